@@ -1,0 +1,1 @@
+"""Stage a dataset once, read it at memory speed."""

@@ -1,0 +1,141 @@
+"""Every error colabstage raises, in one tree; each class is also the builtin a caller would expect.
+
+    ColabstageError
+    ├── NotSupportedHereError  (NotImplementedError)   this platform cannot do what was asked
+    ├── MissingDependencyError (ImportError)           an optional package is not installed
+    ├── CancelledError         (RuntimeError)          the caller asked to stop
+    ├── OptionError            (ValueError)            an argument has a value that cannot work
+    ├── DriveError             (OSError)               something about the Google Drive mount
+    │   ├── DriveNotMountedError
+    │   ├── DriveAuthError     (PermissionError)
+    │   ├── DriveDisconnectedError (ConnectionError)
+    │   └── DriveQuotaError
+    ├── SourceError            (OSError)               the data to stage
+    │   ├── SourceNotFoundError (FileNotFoundError)
+    │   └── SourceReadError
+    ├── ArchiveError           (ValueError)
+    │   ├── CorruptArchiveError
+    │   └── UnsafeArchiveError
+    ├── LayoutError            (ValueError)            the files do not form a dataset we understand
+    │   └── EmptySourceError
+    ├── DecodeError            (ValueError)            one sample cannot be decoded
+    ├── NotEnoughSpaceError    (OSError)               planned before the first byte, with figures
+    ├── TargetNotWritableError (PermissionError)
+    ├── TargetExistsError      (FileExistsError)       something that is not ours stands in the way
+    ├── PackFormatError        (ValueError)            the file is not a pack that this version reads
+    │   └── NewerFormatError
+    ├── DamagedPackError       (OSError)               the file is a pack, but not whole
+    └── SplitNotFoundError     (KeyError)
+
+Each takes one message: what failed with the value, what was expected, what to do next. All of them pickle.
+"""
+
+from __future__ import annotations
+
+
+class ColabstageError(Exception):
+    """Base of every error raised on purpose by colabstage."""
+
+    def __str__(self) -> str:
+        # KeyError shows its argument quoted; a sentence reads better plain.
+        return str(self.args[0]) if self.args else ""
+
+
+class NotSupportedHereError(ColabstageError, NotImplementedError):
+    """This platform cannot do what was asked, and the message says which can."""
+
+
+class MissingDependencyError(ColabstageError, ImportError):
+    """An optional package is not installed; the message has the install line."""
+
+
+class CancelledError(ColabstageError, RuntimeError):
+    """The caller asked to stop; what was there before is untouched."""
+
+
+class OptionError(ColabstageError, ValueError):
+    """An argument, or a combination of arguments, cannot work."""
+
+
+class DriveError(ColabstageError, OSError):
+    """Something about the Google Drive mount went wrong."""
+
+
+class DriveNotMountedError(DriveError):
+    """A Drive path was named, but no Drive is mounted."""
+
+
+class DriveAuthError(DriveError, PermissionError):
+    """Google refused, or nobody answered, the request for access to Drive."""
+
+
+class DriveDisconnectedError(DriveError, ConnectionError):
+    """The Drive client died: 'Transport endpoint is not connected'."""
+
+
+class DriveQuotaError(DriveError):
+    """Drive refuses further reads or writes for now."""
+
+
+class SourceError(ColabstageError, OSError):
+    """The data to stage cannot be used."""
+
+
+class SourceNotFoundError(SourceError, FileNotFoundError):
+    """There is nothing at the source's address."""
+
+
+class SourceReadError(SourceError):
+    """The source is there but could not be read, after the retries its kind deserves."""
+
+
+class ArchiveError(ColabstageError, ValueError):
+    """An archive cannot be used."""
+
+
+class CorruptArchiveError(ArchiveError):
+    """An archive is truncated or damaged."""
+
+
+class UnsafeArchiveError(ArchiveError):
+    """An archive names something no archive should: outside paths, devices, duplicates, bombs."""
+
+
+class LayoutError(ColabstageError, ValueError):
+    """The files do not form a dataset in any layout that was tried; the message lists them with the reasons."""
+
+
+class EmptySourceError(LayoutError):
+    """The source holds no sample at all."""
+
+
+class DecodeError(ColabstageError, ValueError):
+    """One sample cannot be decoded; the message names it."""
+
+
+class NotEnoughSpaceError(ColabstageError, OSError):
+    """The work would not fit on the disk; raised before the first byte, with figures."""
+
+
+class TargetNotWritableError(ColabstageError, PermissionError):
+    """Nothing can be written where the result should go."""
+
+
+class TargetExistsError(ColabstageError, FileExistsError):
+    """Something that colabstage did not make stands where the result should go."""
+
+
+class PackFormatError(ColabstageError, ValueError):
+    """The file is not a pack, or not one that can be read."""
+
+
+class NewerFormatError(PackFormatError):
+    """The pack was written by a newer colabstage."""
+
+
+class DamagedPackError(ColabstageError, OSError):
+    """The file was a pack, but is truncated or its bytes are not the ones that were written."""
+
+
+class SplitNotFoundError(ColabstageError, KeyError):
+    """The dataset has no split of that name; the message lists those it has."""

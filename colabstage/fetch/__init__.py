@@ -1,0 +1,1 @@
+"""Bytes from a slow place to the local disk."""

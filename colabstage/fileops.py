@@ -1,0 +1,244 @@
+"""Files that are whole or absent: temporary names with an owner, atomic publication, block hashes, a local lock.
+
+The rule everywhere is: write beside, verify, rename. A temporary name carries the process that owns it, so whoever
+finds one can tell a dead owner's leftovers (removed) from a living one's work (left alone). That does not depend on
+any lock, because locks are a fiction on many file systems that notebooks use.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import itertools
+import json
+import os
+import shutil
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from colabstage.errors import TargetNotWritableError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+_MARK = ".colabstage-"
+_SUFFIX = ".tmp"
+_counter = itertools.count()
+
+
+def _world() -> str:
+    """Name the set of processes that our own process id is unique in: this boot, this container."""
+    facts = []
+    for path in ("/proc/sys/kernel/random/boot_id", "/proc/self/ns/pid"):
+        try:
+            facts.append(str(Path(path).readlink()) if path.endswith("pid") else Path(path).read_text(encoding="ascii"))
+        except OSError:
+            facts.append(path)
+    return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:8]
+
+
+def _started(pid: int) -> str:
+    """The kernel's start time of a process in clock ticks, empty when there is no such process."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+    return stat.rpartition(")")[2].split()[19]  # field 22 of proc(5), counted after the command's name
+
+
+def owner_token() -> str:
+    """Identify this process among all that ever ran here: world, process id, start time."""
+    pid = os.getpid()
+    return f"{_world()}-{pid}-{_started(pid)}"
+
+
+def owner_is_alive(token: str) -> bool | None:
+    """Whether the process that made `token` still runs; `None` when that cannot be judged from here, because the
+    token is another boot's or another container's."""
+    world, _, rest = token.partition("-")
+    pid, _, started = rest.partition("-")
+    if not pid.isdigit():
+        return None
+    if world != _world():
+        return None
+    return bool(started) and _started(int(pid)) == started
+
+
+def temp_beside(path: Path) -> Path:
+    """A fresh temporary name in `path`'s folder that says who owns it."""
+    return path.with_name(f"{_MARK}{path.name}.{owner_token()}.{next(_counter)}{_SUFFIX}")
+
+
+def sweep_orphans(folder: Path, *, foreign_age_s: float = 3600.0) -> list[Path]:
+    """Remove the temporary files and folders in `folder` whose owners are dead; return what was removed.
+
+    Leftovers of another boot or container, whose owner cannot be looked up, go once nothing has touched them for
+    `foreign_age_s` seconds.
+    """
+    removed: list[Path] = []
+    if not folder.is_dir():
+        return removed
+    for entry in folder.iterdir():
+        if not (entry.name.startswith(_MARK) and entry.name.endswith(_SUFFIX)):
+            continue
+        alive = owner_is_alive(entry.name.removesuffix(_SUFFIX).rpartition(".")[0].rpartition(".")[2])
+        if alive or (alive is None and time.time() - entry.lstat().st_mtime < foreign_age_s):
+            continue
+        remove_any(entry)
+        removed.append(entry)
+    return removed
+
+
+def remove_any(path: Path) -> None:
+    """Remove a file or a whole folder; nothing there is fine."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def sync_file(path: Path) -> None:
+    """Force a file's bytes, or a folder's entries, to the disk. Filesystems that cannot are left as they are."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):
+            os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def make_folder(path: Path) -> None:
+    """Create a folder with its parents.
+
+    Raises:
+        TargetNotWritableError: it cannot be created, or nothing can be written in it.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        msg = f"Cannot create the folder '{path}' ({error}). Choose another place, one that this user can write to."
+        raise TargetNotWritableError(msg) from error
+    if not os.access(path, os.W_OK | os.X_OK):
+        msg = f"Cannot write in the folder '{path}'. Choose another place, or give this user the right to write there."
+        raise TargetNotWritableError(msg)
+
+
+@contextlib.contextmanager
+def atomic_path(path: Path) -> Iterator[Path]:
+    """Yield a temporary path beside `path`; on success it replaces `path`, on any failure it is removed.
+
+    What stands at `path` meanwhile is untouched. Works for a file; a folder replaces only an absent one.
+    """
+    temp = temp_beside(path)
+    try:
+        yield temp
+        sync_file(temp)
+        temp.replace(path)
+        sync_file(path.parent)
+    except BaseException:
+        remove_any(temp)
+        raise
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write `value` as JSON, atomically, with sorted keys and a final newline."""
+    with atomic_path(path) as temp:
+        temp.write_text(json.dumps(value, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def read_json(path: Path) -> Any:
+    """Read JSON; `None` when there is no such file or it is not whole."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return None
+
+
+def hash_block(data: bytes | bytearray | memoryview) -> str:
+    """The xxh3-64 of one block, as 16 hexadecimal digits."""
+    import xxhash
+
+    digest: str = xxhash.xxh3_64_hexdigest(data)
+    return digest
+
+
+def block_ranges(size: int, block_bytes: int) -> list[tuple[int, int]]:
+    """Split `size` bytes into `(offset, length)` blocks; the last one may be short."""
+    return [(offset, min(block_bytes, size - offset)) for offset in range(0, size, block_bytes)]
+
+
+def pread_exactly(handle: int, length: int, offset: int) -> bytes:
+    """Read up to `length` bytes at `offset`, going on after short reads; shorter only at the end of the file."""
+    first = os.pread(handle, length, offset)
+    if len(first) in (0, length):
+        return first
+    parts = [first]
+    got = len(first)
+    while got < length:
+        part = os.pread(handle, length - got, offset + got)
+        if not part:
+            break
+        parts.append(part)
+        got += len(part)
+    return b"".join(parts)
+
+
+def pwrite_exactly(handle: int, data: bytes | memoryview, offset: int) -> None:
+    """Write all of `data` at `offset`, going on after short writes."""
+    view = memoryview(data).cast("B")
+    done = 0
+    while done < len(view):
+        done += os.pwrite(handle, view[done:], offset + done)
+
+
+def hash_blocks(path: Path, block_bytes: int, *, threads: int, blocks: Sequence[int] | None = None) -> list[str]:
+    """Hash a file block by block, in parallel.
+
+    Args:
+        path: the file.
+        block_bytes: length of a block, in bytes.
+        threads: how many blocks are read at once. xxh3 releases the interpreter lock, so threads add up.
+        blocks: numbers of the blocks to hash; all by default.
+
+    Returns:
+        One 16-digit hash for each block, in the order of `blocks`.
+    """
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        ranges = block_ranges(os.fstat(handle).st_size, block_bytes)
+        chosen = ranges if blocks is None else [ranges[number] for number in blocks]
+
+        def one(block: tuple[int, int]) -> str:
+            return hash_block(pread_exactly(handle, block[1], block[0]))
+
+        if len(chosen) < 2 or threads < 2:
+            return [one(block) for block in chosen]
+        with ThreadPoolExecutor(threads) as pool:
+            return list(pool.map(one, chosen))
+    finally:
+        os.close(handle)
+
+
+@contextlib.contextmanager
+def local_lock(path: Path, *, timeout_s: float) -> Iterator[bool]:
+    """Hold a lock file on a local disk; yields whether the lock is really held.
+
+    The lock only spares work. Where it cannot be had (a file system without locks, or a holder that does not finish
+    in `timeout_s` seconds) the caller goes on without it, and unique temporary names keep the result correct.
+    """
+    import filelock
+
+    lock = filelock.FileLock(path)
+    held = False
+    try:
+        lock.acquire(timeout=timeout_s)
+        held = True
+    except (filelock.Timeout, OSError, NotImplementedError):
+        held = False
+    try:
+        yield held
+    finally:
+        if held:
+            lock.release()

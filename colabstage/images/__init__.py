@@ -1,0 +1,1 @@
+"""Image bytes to arrays of one shape: decoding, orientation, colour, resizing."""

@@ -1,0 +1,37 @@
+"""How an image file becomes an array."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from colabstage.errors import OptionError
+
+ColorMode = Literal["rgb", "grayscale", "keep"]
+Resize = Literal["stretch", "crop", "pad"]
+
+
+@dataclass(frozen=True, slots=True)
+class ImageOptions:
+    """The image part of what shapes a pack.
+
+    `size`: `(height, width)` in pixels every image gets, `None` to keep each image's own.
+    `color_mode`: `"rgb"` (3 channels), `"grayscale"` (1 channel), `"keep"` (1, 3 or 4 as the file has).
+    `resize`: how an image of another shape reaches `size`: `"stretch"` ignores the aspect ratio; `"crop"` scales until
+    both sides cover `size` and cuts the middle out; `"pad"` scales until both sides fit and fills with black.
+    """
+
+    size: tuple[int, int] | None = None
+    color_mode: ColorMode = "rgb"
+    resize: Resize = "stretch"
+
+    def __post_init__(self) -> None:
+        if self.color_mode not in get_args(ColorMode):
+            msg = f"color_mode={self.color_mode!r} is unknown; expected one of {', '.join(get_args(ColorMode))}."
+            raise OptionError(msg)
+        if self.resize not in get_args(Resize):
+            msg = f"resize={self.resize!r} is unknown; expected one of {', '.join(get_args(Resize))}."
+            raise OptionError(msg)
+        if self.size is not None and (len(self.size) != 2 or min(self.size) < 1):
+            msg = f"image_size={self.size!r} is not a size; expected (height, width) in pixels, for example (224, 224)."
+            raise OptionError(msg)

@@ -1,0 +1,1 @@
+"""What the files of a tree mean: a tree in, a table of samples out."""

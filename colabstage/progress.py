@@ -1,0 +1,128 @@
+"""Progress and cancellation, passed down as arguments.
+
+A `Progress` opens one `ProgressStep` per step of the work; a step is a context manager that is told of every unit
+done, from any thread. Nothing in colabstage prints progress by itself.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any, Protocol, Self
+
+from colabstage.errors import CancelledError
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+
+class ProgressStep(Protocol):
+    """One step of a longer work, for example the copy of one file."""
+
+    def advance(self, amount: int = 1) -> None:
+        """Report `amount` further units (bytes, samples, files) done. May be called from any thread."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+class Progress(Protocol):
+    """Where the steps of a work are shown."""
+
+    def step(self, name: str, *, total: int | None, unit: str) -> ProgressStep:
+        """Open a step. `total` is in `unit`s, `None` when unknown; `unit` is "B" for bytes, else a noun."""
+
+
+class _NullStep:
+    def advance(self, amount: int = 1) -> None:
+        pass
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        pass
+
+
+class NullProgress:
+    """Shows nothing."""
+
+    def step(self, name: str, *, total: int | None, unit: str) -> ProgressStep:
+        return _NullStep()
+
+
+class _TqdmStep:
+    def __init__(self, bar: Any) -> None:
+        self._bar = bar
+        # tqdm's own update is not safe to call from several threads.
+        self._lock = threading.Lock()
+
+    def advance(self, amount: int = 1) -> None:
+        with self._lock:
+            self._bar.update(amount)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self._lock:
+            self._bar.close()
+
+
+class TqdmProgress:
+    """One tqdm bar a step: a widget in notebooks that can show one, text elsewhere."""
+
+    def step(self, name: str, *, total: int | None, unit: str) -> ProgressStep:
+        from tqdm.auto import tqdm
+
+        scaled = unit == "B"
+        return _TqdmStep(
+            tqdm(
+                total=total,
+                desc=name,
+                unit=unit if scaled else f" {unit}",
+                unit_scale=scaled,
+                unit_divisor=1000,
+                dynamic_ncols=True,
+                # Updates come from worker threads in bursts; the monitor thread that tqdm starts for
+                # iterations that stall is not needed for a bar that is pushed.
+                mininterval=0.2,
+            )
+        )
+
+
+def resolve_progress(progress: bool | Progress) -> Progress:
+    """Turn the public `progress=` argument into a `Progress`: `True` is tqdm, `False` is silence."""
+    if progress is True:
+        return TqdmProgress()
+    if progress is False:
+        return NullProgress()
+    return progress
+
+
+class Cancellation:
+    """A flag that long work looks at between units; setting it stops the work at the next unit."""
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+
+    def cancel(self) -> None:
+        """Ask the work to stop. May be called from any thread, any number of times."""
+        self._event.set()
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether `cancel` has been called."""
+        return self._event.is_set()
+
+    def check(self) -> None:
+        """Raise `CancelledError` if `cancel` has been called."""
+        if self._event.is_set():
+            msg = "Cancelled on request; nothing that was there before has changed."
+            raise CancelledError(msg)

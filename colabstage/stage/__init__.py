@@ -1,0 +1,1 @@
+"""Making it true that a dataset is local and ready."""

@@ -1,0 +1,88 @@
+"""What every tree offers: its files with their sizes, and the whole content of each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, Protocol, Self
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+TreeKind = Literal["folder", "zip", "tar"]
+
+
+@dataclass(frozen=True, slots=True)
+class FileEntry:
+    """One regular file of a tree.
+
+    `name`: path inside the tree, with `/`, never absolute, never with `..`.
+    `size`: length of its content in bytes.
+    `mtime_ns`: modification time in nanoseconds since 1970; 0 where the container keeps none.
+    `position`: reading entries by ascending position is sequential for the medium: the offset in an archive, the
+    place in the listing of a folder.
+    """
+
+    name: str
+    size: int
+    mtime_ns: int
+    position: int
+
+
+class Tree(Protocol):
+    """A dataset's files by name. Every method may be called from any thread, `read` from many at once."""
+
+    @property
+    def kind(self) -> TreeKind:
+        """What holds the files."""
+
+    @property
+    def label(self) -> str:
+        """The tree's address as a person would write it, for messages."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Sentences about what was left out and why (Google-native documents, for example)."""
+
+    @property
+    def entries(self) -> tuple[FileEntry, ...]:
+        """All regular files, sorted by name; junk that operating systems leave (`__MACOSX`, `.DS_Store`) left out."""
+
+    def read(self, entry: FileEntry) -> bytes:
+        """The whole content of one file, `entry.size` bytes, verified by the container's checksum where it has one.
+
+        Raises:
+            OSError: as the medium answers (a mount's errno 5, 107, …).
+            SourceReadError: the content is shorter or longer than listed.
+            CorruptArchiveError: the member is damaged.
+        """
+
+    def close(self) -> None:
+        """Let go of file handles. Calling it twice is fine."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+class ByteSource(Protocol):
+    """Random access to the bytes of one file, from many threads: what an archive's tree reads from.
+
+    A file on the local disk is the usual one. A file that is still being copied here is another: its `pread` waits,
+    with a deadline, until the bytes have arrived.
+    """
+
+    @property
+    def label(self) -> str:
+        """The file's address, for messages."""
+
+    @property
+    def size(self) -> int:
+        """Length of the whole file in bytes."""
+
+    def pread(self, length: int, offset: int) -> bytes:
+        """Up to `length` bytes at `offset`; shorter only at the end of the file."""
+
+    def close(self) -> None:
+        """Let go of the handle. Calling it twice is fine."""

@@ -1,0 +1,1 @@
+"""Faces: the command line, the demo, plots. Nothing below imports them."""

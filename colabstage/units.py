@@ -1,0 +1,83 @@
+"""Sizes, rates and times as people write them."""
+
+from __future__ import annotations
+
+import re
+
+from colabstage.errors import OptionError
+
+_DECIMAL = ("B", "kB", "MB", "GB", "TB", "PB")
+_FACTORS: dict[str, int] = {
+    "": 1,
+    "b": 1,
+    **{f"{prefix}b": 1000**power for power, prefix in enumerate("kmgtp", start=1)},
+    **{f"{prefix}ib": 1024**power for power, prefix in enumerate("kmgtp", start=1)},
+}
+
+
+def format_bytes(count: float) -> str:
+    """Write a number of bytes with a decimal unit and three figures.
+
+    >>> format_bytes(1_234_567)
+    '1.23 MB'
+    >>> format_bytes(999)
+    '999 B'
+    """
+    value = float(count)
+    for unit in _DECIMAL:
+        if abs(value) < 999.5 or unit == _DECIMAL[-1]:
+            break
+        value /= 1000
+    return f"{value:.0f} {unit}" if unit == "B" or abs(value) >= 99.95 else f"{value:.3g} {unit}"
+
+
+def parse_bytes(text: str | int) -> int:
+    """Read a size: a number of bytes, or a number with a decimal (kB, MB, …) or binary (KiB, MiB, …) unit.
+
+    >>> parse_bytes("1.5 GB")
+    1500000000
+
+    Raises:
+        OptionError: `text` is not a size.
+    """
+    if isinstance(text, int):
+        return text
+    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", text)
+    factor = _FACTORS.get(match[2].lower()) if match else None
+    if match is None or factor is None:
+        msg = f"{text!r} is not a size. Write a number with a unit, for example '500 MB' or '1.5GiB'."
+        raise OptionError(msg)
+    return round(float(match[1]) * factor)
+
+
+def format_duration(seconds: float) -> str:
+    """Write a time span the way people say it.
+
+    >>> [format_duration(t) for t in (0.0042, 0.5, 42.0, 192.0, 7260.0)]
+    ['4.2 ms', '0.50 s', '42.0 s', '3 min 12 s', '2 h 1 min']
+    """
+    if seconds < 0.1:
+        return f"{seconds * 1000:.1f} ms"
+    if seconds < 10:
+        return f"{seconds:.2f} s"
+    if seconds < 99.95:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min"
+
+
+def format_rate(amount: float, seconds: float, unit: str) -> str:
+    """Write a rate: bytes with a scaled unit, other things with a noun.
+
+    >>> format_rate(50_000_000, 2.0, "B")
+    '25 MB/s'
+    >>> format_rate(3000, 2.0, "images")
+    '1,500 images/s'
+    """
+    rate = amount / seconds if seconds > 0 else 0.0
+    if unit == "B":
+        return f"{format_bytes(rate)}/s"
+    return f"{rate:,.0f} {unit}/s" if rate >= 10 else f"{rate:.2g} {unit}/s"
