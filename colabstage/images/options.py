@@ -32,6 +32,6 @@ class ImageOptions:
         if self.resize not in get_args(Resize):
             msg = f"resize={self.resize!r} is unknown; expected one of {', '.join(get_args(Resize))}."
             raise OptionError(msg)
-        if self.size is not None and (len(self.size) != 2 or min(self.size) < 1):
+        if self.size is not None and (len(tuple(self.size)) != 2 or min(self.size) < 1):
             msg = f"image_size={self.size!r} is not a size; expected (height, width) in pixels, for example (224, 224)."
             raise OptionError(msg)
