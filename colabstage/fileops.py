@@ -193,30 +193,27 @@ def pwrite_exactly(handle: int, data: bytes | memoryview, offset: int) -> None:
         done += os.pwrite(handle, view[done:], offset + done)
 
 
-def hash_blocks(path: Path, block_bytes: int, *, threads: int, blocks: Sequence[int] | None = None) -> list[str]:
-    """Hash a file block by block, in parallel.
+def hash_ranges(path: Path, ranges: Sequence[tuple[int, int]], *, threads: int) -> list[str]:
+    """Hash parts of a file, in parallel.
 
     Args:
         path: the file.
-        block_bytes: length of a block, in bytes.
-        threads: how many blocks are read at once. xxh3 releases the interpreter lock, so threads add up.
-        blocks: numbers of the blocks to hash; all by default.
+        ranges: `(offset, length)` of each part, in bytes; a part beyond the end hashes what there is of it.
+        threads: how many parts are read at once. xxh3 releases the interpreter lock, so threads add up.
 
     Returns:
-        One 16-digit hash for each block, in the order of `blocks`.
+        One 16-digit hash for each part, in the order of `ranges`.
     """
     handle = os.open(path, os.O_RDONLY)
     try:
-        ranges = block_ranges(os.fstat(handle).st_size, block_bytes)
-        chosen = ranges if blocks is None else [ranges[number] for number in blocks]
 
-        def one(block: tuple[int, int]) -> str:
-            return hash_block(pread_exactly(handle, block[1], block[0]))
+        def one(part: tuple[int, int]) -> str:
+            return hash_block(pread_exactly(handle, part[1], part[0]))
 
-        if len(chosen) < 2 or threads < 2:
-            return [one(block) for block in chosen]
+        if len(ranges) < 2 or threads < 2:
+            return [one(part) for part in ranges]
         with ThreadPoolExecutor(threads) as pool:
-            return list(pool.map(one, chosen))
+            return list(pool.map(one, ranges))
     finally:
         os.close(handle)
 

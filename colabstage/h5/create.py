@@ -1,0 +1,142 @@
+"""Creating a packed file so that its bytes can be written without HDF5.
+
+Every large dataset is contiguous, unfiltered, page-aligned, allocated at once and never filled. Its offset in the
+file is therefore final before one sample is decoded: any number of threads write samples straight into their places
+with `pwrite`, without HDF5's global lock and in any order, and plain h5py reads the result.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from colabstage.h5.names import FORMAT_ATTRIBUTE, FORMAT_VERSION
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+# One page: what a memory map of the dataset has to start on, and what direct reads are aligned to.
+_ALIGNMENT_BYTES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class ReservedDataset:
+    """A dataset whose bytes are written later.
+
+    `name`: path in the file; missing groups are made. `shape`, `dtype`: as HDF5 stores them, native byte order.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+    @property
+    def nbytes(self) -> int:
+        """Length of its bytes in the file."""
+        count = self.dtype.itemsize
+        for side in self.shape:
+            count *= side
+        return count
+
+
+@dataclass(frozen=True, slots=True)
+class PackContent:
+    """All that a new file holds before its samples.
+
+    `reserved`: datasets to be written later, in file order.
+    `arrays`: small datasets written now, by name; str arrays (`dtype=object` or `"U"`) become fixed-length UTF-8.
+    `attributes`: of the root; mappings and sequences are stored as JSON.
+    `group_attributes`: group name to its attributes, likewise.
+    """
+
+    reserved: Sequence[ReservedDataset]
+    arrays: Mapping[str, NDArray[Any]]
+    attributes: Mapping[str, Any]
+    group_attributes: Mapping[str, Mapping[str, Any]]
+
+
+def create_pack(path: Path, content: PackContent) -> dict[str, int]:
+    """Write a new file with everything but its samples.
+
+    Args:
+        path: the file; one that exists is overwritten, so give a temporary name.
+        content: what it holds. The same content makes the same bytes.
+
+    Returns:
+        Offset in the file, in bytes, of each reserved dataset. Datasets without elements are left out.
+    """
+    import h5py
+
+    offsets: dict[str, int] = {}
+    with h5py.File(
+        path,
+        "w",
+        libver="v110",
+        locking=False,
+        alignment_threshold=_ALIGNMENT_BYTES,
+        alignment_interval=_ALIGNMENT_BYTES,
+    ) as file:
+        file.attrs[FORMAT_ATTRIBUTE] = FORMAT_VERSION
+        _set_attributes(file, content.attributes)
+        for name in sorted(content.arrays):
+            _write_array(file, name, content.arrays[name])
+        for spec in content.reserved:
+            offset = _reserve(file, spec)
+            if offset is not None:
+                offsets[spec.name] = offset
+        for name, attributes in content.group_attributes.items():
+            _set_attributes(file.require_group(name), attributes)
+    return offsets
+
+
+def _reserve(file: Any, spec: ReservedDataset) -> int | None:
+    """Allocate one contiguous dataset that HDF5 neither fills nor touches; return its offset."""
+    from h5py import h5d, h5p, h5s, h5t
+
+    properties = h5p.create(h5p.DATASET_CREATE)
+    properties.set_layout(h5d.CONTIGUOUS)
+    properties.set_alloc_time(h5d.ALLOC_TIME_EARLY)
+    properties.set_fill_time(h5d.FILL_TIME_NEVER)
+    properties.set_obj_track_times(False)
+    links = h5p.create(h5p.LINK_CREATE)
+    links.set_create_intermediate_group(True)
+    dataset = h5d.create(
+        file.id,
+        spec.name.encode(),
+        h5t.py_create(spec.dtype, logical=True),
+        h5s.create_simple(spec.shape),
+        dcpl=properties,
+        lcpl=links,
+    )
+    offset: int | None = dataset.get_offset() if spec.nbytes else None
+    return offset
+
+
+def _write_array(file: Any, name: str, array: NDArray[Any]) -> None:
+    """Write a small array; text becomes fixed-length UTF-8, which every HDF5 reader understands."""
+    import h5py
+    import numpy as np
+
+    if array.dtype.kind in "OU":
+        encoded = [str(text).encode() for text in array.tolist()]
+        length = max((len(text) for text in encoded), default=1) or 1
+        # The padded bytes go in as they are: h5py's own conversion of a million strings takes seconds.
+        raw = np.array(encoded, dtype=f"S{length}") if encoded else np.empty(0, dtype=f"S{length}")
+        dataset = file.create_dataset(
+            name, shape=raw.shape, dtype=h5py.string_dtype("utf-8", length), track_times=False
+        )
+        if len(raw):
+            dataset.id.write(h5py.h5s.ALL, h5py.h5s.ALL, raw, mtype=dataset.id.get_type())
+        return
+    file.create_dataset(name, data=array, track_times=False)
+
+
+def _set_attributes(target: Any, attributes: Mapping[str, Any]) -> None:
+    for name in sorted(attributes):
+        value = attributes[name]
+        target.attrs[name] = value if isinstance(value, (str, int, float)) else json.dumps(value, sort_keys=True)

@@ -1,0 +1,276 @@
+"""What a file of `X_<split>`/`Y_<split>` holds, ours or anybody's, read without touching a sample."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from colabstage.errors import (
+    DamagedPackError,
+    NewerFormatError,
+    PackFormatError,
+    SourceNotFoundError,
+    SplitNotFoundError,
+)
+from colabstage.h5.names import (
+    BYTES,
+    CLASSES,
+    FORMAT_ATTRIBUTE,
+    FORMAT_VERSION,
+    IMAGE_OPTIONS_ATTRIBUTE,
+    OFFSETS,
+    SKIPPED,
+    key_name,
+    split_of,
+    x_name,
+    y_name,
+)
+from colabstage.images.options import ImageOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    import numpy as np
+
+
+@dataclass(frozen=True, slots=True)
+class FieldInfo:
+    """One field of a split, N rows.
+
+    `name`: its dataset or group in the file.
+    `kind`: `"fixed"`, one dataset whose first axis is the row; `"encoded"`, a group of `bytes` and `offsets`.
+    `rows`: N.
+    `shape`: of one row; empty for a scalar; `None` for encoded rows, which have their own.
+    `dtype`: as stored; uint8 for encoded rows.
+    `nbytes`: length of the samples in the file, in bytes (before any filter).
+    `image`: how encoded rows are decoded; `None` for fixed rows.
+    """
+
+    name: str
+    kind: Literal["fixed", "encoded"]
+    rows: int
+    shape: tuple[int, ...] | None
+    dtype: np.dtype[Any]
+    nbytes: int
+    image: ImageOptions | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SplitInfo:
+    """One split. `y` is `None` where the file has no targets, `keys` the name of the row keys' dataset or `None`."""
+
+    name: str
+    x: FieldInfo
+    y: FieldInfo | None
+    keys: str | None
+
+    @property
+    def rows(self) -> int:
+        """Number of samples."""
+        return self.x.rows
+
+
+@dataclass(frozen=True, slots=True)
+class PackInfo:
+    """One file. `format_version` is `None` for a file that colabstage did not write."""
+
+    path: Path
+    format_version: int | None
+    layout: str | None
+    classes: tuple[str, ...]
+    splits: Mapping[str, SplitInfo]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    source: Mapping[str, Any] = field(default_factory=dict)
+    skipped: tuple[str, ...] = ()
+
+    def split(self, name: str) -> SplitInfo:
+        """The split called `name`.
+
+        Raises:
+            SplitNotFoundError: there is none; the message lists those there are.
+        """
+        try:
+            return self.splits[name]
+        except KeyError:
+            there = ", ".join(f"'{split}' ({info.rows:,} samples)" for split, info in self.splits.items())
+            msg = f"'{self.path.name}' has no split '{name}'. It has {there}."
+            raise SplitNotFoundError(msg) from None
+
+
+def read_info(path: Path) -> PackInfo:
+    """Read what a file holds.
+
+    Raises:
+        SourceNotFoundError: there is no such file.
+        PackFormatError: it is not HDF5, or has no `X_<split>`.
+        NewerFormatError: a newer colabstage wrote it.
+        DamagedPackError: it is HDF5, but cut off or broken.
+    """
+    with open_h5(path) as file:
+        version = _format_version(file, path)
+        try:
+            splits = _read_splits(file, path)
+            return PackInfo(
+                path=path,
+                format_version=version,
+                layout=_text_attribute(file, "layout"),
+                classes=_texts(file, CLASSES),
+                splits=splits,
+                options=_json_attribute(file, "options"),
+                source=_json_attribute(file, "source"),
+                skipped=_texts(file, SKIPPED),
+            )
+        except (KeyError, RuntimeError, OSError) as error:
+            msg = (
+                f"'{path}' is an HDF5 file whose table of contents is damaged ({error}). "
+                "Stage or copy it again; what it was made from is untouched."
+            )
+            raise DamagedPackError(msg) from error
+
+
+def open_h5(path: Path) -> Any:
+    """Open a file with h5py for reading, without HDF5's file locks, which network file systems refuse.
+
+    Returns:
+        An `h5py.File`; the caller closes it.
+
+    Raises:
+        SourceNotFoundError, PackFormatError, DamagedPackError: as for `read_info`.
+    """
+    import h5py
+
+    try:
+        size = path.stat().st_size
+    except FileNotFoundError:
+        msg = f"There is no file '{path}'."
+        raise SourceNotFoundError(msg) from None
+    if path.is_dir():
+        msg = f"'{path}' is a folder; expected an HDF5 file, for example the .path of a staged dataset."
+        raise PackFormatError(msg)
+    try:
+        return h5py.File(path, "r", locking=False)
+    except OSError as error:
+        raise _open_error(path, size, error) from error
+
+
+def _open_error(path: Path, size: int, error: OSError) -> Exception:
+    text = str(error)
+    if "truncated file" in text:
+        msg = (
+            f"'{path}' is cut off: it has {size:,} bytes and its header promises more ({text}). Copy or stage it again."
+        )
+        return DamagedPackError(msg)
+    if "signature not found" in text:
+        with open(path, "rb") as handle:
+            head = handle.read(16)
+        if not head.strip(b"\0"):
+            msg = f"'{path}' has {size:,} bytes and begins with zeros, so a copy of it never finished. Copy it again."
+            return DamagedPackError(msg)
+        msg = f"'{path}' is not an HDF5 file (it begins with {head!r}). Expected one with X_<split> and Y_<split>."
+        return PackFormatError(msg)
+    msg = f"'{path}' cannot be opened as HDF5 ({text}). Copy or stage it again."
+    return DamagedPackError(msg)
+
+
+def _format_version(file: Any, path: Path) -> int | None:
+    if FORMAT_ATTRIBUTE not in file.attrs:
+        return None
+    version = int(file.attrs[FORMAT_ATTRIBUTE])
+    if version > FORMAT_VERSION:
+        msg = (
+            f"'{path}' was written in format {version}; this colabstage reads up to format {FORMAT_VERSION}. "
+            "Update with: pip install -U colabstage"
+        )
+        raise NewerFormatError(msg)
+    return version
+
+
+def _read_splits(file: Any, path: Path) -> dict[str, SplitInfo]:
+    names = sorted(split for name in file if (split := split_of(name)) is not None)
+    if not names:
+        there = ", ".join(sorted(file)[:8]) or "nothing"
+        msg = f"'{path}' has no dataset called X_<split> (X_train, for example). It holds: {there}."
+        raise PackFormatError(msg)
+    # In the order people say them, then the others by name.
+    familiar = ("train", "dev", "val", "valid", "validation", "test")
+    names.sort(key=lambda name: (familiar.index(name) if name in familiar else len(familiar), name))
+    return {name: _read_split(file, name, path) for name in names}
+
+
+def _read_split(file: Any, split: str, path: Path) -> SplitInfo:
+    x = _read_field(file, x_name(split))
+    y = _read_field(file, y_name(split)) if y_name(split) in file else None
+    if y is not None and y.rows != x.rows:
+        msg = f"'{path}' has {x.rows} rows in {x.name} but {y.rows} in {y.name}; expected one target for each input."
+        raise PackFormatError(msg)
+    keys = key_name(split)
+    return SplitInfo(split, x, y, keys if keys in file else None)
+
+
+def _read_field(file: Any, name: str) -> FieldInfo:
+    import h5py
+    import numpy as np
+
+    node = file[name]
+    if isinstance(node, h5py.Group):
+        missing = [part for part in (BYTES, OFFSETS) if part not in node]
+        if missing:
+            msg = f"The group {name} has no {' and no '.join(missing)}; expected both for rows of different lengths."
+            raise PackFormatError(msg)
+        return FieldInfo(
+            name=name,
+            kind="encoded",
+            rows=max(0, node[OFFSETS].shape[0] - 1),
+            shape=None,
+            dtype=np.dtype(np.uint8),
+            nbytes=int(node[BYTES].shape[0]),
+            image=image_options_from_json(node.attrs.get(IMAGE_OPTIONS_ATTRIBUTE, "{}")),
+        )
+    if not node.shape:
+        msg = f"The dataset {name} has no axes; expected its first axis to be the row."
+        raise PackFormatError(msg)
+    return FieldInfo(name, "fixed", node.shape[0], tuple(node.shape[1:]), node.dtype, int(node.nbytes))
+
+
+def image_options_to_json(options: ImageOptions) -> dict[str, Any]:
+    """The value of a group's `image_options` attribute."""
+    return {
+        "size": None if options.size is None else list(options.size),
+        "color_mode": options.color_mode,
+        "resize": options.resize,
+    }
+
+
+def image_options_from_json(text: str) -> ImageOptions:
+    """Read a group's `image_options` attribute; what is not there has its default."""
+    raw = json.loads(text)
+    size = raw.get("size")
+    return ImageOptions(
+        size=None if size is None else (int(size[0]), int(size[1])),
+        color_mode=raw.get("color_mode", "rgb"),
+        resize=raw.get("resize", "stretch"),
+    )
+
+
+def _texts(file: Any, name: str) -> tuple[str, ...]:
+    if name not in file:
+        return ()
+    return tuple(raw.decode() if isinstance(raw, bytes) else str(raw) for raw in file[name][()].tolist())
+
+
+def _text_attribute(file: Any, name: str) -> str | None:
+    value = file.attrs.get(name)
+    return None if value is None else str(value)
+
+
+def _json_attribute(file: Any, name: str) -> dict[str, Any]:
+    text = _text_attribute(file, name)
+    if text is None:
+        return {}
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}

@@ -1,0 +1,51 @@
+"""The names that a packed file uses; the recipe's own (`X_train`, `Y_train`, …), so that plain h5py code reads it."""
+
+from __future__ import annotations
+
+import re
+
+from colabstage.errors import OptionError
+
+# Raised whenever a file written now could be misread by code written before.
+FORMAT_VERSION = 1
+
+FORMAT_ATTRIBUTE = "colabstage_format"
+IMAGE_OPTIONS_ATTRIBUTE = "image_options"
+CLASSES = "classes"
+SKIPPED = "skipped"
+BYTES = "bytes"
+OFFSETS = "offsets"
+
+_SPLIT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+
+
+def x_name(split: str) -> str:
+    """The dataset, or group, of a split's inputs."""
+    return f"X_{split}"
+
+
+def y_name(split: str) -> str:
+    """The dataset of a split's targets."""
+    return f"Y_{split}"
+
+
+def key_name(split: str) -> str:
+    """The dataset of the source key of each row."""
+    return f"key_{split}"
+
+
+def split_of(name: str) -> str | None:
+    """The split whose inputs `name` holds, `None` when it holds something else."""
+    return name[2:] if name.startswith("X_") and len(name) > 2 else None
+
+
+def check_split_name(split: str) -> str:
+    """Return `split` if it can be part of a dataset's name.
+
+    Raises:
+        OptionError: it is empty or has characters that HDF5 paths give a meaning.
+    """
+    if not _SPLIT.fullmatch(split):
+        msg = f"{split!r} cannot name a split. Use letters, digits, '_', '-' and '.', starting with a letter or digit."
+        raise OptionError(msg)
+    return split
