@@ -1,0 +1,288 @@
+"""Image bytes to arrays, from any number of threads at once.
+
+JPEG goes through libjpeg-turbo by `simplejpeg`, which gives the interpreter lock away while it decodes; whatever that
+cannot do, and every other format, goes through Pillow. Both use libjpeg-turbo with its exact transform, so colour
+JPEGs come out equal, byte for byte (tests/images/test_decode.py holds that).
+
+What happens to the rarer kinds:
+
+- EXIF orientation is applied, always.
+- Palettes are looked up. Alpha is dropped for `"rgb"` and `"grayscale"`, as Pillow's `convert` does (it is not blended
+  with a background), and kept as the fourth channel for `"keep"`.
+- `"grayscale"` of a colour JPEG is the luma that the file stores, which Pillow gets after `draft("L")`; other formats
+  use Pillow's weights (ITU-R 601-2).
+- 16-bit grayscale keeps its 16 bits for `"keep"`; otherwise its upper 8 are used (Pillow would clip instead). Floating
+  point and 32-bit grayscale come as float32 for `"keep"`, and have no agreed range to make 8 bits of: an error.
+- Of an animation, the first frame.
+"""
+
+from __future__ import annotations
+
+import io
+import struct
+import zlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from colabstage.errors import DecodeError
+from colabstage.images.geometry import place_image
+from colabstage.images.jpeg import is_jpeg, read_jpeg_header, read_tiff_orientation
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from PIL import Image
+
+    from colabstage.images.geometry import Placement
+    from colabstage.images.jpeg import JpegHeader
+    from colabstage.images.options import ColorMode, ImageOptions
+
+# Where Pillow itself refuses by default: about half a gigabyte as RGB, more than any photograph.
+MAX_PIXELS = 178_956_970
+
+# What Pillow's plugins let through when a file is broken, over and above the documented OSError.
+_PLUGIN_ERRORS = (
+    OSError,
+    SyntaxError,
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    ArithmeticError,
+    EOFError,
+    RuntimeError,
+    MemoryError,
+    struct.error,
+    zlib.error,
+)
+
+_DEEP_MODES = ("I;16", "I;16L", "I;16B", "I;16N")
+_WIDE_MODES = ("I", "F")
+_ALPHA_MODES = ("RGBA", "LA", "PA", "La", "RGBa")
+
+
+@dataclass(frozen=True, slots=True)
+class ImageFacts:
+    """What `decode_image(data, ImageOptions(color_mode="keep"))` would return, read from the header alone.
+
+    `height`, `width`: in pixels, orientation applied. `channels`: 1, 3 or 4. `dtype`: uint8, uint16 or float32.
+    `format`: Pillow's name of the format, for example `"JPEG"`.
+    """
+
+    height: int
+    width: int
+    channels: int
+    dtype: np.dtype[Any]
+    format: str
+
+
+def decode_image(data: bytes, options: ImageOptions) -> NDArray[Any]:
+    """Decode one image file.
+
+    Args:
+        data: the whole file.
+        options: size, colours and fitting of the result.
+
+    Returns:
+        C-contiguous, writable array `(H, W, C)`; uint8, except for `color_mode="keep"` of 16-bit (uint16) and
+        floating-point (float32) grayscale files.
+
+    Raises:
+        DecodeError: the file is truncated, broken, too large, or no image; the message says which.
+    """
+    pixels = _decode_pixels(data, options.color_mode)
+    placement = place_image((pixels.shape[0], pixels.shape[1]), options.size, options.resize)
+    return pixels if placement.is_identity else _resample(pixels, placement)
+
+
+def decode_image_into(data: bytes, options: ImageOptions, out: NDArray[Any]) -> None:
+    """Decode one image file into `out`, a C-contiguous array of exactly the result's shape and dtype.
+
+    Raises:
+        DecodeError: as `decode_image`; also when the image is not of `out`'s shape or dtype.
+    """
+    pixels = decode_image(data, options)
+    if pixels.shape != out.shape or pixels.dtype != out.dtype:
+        msg = (
+            f"The image is {_describe(pixels)} but its place is {_describe(out)}. "
+            "Give one size and color_mode to all images, or keep them encoded."
+        )
+        raise DecodeError(msg)
+    out[...] = pixels
+
+
+def probe_image(data: bytes) -> ImageFacts:
+    """Read an image's facts from its header; the beginning of the file is enough for most formats.
+
+    Raises:
+        DecodeError: no image, or its header is broken or promises too many pixels.
+    """
+    if is_jpeg(data):
+        header = read_jpeg_header(data)
+        height, width = _turned((header.height, header.width), header.orientation)
+        _check_pixels(width, height)
+        return ImageFacts(height, width, 1 if header.components == 1 else 3, np.dtype(np.uint8), "JPEG")
+    with _open_pillow(data) as image:
+        # PngImageFile.getexif would decode the pixels to look behind them.
+        exif = image.info.get("exif", b"") if image.format == "PNG" else image.getexif().tobytes()
+        orientation = 1 if image.format == "TIFF" else read_tiff_orientation(exif.removeprefix(b"Exif\0\0"))
+        height, width = _turned((image.height, image.width), orientation)
+        channels, dtype = _kept_kind(image)
+        return ImageFacts(height, width, channels, dtype, str(image.format))
+
+
+def _decode_pixels(data: bytes, color_mode: ColorMode) -> NDArray[Any]:
+    """Decode at the file's own size, upright, in the colours asked for."""
+    if not is_jpeg(data):
+        return _decode_pillow(data, color_mode)
+    header = read_jpeg_header(data)
+    _check_pixels(header.width, header.height)
+    pixels = _decode_turbo(data, header, color_mode)
+    return _decode_pillow(data, color_mode) if pixels is None else pixels
+
+
+def _decode_turbo(data: bytes, header: JpegHeader, color_mode: ColorMode) -> NDArray[np.uint8] | None:
+    """Decode by simplejpeg; `None` when Pillow has to look at the file."""
+    import simplejpeg
+
+    if header.components not in (1, 3) or header.precision != 8:
+        return None
+    gray = color_mode == "grayscale" or (color_mode == "keep" and header.components == 1)
+    try:
+        pixels: NDArray[np.uint8] = simplejpeg.decode_jpeg(data, "GRAY" if gray else "RGB")
+    except ValueError:
+        # It is strict: stray bytes between markers, which every viewer forgives, are refused like a missing half.
+        # Pillow tells the two apart.
+        return None
+    return _upright(pixels, header.orientation)
+
+
+def _upright(pixels: NDArray[np.uint8], orientation: int) -> NDArray[np.uint8]:
+    """Turn pixels `(H, W, C)` as their EXIF orientation (1 to 8) asks."""
+    if orientation in (5, 6, 7, 8):
+        pixels = pixels.swapaxes(0, 1)
+    if orientation in (3, 4, 7, 8):
+        pixels = pixels[::-1]
+    if orientation in (2, 3, 6, 7):
+        pixels = pixels[:, ::-1]
+    return np.ascontiguousarray(pixels)
+
+
+def _decode_pillow(data: bytes, color_mode: ColorMode) -> NDArray[Any]:
+    from PIL import Image, ImageOps
+
+    with _open_pillow(data) as image:
+        try:
+            if image.format in ("JPEG", "MPO") and image.mode == "RGB" and color_mode == "grayscale":
+                image.draft("L", image.size)
+            image.load()
+            # TIFF is turned by its plugin while it loads.
+            upright = image if image.format == "TIFF" else ImageOps.exif_transpose(image)
+            pixels = _to_array(upright, color_mode)
+        except DecodeError:
+            raise
+        except (*_PLUGIN_ERRORS, Image.DecompressionBombError) as error:
+            msg = f"The {image.format} data is truncated or broken: {error}."
+            raise DecodeError(msg) from error
+    return pixels
+
+
+def _open_pillow(data: bytes) -> Image.Image:
+    """Open the header, and nothing else.
+
+    Raises:
+        DecodeError: no image format fits, or it promises too many pixels.
+    """
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        image = Image.open(io.BytesIO(data))
+    except UnidentifiedImageError as error:
+        msg = f"{_explain_bytes(data)} no image format that can be read here."
+        raise DecodeError(msg) from error
+    except (*_PLUGIN_ERRORS, Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        msg = f"The image header cannot be used: {error}."
+        raise DecodeError(msg) from error
+    _check_pixels(image.width, image.height)
+    return image
+
+
+def _explain_bytes(data: bytes) -> str:
+    if not data:
+        return "The file is empty:"
+    if data[:256].lstrip()[:1] == b"<":
+        return "The file is a web page or an SVG drawing:"
+    return f"The {len(data)} bytes beginning with {data[:8].hex(' ')} are"
+
+
+def _check_pixels(width: int, height: int) -> None:
+    if min(width, height) < 1:
+        msg = f"The image header says {width} x {height} pixels."
+        raise DecodeError(msg)
+    if width * height > MAX_PIXELS:
+        msg = f"The image header says {width} x {height} pixels, more than the {MAX_PIXELS:,} that are accepted."
+        raise DecodeError(msg)
+
+
+def _turned(size: tuple[int, int], orientation: int) -> tuple[int, int]:
+    return (size[1], size[0]) if orientation in (5, 6, 7, 8) else size
+
+
+def _kept_kind(image: Image.Image) -> tuple[int, np.dtype[Any]]:
+    """Channels and dtype of an image for `color_mode="keep"`."""
+    if image.mode in _DEEP_MODES or (image.mode == "I" and image.format == "PNG"):
+        return 1, np.dtype(np.uint16)
+    if image.mode in _WIDE_MODES:
+        return 1, np.dtype(np.float32)
+    if image.mode in _ALPHA_MODES or "transparency" in image.info:
+        return 4, np.dtype(np.uint8)
+    return (1 if image.mode in ("1", "L") else 3), np.dtype(np.uint8)
+
+
+def _to_array(image: Image.Image, color_mode: ColorMode) -> NDArray[Any]:
+    """A loaded Pillow image as a writable array `(H, W, C)`."""
+    channels, dtype = _kept_kind(image)
+    if dtype != np.uint8:
+        return _deep_to_array(image, dtype, color_mode)
+    if color_mode == "keep":
+        mode = {1: "L", 3: "RGB", 4: "RGBA"}[channels]
+    else:
+        mode = "L" if color_mode == "grayscale" else "RGB"
+    pixels = np.array(image if image.mode == mode else image.convert(mode), dtype=np.uint8)
+    return pixels[..., None] if pixels.ndim == 2 else pixels
+
+
+def _deep_to_array(image: Image.Image, dtype: np.dtype[Any], color_mode: ColorMode) -> NDArray[Any]:
+    values = np.array(image)
+    if color_mode == "keep":
+        return values.astype(dtype)[..., None]
+    if dtype != np.uint16:
+        msg = f'{image.mode}-mode pixels have no agreed range to make 8 bits of. Pass color_mode="keep".'
+        raise DecodeError(msg)
+    gray = (values.astype(np.uint16) >> 8).astype(np.uint8)[..., None]
+    return gray if color_mode == "grayscale" else np.repeat(gray, 3, axis=2)
+
+
+def _resample(pixels: NDArray[Any], placement: Placement) -> NDArray[Any]:
+    """Scale by Pillow's bilinear filter, whose support grows with the reduction (no aliasing), and pad with 0."""
+    from PIL import Image
+
+    # Pillow resamples uint8 of 1, 3 and 4 channels, and float32; 16 bits take the detour.
+    flat = pixels[..., 0] if pixels.shape[2] == 1 else pixels
+    image = Image.fromarray(flat.astype(np.float32) if pixels.dtype == np.uint16 else flat)
+    height, width = placement.scaled
+    values = np.array(image.resize((width, height), Image.Resampling.BILINEAR, box=placement.box))
+    if pixels.dtype == np.uint16:
+        values = np.rint(values)
+    scaled = values.astype(pixels.dtype, copy=False).reshape(height, width, pixels.shape[2])
+    if not placement.is_padded:
+        return scaled
+    result = np.zeros((*placement.target, pixels.shape[2]), pixels.dtype)
+    top, left = placement.offset
+    result[top : top + height, left : left + width] = scaled
+    return result
+
+
+def _describe(array: NDArray[Any]) -> str:
+    return f"{' x '.join(map(str, array.shape))} {array.dtype}"

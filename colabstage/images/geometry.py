@@ -1,0 +1,84 @@
+"""Where an image of one size goes in an image of another: pure arithmetic, no pixels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from colabstage.images.options import Resize
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """How a source image becomes the target image. All sizes in pixels.
+
+    `box`: `(left, upper, right, lower)` of the source that is used; fractions of a pixel are meant.
+    `scaled`: `(height, width)` that the box is scaled to.
+    `offset`: `(top, left)` of the scaled box inside the target; what it leaves uncovered is black.
+    `target`: `(height, width)` of the result.
+    """
+
+    box: tuple[float, float, float, float]
+    scaled: tuple[int, int]
+    offset: tuple[int, int]
+    target: tuple[int, int]
+
+    @property
+    def is_padded(self) -> bool:
+        """Whether the scaled box leaves a part of the target uncovered."""
+        return self.scaled != self.target
+
+    @property
+    def is_identity(self) -> bool:
+        """Whether the source is the target already, pixel for pixel."""
+        height, width = self.target
+        return not self.is_padded and self.box == (0.0, 0.0, float(width), float(height))
+
+
+def place_image(source: tuple[int, int], target: tuple[int, int] | None, resize: Resize) -> Placement:
+    """Work out how an image of size `source` fills `target`.
+
+    Args:
+        source: `(height, width)` in pixels, at least 1 each.
+        target: `(height, width)` in pixels, `None` for the source's own.
+        resize: `"stretch"`, `"crop"` or `"pad"`, as in `ImageOptions`.
+
+    >>> place_image((100, 200), (50, 50), "crop").box
+    (50.0, 0.0, 150.0, 100.0)
+    >>> place_image((100, 200), (50, 50), "pad").scaled
+    (25, 50)
+    """
+    height, width = source
+    whole = (0.0, 0.0, float(width), float(height))
+    if target is None:
+        return Placement(whole, source, (0, 0), source)
+    if resize == "crop":
+        return Placement(_covering_box(source, target), target, (0, 0), target)
+    if resize == "pad":
+        scaled = _fitting_size(source, target)
+        offset = ((target[0] - scaled[0]) // 2, (target[1] - scaled[1]) // 2)
+        return Placement(whole, scaled, offset, target)
+    return Placement(whole, target, (0, 0), target)
+
+
+def _covering_box(source: tuple[int, int], target: tuple[int, int]) -> tuple[float, float, float, float]:
+    """The largest centred box of the source with the target's aspect ratio."""
+    height, width = source
+    wanted_height, wanted_width = target
+    if width * wanted_height > height * wanted_width:
+        box_width = height * wanted_width / wanted_height
+        left = (width - box_width) / 2
+        return (left, 0.0, left + box_width, float(height))
+    box_height = width * wanted_height / wanted_width
+    top = (height - box_height) / 2
+    return (0.0, top, float(width), top + box_height)
+
+
+def _fitting_size(source: tuple[int, int], target: tuple[int, int]) -> tuple[int, int]:
+    """The largest size with the source's aspect ratio that fits the target, one pixel at least."""
+    height, width = source
+    wanted_height, wanted_width = target
+    if width * wanted_height > height * wanted_width:
+        return (max(1, round(height * wanted_width / width)), wanted_width)
+    return (wanted_height, max(1, round(width * wanted_height / height)))

@@ -1,0 +1,84 @@
+"""The facts in a JPEG's header: size, components and orientation, without decoding a pixel."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+from colabstage.errors import DecodeError
+
+# Start-of-frame markers; 0xC4, 0xC8 and 0xCC share the range but are tables and extensions.
+_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+_STANDALONE = frozenset((0x01, *range(0xD0, 0xD9)))
+_APP1, _SCAN, _END = 0xE1, 0xDA, 0xD9
+_ORIENTATION_TAG = 0x0112
+
+
+@dataclass(frozen=True, slots=True)
+class JpegHeader:
+    """What the markers before the first scan say.
+
+    `height`, `width`: in pixels, as stored, before `orientation` is applied.
+    `components`: 1 grayscale, 3 colour, 4 CMYK or YCCK.
+    `precision`: bits per sample, 8 in all but exotic files.
+    `orientation`: EXIF orientation 1 to 8; 1 where there is none.
+    """
+
+    height: int
+    width: int
+    components: int
+    precision: int
+    orientation: int
+
+
+def is_jpeg(data: bytes) -> bool:
+    """Whether the bytes begin as every JPEG does."""
+    return data[:3] == b"\xff\xd8\xff"
+
+
+def read_jpeg_header(data: bytes) -> JpegHeader:
+    """Walk the markers up to the frame header.
+
+    Raises:
+        DecodeError: there is no frame header.
+    """
+    orientation = 1
+    position = 2
+    while position + 4 <= len(data):
+        if data[position] != 0xFF:
+            position = data.find(b"\xff", position)
+            if position < 0:
+                break
+            continue
+        marker = data[position + 1]
+        if marker == 0xFF or marker in _STANDALONE:
+            position += 1 if marker == 0xFF else 2
+            continue
+        if marker in (_SCAN, _END):
+            break
+        body, length = position + 4, struct.unpack_from(">H", data, position + 2)[0]
+        if marker in _FRAMES and body + 6 <= len(data):
+            precision, height, width, components = struct.unpack_from(">BHHB", data, body)
+            return JpegHeader(height, width, components, precision, orientation)
+        if marker == _APP1 and data[body : body + 6] == b"Exif\0\0":
+            orientation = read_tiff_orientation(data[body + 6 : body + length - 2])
+        position += 2 + length
+    msg = "The JPEG header is cut off or has no frame."
+    raise DecodeError(msg)
+
+
+def read_tiff_orientation(exif: bytes) -> int:
+    """The orientation in an EXIF block (a small TIFF); 1 where there is none or the block is malformed."""
+    order = {b"II": "<", b"MM": ">"}.get(exif[:2])
+    if order is None or len(exif) < 8:
+        return 1
+    start = struct.unpack_from(order + "I", exif, 4)[0]
+    if start + 2 > len(exif):
+        return 1
+    count = struct.unpack_from(order + "H", exif, start)[0]
+    for entry in range(start + 2, min(start + 2 + 12 * count, len(exif) - 11), 12):
+        tag, kind = struct.unpack_from(order + "HH", exif, entry)
+        if tag == _ORIENTATION_TAG and kind == 3:
+            value = int(struct.unpack_from(order + "H", exif, entry + 8)[0])
+            return value if 1 <= value <= 8 else 1
+    return 1
