@@ -1,0 +1,201 @@
+"""What every test gets: a clean environment, a guard against leaks, and skips that say which part is missing."""
+
+from __future__ import annotations
+
+import gc
+import os
+import re
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterator
+
+# By these, notebook platforms are told apart (machine/platforms.py); a test that wants one sets it.
+_PLATFORM_VARIABLES = re.compile(
+    r"COLAB|KAGGLE|VERTEX_PRODUCT|TBE_|SAGEMAKER_|PAPERSPACE_|LIGHTNING_|DATABRICKS_|DEEPNOTE_|CODESPACES|"
+    r"DATALORE_USER|HEX_PROJECT_ID|CLOUD_SHELL|JPY_PARENT_PID|CLOUDSDK_CONFIG"
+)
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The test sees no variable that a notebook platform, or colabstage itself, is steered by."""
+    for name in [name for name in os.environ if _PLATFORM_VARIABLES.match(name)]:
+        monkeypatch.delenv(name)
+
+
+_NO_TORCH = "needs torch: pip install -c constraints.txt torch"
+_NO_GPU = "needs a CUDA device that torch can use"
+# A whole module that needs torch says so by an import or a mark at its top.
+_TORCH_MODULE = re.compile(r"^(?:import torch|from torch|pytestmark\s*=.*\bmark\.(?:torch|gpu)\b)", re.MULTILINE)
+
+
+class _ModuleThatNeedsTorch(pytest.Module):
+    """Stands in for a test module that cannot be imported here, so that it is reported as skipped."""
+
+    def collect(self) -> list[pytest.Item | pytest.Collector]:
+        pytest.skip(_NO_TORCH, allow_module_level=True)
+
+
+def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module | None:
+    """Skip a module that needs torch where there is none, instead of failing on its import."""
+    if find_spec("torch") or not _TORCH_MODULE.search(module_path.read_text(encoding="utf-8")):
+        return None
+    return _ModuleThatNeedsTorch.from_parent(parent, path=module_path)
+
+
+@cache
+def _missing_part(mark: str) -> str | None:
+    """Why tests with this mark cannot run here; `None` when they can."""
+    if mark == "fuse":
+        from colabstage.simulate.drive import fuse_problem
+
+        return fuse_problem()
+    if find_spec("torch") is None:
+        return _NO_TORCH
+    if mark == "gpu":
+        import torch
+
+        return None if torch.cuda.is_available() else _NO_GPU
+    return None
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip a test whose mark names a part that is missing here."""
+    for mark in ("fuse", "torch", "gpu"):
+        reason = _missing_part(mark) if item.get_closest_marker(mark) else None
+        if reason:
+            pytest.skip(reason)
+
+
+# Started once, by a debugger or by multiprocessing, and kept for the life of the process by design. (The pools of
+# OpenMP and torch are not threads that Python knows.)
+_HARMLESS_THREADS = re.compile(r"pydevd")
+_HARMLESS_PROCESSES = re.compile(r"multiprocessing\.(?:resource_tracker|forkserver)")
+_HARMLESS_FILES = re.compile(r"/dev/(?:u?random|null|nvidia)|/sys/devices/system/cpu")
+# What has been told to end may need a moment to do so on a busy machine.
+_GRACE_S = 3.0
+
+_failed = pytest.StashKey[bool]()
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What this process holds on to, each as a line that names it."""
+
+    threads: frozenset[str]
+    processes: frozenset[str]
+    files: frozenset[str]
+    mounts: frozenset[str]
+    hdf5_ids: int
+
+    def beyond(self, before: Held) -> list[str]:
+        """One line for each thing held now and not before."""
+        lines = [
+            f"{kind}: {name}"
+            for kind in ("threads", "processes", "files", "mounts")
+            for name in sorted(getattr(self, kind) - getattr(before, kind))
+        ]
+        if self.hdf5_ids > before.hdf5_ids:
+            lines.append(f"open HDF5 ids: {self.hdf5_ids - before.hdf5_ids}")
+        return lines
+
+
+def _threads() -> frozenset[str]:
+    return frozenset(
+        f"{thread.name} ({thread.ident})"
+        for thread in threading.enumerate()
+        if not _HARMLESS_THREADS.search(thread.name)
+    )
+
+
+def _processes() -> frozenset[str]:
+    lines = set()
+    for child in psutil.Process().children():
+        try:
+            command = " ".join(child.cmdline()) or f"[{child.name()}, {child.status()}]"
+        except psutil.NoSuchProcess:
+            continue
+        if not _HARMLESS_PROCESSES.search(command):
+            lines.add(f"{child.pid} {command}")
+    return frozenset(lines)
+
+
+def _files() -> frozenset[str]:
+    tracker = getattr(sys.modules.get("multiprocessing.resource_tracker"), "_resource_tracker", None)
+    server = getattr(sys.modules.get("multiprocessing.forkserver"), "_forkserver", None)
+    kept = {getattr(tracker, "_fd", None), getattr(server, "_forkserver_alive_fd", None)}
+    lines = set()
+    for entry in Path("/proc/self/fd").iterdir():
+        try:
+            target = str(entry.readlink())
+        except OSError:  # the one that lists this folder
+            continue
+        if int(entry.name) not in kept and not _HARMLESS_FILES.match(target):
+            lines.add(f"{entry.name} -> {target}")
+    return frozenset(lines)
+
+
+def _mounts(below: Path) -> frozenset[str]:
+    points = (line.split()[4] for line in Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines())
+    return frozenset(point for point in points if point.startswith(f"{below}/"))
+
+
+def _hdf5_ids() -> int:
+    if "h5py" not in sys.modules:
+        return 0
+    from h5py import h5f
+
+    # Not datatypes: importing h5py registers some for good.
+    kinds = h5f.OBJ_FILE | h5f.OBJ_DATASET | h5f.OBJ_GROUP | h5f.OBJ_ATTR
+    return int(h5f.get_obj_count(h5f.OBJ_ALL, kinds))
+
+
+def held_now(below: Path) -> Held:
+    """Look at what this process holds; mounts count below the folder `below`."""
+    return Held(_threads(), _processes(), _files(), _mounts(below), _hdf5_ids())
+
+
+def leaks_since(before: Held, below: Path, *, grace_s: float = _GRACE_S) -> list[str]:
+    """What is held beyond `before`, once what is ending has had `grace_s` seconds to end."""
+    deadline = time.monotonic() + grace_s
+    while leaks := held_now(below).beyond(before):
+        gc.collect()
+        if time.monotonic() > deadline:
+            return leaks
+        time.sleep(0.02)
+    return []
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Remember a failure: its traceback keeps the test's objects alive, so leaks cannot be judged after it."""
+    report = yield
+    if report.failed:
+        item.stash[_failed] = True
+    return report
+
+
+@pytest.fixture(autouse=True)
+def leak_guard(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Fail a test that leaves a thread, child process, file descriptor, mount or HDF5 handle behind."""
+    below = tmp_path_factory.getbasetemp()
+    before = held_now(below)
+    yield
+    if request.node.stash.get(_failed, False):
+        return
+    leaks = leaks_since(before, below)
+    if leaks:
+        pytest.fail("The test left behind:\n  " + "\n  ".join(leaks), pytrace=False)

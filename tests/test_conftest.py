@@ -1,0 +1,98 @@
+"""The guards of conftest.py notice what they are there for."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+
+@pytest.fixture(scope="module")
+def guards() -> ModuleType:
+    """The conftest module, imported once more under a name of its own."""
+    spec = importlib.util.spec_from_file_location("guards", Path(__file__).with_name("conftest.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_a_quiet_test_leaves_nothing(guards: ModuleType, tmp_path: Path) -> None:
+    """What has ended is no leak."""
+    before = guards.held_now(tmp_path)
+    worker = threading.Thread(target=(tmp_path / "file").write_text, args=["text"])
+    worker.start()
+    worker.join()
+    assert guards.leaks_since(before, tmp_path, grace_s=0.0) == []
+
+
+def test_a_thread_is_noticed(guards: ModuleType, tmp_path: Path) -> None:
+    """A thread that still waits is named."""
+    before = guards.held_now(tmp_path)
+    release = threading.Event()
+    worker = threading.Thread(target=release.wait, args=[60], name="left-waiting")
+    worker.start()
+    leaks = guards.leaks_since(before, tmp_path, grace_s=0.0)
+    release.set()
+    worker.join()
+    assert [leak for leak in leaks if "left-waiting" in leak] == leaks != []
+
+
+def test_a_process_is_noticed(guards: ModuleType, tmp_path: Path) -> None:
+    """A child process that still runs is named with its command."""
+    before = guards.held_now(tmp_path)
+    with subprocess.Popen(["sleep", "60"]) as child:
+        leaks = guards.leaks_since(before, tmp_path, grace_s=0.0)
+        child.kill()
+    assert leaks == [f"processes: {child.pid} sleep 60"]
+
+
+def test_a_file_is_noticed(guards: ModuleType, tmp_path: Path) -> None:
+    """A descriptor that is still open is named with its file."""
+    before = guards.held_now(tmp_path)
+    handle = os.open(tmp_path / "open", os.O_CREAT | os.O_WRONLY)
+    leaks = guards.leaks_since(before, tmp_path, grace_s=0.0)
+    os.close(handle)
+    assert leaks == [f"files: {handle} -> {tmp_path / 'open'}"]
+
+
+def test_an_hdf5_handle_is_noticed(guards: ModuleType, tmp_path: Path) -> None:
+    """An HDF5 object counts even when no file on disk stands behind it."""
+    h5py = pytest.importorskip("h5py")
+    before = guards.held_now(tmp_path)
+    file = h5py.File(tmp_path / "memory.h5", "w", driver="core", backing_store=False)
+    leaks = guards.leaks_since(before, tmp_path, grace_s=0.0)
+    file.close()
+    assert leaks == ["open HDF5 ids: 1"]
+    assert guards.leaks_since(before, tmp_path, grace_s=0.0) == []
+
+
+def test_the_environment_is_clean(tmp_path: Path) -> None:
+    """No platform's variable in the caller's environment reaches a test."""
+    names = ["COLAB_GPU", "KAGGLE_KERNEL_RUN_TYPE", "COLABSTAGE_PLATFORM", "VERTEX_PRODUCT"]
+    test = tmp_path / "test_planted.py"
+    test.write_text(
+        f"import os\n\ndef test_unset():\n    assert not {{*{names}}} & {{*os.environ}}\n", encoding="utf-8"
+    )
+    (tmp_path / "conftest.py").write_bytes(Path(__file__).with_name("conftest.py").read_bytes())
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", test],
+        env={**os.environ, **dict.fromkeys(names, "1")},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stdout
