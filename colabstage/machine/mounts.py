@@ -1,0 +1,214 @@
+"""Which mount a path lies on, whether that is a slow one, and whether it still answers.
+
+The kernel's mount table answers the first two questions without touching the file system in question, which matters:
+a mount whose client hangs takes every caller with it. The third question has to touch it, so a child process asks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+# Network file systems of the kernel itself.
+_NETWORK_TYPES = frozenset(
+    {
+        *("9p", "afs", "beegfs", "ceph", "cifs", "coda", "davfs", "gfs2", "glusterfs", "gpfs", "lustre", "nfs", "nfs4"),
+        *("ocfs2", "orangefs", "pvfs2", "smb2", "smb3", "smbfs", "wekafs"),
+    }
+)
+# FUSE file systems that are a view of this machine's own disks.
+_LOCAL_FUSE_TYPES = frozenset(
+    {
+        *("fuse.bindfs", "fuse.encfs", "fuse.exfat", "fuse.fuse-overlayfs", "fuse.gocryptfs", "fuse.lxcfs"),
+        *("fuse.mergerfs", "fuse.ntfs-3g", "fuse.portal", "fuse.snapfuse", "fuse.squashfuse", "fuse.unionfs"),
+    }
+)
+_MAX_LINKS = 40  # as many as the kernel follows
+
+_PROBE = """
+import os, sys
+try:
+    os.statvfs(sys.argv[1])  # unlike stat, this is never answered from the kernel's cache
+    os.stat(sys.argv[1])
+except OSError as error:
+    print(error.errno)
+else:
+    print(0)
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    """One line of the mount table. `fstype` is the kernel's word for it: `ext4`, `nfs4`, `fuse.drive`."""
+
+    mountpoint: Path
+    fstype: str
+    source: str
+    readonly: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class MountProbe:
+    """What a path answered.
+
+    `state`: `alive`; `missing`, nothing at the path; `dead`, the client behind the mount is gone; `failing`, any other
+    error; `silent`, no answer before the deadline.
+    `errno`: the error number, 0 where there was none.
+    """
+
+    state: Literal["alive", "missing", "dead", "failing", "silent"]
+    errno: int = 0
+
+    @property
+    def reason(self) -> str:
+        """The answer in words."""
+        return os.strerror(self.errno) if self.errno else {"silent": "no answer"}.get(self.state, self.state)
+
+
+def list_mounts(mountinfo: str | None = None) -> tuple[Mount, ...]:
+    """Read the mount table, in the order of mounting.
+
+    Args:
+        mountinfo: text in the format of `/proc/self/mountinfo`; that file, read now, by default. Where the system has
+            no such file the table is empty.
+    """
+    if mountinfo is None:
+        try:
+            mountinfo = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape")
+        except OSError:
+            return ()
+    return tuple(_parse_line(line) for line in mountinfo.splitlines() if line.strip())
+
+
+def mount_of(path: str | os.PathLike[str], *, mounts: Sequence[Mount] | None = None) -> Mount:
+    """Tell which mount a path lies on, without touching that mount when it is a slow one.
+
+    Links are followed as far as that is so: a link on the local disk that points into a slow mount counts as lying
+    on that mount. The path need not exist.
+
+    Args:
+        path: any path.
+        mounts: the mount table; this machine's by default, read now.
+    """
+    table = list_mounts() if mounts is None else mounts
+    return _covering(_follow_links(Path(path), table), table)
+
+
+def slow_reason(mount: Mount) -> str | None:
+    """Say why reading from `mount` must be expected to be slow; `None` for a local disk."""
+    kind = mount.fstype
+    if kind == "9p" and mount.mountpoint == Path("/"):
+        return None  # gVisor shows a container's own disk like this
+    if kind == "fuse.drive":
+        return "Google Drive"
+    if (kind == "fuse" or kind.startswith("fuse.")) and kind not in _LOCAL_FUSE_TYPES:
+        return f"a FUSE mount ({kind})"
+    if kind in _NETWORK_TYPES:
+        return f"a network file system ({kind})"
+    return None
+
+
+def is_slow_mount(path: str | os.PathLike[str]) -> bool:
+    """Whether `path` lies on a network or user-space mount, where each file opened costs a round trip."""
+    return slow_reason(mount_of(path)) is not None
+
+
+def probe_mount(path: str | os.PathLike[str], timeout_s: float = 10.0) -> MountProbe:
+    """Ask the file system that `path` lies on for a sign of life, from a child process and under a deadline.
+
+    Never blocks much longer than `timeout_s` seconds, whatever the mount does.
+    """
+    child = subprocess.Popen(
+        [sys.executable, "-I", "-S", "-c", _PROBE, os.fspath(path)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        cwd="/",
+    )
+    try:
+        answer, _ = child.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        return MountProbe("silent")
+    finally:
+        _end_child(child)
+    return _judge(int(answer)) if answer.strip().isdigit() else MountProbe("failing", errno.EIO)
+
+
+def _judge(number: int) -> MountProbe:
+    if number == 0:
+        return MountProbe("alive")
+    if number in {errno.ENOENT, errno.ENOTDIR}:
+        return MountProbe("missing", number)
+    if number in {errno.ENOTCONN, errno.ECONNABORTED, errno.ESHUTDOWN}:
+        return MountProbe("dead", number)
+    return MountProbe("failing", number)
+
+
+def _end_child(child: subprocess.Popen[bytes]) -> None:
+    """Kill the child if it still runs. One that hangs in the kernel for good is left to the kernel."""
+    if child.stdout is not None:
+        child.stdout.close()
+    if child.poll() is None:
+        child.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(1.0)
+
+
+def _parse_line(line: str) -> Mount:
+    """Fields of proc(5): 4 is the mount point, 5 its options; after a lone dash come type and source."""
+    before, _, after = line.partition(" - ")
+    fields = before.split(" ")
+    fstype, source, *_ = [*after.split(" "), ""]
+    return Mount(Path(_unescape(fields[4])), fstype, _unescape(source), readonly="ro" in fields[5].split(","))
+
+
+def _unescape(text: str) -> str:
+    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), text)
+
+
+def _covering(path: Path, mounts: Sequence[Mount]) -> Mount:
+    """The mount with the longest mount point above `path`; of two at one place the later one, which hides the other."""
+    above = [mount for mount in mounts if path.is_relative_to(mount.mountpoint)]
+    return max(reversed(above), key=lambda mount: len(mount.mountpoint.parts), default=Mount(Path("/"), "", ""))
+
+
+def _follow_links(path: Path, mounts: Sequence[Mount]) -> Path:
+    """Follow links until the path enters a slow mount; from there on nothing may be touched."""
+    todo = _steps(path if path.is_absolute() else Path.cwd() / path)
+    current = Path("/")
+    links = 0
+    while todo:
+        step = todo.pop()
+        following = current.parent if step == ".." else current / step
+        if slow_reason(_covering(following, mounts)) is not None:
+            return Path(os.path.normpath(following.joinpath(*reversed(todo))))
+        target = _read_link(following)
+        if target is None or links == _MAX_LINKS:
+            current = following
+            continue
+        links += 1
+        todo += _steps(target)
+        current = Path("/") if target.is_absolute() else current
+    return current
+
+
+def _steps(path: Path) -> list[str]:
+    """The names on the way along `path`, the last one first."""
+    return [name for name in reversed(path.parts) if name != "/"]
+
+
+def _read_link(path: Path) -> Path | None:
+    try:
+        return path.readlink()
+    except OSError:
+        return None

@@ -1,0 +1,274 @@
+"""Which notebook platform this is, and where its fast and its lasting folders are: facts only, no policy.
+
+One table, read from top to bottom; the first row whose test holds wins. The order is knowledge: Kaggle's images are
+built from Colab's and carry Colab's variables, so Kaggle is tested first. Variables that are set but empty (Colab's
+`COLAB_GPU` on a machine without a GPU) count as set.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from colabstage.errors import OptionError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+PLATFORM_VARIABLE = "COLABSTAGE_PLATFORM"
+"""Names the platform outright, for tests and for machines the table does not know."""
+
+LOCAL_DIR_VARIABLE = "COLABSTAGE_LOCAL_DIR"
+"""Replaces the platform's fast folder."""
+
+SYSTEM_ROOT_VARIABLE = "COLABSTAGE_SYSTEM_ROOT"
+"""A folder that stands for `/` when marker files are looked for and system folders are named: a practice machine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Platform:
+    """The facts about one notebook platform.
+
+    `name`: the word used in code and in `COLABSTAGE_PLATFORM`. `title`: what people call it.
+    `fast_dir`: a folder on the machine's own disk, lost with the machine on most platforms; it may not exist yet.
+    `persistent_dir`: a folder that outlives the machine, `None` where there is none. On Colab only a mounted Drive
+    outlives the machine (`find_drive` knows whether and where), so it is `None` there: a folder made in Drive's place
+    while Drive is not mounted is lost, and keeps Drive from being mounted.
+    `drive_mountable`: whether `google.colab.drive.mount` can work in this very process.
+    `notes`: what a person should know about the limits here.
+    """
+
+    name: str
+    title: str
+    fast_dir: Path
+    persistent_dir: Path | None
+    drive_mountable: bool = False
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Facts:
+    """What the table looks at."""
+
+    environ: Mapping[str, str]
+    path_exists: Callable[[str], bool]
+    modules: Mapping[str, object]
+
+    def any_set(self, *names: str) -> bool:
+        return any(name in self.environ for name in names)
+
+    def all_set(self, *names: str) -> bool:
+        return all(name in self.environ for name in names)
+
+    def exists(self, path: str) -> bool:
+        return self.path_exists(str(self.system(path)))
+
+    def system(self, path: str) -> Path:
+        """An absolute path of the machine, as a practice machine would have it."""
+        return Path(self.environ.get(SYSTEM_ROOT_VARIABLE) or "/") / path.lstrip("/")
+
+    def first_existing(self, *paths: str) -> Path:
+        """The first path that exists, else the last one."""
+        return self.system(next((path for path in paths if self.exists(path)), paths[-1]))
+
+    @property
+    def home(self) -> Path:
+        return Path(self.environ.get("HOME") or Path.home())
+
+    @property
+    def temp(self) -> Path:
+        return Path(self.environ.get("TMPDIR") or self.system("/tmp"))
+
+    @property
+    def cache(self) -> Path:
+        """Where a computer of one's own keeps what can be made again. Not /tmp: that is memory on many of them."""
+        if self.environ.get("TMPDIR"):
+            return self.temp
+        return Path(self.environ.get("XDG_CACHE_HOME") or self.home / ".cache")
+
+    @property
+    def in_kernel(self) -> bool:
+        """Whether this process is a notebook kernel, not a script that a notebook started."""
+        get_shell = getattr(self.modules.get("IPython"), "get_ipython", None)
+        return getattr(get_shell() if get_shell else None, "kernel", None) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    name: str
+    title: str
+    holds: Callable[[_Facts], bool]
+    fast: Callable[[_Facts], Path]
+    persistent: Callable[[_Facts], Path | None]
+    notes: tuple[str, ...] = ()
+
+
+def _temp(facts: _Facts) -> Path:
+    return facts.temp
+
+
+def _home(facts: _Facts) -> Path:
+    return facts.home
+
+
+def _nothing(_: _Facts) -> None:
+    return None
+
+
+_TABLE: tuple[_Row, ...] = (
+    _Row(
+        "colab-enterprise",
+        "Colab Enterprise",
+        lambda facts: facts.environ.get("VERTEX_PRODUCT") == "COLAB_ENTERPRISE",
+        lambda facts: facts.system("/content") if facts.exists("/content") else facts.home,
+        _nothing,
+        ("Google Drive cannot be mounted here; keep data in a Cloud Storage bucket.",),
+    ),
+    _Row(
+        "vertex-workbench",
+        "Vertex AI Workbench",
+        lambda facts: facts.environ.get("VERTEX_PRODUCT") == "WORKBENCH_INSTANCE",
+        _temp,
+        _home,
+    ),
+    _Row(
+        "kaggle",
+        "Kaggle",
+        lambda facts: facts.any_set("KAGGLE_KERNEL_RUN_TYPE"),
+        lambda facts: facts.system("/kaggle/temp"),
+        lambda facts: facts.system("/kaggle/working"),
+        (
+            "/kaggle/working holds 20 GB and is saved as the notebook's output; /kaggle/input is read-only.",
+            "The free space shown for / is the host's; ask for the folder that is written to.",
+        ),
+    ),
+    _Row(
+        "colab",
+        "Google Colab",
+        lambda facts: (
+            facts.any_set("COLAB_RELEASE_TAG", "COLAB_BACKEND_VERSION") or facts.modules.get("google.colab") is not None
+        ),
+        lambda facts: facts.system("/content"),
+        _nothing,
+        (
+            "The local disk is lost when the session ends; only Google Drive stays.",
+            "Everything read or written through the Drive mount takes the same space on the local disk again.",
+        ),
+    ),
+    _Row(
+        "studio-lab",
+        "SageMaker Studio Lab",
+        lambda facts: facts.environ.get("HOME") == "/home/studio-lab-user",
+        _temp,
+        _home,
+        ("The home folder is limited to 15 GB; other drives cannot be mounted.",),
+    ),
+    _Row(
+        "sagemaker-studio",
+        "SageMaker Studio",
+        lambda facts: facts.any_set("SAGEMAKER_INTERNAL_IMAGE_URI", "SAGEMAKER_APP_TYPE"),
+        lambda facts: facts.system("/mnt/sagemaker-nvme") if facts.exists("/mnt/sagemaker-nvme") else facts.temp,
+        lambda facts: facts.system("/home/sagemaker-user"),
+        ("/opt/ml is reserved by the platform.",),
+    ),
+    _Row(
+        "paperspace",
+        "Paperspace Gradient",
+        lambda facts: facts.any_set("PAPERSPACE_NOTEBOOK_REPO_ID", "PAPERSPACE_CLUSTER_ID"),
+        _temp,
+        lambda facts: facts.first_existing("/storage", "/notebooks"),
+        ("/storage is a network file system that the whole team shares.",),
+    ),
+    _Row(
+        "lightning",
+        "Lightning Studio",
+        lambda facts: (
+            facts.all_set("LIGHTNING_CLOUD_PROJECT_ID", "LIGHTNING_CLUSTER_ID")
+            or facts.any_set("LIGHTNING_CLOUDSPACE_HOST")
+        ),
+        lambda facts: facts.system("/cache"),
+        lambda facts: facts.system("/teamspace/studios/this_studio"),
+    ),
+    _Row(
+        "databricks",
+        "Databricks",
+        lambda facts: facts.any_set("DATABRICKS_RUNTIME_VERSION"),
+        lambda facts: facts.system("/local_disk0") if facts.exists("/local_disk0") else facts.temp,
+        lambda facts: facts.system("/dbfs") if facts.exists("/dbfs") else None,
+        ("Volumes lie under /Volumes/<catalog>/<schema>/<volume>; name one to keep a cache there.",),
+    ),
+    _Row(
+        "deepnote",
+        "Deepnote",
+        lambda facts: facts.any_set("DEEPNOTE_PROJECT_ID"),
+        _temp,
+        lambda facts: facts.system("/work"),
+    ),
+    _Row("codespaces", "GitHub Codespaces", lambda facts: facts.any_set("CODESPACES"), _temp, _home),
+    _Row("datalore", "Datalore", lambda facts: facts.any_set("DATALORE_USER"), _temp, _home),
+    _Row("hex", "Hex", lambda facts: facts.any_set("HEX_PROJECT_ID"), _temp, _home),
+    _Row("cloud-shell", "Google Cloud Shell", lambda facts: facts.any_set("CLOUD_SHELL"), _temp, _home),
+    _Row(
+        "jupyter",
+        "Jupyter",
+        lambda facts: facts.any_set("JPY_PARENT_PID") or facts.in_kernel,
+        lambda facts: facts.cache,
+        _home,
+    ),
+    _Row("python", "Python", lambda _: True, lambda facts: facts.cache, _home),
+)
+
+PLATFORM_NAMES: tuple[str, ...] = tuple(row.name for row in _TABLE)
+"""Every platform's name, in the order in which they are tested."""
+
+
+def detect_platform(
+    *,
+    environ: Mapping[str, str] | None = None,
+    path_exists: Callable[[str], bool] | None = None,
+    modules: Mapping[str, object] | None = None,
+) -> Platform:
+    """Tell which platform this process runs on.
+
+    `COLABSTAGE_PLATFORM` names it outright and `COLABSTAGE_LOCAL_DIR` replaces its fast folder.
+
+    Args:
+        environ: the environment; this process's by default, read now.
+        path_exists: whether a path exists; looks at the real disk by default.
+        modules: the imported modules by name; this process's by default.
+
+    Raises:
+        OptionError: `COLABSTAGE_PLATFORM` has a value that names no platform.
+
+    >>> detect_platform(environ={"KAGGLE_KERNEL_RUN_TYPE": "Batch", "COLAB_RELEASE_TAG": "release"}).name
+    'kaggle'
+    """
+    facts = _Facts(
+        environ=os.environ if environ is None else environ,
+        path_exists=os.path.exists if path_exists is None else path_exists,
+        modules=sys.modules if modules is None else modules,
+    )
+    row = _choose_row(facts)
+    local_dir = facts.environ.get(LOCAL_DIR_VARIABLE)
+    return Platform(
+        name=row.name,
+        title=row.title,
+        fast_dir=Path(local_dir).expanduser() if local_dir else row.fast(facts),
+        persistent_dir=row.persistent(facts),
+        drive_mountable=row.name == "colab" and facts.in_kernel and facts.exists("/var/colab/hostname"),
+        notes=row.notes,
+    )
+
+
+def _choose_row(facts: _Facts) -> _Row:
+    named = facts.environ.get(PLATFORM_VARIABLE)
+    if not named:
+        return next(row for row in _TABLE if row.holds(facts))
+    chosen = next((row for row in _TABLE if row.name == named), None)
+    if chosen is None:
+        msg = f"{PLATFORM_VARIABLE}={named!r} names no platform. Known names: {', '.join(PLATFORM_NAMES)}."
+        raise OptionError(msg)
+    return chosen

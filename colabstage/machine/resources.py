@@ -1,0 +1,192 @@
+"""How much of this computer may be used: cores, memory and disk, as affinity, cgroups and file systems allow.
+
+A notebook usually runs in a container that sees the whole host's figures; the limits that count are in the cgroup.
+Both versions of cgroups are read, at every level from this process's group upwards, because any level may limit.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from colabstage.errors import DriveDisconnectedError, NotEnoughSpaceError, TargetNotWritableError
+from colabstage.units import format_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_SYSTEM = Path("/")
+# cgroup v1 writes "no limit" as a number near 2**63, rounded down to a page.
+_NO_LIMIT_BYTES = 1 << 60
+_CACHE_KEYS_V2 = ("active_file", "inactive_file")
+_CACHE_KEYS_V1 = ("total_active_file", "total_inactive_file")
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """What this process may use.
+
+    `cores`: whole cores, at least 1.
+    `memory_bytes`: the limit on memory: the cgroup's, or the computer's where that is less.
+    `free_memory_bytes`: how much of it can still be had. Page cache counts as free, since it gives way.
+    """
+
+    cores: int
+    memory_bytes: int
+    free_memory_bytes: int
+
+
+def read_resources(*, root: Path = _SYSTEM) -> Resources:
+    """Read the cores and the memory that this process may use, now.
+
+    Args:
+        root: the folder that holds `proc` and `sys`; another one for a machine written down as files.
+    """
+    computer, available = _computer_memory(root)
+    limits = [(limit, limit - used + cache) for limit, used, cache in _memory_limits(root)]
+    return Resources(
+        cores=usable_cores(root=root),
+        memory_bytes=min([computer, *(limit for limit, _ in limits)]),
+        free_memory_bytes=max(0, min([available, *(free for _, free in limits)])),
+    )
+
+
+def usable_cores(*, root: Path = _SYSTEM) -> int:
+    """Count the whole cores this process may use: its affinity, cut down to the cgroup's quota; at least 1."""
+    quotas = [int(quota) for quota in _cpu_quotas(root)]
+    return max(1, min([_affinity_cores(), *quotas]))
+
+
+def free_space(path: Path) -> int:
+    """Count the bytes that this user can still write under `path`, which need not exist yet.
+
+    On a Drive mount this is what is left of the account's quota, not of the local disk.
+
+    Raises:
+        DriveDisconnectedError: `path` lies on a mount whose client has died.
+        TargetNotWritableError: the file system cannot be asked.
+    """
+    place = Path(os.path.abspath(path))  # noqa: PTH100 - resolving links would touch every folder on the way
+    for candidate in (place, *place.parents):
+        try:
+            facts = os.statvfs(candidate)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError as error:
+            raise _unreadable_disk(candidate, error) from error
+        return facts.f_bavail * facts.f_frsize
+    msg = f"No folder on the way to '{path}' exists. Choose another place."
+    raise TargetNotWritableError(msg)
+
+
+def check_space(path: Path, needed_bytes: int, what: str, *, remedy: str = "") -> None:
+    """Make sure that `needed_bytes` fit under `path` before anything is written there.
+
+    Args:
+        path: where the bytes are to go; need not exist yet.
+        needed_bytes: how many, at the peak of the work.
+        what: what needs them, as the subject of a sentence ("The pack of 'cats.zip'").
+        remedy: what to do instead, as a sentence; a general one by default.
+
+    Raises:
+        NotEnoughSpaceError: they do not fit; the message has both figures.
+    """
+    free = free_space(path)
+    if free >= needed_bytes:
+        return
+    advice = remedy or f"Free {format_bytes(needed_bytes - free)} there, or choose a folder on a larger disk."
+    msg = f"{what} needs {format_bytes(needed_bytes)}, but '{path}' has {format_bytes(free)} free. {advice}"
+    raise NotEnoughSpaceError(msg)
+
+
+def _unreadable_disk(place: Path, error: OSError) -> OSError:
+    if error.errno == errno.ENOTCONN:
+        msg = f"'{place}' lies on a mount whose client has died ({error.strerror}). Mount it again, then try again."
+        return DriveDisconnectedError(msg)
+    msg = f"Cannot ask for the free space of '{place}' ({error.strerror}). Choose another place."
+    return TargetNotWritableError(msg)
+
+
+def _affinity_cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _computer_memory(root: Path) -> tuple[int, int]:
+    """Total and available memory of the computer, in bytes."""
+    figures = {name: 1024 * kib for name, kib in _read_table(root / "proc/meminfo").items()}
+    total = figures.get("MemTotal:", 0) or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return total, figures.get("MemAvailable:", total)
+
+
+def _memory_limits(root: Path) -> Iterator[tuple[int, int, int]]:
+    """Limit, use and page cache in bytes of every cgroup that limits this process's memory."""
+    for folder in _cgroup_folders(root, ""):
+        limit = _read_number(folder / "memory.max")
+        if limit is not None:
+            yield limit, _read_number(folder / "memory.current") or 0, _page_cache(folder, _CACHE_KEYS_V2)
+    for folder in _cgroup_folders(root, "memory"):
+        limit = _read_number(folder / "memory.limit_in_bytes")
+        if limit is not None and limit < _NO_LIMIT_BYTES:
+            yield limit, _read_number(folder / "memory.usage_in_bytes") or 0, _page_cache(folder, _CACHE_KEYS_V1)
+
+
+def _cpu_quotas(root: Path) -> Iterator[float]:
+    """The quota in cores of every cgroup that limits this process's computing time."""
+    for folder in _cgroup_folders(root, ""):
+        quota, _, period = _read_text(folder / "cpu.max").partition(" ")
+        if quota.isdigit() and int(period or 100_000) > 0:
+            yield int(quota) / int(period or 100_000)
+    for folder in _cgroup_folders(root, "cpu"):
+        quota_us = _read_number(folder / "cpu.cfs_quota_us")
+        period_us = _read_number(folder / "cpu.cfs_period_us")
+        if quota_us and period_us and quota_us > 0:
+            yield quota_us / period_us
+
+
+def _cgroup_folders(root: Path, controller: str) -> Iterator[Path]:
+    """The folders of this process's cgroup and all above it; `controller` is empty for version 2.
+
+    A container often sees its own group as the root of the hierarchy while /proc still names the host's path, so
+    the folders on the way that do not exist are passed over.
+    """
+    for line in _read_text(root / "proc/self/cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controller not in controllers.split(","):
+            continue
+        # Version 2 is mounted at the top, or beside version 1 under the name "unified".
+        names = (controller, controllers) if controller else ("", "unified")
+        for name in dict.fromkeys(names):
+            top = root / "sys/fs/cgroup" / name
+            group = top / path.lstrip("/")
+            parents = [parent for parent in group.parents if parent.is_relative_to(top)]
+            yield from (folder for folder in (group, *parents) if folder.is_dir())
+
+
+def _page_cache(folder: Path, keys: tuple[str, ...]) -> int:
+    figures = _read_table(folder / "memory.stat")
+    return sum(figures.get(key, 0) for key in keys)
+
+
+def _read_table(path: Path) -> dict[str, int]:
+    """Lines of a name, a number and perhaps a unit."""
+    rows = (line.split() for line in _read_text(path).splitlines())
+    return {row[0]: int(row[1]) for row in rows if len(row) > 1 and row[1].isdigit()}
+
+
+def _read_number(path: Path) -> int | None:
+    try:
+        return int(_read_text(path))
+    except ValueError:
+        return None
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="ascii", errors="replace").strip()
+    except OSError:
+        return ""

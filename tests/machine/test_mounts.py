@@ -1,0 +1,163 @@
+"""The mount table: longest prefix, odd names, links, slow kinds; and the probe under a deadline."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from colabstage.machine.mounts import Mount, MountProbe, is_slow_mount, list_mounts, mount_of, probe_mount, slow_reason
+
+TABLE = r"""
+22 1 254:0 / / rw,relatime - ext4 /dev/vda rw
+23 22 0:40 / /content/drive rw,nosuid,nodev,relatime - fuse.drive drive ro,user_id=0
+24 22 0:41 / /mnt/my\040disk ro,nosuid shared:7 - nfs4 server:/a\134b rw
+25 22 0:42 / /content/drive2 rw - tmpfs tmpfs rw
+26 22 0:43 / /twice rw - ext4 /dev/vdb rw
+27 26 0:44 / /twice rw - fuse.gcsfuse bucket rw
+"""
+MOUNTS = list_mounts(TABLE)
+
+
+def test_the_table_is_read_with_escapes_and_optional_fields() -> None:
+    """Spaces and backslashes come octal, and the number of optional fields before the dash varies."""
+    assert MOUNTS[2] == Mount(Path("/mnt/my disk"), "nfs4", "server:/a\\b", readonly=True)
+
+
+@pytest.mark.parametrize(
+    ("path", "mountpoint"),
+    [
+        ("/content/drive", "/content/drive"),
+        ("/content/drive/MyDrive/a b/c", "/content/drive"),
+        ("/content/drive2/x", "/content/drive2"),
+        ("/content/drivers", "/"),
+        ("/content/drive/../x", "/"),
+        ("/mnt/my disk/x", "/mnt/my disk"),
+        ("/nowhere/at/all", "/"),
+    ],
+)
+def test_a_path_lies_on_the_mount_with_the_longest_matching_folders(path: str, mountpoint: str) -> None:
+    """Whole names count, not characters."""
+    assert mount_of(path, mounts=MOUNTS).mountpoint == Path(mountpoint)
+
+
+def test_of_two_mounts_at_one_place_the_later_counts() -> None:
+    """A mount hides what was mounted at the same place before."""
+    assert mount_of("/twice/x", mounts=MOUNTS).fstype == "fuse.gcsfuse"
+
+
+def test_links_into_a_slow_mount_are_followed_without_touching_it(tmp_path: Path) -> None:
+    """A local link to Drive counts as Drive, in one step or in several, absolute or relative."""
+    slow = Mount(tmp_path / "drive", "fuse.drive", "drive")
+    table = (*list_mounts(), slow)
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "direct").symlink_to(tmp_path / "drive/MyDrive")
+    (tmp_path / "deep/relative").symlink_to("../direct/data")
+    for name in ("direct", "direct/x", "deep/relative/y"):
+        assert mount_of(tmp_path / name, mounts=table) == slow
+    assert mount_of(tmp_path / "deep", mounts=table) != slow
+
+
+def test_links_in_a_circle_end(tmp_path: Path) -> None:
+    """A loop of links is a path like any other, not a hang."""
+    (tmp_path / "a").symlink_to("b")
+    (tmp_path / "b").symlink_to("a")
+    assert mount_of(tmp_path / "a").fstype == mount_of(tmp_path).fstype
+
+
+@pytest.mark.parametrize(
+    ("fstype", "slow"),
+    [
+        ("fuse.drive", True),
+        ("fuse.gcsfuse", True),
+        ("fuse.sshfs", True),
+        ("fuse", True),
+        ("nfs4", True),
+        ("cifs", True),
+        ("9p", True),
+        ("lustre", True),
+        ("ext4", False),
+        ("overlay", False),
+        ("tmpfs", False),
+        ("fuseblk", False),
+        ("fuse.fuse-overlayfs", False),
+    ],
+)
+def test_kinds_of_mounts_are_slow_or_not(fstype: str, slow: bool) -> None:
+    """Networks and user-space file systems are slow, except those that are views of a local disk."""
+    assert (slow_reason(Mount(Path("/mnt"), fstype, "")) is not None) is slow
+
+
+def test_a_root_over_9p_is_a_sandbox_not_a_network() -> None:
+    """gVisor shows a container's own disk as 9p."""
+    assert slow_reason(Mount(Path("/"), "9p", "none")) is None
+
+
+def test_this_machine_has_a_table_and_its_temporary_folder_is_local(tmp_path: Path) -> None:
+    """The real table has a root, and a test's folder is not on a slow mount."""
+    assert Path("/") in {mount.mountpoint for mount in list_mounts()}
+    assert not is_slow_mount(tmp_path)
+
+
+def test_the_probe_tells_alive_from_missing(tmp_path: Path) -> None:
+    """A folder that is there answers; one that is not is missing, with the error number."""
+    assert probe_mount(tmp_path) == MountProbe("alive")
+    assert probe_mount(tmp_path / "no") == MountProbe("missing", errno.ENOENT)
+
+
+def test_the_probe_survives_a_working_folder_that_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When a mount dies under the current folder, asking about it must still work."""
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert probe_mount(tmp_path).state == "alive"
+
+
+def hang_everything(handle: int, stop: threading.Event) -> None:
+    """Read FUSE requests and answer only the first, the greeting; leave all others waiting."""
+    import struct
+
+    greeting = os.read(handle, 1 << 18)
+    unique = struct.unpack_from("<IIQ", greeting)[2]
+    body = struct.pack("<IIIIHHIIHHIIHH", 7, 23, 0, 0, 0, 0, 4096, 0, 0, 0, 0, 0, 0, 0) + b"\0" * 20
+    os.write(handle, struct.pack("<IiQ", 16 + len(body), 0, unique) + body)
+    stop.wait(60)
+
+
+def test_a_mount_that_never_answers_does_not_hang_the_caller(tmp_path: Path) -> None:
+    """A real FUSE mount whose client has stopped answering is 'silent' at the deadline, and 'dead' once it is gone."""
+    import ctypes
+
+    try:
+        handle = os.open("/dev/fuse", os.O_RDWR)
+    except OSError as error:
+        pytest.skip(f"/dev/fuse cannot be opened ({error.strerror}); run with the right to mount")
+    libc = ctypes.CDLL(None, use_errno=True)
+    options = f"fd={handle},rootmode=40000,user_id={os.getuid()},group_id={os.getgid()}"
+    if libc.mount(b"test", os.fsencode(tmp_path), b"fuse.drive", 0, options.encode()):
+        os.close(handle)
+        pytest.skip(f"mounting is not allowed here ({os.strerror(ctypes.get_errno())}); run as root")
+    stop = threading.Event()
+    thread = threading.Thread(target=hang_everything, args=(handle, stop))
+    thread.start()
+    try:
+        started = time.monotonic()
+        probe = probe_mount(tmp_path / "MyDrive", timeout_s=0.5)
+        waited = time.monotonic() - started
+        assert mount_of(tmp_path / "MyDrive/x").fstype == "fuse.drive"
+        assert is_slow_mount(tmp_path)
+        stop.set()
+        thread.join()
+        os.close(handle)
+        assert probe_mount(tmp_path / "MyDrive").state == "dead"
+    finally:
+        stop.set()
+        thread.join()
+        libc.umount2(os.fsencode(tmp_path), 2)
+    assert probe.state == "silent"
+    assert waited < 5.0
