@@ -1,1 +1,74 @@
-"""Stage a dataset once, read it at memory speed."""
+"""Stage a dataset once, read it at memory speed.
+
+Names are looked up on first use, so that `import colabstage` costs next to nothing; what needs torch or h5py
+imports them only then.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from colabstage.errors import ColabstageError
+    from colabstage.load.dataset import dataset_h5
+    from colabstage.load.loader import make_loader
+    from colabstage.machine.drive import flush_drive, mount_drive, refresh_drive
+    from colabstage.pack.run import pack_dataset
+    from colabstage.stage.dataset import StagedDataset
+    from colabstage.stage.publish import publish_file
+    from colabstage.stage.run import plan_stage, stage_dataset
+
+    __version__: str
+
+__all__ = [
+    "ColabstageError",
+    "StagedDataset",
+    "dataset_h5",
+    "flush_drive",
+    "make_loader",
+    "mount_drive",
+    "pack_dataset",
+    "plan_stage",
+    "publish_file",
+    "refresh_drive",
+    "stage_dataset",
+]
+
+_HOMES = {
+    "ColabstageError": "errors",
+    "StagedDataset": "stage.dataset",
+    "dataset_h5": "load.dataset",
+    "flush_drive": "machine.drive",
+    "make_loader": "load.loader",
+    "mount_drive": "machine.drive",
+    "pack_dataset": "pack.run",
+    "plan_stage": "stage.run",
+    "publish_file": "stage.publish",
+    "refresh_drive": "machine.drive",
+    "stage_dataset": "stage.run",
+}
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, "__version__"})
+
+
+# Hidden from type checkers, which would otherwise accept any misspelt name as this function's return type.
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> object:
+        if name == "__version__":
+            from importlib.metadata import version
+
+            value = version("colabstage")
+        elif name in _HOMES:
+            from importlib import import_module
+
+            value = getattr(import_module(f"colabstage.{_HOMES[name]}"), name)
+        else:
+            msg = f"module 'colabstage' has no attribute {name!r}"
+            # With the module itself, the traceback suggests the name that was meant.
+            raise AttributeError(msg, name=name, obj=sys.modules[__name__])
+        globals()[name] = value
+        return value

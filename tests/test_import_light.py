@@ -1,0 +1,57 @@
+"""`import colabstage` is cheap: nothing heavy is loaded, and next to no time goes by."""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import sys
+import time
+
+import pytest
+
+HEAVY = ("torch", "h5py", "numpy", "PIL", "fsspec", "gdown", "ipywidgets", "tqdm", "rich", "typer")
+
+
+def run_python(code: str) -> str:
+    """What `code` prints in a new interpreter."""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    return done.stdout.strip()
+
+
+def heavy_after(code: str) -> set[str]:
+    """Which heavy packages a new interpreter has loaded after `code`."""
+    return set(run_python(f"import sys\n{code}\nprint(*({{*{HEAVY}}} & {{*sys.modules}}))").split())
+
+
+def seconds_of(code: str) -> float:
+    """Seconds that a new interpreter takes for `code`, start included: the median of seven."""
+    times = []
+    for _ in range(7):
+        start = time.perf_counter()
+        run_python(code)
+        times.append(time.perf_counter() - start)
+    return statistics.median(times)
+
+
+def test_nothing_heavy_is_loaded() -> None:
+    """The import, and asking for the names that there are, load none of the heavy packages."""
+    assert (
+        heavy_after("import colabstage; dir(colabstage); colabstage.ColabstageError; colabstage.__version__") == set()
+    )
+
+
+def test_a_heavy_import_would_be_noticed() -> None:
+    """The check sees a heavy package that is loaded."""
+    assert heavy_after("import colabstage, numpy") == {"numpy"}
+
+
+@pytest.mark.alone
+def test_the_import_takes_less_than_100_ms() -> None:
+    """It takes under 100 ms more than starting the interpreter."""
+    assert seconds_of("import colabstage") - seconds_of("pass") < 0.1
+
+
+@pytest.mark.alone
+def test_a_slow_import_would_be_noticed() -> None:
+    """The timing sees an import of 100 ms."""
+    assert seconds_of("import time, colabstage; time.sleep(0.1)") - seconds_of("pass") > 0.09

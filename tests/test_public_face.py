@@ -1,0 +1,57 @@
+"""The names that `import colabstage` offers."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import pkgutil
+from pathlib import Path
+
+import pytest
+
+import colabstage
+
+
+def test_names_are_sorted_and_shadow_no_package() -> None:
+    """`__all__` is in order, once each, and no name is also a sub-package or module."""
+    modules = {module.name for module in pkgutil.iter_modules(colabstage.__path__)}
+    assert sorted(set(colabstage.__all__)) == colabstage.__all__
+    assert not modules & set(colabstage.__all__)
+    assert set(colabstage.__all__) <= set(dir(colabstage))
+
+
+# One that is a torch Dataset, and one whose annotations need torch.
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.torch if name in {"dataset_h5", "make_loader"} else ())
+        for name in colabstage.__all__
+    ],
+)
+def test_a_name_resolves_and_is_documented(name: str) -> None:
+    """Every public name is there and says what it does."""
+    assert inspect.getdoc(getattr(colabstage, name))
+
+
+def test_type_checkers_see_the_same_names() -> None:
+    """The imports that only type checkers read name the modules that the lazy look-up goes to."""
+    tree = ast.parse(Path(colabstage.__file__).read_text(encoding="utf-8"))
+    imports = {
+        alias.name: node.module
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("colabstage.")
+        for alias in node.names
+    }
+    assert imports == {name: f"colabstage.{home}" for name, home in colabstage._HOMES.items()}
+    assert sorted(imports) == colabstage.__all__
+
+
+def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
+    """A misspelt name fails as on any module, naming the module and the name."""
+    with pytest.raises(AttributeError, match=r"'colabstage' has no attribute 'stage_datset'"):
+        _ = colabstage.stage_datset  # type: ignore[attr-defined]
+
+
+def test_the_version_is_the_installed_one() -> None:
+    """`__version__` comes from the package's metadata."""
+    assert colabstage.__version__.split(".")[:2] == ["0", "1"]
