@@ -1,0 +1,103 @@
+"""The house: imports go downwards only, siblings do not know each other, modules stay small."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).resolve().parent.parent / "colabstage"
+FLOORS = {
+    **dict.fromkeys(("errors", "progress", "units", "fileops", "retry"), 0),
+    **dict.fromkeys(("machine", "trees", "images"), 1),
+    **dict.fromkeys(("fetch", "layouts", "h5"), 2),
+    **dict.fromkeys(("pack", "load"), 3),
+    "stage": 4,
+    "diagnose": 5,
+    "simulate": 6,
+    "ui": 7,
+    **dict.fromkeys(("__init__", "__main__"), 8),  # the public face looks down on everything
+}
+MAY_PRINT = {"ui", "simulate"}
+MAX_LINES = 500
+
+
+def imported_rooms(tree: ast.Module, parents: list[str]) -> set[str]:
+    """The rooms (sub-packages, or modules of the root) that a module's imports name, wherever they stand in it."""
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            base = ".".join([*parents[: len(parents) - node.level + 1], *filter(None, [node.module])])
+            start = base if node.level else node.module or ""
+            names |= {f"{start}.{alias.name}" for alias in node.names}
+    inside = [name.split(".") for name in names if name.split(".")[0] == "colabstage"]
+    return {parts[1] if len(parts) > 1 and parts[1] in FLOORS else "__init__" for parts in inside}
+
+
+def tunnels(tree: ast.Module) -> list[str]:
+    """Public functions and methods that take `**kwargs`."""
+    bodies = [tree.body, *(node.body for node in ast.walk(tree) if isinstance(node, ast.ClassDef))]
+    functions = [node for body in bodies for node in body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    return [node.name for node in functions if node.args.kwarg and not node.name.startswith("_")]
+
+
+def violations(path: Path, text: str) -> list[str]:
+    """What a module, at `path` inside the package, does that the house does not allow."""
+    room, tree = path.parts[0].removesuffix(".py"), ast.parse(text)
+    if room not in FLOORS:
+        return [f"{path}: '{room}' has no floor yet; add it to FLOORS"]
+    above = {other for other in imported_rooms(tree, ["colabstage", *path.parts[:-1]]) if other != room}
+    bad = sorted(other for other in above if FLOORS[other] >= max(FLOORS[room], 1))
+    found = [f"{path}: floor {FLOORS[room]} imports '{other}' of floor {FLOORS[other]}" for other in bad]
+    found += [f"{path}: public '{name}' takes **kwargs" for name in tunnels(tree)]
+    if len(text.splitlines()) > MAX_LINES:
+        found.append(f"{path}: {len(text.splitlines())} lines, more than {MAX_LINES}, are two ideas")
+    prints = any(isinstance(node, ast.Name) and node.id == "print" for node in ast.walk(tree))
+    return [*found, f"{path}: prints"] if prints and room not in MAY_PRINT else found
+
+
+def test_the_house_stands() -> None:
+    """No module breaks a rule."""
+    modules = sorted(PACKAGE.rglob("*.py"))
+    assert len(modules) > 10
+    assert [line for path in modules for line in violations(path.relative_to(PACKAGE), path.read_text("utf-8"))] == []
+
+
+@pytest.mark.parametrize(
+    ("module", "text", "complaint"),
+    [
+        ("h5/names.py", "from colabstage.pack.run import pack_dataset", "imports 'pack' of floor 3"),
+        ("h5/names.py", "from colabstage import layouts", "imports 'layouts' of floor 2"),
+        ("h5/names.py", "def f():\n    import colabstage.ui.cli", "imports 'ui' of floor 7"),
+        ("h5/names.py", "if TYPE_CHECKING:\n    from ..stage.run import x", "imports 'stage' of floor 4"),
+        ("pack/run.py", "from colabstage.load.dataset import dataset_h5", "imports 'load' of floor 3"),
+        ("units.py", "from .machine import drive", "imports 'machine' of floor 1"),
+        ("ui/cli.py", "from colabstage import stage_dataset", "imports '__init__' of floor 8"),
+        ("cloud/run.py", "", "has no floor yet"),
+        ("h5/names.py", "x = 1\n" * 501, "501 lines"),
+        ("h5/names.py", "def f(x):\n    print(x)", "prints"),
+        ("h5/names.py", "class A:\n    def f(self, **options): ...", "public 'f' takes **kwargs"),
+    ],
+)
+def test_a_planted_violation_is_noticed(module: str, text: str, complaint: str) -> None:
+    """Each rule notices what breaks it."""
+    found = violations(Path(module), text)
+    assert len(found) == 1
+    assert complaint in found[0]
+
+
+@pytest.mark.parametrize(
+    ("module", "text"),
+    [
+        ("pack/run.py", "from colabstage.h5.names import x\nfrom .plan import y\nfrom . import z\nimport numpy"),
+        ("fileops.py", "from colabstage.errors import OptionError"),
+        ("ui/cli.py", "from ..stage import run\nprint(run)"),
+        ("h5/names.py", "def _f(**options): ...\ndef g():\n    def inner(**options): ...\n"),
+    ],
+)
+def test_what_is_allowed_passes(module: str, text: str) -> None:
+    """Imports downwards, inside the own package and of others' packages are fine, and so is printing in a face."""
+    assert violations(Path(module), text) == []

@@ -1,0 +1,87 @@
+"""What is committed: nothing of one machine, no registry, no notebook outputs, nothing big."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+MAX_BYTES = 600 * 1024
+
+# Homes that notebook platforms are known by are facts, not somebody's machine.
+_OWN_PATHS = re.compile(
+    r"(?<![\w./$}-])/(?:(?:home|Users)/(?!studio-lab-user|sagemaker-user)\w|root/(?!\.config/Google)[\w.]|work/\w)"
+)
+# In two pieces, so that this file passes its own test.
+_REGISTRIES = re.compile("|".join((r"py" + r"pi\.org", r"python" + r"hosted\.org", r"download\." + r"pytorch\.org")))
+
+
+@cache
+def tracked() -> tuple[Path, ...]:
+    """The files that git tracks."""
+    if not (ROOT / ".git").exists():
+        pytest.skip("needs a git checkout: what is committed is what is looked at")
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True, timeout=60).stdout
+    return tuple(path for name in listed.decode().split("\0") if name and (path := ROOT / name).is_file())
+
+
+def text_of(path: Path) -> str:
+    """A file's text; of pictures and other binary files, what of it is text."""
+    return path.read_text(encoding="utf-8", errors="ignore")
+
+
+def complaints(text: str) -> list[str]:
+    """The passages of a text that belong to one machine or name a package registry."""
+    return [
+        text[match.start() : match.end() + 20] for rule in (_OWN_PATHS, _REGISTRIES) for match in rule.finditer(text)
+    ]
+
+
+def outputs(notebook: str) -> int:
+    """How many cells of a notebook carry outputs or execution counts."""
+    cells = json.loads(notebook)["cells"]
+    return sum(bool(cell.get("outputs")) or cell.get("execution_count") is not None for cell in cells)
+
+
+def test_no_path_or_host_of_one_place() -> None:
+    """No tracked file names a home, a work folder or a package registry."""
+    found = {path.name: bad for path in tracked() if path.suffix != ".png" and (bad := complaints(text_of(path)))}
+    assert found == {}
+
+
+def test_notebooks_are_stripped() -> None:
+    """No notebook carries outputs."""
+    assert [path.name for path in tracked() if path.suffix == ".ipynb" and outputs(text_of(path))] == []
+
+
+def test_nothing_big_is_tracked() -> None:
+    """No tracked file is above 600 KiB."""
+    assert {path.name: path.stat().st_size for path in tracked() if path.stat().st_size > MAX_BYTES} == {}
+
+
+@pytest.mark.parametrize(
+    "text", ["cd /" + "home/ada/data", "'/" + "root/project'", "(/" + "work/x)", "https://py" + "pi.org"]
+)
+def test_a_planted_passage_is_noticed(text: str) -> None:
+    """Each rule notices what breaks it."""
+    assert len(complaints(text)) == 1
+
+
+@pytest.mark.parametrize(
+    "text", ["/kaggle/" + "working/x", "/home/studio-lab-user", "$HOME/work/x", "/work", "a/work/b"]
+)
+def test_a_platforms_own_path_passes(text: str) -> None:
+    """What is true of every machine of a platform may be written down."""
+    assert complaints(text) == []
+
+
+def test_planted_outputs_are_noticed() -> None:
+    """A cell with an output, or with a count, is one too many."""
+    clean = {"cell_type": "code", "outputs": [], "execution_count": None}
+    cells = [clean, {**clean, "outputs": [{}]}, {**clean, "execution_count": 3}, {"cell_type": "markdown"}]
+    assert outputs(json.dumps({"cells": cells})) == 2
