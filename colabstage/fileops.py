@@ -8,6 +8,7 @@ any lock, because locks are a fiction on many file systems that notebooks use.
 from __future__ import annotations
 
 import contextlib
+import glob
 import hashlib
 import itertools
 import json
@@ -28,8 +29,8 @@ _SUFFIX = ".tmp"
 _counter = itertools.count()
 
 
-def _world() -> str:
-    """Name the set of processes that our own process id is unique in: this boot, this container."""
+def current_world() -> str:
+    """Eight hexadecimal digits that name what our process id is unique in: this boot of this container."""
     facts = []
     for path in ("/proc/sys/kernel/random/boot_id", "/proc/self/ns/pid"):
         try:
@@ -51,7 +52,7 @@ def _started(pid: int) -> str:
 def owner_token() -> str:
     """Identify this process among all that ever ran here: world, process id, start time."""
     pid = os.getpid()
-    return f"{_world()}-{pid}-{_started(pid)}"
+    return f"{current_world()}-{pid}-{_started(pid)}"
 
 
 def owner_is_alive(token: str) -> bool | None:
@@ -61,7 +62,7 @@ def owner_is_alive(token: str) -> bool | None:
     pid, _, started = rest.partition("-")
     if not pid.isdigit():
         return None
-    if world != _world():
+    if world != current_world():
         return None
     return bool(started) and _started(int(pid)) == started
 
@@ -71,8 +72,38 @@ def temp_beside(path: Path) -> Path:
     return path.with_name(f"{_MARK}{path.name}.{owner_token()}.{next(_counter)}{_SUFFIX}")
 
 
-def sweep_orphans(folder: Path, *, foreign_age_s: float = 3600.0) -> list[Path]:
+def disown(temp: Path) -> None:
+    """Leave a temporary file or folder of ours for whoever comes next, this process included."""
+    base, _, number = temp.name.removesuffix(_SUFFIX).rpartition(".")
+    # No process has the id 0, so the owner counts as dead.
+    temp.rename(temp.with_name(f"{base.rpartition('.')[0]}.{current_world()}-0-0.{number}{_SUFFIX}"))
+
+
+def adopt_orphan(path: Path, temp: Path) -> bool:
+    """Take over what a dead process left unfinished for `path`: rename it to `temp`, our own name for it.
+
+    The rename is atomic, so of several that try, one succeeds.
+
+    Returns:
+        Whether there was anything to take over.
+    """
+    for entry in sorted(path.parent.glob(f"{_MARK}{glob.escape(path.name)}.*{_SUFFIX}")):
+        owner = entry.name.removesuffix(_SUFFIX).rpartition(".")[0].rpartition(".")[2]
+        # Only a death in this very boot and container is certain enough to take over what was left.
+        if entry.name.removeprefix(f"{_MARK}{path.name}.").count(".") != 1 or owner_is_alive(owner) is not False:
+            continue
+        try:
+            entry.rename(temp)
+        except FileNotFoundError:
+            continue
+        return True
+    return False
+
+
+def sweep_orphans(folder: Path, *, name: str = "", foreign_age_s: float = 3600.0) -> list[Path]:
     """Remove the temporary files and folders in `folder` whose owners are dead; return what was removed.
+
+    With `name`, only those that were to become a file or folder of that name.
 
     Leftovers of another boot or container, whose owner cannot be looked up, go once nothing has touched them for
     `foreign_age_s` seconds.
@@ -81,7 +112,9 @@ def sweep_orphans(folder: Path, *, foreign_age_s: float = 3600.0) -> list[Path]:
     if not folder.is_dir():
         return removed
     for entry in folder.iterdir():
-        if not (entry.name.startswith(_MARK) and entry.name.endswith(_SUFFIX)):
+        if not (entry.name.startswith(f"{_MARK}{name}.") if name else entry.name.startswith(_MARK)):
+            continue
+        if not entry.name.endswith(_SUFFIX):
             continue
         alive = owner_is_alive(entry.name.removesuffix(_SUFFIX).rpartition(".")[0].rpartition(".")[2])
         if alive or (alive is None and time.time() - entry.lstat().st_mtime < foreign_age_s):

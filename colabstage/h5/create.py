@@ -94,6 +94,23 @@ def create_pack(path: Path, content: PackContent) -> dict[str, int]:
     return offsets
 
 
+def reserved_offsets(path: Path, content: PackContent) -> dict[str, int] | None:
+    """The offsets that `create_pack` returned for this very content, read from the file it made.
+
+    `None` when the file is not that file any more.
+    """
+    import h5py
+
+    try:
+        with h5py.File(path, "r", locking=False) as file:
+            found = {spec.name: file[spec.name] for spec in content.reserved if spec.nbytes}
+            if any(found[spec.name].shape != spec.shape for spec in content.reserved if spec.nbytes):
+                return None
+            return {name: dataset.id.get_offset() for name, dataset in found.items()}
+    except (OSError, KeyError):
+        return None
+
+
 def _reserve(file: Any, spec: ReservedDataset) -> int | None:
     """Allocate one contiguous dataset that HDF5 neither fills nor touches; return its offset."""
     from h5py import h5d, h5p, h5s, h5t

@@ -1,0 +1,106 @@
+"""Which samples of an unfinished pack are already in their places, so that a killed run goes on where it was.
+
+One line of text for each finished block of samples, appended with one write. Nothing is forced to the disk: what a
+killed process wrote, the kernel still has. After a reboot it may not, so a journal counts only in the boot that wrote
+it; a rented machine's local disk does not outlive that anyway.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from typing import TYPE_CHECKING, Self
+
+from colabstage.fileops import current_world
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from types import TracebackType
+
+# Samples in a block. What a kill can cost is less than a block for every worker.
+BLOCK_SAMPLES = 32
+
+
+class Journal:
+    """The journal of one run. `fingerprint` says which source and options it belongs to; N samples in all."""
+
+    def __init__(self, path: Path, *, fingerprint: str, samples: int) -> None:
+        """Open the journal, keeping what an earlier run with the same fingerprint finished."""
+        self._lock = threading.Lock()
+        self._samples = samples
+        self._head = {"fingerprint": fingerprint, "samples": samples, "world": current_world()}
+        self._finished, self.skipped = _read(path, self._head)
+        self._handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        if self.resumed:
+            self._left = self._count_left()
+        else:
+            self.forget()
+
+    @property
+    def resumed(self) -> bool:
+        """Whether an earlier run finished anything."""
+        return bool(self._finished)
+
+    def forget(self) -> None:
+        """Begin anew: nothing is finished."""
+        self._finished, self.skipped = set(), {}
+        os.ftruncate(self._handle, 0)
+        os.write(self._handle, _line(self._head))
+        self._left = self._count_left()
+
+    def _count_left(self) -> dict[int, int]:
+        """Samples still to come of each unfinished block."""
+        blocks = range(-(-self._samples // BLOCK_SAMPLES))
+        return {
+            block: min(BLOCK_SAMPLES, self._samples - block * BLOCK_SAMPLES)
+            for block in blocks
+            if block not in self._finished
+        }
+
+    def is_finished(self, position: int) -> bool:
+        """Whether the sample at this position of the reading order is in its place."""
+        return position // BLOCK_SAMPLES in self._finished
+
+    def finish(self, position: int, *, skipped: str | None = None) -> None:
+        """Note that a sample is in its place, or was left out for the reason `skipped`. From any thread."""
+        block = position // BLOCK_SAMPLES
+        with self._lock:
+            if skipped is not None:
+                self.skipped[position] = skipped
+                os.write(self._handle, _line({"skipped": position, "why": skipped}))
+            self._left[block] -= 1
+            if self._left[block] == 0:
+                os.write(self._handle, _line({"block": block}))
+
+    def close(self) -> None:
+        """Let go of the file."""
+        if self._handle >= 0:
+            os.close(self._handle)
+            self._handle = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _line(value: dict[str, object]) -> bytes:
+    return (json.dumps(value) + "\n").encode()
+
+
+def _read(path: Path, head: dict[str, object]) -> tuple[set[int], dict[int, str]]:
+    """Finished blocks, and the reasons of samples left out in them; nothing when the journal is another work's."""
+    try:
+        lines = path.read_bytes().split(b"\n")[:-1]  # a last line without its end was cut off
+        values = [json.loads(line) for line in lines]
+    except (FileNotFoundError, ValueError):
+        return set(), {}
+    if not values or values[0] != head:
+        return set(), {}
+    blocks = {value["block"] for value in values if "block" in value}
+    skipped = {value["skipped"]: value["why"] for value in values if "skipped" in value}
+    return blocks, {position: why for position, why in skipped.items() if position // BLOCK_SAMPLES in blocks}

@@ -1,0 +1,107 @@
+"""Which sample belongs to which split, and in which row it is stored.
+
+Both orders come from a hash of (seed, sample key), not from a random generator: they are the same on every version of
+every library, and a sample that is added later moves few of the others.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import xxhash
+
+from colabstage.errors import LayoutError, OptionError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from colabstage.layouts.table import SampleTable
+
+
+def key_hashes(keys: Sequence[str], *, seed: int, purpose: str) -> NDArray[np.uint64]:
+    """One hash for each key, uint64 `(N,)`. Different purposes give independent orders."""
+    prefix = f"{seed}/{purpose}/"
+    return np.fromiter(
+        (xxhash.xxh3_64_intdigest((prefix + key).encode()) for key in keys), dtype=np.uint64, count=len(keys)
+    )
+
+
+def assign_splits(
+    keys: Sequence[str], labels: NDArray[np.int64], fractions: Sequence[tuple[str, float]], *, seed: int
+) -> NDArray[np.int64]:
+    """Divide samples among splits, stratified: every class has every split's fraction, within one sample.
+
+    Args:
+        keys: N sample keys.
+        labels: int64 `(N,)`.
+        fractions: `(split name, fraction)`, adding up to 1.
+        seed: of the division.
+
+    Returns:
+        int64 `(N,)`, index into `fractions` of each sample's split.
+    """
+    hashes = key_hashes(keys, seed=seed, purpose="split")
+    shares = np.array([fraction for _, fraction in fractions])
+    edges = np.cumsum(shares)
+    assigned = np.empty(len(keys), dtype=np.int64)
+    # What rounding took from a split in one class is given back in the next, so that totals are right as well.
+    owed = np.zeros(len(shares))
+    for label in np.unique(labels):
+        members = np.flatnonzero(labels == label)
+        members = members[np.argsort(hashes[members], kind="stable")]
+        exact = edges * len(members) + owed
+        cuts = np.clip(np.floor(exact + 0.5).astype(np.int64), 0, len(members))
+        cuts[-1] = len(members)
+        cuts = np.maximum.accumulate(cuts)
+        owed = exact - cuts
+        assigned[members] = np.searchsorted(cuts, np.arange(len(members)), side="right")
+    return assigned
+
+
+def split_rows(
+    table: SampleTable, fractions: Sequence[tuple[str, float]] | None, *, seed: int
+) -> dict[str, NDArray[np.int64]]:
+    """Which samples each split holds, in row order.
+
+    Rows of `train` are in seeded random order, so that any range of them is a fair sample; other splits keep the
+    source's order, as predictions need it.
+
+    Returns:
+        Split name to int64 sample indices into `table`; splits without samples are left out.
+
+    Raises:
+        OptionError: fractions are given for a source that has splits of its own.
+        LayoutError: there are no samples.
+    """
+    if len(table) == 0:
+        msg = "The source has no samples to split."
+        raise LayoutError(msg)
+    keys = [entry.name for entry in table.files]
+    if table.splits is not None:
+        if fractions is not None:
+            found = ", ".join(sorted(set(table.splits)))
+            msg = (
+                f"The source already has splits ({found}); leave splits= out to use them, or stage one of its folders."
+            )
+            raise OptionError(msg)
+        names: list[str] = list(dict.fromkeys(table.splits))
+        index = {name: number for number, name in enumerate(names)}
+        assigned = np.fromiter((index[name] for name in table.splits), dtype=np.int64, count=len(table))
+    elif fractions is not None:
+        names = [name for name, _ in fractions]
+        assigned = assign_splits(keys, table.labels, fractions, seed=seed)
+    else:
+        names = ["train"]
+        assigned = np.zeros(len(table), dtype=np.int64)
+    rows: dict[str, NDArray[np.int64]] = {}
+    for number, name in enumerate(names):
+        members = np.flatnonzero(assigned == number)
+        if name == "train":
+            hashes = key_hashes([keys[i] for i in members.tolist()], seed=seed, purpose="row")
+            members = members[np.argsort(hashes, kind="stable")]
+        if len(members):
+            rows[name] = members
+    return rows

@@ -1,0 +1,230 @@
+"""Readers in front of workers, with a bound on the bytes between them.
+
+A slow source is latency: thirty reads in flight cost no more than one. A fast one is processor time: as many workers
+as cores, and readers that stay out of their way. So readers start few where the source looks fast, and grow while
+reads prove slow and workers wait.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from colabstage.errors import SourceReadError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from colabstage.progress import Cancellation
+
+# How often a waiting thread looks whether it should stop; no wait is longer than this.
+_LOOK_S = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineLimits:
+    """How wide the pipeline may get.
+
+    `readers`: reads in flight at the start. `max_readers`: what they may grow to while reads prove slow.
+    `workers`: threads that use what was read.
+    `budget_bytes`: bytes read, or being read, and not yet used; one item may exceed it alone.
+    `slow_read_s`: a mean time of one read, in seconds, above which more readers help.
+    `stall_timeout_s`: with nothing read and nothing used for so long, the source counts as dead.
+    """
+
+    readers: int
+    max_readers: int
+    workers: int
+    budget_bytes: int = 64 * 1024 * 1024
+    slow_read_s: float = 0.002
+    stall_timeout_s: float = 180.0
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineResult:
+    """What a finished run saw: `readers` in flight at the most, `mean_read_s` seconds for one read."""
+
+    readers: int
+    mean_read_s: float
+
+
+def run_pipeline(
+    items: Sequence[int],
+    *,
+    read: Callable[[int], bytes],
+    use: Callable[[int, bytes], None],
+    cost: Callable[[int], int],
+    limits: PipelineLimits,
+    cancellation: Cancellation,
+) -> PipelineResult:
+    """Call `use(item, read(item))` once for every item, in no particular order.
+
+    Args:
+        items: what to do, in the order in which to read.
+        read: called in reader threads.
+        use: called in worker threads.
+        cost: bytes that `read(item)` will return, for the budget.
+        limits: how many of each.
+        cancellation: looked at several times a second.
+
+    Raises:
+        CancelledError: the caller asked to stop.
+        SourceReadError: nothing moved for `limits.stall_timeout_s` seconds.
+        BaseException: the first that `read` or `use` raised; nothing more is started after it.
+    """
+    run = _Run(items, read, use, cost, limits)
+    try:
+        run.start()
+        run.wait(cancellation)
+    finally:
+        run.stop()
+    return PipelineResult(run.readers, run.mean_read_s)
+
+
+class _Run:
+    """The threads of one run and what they share, all of it guarded by one lock."""
+
+    def __init__(
+        self,
+        items: Sequence[int],
+        read: Callable[[int], bytes],
+        use: Callable[[int, bytes], None],
+        cost: Callable[[int], int],
+        limits: PipelineLimits,
+    ) -> None:
+        self._items = items
+        self._read = read
+        self._use = use
+        self._cost = cost
+        self._limits = limits
+        self._lock = threading.Lock()
+        # Three reasons to wait on the one lock: data for workers, room for readers, the end for the caller.
+        self._data = threading.Condition(self._lock)
+        self._room = threading.Condition(self._lock)
+        self._end = threading.Condition(self._lock)
+        self._ready: deque[tuple[int, bytes]] = deque()
+        self._taken = 0
+        self._used = 0
+        self._in_flight_bytes = 0
+        self._idle_workers = 0
+        self._error: BaseException | None = None
+        self._stopping = False
+        self._last_sign = time.monotonic()
+        self._threads: list[threading.Thread] = []
+        self.readers = 0
+        self.mean_read_s = 0.0
+
+    def start(self) -> None:
+        """Start the workers and the first readers."""
+        with self._lock:
+            for _ in range(min(self._limits.workers, len(self._items))):
+                self._spawn(self._work)
+            for _ in range(min(self._limits.readers, len(self._items))):
+                self._spawn_reader()
+
+    def wait(self, cancellation: Cancellation) -> None:
+        """Return when every item is used; raise what stopped the run."""
+        with self._lock:
+            while self._used < len(self._items) and self._error is None:
+                self._end.wait(_LOOK_S)
+                cancellation.check()
+                silent_s = time.monotonic() - self._last_sign
+                if silent_s > self._limits.stall_timeout_s:
+                    msg = (
+                        f"No file could be read for {silent_s:.0f} seconds ({self._used} of {len(self._items)} done). "
+                        "The source hangs; if it is Google Drive, mount it again with force_remount=True and run this "
+                        "cell once more: finished work is kept."
+                    )
+                    raise SourceReadError(msg)
+            if self._error is not None:
+                raise self._error
+
+    def stop(self) -> None:
+        """Let every thread end, and wait for those that can."""
+        with self._lock:
+            self._halt()
+        for thread in self._threads:
+            # A thread stuck in a dead mount's read cannot be interrupted; it is a daemon and holds nothing.
+            thread.join(timeout=5.0)
+
+    def _halt(self) -> None:
+        self._stopping = True
+        self._ready.clear()
+        for condition in (self._data, self._room, self._end):
+            condition.notify_all()
+
+    def _spawn(self, target: Callable[[], None]) -> None:
+        thread = threading.Thread(target=self._guard, args=(target,), name="colabstage-pipeline", daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _spawn_reader(self) -> None:
+        self.readers += 1
+        self._spawn(self._fetch)
+
+    def _guard(self, target: Callable[[], None]) -> None:
+        try:
+            target()
+        except BaseException as error:  # noqa: BLE001 - handed to the waiting thread, which raises it
+            with self._lock:
+                self._error = self._error or error
+                self._halt()
+
+    def _fetch(self) -> None:
+        while (item := self._take()) is not None:
+            began = time.monotonic()
+            data = self._read(item)
+            self._deliver(item, data, time.monotonic() - began)
+
+    def _take(self) -> int | None:
+        """The next item, once the budget allows it; `None` when there are no more."""
+        with self._lock:
+            while not self._stopping and self._taken < len(self._items):
+                item = self._items[self._taken]
+                cost = self._cost(item)
+                if self._in_flight_bytes == 0 or self._in_flight_bytes + cost <= self._limits.budget_bytes:
+                    self._taken += 1
+                    self._in_flight_bytes += cost
+                    return item
+                self._room.wait(_LOOK_S)
+            return None
+
+    def _deliver(self, item: int, data: bytes, seconds: float) -> None:
+        with self._lock:
+            if self._stopping:
+                return
+            self._last_sign = time.monotonic()
+            self.mean_read_s += (0.1 if self.mean_read_s else 1.0) * (seconds - self.mean_read_s)
+            starved = self._idle_workers > 0 and not self._ready
+            if starved and self.mean_read_s > self._limits.slow_read_s and self.readers < self._limits.max_readers:
+                self._spawn_reader()
+            self._ready.append((item, data))
+            self._data.notify()
+
+    def _work(self) -> None:
+        while (ready := self._next_ready()) is not None:
+            self._use(*ready)
+            self._finish(ready[0])
+
+    def _next_ready(self) -> tuple[int, bytes] | None:
+        with self._lock:
+            while not self._ready:
+                if self._stopping or self._used == len(self._items):
+                    return None
+                self._idle_workers += 1
+                self._data.wait(_LOOK_S)
+                self._idle_workers -= 1
+            return self._ready.popleft()
+
+    def _finish(self, item: int) -> None:
+        with self._lock:
+            self._last_sign = time.monotonic()
+            self._used += 1
+            self._in_flight_bytes -= self._cost(item)
+            self._room.notify()
+            if self._used == len(self._items):
+                self._data.notify_all()
+                self._end.notify_all()
