@@ -101,7 +101,33 @@ def mount_of(path: str | os.PathLike[str], *, mounts: Sequence[Mount] | None = N
         mounts: the mount table; this machine's by default, read now.
     """
     table = list_mounts() if mounts is None else mounts
-    return _covering(_follow_links(Path(path), table), table)
+    return _covering(follow_links(path, mounts=table), table)
+
+
+def follow_links(path: str | os.PathLike[str], *, mounts: Sequence[Mount] | None = None) -> Path:
+    """Make a path absolute and follow its links until it enters a slow mount; nothing there is touched.
+
+    Args:
+        path: any path; it need not exist.
+        mounts: the mount table; this machine's by default, read now.
+    """
+    table = list_mounts() if mounts is None else mounts
+    todo = _steps(Path(path) if Path(path).is_absolute() else Path.cwd() / path)
+    current = Path("/")
+    links = 0
+    while todo:
+        step = todo.pop()
+        following = current.parent if step == ".." else current / step
+        if slow_reason(_covering(following, table)) is not None:
+            return Path(os.path.normpath(following.joinpath(*reversed(todo))))
+        target = _read_link(following)
+        if target is None or links == _MAX_LINKS:
+            current = following
+            continue
+        links += 1
+        todo += _steps(target)
+        current = Path("/") if target.is_absolute() else current
+    return current
 
 
 def slow_reason(mount: Mount) -> str | None:
@@ -180,26 +206,6 @@ def _covering(path: Path, mounts: Sequence[Mount]) -> Mount:
     """The mount with the longest mount point above `path`; of two at one place the later one, which hides the other."""
     above = [mount for mount in mounts if path.is_relative_to(mount.mountpoint)]
     return max(reversed(above), key=lambda mount: len(mount.mountpoint.parts), default=Mount(Path("/"), "", ""))
-
-
-def _follow_links(path: Path, mounts: Sequence[Mount]) -> Path:
-    """Follow links until the path enters a slow mount; from there on nothing may be touched."""
-    todo = _steps(path if path.is_absolute() else Path.cwd() / path)
-    current = Path("/")
-    links = 0
-    while todo:
-        step = todo.pop()
-        following = current.parent if step == ".." else current / step
-        if slow_reason(_covering(following, mounts)) is not None:
-            return Path(os.path.normpath(following.joinpath(*reversed(todo))))
-        target = _read_link(following)
-        if target is None or links == _MAX_LINKS:
-            current = following
-            continue
-        links += 1
-        todo += _steps(target)
-        current = Path("/") if target.is_absolute() else current
-    return current
 
 
 def _steps(path: Path) -> list[str]:

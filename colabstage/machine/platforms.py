@@ -68,7 +68,7 @@ class _Facts:
 
     def system(self, path: str) -> Path:
         """An absolute path of the machine, as a practice machine would have it."""
-        return Path(self.environ.get(SYSTEM_ROOT_VARIABLE) or "/") / path.lstrip("/")
+        return system_root(self.environ) / path.lstrip("/")
 
     def first_existing(self, *paths: str) -> Path:
         """The first path that exists, else the last one."""
@@ -223,6 +223,11 @@ _TABLE: tuple[_Row, ...] = (
 
 PLATFORM_NAMES: tuple[str, ...] = tuple(row.name for row in _TABLE)
 """Every platform's name, in the order in which they are tested."""
+
+
+def system_root(environ: Mapping[str, str] | None = None) -> Path:
+    """The folder that stands for `/`: `/` itself, unless `COLABSTAGE_SYSTEM_ROOT` names a practice machine's."""
+    return Path((os.environ if environ is None else environ).get(SYSTEM_ROOT_VARIABLE) or "/")
 
 
 def detect_platform(

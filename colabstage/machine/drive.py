@@ -1,0 +1,397 @@
+"""Google Drive on Colab: mount it, make new files visible, push what was written; and find it in the file system.
+
+The client behind the mount decides how this is done:
+
+- Asking for a mount opens a permission dialogue even when Drive is mounted already, so the mount table is looked at
+  before anything is asked.
+- `force_remount=True` kills the client with SIGKILL, with whatever it has not uploaded yet; nothing can tell from
+  outside whether something is waiting. So a living client is never forced: refreshing pushes first, then mounts again.
+- There is no flush without an unmount. Nothing in colabstage calls `flush_drive` or `refresh_drive` by itself.
+- A client that has died leaves a mount that answers 'Transport endpoint is not connected', and one that hangs takes
+  every caller with it; so a mount is asked for a sign of life from a child process, under a deadline.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import shutil
+import subprocess
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from colabstage.errors import (
+    DriveAuthError,
+    DriveDisconnectedError,
+    DriveError,
+    DriveNotMountedError,
+    NotSupportedHereError,
+    TargetExistsError,
+)
+from colabstage.machine.drive_errors import flush_error, mount_error
+from colabstage.machine.mounts import Mount, follow_links, list_mounts, mount_of, probe_mount
+from colabstage.machine.platforms import detect_platform, system_root
+from colabstage.units import format_duration
+
+DEFAULT_MOUNTPOINT = "/content/drive"
+
+_TYPE = "fuse.drive"
+_OLD_CLIENT = "google-drive-ocamlfuse"
+_OLD_TYPE = f"fuse.{_OLD_CLIENT}"
+# The spelling with a space is a hidden redirect to the one without.
+_SPELLINGS = {"My Drive": "MyDrive", "Shared drives": "Shareddrives"}
+_PROBE_TIMEOUT_S = 15.0
+# A mount right after an unmount fails now and then, and succeeds a moment later.
+_REMOUNT_ATTEMPTS = 2
+_REMOUNT_WAIT_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class FlushReport:
+    """What `flush_drive` did.
+
+    `mountpoint`: where Drive was mounted. `seconds`: how long the upload of everything that was waiting took.
+    `remounted`: whether Drive is mounted there again. `problem`: why not, when that was wanted and failed; everything
+    was uploaded all the same.
+    """
+
+    mountpoint: Path
+    seconds: float
+    remounted: bool
+    problem: str | None = None
+
+
+def drive_root(path: str | os.PathLike[str]) -> Path | None:
+    """The mount point of the Google Drive that `path` lies on; `None` when it lies elsewhere.
+
+    Links are followed, nothing on Drive itself is touched, and the path need not exist.
+    """
+    mount = mount_of(path)
+    return mount.mountpoint if mount.fstype in {_TYPE, _OLD_TYPE} else None
+
+
+def normalise_drive_path(path: str | os.PathLike[str]) -> Path:
+    """Spell a path on Drive the one way: `MyDrive` for `My Drive`, `Shareddrives` for `Shared drives`.
+
+    Links that lead there are resolved. A path that lies elsewhere is returned as it is.
+    """
+    root = drive_root(path)
+    if root is None:
+        return Path(path)
+    place = follow_links(path)
+    first, *rest = [*place.relative_to(root).parts, ""]
+    return root.joinpath(_SPELLINGS.get(first, first), *rest)
+
+
+def find_drive(*, timeout_s: float = _PROBE_TIMEOUT_S) -> Path | None:
+    """The `MyDrive` folder of a mounted Google Drive that answers within `timeout_s` seconds; `None` without one."""
+    for mount in _drives():
+        folder = _my_drive(mount)
+        if probe_mount(folder, timeout_s).state == "alive":
+            return folder
+    return None
+
+
+def mount_drive(
+    mountpoint: str | os.PathLike[str] = DEFAULT_MOUNTPOINT, *, readonly: bool = False, timeout_s: float = 120.0
+) -> Path:
+    """Mount Google Drive on Colab and return its `MyDrive` folder.
+
+    A Drive that is mounted there already is used as it is, whatever its mode, and no permission is asked for. A mount
+    whose client has died is mounted again. Call it from a notebook cell; threads ask `find_drive` instead.
+
+    Args:
+        mountpoint: an empty folder, or one to be created; must not contain a space.
+        readonly: mount so that nothing on Drive can be changed.
+        timeout_s: seconds to wait for the person's permission, and again for Drive's first listing.
+
+    Raises:
+        NotSupportedHereError: this is not a Colab notebook, or it is not the main thread.
+        DriveAuthError: the permission was refused or not answered, or an administrator forbids it.
+        DriveDisconnectedError: a client is mounted there that does not answer.
+        OptionError: the mount point cannot be used.
+        TargetExistsError: something else stands at the mount point; nothing there is touched.
+        DriveError: the client failed, or Drive is mounted elsewhere; the message says what to do.
+    """
+    place = Path(os.path.abspath(Path(mountpoint).expanduser()))  # noqa: PTH100 - links are judged below
+    _check_main_thread("mount_drive")
+    here = _mount_at(place)
+    if here is not None and not _is_dead(here):
+        return _my_drive(here)
+    client = _colab_client("mount_drive")
+    if here is None:
+        _check_mountpoint(place)
+    _check_no_other_drive(place)
+    return _mount(client, place, readonly=readonly, force=here is not None, timeout_s=timeout_s)
+
+
+def refresh_drive(*, timeout_s: float = 3600.0) -> Path:
+    """Make files that were added to Drive elsewhere visible here, and return the `MyDrive` folder.
+
+    Today's client only looks again when it is mounted again. What this machine has written is pushed first, because
+    a forced remount would lose it; so this may take as long as `flush_drive`. Where the old client
+    google-drive-ocamlfuse is mounted, its cache is cleared instead (`google-drive-ocamlfuse -cc`).
+
+    Args:
+        timeout_s: seconds that pushing may take.
+
+    Raises:
+        DriveNotMountedError: no Drive is mounted.
+        NotSupportedHereError: this is not a Colab notebook, or it is not the main thread.
+        DriveError: this process still works on Drive (which files is in the message), or not everything could be
+            pushed in time (then nothing was lost), or mounting again failed.
+    """
+    _check_main_thread("refresh_drive")
+    drive = _the_drive("refresh_drive")
+    if drive.fstype == _OLD_TYPE:
+        _clear_old_cache()
+        return drive.mountpoint
+    client = _colab_client("refresh_drive")
+    _check_unused(drive.mountpoint)
+    if _is_dead(drive):
+        return _mount(client, drive.mountpoint, readonly=drive.readonly, force=True)
+    _flush(client, drive, timeout_s)
+    return _mount_again(client, drive)
+
+
+def flush_drive(*, timeout_s: float = 3600.0, remount: bool = True) -> FlushReport:
+    """Wait until everything written to Drive from here has been uploaded.
+
+    Today's client can only do that by unmounting, so Drive is mounted again afterwards, which may ask for permission
+    again. At the end of a session, pass `remount=False`. Uploads have been lost even so: keep the previous version
+    of what matters, and look at the result from a new mount.
+
+    Args:
+        timeout_s: seconds that the upload may take; at about 2 MB/s a file, 10 files at a time.
+        remount: mount Drive again afterwards. When that fails, the report says why.
+
+    Raises:
+        DriveNotMountedError: no Drive is mounted.
+        DriveDisconnectedError: the client has died; what it had not uploaded waits in its cache on this machine.
+        NotSupportedHereError: this is not a Colab notebook, or it is not the main thread.
+        DriveError: this process still works on Drive, or not everything could be uploaded in time.
+    """
+    _check_main_thread("flush_drive")
+    drive = _the_drive("flush_drive")
+    if drive.fstype == _OLD_TYPE:
+        msg = (
+            f"{_OLD_CLIENT} at '{drive.mountpoint}' cannot be flushed. Unmount it: fusermount -u '{drive.mountpoint}'."
+        )
+        raise NotSupportedHereError(msg)
+    client = _colab_client("flush_drive")
+    _check_unused(drive.mountpoint)
+    if _is_dead(drive):
+        msg = (
+            f"The Drive client at '{drive.mountpoint}' has died. What it had not uploaded waits in its cache on this "
+            "machine: call mount_drive(), which starts it again, then flush_drive()."
+        )
+        raise DriveDisconnectedError(msg)
+    seconds = _flush(client, drive, timeout_s)
+    if not remount:
+        return FlushReport(drive.mountpoint, seconds, remounted=False)
+    try:
+        _mount_again(client, drive)
+    except (DriveError, NotSupportedHereError) as error:
+        return FlushReport(drive.mountpoint, seconds, remounted=False, problem=str(error))
+    return FlushReport(drive.mountpoint, seconds, remounted=True)
+
+
+def _visible_mounts() -> list[Mount]:
+    """The mounts that can be reached, the one at `/content/drive` first, then the latest first.
+
+    On a practice machine only those below its root count.
+    """
+    table = [mount for mount in list_mounts() if mount.mountpoint.is_relative_to(system_root())]
+    visible = {mount.mountpoint: mount for mount in table}  # a later mount hides an earlier one at the same place
+    latest_first = list(reversed(visible.values()))
+    return sorted(latest_first, key=lambda mount: mount.mountpoint != Path(DEFAULT_MOUNTPOINT))
+
+
+def _drives() -> list[Mount]:
+    return [mount for mount in _visible_mounts() if mount.fstype in {_TYPE, _OLD_TYPE}]
+
+
+def _mount_at(place: Path) -> Mount | None:
+    """What is mounted at exactly this place."""
+    real = follow_links(place)
+    return next((mount for mount in _visible_mounts() if mount.mountpoint == real), None)
+
+
+def _my_drive(drive: Mount) -> Path:
+    return drive.mountpoint if drive.fstype == _OLD_TYPE else drive.mountpoint / "MyDrive"
+
+
+def _the_drive(verb: str) -> Mount:
+    drives = _drives()
+    if drives:
+        return drives[0]
+    _colab_client(verb)  # off Colab, say so
+    msg = f"{verb}() needs a mounted Drive, and none is mounted. Call mount_drive() first."
+    raise DriveNotMountedError(msg)
+
+
+def _is_dead(mount: Mount) -> bool:
+    """Whether the mount's client has died; `False` when it is a Drive that works.
+
+    Raises:
+        TargetExistsError: it is no Drive at all.
+        DriveError: it is a Drive that neither works nor is dead.
+    """
+    place = mount.mountpoint
+    if mount.fstype not in {_TYPE, _OLD_TYPE}:
+        msg = f"Something else is mounted at '{place}' already ({mount.fstype}). Choose another mount point."
+        raise TargetExistsError(msg)
+    probe = probe_mount(_my_drive(mount), _PROBE_TIMEOUT_S)
+    if probe.state in {"alive", "dead"}:
+        return probe.state == "dead"
+    if probe.state == "silent":
+        msg = (
+            f"Drive at '{place}' has not answered for {format_duration(_PROBE_TIMEOUT_S)}. It may be busy: wait, then "
+            f'try again. google.colab.drive.mount("{place}", force_remount=True) mounts it anew, and what was not uploaded '
+            "may then be lost."
+        )
+        raise DriveDisconnectedError(msg)
+    msg = (
+        f"Drive is mounted at '{place}', but its folder '{_my_drive(mount).name}' cannot be read ({probe.reason}). Try "
+        "again in a minute; if that does not help, restart the session."
+    )
+    raise DriveError(msg)
+
+
+def _check_main_thread(verb: str) -> None:
+    if threading.current_thread() is not threading.main_thread():
+        msg = (
+            f"{verb}() was called in the thread '{threading.current_thread().name}', but Colab only answers the main "
+            "thread. Call it in a notebook cell, before the threads start; they can use find_drive()."
+        )
+        raise NotSupportedHereError(msg)
+
+
+def _colab_client(verb: str) -> Any:
+    try:
+        return importlib.import_module("google.colab.drive")
+    except ImportError as error:
+        msg = (
+            f"{verb}() works in Google Colab only, and this is {detect_platform().title}. Stage from a local folder, "
+            "a URL or a share link instead."
+        )
+        raise NotSupportedHereError(msg) from error
+
+
+def _check_mountpoint(place: Path) -> None:
+    """Refuse what the client would refuse, before it asks the person for anything."""
+    if " " in str(place):
+        raise mount_error(ValueError("Mountpoint must not contain a space."), place)
+    if place.is_symlink():
+        raise mount_error(ValueError("Mountpoint must not be a symlink"), place)
+    if place.is_dir() and next(place.iterdir(), None) is not None:
+        raise mount_error(ValueError("Mountpoint must not already contain files"), place)
+    if place.exists() and not place.is_dir():
+        raise mount_error(ValueError("Mountpoint must either be a directory or not exist"), place)
+    if not place.parent.is_dir():
+        raise mount_error(ValueError("Mountpoint must be in a directory that exists"), place)
+
+
+def _check_no_other_drive(place: Path) -> None:
+    """Mounting kills every running Drive client, so one that works elsewhere stands in the way."""
+    here = _mount_at(place)
+    for mount in _drives():
+        if mount.fstype == _TYPE and mount != here and not _is_dead(mount):
+            msg = (
+                f"Drive is mounted at '{mount.mountpoint}' already, and mounting it at '{place}' would end that "
+                f"mount with all that it has not uploaded. Use '{_my_drive(mount)}', or call flush_drive(remount=False) first."
+            )
+            raise DriveError(msg)
+
+
+def _check_unused(root: Path) -> None:
+    """Refuse to take Drive away from under this process: its open files would break, its folder would be gone."""
+    held = _held_below(root)
+    if not held:
+        return
+    if Path("/proc/self/cwd") in held:
+        msg = f"The current folder is on Drive ({held[Path('/proc/self/cwd')]}). Leave it first: os.chdir('/content')."
+        raise DriveError(msg)
+    names = ", ".join(f"'{path}'" for path in sorted(set(held.values()))[:5])
+    msg = f"Files on Drive are open in this notebook and would break: {names}. Close them, then try again."
+    raise DriveError(msg)
+
+
+def _held_below(root: Path) -> dict[Path, Path]:
+    """What this process has open below `root`, by its place in /proc. Reading the links does not touch the files."""
+    held = {}
+    for link in (Path("/proc/self/cwd"), *Path("/proc/self/fd").iterdir()):
+        try:
+            target = link.readlink()
+        except OSError:  # closed meanwhile, for example the handle that lists this folder
+            continue
+        if target.is_relative_to(root):
+            held[link] = target
+    return held
+
+
+def _mount(client: Any, place: Path, *, readonly: bool, force: bool = False, timeout_s: float = 120.0) -> Path:
+    try:
+        client.mount(str(place), force_remount=force, timeout_ms=round(timeout_s * 1000), readonly=readonly)
+    except Exception as error:
+        raise mount_error(error, place) from error
+    mount = _mount_at(place)
+    if mount is None:
+        msg = (
+            "Nobody answered the request for access to Drive in time, and nothing was mounted. Run the cell again and "
+            "answer the dialogue."
+        )
+        raise DriveAuthError(msg)
+    if _is_dead(mount):
+        msg = (
+            f"Drive was mounted at '{place}', but its client died at once. Run the cell again, or restart the session."
+        )
+        raise DriveDisconnectedError(msg)
+    return _my_drive(mount)
+
+
+def _mount_again(client: Any, drive: Mount) -> Path:
+    for _ in range(_REMOUNT_ATTEMPTS - 1):
+        try:
+            return _mount(client, drive.mountpoint, readonly=drive.readonly)
+        except DriveAuthError:
+            raise
+        except DriveError:
+            time.sleep(_REMOUNT_WAIT_S)
+    return _mount(client, drive.mountpoint, readonly=drive.readonly)
+
+
+def _flush(client: Any, drive: Mount, timeout_s: float) -> float:
+    """Push everything and unmount; returns how long that took, in seconds."""
+    started = time.monotonic()
+    try:
+        client.flush_and_unmount(timeout_ms=round(timeout_s * 1000))
+    except Exception as error:
+        raise flush_error(error, drive.mountpoint, format_duration(timeout_s)) from error
+    if _mount_at(drive.mountpoint) is not None:
+        msg = (
+            f"The Drive client says that it has pushed everything, but '{drive.mountpoint}' is still mounted. Close "
+            "what other programs have open there, then call flush_drive() again."
+        )
+        raise DriveError(msg)
+    return time.monotonic() - started
+
+
+def _clear_old_cache() -> None:
+    program = shutil.which(_OLD_CLIENT)
+    if program is None:
+        msg = f"Drive is mounted by {_OLD_CLIENT}, but that program is not on the PATH, so its cache cannot be cleared."
+        raise NotSupportedHereError(msg)
+    try:
+        done = subprocess.run(
+            [program, "-cc"], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False, cwd="/"
+        )
+    except subprocess.TimeoutExpired as error:
+        msg = f"'{_OLD_CLIENT} -cc' did not finish in 60 s. Unmount Drive and mount it again instead."
+        raise DriveError(msg) from error
+    if done.returncode:
+        msg = f"'{_OLD_CLIENT} -cc' failed ({done.stderr.strip()}). Unmount Drive and mount it again instead."
+        raise DriveError(msg)

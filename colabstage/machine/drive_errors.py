@@ -1,0 +1,190 @@
+"""What `google.colab.drive` says when it fails, turned into one typed error each that says what to do.
+
+Its exceptions are told apart by type name and wording: some come from private modules, or from packages that are
+only there on Colab, so importing them to catch them would fail everywhere else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from colabstage.errors import (
+    ColabstageError,
+    DriveAuthError,
+    DriveDisconnectedError,
+    DriveError,
+    NotSupportedHereError,
+    OptionError,
+    TargetExistsError,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_LOG = "~/.config/Google/DriveFS/Logs/drive_fs.txt"
+
+
+@dataclass(frozen=True, slots=True)
+class _Cause:
+    """One documented failure: the type name and the words that tell it, and what a person needs to know."""
+
+    type_name: str
+    words: str
+    error: type[ColabstageError]
+    message: str
+
+
+# The first cause that fits counts, so the general ones stand last.
+_MOUNT_CAUSES = (
+    _Cause(
+        "MessageError",
+        "",
+        DriveAuthError,
+        "Google did not grant access to Drive. Run the cell again and, in the dialogue, choose the account that this "
+        "notebook is signed in with and tick every box; browser settings that block third-party cookies or pop-ups "
+        "also end here.",
+    ),
+    _Cause(
+        "NotImplementedError",
+        "Enterprise",
+        NotSupportedHereError,
+        "Colab Enterprise cannot mount Google Drive. Copy the data to a Cloud Storage bucket and stage it from there.",
+    ),
+    _Cause(
+        "NotImplementedError",
+        "",
+        NotSupportedHereError,
+        "This machine cannot mount Google Drive: google.colab is installed, but this is not a Colab machine. "
+        "Stage from a local folder, a URL or a share link instead.",
+    ),
+    _Cause(
+        "AttributeError",
+        "kernel",
+        NotSupportedHereError,
+        "Drive can only be mounted from a notebook cell, because the permission is asked for in the browser. This is "
+        "a script or a shell: mount Drive in a cell first; scripts started afterwards can use it.",
+    ),
+    _Cause(
+        "KeyError",
+        "",
+        NotSupportedHereError,
+        "A variable that Colab sets in its notebooks is missing, so this process is not one of Colab's notebook "
+        "kernels. Mount Drive in a notebook cell.",
+    ),
+    _Cause(
+        "TIMEOUT",
+        "",
+        DriveError,
+        "The Drive client started for '{place}' but said nothing until the deadline. Run the cell again; if that does "
+        "not help, restart the session ('Disconnect and delete runtime').",
+    ),
+    _Cause(
+        "ValueError",
+        "timeout during initial read of root folder",
+        DriveError,
+        "Drive took too long to list 'My Drive': it holds too many items at its top level. Try again (each attempt "
+        "gets further, because what was listed is kept), then move files from the top level into folders.",
+    ),
+    _Cause(
+        "ValueError",
+        "domain policy",
+        DriveAuthError,
+        "The administrator of this Google account has disabled Drive for desktop, which Colab uses. Ask for it to be "
+        "enabled (support.google.com/a/answer/7496409), or use another account.",
+    ),
+    _Cause(
+        "ValueError",
+        "must not contain a space",
+        OptionError,
+        "The mount point '{place}' contains a space, which Colab does not allow. Use '/content/drive'.",
+    ),
+    _Cause(
+        "ValueError",
+        "must not be a symlink",
+        OptionError,
+        "The mount point '{place}' is a symbolic link. Use a plain folder such as '/content/drive'.",
+    ),
+    _Cause(
+        "ValueError",
+        "must not already contain files",
+        TargetExistsError,
+        "The mount point '{place}' is a local folder with files in it, written there while Drive was not mounted; they "
+        "are not on Drive. Move them elsewhere, then mount again.",
+    ),
+    _Cause(
+        "ValueError",
+        "must either be a directory or not exist",
+        TargetExistsError,
+        "The mount point '{place}' is a file. Move it elsewhere, or use '/content/drive'.",
+    ),
+    _Cause(
+        "ValueError",
+        "must be in a directory that exists",
+        OptionError,
+        "The mount point '{place}' lies in a folder that does not exist. Use '/content/drive', or create the folder.",
+    ),
+    _Cause(
+        "ValueError",
+        "must be a directory if present",
+        TargetExistsError,
+        "A file stands where the Drive client keeps its settings ({error}). Move it elsewhere, then mount again.",
+    ),
+    _Cause(
+        "ValueError",
+        "mount failed",
+        DriveError,
+        "The Drive client ended before '{place}' was mounted. Run the cell again; if that does not help, restart the "
+        f"session ('Disconnect and delete runtime'). Its log is {_LOG}.",
+    ),
+    _Cause(
+        "OSError",
+        "Transport endpoint",
+        DriveDisconnectedError,
+        "The mount at '{place}' is dead ({error}). Run the cell again; if that does not help, restart the session "
+        "('Disconnect and delete runtime').",
+    ),
+)
+
+_FLUSH_CAUSES = (
+    _Cause(
+        "ValueError",
+        "flush_and_unmount failed",
+        DriveError,
+        "Drive could not upload everything within {limit}. What is still waiting lies only on this machine: keep the "
+        "session open and call flush_drive() again, with a larger timeout_s when there is much to upload.",
+    ),
+    _Cause(
+        "NotImplementedError",
+        "",
+        NotSupportedHereError,
+        "This machine cannot flush Google Drive ({error}). Files are uploaded in the background; look for them on "
+        "drive.google.com before the session ends.",
+    ),
+    _Cause(
+        "KeyError",
+        "",
+        NotSupportedHereError,
+        "A variable that Colab sets in its notebooks is missing ({error}), so Drive cannot be flushed from here. "
+        "Call flush_drive() in a notebook cell.",
+    ),
+)
+
+
+def mount_error(error: Exception, place: Path) -> ColabstageError:
+    """The typed error for a failure of `drive.mount(place)`."""
+    return _translate(error, _MOUNT_CAUSES, f"Mounting Drive at '{place}' failed", place=str(place))
+
+
+def flush_error(error: Exception, place: Path, limit: str) -> ColabstageError:
+    """The typed error for a failure of `drive.flush_and_unmount` that was given the time `limit`."""
+    return _translate(error, _FLUSH_CAUSES, f"Flushing Drive at '{place}' failed", place=str(place), limit=limit)
+
+
+def _translate(error: Exception, causes: tuple[_Cause, ...], what: str, **figures: str) -> ColabstageError:
+    names = {kind.__name__ for kind in type(error).__mro__}
+    for cause in causes:
+        if cause.type_name in names and cause.words in str(error):
+            return cause.error(cause.message.format(error=error, **figures))
+    msg = f"{what}: {type(error).__name__}: {error}. Run the cell again; if that does not help, restart the session."
+    return DriveError(msg)
