@@ -1,0 +1,81 @@
+# One command for each thing people do here. Each sets up what it needs in this checkout, once; the second time is quick.
+
+SHELL := bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+# What of the caller's Python would leak into ours.
+unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export PIP_NO_INPUT := 1
+
+VENV := .venv
+VENV313 := .venv313
+VENV_WHEEL := .venv-wheel
+PIP_INSTALL := -m pip install --quiet --constraint constraints.txt
+# BENCH=name picks one script of benchmarks/.
+BENCH ?= *
+BENCHMARKS = $(filter-out benchmarks/_%,$(wildcard benchmarks/$(BENCH).py))
+
+.PHONY: help demo test check format smoke bench campaign clean python313
+
+help: ## show these lines
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 18
+
+demo: $(VENV)/.installed $(VENV)/.fuse ## train from a simulated Drive, straight and staged; prints the comparison
+	$(VENV)/bin/colabstage demo
+
+test: $(VENV)/.installed $(VENV)/.fuse python313 ## all tests on Python 3.11, those without torch also on 3.13
+	@$(VENV)/bin/python scripts/run_tests.py
+
+check: $(VENV)/.installed ## format, lint, types, floors, tests, then a smoke test of the built wheel
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/mypy
+	$(VENV)/bin/pytest -q tests/test_floors.py tests/test_house.py
+	@$(MAKE) --no-print-directory test
+	@$(MAKE) --no-print-directory smoke
+
+format: $(VENV)/.installed ## put the code into the house's format
+	$(VENV)/bin/ruff format .
+	$(VENV)/bin/ruff check --fix .
+
+smoke: $(VENV)/.installed $(VENV_WHEEL)/bin/pip ## the smoke tests against the built wheel, from an empty folder
+	@bash scripts/smoke_wheel.sh $(VENV) $(VENV_WHEEL)
+
+bench: $(VENV)/.installed $(VENV)/.fuse ## run the scripts of benchmarks/ (BENCH=name for one)
+	@test -n "$(BENCHMARKS)" || { echo "There is no benchmarks/$(BENCH).py."; exit 1; }
+	@for script in $(BENCHMARKS); do echo "== $$script"; $(VENV)/bin/python $$script; done
+
+campaign: ## every measurement there is: for now, all of bench
+	@$(MAKE) --no-print-directory bench BENCH='*'
+
+clean: ## remove what these targets made, the virtual environments included
+	rm -rf $(VENV) $(VENV313) $(VENV_WHEEL) build dist demo-out .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find colabstage tests benchmarks scripts -name __pycache__ -prune -exec rm -rf {} +
+
+$(VENV)/bin/pip $(VENV_WHEEL)/bin/pip:
+	@bash scripts/make_venv.sh 3.11 $(@D)/..
+
+$(VENV313)/bin/pip:
+	@bash scripts/make_venv.sh 3.13 $(@D)/..
+
+$(VENV)/.installed: pyproject.toml constraints.txt | $(VENV)/bin/pip
+	@echo "Installing colabstage with its tools into $(VENV) ..."
+	@$(VENV)/bin/python $(PIP_INSTALL) --group check --group test --editable '.[demo]' || { \
+	  echo "If pip found no torch: constraints.txt allows its CPU build only, so pip must be configured with a place"; \
+	  echo "that has CPU builds (extra-index-url or find-links)."; exit 1; }
+	@touch $@
+
+# Without torch, so that the tests show what works without it.
+$(VENV313)/.installed: pyproject.toml constraints.txt | $(VENV313)/bin/pip
+	@echo "Installing colabstage without torch into $(VENV313) ..."
+	@$(VENV313)/bin/python $(PIP_INSTALL) --group test --editable '.[fuse]'
+	@touch $@
+
+python313:
+	@if bash scripts/find_python.sh 3.13 >/dev/null; then $(MAKE) --no-print-directory $(VENV313)/.installed; fi
+
+$(VENV)/.fuse: scripts/setup_fuse.sh | $(VENV)/bin/pip
+	@bash scripts/setup_fuse.sh
+	@touch $@

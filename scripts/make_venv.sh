@@ -1,0 +1,23 @@
+#!/usr/bin/env bash
+# Make a virtual environment: make_venv.sh VERSION FOLDER. A failed attempt leaves nothing behind.
+set -euo pipefail
+
+version=$1
+folder=$(realpath -m "$2")
+python=$(bash "$(dirname "$0")/find_python.sh" "$version") || {
+  echo "Python $version is needed and was not found. Install it (python$version on the PATH) and try again." >&2
+  exit 1
+}
+trap 'rm -rf "$folder"' ERR INT TERM
+
+# Debian ships venv without its pip unless python3-venv is installed; uv does not need it.
+"$python" -m venv "$folder" || {
+  rm -rf "$folder"
+  command -v uv >/dev/null || {
+    echo "'$python -m venv' failed. On Debian: apt-get install python$version-venv" >&2
+    false
+  }
+  uv venv --quiet --seed --python "$python" "$folder"
+}
+# Dependency groups came with 25.1.
+"$folder/bin/python" -m pip install --quiet --upgrade 'pip>=25.1'

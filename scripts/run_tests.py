@@ -1,0 +1,108 @@
+"""Run the test-suite on every Python that `make test` has set up, and add the outcomes up in one last line.
+
+On each Python there are two passes: most tests run side by side; those that measure time or mount a file system run
+alone after them.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from xml.etree import ElementTree
+
+ROOT = Path(__file__).resolve().parent.parent
+# Far above what a pass takes; a test that hangs is stopped long before, by pytest's own timeout.
+PASS_TIMEOUT_S = 1200
+NO_TESTS = 5  # pytest's exit code when the marks select nothing
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Numbers of tests by outcome; `broken` counts passes that ended without a report."""
+
+    passed: int = 0
+    failed: int = 0
+    errors: int = 0
+    skipped: int = 0
+    broken: int = 0
+
+    def __add__(self, other: Outcome) -> Outcome:
+        return Outcome(
+            self.passed + other.passed,
+            self.failed + other.failed,
+            self.errors + other.errors,
+            self.skipped + other.skipped,
+            self.broken + other.broken,
+        )
+
+    @property
+    def good(self) -> bool:
+        """Whether tests ran and all went well."""
+        return self.passed > 0 and not (self.failed or self.errors or self.broken)
+
+
+def read_report(path: Path, exit_code: int) -> Outcome:
+    """The outcome that a pass wrote as JUnit XML."""
+    try:
+        suites = list(ElementTree.parse(path).getroot().iter("testsuite"))
+    except (OSError, ElementTree.ParseError):
+        return Outcome(broken=1)
+    total, failed, errors, skipped = (
+        sum(int(suite.get(key, 0)) for suite in suites) for key in ("tests", "failures", "errors", "skipped")
+    )
+    # A pass that failed without a failed test (interrupted, for example) is not a good one either.
+    broken = int(exit_code not in (0, NO_TESTS) and not failed + errors)
+    return Outcome(max(total - failed - errors - skipped, 0), failed, errors, skipped, broken)
+
+
+def run_pass(python: Path, marks: str, options: list[str]) -> Outcome:
+    """Run the tests that `marks` selects; their output goes to ours."""
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.xml"
+        command: list[str | Path] = [python, "-P", "-m", "pytest", "-q", "-m", marks, f"--junitxml={report}", *options]
+        with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, start_new_session=True) as process:
+            try:
+                exit_code = process.wait(PASS_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                print(f"Stopped after {PASS_TIMEOUT_S} s.", flush=True)
+                exit_code = 1
+            finally:
+                if process.poll() is None:
+                    os.killpg(process.pid, signal.SIGKILL)
+        return read_report(report, exit_code)
+
+
+def run_all(python: Path, title: str, without: str) -> Outcome:
+    """Both passes on one Python; `without` is a mark expression that is added to both."""
+    # Two at least, so that tests that wait do not hold up the others; more than four only fight for the disk.
+    workers = min(max(len(os.sched_getaffinity(0)), 2), 4)
+    print(f"\n== {title}: side by side", flush=True)
+    outcome = run_pass(python, f"not fuse and not alone{without}", ["-n", str(workers)])
+    print(f"\n== {title}: alone", flush=True)
+    return outcome + run_pass(python, f"(fuse or alone){without}", [])
+
+
+def main() -> int:
+    """Run everything, print the sum, return the exit code."""
+    start = time.monotonic()
+    outcome = run_all(ROOT / ".venv/bin/python", "Python 3.11", "")
+    if (ROOT / ".venv313/.installed").exists():
+        outcome += run_all(ROOT / ".venv313/bin/python", "Python 3.13 without torch", " and not torch and not gpu")
+    else:
+        print("\nThere is no Python 3.13 here, so what needs no torch was tested on 3.11 only.", flush=True)
+    broken = f", {outcome.broken} passes broken" if outcome.broken else ""
+    print(
+        f"\n{outcome.passed} passed, {outcome.failed} failed, {outcome.errors} errors, {outcome.skipped} skipped"
+        f"{broken} in {time.monotonic() - start:.0f} s"
+    )
+    return 0 if outcome.good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
