@@ -33,6 +33,7 @@ _LOOK_S = 0.25
 class ArrivingFile:
     """A `ByteSource` over a file on its way from `source` to `target`; a context manager that ends the copy.
 
+    Until `start` every read goes to the source, so that a plan can be made, and refused, before anything is written.
     `target` must be a temporary name; when the block ends it holds as much as had arrived.
     """
 
@@ -45,11 +46,10 @@ class ArrivingFile:
         policy: RetryPolicy,
         stall_timeout_s: float = 180.0,
     ) -> None:
-        """Open both files and start copying.
+        """Open the source.
 
         Raises:
-            SourceNotFoundError, SourceReadError, DriveDisconnectedError: the source cannot be opened.
-            NotEnoughSpaceError, TargetNotWritableError: the target cannot be.
+            SourceNotFoundError, SourceReadError, DriveDisconnectedError: it cannot be opened.
         """
         self.label = str(source)
         self._step = step
@@ -58,16 +58,26 @@ class ArrivingFile:
         self._reader = read_with_retry(lambda: os.open(source, os.O_RDONLY), self.label, policy=policy)
         self.size = os.fstat(self._reader).st_size
         self._target = target
-        try:
-            self._writer = os.open(target, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
-        except OSError as error:
-            os.close(self._reader)
-            raise translate_write_error(error, target) from error
+        self._writer = -1
         self._moved = threading.Condition()
         self._arrived = 0
         self._error: BaseException | None = None
         self._stopping = False
         self._closed = False
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Begin to copy. Calling it twice is fine.
+
+        Raises:
+            NotEnoughSpaceError, TargetNotWritableError: the target cannot be made.
+        """
+        if self._thread is not None:
+            return
+        try:
+            self._writer = os.open(self._target, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
+        except OSError as error:
+            raise translate_write_error(error, self._target) from error
         self._thread = threading.Thread(target=self._copy, name="colabstage-copy", daemon=True)
         self._thread.start()
 
@@ -80,18 +90,19 @@ class ArrivingFile:
         end = min(offset + length, self.size)
         if offset >= self.size:
             return b""
-        if self._wait_for(end, offset):
+        if self._thread is not None and self._wait_for(end, offset):
             return pread_exactly(self._writer, end - offset, offset)
         return read_with_retry(
             lambda: pread_exactly(self._reader, end - offset, offset), self.label, policy=self._policy
         )
 
     def wait(self) -> None:
-        """Return once the whole file is here.
+        """Start if need be, and return once the whole file is here.
 
         Raises:
             SourceReadError: as `pread`.
         """
+        self.start()
         self._wait_for(self.size, self.size)
 
     def close(self) -> None:
@@ -102,11 +113,13 @@ class ArrivingFile:
         with self._moved:
             self._stopping = True
             self._moved.notify_all()
-        self._thread.join(timeout=30.0)
-        if not self._thread.is_alive():
-            # A thread that hangs in a dead mount still uses both; the process's end closes them.
-            os.close(self._reader)
+        if self._thread is not None:
+            self._thread.join(timeout=30.0)
+            if self._thread.is_alive():
+                # It hangs in a dead mount and still uses both files; the process's end closes them.
+                return
             os.close(self._writer)
+        os.close(self._reader)
 
     def __enter__(self) -> Self:
         return self

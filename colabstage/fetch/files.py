@@ -41,7 +41,7 @@ def fetch_tree(
         CancelledError: the caller asked to stop.
     """
     entries = sorted(tree.entries, key=lambda entry: entry.position)
-    check_case_collisions([entry.name for entry in entries])
+    check_case_collisions(tree.label, [entry.name for entry in entries])
     for folder in sorted({str(Path(entry.name).parent) for entry in entries}):
         (target / folder).mkdir(parents=True, exist_ok=True)
 

@@ -82,7 +82,7 @@ class PackInfo:
     classes: tuple[str, ...]
     splits: Mapping[str, SplitInfo]
     options: Mapping[str, Any] = field(default_factory=dict)
-    source: Mapping[str, Any] = field(default_factory=dict)
+    source: str | None = None
     skipped: tuple[str, ...] = ()
 
     def split(self, name: str) -> SplitInfo:
@@ -119,7 +119,7 @@ def read_info(path: Path) -> PackInfo:
                 classes=_texts(file, CLASSES),
                 splits=splits,
                 options=_json_attribute(file, "options"),
-                source=_json_attribute(file, "source"),
+                source=_text_attribute(file, "source"),
                 skipped=_texts(file, SKIPPED),
             )
         except (KeyError, RuntimeError, OSError) as error:

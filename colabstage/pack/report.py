@@ -1,0 +1,47 @@
+"""What packing did, for people and programs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from colabstage.units import format_bytes, format_duration, format_rate
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class PackReport:
+    """What packing did.
+
+    `path`: the file. `encoding`, `reason`: how samples are stored, and why.
+    `samples`: rows of each split. `classes`: class names in label order.
+    `skipped`: one sentence for each sample that was left out.
+    `nbytes`: length of the file. `seconds`: how long it took, `packing_s` of it reading, decoding and writing.
+    `resumed`: samples that an earlier, interrupted run had already put in place.
+    `readers`: reads in flight at the most. `notes`: what else a person should know.
+    """
+
+    path: Path
+    encoding: str
+    reason: str
+    samples: Mapping[str, int]
+    classes: tuple[str, ...]
+    skipped: tuple[str, ...]
+    nbytes: int
+    seconds: float
+    packing_s: float
+    resumed: int
+    readers: int
+    notes: tuple[str, ...]
+
+    def __str__(self) -> str:
+        total = sum(self.samples.values())
+        rate = format_rate(total - self.resumed, self.packing_s, "images")
+        stored = f"{total:,} samples in {format_bytes(self.nbytes)} ({self.encoding}: {self.reason})"
+        lines = [f"{stored} in {format_duration(self.seconds)}, {rate}", *self.notes]
+        if self.skipped:
+            lines.append(f"{len(self.skipped)} left out: " + "; ".join(self.skipped[:3]))
+        return "\n".join(lines)
