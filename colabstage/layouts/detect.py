@@ -1,0 +1,66 @@
+"""Which layout the files of a tree form: each reader is asked in turn, and those that decline say why."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from colabstage.errors import EmptySourceError, LayoutError, OptionError
+from colabstage.layouts import image_folder
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from colabstage.layouts.table import SampleTable
+    from colabstage.trees.tree import Tree
+
+
+class LayoutReader(NamedTuple):
+    """One layout. `read` makes the table, or raises LayoutError with the reason why the tree is not of this layout."""
+
+    name: str
+    read: Callable[[Tree], SampleTable]
+
+
+# Asked in this order: the more a layout demands of a tree, the earlier it stands.
+READERS: tuple[LayoutReader, ...] = (LayoutReader(image_folder.NAME, image_folder.read_image_folder),)
+
+
+def detect_layout(tree: Tree, layout: str = "auto") -> SampleTable:
+    """Make the table of samples of a tree.
+
+    Args:
+        tree: the dataset's files.
+        layout: name of a layout, or "auto" for the first that fits.
+
+    Raises:
+        OptionError: there is no layout of that name.
+        EmptySourceError: the tree holds no sample of any layout.
+        LayoutError: no layout fits; the message has the reason of each.
+    """
+    check_layout_name(layout)
+    declined: list[tuple[str, LayoutError]] = []
+    for reader in READERS:
+        if layout in ("auto", reader.name):
+            try:
+                return reader.read(tree)
+            except LayoutError as error:
+                declined.append((reader.name, error))
+    if len(declined) == 1:
+        raise declined[0][1]
+    reasons = "".join(f"\n  {name}: {error}" for name, error in declined)
+    msg = f"The files of '{tree.label}' fit none of the layouts known here:{reasons}"
+    if all(isinstance(error, EmptySourceError) for _, error in declined):
+        raise EmptySourceError(msg)
+    raise LayoutError(msg)
+
+
+def check_layout_name(layout: str) -> None:
+    """Refuse the name of a layout that there is not, before any tree is opened.
+
+    Raises:
+        OptionError: `layout` is neither "auto" nor a known name; the message lists them.
+    """
+    names = ["auto", *(reader.name for reader in READERS)]
+    if layout not in names:
+        msg = f"There is no layout {layout!r}. Choose one of {', '.join(names)}."
+        raise OptionError(msg)

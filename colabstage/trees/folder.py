@@ -1,0 +1,349 @@
+"""A folder as a tree: listed level by level by many threads, because on a mounted Drive every answer takes its time."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, Self, TypeVar
+
+from colabstage.errors import SourceNotFoundError, SourceReadError
+from colabstage.retry import RetryPolicy, read_with_retry
+from colabstage.trees.names import count_by, is_junk, is_junk_folder
+from colabstage.trees.tree import FileEntry, TreeKind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from types import TracebackType
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+# Google's own document kinds: the mount lists them but answers "Operation not supported" to every read.
+_GOOGLE_NATIVE = frozenset(
+    {".gdoc", ".gsheet", ".gslides", ".gform", ".gdraw", ".gmap", ".gsite", ".gtable", ".gscript", ".gjam", ".glink"}
+)
+# One task of the pool looks up at most this many entries, so that its own cost (about 20 µs) vanishes.
+_LOOK_BATCH = 64
+# Longer than the slowest listing anybody reported from a Drive mount (20 s) with its retries.
+_STALL_S = 300.0
+# With O_NONBLOCK a file that turned into a FIFO after the listing cannot block the open.
+_OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
+
+_Identity = tuple[int, int]
+
+
+class _Folder(NamedTuple):
+    """A folder still to be listed: its name in the tree ("" for the root) and the folders above it."""
+
+    name: str
+    ancestors: frozenset[_Identity]
+    through_link: bool
+
+
+class _Listing(NamedTuple):
+    """What one folder holds; `entries` is `None` where a link leads back to a folder that it lies in."""
+
+    folder: _Folder
+    mtime_ns: int
+    identity: _Identity
+    entries: list[os.DirEntry[str]] | None
+
+
+class _Seen(NamedTuple):
+    """What one entry of a folder turned out to be."""
+
+    kind: Literal["file", "folder", "native", "broken", "left out"]
+    size: int = 0
+    mtime_ns: int = 0
+    through_link: bool = False
+
+
+@dataclass(slots=True)
+class _Found:
+    """All that a walk brought home."""
+
+    files: list[FileEntry] = field(default_factory=list)
+    stamp: dict[str, tuple[int, int]] = field(default_factory=dict)
+    native: list[str] = field(default_factory=list)
+    broken: list[str] = field(default_factory=list)
+    looped: list[str] = field(default_factory=list)
+
+
+class _Run(Protocol):
+    """A `map` that returns a list."""
+
+    def __call__(self, function: Callable[[T], R], items: Iterable[T]) -> list[R]: ...
+
+
+class FolderTree:
+    """The files under a folder. Links to files and folders are followed, as torchvision does; loops are cut.
+
+    The tree is listed when it is made and stays as it was then.
+
+    Args:
+        path: the folder.
+        workers: how many folders are listed, or files looked up, at once. 16 is right for a Drive mount, where each
+            answer takes 0.3 s and more; a local disk gains nothing from more than one.
+        retry: how long a listing that fails is tried again.
+
+    Raises:
+        SourceNotFoundError: there is no such folder, or a part of it vanished while it was listed.
+        SourceReadError: `path` is no folder, or a listing failed for good.
+        DriveDisconnectedError: the mount is dead.
+    """
+
+    def __init__(self, path: Path, *, workers: int = 1, retry: RetryPolicy = RetryPolicy()) -> None:  # noqa: B008  # frozen
+        self._root = os.fspath(path)
+        _check_root(self._root)
+        with _pool(workers) as run:
+            found = _walk(self._root, run, workers, retry)
+        self._entries = tuple(sorted(found.files, key=lambda entry: entry.name))
+        self._stamp = found.stamp
+        self._notes = _notes(found)
+
+    @property
+    def kind(self) -> TreeKind:
+        """`"folder"`."""
+        return "folder"
+
+    @property
+    def label(self) -> str:
+        """The folder's path."""
+        return self._root
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What was left out: Google-native documents, links that lead nowhere, loops."""
+        return self._notes
+
+    @property
+    def entries(self) -> tuple[FileEntry, ...]:
+        """All regular files, sorted by name; `position` is the place in the listing."""
+        return self._entries
+
+    def listing_stamp(self) -> Mapping[str, tuple[int, int]]:
+        """For every folder that was listed ("" is the root): its modification time in ns and its number of entries.
+
+        A folder's time changes when something in it is added, removed or renamed, not when a file is rewritten.
+        """
+        return dict(self._stamp)
+
+    def read(self, entry: FileEntry) -> bytes:
+        """The whole content of one file: one open, one read, one close.
+
+        Raises:
+            OSError: as the disk or mount answers.
+            SourceReadError: the file is no longer `entry.size` bytes long.
+        """
+        handle = os.open(f"{self._root}/{entry.name}", _OPEN_FLAGS)
+        try:
+            # One byte more than listed: a longer file shows without a further call.
+            data = os.read(handle, entry.size + 1)
+            if len(data) < entry.size:
+                data = _read_on(handle, data, entry.size + 1)
+        finally:
+            os.close(handle)
+        if len(data) != entry.size:
+            raise _changed(self._root, entry, len(data))
+        return data
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def folder_stamps(path: Path, names: Iterable[str], *, workers: int = 1) -> dict[str, int | None]:
+    """Read again the modification times of folders of a tree, to see cheaply whether its listing may have changed.
+
+    Args:
+        path: the tree's folder.
+        names: names of folders in it, as `FolderTree.listing_stamp` gives them.
+        workers: how many are asked at once.
+
+    Returns:
+        For each name the time in ns, `None` where there is no such folder any more.
+
+    Raises:
+        OSError: as the disk or mount answers.
+    """
+    root = os.fspath(path)
+
+    def one(name: str) -> int | None:
+        try:
+            return os.stat(_join(root, name)).st_mtime_ns  # noqa: PTH116  # names, not paths: thousands of them
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+    wanted = list(names)
+    with _pool(workers) as run:
+        return dict(zip(wanted, run(one, wanted), strict=True))
+
+
+def _read_on(handle: int, data: bytes, wanted: int) -> bytes:
+    parts = [data]
+    got = len(data)
+    while got < wanted and (part := os.read(handle, wanted - got)):
+        parts.append(part)
+        got += len(part)
+    return b"".join(parts)
+
+
+def _changed(root: str, entry: FileEntry, got: int) -> SourceReadError:
+    found = f"{got:,} bytes were there" if got <= entry.size else "there is more"
+    return SourceReadError(
+        f"'{root}/{entry.name}' was listed with {entry.size:,} bytes, but {found}: it changed or was cut while being "
+        "read. Wait until its upload or copy is complete, then stage again."
+    )
+
+
+def _check_root(root: str) -> None:
+    try:
+        is_folder = stat.S_ISDIR(os.stat(root).st_mode)  # noqa: PTH116
+    except (FileNotFoundError, NotADirectoryError) as error:
+        msg = f"There is no folder '{root}'."
+        raise SourceNotFoundError(msg) from error
+    except OSError:
+        return  # A mount's bad day: the listing retries and says so.
+    if not is_folder:
+        msg = f"'{root}' is a file, not a folder."
+        raise SourceReadError(msg)
+
+
+def _join(root: str, name: str) -> str:
+    return f"{root}/{name}" if name else root
+
+
+def _run_here(function: Callable[[T], R], items: Iterable[T]) -> list[R]:
+    return [function(item) for item in items]
+
+
+@contextlib.contextmanager
+def _pool(workers: int) -> Iterator[_Run]:
+    """A `map` over threads that fails when nothing moves for `_STALL_S`; a plain loop for one worker."""
+    if workers < 2:
+        yield _run_here
+        return
+    pool = ThreadPoolExecutor(workers, thread_name_prefix="colabstage-list")
+
+    def run(function: Callable[[T], R], items: Iterable[T]) -> list[R]:
+        futures = [pool.submit(function, item) for item in items]
+        try:
+            return [future.result(timeout=_STALL_S) for future in futures]
+        except FutureTimeoutError as error:
+            msg = f"Listing made no progress for {_STALL_S:.0f} s. Mount the Drive again and run this once more."
+            raise SourceReadError(msg) from error
+
+    try:
+        yield run
+    except BaseException:
+        # A call that hangs in the kernel cannot be ended; waiting for it would hang the caller too.
+        pool.shutdown(wait=False, cancel_futures=True)
+        raise
+    pool.shutdown()
+
+
+def _walk(root: str, run: _Run, workers: int, retry: RetryPolicy) -> _Found:
+    """List one level of the tree after the other: first all its folders at once, then all their entries at once."""
+
+    def list_one(folder: _Folder) -> _Listing:
+        return read_with_retry(lambda: _list_folder(root, folder), _join(root, folder.name), policy=retry)
+
+    def look_at(batch: list[os.DirEntry[str]]) -> list[_Seen]:
+        return [read_with_retry(lambda entry=entry: _look(entry), entry.path, policy=retry) for entry in batch]  # type: ignore[misc]  # a default binds the loop's value
+
+    found = _Found()
+    level = [_Folder("", frozenset(), through_link=False)]
+    while level:
+        listings = run(list_one, level)
+        entries = [entry for listing in listings for entry in listing.entries or ()]
+        seen = [one for batch in run(look_at, _batches(entries, workers)) for one in batch]
+        level = _sort_in(found, listings, iter(seen))
+    return found
+
+
+def _batches(entries: list[os.DirEntry[str]], workers: int) -> list[list[os.DirEntry[str]]]:
+    length = min(max(1, -(-len(entries) // (4 * workers))), _LOOK_BATCH)
+    return [entries[start : start + length] for start in range(0, len(entries), length)]
+
+
+def _list_folder(root: str, folder: _Folder) -> _Listing:
+    path = _join(root, folder.name)
+    # Asked before the listing: a change while the folder is being listed then shows in the stamp.
+    status = os.stat(path)  # noqa: PTH116
+    identity = (status.st_dev, status.st_ino)
+    if folder.through_link and identity in folder.ancestors:
+        return _Listing(folder, status.st_mtime_ns, identity, None)
+    with os.scandir(path) as scan:
+        # Not looked at yet: on a mount that leaves out the entries' types each look is a round trip of its own.
+        return _Listing(folder, status.st_mtime_ns, identity, list(scan))
+
+
+def _look(entry: os.DirEntry[str]) -> _Seen:
+    linked = entry.is_symlink()
+    try:
+        if entry.is_dir():
+            return _Seen("left out" if is_junk_folder(entry.name) else "folder", through_link=linked)
+        if is_junk(entry.name):
+            return _Seen("left out")
+        if os.path.splitext(entry.name)[1].lower() in _GOOGLE_NATIVE:  # noqa: PTH122
+            return _Seen("native")
+        status = entry.stat()
+    except OSError as error:
+        if linked and error.errno in (errno.ENOENT, errno.ELOOP, errno.ENOTDIR):
+            return _Seen("broken")
+        raise
+    if not stat.S_ISREG(status.st_mode):
+        return _Seen("left out")
+    return _Seen("file", status.st_size, status.st_mtime_ns)
+
+
+def _sort_in(found: _Found, listings: list[_Listing], seen: Iterator[_Seen]) -> list[_Folder]:
+    """Put what was seen where it belongs; returns the folders of the next level."""
+    level: list[_Folder] = []
+    for folder, mtime_ns, identity, entries in listings:
+        if entries is None:
+            found.looped.append(folder.name)
+            continue
+        found.stamp[folder.name] = (mtime_ns, len(entries))
+        prefix = f"{folder.name}/" if folder.name else ""
+        ancestors = folder.ancestors | {identity}
+        for entry, (kind, size, changed_ns, through_link) in zip(entries, seen, strict=False):
+            name = prefix + entry.name
+            if kind == "file":
+                found.files.append(FileEntry(name, size, changed_ns, len(found.files)))
+            elif kind == "folder":
+                level.append(_Folder(name, ancestors, through_link))
+            elif kind == "native":
+                found.native.append(name)
+            elif kind == "broken":
+                found.broken.append(name)
+    return level
+
+
+def _notes(found: _Found) -> tuple[str, ...]:
+    notes = []
+    if found.native:
+        kinds = count_by(Path(name).suffix.lower() for name in found.native)
+        notes.append(
+            f"{len(found.native):,} Google documents were left out ({kinds}; first '{min(found.native)}'): a mounted "
+            "Drive cannot read them. Export them from Drive if they belong to the dataset."
+        )
+    if found.broken:
+        notes.append(f"{len(found.broken):,} links that lead nowhere were left out (first '{min(found.broken)}').")
+    if found.looped:
+        first = min(found.looped)
+        notes.append(f"{len(found.looped):,} links to a folder that they lie in were left out (first '{first}').")
+    return tuple(notes)

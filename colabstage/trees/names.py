@@ -1,0 +1,219 @@
+"""The safety rules for what an archive may contain: names, links and amounts, judged by the headers alone.
+
+Everything here is pure and runs before a single member is read or written. A name that breaks a rule refuses the whole
+archive: skipping the one member would hand over a dataset that is not the one its author packed.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from colabstage.errors import UnsafeArchiveError
+from colabstage.units import format_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping
+
+# Whatever matches needs a closer look: an empty, '.' or '..' component, a backslash, a NUL, a drive letter.
+_SUSPICIOUS = re.compile(r"(?:\A|/)\.{0,2}(?:/|\Z)|[\\\0]|\A[A-Za-z]:")
+_DRIVE_LETTER = re.compile(r"\A[A-Za-z]:")
+
+_JUNK_FOLDERS = frozenset({"__MACOSX", ".ipynb_checkpoints", ".git"})
+_JUNK_FILES = frozenset({".ds_store", "thumbs.db", "desktop.ini"})
+# A chain of links longer than this is a loop for every practical purpose; Linux gives up at 40 as well.
+_MAX_LINK_STEPS = 40
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiveLimits:
+    """What an honest dataset's archive stays under; a bomb does not.
+
+    `max_members`: ten million files are seven times ImageNet-21k's training set in number of bytes of directory alone.
+    `max_total_bytes`: content of all members together; no notebook's disk holds 16 TiB.
+    `max_ratio`: content over archive size. Deflate can reach 1,032, masks and zero-filled arrays a few hundred,
+    photographs about 1.
+    `ratio_from_bytes`: below this much content the ratio is not looked at, since it cannot do any harm.
+    """
+
+    max_members: int = 10_000_000
+    max_total_bytes: int = 16 * 1024**4
+    max_ratio: float = 500.0
+    ratio_from_bytes: int = 1024**3
+
+
+DEFAULT_LIMITS = ArchiveLimits()
+
+
+def check_limits(archive: str, members: int, total_bytes: int, archive_bytes: int, limits: ArchiveLimits) -> None:
+    """Refuse an archive whose headers promise more than `limits` allow.
+
+    Raises:
+        UnsafeArchiveError: too many members, too much content, or too much content for the archive's own size.
+    """
+    if members > limits.max_members:
+        problem = f"holds {members:,} members, more than the limit of {limits.max_members:,} (max_members)"
+    elif total_bytes > limits.max_total_bytes:
+        size, limit = format_bytes(total_bytes), format_bytes(limits.max_total_bytes)
+        problem = f"would unpack to {size}, more than the limit of {limit} (max_total_bytes)"
+    elif total_bytes >= limits.ratio_from_bytes and total_bytes > limits.max_ratio * archive_bytes:
+        ratio = total_bytes / max(archive_bytes, 1)
+        problem = (
+            f"would unpack {format_bytes(archive_bytes)} to {format_bytes(total_bytes)}, {ratio:,.0f} times as much; "
+            f"the limit is {limits.max_ratio:g} times (max_ratio)"
+        )
+    else:
+        return
+    msg = f"'{archive}' {problem}. That is how a decompression bomb looks; raise the limit only if you trust it."
+    raise UnsafeArchiveError(msg)
+
+
+def refuse_member(archive: str, name: str, reason: str) -> UnsafeArchiveError:
+    """The error for one member that no archive should have."""
+    return UnsafeArchiveError(
+        f"'{archive}' is refused because of its member {name!r}: {reason}. Nothing was read or written. "
+        "Make the archive again from a folder that holds the dataset's files only."
+    )
+
+
+def clean_member_name(archive: str, raw: str) -> str:
+    """The name of a file inside a tree, from the name that an archive gives it: no `./`, no doubled slashes.
+
+    Raises:
+        UnsafeArchiveError: the name is empty, absolute, climbs out with `..`, ends in a slash though it is a file's,
+            or carries a NUL, a backslash or a drive letter.
+    """
+    if not _SUSPICIOUS.search(raw):
+        return raw
+    reason = _name_fault(raw)
+    if reason is not None:
+        raise refuse_member(archive, raw, reason)
+    return posixpath.normpath(raw)
+
+
+def clean_folder_name(archive: str, raw: str) -> str:
+    """The name of a folder inside a tree, `.` for the root; the same rules, but a final slash is fine.
+
+    Raises:
+        UnsafeArchiveError: as for `clean_member_name`.
+    """
+    reason = _name_fault(raw, folder=True)
+    if reason is not None:
+        raise refuse_member(archive, raw, reason)
+    return posixpath.normpath(raw)
+
+
+def _name_fault(raw: str, *, folder: bool = False) -> str | None:
+    faults = (
+        ("\0" in raw, "its name contains a NUL character"),
+        ("\\" in raw, "its name contains a backslash, which some systems take for a folder separator"),
+        (_DRIVE_LETTER.match(raw), "its name begins with a drive letter"),
+        (raw.startswith("/"), "its name is absolute"),
+        (".." in raw.split("/"), "its name climbs out of the archive's folder with '..'"),
+        (not folder and posixpath.normpath(raw) == ".", "it is a file without a name"),
+        (not folder and raw.endswith("/"), "it is a file, but its name ends in a slash like a folder's"),
+    )
+    return next((reason for broken, reason in faults if broken), None)
+
+
+def resolve_link(archive: str, name: str, target: str) -> str:
+    """The name inside the archive that the symbolic link `name` points to.
+
+    Raises:
+        UnsafeArchiveError: the link points outside the archive.
+    """
+    if not target or target.startswith("/") or "\\" in target or "\0" in target or _DRIVE_LETTER.match(target):
+        raise refuse_member(archive, name, f"it is a link to {target!r}, outside the archive")
+    resolved = posixpath.normpath(posixpath.join(posixpath.dirname(name), target))
+    if resolved == ".." or resolved.startswith("../"):
+        raise refuse_member(archive, name, f"it is a link to {target!r}, outside the archive")
+    return resolved
+
+
+def follow_links(links: Mapping[str, str], files: Collection[str]) -> dict[str, str]:
+    """For each link the regular file it finally leads to; links to folders, to nothing or to themselves are absent."""
+    found: dict[str, str] = {}
+    for name in links:
+        target = name
+        for _ in range(_MAX_LINK_STEPS):
+            if target not in links:
+                break
+            target = links[target]
+        if target in files:
+            found[name] = target
+    return found
+
+
+def check_collisions(archive: str, files: Iterable[str], folders: Iterable[str]) -> None:
+    """Refuse names that cannot stand beside each other in one folder.
+
+    Args:
+        archive: its address, for messages.
+        files: cleaned names of all members that are not folders.
+        folders: cleaned names of the folders that the archive lists.
+
+    Raises:
+        UnsafeArchiveError: a name occurs twice, or a file is also the folder of another member.
+    """
+    seen: set[str] = set()
+    for name in files:
+        if name in seen:
+            raise refuse_member(archive, name, "its name occurs twice, so which of the two is meant is unclear")
+        seen.add(name)
+    for folder in parent_folders([*seen, *(f"{folder}/" for folder in folders)]):
+        if folder in seen:
+            raise refuse_member(archive, folder, "it is a file and also a folder of other members")
+
+
+def parent_folders(names: Iterable[str]) -> set[str]:
+    """Every folder that `names` lie in, at any depth."""
+    folders: set[str] = set()
+    for name in names:
+        folder = name.rpartition("/")[0]
+        while folder and folder not in folders:
+            folders.add(folder)
+            folder = folder.rpartition("/")[0]
+    return folders
+
+
+def check_case_collisions(archive: str, names: Iterable[str]) -> None:
+    """Refuse names that one folder cannot hold on a disk that ignores case; only extraction onto a disk needs this.
+
+    Raises:
+        UnsafeArchiveError: two names differ in upper and lower case only.
+    """
+    paths = list(names)
+    seen: dict[str, str] = {}
+    for path in [*paths, *sorted(parent_folders(paths))]:
+        other = seen.setdefault(path.casefold(), path)
+        if other != path:
+            raise refuse_member(archive, path, f"it differs from {other!r} in upper and lower case only")
+
+
+def is_junk(name: str) -> bool:
+    """Whether an operating system or a notebook left this file, so that it is no part of a dataset."""
+    folder, _, base = name.rpartition("/")
+    if base.startswith("._") or base.lower() in _JUNK_FILES:
+        return True
+    return bool(folder) and not _JUNK_FOLDERS.isdisjoint(folder.split("/"))
+
+
+def is_junk_folder(base: str) -> bool:
+    """Whether a folder of this name (its last component) holds only junk."""
+    return base in _JUNK_FOLDERS
+
+
+def count_by(keys: Iterable[str], *, most: int = 5) -> str:
+    """Write how often each key occurs, the commonest first: `'3 .csv, 2 .txt'`.
+
+    >>> count_by([".txt", ".csv", ".csv"])
+    '2 .csv, 1 .txt'
+    """
+    counts = sorted(Counter(keys).items(), key=lambda item: (-item[1], item[0]))
+    shown = [f"{count:,} {key}" for key, count in counts[:most]]
+    if len(counts) > most:
+        shown.append(f"{sum(count for _, count in counts[most:]):,} others")
+    return ", ".join(shown)

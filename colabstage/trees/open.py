@@ -1,0 +1,174 @@
+"""Find out what a path holds, by its content and never by its name, and open it as a tree."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import os
+import stat
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from colabstage.errors import ArchiveError, CorruptArchiveError, MissingDependencyError, SourceNotFoundError
+from colabstage.trees.archive_bytes import LocalBytes
+from colabstage.trees.contents import (
+    HEAD_BYTES,
+    ArchiveKind,
+    Compression,
+    compression_of,
+    describe_contents,
+    is_tar_head,
+    is_zip_head,
+)
+from colabstage.trees.decompress import open_stream
+from colabstage.trees.folder import FolderTree
+from colabstage.trees.names import DEFAULT_LIMITS, ArchiveLimits
+from colabstage.trees.tar import TarTree
+from colabstage.trees.zip import ZipTree
+
+if TYPE_CHECKING:
+    from colabstage.trees.tree import ByteSource, Tree
+
+TreeFormat = Literal["folder", "zip", "tar", "tar.gz", "tar.bz2", "tar.xz", "tar.zst"]
+
+_TARS: dict[Compression, ArchiveKind] = {"gz": "tar.gz", "bz2": "tar.bz2", "xz": "tar.xz", "zst": "tar.zst"}
+_ARCHIVE_SUFFIXES = (".zip", ".tar", ".tgz", ".tbz2", ".txz", ".gz", ".bz2", ".xz", ".zst")
+_DRIVE_FOLDERS = frozenset({"MyDrive", "My Drive", "Shareddrives", "Shared drives"})
+_NAMES_SHOWN = 6
+
+
+def recognise(path: Path) -> TreeFormat | None:
+    """What can be opened at `path`: a folder, a zip, a tar and how it is compressed; `None` for anything else.
+
+    Raises:
+        SourceNotFoundError: there is nothing; the message says what is there instead.
+        OSError: as the disk or mount answers.
+    """
+    if _is_folder(path):
+        return "folder"
+    with LocalBytes(path) as source:
+        return recognise_archive(source)
+
+
+def recognise_archive(source: ByteSource) -> ArchiveKind | None:
+    """What kind of archive the bytes are, by the beginning of the file; `None` when they are none.
+
+    Raises:
+        OSError: as the medium answers.
+    """
+    head = source.pread(HEAD_BYTES, 0)
+    if is_zip_head(head):
+        return "zip"
+    if is_tar_head(head):
+        return "tar"
+    compression = compression_of(head)
+    if compression is None:
+        return None
+    # A Zstandard file cannot be looked into without its package; it is taken for what its neighbours are.
+    inside = _first_unpacked(source)
+    return _TARS[compression] if inside is None or is_tar_head(inside) else None
+
+
+def open_tree(path: Path, *, spool: Path, workers: int = 1, limits: ArchiveLimits = DEFAULT_LIMITS) -> Tree:
+    """Open a folder, a zip or a tar as a tree.
+
+    Args:
+        path: the folder or archive.
+        spool: a folder on a local disk for the unpacked form of a compressed tar; nothing stays in it.
+        workers: how many folders are listed at once; for folders on a mounted Drive.
+        limits: what an archive's headers may promise.
+
+    Raises:
+        SourceNotFoundError: there is nothing at `path`; the message says what is there instead.
+        SourceReadError, DriveDisconnectedError: a folder could not be listed.
+        ArchiveError: the file is no archive; the message says what it is.
+        CorruptArchiveError, UnsafeArchiveError: as for `ZipTree` and `TarTree`.
+        MissingDependencyError: a tar.zst, and no package that reads Zstandard.
+        NotEnoughSpaceError: the unpacked form of a compressed tar does not fit in `spool`.
+    """
+    if _is_folder(path):
+        return FolderTree(path, workers=workers)
+    return open_archive(LocalBytes(path), spool=spool, limits=limits)
+
+
+def open_archive(source: ByteSource, *, spool: Path, limits: ArchiveLimits = DEFAULT_LIMITS) -> Tree:
+    """Open the archive whose bytes `source` gives; the source is closed with the tree, and when this fails.
+
+    Raises:
+        Everything that `open_tree` raises for a file.
+    """
+    try:
+        return _open_recognised(source, spool, limits)
+    except BaseException:
+        source.close()
+        raise
+
+
+def _open_recognised(source: ByteSource, spool: Path, limits: ArchiveLimits) -> Tree:
+    kind = recognise_archive(source)
+    if kind is None:
+        raise _no_archive(source)
+    return ZipTree(source, limits=limits) if kind == "zip" else TarTree(source, spool=spool, limits=limits)
+
+
+def _first_unpacked(source: ByteSource) -> bytes | None:
+    """The first unpacked bytes of a compressed stream: empty if it is damaged, `None` if nothing here can unpack it."""
+    try:
+        with open_stream(source) as stream:
+            return stream.read(HEAD_BYTES)
+    except MissingDependencyError:
+        return None
+    except CorruptArchiveError:
+        return b""
+
+
+def _no_archive(source: ByteSource) -> ArchiveError:
+    head = source.pread(HEAD_BYTES, 0)
+    what = describe_contents(head)
+    compression = compression_of(head)
+    if compression is not None:
+        inside = _first_unpacked(source)
+        what += f" of a single file ({describe_contents(inside)}), not of a tar" if inside else " that does not unpack"
+    msg = f"'{source.label}' is no archive but {what}. Give a folder, a zip or a tar (also .gz, .bz2, .xz or .zst)."
+    return CorruptArchiveError(msg) if source.label.lower().endswith(_ARCHIVE_SUFFIXES) else ArchiveError(msg)
+
+
+def _is_folder(path: Path) -> bool:
+    try:
+        mode = path.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        raise _nothing_at(path) from None
+    if not (stat.S_ISDIR(mode) or stat.S_ISREG(mode)):
+        msg = f"'{path}' is neither a file nor a folder, but a device, a pipe or a socket."
+        raise ArchiveError(msg)
+    return stat.S_ISDIR(mode)
+
+
+def _nothing_at(path: Path) -> SourceNotFoundError:
+    """The error for a missing source: the nearest folder that exists, and the names in it most like the one wanted."""
+    there = next((parent for parent in path.parents if parent.is_dir()), Path("/"))
+    wanted = path.relative_to(there).parts[0]
+    sentences = [f"There is nothing at '{path}'.", _what_is_in(there, wanted)]
+    if not _DRIVE_FOLDERS.isdisjoint(path.parts) or path.is_relative_to("/content/drive"):
+        if _DRIVE_FOLDERS.isdisjoint(there.parts):
+            sentences.append("Is Google Drive mounted?")
+        else:
+            sentences.append(
+                "Items in 'Shared with me' are not part of a mounted Drive until you choose 'Add shortcut to Drive'; "
+                "what was just uploaded may take minutes to appear, or a new mount with force_remount=True."
+            )
+    return SourceNotFoundError(" ".join(sentences))
+
+
+def _what_is_in(folder: Path, wanted: str) -> str:
+    names: list[str] = []
+    with contextlib.suppress(OSError), os.scandir(folder) as scan:
+        # Bounded: a folder of a Drive may hold a hundred thousand names.
+        names = [entry.name for _, entry in zip(range(2000), scan, strict=False)]
+    if not names:
+        return f"The folder '{folder}' is empty."
+    close = difflib.get_close_matches(wanted, names, n=_NAMES_SHOWN)
+    shown = close or sorted(name for name in names if not name.startswith("."))[:_NAMES_SHOWN]
+    more = len(names) - len(shown)
+    listed = ", ".join(f"'{name}'" for name in shown)
+    return f"The folder '{folder}' holds {listed}{f' and {more:,} more' if more else ''}; no '{wanted}'."

@@ -1,0 +1,207 @@
+"""A tar as a tree: its headers are scanned once, then members are read by offset from any number of threads."""
+
+from __future__ import annotations
+
+import errno
+from typing import TYPE_CHECKING, NamedTuple, Self
+
+from colabstage.errors import NotEnoughSpaceError, SourceReadError, UnsafeArchiveError
+from colabstage.fileops import make_folder, temp_beside
+from colabstage.trees.archive_bytes import LocalBytes
+from colabstage.trees.contents import HEAD_BYTES, compression_of
+from colabstage.trees.decompress import open_stream
+from colabstage.trees.names import (
+    DEFAULT_LIMITS,
+    ArchiveLimits,
+    check_collisions,
+    check_limits,
+    clean_folder_name,
+    clean_member_name,
+    follow_links,
+    is_junk,
+    refuse_member,
+    resolve_link,
+)
+from colabstage.trees.tar_headers import TarMember, scan_members
+from colabstage.trees.tree import FileEntry, TreeKind
+from colabstage.units import format_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+    from types import TracebackType
+
+    from colabstage.trees.tree import ByteSource
+
+_SPOOL_BYTES = 4 << 20
+
+
+class TarTree:
+    """The files in a tar. A compressed one is unpacked once, into an unnamed file that vanishes with the tree.
+
+    Args:
+        source: the archive's bytes; closed with the tree.
+        spool: a folder on a local disk with room for the unpacked form of a compressed archive; created if need be.
+        limits: what the headers may promise.
+
+    Raises:
+        CorruptArchiveError: truncated, damaged, or no tar.
+        UnsafeArchiveError: a member that no archive should have, or more content than `limits` allow.
+        ArchiveError: sparse members, or one volume of several.
+        MissingDependencyError: Zstandard, and no package that reads it.
+        NotEnoughSpaceError: the unpacked form does not fit in `spool`.
+        TargetNotWritableError: nothing can be written in `spool`.
+    """
+
+    def __init__(self, source: ByteSource, *, spool: Path, limits: ArchiveLimits = DEFAULT_LIMITS) -> None:
+        self._source = source
+        self._bytes = source
+        if compression_of(source.pread(HEAD_BYTES, 0)) is not None:
+            self._bytes = _unpack(source, spool, limits)
+        try:
+            found = _read_headers(self._bytes, source.size, limits)
+        except BaseException:
+            self.close()
+            raise
+        self._members = found.files
+        self._notes = _notes(found.skipped)
+        self._entries = tuple(
+            FileEntry(name, member.size, member.mtime_ns, member.offset) for name, member in sorted(found.files.items())
+        )
+
+    @property
+    def kind(self) -> TreeKind:
+        """`"tar"`."""
+        return "tar"
+
+    @property
+    def label(self) -> str:
+        """The archive's address."""
+        return self._source.label
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What was left out: links that lead to folders or nowhere."""
+        return self._notes
+
+    @property
+    def entries(self) -> tuple[FileEntry, ...]:
+        """All files, sorted by name; `position` is the offset in the unpacked archive."""
+        return self._entries
+
+    def read(self, entry: FileEntry) -> bytes:
+        """The whole content of one member. A tar has no checksums of contents, so only the length is verified.
+
+        Raises:
+            OSError: as the medium answers.
+            SourceReadError: the archive is shorter than it was when opened.
+        """
+        member = self._members.get(entry.name)
+        if member is None:
+            msg = f"'{self.label}' has no member {entry.name!r}; the entry is from another tree."
+            raise SourceReadError(msg)
+        data = self._bytes.pread(member.size, member.offset) if member.size else b""
+        if len(data) != member.size:
+            msg = (
+                f"'{self.label}' ends inside its member {entry.name!r}: the file changed or was cut while being read. "
+                "Wait until its upload or copy is complete, then stage again."
+            )
+            raise SourceReadError(msg)
+        return data
+
+    def close(self) -> None:
+        """Close the source and drop the unpacked form. Calling it twice is fine."""
+        self._bytes.close()
+        self._source.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class _Headers(NamedTuple):
+    """The files by cleaned name, links resolved, and the links that lead to none."""
+
+    files: dict[str, TarMember]
+    skipped: list[str]
+
+
+def _read_headers(source: ByteSource, packed_bytes: int, limits: ArchiveLimits) -> _Headers:
+    members: list[TarMember] = []
+    total = 0
+    for member in scan_members(source):
+        members.append(member)
+        total += member.size
+        check_limits(source.label, len(members), total, packed_bytes, limits)
+    return _check_members(source.label, members)
+
+
+def _check_members(archive: str, members: Iterable[TarMember]) -> _Headers:
+    files: dict[str, TarMember] = {}
+    symlinks: dict[str, str] = {}
+    hardlinks: dict[str, str] = {}
+    names: list[str] = []
+    folders: list[str] = []
+    for member in members:
+        if member.kind == "folder":
+            folders.append(clean_folder_name(archive, member.name))
+            continue
+        name = clean_member_name(archive, member.name)
+        if member.kind == "special":
+            raise refuse_member(archive, name, "it is a device or a pipe")
+        if is_junk(name):
+            continue
+        names.append(name)
+        if member.kind == "symlink":
+            symlinks[name] = resolve_link(archive, name, member.link)
+        elif member.kind == "hardlink":
+            hardlinks[name] = _hardlink_target(archive, name, member.link)
+        else:
+            files[name] = member
+    check_collisions(archive, names, folders)
+    links = symlinks | hardlinks
+    found = follow_links(links, files)
+    return _Headers(
+        files | {name: files[target] for name, target in found.items()}, sorted(links.keys() - found.keys())
+    )
+
+
+def _hardlink_target(archive: str, name: str, target: str) -> str:
+    try:
+        return clean_member_name(archive, target)
+    except UnsafeArchiveError:
+        raise refuse_member(archive, name, f"it is a link to {target!r}, outside the archive") from None
+
+
+def _unpack(source: ByteSource, spool: Path, limits: ArchiveLimits) -> LocalBytes:
+    """Decompress the archive into `spool`; the file has no name by the time this returns."""
+    make_folder(spool)
+    path = temp_beside(spool / "unpacked.tar")
+    written = 0
+    try:
+        with path.open("xb", buffering=0) as out, open_stream(source) as stream:
+            while part := stream.read(_SPOOL_BYTES):
+                written += len(part)
+                check_limits(source.label, 0, written, source.size, limits)
+                out.write(part)
+        return LocalBytes(path, label=source.label)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        msg = (
+            f"'{source.label}' does not fit in '{spool}' when unpacked: the disk was full after "
+            f"{format_bytes(written)}. Free some space or name a folder on a larger disk."
+        )
+        raise NotEnoughSpaceError(msg) from error
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def _notes(skipped: list[str]) -> tuple[str, ...]:
+    if not skipped:
+        return ()
+    return (f"{len(skipped):,} links that lead to no file of the archive were left out (first '{skipped[0]}').",)

@@ -1,0 +1,245 @@
+"""The central directory of a zip, read from its end: which members there are, where they lie, how they are packed.
+
+Written here rather than left to `zipfile`, which needs a seekable file and one lock for all readers, takes the tail
+of a truncated archive that contains another zip for a whole one, and builds a large object for every member.
+Layout: PKWARE's APPNOTE 6.3.10, sections 4.3 to 4.5.
+"""
+
+from __future__ import annotations
+
+import calendar
+import functools
+import struct
+import zlib
+from typing import TYPE_CHECKING, NamedTuple
+
+from colabstage.errors import ArchiveError, CorruptArchiveError
+from colabstage.trees.contents import HEAD_BYTES, describe_contents
+from colabstage.trees.names import refuse_member
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from colabstage.trees.tree import ByteSource
+
+_END = struct.Struct("<4s4H2LH")
+_END_MARK = b"PK\5\6"
+_END64_LOCATOR = struct.Struct("<4sLQL")
+_END64 = struct.Struct("<4sQ2H2L4Q")
+# The last record, its comment of at most 64 KiB, and the two zip64 records before it.
+_TAIL_BYTES = 65_535 + _END.size + _END64_LOCATOR.size + _END64.size
+_MEMBER = struct.Struct("<4s4B4H3L5H2L")
+_MEMBER_MARK = b"PK\1\2"
+# A local header, the marker that some multi-volume tools leave before it, or the end record of an empty archive.
+_FIRST_MARKS = (b"PK\3\4", b"PK\7\x08", b"PK00", _END_MARK)
+
+_EXTRA_ZIP64 = 0x0001
+_EXTRA_UNICODE_PATH = 0x7075
+_FLAG_UTF8 = 0x800
+# Systems in "version made by" whose archivers write names as the file system has them, which is UTF-8.
+_UNIX_SYSTEMS = frozenset({3, 19})
+
+
+class ZipMember(NamedTuple):
+    """One member as the central directory describes it.
+
+    `name`: as it stands there, uncleaned. `stored_name`: its bytes, which the local header repeats.
+    `offset`: where its local header begins. `end`: where the next header or the directory begins.
+    `packed_size`, `size`: bytes before and after unpacking. `mode`: Unix file mode, 0 where the archive has none.
+    """
+
+    name: str
+    stored_name: bytes
+    offset: int
+    end: int
+    packed_size: int
+    size: int
+    crc: int
+    method: int
+    flags: int
+    mode: int
+    mtime_ns: int
+
+
+class _End(NamedTuple):
+    """Where the directory lies, by the archive's last record. `members` is modulo 65,536 without zip64."""
+
+    position: int
+    members: int
+    size: int
+    offset: int
+    has_64: bool
+
+
+def read_directory(source: ByteSource) -> list[ZipMember]:
+    """Every member of a zip, in the directory's order; reads the end of the file only.
+
+    Raises:
+        CorruptArchiveError: the file is truncated, damaged or no zip, and the message says which.
+        ArchiveError: the archive is one part of several.
+    """
+    tail_at = max(0, source.size - _TAIL_BYTES)
+    tail = source.pread(_TAIL_BYTES, tail_at)
+    end = _find_end(source, tail, tail_at)
+    start = end.position - end.size
+    shift = start - end.offset
+    if start < 0 or shift < 0:
+        raise _truncated(source, "its directory should lie further on than the file is long")
+    if shift % (1 << 32):
+        raise _truncated(source, "its last bytes are the end of another archive")
+    directory = tail[start - tail_at : end.position - tail_at] if start >= tail_at else source.pread(end.size, start)
+    if len(directory) != end.size:
+        raise _truncated(source, "its directory is cut")
+    members = _with_ends(source, list(_parse(source, directory, wraps=shift > 0)), start)
+    if len(members) % 65_536 != end.members % 65_536 or (end.has_64 and len(members) != end.members):
+        raise _damaged(source, f"its last record counts {end.members:,} members, its directory holds {len(members):,}")
+    return members
+
+
+def _find_end(source: ByteSource, tail: bytes, tail_at: int) -> _End:
+    """The record that a zip ends with, with its zip64 extension where there is one."""
+    at = tail.rfind(_END_MARK)
+    while at >= 0:
+        # The record ends the file; bytes that something appended are fine as long as a directory lies before it.
+        if at + _END.size <= len(tail):
+            end = _end_at(source, tail, tail_at, at)
+            if end is not None:
+                return end
+        at = tail.rfind(_END_MARK, 0, at + 3)
+    raise _no_end(source, tail)
+
+
+def _end_at(source: ByteSource, tail: bytes, tail_at: int, at: int) -> _End | None:
+    _, disk, first_disk, _, count, size, offset, comment = _END.unpack_from(tail, at)
+    if at + _END.size + comment > len(tail):
+        return None
+    found = _end64_before(tail, tail_at, at)
+    end = _End(tail_at + at, count, size, offset, has_64=False) if found is None else found
+    whole = at + _END.size + comment == len(tail)
+    if not whole and end.position - end.size != end.offset:
+        return None
+    if found is None and (disk not in (0, 0xFFFF) or first_disk not in (0, 0xFFFF)):
+        msg = f"'{source.label}' is one part of an archive in several files (.z01, .z02, …). Join them into one first."
+        raise ArchiveError(msg)
+    return end
+
+
+def _end64_before(tail: bytes, tail_at: int, at: int) -> _End | None:
+    at -= _END64_LOCATOR.size
+    if at < 0 or tail[at : at + 4] != b"PK\6\7":
+        return None
+    _, _, position, _ = _END64_LOCATOR.unpack_from(tail, at)
+    record_at = position - tail_at
+    if not 0 <= record_at <= at - _END64.size or tail[record_at : record_at + 4] != b"PK\6\6":
+        return None
+    count, size, offset = _END64.unpack_from(tail, record_at)[7:10]
+    return _End(tail_at + record_at, count, size, offset, has_64=True)
+
+
+def _no_end(source: ByteSource, tail: bytes) -> CorruptArchiveError:
+    head = source.pread(HEAD_BYTES, 0)
+    if not head.startswith(_FIRST_MARKS):
+        return CorruptArchiveError(
+            f"'{source.label}' is no zip but {describe_contents(head)}. Fetch or copy the archive again."
+        )
+    if tail and not tail[-1024:].strip(b"\0"):
+        return _truncated(source, "it ends in zeros, as a copy or an upload does that was cut")
+    return _truncated(source, "its directory, which a zip has at its end, is missing")
+
+
+def _truncated(source: ByteSource, reason: str) -> CorruptArchiveError:
+    return CorruptArchiveError(
+        f"'{source.label}' is truncated: {reason} ({source.size:,} bytes are here). Copy or upload the archive again."
+    )
+
+
+def _damaged(source: ByteSource, reason: str) -> CorruptArchiveError:
+    return CorruptArchiveError(f"'{source.label}' is damaged: {reason}. Copy or upload the archive again.")
+
+
+def _parse(source: ByteSource, directory: bytes, *, wraps: bool) -> Iterator[ZipMember]:
+    """The members in a directory. `wraps`: offsets are modulo 4 GiB, as macOS writes them into large archives."""
+    at = turns = last = 0
+    length = len(directory)
+    while at < length:
+        if at + _MEMBER.size > length or directory[at : at + 4] != _MEMBER_MARK:
+            raise _damaged(source, f"its directory is not readable at byte {at:,}")
+        # fmt: off
+        (_, _, system, _, _, flags, method, time, date, crc, packed, size,
+         name_length, extra_length, comment_length, _, _, attributes, offset) = _MEMBER.unpack_from(directory, at)
+        # fmt: on
+        at += _MEMBER.size
+        stored = directory[at : at + name_length]
+        at += name_length
+        extra = directory[at : at + extra_length]
+        at += extra_length + comment_length
+        if at > length:
+            raise _damaged(source, "the last entry of its directory is cut")
+        if 0xFFFFFFFF in (size, packed, offset):
+            size, packed, offset = _wide_fields(source, extra, size, packed, offset)
+        if wraps:
+            turns += offset < last
+            last = offset
+            offset += turns << 32
+        name = stored.decode("ascii") if stored.isascii() else _decode_name(stored, extra, flags, system)
+        mode = attributes >> 16 if system in _UNIX_SYSTEMS else 0
+        yield ZipMember(name, stored, offset, 0, packed, size, crc, method, flags, mode, _unix_time_ns(date, time))
+
+
+def _with_ends(source: ByteSource, members: list[ZipMember], directory_at: int) -> list[ZipMember]:
+    """Give every member the place where its bytes must end, and refuse those that overlap."""
+    ends: dict[int, int] = {}
+    following = directory_at
+    for member in sorted(members, key=lambda member: member.offset, reverse=True):
+        if member.offset + 30 + len(member.stored_name) + member.packed_size > following:
+            raise refuse_member(source.label, member.name, "its bytes overlap those of what follows it")
+        ends[member.offset] = following
+        following = member.offset
+    return [member._replace(end=ends[member.offset]) for member in members]
+
+
+def _extra_field(extra: bytes, wanted: int) -> bytes | None:
+    at = 0
+    while at + 4 <= len(extra):
+        kind, length = struct.unpack_from("<HH", extra, at)
+        if kind == wanted:
+            return extra[at + 4 : at + 4 + length]
+        at += 4 + length
+    return None
+
+
+def _wide_fields(source: ByteSource, extra: bytes, *narrow: int) -> list[int]:
+    """The 64-bit values of those fields that do not fit 32 bits; they stand in the zip64 field in this order."""
+    field = _extra_field(extra, _EXTRA_ZIP64)
+    if field is None:
+        return list(narrow)
+    wide = iter(struct.unpack(f"<{len(field) // 8}Q", field[: len(field) // 8 * 8]))
+    try:
+        return [next(wide) if value == 0xFFFFFFFF else value for value in narrow]
+    except StopIteration:
+        raise _damaged(source, "a zip64 field of its directory is cut") from None
+
+
+def _decode_name(stored: bytes, extra: bytes, flags: int, system: int) -> str:
+    unicode_path = _extra_field(extra, _EXTRA_UNICODE_PATH)
+    if unicode_path is not None and unicode_path[:1] == b"\1":
+        (crc,) = struct.unpack_from("<L", unicode_path.ljust(5, b"\0"), 1)
+        if crc == zlib.crc32(stored):
+            stored, flags = unicode_path[5:], flags | _FLAG_UTF8
+    # macOS's archiver writes UTF-8 without saying so, hence the second condition.
+    if flags & _FLAG_UTF8 or system in _UNIX_SYSTEMS:
+        try:
+            return stored.decode("utf-8")
+        except UnicodeDecodeError:
+            pass
+    return stored.decode("cp437")
+
+
+@functools.lru_cache(maxsize=4096)
+def _unix_time_ns(date: int, time: int) -> int:
+    """A DOS date and time as nanoseconds since 1970. It has no zone and is taken as UTC; 0 for none."""
+    if date == 0:
+        return 0
+    year, month, day = 1980 + (date >> 9), max(1, min(12, date >> 5 & 15)), max(1, date & 31)
+    hour, minute, second = time >> 11, time >> 5 & 63, 2 * (time & 31)
+    return calendar.timegm((year, month, day, hour, minute, second)) * 1_000_000_000
