@@ -110,7 +110,7 @@ def mount_drive(
 
     Raises:
         NotSupportedHereError: this is not a Colab notebook, or it is not the main thread.
-        DriveAuthError: the permission was refused or not answered, or an administrator forbids it.
+        DriveAuthError: the permission was refused, or an administrator forbids it.
         DriveDisconnectedError: a client is mounted there that does not answer.
         OptionError: the mount point cannot be used.
         TargetExistsError: something else stands at the mount point; nothing there is touched.
@@ -250,8 +250,8 @@ def _is_dead(mount: Mount) -> bool:
     if probe.state == "silent":
         msg = (
             f"Drive at '{place}' has not answered for {format_duration(_PROBE_TIMEOUT_S)}. It may be busy: wait, then "
-            f'try again. google.colab.drive.mount("{place}", force_remount=True) mounts it anew, and what was not uploaded '
-            "may then be lost."
+            f'try again. google.colab.drive.mount("{place}", force_remount=True) mounts it anew, and may lose what was '
+            "not uploaded."
         )
         raise DriveDisconnectedError(msg)
     msg = (
@@ -302,7 +302,8 @@ def _check_no_other_drive(place: Path) -> None:
         if mount.fstype == _TYPE and mount != here and not _is_dead(mount):
             msg = (
                 f"Drive is mounted at '{mount.mountpoint}' already, and mounting it at '{place}' would end that "
-                f"mount with all that it has not uploaded. Use '{_my_drive(mount)}', or call flush_drive(remount=False) first."
+                f"mount with all that it has not uploaded. Use '{_my_drive(mount)}', or call "
+                "flush_drive(remount=False) first."
             )
             raise DriveError(msg)
 

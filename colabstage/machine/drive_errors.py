@@ -134,8 +134,9 @@ _MOUNT_CAUSES = (
         "ValueError",
         "mount failed",
         DriveError,
-        "The Drive client ended before '{place}' was mounted. Run the cell again; if that does not help, restart the "
-        f"session ('Disconnect and delete runtime'). Its log is {_LOG}.",
+        "The Drive client ended before '{place}' was mounted, as it does when nobody answers the dialogue that asks "
+        "for access. Run the cell again and answer it; if that does not help, restart the session ('Disconnect and "
+        f"delete runtime'). The client's log is {_LOG}.",
     ),
     _Cause(
         "OSError",
