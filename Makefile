@@ -12,7 +12,7 @@ export PIP_NO_INPUT := 1
 VENV := .venv
 VENV313 := .venv313
 VENV_WHEEL := .venv-wheel
-PIP_INSTALL := -m pip install --quiet --constraint constraints.txt
+PIP_INSTALL := -m pip install -qq --constraint constraints.txt
 # BENCH=name picks one script of benchmarks/.
 BENCH ?= *
 BENCHMARKS = $(filter-out benchmarks/_%,$(wildcard benchmarks/$(BENCH).py))
@@ -74,7 +74,7 @@ $(VENV313)/.installed: pyproject.toml constraints.txt | $(VENV313)/bin/pip
 	@touch $@
 
 python313:
-	@if bash scripts/find_python.sh 3.13 >/dev/null; then $(MAKE) --no-print-directory $(VENV313)/.installed; fi
+	@if bash scripts/find_python.sh 3.13 >/dev/null; then $(MAKE) -s --no-print-directory $(VENV313)/.installed; fi
 
 $(VENV)/.fuse: scripts/setup_fuse.sh | $(VENV)/bin/pip
 	@bash scripts/setup_fuse.sh

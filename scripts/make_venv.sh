@@ -20,4 +20,4 @@ trap 'rm -rf "$folder"' ERR INT TERM
   uv venv --quiet --seed --python "$python" "$folder"
 }
 # Dependency groups came with 25.1.
-"$folder/bin/python" -m pip install --quiet --upgrade 'pip>=25.1'
+"$folder/bin/python" -m pip install -qq --upgrade 'pip>=25.1'
