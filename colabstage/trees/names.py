@@ -6,6 +6,7 @@ archive: skipping the one member would hand over a dataset that is not the one i
 
 from __future__ import annotations
 
+import functools
 import posixpath
 import re
 from collections import Counter
@@ -196,9 +197,12 @@ def check_case_collisions(archive: str, names: Iterable[str]) -> None:
 def is_junk(name: str) -> bool:
     """Whether an operating system or a notebook left this file, so that it is no part of a dataset."""
     folder, _, base = name.rpartition("/")
-    if base.startswith("._") or base.lower() in _JUNK_FILES:
-        return True
-    return bool(folder) and not _JUNK_FOLDERS.isdisjoint(folder.split("/"))
+    return base.startswith("._") or base.lower() in _JUNK_FILES or _lies_in_junk(folder)
+
+
+@functools.lru_cache(maxsize=1024)
+def _lies_in_junk(folder: str) -> bool:
+    return not _JUNK_FOLDERS.isdisjoint(folder.split("/"))
 
 
 def is_junk_folder(base: str) -> bool:
