@@ -1,0 +1,220 @@
+"""A Google Drive to practise on: a folder that plays the cloud, mounted with Drive's speed, manners and failures."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from colabstage.errors import NotSupportedHereError, OptionError
+from colabstage.simulate.knobs import DriveFaults, DriveKnobs, DriveStats
+from colabstage.simulate.mounting import fuse_problem, is_dead, make_mountpoint, unmount_lazily
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+_START_S = 30.0
+_ANSWER_S = 10.0
+_POLL_S = 0.01
+
+__all__ = ["SimulatedDrive", "fuse_problem"]
+
+
+class SimulatedDrive:
+    """One Drive account with one machine that mounts it.
+
+    `home/cloud` is what is in the cloud, `home/cache` what this machine keeps: content that was read, files that wait
+    for their upload, the client's log. Nothing else of `home` is touched.
+
+    Example:
+        >>> with SimulatedDrive(Path("/tmp/practice")) as drive:  # doctest: +SKIP
+        ...     (drive.cloud / "MyDrive" / "hello.txt").write_text("put there by another machine")
+        ...     drive.mount(Path("/tmp/drive"))
+        ...     Path("/tmp/drive/MyDrive/hello.txt").read_text()
+        'put there by another machine'
+    """
+
+    def __init__(self, home: Path, *, knobs: DriveKnobs = DriveKnobs()) -> None:  # noqa: B008 - frozen
+        self.cloud = home.absolute() / "cloud"
+        self.mountpoint: Path | None = None
+        self.knobs = knobs
+        self._home = home.absolute()
+        self._cache = self._home / "cache"
+        self._faults = DriveFaults()
+        self._server: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None
+        self._lock = threading.Lock()
+        self._last_stats = DriveStats()
+        for folder in (self.cloud / "MyDrive", self.cloud / "Shareddrives", self._cache):
+            folder.mkdir(parents=True, exist_ok=True)
+
+    def mount(self, mountpoint: Path, *, readonly: bool = False) -> None:
+        """Mount the Drive at an empty folder, which is made if it is missing.
+
+        Raises:
+            NotSupportedHereError: FUSE cannot be used here; the message says what to install.
+            OptionError: something is mounted already, or lies in the folder.
+        """
+        problem = fuse_problem()
+        if problem is not None:
+            raise NotSupportedHereError(problem)
+        if self.mountpoint is not None:
+            msg = f"This Drive is mounted at '{self.mountpoint}' already. Unmount it first."
+            raise OptionError(msg)
+        mountpoint = mountpoint.absolute()
+        make_mountpoint(mountpoint)
+        self._last_stats = DriveStats()
+        self.mountpoint = mountpoint
+        try:
+            self._start(mountpoint, readonly=readonly)
+        except BaseException:
+            self.unmount()
+            raise
+
+    def _start(self, mountpoint: Path, *, readonly: bool) -> None:
+        ours, theirs = socket.socketpair()
+        self._control = ours
+        config = {
+            "home": str(self._home),
+            "mountpoint": str(mountpoint),
+            "readonly": readonly,
+            "knobs": dataclasses.asdict(self.knobs),
+            "faults": dataclasses.asdict(self._faults),
+            "control_fd": theirs.fileno(),
+            "parent_pid": os.getpid(),
+        }
+        root = str(Path(__file__).parents[2])
+        paths = [path for path in (os.environ.get("PYTHONPATH"), root) if path]
+        with theirs, (self._cache / "client.log").open("wb") as log:
+            self._server = subprocess.Popen(
+                [sys.executable, "-m", "colabstage.simulate.server", json.dumps(config)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=[theirs.fileno()],
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+                start_new_session=True,
+            )
+        answer = self._receive(_START_S)
+        if not answer.get("ready"):
+            said = (self._cache / "client.log").read_text(encoding="utf-8", errors="replace").strip()
+            msg = f"The simulated Drive did not start at '{mountpoint}'. Its client said: {said[-500:] or 'nothing'}"
+            raise NotSupportedHereError(msg)
+
+    def _receive(self, timeout_s: float) -> dict[str, Any]:
+        """One answer of the client; empty when it died or takes too long."""
+        if self._control is None:
+            return {}
+        deadline = time.monotonic() + timeout_s
+        received = b""
+        while not received.endswith(b"\n"):
+            self._control.settimeout(max(0.001, deadline - time.monotonic()))
+            try:
+                part = self._control.recv(65536)
+            except OSError:
+                return {}
+            if not part:
+                return {}
+            received += part
+        answer: dict[str, Any] = json.loads(received)
+        return answer
+
+    def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Send one request to the client; the answer is empty when there is no living client."""
+        with self._lock:
+            if self._control is None:
+                return {}
+            try:
+                self._control.sendall(json.dumps(request).encode() + b"\n")
+            except OSError:
+                return {}
+            return self._receive(_ANSWER_S)
+
+    def unmount(self) -> None:
+        """Unmount; uploads that have not happened stay queued in the cache. Calling it twice is fine."""
+        if self.mountpoint is None:
+            return
+        unmount_lazily(self.mountpoint)
+        stats = self._ask({"do": "exit"})
+        if stats:
+            self._last_stats = DriveStats(**stats)
+        self._end_server()
+        self.mountpoint = None
+
+    def _end_server(self) -> None:
+        if self._control is not None:
+            self._control.close()
+            self._control = None
+        if self._server is not None:
+            try:
+                self._server.wait(_ANSWER_S if self._server.poll() is None else 0)
+            except subprocess.TimeoutExpired:
+                self._server.kill()
+                self._server.wait(_ANSWER_S)
+            self._server = None
+
+    def flush(self, *, timeout_s: float) -> bool:
+        """Wait until everything written here is in the cloud; `False` when that takes longer than `timeout_s`, or
+        the client is dead or not mounted with something left to upload."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            stats = self.stats()
+            if not stats.uploads_pending:
+                return True
+            if not self.is_alive() or time.monotonic() > deadline:
+                return False
+            time.sleep(_POLL_S)
+
+    def is_alive(self) -> bool:
+        """Whether the Drive is mounted and its client runs."""
+        return self._server is not None and self._server.poll() is None
+
+    def kill(self) -> None:
+        """Let the client die. Files cease to exist for `death_enoent_s`, then every call answers errno 107, until
+        the Drive is unmounted and mounted again. Returns once it does."""
+        if self._server is None or self.mountpoint is None:
+            return
+        self._ask({"do": "die"})
+        self._server.wait(self.knobs.death_enoent_s * self.knobs.time_scale + _ANSWER_S)
+        deadline = time.monotonic() + _ANSWER_S
+        # The kernel may still answer for the dead from what it remembers.
+        while time.monotonic() < deadline and not is_dead(self.mountpoint):
+            time.sleep(_POLL_S)
+
+    def new_machine(self) -> None:
+        """Start over on a fresh machine: unmounted, nothing cached, and what was not uploaded is lost."""
+        self.unmount()
+        shutil.rmtree(self._cache)
+        self._cache.mkdir()
+
+    def set_faults(self, faults: DriveFaults) -> None:
+        """Make things go wrong from now on, also after the next mount. Counting starts anew."""
+        self._faults = faults
+        self._ask({"do": "faults", "faults": dataclasses.asdict(faults)})
+
+    def stats(self) -> DriveStats:
+        """Counters since the last mount; while unmounted, as they were at its end, with what waits in the cache."""
+        answer = self._ask({"do": "stats"})
+        if answer:
+            self._last_stats = DriveStats(**answer)
+        elif not self.is_alive():
+            waiting = [label.with_suffix(".data") for label in (self._cache / "uploads").glob("*.path")]
+            self._last_stats.uploads_pending = len(waiting)
+            self._last_stats.bytes_pending = sum(data.stat().st_size for data in waiting)
+        return dataclasses.replace(self._last_stats)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.unmount()

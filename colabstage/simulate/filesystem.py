@@ -1,0 +1,461 @@
+"""The calls of the simulated Drive's file system, in terms of its parts: names, content cache, upload queue, faults.
+
+Handles carry everything a read or write needs, so calls on open files never look at paths. Nothing sleeps while
+holding a lock that a call on another file needs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import itertools
+import os
+import stat as stat_bits
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from colabstage.simulate.cache import Content, ContentCache, Visit
+from colabstage.simulate.knobs import ContentFault, DriveFaults, DriveKnobs, DriveStats, FaultOp
+from colabstage.simulate.model import FaultLedger, Traffic
+from colabstage.simulate.names import MY_DRIVE, SHARED_DRIVES, Entry, Folders, canonical, is_below_root
+from colabstage.simulate.quota import Account
+from colabstage.simulate.uploads import Pending, UploadQueue
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_NATIVE = (".gdoc", ".gsheet", ".gslides")
+_WRITES = os.O_WRONLY | os.O_RDWR
+_ROOTS = ("/", MY_DRIVE, SHARED_DRIVES)
+# utimensat(2): take the present time, leave as it is.
+_UTIME_NOW, _UTIME_OMIT = (1 << 30) - 1, (1 << 30) - 2
+
+
+def _fail(number: int, path: str) -> NoReturn:
+    raise OSError(number, os.strerror(number), path)
+
+
+class ReadHandle:
+    """A cloud file open for reading, through the content cache."""
+
+    __slots__ = ("content", "counted", "damage", "failing", "path", "visit")
+
+    def __init__(self, path: str, content: Content, visit: Visit) -> None:
+        self.path = path
+        self.content = content
+        self.visit = visit
+        self.damage: ContentFault | None = None
+        self.counted = False
+        self.failing = False
+
+    def entry(self) -> Entry:
+        """What `fstat` says."""
+        return Entry(is_folder=False, size=self.content.size, mtime_ns=self.content.mtime_ns)
+
+
+class LocalHandle:
+    """A file that was written here, open for reading or writing."""
+
+    __slots__ = ("counted", "fd", "pending", "visit", "writes")
+
+    def __init__(self, pending: Pending, fd: int, visit: Visit, *, writes: bool) -> None:
+        self.pending = pending
+        self.fd = fd
+        self.visit = visit
+        self.writes = writes
+        self.counted = False
+
+    @property
+    def path(self) -> str:
+        """Where the file is now."""
+        return self.pending.path
+
+    def entry(self) -> Entry:
+        """What `fstat` says."""
+        stat = os.fstat(self.fd)
+        return Entry(is_folder=False, size=stat.st_size, mtime_ns=stat.st_mtime_ns)
+
+
+class DriveFileSystem:
+    """Every call the kernel makes on the mount; each raises `OSError` with the errno it answers."""
+
+    use_ns = True
+    # Calls on open files come without their path.
+    flag_nopath = 1
+    flag_nullpath_ok = 1
+
+    def __init__(self, home: Path, *, knobs: DriveKnobs, die: Callable[[], None]) -> None:
+        """`knobs` are scaled already; `die()` begins the client's end."""
+        cloud, cache = home / "cloud", home / "cache"
+        self.stats = DriveStats()
+        self.ledger = FaultLedger(DriveFaults())
+        self.dying = False
+        self._knobs = knobs
+        self._die = die
+        self._opens = 0
+        self._lock = threading.Lock()
+        self._handles: dict[int, ReadHandle | LocalHandle] = {}
+        self._listings: dict[int, list[tuple[str, int, int]]] = {}
+        self._numbers = itertools.count(1)
+        self._modes: dict[str, int] = {}
+        self._downloads: dict[str, int] = {}
+        self._folders = Folders(cloud, knobs=knobs, stats=self.stats)
+        self._content = ContentCache(cache / "content", knobs=knobs, traffic=Traffic(knobs), stats=self.stats)
+        self._account = Account(cloud, knobs=knobs, pending_bytes=lambda: self.queue.waiting()[1])
+        self.queue = UploadQueue(
+            cache / "uploads",
+            knobs=knobs,
+            stats=self.stats,
+            finish=self._uploaded,
+            is_dropped=lambda path: self.ledger.drops_upload(path[1:]),
+            is_stalled=lambda: self.ledger.faults.stall_uploads,
+        )
+        # Where locks work, the kernel keeps them by itself once these calls do not exist.
+        self.flock = self.lock = None if knobs.flock_errno is None else self._refuse_lock
+
+    def _enter(self, op: FaultOp, path: str) -> None:
+        """Let a call pass that is not to fail."""
+        if self.dying:
+            _fail(errno.ENOENT, path)
+        if self.ledger.faults.ops:
+            with self._lock:
+                number = self.ledger.errno_for(op, path[1:])
+                self.stats.errors_injected += number is not None
+            if number is not None:
+                _fail(number, path)
+
+    def _enter_change(self, op: FaultOp, path: str) -> None:
+        self._enter(op, path)
+        if not is_below_root(path):
+            _fail(errno.EOPNOTSUPP, path)
+
+    def _count_open(self, path: str) -> None:
+        with self._lock:
+            self._opens += 1
+            dies = self._opens == self._knobs.death_after_opens
+        if dies:
+            self._die()
+            _fail(errno.ENOENT, path)
+
+    def _find(self, path: str) -> Entry:
+        """What is at a canonical path, as far as this mount knows; raises `FileNotFoundError`."""
+        if path in _ROOTS:
+            return Entry(is_folder=True, size=0, mtime_ns=0)
+        pending = self.queue.by_path.get(path)
+        if pending is not None:
+            with contextlib.suppress(FileNotFoundError):  # it arrives in the cloud in this very moment
+                stat = pending.data.stat()
+                return Entry(is_folder=False, size=stat.st_size, mtime_ns=stat.st_mtime_ns)
+        entry = self._folders.find(path) if is_below_root(path) else None
+        return entry or _fail(errno.ENOENT, path)
+
+    def path_of(self, number: int) -> str:
+        """The path of an open file."""
+        return self._handles[number].path
+
+    def getattr(self, path: str | None, fi: Any = None) -> dict[str, Any]:
+        """`stat`, by handle where the kernel has one."""
+        if fi is not None:
+            return self._handles[fi.fh].entry().attributes()
+        path = canonical(path or "/")
+        self._enter("stat", path)
+        attributes = self._find(path).attributes()
+        mode = self._modes.get(path)
+        if mode is not None:
+            attributes["st_mode"] = stat_bits.S_IFMT(attributes["st_mode"]) | mode
+        return attributes
+
+    def opendir(self, path: str) -> int:
+        """Take a folder's listing, which `readdir` then hands out."""
+        path = canonical(path)
+        self._enter("list", path)
+        self._count_open(path)
+        names = self._list_roots() if path == "/" else self._list(path)
+        with self._lock:
+            kept = self.ledger.kept_of_listing(path[1:], len(names))
+        number = next(self._numbers)
+        folder, file = stat_bits.S_IFDIR | 0o700, stat_bits.S_IFREG | 0o600
+        self._listings[number] = [(name, folder if is_folder else file, 0) for name, is_folder in names[:kept]]
+        return number
+
+    def _list_roots(self) -> list[tuple[str, bool]]:
+        shared = Path(self._folders.cloud_path(SHARED_DRIVES))
+        roots = ["MyDrive", "Shareddrives"] if shared.is_dir() and any(shared.iterdir()) else ["MyDrive"]
+        return [(name, True) for name in roots]
+
+    def _list(self, path: str) -> list[tuple[str, bool]]:
+        names = dict(self._folders.listing(path))
+        names.update(dict.fromkeys(self.queue.inside(path), False))
+        return sorted(names.items())
+
+    def readdir(self, path: str | None, number: int) -> list[tuple[str, int, int]]:
+        """The listing that `opendir` took."""
+        return self._listings[number]
+
+    def releasedir(self, path: str | None, number: int) -> int:
+        """Forget a listing."""
+        self._listings.pop(number, None)
+        return 0
+
+    def statfs(self, path: str) -> dict[str, int]:
+        """The account's storage."""
+        return self._account.statfs()
+
+    def open(self, path: str, fi: Any) -> int:
+        """Open a file; what is to be written becomes a local copy at once."""
+        path = canonical(path)
+        self._enter("open", path)
+        self._count_open(path)
+        if path.endswith(_NATIVE):
+            _fail(errno.EOPNOTSUPP, path)
+        self._find(path)
+        writes = bool(fi.flags & _WRITES)
+        if writes:
+            handle: ReadHandle | LocalHandle = self._open_local(path, empty=bool(fi.flags & os.O_TRUNC))
+        else:
+            handle = self._open_read(path)
+        with self._lock:
+            handle.counted = self.ledger.counts_reads_of(path[1:])
+            if isinstance(handle, ReadHandle):
+                handle.damage = self.ledger.damage_for(path[1:])
+        # Past the page cache, reads come one by one and may be shorter than the file's size says.
+        fi.direct_io = int(handle.counted or (isinstance(handle, ReadHandle) and handle.damage is not None))
+        return self._hand_out(handle, fi)
+
+    def _hand_out(self, handle: ReadHandle | LocalHandle, fi: Any) -> int:
+        number = next(self._numbers)
+        self._handles[number] = handle
+        fi.fh = number
+        return 0
+
+    def _open_read(self, path: str) -> ReadHandle | LocalHandle:
+        pending = self.queue.by_path.get(path)
+        if pending is not None:
+            with contextlib.suppress(FileNotFoundError):  # it arrives in the cloud in this very moment
+                return LocalHandle(pending, os.open(pending.data, os.O_RDONLY), self._content.visit(), writes=False)
+        content = self._content.open(self._folders.cloud_path(path))
+        return ReadHandle(path, content, self._content.visit())
+
+    def _open_local(self, path: str, *, empty: bool) -> LocalHandle:
+        """Open a file for writing, as a copy of what is in the cloud unless it is to be emptied."""
+        pending = self.queue.by_path.get(path)
+        if pending is None or not self.queue.reopen(pending):
+            pending = self.queue.new(path) if empty else self._copy_for_writing(path)
+            self.queue.reopen(pending)
+        fd = os.open(pending.data, os.O_RDWR)
+        if empty:
+            os.ftruncate(fd, 0)
+            pending.dirty = True
+        return LocalHandle(pending, fd, self._content.visit(), writes=True)
+
+    def _copy_for_writing(self, path: str) -> Pending:
+        content = self._content.open(self._folders.cloud_path(path))
+        try:
+            visit = self._content.visit()
+            for offset in range(0, content.size, self._knobs.block_bytes):
+                self._content.read(content, visit, self._knobs.block_bytes, offset)
+            pending = self.queue.new(path, copy_of=content.whole_file if content.size else None)
+        finally:
+            self._content.release(content)
+        os.utime(pending.data, ns=(content.mtime_ns, content.mtime_ns))
+        pending.dirty = False
+        return pending
+
+    def create(self, path: str, mode: int, fi: Any) -> int:
+        """Start a new file."""
+        path = canonical(path)
+        self._enter_change("create", path)
+        self._check_quota(path, 0)
+        return self._hand_out(self._open_local(path, empty=True), fi)
+
+    def read(self, path: str | None, size: int, offset: int, fi: Any) -> bytes:
+        """Bytes of an open file, after the time they take."""
+        handle = self._handles[fi.fh]
+        if self.dying:
+            _fail(errno.ENOTCONN, handle.path)
+        if isinstance(handle, LocalHandle):
+            return self._read_local(handle, size, offset)
+        content = handle.content
+        end = content.size
+        if handle.damage is not None and handle.damage.kind == "truncate":
+            end = max(0, end - handle.damage.tail_bytes)
+        size = min(size, end - offset)
+        if size <= 0:
+            return b""
+        if handle.counted:
+            self._enter("read", handle.path)
+        if self._knobs.downloads_per_file is not None:
+            self._count_download(handle)
+        data = self._content.read(content, handle.visit, size, offset)
+        if handle.damage is not None and handle.damage.kind == "zero_tail":
+            sound = max(0, content.size - handle.damage.tail_bytes - offset)
+            data = data[:sound].ljust(len(data), b"\0")
+        return data
+
+    def _read_local(self, handle: LocalHandle, size: int, offset: int) -> bytes:
+        data = os.pread(handle.fd, size, offset)
+        if data and handle.counted:
+            self._enter("read", handle.path)
+        self._content.serve_warm(handle.visit, len(data))
+        return data
+
+    def _count_download(self, handle: ReadHandle) -> None:
+        """Count the first cold read of an open against the file's download quota."""
+        key = handle.content.key
+        with self._lock:
+            if not handle.visit.counted and not handle.content.complete and not handle.failing:
+                self._downloads[key] = self._downloads.get(key, 0) + 1
+                handle.failing = self._downloads[key] > (self._knobs.downloads_per_file or 0)
+        if handle.failing:
+            _fail(errno.EIO, handle.path)
+
+    def write(self, path: str | None, data: bytes, offset: int, fi: Any) -> int:
+        """Put bytes into the local copy."""
+        handle = self._handles[fi.fh]
+        if not isinstance(handle, LocalHandle):
+            _fail(errno.EBADF, handle.path)
+        if self.dying:
+            _fail(errno.ENOTCONN, handle.path)
+        self._enter("write", handle.path)
+        self._check_quota(handle.path, max(0, offset + len(data) - os.fstat(handle.fd).st_size))
+        handle.pending.dirty = True
+        with self._lock:
+            self.stats.bytes_written += len(data)
+        return os.pwrite(handle.fd, data, offset)
+
+    def _check_quota(self, path: str, growth: int) -> None:
+        if self.ledger.faults.quota_exceeded or (growth and not self._account.take(growth)):
+            _fail(self._knobs.quota_errno, path)
+
+    def release(self, path: str | None, fi: Any) -> int:
+        """Close a file; a written one starts on its way to the cloud."""
+        handle = self._handles.pop(fi.fh)
+        if isinstance(handle, ReadHandle):
+            self._content.release(handle.content)
+            return 0
+        os.close(handle.fd)
+        if handle.writes:
+            self.queue.done_writing(handle.pending)
+        return 0
+
+    def fsync(self, path: str | None, datasync: int, fi: Any) -> int:
+        """Nothing: bytes are in the local copy already, and nothing hastens the upload."""
+        return 0
+
+    def truncate(self, path: str, length: int) -> int:
+        """Change a file's length."""
+        path = canonical(path)
+        self._enter_change("write", path)
+        self._check_quota(path, max(0, length - self._find(path).size))
+        handle = self._open_local(path, empty=not length)
+        try:
+            os.ftruncate(handle.fd, length)
+            handle.pending.dirty = True
+        finally:
+            os.close(handle.fd)
+            self.queue.done_writing(handle.pending)
+        return 0
+
+    def chmod(self, path: str, mode: int) -> int:
+        """Keep a mode until the next mount."""
+        self._modes[canonical(path)] = mode & 0o7777
+        return 0
+
+    def chown(self, path: str, uid: int, gid: int) -> int:
+        """Nothing: a Drive knows no owners."""
+        return 0
+
+    def utimens(self, path: str, times: tuple[int, int] | None) -> int:
+        """Set the modification time, in nanoseconds."""
+        path = canonical(path)
+        mtime_ns = times[1] if times else _UTIME_NOW
+        if mtime_ns == _UTIME_OMIT or self._find(path).is_folder:
+            return 0
+        if mtime_ns == _UTIME_NOW:
+            mtime_ns = time.time_ns()
+        pending = self.queue.by_path.get(path)
+        if pending is not None:
+            with contextlib.suppress(FileNotFoundError):  # it arrives in the cloud in this very moment
+                os.utime(pending.data, ns=(mtime_ns, mtime_ns))
+                return 0
+        file = Path(self._folders.cloud_path(path))
+        before = file.stat()
+        os.utime(file, ns=(mtime_ns, mtime_ns))
+        self._content.rekey(before, file.stat())
+        self._folders.patch(path)
+        return 0
+
+    def mkdir(self, path: str, mode: int) -> int:
+        """Make a folder, which is in the cloud at once."""
+        path = canonical(path)
+        self._enter_change("mkdir", path)
+        Path(self._folders.cloud_path(path)).mkdir()
+        self._folders.made(path)
+        return 0
+
+    def rmdir(self, path: str) -> int:
+        """Remove an empty folder."""
+        path = canonical(path)
+        self._enter_change("unlink", path)
+        if self.queue.inside(path):
+            _fail(errno.ENOTEMPTY, path)
+        Path(self._folders.cloud_path(path)).rmdir()
+        self._folders.gone(path)
+        return 0
+
+    def unlink(self, path: str) -> int:
+        """Delete a file: what is in the cloud goes to the trash."""
+        path = canonical(path)
+        self._enter_change("unlink", path)
+        was_pending = self.queue.remove(path)
+        try:
+            self._account.discard(Path(self._folders.cloud_path(path)))
+        except FileNotFoundError:
+            if not was_pending:
+                raise
+        self._modes.pop(path, None)
+        self._folders.patch(path)
+        return 0
+
+    def rename(self, old: str, new: str) -> int:
+        """Move a file or folder; what has not been uploaded yet arrives under its new name."""
+        old, new = canonical(old), canonical(new)
+        self._enter_change("rename", old)
+        if not is_below_root(new):
+            _fail(errno.EOPNOTSUPP, new)
+        with self.queue.lock:
+            was_pending = self.queue.move(old, new)
+            if not was_pending:
+                self.queue.remove(new)
+            try:
+                Path(self._folders.cloud_path(old)).rename(self._folders.cloud_path(new))
+            except FileNotFoundError:
+                if not was_pending:
+                    raise
+            else:
+                self._folders.moved(old, new)
+        if old in self._modes:
+            self._modes[new] = self._modes.pop(old)
+        return 0
+
+    def symlink(self, target: str, source: str) -> int:
+        """A Drive has no symbolic links."""
+        _fail(errno.EOPNOTSUPP, canonical(target))
+
+    def link(self, target: str, source: str) -> int:
+        """A Drive has no hard links."""
+        _fail(errno.EOPNOTSUPP, canonical(target))
+
+    def _refuse_lock(self, path: str | None, *_: Any) -> int:
+        _fail(self._knobs.flock_errno or errno.ENOSYS, path or "")
+
+    def _uploaded(self, pending: Pending, copy: Path) -> None:
+        """Put an uploaded copy into its place in the cloud, and keep the local one as cached content."""
+        target = Path(self._folders.cloud_path(pending.path))
+        target.parent.mkdir(parents=True, exist_ok=True)
+        copy.replace(target)
+        self._folders.patch(pending.path)
+        self._content.adopt(pending.data, target.stat())
+        pending.label.unlink(missing_ok=True)

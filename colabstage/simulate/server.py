@@ -1,0 +1,166 @@
+"""The simulated Drive's client: a process of its own that serves the mount, and ends with whoever started it.
+
+    python -m colabstage.simulate.server '{"home": …, "mountpoint": …, "knobs": {…}, "control_fd": …, "parent_pid": …}'
+
+It listens to its starter on a socket that it inherits: one JSON object a line, one answer each. It says `ready` once
+the kernel has accepted the mount.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import socket
+import sys
+import threading
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+# Which of the two libraries is loaded is decided when mfusepy is imported; only version 3 reads more than 128 KiB.
+os.environ["FUSE_LIBRARY_NAME"] = "fuse3"
+
+import mfusepy
+
+from colabstage.simulate.filesystem import DriveFileSystem
+from colabstage.simulate.knobs import DriveFaults, DriveKnobs
+from colabstage.simulate.model import FaultLedger
+from colabstage.simulate.mounting import unmount_lazily
+
+# More than anybody reads at once, since every call that waits holds a thread.
+_THREADS = 256
+_LOOK_AT_PARENT_S = 0.5
+# How long the kernel may answer a stat by itself. As short as this, a death or a change elsewhere shows soon.
+ATTRIBUTES_S = 0.5
+
+
+class _Mount(mfusepy.FUSE):  # type: ignore[misc]
+    """libfuse's callbacks where mfusepy hands on the path alone, which the kernel leaves out for open files."""
+
+    def _path(self, path: bytes | None, fip: Any) -> str:
+        if path is None:
+            found: str = self.operations.path_of(fip.contents.fh)
+            return found
+        return path.decode(self.encoding, self.errors)
+
+    def truncate_fuse_3(self, path: bytes | None, length: int, fip: Any) -> int:
+        result: int = self.operations.truncate(self._path(path, fip), length)
+        return result
+
+    def chmod_fuse_3(self, path: bytes | None, mode: int, fip: Any) -> int:
+        result: int = self.operations.chmod(self._path(path, fip), mode)
+        return result
+
+    def chown_fuse_3(self, path: bytes | None, uid: int, gid: int, fip: Any) -> int:
+        result: int = self.operations.chown(self._path(path, fip), uid, gid)
+        return result
+
+    def utimens_fuse_3(self, path: bytes | None, buf: Any, fip: Any) -> int:
+        result: int = self.utimens_fuse_2(self._path(path, fip).encode(self.encoding, self.errors), buf)
+        return result
+
+
+class Server:
+    """One mount, from its start to its end."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        self._mountpoint = config["mountpoint"]
+        self._readonly = config["readonly"]
+        self._parent_pid = config["parent_pid"]
+        self._knobs = DriveKnobs(**config["knobs"]).scaled()
+        self._control = socket.socket(fileno=config["control_fd"])
+        self._control.settimeout(_LOOK_AT_PARENT_S)
+        self._files = DriveFileSystem(Path(config["home"]), knobs=self._knobs, die=self.die)
+        self._files.ledger = FaultLedger(DriveFaults.from_json(config["faults"]))
+        self._files.init_with_config = self._connected  # type: ignore[attr-defined]
+
+    def run(self) -> None:
+        """Mount, and serve until unmounted."""
+        threading.Thread(target=self._listen, name="control", daemon=True).start()
+        kernel_s = min(ATTRIBUTES_S, self._knobs.visibility_s)
+        options: dict[str, Any] = {"max_idle_threads": _THREADS}
+        if (mfusepy.fuse_version_major, mfusepy.fuse_version_minor) >= (3, 12):
+            options["max_threads"] = _THREADS
+        _Mount(
+            self._files,
+            self._mountpoint,
+            raw_fi=True,
+            foreground=True,
+            fsname="drive",
+            subtype="drive",
+            ro=self._readonly,
+            hard_remove=True,
+            attr_timeout=kernel_s,
+            entry_timeout=kernel_s,
+            negative_timeout=0,
+            **options,
+        )
+
+    def _connected(self, connection: Any, config: Any) -> None:
+        """Called by libfuse when the kernel has accepted the mount."""
+        if connection is not None:
+            # Read-ahead counts as background work; the kernel's default of 12 would cap parallel readers.
+            connection.max_background = 2 * _THREADS
+            connection.congestion_threshold = 2 * _THREADS
+        self._files.queue.resume()
+        self._say({"ready": True})
+
+    def _say(self, answer: dict[str, Any]) -> None:
+        self._control.sendall(json.dumps(answer).encode() + b"\n")
+
+    def _listen(self) -> None:
+        buffered = b""
+        while os.getppid() == self._parent_pid:
+            try:
+                received = self._control.recv(65536)
+            except TimeoutError:
+                continue
+            except OSError:
+                break
+            if not received:
+                break
+            *lines, buffered = (buffered + received).split(b"\n")
+            for line in lines:
+                self._say(self._answer(json.loads(line)))
+        # Whoever started this is gone: nobody else would ever unmount.
+        unmount_lazily(Path(self._mountpoint))
+        os._exit(0)
+
+    def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        match request["do"]:
+            case "stats":
+                return self._stats()
+            case "faults":
+                self._files.ledger = FaultLedger(DriveFaults.from_json(request["faults"]))
+            case "die":
+                self.die()
+            case "exit":
+                self._say(self._stats())
+                os._exit(0)
+        return {}
+
+    def _stats(self) -> dict[str, Any]:
+        stats = self._files.stats
+        stats.uploads_pending, stats.bytes_pending = self._files.queue.waiting()
+        return asdict(stats)
+
+    def die(self) -> None:
+        """Deny everything for a moment, then vanish without a word, the mount left dangling."""
+        self._files.dying = True
+        threading.Thread(target=self._vanish, name="death", daemon=True).start()
+
+    def _vanish(self) -> None:
+        time.sleep(self._knobs.death_enoent_s)
+        os._exit(1)
+
+
+def main() -> None:
+    """Serve the mount that the command line's JSON describes."""
+    logging.basicConfig(level=logging.WARNING)
+    Server(json.loads(sys.argv[1])).run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,235 @@
+"""What was written here and is not in the cloud yet: files in the cache, and the queue that uploads them.
+
+Each pending file is `N.data` with its path inside the Drive in `N.path`, so a client that starts again finds what
+its predecessor left, whichever way that one ended.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from colabstage.simulate.knobs import DriveKnobs, DriveStats
+
+log = logging.getLogger(__name__)
+
+_STALL_LOOK_S = 0.02
+_RETRY_S = 1.0
+
+
+class Pending:
+    """One file that exists here in a newer version than in the cloud. Its fields change under the queue's lock.
+
+    `generation` counts the times it was opened for writing: an upload of an older one is worthless.
+    `dirty`: it differs from what is in the cloud; a copy made for writing does only after the first write.
+    `removed`: no longer in the queue, because it was deleted, replaced or has arrived.
+    `dropped`: its upload got lost on the way, by a fault.
+    """
+
+    def __init__(self, number: int, path: str, *, folder: Path) -> None:
+        self.number = number
+        self.path = path
+        self.data = folder / f"{number}.data"
+        self.label = folder / f"{number}.path"
+        self.writers = 0
+        self.generation = 0
+        self.dirty = True
+        self.removed = False
+        self.dropped = False
+
+    def write_label(self) -> None:
+        """Put the path on disk, whole or not at all, since the client may be killed at any moment."""
+        temp = self.label.with_suffix(".copy")
+        temp.write_text(self.path, encoding="utf-8", errors="surrogateescape")
+        temp.replace(self.label)
+
+    def forget(self) -> None:
+        """Take both files off the disk."""
+        self.label.unlink(missing_ok=True)
+        self.data.unlink(missing_ok=True)
+
+
+class UploadQueue:
+    """All pending files by path, and the threads that upload them once nobody writes to them any more."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        knobs: DriveKnobs,
+        stats: DriveStats,
+        finish: Callable[[Pending, Path], None],
+        is_dropped: Callable[[str], bool],
+        is_stalled: Callable[[], bool],
+    ) -> None:
+        """`finish(pending, copy)` puts an uploaded copy into its place in the cloud; it is called with the lock held."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self.lock = threading.RLock()
+        self.by_path: dict[str, Pending] = {}
+        self._folder = folder
+        self._knobs = knobs
+        self._stats = stats
+        self._finish = finish
+        self._is_dropped = is_dropped
+        self._is_stalled = is_stalled
+        self._next = 0
+        self._pool = ThreadPoolExecutor(knobs.parallel_uploads, thread_name_prefix="upload")
+
+    def resume(self) -> None:
+        """Take up what an earlier client left in the folder."""
+        numbers = sorted(int(file.stem) for file in self._folder.glob("*.data"))
+        self._next = numbers[-1] + 1 if numbers else 0
+        for number in numbers:
+            pending = Pending(number, "", folder=self._folder)
+            if not pending.label.exists():
+                pending.forget()
+                continue
+            pending.path = pending.label.read_text(encoding="utf-8", errors="surrogateescape")
+            self.by_path[pending.path] = pending
+            self.enqueue(pending)
+        for copy in self._folder.glob("*.copy"):
+            copy.unlink()
+
+    def new(self, path: str, *, copy_of: Path | None = None) -> Pending:
+        """Start a pending file at `path`, empty or as a copy; it replaces one that was there."""
+        with self.lock:
+            self.remove(path)
+            pending = Pending(self._next, path, folder=self._folder)
+            self._next += 1
+        if copy_of is None:
+            pending.data.touch(0o600)
+        else:
+            shutil.copyfile(copy_of, pending.data)
+        pending.write_label()
+        with self.lock:
+            self.by_path[path] = pending
+        return pending
+
+    def remove(self, path: str) -> bool:
+        """Drop the pending file at `path`; handles that are open on it keep working. Return whether there was one."""
+        with self.lock:
+            pending = self.by_path.pop(path, None)
+            if pending is None:
+                return False
+            pending.removed = True
+            pending.forget()
+            return True
+
+    def move(self, old: str, new: str) -> bool:
+        """Rename a pending file, or all those below a folder; return whether `old` itself was a pending file."""
+        with self.lock:
+            own = self.by_path.pop(old, None)
+            if own is not None:
+                self.remove(new)
+                self._relabel(own, new)
+                return True
+            for path in [path for path in self.by_path if path.startswith(f"{old}/")]:
+                self._relabel(self.by_path.pop(path), new + path[len(old) :])
+            return False
+
+    def _relabel(self, pending: Pending, path: str) -> None:
+        pending.path = path
+        self.by_path[path] = pending
+        if not pending.dropped:
+            pending.write_label()
+
+    def inside(self, folder: str) -> list[str]:
+        """Names of the pending files directly in `folder`."""
+        prefix = f"{folder}/"
+        with self.lock:
+            paths = [path for path in self.by_path if path.startswith(prefix)]
+        return [path[len(prefix) :] for path in paths if "/" not in path[len(prefix) :]]
+
+    def enqueue(self, pending: Pending) -> None:
+        """Have it uploaded, unless somebody still writes to it or it is gone."""
+        with self.lock:
+            if not pending.writers and not pending.removed:
+                self._pool.submit(self._upload, pending, pending.generation)
+
+    def waiting(self) -> tuple[int, int]:
+        """How many files, and bytes, have not reached the cloud."""
+        with self.lock:
+            waiting = [pending for pending in self.by_path.values() if not pending.dropped]
+            return len(waiting), sum(pending.data.stat().st_size for pending in waiting)
+
+    def reopen(self, pending: Pending) -> bool:
+        """Note one more writer, which makes any upload under way worthless; `False` when the file has just left."""
+        with self.lock:
+            if pending.removed:
+                return False
+            pending.writers += 1
+            pending.generation += 1
+            if pending.dropped:
+                pending.dropped = False
+                pending.write_label()
+            return True
+
+    def done_writing(self, pending: Pending) -> None:
+        """Note one writer less; the last one starts the upload, or drops a copy that was never changed."""
+        with self.lock:
+            pending.writers -= 1
+            if pending.writers or pending.removed:
+                return
+            if pending.dirty:
+                self.enqueue(pending)
+            else:
+                self.remove(pending.path)
+
+    def _upload(self, pending: Pending, generation: int) -> None:
+        copy = self._folder / f"{pending.number}-{generation}.copy"
+        try:
+            if self._wait_out(pending, generation):
+                self._deliver(pending, generation, copy)
+        except OSError as error:
+            if self._is_current(pending, generation):
+                log.warning("Upload of '%s' failed and is tried again: %s", pending.path, error)
+                time.sleep(_RETRY_S)
+                self.enqueue(pending)
+        finally:
+            copy.unlink(missing_ok=True)
+
+    def _deliver(self, pending: Pending, generation: int, copy: Path) -> None:
+        # What is renamed into the cloud must not share its bytes with the cache, hence a real copy.
+        shutil.copyfile(pending.data, copy)
+        stat = pending.data.stat()
+        os.utime(copy, ns=(stat.st_mtime_ns, stat.st_mtime_ns))
+        with self.lock:
+            if self._is_current(pending, generation):
+                self._finish(pending, copy)
+                self._stats.uploads_done += 1
+                self.by_path.pop(pending.path)
+                pending.removed = True
+
+    def _is_current(self, pending: Pending, generation: int) -> bool:
+        return not pending.removed and pending.generation == generation
+
+    def _wait_out(self, pending: Pending, generation: int) -> bool:
+        """Take the time the upload takes; return whether there is still something to upload after it."""
+        size = pending.data.stat().st_size if self._is_current(pending, generation) else 0
+        done_at = time.monotonic() + size / self._knobs.upload_bytes_per_s
+        while self._is_current(pending, generation):
+            wait_s = done_at - time.monotonic()
+            if self._is_stalled():
+                done_at += _STALL_LOOK_S
+                wait_s = _STALL_LOOK_S
+            if wait_s <= 0:
+                break
+            time.sleep(min(wait_s, 0.25))
+        with self.lock:
+            if not self._is_current(pending, generation):
+                return False
+            pending.dropped = self._is_dropped(pending.path)
+            if pending.dropped:
+                # Its label goes, so that the next client does not find it; here it stays readable.
+                pending.label.unlink(missing_ok=True)
+                self._stats.uploads_done += 1
+        return not pending.dropped
