@@ -8,10 +8,12 @@ any lock, because locks are a fiction on many file systems that notebooks use.
 from __future__ import annotations
 
 import contextlib
+import errno
 import glob
 import hashlib
 import itertools
 import json
+import math
 import os
 import shutil
 import time
@@ -27,6 +29,9 @@ if TYPE_CHECKING:
 _MARK = ".colabstage-"
 _SUFFIX = ".tmp"
 _counter = itertools.count()
+# 255 less the mark, the owner's token, the number and the suffix at their longest.
+_MAX_NAME_BYTES = 160
+_NO_FSYNC = frozenset({errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EBADF, errno.EROFS})
 
 
 def current_world() -> str:
@@ -46,7 +51,9 @@ def _started(pid: int) -> str:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
-    return stat.rpartition(")")[2].split()[19]  # field 22 of proc(5), counted after the command's name
+    fields = stat.rpartition(")")[2].split()  # from field 3 of proc(5) on, after the command's name
+    # What has ended but was not waited for (Z, X) owns nothing any more.
+    return "" if fields[0] in "ZX" else fields[19]
 
 
 def owner_token() -> str:
@@ -56,20 +63,37 @@ def owner_token() -> str:
 
 
 def owner_is_alive(token: str) -> bool | None:
-    """Whether the process that made `token` still runs; `None` when that cannot be judged from here, because the
-    token is another boot's or another container's."""
+    """Whether the process that made `token` still runs.
+
+    `None` when that cannot be judged from here: the token is another boot's or another container's, or was made
+    where the kernel does not tell when processes started.
+    """
     world, _, rest = token.partition("-")
     pid, _, started = rest.partition("-")
-    if not pid.isdigit():
+    if not pid.isdigit() or not started or world != current_world():
         return None
-    if world != current_world():
-        return None
-    return bool(started) and _started(int(pid)) == started
+    return _started(int(pid)) == started
+
+
+def _short(name: str) -> str:
+    """`name`, cut where the owner and the rest around it would exceed the 255 bytes that file systems take."""
+    whole = os.fsencode(name)
+    if len(whole) <= _MAX_NAME_BYTES:
+        return name
+    return f"{whole[: _MAX_NAME_BYTES - 9].decode(errors='ignore')}-{hashlib.sha256(whole).hexdigest()[:8]}"
 
 
 def temp_beside(path: Path) -> Path:
     """A fresh temporary name in `path`'s folder that says who owns it."""
-    return path.with_name(f"{_MARK}{path.name}.{owner_token()}.{next(_counter)}{_SUFFIX}")
+    return path.with_name(f"{_MARK}{_short(path.name)}.{owner_token()}.{next(_counter)}{_SUFFIX}")
+
+
+def _name_and_owner(temp: Path) -> tuple[str, str] | None:
+    """What a temporary file stands in for, and its owner's token; `None` for any other file."""
+    if not (temp.name.startswith(_MARK) and temp.name.endswith(_SUFFIX)):
+        return None
+    parts = temp.name.removeprefix(_MARK).removesuffix(_SUFFIX).rsplit(".", 2)
+    return (parts[0], parts[1]) if len(parts) == 3 else None
 
 
 def disown(temp: Path) -> None:
@@ -87,10 +111,11 @@ def adopt_orphan(path: Path, temp: Path) -> bool:
     Returns:
         Whether there was anything to take over.
     """
-    for entry in sorted(path.parent.glob(f"{_MARK}{glob.escape(path.name)}.*{_SUFFIX}")):
-        owner = entry.name.removesuffix(_SUFFIX).rpartition(".")[0].rpartition(".")[2]
+    wanted = _short(path.name)
+    for entry in sorted(path.parent.glob(f"{_MARK}{glob.escape(wanted)}.*{_SUFFIX}")):
+        found = _name_and_owner(entry)
         # Only a death in this very boot and container is certain enough to take over what was left.
-        if entry.name.removeprefix(f"{_MARK}{path.name}.").count(".") != 1 or owner_is_alive(owner) is not False:
+        if found is None or found[0] != wanted or owner_is_alive(found[1]) is not False:
             continue
         try:
             entry.rename(temp)
@@ -112,20 +137,33 @@ def sweep_orphans(folder: Path, *, name: str = "", foreign_age_s: float = 3600.0
     if not folder.is_dir():
         return removed
     for entry in folder.iterdir():
-        if not (entry.name.startswith(f"{_MARK}{name}.") if name else entry.name.startswith(_MARK)):
+        found = _name_and_owner(entry)
+        if found is None or (name and found[0] != _short(name)):
             continue
-        if not entry.name.endswith(_SUFFIX):
+        alive = owner_is_alive(found[1])
+        if alive or (alive is None and time.time() - _last_touched(entry) < foreign_age_s):
             continue
-        alive = owner_is_alive(entry.name.removesuffix(_SUFFIX).rpartition(".")[0].rpartition(".")[2])
-        if alive or (alive is None and time.time() - entry.lstat().st_mtime < foreign_age_s):
-            continue
-        remove_any(entry)
-        removed.append(entry)
+        # Another sweeper may be at it too, and what cannot be removed is no reason to fail.
+        with contextlib.suppress(OSError):
+            remove_any(entry)
+        if not os.path.lexists(entry):
+            removed.append(entry)
     return removed
 
 
+def _last_touched(path: Path) -> float:
+    """When a file, or anything in a folder, was last written, in seconds since 1970; infinity when it just went."""
+    latest = -math.inf
+    for part in (path, *path.rglob("*")):
+        try:
+            latest = max(latest, part.lstat().st_mtime)
+        except FileNotFoundError:
+            return math.inf
+    return latest
+
+
 def remove_any(path: Path) -> None:
-    """Remove a file or a whole folder; nothing there is fine."""
+    """Remove a file, or as much of a folder as goes; nothing there is fine."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:
@@ -133,11 +171,17 @@ def remove_any(path: Path) -> None:
 
 
 def sync_file(path: Path) -> None:
-    """Force a file's bytes, or a folder's entries, to the disk. Filesystems that cannot are left as they are."""
+    """Force a file's bytes, or a folder's entries, to the disk.
+
+    File systems that have no such thing are left as they are. One that tries and fails is an `OSError`: the bytes
+    may be lost.
+    """
     handle = os.open(path, os.O_RDONLY)
     try:
-        with contextlib.suppress(OSError):
-            os.fsync(handle)
+        os.fsync(handle)
+    except OSError as error:
+        if error.errno not in _NO_FSYNC:
+            raise
     finally:
         os.close(handle)
 
@@ -169,10 +213,14 @@ def atomic_path(path: Path) -> Iterator[Path]:
         yield temp
         sync_file(temp)
         temp.replace(path)
-        sync_file(path.parent)
     except BaseException:
-        remove_any(temp)
+        # Whatever keeps the leftover there must not hide what went wrong; a later sweep finds it.
+        with contextlib.suppress(OSError):
+            remove_any(temp)
         raise
+    # The new entry is in its folder; only a crash of the whole machine could still undo it.
+    with contextlib.suppress(OSError):
+        sync_file(path.parent)
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -220,10 +268,16 @@ def pread_exactly(handle: int, length: int, offset: int) -> bytes:
 
 def pwrite_exactly(handle: int, data: bytes | memoryview, offset: int) -> None:
     """Write all of `data` at `offset`, going on after short writes."""
-    view = memoryview(data).cast("B")
+    view = memoryview(data)
+    if view.nbytes == 0:  # such a view cannot be cast
+        return
+    view = view.cast("B")
     done = 0
     while done < len(view):
-        done += os.pwrite(handle, view[done:], offset + done)
+        written = os.pwrite(handle, view[done:], offset + done)
+        if written == 0:
+            raise OSError(errno.EIO, f"nothing more was written at byte {offset + done}")
+        done += written
 
 
 def hash_ranges(path: Path, ranges: Sequence[tuple[int, int]], *, threads: int) -> list[str]:
