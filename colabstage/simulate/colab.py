@@ -14,7 +14,7 @@ import importlib
 import sys
 from dataclasses import dataclass, field
 from importlib.util import find_spec
-from types import MappingProxyType, ModuleType, SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from colabstage.errors import OptionError
@@ -67,9 +67,9 @@ class ColabKnobs:
     flush: Literal["works", "fails"] = "works"
     remount: Literal["works", "fails"] = "works"
     page_is_open: bool = True
-    secrets: Mapping[str, str] = MappingProxyType({})
+    secrets: Mapping[str, str] = field(default_factory=dict)
     secrets_not_granted: frozenset[str] = frozenset()
-    uploads: Mapping[str, bytes] = MappingProxyType({})
+    uploads: Mapping[str, bytes] = field(default_factory=dict)
 
 
 @dataclass(slots=True)

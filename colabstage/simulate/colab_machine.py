@@ -81,6 +81,7 @@ def _colab_variables(preset: Preset, root: Path) -> dict[str, str]:
 
 def make_machine(preset: Preset, root: Path) -> None:
     """Create the folders and marker files of a fresh machine; what is there already stays."""
+    root.mkdir(parents=True, exist_ok=True)
     if preset == "local":
         return
     folders = ("root", "kaggle/working", "kaggle/input") if preset == "kaggle" else ("root", "content/.config")

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import errno
-import os
-import threading
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from colabstage.machine.mounts import Mount, MountProbe, is_slow_mount, list_mounts, mount_of, probe_mount, slow_reason
+
+if TYPE_CHECKING:
+    from tests.machine.conftest import MakeSilentMount
 
 TABLE = r"""
 22 1 254:0 / / rw,relatime - ext4 /dev/vda rw
@@ -118,46 +120,14 @@ def test_the_probe_survives_a_working_folder_that_is_gone(tmp_path: Path, monkey
     assert probe_mount(tmp_path).state == "alive"
 
 
-def hang_everything(handle: int, stop: threading.Event) -> None:
-    """Read FUSE requests and answer only the first, the greeting; leave all others waiting."""
-    import struct
-
-    greeting = os.read(handle, 1 << 18)
-    unique = struct.unpack_from("<IIQ", greeting)[2]
-    body = struct.pack("<IIIIHHIIHHIIHH", 7, 23, 0, 0, 0, 0, 4096, 0, 0, 0, 0, 0, 0, 0) + b"\0" * 20
-    os.write(handle, struct.pack("<IiQ", 16 + len(body), 0, unique) + body)
-    stop.wait(60)
-
-
-def test_a_mount_that_never_answers_does_not_hang_the_caller(tmp_path: Path) -> None:
-    """A real FUSE mount whose client has stopped answering is 'silent' at the deadline, and 'dead' once it is gone."""
-    import ctypes
-
-    try:
-        handle = os.open("/dev/fuse", os.O_RDWR)
-    except OSError as error:
-        pytest.skip(f"/dev/fuse cannot be opened ({error.strerror}); run with the right to mount")
-    libc = ctypes.CDLL(None, use_errno=True)
-    options = f"fd={handle},rootmode=40000,user_id={os.getuid()},group_id={os.getgid()}"
-    if libc.mount(b"test", os.fsencode(tmp_path), b"fuse.drive", 0, options.encode()):
-        os.close(handle)
-        pytest.skip(f"mounting is not allowed here ({os.strerror(ctypes.get_errno())}); run as root")
-    stop = threading.Event()
-    thread = threading.Thread(target=hang_everything, args=(handle, stop))
-    thread.start()
-    try:
-        started = time.monotonic()
-        probe = probe_mount(tmp_path / "MyDrive", timeout_s=0.5)
-        waited = time.monotonic() - started
-        assert mount_of(tmp_path / "MyDrive/x").fstype == "fuse.drive"
-        assert is_slow_mount(tmp_path)
-        stop.set()
-        thread.join()
-        os.close(handle)
-        assert probe_mount(tmp_path / "MyDrive").state == "dead"
-    finally:
-        stop.set()
-        thread.join()
-        libc.umount2(os.fsencode(tmp_path), 2)
-    assert probe.state == "silent"
-    assert waited < 5.0
+def test_a_mount_that_never_answers_does_not_hang_the_caller(tmp_path: Path, silent_mount: MakeSilentMount) -> None:
+    """A mount whose client has stopped answering is 'silent' at the deadline, and 'dead' once the client is gone."""
+    mount = silent_mount(tmp_path / "drive", "fuse.drive")
+    inside = mount.place / "MyDrive"
+    started = time.monotonic()
+    assert probe_mount(inside, timeout_s=0.5) == MountProbe("silent")
+    assert time.monotonic() - started < 5.0
+    assert mount_of(inside / "x") == Mount(mount.place, "fuse.drive", "practice")
+    assert is_slow_mount(inside)
+    mount.kill()
+    assert probe_mount(inside) == MountProbe("dead", errno.ENOTCONN)
