@@ -1,0 +1,184 @@
+"""`dataset_h5`: one split of an HDF5 file as a `torch.utils.data.Dataset`."""
+
+from __future__ import annotations
+
+import operator
+import warnings
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+from colabstage.errors import MissingDependencyError
+from colabstage.load.crew import Crew
+from colabstage.load.reader import SplitReader
+from colabstage.units import format_bytes
+
+try:
+    from torch.utils.data import Dataset
+except ImportError as error:
+    _msg = "dataset_h5 and make_loader need torch. Install it with: pip install torch"
+    raise MissingDependencyError(_msg) from error
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable, Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from colabstage.load.rows import Indices
+    from colabstage.load.storage import EngineChoice
+
+    _Base = Dataset[Any]
+else:
+    _Base = Dataset
+
+
+class dataset_h5(_Base):  # noqa: N801 - the name that people know from the recipe
+    """One split of an HDF5 file with `X_<split>` and `Y_<split>`, whoever wrote it.
+
+    Opens the file lazily in each process, so it works in a `DataLoader` with any number of workers, under fork and
+    spawn, and pickles. `len(dataset)` is the number of samples.
+
+    >>> train = dataset_h5("data.h5")  # doctest: +SKIP
+    >>> x, y = train[0]  # doctest: +SKIP
+
+    Attributes:
+        transform: called with each x; `target_transform` with each y.
+        return_index: whether samples are `((x, y), index)`.
+        reader: the `SplitReader` below, for reading without torch.
+    """
+
+    def __init__(
+        self,
+        in_file: str | os.PathLike[str],
+        transform: Callable[[Any], Any] | None = None,
+        *,
+        split: str = "train",
+        target_transform: Callable[[Any], Any] | None = None,
+        return_index: bool = False,
+        in_memory: bool = False,
+    ) -> None:
+        """Look at the file; no sample is read, except with `in_memory`.
+
+        Args:
+            in_file: the HDF5 file.
+            transform: called with each x, an array `(H, W, C)` as stored; its result takes the place of x.
+            split: which split: `"train"` reads `X_train` and `Y_train`.
+            target_transform: called with each y.
+            return_index: return `((x, y), index)` instead of `(x, y)`.
+            in_memory: read all inputs into memory now. Worth it only where the system's cache cannot hold the file;
+                it is refused when it does not fit.
+
+        Raises:
+            SourceNotFoundError, PackFormatError, NewerFormatError, DamagedPackError: the file cannot be read.
+            SplitNotFoundError: it has no such split; the message lists those it has.
+            NotEnoughSpaceError: with `in_memory`, when the inputs do not fit.
+        """
+        self.reader = SplitReader(in_file, split, in_memory=in_memory)
+        self.transform = transform
+        self.target_transform = target_transform
+        self.return_index = return_index
+        if self.reader.slow_mount is not None and not in_memory:
+            warnings.warn(
+                f"'{self.reader.path}' is on {self.reader.slow_mount}: every sample is fetched through it, in every "
+                "epoch, which is many times slower than a local disk. Copy the file to a local disk first "
+                "(stage_dataset does), or pass in_memory=True to read it once.",
+                UserWarning,
+                stacklevel=2,
+            )
+
+    @property
+    def split(self) -> str:
+        """The split's name."""
+        return self.reader.split
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Class names in label order; empty when the file has none."""
+        return self.reader.classes
+
+    @property
+    def engine(self) -> EngineChoice:
+        """How samples are read (`.name`) and why (`.reason`)."""
+        return self.reader.engine
+
+    def __len__(self) -> int:
+        return len(self.reader)
+
+    def __getitem__(self, index: int) -> Any:
+        """One sample: `(x, y)`, or `((x, y), index)` with `return_index`.
+
+        `x` is a writable array of its own, as stored, `(H, W, C)` for images, before `transform`. `y` is an int where
+        targets are integers, a numpy scalar for other numbers, an array as stored where one target is more (`(1, 1)`
+        for targets of shape `(N, 1, 1)`), and -1 where the file has no targets. A negative index counts from the end.
+
+        Raises:
+            IndexError: there is no such sample.
+            DecodeError: an encoded image is broken; the message names its row.
+        """
+        return self.__getitems__([operator.index(index)])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        """Several samples by one read; `DataLoader` calls this for each batch. As `__getitem__` for each index."""
+        xs, ys = self.read_batch(indices)
+        samples = [self._sample(x, y) for x, y in zip(xs, ys, strict=True)]
+        if not self.return_index:
+            return samples
+        count = len(self)
+        rows = [operator.index(index) for index in indices]
+        return [(sample, row + count if row < 0 else row) for sample, row in zip(samples, rows, strict=True)]
+
+    def read_batch(
+        self, indices: Indices, out: NDArray[Any] | None = None, *, threads: int = 1
+    ) -> tuple[NDArray[Any] | list[NDArray[Any]], NDArray[Any]]:
+        """Read a batch as stored, without the transforms: the fastest way to many samples.
+
+        Args:
+            indices: B of them, in the order wanted; negative ones count from the end, repeats are fine.
+            out: array for the inputs, C-contiguous `(B, H, W, C)` of the stored dtype; a new one by default.
+            threads: how many copy or decode at once.
+
+        Returns:
+            `(x, y)`: x is `(B, H, W, C)`, or a list of B arrays where images have different sizes; y is
+            `(B, *target_shape)` as stored.
+
+        Raises:
+            IndexError: there is no such sample.
+            ValueError: `out` does not fit.
+            DecodeError: an encoded image is broken; the message names its row.
+        """
+        with Crew(threads) as crew:
+            return self.reader.read_x(indices, out, crew=crew), self.reader.read_y(indices)
+
+    def close(self) -> None:
+        """Let go of the file. Reading again opens it again."""
+        self.reader.close()
+
+    def _sample(self, x: NDArray[Any], y: NDArray[Any] | np.generic) -> tuple[Any, Any]:
+        # Other scalars stay numpy's: a Python float would be collated to float64.
+        value = y.item() if y.ndim == 0 and y.dtype.kind in "biu" else y
+        return (
+            x if self.transform is None else self.transform(x),
+            value if self.target_transform is None else self.target_transform(value),
+        )
+
+    def __repr__(self) -> str:
+        return f"dataset_h5('{self.reader.path}', split='{self.split}'): " + "; ".join(
+            f"{name} {value}" for name, value in self._facts()
+        )
+
+    def _repr_html_(self) -> str:
+        rows = "".join(f"<tr><th>{escape(name)}</th><td>{escape(value)}</td></tr>" for name, value in self._facts())
+        return f"<b>dataset_h5</b> {escape(str(self.reader.path))}, split {escape(self.split)}<table>{rows}</table>"
+
+    def _facts(self) -> list[tuple[str, str]]:
+        shape = self.reader.row_shape
+        sample = (
+            "images of their own sizes" if shape is None else f"{' x '.join(map(str, shape))} {self.reader.row_dtype}"
+        )
+        return [
+            ("samples", f"{len(self):,}"),
+            ("each", f"{sample}, {'encoded, ' if self.reader.encoded else ''}{format_bytes(self.reader.row_bytes)}"),
+            ("classes", f"{len(self.classes)}" if self.classes else "not named"),
+            ("engine", str(self.engine)),
+        ]

@@ -1,0 +1,115 @@
+"""Rows of different lengths: one long dataset of bytes and the offsets where each row begins, decoded on read."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from colabstage.errors import DamagedPackError, DecodeError
+from colabstage.images.decode import decode_image, decode_image_into
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from colabstage.images.options import ImageOptions
+    from colabstage.load.crew import Crew
+    from colabstage.load.mapping import MappedFile
+
+
+class ByteRanges(Protocol):
+    """Random access to a long dataset of bytes."""
+
+    @property
+    def length(self) -> int:
+        """How many bytes there are."""
+
+    def read(self, start: int, stop: int) -> bytes:
+        """The bytes from `start` up to `stop`."""
+
+
+class ArrayBytes:
+    """Bytes of a one-dimensional array: own memory, or a mapped file, which is checked before each read."""
+
+    def __init__(self, data: NDArray[np.uint8], file: MappedFile | None) -> None:
+        self._data = data
+        self._file = file
+        self.length = len(data)
+
+    def read(self, start: int, stop: int) -> bytes:
+        if self._file is not None:
+            self._file.check()
+        return self._data[start:stop].tobytes()
+
+
+class H5pyBytes:
+    """Bytes of a dataset that cannot be mapped."""
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+        self.length = int(dataset.shape[0])
+
+    def read(self, start: int, stop: int) -> bytes:
+        return bytes(self._dataset[start:stop].tobytes())
+
+
+class EncodedRows:
+    """Image files inside one HDF5 group, decoded when they are read. May be read from several threads at once."""
+
+    def __init__(self, label: str, offsets: NDArray[np.int64], data: ByteRanges, options: ImageOptions) -> None:
+        """`label`: where the rows are, for messages. `offsets`: `(N + 1,)`, row i is bytes `offsets[i]` up to
+        `offsets[i + 1]` of `data`.
+
+        Raises:
+            DamagedPackError: the offsets do not ascend, or reach outside.
+        """
+        if len(offsets) and (offsets[0] < 0 or offsets[-1] > data.length or bool((np.diff(offsets) < 0).any())):
+            msg = (
+                f"The offsets of {label} do not ascend inside its {data.length:,} bytes. Stage or copy the file again."
+            )
+            raise DamagedPackError(msg)
+        self._label = label
+        self._offsets = offsets
+        self._data = data
+        self._options = options
+
+    def read_bytes(self, row: int) -> bytes:
+        """The file of one row, as it was packed."""
+        return self._data.read(int(self._offsets[row]), int(self._offsets[row + 1]))
+
+    def decode_rows(self, rows: NDArray[np.intp], out: NDArray[Any], crew: Crew) -> None:
+        """Decode rows into `out`, `(len(rows), H, W, C)` of the one size and dtype that all of them have.
+
+        Raises:
+            DecodeError: a row is broken; the message names it.
+        """
+
+        def decode(start: int, stop: int) -> None:
+            for place in range(start, stop):
+                try:
+                    decode_image_into(self.read_bytes(int(rows[place])), self._options, out[place])
+                except DecodeError as error:
+                    raise self._named(int(rows[place]), error) from error
+
+        crew.share(len(rows), decode)
+
+    def decode_list(self, rows: NDArray[np.intp], crew: Crew) -> list[NDArray[Any]]:
+        """Decode rows of whatever size each has: arrays `(H, W, C)`.
+
+        Raises:
+            DecodeError: a row is broken; the message names it.
+        """
+        images: list[NDArray[Any]] = [np.empty(0)] * len(rows)
+
+        def decode(start: int, stop: int) -> None:
+            for place in range(start, stop):
+                try:
+                    images[place] = decode_image(self.read_bytes(int(rows[place])), self._options)
+                except DecodeError as error:
+                    raise self._named(int(rows[place]), error) from error
+
+        crew.share(len(rows), decode)
+        return images
+
+    def _named(self, row: int, error: DecodeError) -> DecodeError:
+        return DecodeError(f"Row {row} of {self._label} cannot be decoded. {error}")

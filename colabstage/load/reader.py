@@ -1,0 +1,260 @@
+"""One split of an HDF5 file as rows: the part of reading that needs no torch.
+
+A `SplitReader` is a description until it is read from. Each process opens the file for itself on first use (HDF5
+handles and locks do not survive fork or pickling), and refuses a file that is no longer the one described.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from colabstage.errors import NotEnoughSpaceError, PackFormatError
+from colabstage.h5.info import open_h5, read_info
+from colabstage.h5.names import BYTES, OFFSETS
+from colabstage.images.options import ImageOptions
+from colabstage.load.crew import SOLO
+from colabstage.load.encoded import EncodedRows
+from colabstage.load.engines import GatherEngine, memory_table
+from colabstage.load.mapping import FileStamp, check_stamp
+from colabstage.load.opening import FieldSource, OpenFile
+from colabstage.load.rows import resolve_rows
+from colabstage.load.storage import EngineChoice, choose_engine, read_facts
+from colabstage.machine.mounts import mount_of, slow_reason
+from colabstage.machine.resources import read_resources
+from colabstage.units import format_bytes
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from colabstage.h5.info import FieldInfo, SplitInfo
+    from colabstage.load.crew import Crew
+    from colabstage.load.engines import RowEngine
+    from colabstage.load.rows import Indices
+
+# What stays free when a split is loaded whole: the training process itself needs about this much.
+_MEMORY_RESERVE_BYTES = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    """What one process has open. `x` is an engine for fixed rows, `EncodedRows` otherwise."""
+
+    pid: int
+    x: RowEngine | EncodedRows
+    y: RowEngine | None
+
+
+class SplitReader:
+    """Random access to the rows of one split. Lazy, picklable, safe under fork and spawn, and from several threads."""
+
+    def __init__(self, path: str | os.PathLike[str], split: str = "train", *, in_memory: bool = False) -> None:
+        """Look at the file; no sample is read, except with `in_memory`.
+
+        Args:
+            path: an HDF5 file with `X_<split>`, and `Y_<split>` unless there are no targets.
+            split: which split.
+            in_memory: read all inputs into memory now, in one sequential pass. Children made by fork share them.
+
+        Raises:
+            SourceNotFoundError, PackFormatError, NewerFormatError, DamagedPackError: the file cannot be read.
+            SplitNotFoundError: it has no such split; the message lists those it has.
+            NotEnoughSpaceError: with `in_memory`, when the inputs do not fit; nothing has been read.
+        """
+        self.path = Path(path).absolute()
+        info = read_info(self.path)
+        self.split = split
+        self.info: SplitInfo = info.split(split)
+        self.classes = info.classes
+        self._stamp = FileStamp.of(self.path.stat())
+        self.slow_mount = slow_reason(mount_of(self.path))
+        with open_h5(self.path) as file:
+            self._x = self._examine(file, self.info.x)
+            self._y = None if self.info.y is None else self._examine(file, self.info.y)
+        if self._y is not None and self._y.info.kind != "fixed":
+            msg = f"{self._y.info.name} in '{self.path}' holds rows of different lengths; expected one shape."
+            raise PackFormatError(msg)
+        self._opened: _Opened | None = None
+        self.in_memory = in_memory
+        self._loaded: RowEngine | EncodedRows | None = None
+        if in_memory:
+            self._open()
+
+    def __len__(self) -> int:
+        return self.info.rows
+
+    @property
+    def engine(self) -> EngineChoice:
+        """How the inputs are read, and why."""
+        if self.in_memory:
+            return EngineChoice("memory", "the whole split was read into memory on request")
+        return self._x.choice
+
+    @property
+    def encoded(self) -> bool:
+        """Whether rows are image files that are decoded when they are read."""
+        return self._x.info.kind == "encoded"
+
+    @property
+    def row_shape(self) -> tuple[int, ...] | None:
+        """Shape of one input row; `None` when rows have different shapes, and come as lists."""
+        if not self.encoded:
+            return self._x.info.shape
+        options = self._x.image or ImageOptions()
+        if options.size is None or options.color_mode == "keep":
+            return None
+        return (*options.size, 1 if options.color_mode == "grayscale" else 3)
+
+    @property
+    def row_dtype(self) -> np.dtype[Any]:
+        """Dtype of the inputs, in native byte order. Encoded rows of 16-bit or float images have their own."""
+        return self._x.facts.dtype
+
+    @property
+    def row_bytes(self) -> int:
+        """Length of one input row in memory, in bytes; for encoded rows of different shapes, of the mean file."""
+        if self.row_shape is None:
+            return self._x.facts.nbytes // max(1, len(self))
+        return int(np.prod(self.row_shape, dtype=np.int64)) * self.row_dtype.itemsize
+
+    @property
+    def target_shape(self) -> tuple[int, ...] | None:
+        """Shape of one target; empty for a number, `None` when the file has no targets."""
+        return None if self._y is None else self._y.info.shape
+
+    def read_x(
+        self, indices: Indices, out: NDArray[Any] | None = None, *, crew: Crew = SOLO
+    ) -> NDArray[Any] | list[NDArray[Any]]:
+        """Read inputs.
+
+        Args:
+            indices: rows in the order wanted, B of them; negative ones count from the end, repeats are fine.
+            out: where to put them, C-contiguous, writable `(B, *row_shape)` of `row_dtype`; a new array by default.
+            crew: threads to share the copying and decoding among; the caller's alone by default.
+
+        Returns:
+            `out`, or a new array like it; a list of B arrays where `row_shape` is `None`.
+
+        Raises:
+            IndexError: a row that is not there.
+            ValueError: `out` is not of the right shape, dtype or order, or rows of different shapes have no `out`.
+            DecodeError: an encoded row is broken; the message names it.
+            DamagedPackError: the file changed since it was opened, or is cut off.
+        """
+        rows = resolve_rows(indices, len(self))
+        engine = self._loaded or self._open().x
+        shape = self.row_shape
+        if isinstance(engine, EncodedRows):
+            if shape is None:
+                _refuse_out(out)
+                return engine.decode_list(rows, crew)
+            target = _target(out, (len(rows), *shape), self.row_dtype)
+            engine.decode_rows(rows, target, crew)
+            return target
+        target = _target(out, (len(rows), *self._x.facts.shape[1:]), self.row_dtype)
+        engine.read_rows(rows, target, crew)
+        return target
+
+    def read_y(self, indices: Indices) -> NDArray[Any]:
+        """Read targets as stored, `(B, *target_shape)`, in native byte order; -1 for each where the file has none.
+
+        Raises:
+            IndexError: a row that is not there.
+        """
+        rows = resolve_rows(indices, len(self))
+        if self._y is None:
+            return np.full(len(rows), -1, np.int64)
+        target = np.empty((len(rows), *self._y.facts.shape[1:]), self._y.facts.dtype)
+        engine = self._open().y
+        if engine is not None:
+            engine.read_rows(rows, target, SOLO)
+        return target
+
+    def keys(self, indices: Indices | None = None) -> list[str]:
+        """The source key of rows, of all by default: the name of the file that each was made from.
+
+        Raises:
+            PackFormatError: the file has none.
+            IndexError: a row that is not there.
+        """
+        if self.info.keys is None:
+            msg = f"'{self.path}' keeps no source keys for the split '{self.split}'; files that colabstage packs do."
+            raise PackFormatError(msg)
+        check_stamp(self.path, self.path.stat(), self._stamp)
+        with open_h5(self.path) as file:
+            raw = file[self.info.keys].asstr()[()].tolist()
+        chosen = raw if indices is None else [raw[row] for row in resolve_rows(indices, len(self))]
+        return [str(key) for key in chosen]
+
+    def close(self) -> None:
+        """Let go of the file; the next read opens it again. Reads under way in other threads finish first."""
+        # What is open closes with its last reference: unmapping under a reader would crash the process.
+        self._opened = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_opened": None, "_loaded": None}
+
+    def _examine(self, file: Any, info: FieldInfo) -> FieldSource:
+        """Look at how a field is stored."""
+        node = file[info.name]
+        facts = read_facts(node[BYTES] if info.kind == "encoded" else node, self.path)
+        choice = choose_engine(facts, slow_mount=self.slow_mount)
+        if info.kind == "fixed":
+            return FieldSource(info, facts, choice)
+        return FieldSource(info, facts, choice, read_facts(node[OFFSETS], self.path), info.image or ImageOptions())
+
+    def _open(self) -> _Opened:
+        """What this process has open, opened now if it was not."""
+        opened = self._opened
+        # Two threads may both find it closed; then one of the two openings is dropped, which costs a millisecond and
+        # spares a lock that a fork could leave locked.
+        if opened is None or opened.pid != os.getpid():
+            file = OpenFile(self.path, self._stamp)
+            x = self._loaded or self._open_x(file)
+            y = None if self._y is None else file.rows(self._y.facts, self._y.choice)
+            opened = self._opened = _Opened(os.getpid(), x, y)
+        return opened
+
+    def _open_x(self, file: OpenFile) -> RowEngine | EncodedRows:
+        if not self.in_memory:
+            return file.encoded(self._x, in_memory=False) if self.encoded else file.rows(self._x.facts, self._x.choice)
+        # Kept beside what is open, because children made by fork share it; a pickled reader reads its own.
+        self._loaded = self._load(file)
+        return self._loaded
+
+    def _load(self, file: OpenFile) -> RowEngine | EncodedRows:
+        """Read all inputs, as stored, into memory."""
+        free = read_resources().free_memory_bytes
+        if self._x.facts.nbytes + _MEMORY_RESERVE_BYTES > free:
+            msg = (
+                f"{self._x.info.name} in '{self.path}' needs {format_bytes(self._x.facts.nbytes)} of memory, and "
+                f"{format_bytes(max(0, free - _MEMORY_RESERVE_BYTES))} can be spared. Leave in_memory=False: "
+                "a file on a local disk is read from the system's cache, as far as that reaches."
+            )
+            raise NotEnoughSpaceError(msg)
+        if self.encoded:
+            return file.encoded(self._x, in_memory=True)
+        return GatherEngine(memory_table(file.load(self._x.facts, self._x.choice)), None)
+
+
+def _target(out: NDArray[Any] | None, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """`out` if it is what is needed, a new array if there is none."""
+    if out is None:
+        return np.empty(shape, dtype)
+    if out.shape != shape or out.dtype != dtype or not out.flags.c_contiguous or not out.flags.writeable:
+        msg = (
+            f"out is {out.shape} {out.dtype}; expected a writable, C-contiguous array of shape {shape} and "
+            f"dtype {dtype}."
+        )
+        raise ValueError(msg)
+    return out
+
+
+def _refuse_out(out: NDArray[Any] | None) -> None:
+    if out is not None:
+        msg = "These images have different shapes and cannot share one out array. Leave out=None: they come as a list."
+        raise ValueError(msg)

@@ -1,0 +1,169 @@
+"""HDF5 files of every kind that readers meet, each with what h5py itself reads from it."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import h5py
+import numpy as np
+import pytest
+from PIL import Image
+
+from colabstage.h5.create import PackContent, ReservedDataset, create_pack
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+SHAPE = (10, 12, 3)
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A file, its rows as h5py reads them (native byte order), and the engine that should read it."""
+
+    path: Path
+    x: NDArray[Any]
+    y: NDArray[Any]
+    engine: str
+
+
+def _rows(count: int, dtype: str = "u1") -> NDArray[Any]:
+    values = np.random.default_rng(count).integers(0, 256, (count, *SHAPE))
+    return values.astype(dtype)
+
+
+def _labels(count: int) -> NDArray[np.int64]:
+    return np.arange(count, dtype=np.int64) * 7 % 5
+
+
+def _plain(path: Path, count: int, dtype: str = "u1", **storage: Any) -> None:
+    # h5py allows no chunk longer than a dataset that cannot grow.
+    if "chunks" in storage:
+        storage["maxshape"] = (None, *SHAPE)
+    with h5py.File(path, "w") as file:
+        file.create_dataset("X_train", data=_rows(count, dtype), **storage)
+        file.create_dataset("Y_train", data=_labels(count))
+
+
+def _pack(path: Path, count: int) -> None:
+    x, y = _rows(count), _labels(count)
+    reserved = [ReservedDataset("X_train", x.shape, x.dtype), ReservedDataset("Y_train", y.shape, y.dtype)]
+    keys = np.array([f"folder/ü{row:04}.jpg" for row in range(count)], dtype=object)
+    content = PackContent(reserved, {"key_train": keys, "classes": np.array(["a", "b", "c", "d", "e"])}, {}, {})
+    offsets = create_pack(path, content)
+    with open(path, "r+b") as handle:
+        for name, values in (("X_train", x), ("Y_train", y)):
+            if name in offsets:
+                handle.seek(offsets[name])
+                handle.write(values.tobytes())
+
+
+def _userblock(path: Path, count: int) -> None:
+    with h5py.File(path, "w", userblock_size=1024) as file:
+        file["X_train"], file["Y_train"] = _rows(count), _labels(count)
+
+
+def _recipe(path: Path, count: int) -> None:
+    with h5py.File(path, "w") as file:
+        file["X_train"] = _rows(count)
+        file["Y_train"] = _labels(count).astype(np.uint8).reshape(-1, 1, 1)
+
+
+def _odd_integers(path: Path, count: int) -> None:
+    """12 significant bits in 16, which h5py reads as uint16 although the bytes in the file may mean more."""
+    kind = h5py.h5t.NATIVE_UINT16.copy()
+    kind.set_precision(12)
+    values = _rows(count, "u2")
+    with h5py.File(path, "w") as file:
+        dataset = h5py.h5d.create(file.id, b"X_train", kind, h5py.h5s.create_simple(values.shape))
+        dataset.write(h5py.h5s.ALL, h5py.h5s.ALL, values)
+        file["Y_train"] = _labels(count)
+
+
+def _virtual(path: Path, count: int) -> None:
+    part = path.with_name("part.h5")
+    _plain(part, count)
+    layout = h5py.VirtualLayout((count, *SHAPE), np.uint8)
+    if count:
+        layout[:] = h5py.VirtualSource(part, "X_train", (count, *SHAPE))
+    with h5py.File(path, "w") as file:
+        file.create_virtual_dataset("X_train", layout)
+        file["Y_train"] = _labels(count)
+
+
+def _unwritten(path: Path, count: int) -> None:
+    with h5py.File(path, "w") as file:
+        file.create_dataset("X_train", (count, *SHAPE), "u1", fillvalue=9)
+        file["Y_train"] = _labels(count)
+
+
+MAKERS: dict[str, tuple[str, Callable[[Path, int], None]]] = {
+    "pack": ("mapped", _pack),
+    "contiguous": ("mapped", _plain),
+    "float32": ("mapped", lambda path, count: _plain(path, count, "f4")),
+    "bool": ("mapped", lambda path, count: _plain(path, count, "?")),
+    "userblock": ("mapped", _userblock),
+    "recipe": ("mapped", _recipe),
+    "big-endian": ("h5py", lambda path, count: _plain(path, count, ">f4")),
+    "12-bit": ("h5py", _odd_integers),
+    "chunked": ("h5py", lambda path, count: _plain(path, count, chunks=(4, *SHAPE))),
+    "one-row-chunks": ("h5py", lambda path, count: _plain(path, count, chunks=(1, *SHAPE))),
+    "cut-chunks": ("h5py", lambda path, count: _plain(path, count, chunks=(5, 4, 5, 2), compression="gzip")),
+    "growable": ("h5py", lambda path, count: _plain(path, count, maxshape=(None, *SHAPE))),
+    "gzip": ("h5py", lambda path, count: _plain(path, count, chunks=(8, *SHAPE), compression="gzip", shuffle=True)),
+    "lzf": ("h5py", lambda path, count: _plain(path, count, chunks=(3, *SHAPE), compression="lzf")),
+    "virtual": ("h5py", _virtual),
+    "unwritten": ("h5py", _unwritten),
+}
+
+
+@pytest.fixture
+def make_file(tmp_path: Path) -> Callable[[str, int], Sample]:
+    """Write a file of a kind in MAKERS with so many rows, and read it by plain h5py for comparison."""
+
+    def make(kind: str, count: int) -> Sample:
+        engine, maker = MAKERS[kind]
+        path = tmp_path / f"{kind}-{count}.h5"
+        maker(path, count)
+        with h5py.File(path, "r") as file:
+            x, y = file["X_train"][()], file["Y_train"][()]
+        return Sample(path, x.astype(x.dtype.newbyteorder("=")), y, engine)
+
+    return make
+
+
+def picture(row: int, height: int, width: int) -> NDArray[np.uint8]:
+    """A picture that differs for each row."""
+    return np.random.default_rng(row).integers(0, 256, (height, width, 3), dtype=np.uint8)
+
+
+@pytest.fixture
+def make_encoded(tmp_path: Path) -> Callable[..., Path]:
+    """Write a pack of PNG files: row i is `picture(i, 8 + i, 20)`, or `picture(i, 8, 20)` when `alike`."""
+
+    def make(
+        count: int, *, size: tuple[int, int] | None = None, broken: int | None = None, compression: str | None = None
+    ) -> Path:
+        files = []
+        for row in range(count):
+            buffer = io.BytesIO()
+            Image.fromarray(picture(row, 8 + row, 20)).save(buffer, "PNG")
+            data = buffer.getvalue()
+            files.append(data[: len(data) // 2] if row == broken else data)
+        path = tmp_path / f"encoded-{count}-{'sized' if size else 'own'}-{broken}-{compression}.h5"
+        with h5py.File(path, "w") as file:
+            group = file.create_group("X_train")
+            joined = np.frombuffer(b"".join(files), np.uint8)
+            group.create_dataset("bytes", data=joined, compression=compression)
+            group["offsets"] = np.cumsum([0, *map(len, files)], dtype=np.int64)
+            group.attrs["image_options"] = json.dumps({"size": size, "color_mode": "rgb", "resize": "stretch"})
+            file["Y_train"] = _labels(count)
+        return path
+
+    return make
