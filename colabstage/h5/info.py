@@ -131,7 +131,7 @@ def read_info(path: Path) -> PackInfo:
 
 
 def open_h5(path: Path) -> Any:
-    """Open a file with h5py for reading, without HDF5's file locks, which network file systems refuse.
+    """Open a file with h5py for reading; without HDF5's file lock where it cannot be had.
 
     Returns:
         An `h5py.File`; the caller closes it.
@@ -139,8 +139,6 @@ def open_h5(path: Path) -> Any:
     Raises:
         SourceNotFoundError, PackFormatError, DamagedPackError: as for `read_info`.
     """
-    import h5py
-
     try:
         size = path.stat().st_size
     except FileNotFoundError:
@@ -150,9 +148,26 @@ def open_h5(path: Path) -> Any:
         msg = f"'{path}' is a folder; expected an HDF5 file, for example the .path of a staged dataset."
         raise PackFormatError(msg)
     try:
-        return h5py.File(path, "r", locking=False)
+        return _open_with_any_locking(path)
     except OSError as error:
         raise _open_error(path, size, error) from error
+
+
+def _open_with_any_locking(path: Path) -> Any:
+    """Open with the default locking; where that is refused, with none.
+
+    Not without from the start: HDF5 opens a file a second time in one process only with the same choice, and people's
+    own is the default. Network file systems refuse locks, and so does somebody who writes.
+    """
+    import h5py
+
+    for locking in (None, False):
+        try:
+            return h5py.File(path, "r", locking=locking)
+        except OSError as error:
+            if "lock" not in str(error):
+                raise
+    return h5py.File(path, "r", locking=True)
 
 
 def _open_error(path: Path, size: int, error: OSError) -> Exception:
