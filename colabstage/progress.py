@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
-from colabstage.errors import CancelledError
+from colabstage.errors import CancelledError, OptionError
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -81,28 +81,38 @@ class TqdmProgress:
     def step(self, name: str, *, total: int | None, unit: str) -> ProgressStep:
         from tqdm.auto import tqdm
 
+        class Bar(tqdm):  # type: ignore[misc]
+            # No thread of tqdm's own: it is there for bars that skip updates, and `miniters=0` skips none.
+            monitor_interval = 0
+
         scaled = unit == "B"
         return _TqdmStep(
-            tqdm(
+            Bar(
                 total=total,
                 desc=name,
                 unit=unit if scaled else f" {unit}",
                 unit_scale=scaled,
                 unit_divisor=1000,
                 dynamic_ncols=True,
-                # Updates come from worker threads in bursts; the monitor thread that tqdm starts for
-                # iterations that stall is not needed for a bar that is pushed.
                 mininterval=0.2,
+                miniters=0,
             )
         )
 
 
 def resolve_progress(progress: bool | Progress) -> Progress:
-    """Turn the public `progress=` argument into a `Progress`: `True` is tqdm, `False` is silence."""
+    """Turn the public `progress=` argument into a `Progress`: `True` is tqdm, `False` is silence.
+
+    Raises:
+        OptionError: it is none of these.
+    """
     if progress is True:
         return TqdmProgress()
     if progress is False:
         return NullProgress()
+    if not callable(getattr(progress, "step", None)):
+        msg = f"progress={progress!r} cannot show progress. Pass True, False, or an object with a method step()."
+        raise OptionError(msg)
     return progress
 
 

@@ -1,13 +1,20 @@
-"""Trying again, where the failure is of a kind that passes: a budget that progress refills, never a blind loop."""
+"""Trying again, where the failure is of a kind that passes: so many tries for each item, never a blind loop."""
 
 from __future__ import annotations
 
 import errno
+import itertools
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from colabstage.errors import DriveDisconnectedError, SourceNotFoundError, SourceReadError
+from colabstage.errors import (
+    ColabstageError,
+    DriveDisconnectedError,
+    OptionError,
+    SourceNotFoundError,
+    SourceReadError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,6 +42,14 @@ class RetryPolicy:
     first_wait_s: float = 0.25
     missing_is_passing: bool = True
 
+    def __post_init__(self) -> None:
+        if self.attempts < 1 or not self.first_wait_s >= 0:
+            msg = (
+                f"A retry policy needs at least one attempt and a wait of no less than 0 s, got attempts="
+                f"{self.attempts} and first_wait_s={self.first_wait_s}."
+            )
+            raise OptionError(msg)
+
 
 def is_passing(error: OSError, policy: RetryPolicy) -> bool:
     """Whether the same call may succeed a moment later."""
@@ -42,7 +57,8 @@ def is_passing(error: OSError, policy: RetryPolicy) -> bool:
 
 
 def translate_read_error(error: OSError, name: str, tries: int) -> OSError:
-    """The typed error for a read that failed for good."""
+    """The typed error for a read that failed for good after `tries` tries."""
+    often = "1 try" if tries == 1 else f"{tries} tries"
     if error.errno in _DEAD:
         msg = (
             f"Reading '{name}' failed: {error.strerror}. The Drive client has died. Mount it again "
@@ -51,13 +67,15 @@ def translate_read_error(error: OSError, name: str, tries: int) -> OSError:
         )
         return DriveDisconnectedError(msg)
     if error.errno == errno.ENOENT:
-        msg = f"'{name}' was listed but cannot be found any more ({tries} tries). Was it moved or deleted meanwhile?"
+        msg = f"'{name}' was listed but cannot be found any more ({often}). Was it moved or deleted meanwhile?"
         return SourceNotFoundError(msg)
     reason = error.strerror or str(error)
-    msg = (
-        f"Reading '{name}' failed after {tries} tries: {reason}. On Google Drive this is often the download quota of "
-        "a file or a folder with too many entries: stage a copy of the file, or one archive of the folder."
-    )
+    msg = f"Reading '{name}' failed after {often}: {reason}."
+    if error.errno in _PASSING:
+        msg += (
+            " On Google Drive this is often the download quota of a file or a folder with too many entries: "
+            "stage a copy of the file, or one archive of the folder."
+        )
     return SourceReadError(msg)
 
 
@@ -70,21 +88,20 @@ def read_with_retry(
 ) -> T:
     """Call `read()` until it succeeds or `policy` is spent.
 
+    What `read` itself raises as a `ColabstageError` has been judged already and passes through.
+
     Raises:
         DriveDisconnectedError: the mount is dead; raised at once, since waiting does not help.
         SourceNotFoundError: the item is gone.
         SourceReadError: everything else, with the number of tries and the remedy.
     """
-    wait_s = policy.first_wait_s
-    for tries in range(1, policy.attempts + 1):
+    for tries in itertools.count(1):
         try:
             return read()
-        except (SourceReadError, SourceNotFoundError, DriveDisconnectedError):
+        except ColabstageError:
             raise
         except OSError as error:
-            if tries == policy.attempts or not is_passing(error, policy):
+            if tries >= policy.attempts or not is_passing(error, policy):
                 raise translate_read_error(error, name, tries) from error
-        sleep(wait_s)
-        wait_s *= 2
-    unreachable = f"A retry policy needs at least one attempt, got {policy.attempts}."
-    raise ValueError(unreachable)
+        sleep(policy.first_wait_s * 2 ** (tries - 1))
+    raise AssertionError  # itertools.count does not end

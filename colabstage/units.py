@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from fractions import Fraction
 
 from colabstage.errors import OptionError
 
@@ -38,16 +39,15 @@ def parse_bytes(text: str | int) -> int:
     1500000000
 
     Raises:
-        OptionError: `text` is not a size.
+        OptionError: `text` is not a size, or less than nothing.
     """
-    if isinstance(text, int):
-        return text
-    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", text)
+    match = re.fullmatch(r"\s*([0-9]{1,30}(?:\.[0-9]{1,30})?)\s*([A-Za-z]*)\s*", str(text))
     factor = _FACTORS.get(match[2].lower()) if match else None
     if match is None or factor is None:
         msg = f"{text!r} is not a size. Write a number with a unit, for example '500 MB' or '1.5GiB'."
         raise OptionError(msg)
-    return round(float(match[1]) * factor)
+    # A float would lose the last bytes of a petabyte.
+    return round(Fraction(match[1]) * factor)
 
 
 def format_duration(seconds: float) -> str:
@@ -56,9 +56,9 @@ def format_duration(seconds: float) -> str:
     >>> [format_duration(t) for t in (0.0042, 0.5, 42.0, 192.0, 7260.0)]
     ['4.2 ms', '0.50 s', '42.0 s', '3 min 12 s', '2 h 1 min']
     """
-    if seconds < 0.1:
+    if seconds < 0.09995:
         return f"{seconds * 1000:.1f} ms"
-    if seconds < 10:
+    if seconds < 9.995:
         return f"{seconds:.2f} s"
     if seconds < 99.95:
         return f"{seconds:.1f} s"

@@ -1,0 +1,74 @@
+"""The error tree: documented as it is, builtin too, picklable, plain to read."""
+
+from __future__ import annotations
+
+import inspect
+import pickle
+import re
+
+import pytest
+
+from colabstage import errors
+
+CLASSES = sorted(
+    (kind for _, kind in inspect.getmembers(errors, inspect.isclass) if kind.__module__ == errors.__name__),
+    key=lambda kind: kind.__name__,
+)
+every_class = pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: str(kind.__name__))
+
+
+def builtin_parents(kind: type) -> list[str]:
+    """Names of the direct parents that are not ours."""
+    return [parent.__name__ for parent in kind.__bases__ if parent.__module__ == "builtins"]
+
+
+def test_the_drawn_tree_is_the_real_one() -> None:
+    """The module's docstring draws every class once, below its parent, with its builtin beside it."""
+    drawn = {}
+    path: list[str] = []
+    for line in (errors.__doc__ or "").splitlines():
+        found = re.match(r"    ([│├└─ ]*)(\w+Error)\s*(?:\((\w+)\))?", line)
+        if found:
+            depth = len(found[1]) // 4
+            path = [*path[:depth], found[2]]
+            drawn[found[2]] = (path[-2] if depth else None, [found[3]] if found[3] else [])
+    real = {
+        kind.__name__: (
+            next((parent.__name__ for parent in kind.__bases__ if parent in CLASSES), None),
+            builtin_parents(kind) if kind is not errors.ColabstageError else [],
+        )
+        for kind in CLASSES
+    }
+    assert drawn == real
+
+
+@every_class
+def test_an_error_survives_pickling(kind: type[errors.ColabstageError]) -> None:
+    """Errors come back whole from a worker process, notes included."""
+    error = kind("'x.zip' cannot be read.")
+    error.add_note("in sample 7")
+    back = pickle.loads(pickle.dumps(error))
+    assert type(back) is kind
+    assert back.args == error.args
+    assert back.__notes__ == ["in sample 7"]
+
+
+@every_class
+def test_an_error_reads_as_its_sentence(kind: type[errors.ColabstageError]) -> None:
+    """`str` is the message as written: a KeyError would quote it, an OSError of two arguments number it."""
+    assert str(kind("No split 'dev'. There are: train, test.")) == "No split 'dev'. There are: train, test."
+    assert str(kind()) == ""
+
+
+@every_class
+def test_an_error_is_a_builtin_too(kind: type[errors.ColabstageError]) -> None:
+    """Code that knows nothing of colabstage catches what it would expect."""
+    builtins = [parent for parent in kind.__mro__ if parent.__module__ == "builtins"]
+    assert kind is errors.ColabstageError or builtins[0] not in {Exception, BaseException, object}
+    assert issubclass(kind, errors.ColabstageError)
+
+
+@every_class
+def test_an_error_says_when_it_is_raised(kind: type[errors.ColabstageError]) -> None:
+    """Each class has a sentence of its own."""
+    assert (kind.__doc__ or "").strip().endswith(".")
