@@ -23,7 +23,6 @@ def guards() -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
     spec.loader.exec_module(module)
     return module
 
@@ -46,7 +45,7 @@ def test_a_thread_is_noticed(guards: ModuleType, tmp_path: Path) -> None:
     leaks = guards.leaks_since(before, tmp_path, grace_s=0.0)
     release.set()
     worker.join()
-    assert [leak for leak in leaks if "left-waiting" in leak] == leaks != []
+    assert leaks == ["thread left-waiting"]
 
 
 def test_a_process_is_noticed(guards: ModuleType, tmp_path: Path) -> None:
@@ -55,7 +54,7 @@ def test_a_process_is_noticed(guards: ModuleType, tmp_path: Path) -> None:
     with subprocess.Popen(["sleep", "60"]) as child:
         leaks = guards.leaks_since(before, tmp_path, grace_s=0.0)
         child.kill()
-    assert leaks == [f"processes: {child.pid} sleep 60"]
+    assert [leak.startswith(f"process {child.pid}: ") for leak in leaks] == [True]
 
 
 def test_a_file_is_noticed(guards: ModuleType, tmp_path: Path) -> None:
@@ -64,7 +63,7 @@ def test_a_file_is_noticed(guards: ModuleType, tmp_path: Path) -> None:
     handle = os.open(tmp_path / "open", os.O_CREAT | os.O_WRONLY)
     leaks = guards.leaks_since(before, tmp_path, grace_s=0.0)
     os.close(handle)
-    assert leaks == [f"files: {handle} -> {tmp_path / 'open'}"]
+    assert leaks == [f"file descriptor {handle} of {tmp_path / 'open'}"]
 
 
 def test_an_hdf5_handle_is_noticed(guards: ModuleType, tmp_path: Path) -> None:
@@ -74,7 +73,7 @@ def test_an_hdf5_handle_is_noticed(guards: ModuleType, tmp_path: Path) -> None:
     file = h5py.File(tmp_path / "memory.h5", "w", driver="core", backing_store=False)
     leaks = guards.leaks_since(before, tmp_path, grace_s=0.0)
     file.close()
-    assert leaks == ["open HDF5 ids: 1"]
+    assert leaks == ["open HDF5 object"]
     assert guards.leaks_since(before, tmp_path, grace_s=0.0) == []
 
 
