@@ -20,14 +20,7 @@ def test_names_are_sorted_and_shadow_no_package() -> None:
     assert set(colabstage.__all__) <= set(dir(colabstage))
 
 
-# One that is a torch Dataset, and one whose annotations need torch.
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=pytest.mark.torch if name in {"dataset_h5", "make_loader"} else ())
-        for name in colabstage.__all__
-    ],
-)
+@pytest.mark.parametrize("name", colabstage.__all__)
 def test_a_name_resolves_and_is_documented(name: str) -> None:
     """Every public name is there and says what it does."""
     assert inspect.getdoc(getattr(colabstage, name))
