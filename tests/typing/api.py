@@ -2,20 +2,92 @@
 
 from __future__ import annotations
 
-from typing import assert_type
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, assert_type
 
 import colabstage
 from colabstage.errors import ColabstageError
 
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
-def the_version_is_text() -> None:
+    from colabstage.h5.info import PackInfo
+    from colabstage.load.dataset import dataset_h5
+    from colabstage.load.loader import Loader
+    from colabstage.machine.drive import FlushReport
+    from colabstage.pack.report import PackReport
+    from colabstage.stage.dataset import StagedDataset
+    from colabstage.stage.plan import StagePlan
+    from colabstage.stage.publish import PublishReport
+    from colabstage.stage.report import StageReport
+
+
+def staging() -> None:
+    """`stage_dataset` takes text or a path and closed sets of words, and returns a `StagedDataset`."""
+    assert_type(colabstage.stage_dataset("photos.zip"), StagedDataset)
+    assert_type(
+        colabstage.stage_dataset(
+            Path("photos"),
+            layout="image_folder",
+            keep="both",
+            image_size=(256, 256),
+            color_mode="grayscale",
+            resize="crop",
+            encoding="pixels",
+            splits={"train": 0.8, "test": 0.2},
+            seed=1,
+            on_error="skip",
+            local_dir=Path("here"),
+            cache_dir=None,
+            refresh=True,
+            verify="full",
+            wait=False,
+            progress=False,
+        ),
+        StagedDataset,
+    )
+    assert_type(colabstage.plan_stage("photos.zip"), StagePlan)
+    colabstage.stage_dataset("photos.zip", keep="everything")  # type: ignore[arg-type]
+    colabstage.stage_dataset("photos.zip", "image_folder")  # type: ignore[misc]
+    colabstage.plan_stage("photos.zip", color_mode="cmyk")  # type: ignore[arg-type]
+
+
+def what_is_staged(data: StagedDataset) -> None:
+    """What a `StagedDataset` holds."""
+    assert_type(data.path, Path)
+    assert_type(data.files, Path | None)
+    assert_type(data.report, StageReport)
+    assert_type(data.info, PackInfo | None)
+    assert_type(data.splits, Mapping[str, int])
+    assert_type(data.classes, tuple[str, ...])
+    assert_type(data["train"], dataset_h5)
+    assert_type(data.loader("train", batch_size=64, device="cuda"), Loader)
+
+
+def reading(dataset: dataset_h5) -> None:
+    """Datasets and loaders."""
+    assert_type(colabstage.dataset_h5("data.h5", split="dev", return_index=True), dataset_h5)
+    assert_type(dataset[0], Any)
+    assert_type(len(dataset), int)
+    assert_type(colabstage.make_loader(dataset, 64), Loader)
+
+
+def packing_and_publishing() -> None:
+    """The halves of staging that are usable alone."""
+    assert_type(colabstage.pack_dataset("photos", "photos.h5", overwrite=True), PackReport)
+    assert_type(colabstage.publish_file(Path("model.pt"), "/content/drive/MyDrive"), PublishReport)
+
+
+def drive() -> None:
+    """Google Drive on Colab."""
+    assert_type(colabstage.mount_drive("/content/drive", readonly=True), Path)
+    assert_type(colabstage.refresh_drive(), Path)
+    assert_type(colabstage.flush_drive(remount=False), FlushReport)
+
+
+def the_module(error: ColabstageError) -> None:
+    """The version, the errors, and no name that is not there."""
     assert_type(colabstage.__version__, str)
-
-
-def errors_have_one_base(error: ColabstageError) -> None:
     assert_type(colabstage.ColabstageError("a sentence"), ColabstageError)
     assert_type(str(error), str)
-
-
-def a_misspelt_name_is_an_error() -> None:
     colabstage.stage_datset("photos.zip")  # type: ignore[attr-defined]
