@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, assert_type
+from typing import Any, assert_type
 
 import colabstage
 from colabstage.errors import ColabstageError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from colabstage.h5.info import PackInfo
-    from colabstage.load.dataset import dataset_h5
-    from colabstage.load.loader import Loader
-    from colabstage.machine.drive import FlushReport
-    from colabstage.pack.report import PackReport
-    from colabstage.stage.dataset import StagedDataset
-    from colabstage.stage.plan import StagePlan
-    from colabstage.stage.publish import PublishReport
-    from colabstage.stage.report import StageReport
+from colabstage.h5.info import PackInfo
+from colabstage.load.dataset import dataset_h5
+from colabstage.load.loader import Loader
+from colabstage.machine.drive import FlushReport
+from colabstage.pack.report import PackReport
+from colabstage.stage.dataset import StagedDataset
+from colabstage.stage.plan import StagePlan
+from colabstage.stage.publish import PublishReport
+from colabstage.stage.report import StageReport
 
 
 def staging() -> None:
@@ -48,7 +45,7 @@ def staging() -> None:
     )
     assert_type(colabstage.plan_stage("photos.zip"), StagePlan)
     colabstage.stage_dataset("photos.zip", keep="everything")  # type: ignore[arg-type]
-    colabstage.stage_dataset("photos.zip", "image_folder")  # type: ignore[misc]
+    colabstage.stage_dataset("photos.zip", "image_folder")  # type: ignore[call-arg]
     colabstage.plan_stage("photos.zip", color_mode="cmyk")  # type: ignore[arg-type]
 
 
