@@ -1,8 +1,8 @@
 """The content cache: what was read through the mount, kept on the local disk block by block.
 
-A file's cache entry is named by the cloud file's inode, size and modification time, so a rename keeps it and a new
-version gets a new one. It is `NAME.part` while blocks are missing and `NAME` once whole; a restarted client keeps
-whole entries and forgets partial ones.
+A file's entry is named by the cloud file's inode, size and modification time, so a rename keeps it and a new version
+gets a new one. A file of one block goes to the `SmallStore`. A larger one is `NAME.part` while blocks are missing and
+`NAME` once whole. A restarted client keeps whole entries and forgets partial ones.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from colabstage.fileops import pread_exactly, pwrite_exactly
 from colabstage.simulate.model import Meter
+from colabstage.simulate.smallstore import Key, SmallStore
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,18 +25,20 @@ if TYPE_CHECKING:
     from colabstage.simulate.model import Stream, Traffic
 
 _FETCH_DEADLINE_S = 3600.0
+# Shorter waits are not worth waking up for; meters count on, so they are owed, not forgiven.
+_SHORTEST_SLEEP_S = 0.0005
 
 
 def sleep_until(moment: float) -> None:
-    """Sleep until that monotonic time; what is too short to be worth it is owed, since meters count on."""
+    """Sleep until that monotonic time."""
     wait_s = moment - time.monotonic()
-    if wait_s > 0.0005:
+    if wait_s > _SHORTEST_SLEEP_S:
         time.sleep(wait_s)
 
 
-def content_key(stat: os.stat_result) -> str:
-    """The name of the cache entry of a cloud file."""
-    return f"{stat.st_ino}-{stat.st_size}-{stat.st_mtime_ns}"
+def content_key(stat: os.stat_result) -> Key:
+    """What identifies one version of a cloud file."""
+    return stat.st_ino, stat.st_size, stat.st_mtime_ns
 
 
 class Visit:
@@ -50,63 +53,44 @@ class Visit:
 
 
 class Content:
-    """The bytes of one cloud file, as far as they are here. Lives as long as a handle uses it, or a block is missing."""
+    """One version of a cloud file, as far as it is here.
 
-    def __init__(self, stat: os.stat_result, *, folder: Path, cloud_fd: int, stream: Stream) -> None:
-        self.stream = stream
+    `fd`, `base`: the local file with its bytes and where in it they begin, once any are here.
+    `here`: numbers of the blocks that have arrived; `coming`: those on their way. `complete`: nothing is missing.
+    It lives as long as somebody uses it, or it is partly here.
+    """
+
+    def __init__(self, stat: os.stat_result, *, blocks: int, stream: Stream) -> None:
         self.key = content_key(stat)
         self.size = stat.st_size
         self.mtime_ns = stat.st_mtime_ns
+        self.blocks = blocks
+        self.stream = stream
         self.users = 0
         self.lock = threading.Lock()
+        self.fd = self.cloud_fd = -1
+        self.base = 0
         self.here: set[int] = set()
         self.coming: dict[int, threading.Event] = {}
-        self.cloud_fd = cloud_fd
-        self._whole = folder / self.key
-        self._part = folder / f"{self.key}.part"
-        self.complete = self._whole.exists()
-        self.fd = os.open(self._whole, os.O_RDONLY) if self.complete else -1
-
-    def open_part(self) -> None:
-        """Make, or open again, the file that collects the blocks. Called with a lock held."""
-        if self.fd < 0:
-            self.fd = os.open(self._part, os.O_RDWR | os.O_CREAT, 0o600)
-
-    def keep(self, block: int, blocks: int) -> None:
-        """Note that a block has arrived; the last one makes the entry whole. Called with the lock held."""
-        self.here.add(block)
-        if len(self.here) == blocks:
-            self._part.rename(self._whole)
-            self.complete = True
-
-    @property
-    def whole_file(self) -> Path:
-        """Where the entry lies once it is complete."""
-        return self._whole
-
-    def close(self) -> None:
-        """Let go of both files."""
-        for handle in (self.fd, self.cloud_fd):
-            if handle >= 0:
-                os.close(handle)
-        self.fd = self.cloud_fd = -1
+        self.complete = not blocks
 
 
 class ContentCache:
-    """All cache entries, and the way into them: through `Traffic`, which says how long each block takes."""
+    """All entries, and the way into them: through `Traffic`, which says how long each block takes."""
 
     def __init__(self, folder: Path, *, knobs: DriveKnobs, traffic: Traffic, stats: DriveStats) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         for leftover in folder.glob("*.part"):
             leftover.unlink(missing_ok=True)
         self._folder = folder
+        self._small = SmallStore(folder)
         self._block_bytes = knobs.block_bytes
         self._warm_open_latency_s = knobs.warm_open_latency_s
         self._warm_bytes_per_s = knobs.warm_bytes_per_s
         self._traffic = traffic
         self._stats = stats
         self._lock = threading.Lock()
-        self._contents: dict[str, Content] = {}
+        self._contents: dict[Key, Content] = {}
 
     def visit(self) -> Visit:
         """The account of one open."""
@@ -114,20 +98,16 @@ class ContentCache:
 
     def open(self, cloud_path: str) -> Content:
         """Open a cloud file for reading through the cache; every `open` is paired with a `release`."""
-        cloud_fd = os.open(cloud_path, os.O_RDONLY)
-        stat = os.fstat(cloud_fd)
-        key = content_key(stat)
+        stat = os.stat(cloud_path)  # noqa: PTH116 - one system call, on the hot path
         with self._lock:
-            content = self._contents.get(key)
+            content = self._contents.get(content_key(stat))
             if content is None:
-                stream = self._traffic.open_stream()
-                content = Content(stat, folder=self._folder, cloud_fd=cloud_fd, stream=stream)
-                self._contents[key] = content
-            elif content.cloud_fd < 0:
-                content.cloud_fd = cloud_fd
-                content.open_part()
-            else:
-                os.close(cloud_fd)
+                blocks = -(-stat.st_size // self._block_bytes)
+                content = Content(stat, blocks=blocks, stream=self._traffic.open_stream())
+                self._find_whole(content)
+            if not content.complete and content.cloud_fd < 0:
+                content.cloud_fd = os.open(cloud_path, os.O_RDONLY)
+            self._contents[content.key] = content
             content.users += 1
         return content
 
@@ -137,15 +117,20 @@ class ContentCache:
             content.users -= 1
             if content.users:
                 return
-            content.close()
+            for handle in (content.cloud_fd, -1 if content.blocks == 1 else content.fd):
+                if handle >= 0:
+                    os.close(handle)
+            content.fd = content.cloud_fd = -1
             if content.complete or not content.here:
                 self._contents.pop(content.key, None)
 
     def read(self, content: Content, visit: Visit, length: int, offset: int) -> bytes:
-        """Bytes of a file, once they are here and had their time to get here."""
-        cold = self._fill(content, visit, length, offset)
-        data = os.pread(content.fd, length, offset)
-        if not (cold or visit.cold_paid):
+        """Bytes of a file, at most to its end, once they had the time they take to get here."""
+        length = min(length, content.size - offset)
+        data = None if content.complete else self._fill(content, visit, length, offset)
+        if data is None or len(data) != length:
+            data = os.pread(content.fd, length, content.base + offset)
+        if not visit.cold_paid:
             self.serve_warm(visit, len(data))
         elif not visit.counted:
             with self._lock:
@@ -163,37 +148,49 @@ class ContentCache:
             ready = visit.warm.reserve(time.monotonic() + self._warm_open_latency_s * first, nbytes)
         sleep_until(ready)
 
-    def _fill(self, content: Content, visit: Visit, length: int, offset: int) -> bool:
-        """Wait until the bytes are here; return whether any had to come from the cloud."""
-        if content.complete:
-            return False
-        end = min(offset + length, content.size)
-        cold = False
-        for block in range(offset // self._block_bytes, -(-end // self._block_bytes)):
-            if block not in content.here:
-                self._bring(content, visit, block)
-                cold = True
-        return cold
+    def _file(self, key: Key, suffix: str = "") -> Path:
+        return self._folder / ("-".join(map(str, key)) + suffix)
 
-    def _bring(self, content: Content, visit: Visit, block: int) -> None:
+    def _find_whole(self, content: Content) -> None:
+        """Use what is on the disk from an earlier visit, if all of it is."""
+        if content.blocks == 1:
+            offset = self._small.find(content.key)
+            if offset is not None:
+                content.fd, content.base, content.complete = self._small.fd, offset, True
+        elif content.blocks > 1:
+            with contextlib.suppress(FileNotFoundError):
+                content.fd = os.open(self._file(content.key), os.O_RDONLY)
+                content.complete = True
+
+    def _fill(self, content: Content, visit: Visit, length: int, offset: int) -> bytes | None:
+        """Wait until the bytes are here; return them when they are a whole block that is in memory anyway."""
+        data = None
+        for block in range(offset // self._block_bytes, -(-(offset + length) // self._block_bytes)):
+            if block not in content.here:
+                data = self._bring(content, visit, block)
+        return data if offset % self._block_bytes == 0 and length <= self._block_bytes else None
+
+    def _bring(self, content: Content, visit: Visit, block: int) -> bytes | None:
+        """Fetch a block, or wait for whoever is fetching it."""
         with content.lock:
             if block in content.here:
-                return
+                return None
             arrival = content.coming.get(block)
             mine = arrival is None
             if arrival is None:
                 arrival = content.coming[block] = threading.Event()
         if not mine:
+            visit.cold_paid = True
             arrival.wait(_FETCH_DEADLINE_S)
-            return
+            return None
         try:
-            self._fetch(content, visit, block)
+            return self._fetch(content, visit, block)
         finally:
             with content.lock:
                 content.coming.pop(block, None)
             arrival.set()
 
-    def _fetch(self, content: Content, visit: Visit, block: int) -> None:
+    def _fetch(self, content: Content, visit: Visit, block: int) -> bytes:
         offset = block * self._block_bytes
         nbytes = min(self._block_bytes, content.size - offset)
         with self._lock:
@@ -204,20 +201,39 @@ class ContentCache:
             )
             self._stats.bytes_cold += nbytes
         sleep_until(arrived)
-        with content.lock:
-            content.open_part()
         data = pread_exactly(content.cloud_fd, nbytes, offset)
         if len(data) != nbytes:
-            raise OSError(errno.EIO, "the file became shorter in the cloud", content.key)
-        pwrite_exactly(content.fd, data, offset)
+            raise OSError(errno.EIO, "the file became shorter in the cloud")
+        self._keep(content, block, data)
+        return data
+
+    def _keep(self, content: Content, block: int, data: bytes) -> None:
+        if content.blocks == 1:
+            content.base = self._small.put(content.key, data)
+            content.fd = self._small.fd
+        else:
+            with content.lock:
+                if content.fd < 0:
+                    content.fd = os.open(self._file(content.key, ".part"), os.O_RDWR | os.O_CREAT, 0o600)
+            pwrite_exactly(content.fd, data, block * self._block_bytes)
         with content.lock:
-            content.keep(block, -(-content.size // self._block_bytes))
+            content.here.add(block)
+            if len(content.here) == content.blocks:
+                if content.blocks > 1:
+                    self._file(content.key, ".part").rename(self._file(content.key))
+                content.complete = True
 
     def adopt(self, file: Path, stat: os.stat_result) -> None:
-        """Make a file that was written here, and has just been uploaded, the cache entry of its cloud file."""
-        file.rename(self._folder / content_key(stat))
+        """Make a file that was written here, and has just been uploaded, the entry of its cloud file."""
+        if stat.st_size > self._block_bytes:
+            file.rename(self._file(content_key(stat)))
+            return
+        if stat.st_size:
+            self._small.put(content_key(stat), file.read_bytes())
+        file.unlink()
 
     def rekey(self, before: os.stat_result, after: os.stat_result) -> None:
         """Keep a whole entry whose cloud file got another modification time."""
+        self._small.rekey(content_key(before), content_key(after))
         with contextlib.suppress(FileNotFoundError):
-            (self._folder / content_key(before)).rename(self._folder / content_key(after))
+            self._file(content_key(before)).rename(self._file(content_key(after)))

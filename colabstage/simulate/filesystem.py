@@ -26,6 +26,8 @@ from colabstage.simulate.uploads import Pending, UploadQueue
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from colabstage.simulate.smallstore import Key
+
 _NATIVE = (".gdoc", ".gsheet", ".gslides")
 _WRITES = os.O_WRONLY | os.O_RDWR
 _ROOTS = ("/", MY_DRIVE, SHARED_DRIVES)
@@ -100,7 +102,7 @@ class DriveFileSystem:
         self._listings: dict[int, list[tuple[str, int, int]]] = {}
         self._numbers = itertools.count(1)
         self._modes: dict[str, int] = {}
-        self._downloads: dict[str, int] = {}
+        self._downloads: dict[Key, int] = {}
         self._folders = Folders(cloud, knobs=knobs, stats=self.stats)
         self._content = ContentCache(cache / "content", knobs=knobs, traffic=Traffic(knobs), stats=self.stats)
         self._account = Account(cloud, knobs=knobs, pending_bytes=lambda: self.queue.waiting()[1])
@@ -251,15 +253,18 @@ class DriveFileSystem:
         return LocalHandle(pending, fd, self._content.visit(), writes=True)
 
     def _copy_for_writing(self, path: str) -> Pending:
+        def fill(data: Path) -> None:
+            with data.open("wb") as file:
+                for offset in range(0, content.size, self._knobs.block_bytes):
+                    file.write(self._content.read(content, visit, self._knobs.block_bytes, offset))
+            os.utime(data, ns=(content.mtime_ns, content.mtime_ns))
+
+        visit = self._content.visit()
         content = self._content.open(self._folders.cloud_path(path))
         try:
-            visit = self._content.visit()
-            for offset in range(0, content.size, self._knobs.block_bytes):
-                self._content.read(content, visit, self._knobs.block_bytes, offset)
-            pending = self.queue.new(path, copy_of=content.whole_file if content.size else None)
+            pending = self.queue.new(path, fill=fill)
         finally:
             self._content.release(content)
-        os.utime(pending.data, ns=(content.mtime_ns, content.mtime_ns))
         pending.dirty = False
         return pending
 

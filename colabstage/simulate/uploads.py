@@ -12,11 +12,11 @@ import shutil
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from colabstage.simulate.knobs import DriveKnobs, DriveStats
 
@@ -71,7 +71,7 @@ class UploadQueue:
         is_dropped: Callable[[str], bool],
         is_stalled: Callable[[], bool],
     ) -> None:
-        """`finish(pending, copy)` puts an uploaded copy into its place in the cloud; it is called with the lock held."""
+        """`finish(pending, copy)` puts an uploaded copy into its place in the cloud, with the lock held."""
         folder.mkdir(parents=True, exist_ok=True)
         self.lock = threading.RLock()
         self.by_path: dict[str, Pending] = {}
@@ -99,16 +99,14 @@ class UploadQueue:
         for copy in self._folder.glob("*.copy"):
             copy.unlink()
 
-    def new(self, path: str, *, copy_of: Path | None = None) -> Pending:
-        """Start a pending file at `path`, empty or as a copy; it replaces one that was there."""
+    def new(self, path: str, *, fill: Callable[[Path], None] = Path.touch) -> Pending:
+        """Start a pending file at `path`, whose first content `fill` writes; it replaces one that was there."""
         with self.lock:
             self.remove(path)
             pending = Pending(self._next, path, folder=self._folder)
             self._next += 1
-        if copy_of is None:
-            pending.data.touch(0o600)
-        else:
-            shutil.copyfile(copy_of, pending.data)
+        fill(pending.data)
+        # Only now: a client killed before this has left nothing that would be uploaded.
         pending.write_label()
         with self.lock:
             self.by_path[path] = pending
