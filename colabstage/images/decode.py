@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from colabstage.errors import DecodeError
-from colabstage.images.geometry import place_image
+from colabstage.images.geometry import place_image, reduction_factor
 from colabstage.images.jpeg import is_jpeg, read_jpeg_header, read_tiff_orientation
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def decode_image(data: bytes, options: ImageOptions) -> NDArray[Any]:
     Raises:
         DecodeError: the file is truncated, broken, too large, or no image; the message says which.
     """
-    pixels = _decode_pixels(data, options.color_mode)
+    pixels = _decode_pixels(data, options)
     placement = place_image((pixels.shape[0], pixels.shape[1]), options.size, options.resize)
     return pixels if placement.is_identity else _resample(pixels, placement)
 
@@ -132,25 +132,32 @@ def probe_image(data: bytes) -> ImageFacts:
         return ImageFacts(height, width, channels, dtype, str(image.format))
 
 
-def _decode_pixels(data: bytes, color_mode: ColorMode) -> NDArray[Any]:
-    """Decode at the file's own size, upright, in the colours asked for."""
+def _decode_pixels(data: bytes, options: ImageOptions) -> NDArray[Any]:
+    """Decode upright, in the colours asked for, at the file's own size or a JPEG's cheaper half, quarter or eighth."""
     if not is_jpeg(data):
-        return _decode_pillow(data, color_mode)
+        return _decode_pillow(data, options.color_mode)
     header = read_jpeg_header(data)
     _check_pixels(header.width, header.height)
-    pixels = _decode_turbo(data, header, color_mode)
-    return _decode_pillow(data, color_mode) if pixels is None else pixels
+    pixels = _decode_turbo(data, header, options)
+    return _decode_pillow(data, options.color_mode) if pixels is None else pixels
 
 
-def _decode_turbo(data: bytes, header: JpegHeader, color_mode: ColorMode) -> NDArray[np.uint8] | None:
+def _decode_turbo(data: bytes, header: JpegHeader, options: ImageOptions) -> NDArray[np.uint8] | None:
     """Decode by simplejpeg; `None` when Pillow has to look at the file."""
     import simplejpeg
 
     if header.components not in (1, 3) or header.precision != 8:
         return None
-    gray = color_mode == "grayscale" or (color_mode == "keep" and header.components == 1)
+    gray = options.color_mode == "grayscale" or (options.color_mode == "keep" and header.components == 1)
+    upright = _turned((header.height, header.width), header.orientation)
+    factor = reduction_factor(place_image(upright, options.size, options.resize))
     try:
-        pixels: NDArray[np.uint8] = simplejpeg.decode_jpeg(data, "GRAY" if gray else "RGB")
+        pixels: NDArray[np.uint8] = simplejpeg.decode_jpeg(
+            data,
+            "GRAY" if gray else "RGB",
+            min_height=-(-header.height // factor) if factor > 1 else 0,
+            min_width=-(-header.width // factor) if factor > 1 else 0,
+        )
     except ValueError:
         # It is strict: stray bytes between markers, which every viewer forgives, are refused like a missing half.
         # Pillow tells the two apart.

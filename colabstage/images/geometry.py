@@ -62,6 +62,18 @@ def place_image(source: tuple[int, int], target: tuple[int, int] | None, resize:
     return Placement(whole, target, (0, 0), target)
 
 
+def reduction_factor(placement: Placement) -> int:
+    """The largest of 1, 2, 4, 8 by which both sides of the used box may shrink and still cover what is made of it.
+
+    A JPEG decodes to a half, a quarter or an eighth of its size for less than its whole, each pixel the mean of a
+    block; what is left for the filter is a reduction by less than two.
+    """
+    left, upper, right, lower = placement.box
+    height, width = placement.scaled
+    shrink = min((right - left) / width, (lower - upper) / height)
+    return next((factor for factor in (8, 4, 2) if shrink >= factor), 1)
+
+
 def _covering_box(source: tuple[int, int], target: tuple[int, int]) -> tuple[float, float, float, float]:
     """The largest centred box of the source with the target's aspect ratio."""
     height, width = source

@@ -1,0 +1,109 @@
+"""The lasting copy of a pack: found by its manifest, restored block by block, published when it is new."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from colabstage.errors import ColabstageError
+from colabstage.fetch.copy import copy_blocks
+from colabstage.fileops import make_folder, remove_any, temp_beside
+from colabstage.h5.manifest import Manifest, manifest_path, read_manifest, write_manifest
+from colabstage.machine.drive import drive_root, find_drive
+from colabstage.machine.platforms import detect_platform
+from colabstage.machine.resources import check_space
+from colabstage.retry import RetryPolicy
+from colabstage.stage.publish import PREVIOUS_SUFFIX
+
+if TYPE_CHECKING:
+    from colabstage.progress import Cancellation, Progress
+    from colabstage.stage.request import StageRequest
+
+
+@dataclass(frozen=True, slots=True)
+class CachedPack:
+    """A pack in the cache whose manifest is whole and whose length is right."""
+
+    path: Path
+    manifest: Manifest
+
+
+def choose_cache_dir(request: StageRequest) -> tuple[Path | None, str]:
+    """The folder of lasting packs, `None` for none, with the reason in a few words."""
+    if request.cache_dir is None:
+        return None, "no cache was asked for"
+    if isinstance(request.cache_dir, Path):
+        return request.cache_dir, "as given"
+    root = drive_root(request.place) if request.on_drive else None
+    drive = root / "MyDrive" if root is not None and (root / "MyDrive").is_dir() else find_drive()
+    if drive is not None:
+        return drive / "colabstage", "on the mounted Google Drive"
+    platform = detect_platform()
+    lasting = platform.persistent_dir
+    if lasting is None or not lasting.is_dir():
+        return None, f"no Drive is mounted, and {platform.title} has no other lasting folder"
+    if lasting.stat().st_dev == _device_of(request.folder):
+        return None, f"'{lasting}' is on the same disk"
+    return lasting / "colabstage", f"the lasting folder of {platform.title}"
+
+
+def _device_of(path: Path) -> int:
+    for place in (path, *path.parents):
+        if place.exists():
+            return place.stat().st_dev
+    return -1
+
+
+def find_cached(request: StageRequest, cache_dir: Path) -> CachedPack | None:
+    """The pack of this request in the cache, or the generation before it where publishing was interrupted."""
+    current = cache_dir / f"{request.name}.h5"
+    for path in (current, current.with_name(current.name + PREVIOUS_SUFFIX)):
+        try:
+            manifest = read_manifest(path)
+            if manifest is None or manifest.key != request.key:
+                continue
+            if path.stat().st_size == manifest.size:
+                return CachedPack(path, manifest)
+        except (OSError, ColabstageError):
+            continue
+    return None
+
+
+def restore_pack(cached: CachedPack, request: StageRequest, *, progress: Progress, cancellation: Cancellation) -> int:
+    """Copy a cached pack to its place on the local disk, verifying every block as it passes.
+
+    Returns:
+        The number of bytes.
+
+    Raises:
+        DamagedPackError, SourceReadError, SourceNotFoundError, DriveDisconnectedError: the cache cannot be used; what
+            is on the local disk has not changed.
+        NotEnoughSpaceError, TargetNotWritableError, CancelledError.
+    """
+    size = cached.manifest.size
+    # A mounted Drive keeps what passes through it on the same disk.
+    copies = 2 if drive_root(cached.path) is not None else 1
+    check_space(request.folder, copies * size, f"The packed copy of '{request.place.name}'")
+    make_folder(request.folder)
+    target = request.pack_path
+    temp = temp_beside(target)
+    try:
+        with progress.step("copy from cache", total=size, unit="B") as step:
+            copy_blocks(
+                cached.path,
+                temp,
+                size=size,
+                block_bytes=cached.manifest.block_bytes,
+                expected=cached.manifest.hashes,
+                step=step,
+                cancellation=cancellation,
+                policy=RetryPolicy(),
+            )
+        manifest_path(target).unlink(missing_ok=True)
+        temp.replace(target)
+    except BaseException:
+        remove_any(temp)
+        raise
+    write_manifest(target, cached.manifest)
+    return size

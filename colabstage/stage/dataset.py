@@ -1,0 +1,118 @@
+"""`StagedDataset`: a dataset that is local and ready."""
+
+from __future__ import annotations
+
+import html
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from colabstage.errors import OptionError
+from colabstage.units import format_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from concurrent.futures import Future
+    from pathlib import Path
+
+    import torch
+
+    from colabstage.h5.info import PackInfo
+    from colabstage.load.dataset import dataset_h5
+    from colabstage.load.loader import Loader
+    from colabstage.stage.report import StageReport
+
+
+@dataclass(frozen=True, slots=True)
+class StagedDataset:
+    """What `stage_dataset` returns.
+
+    `path`: the packed file; of `keep="files"` the folder of files.
+    `files`: the folder of plain files, `None` unless they were kept.
+    `report`: what was done to get it here, with times and rates.
+    `info`: what the packed file holds, `None` without one.
+    """
+
+    path: Path
+    files: Path | None
+    report: StageReport
+    info: PackInfo | None
+    publishing: Future[None] | None = field(default=None, repr=False)
+
+    @property
+    def splits(self) -> Mapping[str, int]:
+        """Number of samples of each split."""
+        return {} if self.info is None else {name: split.rows for name, split in self.info.splits.items()}
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Class names, in label order."""
+        return () if self.info is None else self.info.classes
+
+    def __getitem__(self, split: str) -> dataset_h5:
+        """The split as a `torch.utils.data.Dataset`.
+
+        Raises:
+            SplitNotFoundError: there is no such split; the message lists those there are.
+            OptionError: only plain files were kept.
+        """
+        from colabstage.load.dataset import dataset_h5
+
+        return dataset_h5(self._pack().path, split=split)
+
+    def loader(
+        self,
+        split: str,
+        batch_size: int,
+        *,
+        device: str | torch.device | None = None,
+        shuffle: bool | None = None,
+        seed: int = 0,
+        drop_last: bool = False,
+        batch_transform: Callable[..., Any] | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> Loader:
+        """Batches of a split, as fast as this machine can: `make_loader(data[split], batch_size, …)`.
+
+        Args:
+            shuffle: `None` shuffles `train` and nothing else.
+
+        The other arguments are those of `make_loader`.
+        """
+        from colabstage.load.loader import make_loader
+
+        return make_loader(
+            self[split],
+            batch_size,
+            device=device,
+            shuffle=split == "train" if shuffle is None else shuffle,
+            seed=seed,
+            drop_last=drop_last,
+            batch_transform=batch_transform,
+            dtype=dtype,
+        )
+
+    def wait_published(self, timeout_s: float = 3600.0) -> None:
+        """Wait until the copy to the cache that `wait=False` left running is done.
+
+        Raises:
+            TimeoutError: it is not, after `timeout_s` seconds.
+        """
+        if self.publishing is not None:
+            self.publishing.result(timeout_s)
+
+    def _pack(self) -> PackInfo:
+        if self.info is None:
+            msg = f"Only plain files were kept ({self.path}); stage with keep='pack' or keep='both' to read batches."
+            raise OptionError(msg)
+        return self.info
+
+    def __str__(self) -> str:
+        if self.info is None:
+            return f"Files in '{self.path}'"
+        rows = ", ".join(f"{name} {count:,}" for name, count in self.splits.items())
+        size = format_bytes(self.path.stat().st_size)
+        return f"{rows} samples of {len(self.classes)} classes in '{self.path}' ({size})"
+
+    def _repr_html_(self) -> str:
+        report: str = self.report._repr_html_()
+        return f"<div><b>{html.escape(str(self))}</b></div>{report}"

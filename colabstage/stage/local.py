@@ -1,0 +1,130 @@
+"""What is staged on this machine: one folder a dataset, a record that says what is whole in it, and its seal.
+
+The seal is the packed file's inode, size and times, with the boot they were seen in. As long as they are unchanged,
+nothing has written to the file since its hashes were verified, so a second call costs a few `stat`s. When they differ
+(a copied disk, a reboot after which the kernel may have lost what was never forced to the disk), every block is
+hashed again.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from colabstage.errors import ColabstageError
+from colabstage.fileops import current_world, read_json, write_json
+from colabstage.h5.manifest import check_whole, read_manifest
+from colabstage.machine.resources import usable_cores
+from colabstage.stage.identity import SourceIdentity
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from colabstage.stage.request import StageRequest
+
+_RECORD_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class LocalRecord:
+    """What one dataset's folder holds.
+
+    `identity`: the source's state when it was staged. `seal`: of the packed file, empty without one.
+    `files`: number and bytes of the plain files, `None` without them.
+    `published`: whether the pack is in the cache; `None` when it was not asked for.
+    """
+
+    key: str
+    identity: SourceIdentity
+    seal: dict[str, Any]
+    files: tuple[int, int] | None
+    published: bool | None
+
+
+def record_path(request: StageRequest) -> Path:
+    """Where a dataset's record stands."""
+    return request.folder / "stage.json"
+
+
+def read_record(request: StageRequest) -> LocalRecord | None:
+    """The record of what is staged for this request; `None` when nothing is, or it is of something else."""
+    raw = read_json(record_path(request))
+    if not isinstance(raw, dict) or raw.get("version") != _RECORD_VERSION or raw.get("key") != request.key:
+        return None
+    identity = SourceIdentity.from_json(raw.get("identity"))
+    if identity is None:
+        return None
+    files = raw.get("files")
+    return LocalRecord(
+        request.key,
+        identity,
+        dict(raw.get("seal") or {}),
+        None if files is None else tuple(files),
+        raw.get("published"),
+    )
+
+
+def write_record(
+    request: StageRequest, identity: SourceIdentity, *, files: tuple[int, int] | None, published: bool | None
+) -> None:
+    """Record what the folder holds now; seals the packed file if there is one."""
+    pack = request.pack_path
+    write_json(
+        record_path(request),
+        {
+            "version": _RECORD_VERSION,
+            "key": request.key,
+            "address": request.address,
+            "identity": identity.to_json(),
+            "seal": make_seal(pack) if pack.exists() else {},
+            "files": None if files is None else list(files),
+            "published": published,
+        },
+    )
+
+
+def make_seal(pack: Path) -> dict[str, Any]:
+    """The facts that change when anything writes to the file."""
+    found = pack.stat()
+    return {
+        "inode": found.st_ino,
+        "size": found.st_size,
+        "mtime_ns": found.st_mtime_ns,
+        "ctime_ns": found.st_ctime_ns,
+        "world": current_world(),
+    }
+
+
+def pack_problem(request: StageRequest, record: LocalRecord, *, thorough: bool) -> str | None:
+    """Why the staged pack cannot be used as it is; `None` when it can.
+
+    With an unbroken seal this is a few `stat`s, otherwise, or when `thorough`, every block is hashed.
+    """
+    pack = request.pack_path
+    if not record.seal or not pack.is_file():
+        return "it is not packed on this machine"
+    try:
+        manifest = read_manifest(pack)
+        if manifest is None or manifest.key != request.key:
+            return "its manifest is missing"
+        if thorough or make_seal(pack) != record.seal:
+            check_whole(pack, manifest, threads=usable_cores())
+    except ColabstageError as error:
+        return str(error)
+    return None
+
+
+def files_problem(request: StageRequest, record: LocalRecord, *, thorough: bool) -> str | None:
+    """Why the staged files cannot be used as they are; `None` when they can."""
+    if record.files is None or not request.files_path.is_dir():
+        return "its files are not on this machine"
+    if thorough:
+        found = [
+            os.path.getsize(os.path.join(folder, name))  # noqa: PTH118, PTH202 - thousands of them
+            for folder, _, names in os.walk(request.files_path)
+            for name in names
+        ]
+        if (len(found), sum(found)) != record.files:
+            return f"its folder holds {len(found)} files of {sum(found):,} bytes, staged were {record.files}"
+    return None

@@ -1,0 +1,158 @@
+"""Making what was asked for out of a source that is open: plain files, a pack, or both."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from colabstage.fetch.files import fetch_tree
+from colabstage.fileops import remove_any, sweep_orphans, temp_beside
+from colabstage.machine.resources import check_space, free_space
+from colabstage.pack.execute import pipeline_limits, run_pack
+from colabstage.pack.job import prepare_pack
+from colabstage.retry import RetryPolicy
+from colabstage.stage.plan import StageFigures
+from colabstage.trees.folder import FolderTree
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from colabstage.pack.job import PackJob
+    from colabstage.pack.report import PackReport
+    from colabstage.progress import Cancellation, Progress
+    from colabstage.stage.report import StageReport
+    from colabstage.stage.request import StageRequest
+    from colabstage.stage.source import OpenSource
+    from colabstage.trees.tree import Tree
+
+
+def figure_out(request: StageRequest, source: OpenSource, tree: Tree, job: PackJob | None) -> StageFigures:
+    """Add up what staging moves. Pure."""
+    tree_bytes = sum(entry.size for entry in tree.entries)
+    return StageFigures(
+        source_bytes=source.identity.nbytes,
+        archive_bytes=source.archive_bytes,
+        pack_bytes=0 if job is None else job.plan.nbytes,
+        files_bytes=tree_bytes if request.wants_files else 0,
+        mount_copy=request.on_drive,
+    )
+
+
+def make_local(
+    request: StageRequest,
+    source: OpenSource,
+    report: StageReport,
+    *,
+    progress: Progress,
+    cancellation: Cancellation,
+    pack: bool = True,
+) -> tuple[int, int] | None:
+    """Bring the source here in the forms that were asked for.
+
+    Args:
+        pack: `False` when the pack is here already and only plain files are wanted.
+
+    Returns:
+        Number and bytes of the plain files, `None` when none were asked for.
+
+    Raises:
+        As `stage_dataset`; each form that was there before is as it was.
+    """
+    sweep_orphans(request.folder)
+    with _spool(request) as spool:
+        with report.timed("open source", unit="files") as step:
+            tree = source.open_tree(spool)
+            step.amount = len(tree.entries)
+            wants_pack = pack and request.wants_pack
+            job = prepare_pack(tree, request.options, free_bytes=free_space(request.folder)) if wants_pack else None
+            figures = figure_out(request, source, tree, job)
+            check_space(request.folder, figures.peak_bytes, f"Staging '{request.place.name}'")
+            report.notes += tree.notes
+        source.start()
+        files = None
+        if request.wants_files:
+            files = _fetch_files(request, source, tree, report, progress=progress, cancellation=cancellation)
+        if job is not None:
+            _make_pack(request, source, job, report, progress=progress, cancellation=cancellation)
+    return files
+
+
+@contextmanager
+def _spool(request: StageRequest) -> Iterator[Path]:
+    folder = temp_beside(request.folder / "spool")
+    folder.mkdir()
+    try:
+        yield folder
+    finally:
+        remove_any(folder)
+
+
+def _fetch_files(
+    request: StageRequest,
+    source: OpenSource,
+    tree: Tree,
+    report: StageReport,
+    *,
+    progress: Progress,
+    cancellation: Cancellation,
+) -> tuple[int, int]:
+    """The plain files, beside what was there, then in its place."""
+    total = sum(entry.size for entry in tree.entries)
+    temp = temp_beside(request.files_path)
+    temp.mkdir()
+    try:
+        with report.timed("fetch files", unit="B") as timing, progress.step("fetch", total=total, unit="B") as step:
+            limits = pipeline_limits(source.slow)
+            fetch_tree(tree, temp, limits=limits, step=step, cancellation=cancellation, policy=RetryPolicy())
+            timing.amount, timing.note = total, f"{len(tree.entries):,} files"
+        old = temp_beside(request.files_path)
+        if request.files_path.exists():
+            request.files_path.rename(old)
+        temp.rename(request.files_path)
+        remove_any(old)
+    except BaseException:
+        remove_any(temp)
+        raise
+    return len(tree.entries), total
+
+
+def _make_pack(
+    request: StageRequest,
+    source: OpenSource,
+    job: PackJob,
+    report: StageReport,
+    *,
+    progress: Progress,
+    cancellation: Cancellation,
+) -> None:
+    slow = source.slow
+    if request.wants_files:
+        # They have just arrived: read them from here, not a second time from there.
+        local = FolderTree(request.files_path)
+        job = prepare_pack(local, request.options, free_bytes=free_space(request.folder))
+        slow = False
+    with report.timed("pack", unit="images") as step:
+        done = run_pack(
+            job,
+            request.pack_path,
+            slow=slow,
+            progress=progress,
+            cancellation=cancellation,
+            key=request.key,
+            identity=source.identity.to_json(),
+            address=request.address,
+        )
+        step.amount = sum(done.samples.values()) - done.resumed
+        step.note = _describe(done, source)
+    report.skipped = done.skipped
+    report.notes += job.table.notes
+
+
+def _describe(done: PackReport, source: OpenSource) -> str:
+    parts = [f"{done.encoding}: {done.reason}", f"{done.readers} readers"]
+    if source.archive_bytes:
+        parts.append("while the archive was being copied here")
+    if done.resumed:
+        parts.append(f"{done.resumed:,} were in place from before")
+    return "; ".join(parts)

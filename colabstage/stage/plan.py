@@ -1,0 +1,103 @@
+"""`StagePlan`: what staging would do, how much it would move, and the disk it would need at its peak."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from colabstage.units import format_bytes
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+Action = Literal["reuse", "restore", "stage"]
+
+_SENTENCES = {
+    "reuse": "is already staged on this machine; nothing would be read",
+    "restore": "is in the cache; it would be copied from there and verified",
+    "stage": "would be read from its source",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class StageFigures:
+    """Bytes that one staging moves.
+
+    `source_bytes`: read from the source. `archive_bytes`: of an archive that is copied here first, 0 otherwise.
+    `pack_bytes`: of the pack. `files_bytes`: of plain files kept. `mount_copy`: whether the source's mount keeps a
+    second copy of an open archive on the local disk, as Google Drive's does.
+    """
+
+    source_bytes: int = 0
+    archive_bytes: int = 0
+    pack_bytes: int = 0
+    files_bytes: int = 0
+    mount_copy: bool = False
+
+    @property
+    def peak_bytes(self) -> int:
+        """What the local disk must have free while it works.
+
+        Small files that pass through a mount are dropped from its copy as the disk fills; an archive that is being
+        read is not.
+        """
+        archive = self.archive_bytes * (2 if self.mount_copy else 1)
+        return archive + self.pack_bytes + self.files_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class StagePlan:
+    """What `stage_dataset` would do with the same arguments.
+
+    `action`: `"reuse"` what is here, `"restore"` the cached pack, or `"stage"` the source.
+    `reasons`: why, in sentences, one for each place that was looked at.
+    `figures`: bytes it would move. `free_bytes`: what the disk has. `target`: what it would make.
+    `cache`: where the pack would be, or is, cached; `None` for nowhere.
+    `samples`: rows of each split, where known.
+    """
+
+    source: str
+    action: Action
+    reasons: tuple[str, ...]
+    figures: StageFigures
+    free_bytes: int
+    target: Path
+    cache: Path | None
+    samples: dict[str, int]
+
+    @property
+    def fits(self) -> bool:
+        """Whether the disk has room for it."""
+        return self.figures.peak_bytes <= self.free_bytes
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as JSON values."""
+        return {
+            "source": self.source,
+            "action": self.action,
+            "reasons": list(self.reasons),
+            "read_bytes": self.figures.source_bytes,
+            "pack_bytes": self.figures.pack_bytes,
+            "files_bytes": self.figures.files_bytes,
+            "peak_bytes": self.figures.peak_bytes,
+            "free_bytes": self.free_bytes,
+            "fits": self.fits,
+            "target": str(self.target),
+            "cache": None if self.cache is None else str(self.cache),
+            "samples": self.samples,
+        }
+
+    def __str__(self) -> str:
+        lines = [f"'{self.source}' {_SENTENCES[self.action]}."]
+        lines += [f"  {reason}" for reason in self.reasons]
+        if self.samples:
+            lines.append("  samples  " + ", ".join(f"{name} {rows:,}" for name, rows in self.samples.items()))
+        if self.action != "reuse":
+            figures = self.figures
+            lines.append(f"  read     {format_bytes(figures.source_bytes)}")
+            lines.append(f"  write    {format_bytes(figures.pack_bytes + figures.files_bytes)} to '{self.target}'")
+            room = "" if self.fits else ": too little"
+            lines.append(f"  peak     {format_bytes(figures.peak_bytes)} of {format_bytes(self.free_bytes)} free{room}")
+        if self.cache is not None:
+            lines.append(f"  cache    '{self.cache}'")
+        return "\n".join(lines)

@@ -1,0 +1,118 @@
+"""What staging did, step by step, with the time and rate of each."""
+
+from __future__ import annotations
+
+import html
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from colabstage.units import format_bytes, format_duration, format_rate
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+Origin = Literal["local", "cache", "source"]
+
+_ORIGINS = {
+    "local": "already on this machine",
+    "cache": "from the packed copy in the cache",
+    "source": "from the source",
+}
+
+
+@dataclass(slots=True)
+class StageStep:
+    """One step: `seconds` long, `amount` of `unit` done (`"B"` for bytes), `note` what came of it."""
+
+    name: str
+    seconds: float = 0.0
+    amount: int = 0
+    unit: str = ""
+    note: str = ""
+
+    @property
+    def quantity(self) -> str:
+        """The amount, as people write it."""
+        if not self.unit:
+            return ""
+        return format_bytes(self.amount) if self.unit == "B" else f"{self.amount:,} {self.unit}"
+
+    @property
+    def rate(self) -> str:
+        """Amount by time, as people write it."""
+        return format_rate(self.amount, self.seconds, self.unit) if self.unit and self.seconds > 0.001 else ""
+
+
+@dataclass(slots=True)
+class StageReport:
+    """All steps of one `stage_dataset`.
+
+    `origin`: where the data came from: `"local"`, `"cache"` or `"source"`.
+    `skipped`: one sentence for each sample that was left out. `notes`: what else a person should know.
+    """
+
+    origin: Origin = "source"
+    steps: list[StageStep] = field(default_factory=list)
+    skipped: tuple[str, ...] = ()
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def seconds(self) -> float:
+        """All steps together."""
+        return sum(step.seconds for step in self.steps)
+
+    @contextmanager
+    def timed(self, name: str, *, unit: str = "") -> Iterator[StageStep]:
+        """Time a step; the caller fills in its amount and note."""
+        step = StageStep(name, unit=unit)
+        began = time.monotonic()
+        try:
+            yield step
+        finally:
+            step.seconds = time.monotonic() - began
+            self.steps.append(step)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as JSON values."""
+        return {
+            "origin": self.origin,
+            "seconds": self.seconds,
+            "steps": [
+                {"name": s.name, "seconds": s.seconds, "amount": s.amount, "unit": s.unit, "note": s.note}
+                for s in self.steps
+            ],
+            "skipped": list(self.skipped),
+            "notes": list(self.notes),
+        }
+
+    def __str__(self) -> str:
+        rows = [(s.name, format_duration(s.seconds), s.quantity, s.rate, s.note) for s in self.steps]
+        widths = [max((len(row[column]) for row in rows), default=0) for column in range(4)]
+        lines = [f"Staged {_ORIGINS[self.origin]} in {format_duration(self.seconds)}"]
+        lines += [
+            f"  {name:<{widths[0]}}  {took:>{widths[1]}}  {much:>{widths[2]}}  {rate:>{widths[3]}}  {note}".rstrip()
+            for name, took, much, rate, note in rows
+        ]
+        lines += [f"  {note}" for note in self.notes]
+        if self.skipped:
+            lines.append(f"  {len(self.skipped)} samples left out:")
+            lines += [f"    {line}" for line in self.skipped[:10]]
+            if len(self.skipped) > 10:
+                lines.append(f"    … and {len(self.skipped) - 10} more, in report.skipped")
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        cells = "".join(
+            "<tr>"
+            + "".join(f"<td>{html.escape(text)}</td>" for text in (s.name, format_duration(s.seconds)))
+            + "".join(f"<td>{html.escape(text)}</td>" for text in (s.quantity, s.rate, s.note))
+            + "</tr>"
+            for s in self.steps
+        )
+        head = "".join(f"<th>{name}</th>" for name in ("step", "time", "amount", "rate", ""))
+        lines = [*self.notes, *(f"left out: {line}" for line in self.skipped[:10])]
+        notes = "".join(f"<br>{html.escape(line)}" for line in lines)
+        title = html.escape(f"Staged {_ORIGINS[self.origin]} in {format_duration(self.seconds)}")
+        return f"<div><b>{title}</b>{notes}<table><tr>{head}</tr>{cells}</table></div>"

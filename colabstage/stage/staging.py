@@ -1,0 +1,299 @@
+"""The three ways to a staged dataset, from the shortest: reuse what is here, restore the cache, read the source."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from concurrent.futures import Future
+from pathlib import Path
+from threading import Thread
+from typing import TYPE_CHECKING, NoReturn, Self
+
+from colabstage.errors import ArchiveError, ColabstageError, DamagedPackError, DriveError, SourceError
+from colabstage.fileops import make_folder
+from colabstage.h5.info import read_info
+from colabstage.machine.resources import free_space
+from colabstage.pack.job import prepare_pack
+from colabstage.progress import Cancellation, NullProgress, Progress
+from colabstage.stage.cache import CachedPack, choose_cache_dir, find_cached, restore_pack
+from colabstage.stage.dataset import StagedDataset
+from colabstage.stage.identity import SourceIdentity, is_same, look_quickly
+from colabstage.stage.local import LocalRecord, files_problem, pack_problem, read_record, write_record
+from colabstage.stage.making import figure_out, make_local
+from colabstage.stage.plan import StageFigures, StagePlan
+from colabstage.stage.publish import publish_file
+from colabstage.stage.report import StageReport
+from colabstage.stage.source import SLOW_LISTERS, OpenSource
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+
+    from colabstage.stage.plan import Action
+    from colabstage.stage.request import StageRequest
+
+
+class Staging:
+    """One call of `stage_dataset`: the request, the source once it is open, and the report as it grows."""
+
+    def __init__(self, request: StageRequest, *, progress: Progress) -> None:
+        self._request = request
+        self._progress = progress
+        self._cancellation = Cancellation()
+        self._report = StageReport()
+        self._stack = contextlib.ExitStack()
+        self._source: OpenSource | None = None
+        self._source_problem: ColabstageError | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    def check_possible(self) -> None:
+        """Raise what is wrong with the source, unless a cached pack makes up for it. Writes nothing.
+
+        Raises:
+            SourceNotFoundError, SourceReadError, DriveDisconnectedError, ArchiveError.
+        """
+        if self._try_open() is None and (self._request.wants_files or self._find_cached() is None):
+            self._raise_source_problem()
+
+    def reuse(self) -> StagedDataset | None:
+        """What is staged on this machine, if it is whole and the source is still the same."""
+        request = self._request
+        record = None if request.refresh else read_record(request)
+        if record is None:
+            return None
+        with self._report.timed("look") as step:
+            problem = self._problem_here(record)
+            step.note = problem or "staged here, and whole"
+        if problem is not None:
+            self._report.notes.append(f"Staging again: {problem}.")
+            return None
+        self._report.origin = "local"
+        if self._source is not None:
+            # The quick look was not enough this time; with the times of now it will be.
+            write_record(request, self._source.identity, files=record.files, published=record.published)
+        if request.wants_pack and record.published is False:
+            self._publish(record.identity, record.files)
+        return self._finish()
+
+    def restore(self) -> StagedDataset | None:
+        """The packed copy in the cache, if there is one, it is whole, and the source is still the same."""
+        request = self._request
+        if request.refresh or not request.wants_pack:
+            return None
+        with self._report.timed("look in cache") as step:
+            cached = self._find_cached()
+            identity = None if cached is None else SourceIdentity.from_json(cached.manifest.identity)
+            if cached is None or identity is None:
+                step.note = "not there"
+                return None
+            if not self._is_fresh(identity):
+                step.note = "made from an earlier state of the source"
+                return None
+            step.note = f"found '{cached.path.name}'"
+        try:
+            with self._report.timed("copy from cache", unit="B") as step:
+                step.amount = restore_pack(cached, request, progress=self._progress, cancellation=self._cancellation)
+                step.note = f"{len(cached.manifest.hashes)} blocks verified"
+        except (DamagedPackError, SourceError, DriveError) as error:
+            self._report.notes.append(f"The cached pack cannot be used: {error}")
+            return None
+        self._report.origin = "cache"
+        self._report.skipped = cached.manifest.skipped
+        files = self._make(pack=False) if request.wants_files else None
+        write_record(request, self._source.identity if self._source else identity, files=files, published=True)
+        return self._finish()
+
+    def stage(self, *, wait: bool) -> StagedDataset:
+        """Read the source, make what was asked for, and publish the pack to the cache.
+
+        Raises:
+            As `stage_dataset`.
+        """
+        request = self._request
+        self._report.origin = "source"
+        files = self._make(pack=True)
+        identity = self._open().identity
+        write_record(request, identity, files=files, published=None)
+        publishing = None
+        if request.wants_pack and wait:
+            self._publish(identity, files)
+        elif request.wants_pack:
+            publishing = _in_background(lambda: self._publish(identity, files, quietly=True))
+        return self._finish(publishing)
+
+    def plan(self) -> StagePlan:
+        """What the three would do."""
+        request = self._request
+        record = None if request.refresh else read_record(request)
+        problem = "it is not staged on this machine" if record is None else self._problem_here(record)
+        if record is not None and problem is None:
+            info = read_info(request.pack_path) if request.wants_pack else None
+            rows = {} if info is None else {name: split.rows for name, split in info.splits.items()}
+            return self._planned("reuse", ("It is whole and the source has not changed.",), StageFigures(), rows)
+        reasons = [f"Here: {problem}."]
+        cached = None if request.refresh or not request.wants_pack else self._find_cached()
+        identity = None if cached is None else SourceIdentity.from_json(cached.manifest.identity)
+        if cached is not None and identity is not None and not request.wants_files and self._is_fresh(identity):
+            size = cached.manifest.size
+            figures = StageFigures(source_bytes=size, pack_bytes=size)
+            return self._planned("restore", (*reasons, f"Cache: '{cached.path}'."), figures, cached.manifest.samples)
+        reasons.append("Cache: it is not there." if cached is None else "Cache: not of this state of the source.")
+        source = self._open()
+        with tempfile.TemporaryDirectory() as spool:
+            tree = source.open_tree(Path(spool))
+            free = free_space(request.folder)
+            job = prepare_pack(tree, request.options, free_bytes=free) if request.wants_pack else None
+            if job is not None:
+                reasons.append(f"Pack: {job.plan.encoding}, because {job.plan.reason}.")
+            rows = {} if job is None else {split.name: len(split.samples) for split in job.plan.splits}
+            return self._planned("stage", tuple(reasons), figure_out(request, source, tree, job), rows)
+
+    def _planned(
+        self, action: Action, reasons: tuple[str, ...], figures: StageFigures, rows: dict[str, int]
+    ) -> StagePlan:
+        request = self._request
+        cache_dir, _ = choose_cache_dir(request) if request.wants_pack else (None, "")
+        return StagePlan(
+            source=request.address,
+            action=action,
+            reasons=reasons,
+            figures=figures,
+            free_bytes=free_space(request.folder),
+            target=request.pack_path if request.wants_pack else request.files_path,
+            cache=None if cache_dir is None else cache_dir / f"{request.name}.h5",
+            samples=rows,
+        )
+
+    def _problem_here(self, record: LocalRecord) -> str | None:
+        """Why what is staged here cannot be used; `None` when it can."""
+        request = self._request
+        thorough = request.verify == "full"
+        problem = None
+        if request.wants_pack:
+            problem = pack_problem(request, record, thorough=thorough)
+        if problem is None and request.wants_files:
+            problem = files_problem(request, record, thorough=thorough)
+        if problem is None and not self._is_fresh(record.identity):
+            problem = "the source has changed since it was staged"
+        return problem
+
+    def _is_fresh(self, recorded: SourceIdentity) -> bool:
+        """Whether the source is still the recorded one. A source that is gone cannot have changed."""
+        request = self._request
+        if request.tree is None and request.verify == "fast" and self._source is None:
+            look = look_quickly(request.place, recorded, workers=SLOW_LISTERS if request.on_drive else 1)
+            if look == "gone":
+                self._note("The source cannot be reached now; what was made of it before is used.")
+            if look != "unsure":
+                return look in ("same", "gone")
+        source = self._try_open()
+        if source is None:
+            self._note(f"The source cannot be read now ({self._source_problem}); what was made of it before is used.")
+            return True
+        return is_same(recorded, source.identity, trust_times=not request.on_drive)
+
+    def _note(self, sentence: str) -> None:
+        if sentence not in self._report.notes:
+            self._report.notes.append(sentence)
+
+    def _try_open(self) -> OpenSource | None:
+        """The source, opened once; `None` when that fails, with the reason kept."""
+        if self._source is None and self._source_problem is None:
+            try:
+                opened = OpenSource(self._request, progress=self._progress)
+            except (SourceError, DriveError, ArchiveError) as error:
+                self._source_problem = error
+            else:
+                self._source = self._stack.enter_context(opened)
+        return self._source
+
+    def _open(self) -> OpenSource:
+        source = self._try_open()
+        if source is None:
+            self._raise_source_problem()
+        return source
+
+    def _raise_source_problem(self) -> NoReturn:
+        assert self._source_problem is not None
+        raise self._source_problem
+
+    def _find_cached(self) -> CachedPack | None:
+        if not self._request.wants_pack:
+            return None
+        cache_dir, _ = choose_cache_dir(self._request)
+        return None if cache_dir is None else find_cached(self._request, cache_dir)
+
+    def _make(self, *, pack: bool) -> tuple[int, int] | None:
+        """Make what was asked for, in a folder that goes again if nothing comes of it."""
+        folder = self._request.folder
+        made = not folder.exists()
+        make_folder(folder)
+        try:
+            return make_local(
+                self._request,
+                self._open(),
+                self._report,
+                progress=self._progress,
+                cancellation=self._cancellation,
+                pack=pack,
+            )
+        except BaseException:
+            if made:
+                with contextlib.suppress(OSError):
+                    folder.rmdir()  # succeeds only when nothing was kept for the next try
+            raise
+
+    def _publish(self, identity: SourceIdentity, files: tuple[int, int] | None, *, quietly: bool = False) -> None:
+        """Copy the pack to the cache. A failure is noted, not raised: the data is here and can be used."""
+        request = self._request
+        cache_dir, why = choose_cache_dir(request)
+        if cache_dir is None:
+            self._note(f"Not cached: {why}.")
+            return
+        published = False
+        with self._report.timed("publish to cache", unit="B") as step:
+            try:
+                target = cache_dir / f"{request.name}.h5"
+                progress = NullProgress() if quietly else self._progress
+                done = publish_file(request.pack_path, target, progress=progress)
+                step.amount = done.nbytes
+                step.note = f"'{target}', read back and verified" + ("; uploading" if done.uploading else "")
+                published = True
+            except (ColabstageError, OSError) as error:
+                step.note = "failed"
+                self._note(f"Not cached, so the next session stages from the source again: {error}")
+        write_record(request, identity, files=files, published=published)
+
+    def _finish(self, publishing: Future[None] | None = None) -> StagedDataset:
+        request = self._request
+        info = read_info(request.pack_path) if request.wants_pack else None
+        return StagedDataset(
+            path=request.pack_path if info is not None else request.files_path,
+            files=request.files_path if request.wants_files else None,
+            report=self._report,
+            info=info,
+            publishing=publishing,
+        )
+
+
+def _in_background(work: Callable[[], None]) -> Future[None]:
+    """Run `work` in a thread of its own, which the interpreter waits for when it ends."""
+    future: Future[None] = Future()
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as error:  # noqa: BLE001 - kept for whoever asks
+            future.set_exception(error)
+        else:
+            future.set_result(None)
+
+    Thread(target=run, name="colabstage-publish").start()
+    return future
