@@ -20,7 +20,13 @@ def test_names_are_sorted_and_shadow_no_package() -> None:
     assert set(colabstage.__all__) <= set(dir(colabstage))
 
 
-@pytest.mark.parametrize("name", colabstage.__all__)
+# A torch Dataset, and what makes batches of tensors, are not to be had without torch.
+NEED_TORCH = {"dataset_h5", "make_loader"}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.torch if name in NEED_TORCH else ()) for name in colabstage.__all__]
+)
 def test_a_name_resolves_and_is_documented(name: str) -> None:
     """Every public name is there and says what it does."""
     assert inspect.getdoc(getattr(colabstage, name))
