@@ -1,0 +1,149 @@
+"""Running an iterator in a background thread, a few results ahead of the consumer, and ending it in every case.
+
+No wait here is unbounded: whoever waits is woken by `close`, and looks every second whether the other side still lives.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import weakref
+from collections import deque
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+
+T = TypeVar("T")
+
+_LOOK_S = 1.0
+# A producer that is told to stop ends after the batch it is at; a slow mount may need its time for one.
+_JOIN_S = 30.0
+
+_log = logging.getLogger(__name__)
+
+
+class _Belt(Generic[T]):
+    """A bounded queue that either side can end."""
+
+    def __init__(self, depth: int) -> None:
+        self._depth = depth
+        self._items: deque[T] = deque()
+        self._changed = threading.Condition()
+        self._ended = False
+        self._closed = False
+        self._error: BaseException | None = None
+
+    def put(self, item: T) -> bool:
+        """Wait for room and add an item; `False` when nobody wants it any more."""
+        with self._changed:
+            while len(self._items) >= self._depth and not self._closed:
+                self._changed.wait(_LOOK_S)
+            if self._closed:
+                return False
+            self._items.append(item)
+            self._changed.notify_all()
+            return True
+
+    def end(self, error: BaseException | None) -> None:
+        """Say that no item will follow, because of `error` if there was one."""
+        with self._changed:
+            self._ended, self._error = True, error
+            self._changed.notify_all()
+
+    def get(self, alive: Callable[[], bool]) -> T:
+        """Wait for the next item.
+
+        Raises:
+            StopIteration: there is none left.
+            BaseException: what the producer died of, once the items before it are taken.
+        """
+        with self._changed:
+            while not (self._items or self._ended or self._closed):
+                if not alive():
+                    msg = "The thread that prepares batches ended without a word. Start a new iteration."
+                    raise RuntimeError(msg)
+                self._changed.wait(_LOOK_S)
+            if self._items:
+                item = self._items.popleft()
+                self._changed.notify_all()
+                return item
+            error, self._error = self._error, None
+        if error is None:
+            raise StopIteration
+        try:
+            raise error
+        finally:
+            # The error's traceback holds this frame; without this the frame would hold the error.
+            del error
+
+    def close(self) -> None:
+        """Throw away what is left and let both sides go."""
+        with self._changed:
+            self._closed = True
+            self._items.clear()
+            self._changed.notify_all()
+
+
+def _produce(source: Generator[T], belt: _Belt[T]) -> None:
+    error: BaseException | None = None
+    try:
+        while True:
+            # No name for the item: it would keep a batch alive while the next one is made.
+            if not belt.put(next(source)):
+                break
+    except StopIteration:
+        pass
+    except BaseException as caught:  # noqa: BLE001 - it is raised again, where the consumer is
+        error = caught
+    finally:
+        source.close()
+        belt.end(error)
+        del error
+
+
+def _stop(belt: _Belt[T], thread: threading.Thread, pid: int) -> None:
+    if os.getpid() != pid:
+        return  # after a fork there is no such thread here, and its lock may be locked for ever
+    belt.close()
+    if thread is threading.current_thread() or not thread.is_alive():
+        return
+    thread.join(_JOIN_S)
+    if thread.is_alive():
+        _log.warning(
+            "%s is still busy with its last batch after %.0f s and is left to end alone.", thread.name, _JOIN_S
+        )
+
+
+class Ahead(Generic[T]):
+    """Iterates over what a generator yields in a thread, at most `depth` results ahead.
+
+    The thread ends with the generator, with an error (which is raised at the consumer, with its traceback), with
+    `close`, when this object is dropped, and at interpreter exit.
+    """
+
+    def __init__(self, source: Generator[T], depth: int, name: str) -> None:
+        self._pid = os.getpid()
+        self._belt: _Belt[T] = _Belt(depth)
+        # A daemon: Python waits for others at exit before anything could tell them to stop.
+        self._thread = threading.Thread(target=_produce, args=(source, self._belt), name=name, daemon=True)
+        self._thread.start()
+        self._finalizer = weakref.finalize(self, _stop, self._belt, self._thread, self._pid)
+
+    def __iter__(self) -> Ahead[T]:
+        return self
+
+    def __next__(self) -> T:
+        if os.getpid() != self._pid:
+            msg = "Batches are prepared by a thread of another process, before a fork. Start a new iteration here."
+            raise RuntimeError(msg)
+        try:
+            return self._belt.get(self._thread.is_alive)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """End the thread and throw away what it has prepared. Calling it twice is fine."""
+        self._finalizer()
