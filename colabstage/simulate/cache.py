@@ -107,6 +107,8 @@ class ContentCache:
                 self._find_whole(content)
             if not content.complete and content.cloud_fd < 0:
                 content.cloud_fd = os.open(cloud_path, os.O_RDONLY)
+            if content.here and content.fd < 0 and content.blocks > 1:
+                content.fd = os.open(self._file(content.key, ".part"), os.O_RDWR)
             self._contents[content.key] = content
             content.users += 1
         return content
