@@ -61,7 +61,8 @@ class TarTree:
         try:
             found = _read_headers(self._bytes, source.size, limits)
         except BaseException:
-            self.close()
+            if self._bytes is not source:
+                self._bytes.close()
             raise
         self._members = found.files
         self._notes = _notes(found.skipped)

@@ -7,6 +7,7 @@ member after it without a word. Formats: POSIX.1-2001 (pax), ustar, GNU, and the
 from __future__ import annotations
 
 import struct
+from decimal import Decimal
 from typing import TYPE_CHECKING, NamedTuple
 
 from colabstage.errors import ArchiveError, CorruptArchiveError
@@ -174,14 +175,18 @@ def _apply(source: ByteSource, header: _Header, at: int, pax: dict[str, str]) ->
         raise ArchiveError(msg)
     try:
         size = int(pax.get("size") or header.size)
-        mtime_ns = round(float(pax.get("mtime") or header.mtime) * 1e9) if "mtime" in pax else header.mtime * 10**9
-    except (ValueError, OverflowError) as error:
+        mtime_ns = int(Decimal(pax.get("mtime") or header.mtime) * 10**9)
+        if size < 0:
+            raise ValueError(size)  # noqa: TRY301  # together with what int() refuses
+    except (ValueError, ArithmeticError) as error:
         msg = f"'{source.label}' is damaged at byte {at:,}: the pax records of {name!r} are not readable."
         raise CorruptArchiveError(msg) from error
     kind = _kind(header.kind, name)
     # Links, folders and devices may name a size, but only these have content behind their header.
     stored = size if kind == "file" or header.kind in (b"D", _VOLUME_LABEL) else 0
     link = pax.get("linkpath") or _decode(header.link)
+    # What does not fit 64 bits is no time.
+    mtime_ns = mtime_ns if abs(mtime_ns) < 1 << 63 else 0
     return TarMember(name, kind, link, at, stored, mtime_ns), _padded(stored)
 
 

@@ -186,7 +186,9 @@ def _parse(source: ByteSource, directory: bytes, *, wraps: bool) -> Iterator[Zip
             turns += offset < last
             last = offset
             offset += turns << 32
-        name = stored.decode("ascii") if stored.isascii() else _decode_name(stored, extra, flags, system)
+        # "up", the mark of a Unicode name: a field that holds one is worth the closer look.
+        plain = stored.isascii() and b"up" not in extra
+        name = stored.decode("ascii") if plain else _decode_name(stored, extra, flags, system)
         mode = attributes >> 16 if system in _UNIX_SYSTEMS else 0
         yield ZipMember(name, stored, offset, 0, packed, size, crc, method, flags, mode, _unix_time_ns(date, time))
 

@@ -1,0 +1,212 @@
+"""Folders as trees: what is listed, what is left out, and what a change meanwhile brings."""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from colabstage.errors import DriveDisconnectedError, SourceNotFoundError, SourceReadError
+from colabstage.retry import RetryPolicy
+from colabstage.trees.folder import FolderTree, folder_stamps
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+    from colabstage.trees.tree import Tree
+
+    WriteFiles = Callable[[Path, Mapping[str, bytes]], Path]
+    ReadAll = Callable[[Tree], dict[str, bytes]]
+
+_FILES = {
+    "b/2.jpg": b"two",
+    "b/1.jpg": b"one",
+    "a/deep/er/3.jpg": b"three" * 1000,
+    "top.txt": b"",
+    "a/.hidden.jpg": b"h",
+}
+
+
+@pytest.mark.parametrize("workers", [1, 4])
+def test_every_file_is_listed_by_name_and_read_whole(
+    tmp_path: Path, write_files: WriteFiles, read_all: ReadAll, workers: int
+) -> None:
+    """One thread or several see the same files, sorted, with the contents that are on the disk."""
+    with FolderTree(write_files(tmp_path, _FILES), workers=workers) as tree:
+        assert [entry.name for entry in tree.entries] == sorted(_FILES)
+        assert read_all(tree) == _FILES
+        assert {entry.size for entry in tree.entries} == {len(content) for content in _FILES.values()}
+        assert sorted(entry.position for entry in tree.entries) == list(range(len(_FILES)))
+        assert tree.entries[0].mtime_ns == (tmp_path / tree.entries[0].name).stat().st_mtime_ns
+    assert tree.kind == "folder"
+    assert tree.notes == ()
+    assert tree.label == str(tmp_path)
+
+
+def test_many_entries_are_all_looked_at(tmp_path: Path, write_files: WriteFiles) -> None:
+    """Work is dealt to the threads in batches, and no batch is lost."""
+    files = {f"c{number % 7}/{number}.jpg": b"x" * (number % 5) for number in range(1000)}
+    tree = FolderTree(write_files(tmp_path, files), workers=5)
+    assert {entry.name: entry.size for entry in tree.entries} == {name: len(data) for name, data in files.items()}
+
+
+def test_junk_and_google_documents_are_left_out(tmp_path: Path, write_files: WriteFiles) -> None:
+    """Junk goes without a word, documents of Google with a note, since a person may have meant them."""
+    files = {"a/1.jpg": b"1", "a/.DS_Store": b"", "__MACOSX/a/1.jpg": b"", ".git/config": b"", "a/._1.jpg": b""}
+    documents = {"notes.gdoc": b"", "a/labels.gsheet": b"", "b/labels.GSHEET": b""}
+    tree = FolderTree(write_files(tmp_path, files | documents))
+    assert [entry.name for entry in tree.entries] == ["a/1.jpg"]
+    (note,) = tree.notes
+    assert "3 Google documents" in note
+    assert "2 .gsheet, 1 .gdoc" in note
+    assert "a/labels.gsheet" in note
+
+
+def test_links_to_files_and_folders_are_followed(tmp_path: Path, write_files: WriteFiles, read_all: ReadAll) -> None:
+    """A folder of links into another place is how people share one copy of the images."""
+    shared = write_files(tmp_path / "shared", {"1.jpg": b"one", "more/2.jpg": b"two"})
+    root = write_files(tmp_path / "root", {"a/0.jpg": b"zero"})
+    (root / "b").symlink_to(shared)
+    (root / "c").symlink_to(shared)
+    (root / "a" / "link.jpg").symlink_to(shared / "1.jpg")
+    with FolderTree(root, workers=3) as tree:
+        assert read_all(tree) == {
+            "a/0.jpg": b"zero",
+            "a/link.jpg": b"one",
+            "b/1.jpg": b"one",
+            "b/more/2.jpg": b"two",
+            "c/1.jpg": b"one",
+            "c/more/2.jpg": b"two",
+        }
+
+
+def test_loops_and_broken_links_are_cut_with_a_note(tmp_path: Path, write_files: WriteFiles) -> None:
+    """A link to a folder above, to itself or to nothing neither hangs nor fails the listing."""
+    root = write_files(tmp_path / "root", {"a/b/1.jpg": b"1"})
+    (root / "a" / "b" / "up").symlink_to(root / "a")
+    (root / "itself").symlink_to(root / "itself")
+    (root / "gone.jpg").symlink_to(tmp_path / "nowhere.jpg")
+    tree = FolderTree(root)
+    assert [entry.name for entry in tree.entries] == ["a/b/1.jpg"]
+    assert any("2 links that lead nowhere" in note and "gone.jpg" in note for note in tree.notes)
+    assert any("1 links to a folder that they lie in" in note and "a/b/up" in note for note in tree.notes)
+
+
+def test_pipes_and_sockets_are_no_files(tmp_path: Path, write_files: WriteFiles) -> None:
+    """Opening a pipe would wait for ever."""
+    root = write_files(tmp_path, {"1.jpg": b"1"})
+    os.mkfifo(root / "pipe.jpg")
+    assert [entry.name for entry in FolderTree(root).entries] == ["1.jpg"]
+
+
+def test_a_name_that_is_not_utf8_can_be_read(tmp_path: Path, read_all: ReadAll) -> None:
+    """Linux file names are bytes."""
+    with open(os.fsencode(tmp_path) + b"/caf\xe9.jpg", "wb") as file:
+        file.write(b"1")
+    with FolderTree(tmp_path) as tree:
+        assert read_all(tree) == {"caf\udce9.jpg": b"1"}
+
+
+@pytest.mark.parametrize("content", [b"", b"12", b"1234", b"x" * 10_000])
+def test_a_file_of_another_length_than_listed_is_an_error(tmp_path: Path, content: bytes) -> None:
+    """Half an image must not pass for one: the size is checked to the byte, in both directions."""
+    (tmp_path / "1.jpg").write_bytes(b"123")
+    tree = FolderTree(tmp_path)
+    (tmp_path / "1.jpg").write_bytes(content)
+    with pytest.raises(SourceReadError, match=r"1\.jpg.*3 bytes.*changed or was cut"):
+        tree.read(tree.entries[0])
+
+
+def test_a_file_that_vanished_answers_as_the_disk_does(tmp_path: Path) -> None:
+    """Whether that passes is for the caller's retries to judge."""
+    (tmp_path / "1.jpg").write_bytes(b"123")
+    tree = FolderTree(tmp_path)
+    (tmp_path / "1.jpg").unlink()
+    with pytest.raises(FileNotFoundError):
+        tree.read(tree.entries[0])
+
+
+def test_a_missing_folder_is_reported_at_once(tmp_path: Path) -> None:
+    """Nothing is retried that never was there."""
+    start = time.monotonic()
+    with pytest.raises(SourceNotFoundError, match="nowhere"):
+        FolderTree(tmp_path / "nowhere")
+    assert time.monotonic() - start < RetryPolicy().first_wait_s
+
+
+def test_a_file_is_no_folder(tmp_path: Path) -> None:
+    """The message says so instead of an errno."""
+    (tmp_path / "x.zip").write_bytes(b"")
+    with pytest.raises(SourceReadError, match="not a folder"):
+        FolderTree(tmp_path / "x.zip")
+
+
+def test_the_stamp_of_a_listing_shows_additions_and_removals(tmp_path: Path, write_files: WriteFiles) -> None:
+    """The folder in which something was added, and the one that is gone, answer differently; the others do not."""
+    root = write_files(tmp_path / "root", {"a/1.jpg": b"1", "a/.DS_Store": b"", "b/2.jpg": b"2", "c/3.jpg": b"3"})
+    stamp = FolderTree(root).listing_stamp()
+    assert {name: count for name, (_, count) in stamp.items()} == {"": 3, "a": 2, "b": 1, "c": 1}
+    before = {name: mtime_ns for name, (mtime_ns, _) in stamp.items()}
+    assert folder_stamps(root, stamp) == before
+    (root / "b" / "new.jpg").write_bytes(b"")
+    os.utime(root / "b", ns=(before["b"] + 1, before["b"] + 1))
+    (root / "c" / "3.jpg").unlink()
+    (root / "c").rmdir()
+    after = folder_stamps(root, stamp, workers=4)
+    assert after["c"] is None
+    assert {name for name in before if after[name] != before[name]} >= {"b", "c"}
+    assert after["a"] == before["a"]
+
+
+@pytest.mark.fuse
+def test_folders_on_a_drive_are_listed_at_once(tmp_path: Path, write_files: WriteFiles) -> None:
+    """Twenty class folders at 50 ms a listing take the time of a few, not of twenty."""
+    from colabstage.simulate.drive import SimulatedDrive
+    from colabstage.simulate.knobs import DriveKnobs
+
+    listing_s = 0.05
+    knobs = DriveKnobs(listing_latency_s=listing_s, listing_per_entry_s=0.0, cold_open_latency_s=0.0)
+    with SimulatedDrive(tmp_path / "home", knobs=knobs) as drive:
+        write_files(drive.cloud / "MyDrive" / "data", {f"c{n}/{m}.jpg": b"x" for n in range(20) for m in range(5)})
+        drive.mount(tmp_path / "drive")
+        start = time.monotonic()
+        tree = FolderTree(tmp_path / "drive" / "MyDrive" / "data", workers=16)
+        took_s = time.monotonic() - start
+    assert len(tree.entries) == 100
+    assert took_s < 20 * listing_s
+
+
+@pytest.mark.fuse
+def test_a_listing_that_fails_for_a_moment_is_tried_again(tmp_path: Path, write_files: WriteFiles) -> None:
+    """Errno 5 of a big folder passes, because each attempt leaves the mount knowing more."""
+    from colabstage.simulate.drive import SimulatedDrive
+    from colabstage.simulate.knobs import DriveFaults, DriveKnobs, OpFault
+
+    with SimulatedDrive(tmp_path / "home", knobs=DriveKnobs.quick()) as drive:
+        write_files(drive.cloud / "MyDrive" / "data", {f"c/{n}.jpg": b"x" for n in range(10)})
+        drive.mount(tmp_path / "drive")
+        data = tmp_path / "drive" / "MyDrive" / "data"
+        drive.set_faults(DriveFaults(ops=(OpFault(op="list", errno=errno.EIO, first=2),)))
+        retry = RetryPolicy(attempts=4, first_wait_s=0.01)
+        assert len(FolderTree(data, workers=2, retry=retry).entries) == 10
+        drive.set_faults(DriveFaults(ops=(OpFault(op="list", errno=errno.EIO),)))
+        with pytest.raises(SourceReadError, match="4 tries"):
+            FolderTree(data, workers=2, retry=retry)
+
+
+@pytest.mark.fuse
+def test_a_dead_mount_is_named_as_such(tmp_path: Path, write_files: WriteFiles) -> None:
+    """'Transport endpoint is not connected' becomes the error that says how to mount again."""
+    from colabstage.simulate.drive import SimulatedDrive
+    from colabstage.simulate.knobs import DriveKnobs
+
+    with SimulatedDrive(tmp_path / "home", knobs=DriveKnobs.quick()) as drive:
+        write_files(drive.cloud / "MyDrive" / "data", {"c/1.jpg": b"x"})
+        drive.mount(tmp_path / "drive")
+        drive.kill()
+        with pytest.raises(DriveDisconnectedError, match="force_remount"):
+            FolderTree(tmp_path / "drive" / "MyDrive" / "data")

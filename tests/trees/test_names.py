@@ -1,0 +1,191 @@
+"""The safety rules for names: what passes stays inside, and what may be refused is named with its reason."""
+
+from __future__ import annotations
+
+import posixpath
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from colabstage.errors import UnsafeArchiveError
+from colabstage.trees.names import (
+    ArchiveLimits,
+    check_case_collisions,
+    check_collisions,
+    check_limits,
+    clean_folder_name,
+    clean_member_name,
+    count_by,
+    follow_links,
+    is_junk,
+    parent_folders,
+    resolve_link,
+)
+
+_COMPONENTS = st.text(st.sampled_from("ab.-_ é图:~"), min_size=1, max_size=6).filter(
+    lambda text: text not in (".", "..")
+)
+_NASTY = st.lists(st.sampled_from(["..", ".", "", "a", "b", "C:", "/", "\\", "\0", "...", "~", "a.jpg"])).map("/".join)
+
+
+@given(st.one_of(st.text(), _NASTY))
+def test_a_name_that_passes_stays_inside_the_folder(raw: str) -> None:
+    """Whatever an archive calls a member, the cleaned name is plain and relative, or the archive is refused."""
+    try:
+        name = clean_member_name("x.zip", raw)
+    except UnsafeArchiveError:
+        return
+    components = name.split("/")
+    assert "\0" not in name
+    assert "\\" not in name
+    assert not {"", ".", ".."} & set(components)
+    assert posixpath.normpath(posixpath.join("/root/target", name)).startswith("/root/target/")
+
+
+@given(st.lists(_COMPONENTS, min_size=1, max_size=5).map("/".join).filter(lambda name: name[1:2] != ":"))
+def test_an_ordinary_name_is_left_as_it_is(name: str) -> None:
+    """Dots, blanks and letters of any script in a name are no reason to touch it."""
+    assert clean_member_name("x.zip", name) == name
+
+
+@pytest.mark.parametrize(
+    ("raw", "name"), [("./a/b.jpg", "a/b.jpg"), ("a//b.jpg", "a/b.jpg"), ("a/./b.jpg", "a/b.jpg"), ("././x", "x")]
+)
+def test_redundant_parts_of_a_name_are_dropped(raw: str, name: str) -> None:
+    """`tar cf x.tar .` begins every name with './'; the file is the same without."""
+    assert clean_member_name("x.tar", raw) == name
+
+
+@pytest.mark.parametrize(
+    ("raw", "reason"),
+    [
+        ("../evil.jpg", "climbs out"),
+        ("a/../../evil.jpg", "climbs out"),
+        ("a/..", "climbs out"),
+        ("../out-evil/x.jpg", "climbs out"),
+        ("/etc/passwd", "absolute"),
+        ("//server/share", "absolute"),
+        ("C:/windows/x", "drive letter"),
+        ("c:x.jpg", "drive letter"),
+        ("..\\evil.jpg", "backslash"),
+        ("a\\b.jpg", "backslash"),
+        ("a\0.jpg", "NUL"),
+        ("", "without a name"),
+        (".", "without a name"),
+        ("a.jpg/", "slash"),
+    ],
+)
+def test_a_dangerous_name_is_refused_with_its_reason(raw: str, reason: str) -> None:
+    """The message names archive, member and rule."""
+    with pytest.raises(UnsafeArchiveError, match=reason) as caught:
+        clean_member_name("my.zip", raw)
+    assert "my.zip" in str(caught.value)
+    assert repr(raw) in str(caught.value)
+
+
+def test_a_folder_may_end_in_a_slash_but_not_climb() -> None:
+    """Archives write folders with a final slash, and the root as './'."""
+    assert clean_folder_name("x.tar", "a/b/") == "a/b"
+    assert clean_folder_name("x.tar", "./") == "."
+    with pytest.raises(UnsafeArchiveError, match="climbs"):
+        clean_folder_name("x.tar", "a/../../b/")
+
+
+@pytest.mark.parametrize("target", ["/etc/passwd", "../../x", "../..", "", "C:/x", "..\\x", "a/../../../x"])
+def test_a_link_out_of_the_archive_is_refused(target: str) -> None:
+    """A link may lead anywhere inside, and nowhere else."""
+    with pytest.raises(UnsafeArchiveError, match="outside the archive"):
+        resolve_link("x.tar", "folder/link.jpg", target)
+
+
+def test_a_link_is_resolved_from_its_own_folder() -> None:
+    """'../b/x.jpg' in 'a/link' means 'b/x.jpg'."""
+    assert resolve_link("x.tar", "a/link", "../b/x.jpg") == "b/x.jpg"
+
+
+def test_chains_of_links_end_at_a_file_or_nowhere() -> None:
+    """Links to links are followed; loops, folders and missing targets are left out."""
+    links = {"one": "two", "two": "file", "loop": "pool", "pool": "loop", "self": "self", "gone": "missing"}
+    assert follow_links(links, {"file"}) == {"one": "file", "two": "file"}
+
+
+def test_a_name_that_occurs_twice_is_refused() -> None:
+    """Which of the two members is meant cannot be known."""
+    with pytest.raises(UnsafeArchiveError, match=r"'a/x\.jpg'.*twice"):
+        check_collisions("x.zip", ["a/x.jpg", "a/x.jpg"], [])
+
+
+@pytest.mark.parametrize(("files", "folders"), [(["a", "a/b"], []), (["a/b/c", "a"], []), (["a"], ["a"])])
+def test_a_file_that_is_also_a_folder_is_refused(files: list[str], folders: list[str]) -> None:
+    """No file system can hold both."""
+    with pytest.raises(UnsafeArchiveError, match="also a folder"):
+        check_collisions("x.zip", files, folders)
+
+
+def test_neighbours_and_repeated_folders_are_fine() -> None:
+    """A common beginning of names is no collision, and folders may be listed more than once."""
+    check_collisions("x.zip", ["a", "ab", "b/a", "b/ab"], ["b", "b", ".", "c"])
+
+
+@pytest.mark.parametrize("names", [["a/x.jpg", "a/X.jpg"], ["Cat/1.jpg", "cat/2.jpg"], ["a", "A/b"]])
+def test_names_that_differ_in_case_only_are_refused_for_a_disk(names: list[str]) -> None:
+    """Only extraction asks this: in an archive the two are different."""
+    check_collisions("x.zip", names, [])
+    with pytest.raises(UnsafeArchiveError, match="case only"):
+        check_case_collisions("x.zip", names)
+
+
+def test_case_check_passes_equal_folders() -> None:
+    """Many files in one folder do not collide with themselves."""
+    check_case_collisions("x.zip", ["Cat/1.jpg", "Cat/2.jpg", "dog/1.jpg"])
+
+
+def test_limits_speak_of_what_is_exceeded() -> None:
+    """Each limit has its own message, and what stays below all of them passes."""
+    limits = ArchiveLimits(max_members=10, max_total_bytes=5000, max_ratio=10, ratio_from_bytes=1000)
+    check_limits("x.zip", 10, 5000, 500, limits)
+    check_limits("x.zip", 1, 999, 1, limits)
+    with pytest.raises(UnsafeArchiveError, match="11 members"):
+        check_limits("x.zip", 11, 1, 1, limits)
+    with pytest.raises(UnsafeArchiveError, match="max_total_bytes"):
+        check_limits("x.zip", 1, 5001, 5000, limits)
+    with pytest.raises(UnsafeArchiveError, match="11 times"):
+        check_limits("x.zip", 1, 1100, 100, limits)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "__MACOSX/a/._x.jpg",
+        "a/.DS_Store",
+        "Thumbs.db",
+        "b/THUMBS.DB",
+        "desktop.ini",
+        "a/._1.jpg",
+        "x/.git/config",
+        "a/.ipynb_checkpoints/1.jpg",
+    ],
+)
+def test_junk_is_recognised(name: str) -> None:
+    """What operating systems and notebooks leave is no part of a dataset."""
+    assert is_junk(name)
+
+
+@pytest.mark.parametrize(
+    "name", ["a/.hidden.jpg", "git/x.jpg", ".gitignore", "MACOSX/x.jpg", "a/_x.jpg", "thumbs.db.jpg"]
+)
+def test_what_only_resembles_junk_is_kept(name: str) -> None:
+    """A hidden file may be data."""
+    assert not is_junk(name)
+
+
+def test_parent_folders_lists_every_level() -> None:
+    """Every folder above a name, each once."""
+    assert parent_folders(["a/b/c.jpg", "a/d.jpg", "e.jpg"]) == {"a", "a/b"}
+
+
+def test_counts_are_written_commonest_first() -> None:
+    """Long tails are summed up."""
+    assert count_by([".txt", ".csv", ".csv", ".csv", ".txt"]) == "3 .csv, 2 .txt"
+    assert count_by(list("abcdefg"), most=2) == "1 a, 1 b, 5 others"

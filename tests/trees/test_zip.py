@@ -1,0 +1,406 @@
+"""Zips as trees: equal to what zipfile reads, and never a wrong byte from a damaged one."""
+
+from __future__ import annotations
+
+import io
+import os
+import random
+import stat
+import struct
+import threading
+import zipfile
+import zlib
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from colabstage.errors import ArchiveError, ColabstageError, CorruptArchiveError, SourceReadError
+from colabstage.trees.archive_bytes import LocalBytes
+from colabstage.trees.tree import FileEntry
+from colabstage.trees.zip import ZipTree
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+    from colabstage.trees.tree import Tree
+    from tests.trees.conftest import RecordingBytes, ZipBytes
+
+    ReadAll = Callable[[Tree], dict[str, bytes]]
+    Recording = Callable[..., RecordingBytes]
+
+_METHODS = [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA]
+_FILES = {
+    "train/cat/1.jpg": b"first " * 500,
+    "train/dog/2.jpg": random.Random(1).randbytes(3000),
+    "test/cat/ü 3.jpg": b"",
+    "readme.txt": b"r",
+}
+
+_component = st.text(st.characters(codec="utf-8", exclude_characters="/\\\0:"), min_size=1, max_size=8).filter(
+    lambda text: text not in (".", "..") and not text.startswith("._")
+)
+_name = st.lists(_component, min_size=1, max_size=3).map(lambda parts: "/".join([*(f"d{part}" for part in parts), "f"]))
+
+
+@settings(max_examples=60)
+@given(
+    files=st.dictionaries(_name, st.binary(max_size=2000), max_size=6),
+    method=st.sampled_from(_METHODS),
+    comment=st.binary(max_size=100),
+)
+def test_every_zip_reads_as_zipfile_reads_it(files: dict[str, bytes], method: int, comment: bytes) -> None:
+    """Names, sizes, contents and offsets agree with the standard library's for any names, contents and methods."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", method) as archive:
+        archive.comment = comment
+        for name, content in files.items():
+            archive.writestr(name, content)
+    with zipfile.ZipFile(buffer) as oracle, ZipTree(_Memory(buffer.getvalue())) as tree:
+        assert {entry.name: tree.read(entry) for entry in tree.entries} == {
+            info.filename: oracle.read(info) for info in oracle.infolist()
+        }
+        assert {entry.name: entry.position for entry in tree.entries} == {
+            info.filename: info.header_offset for info in oracle.infolist()
+        }
+        assert [entry.name for entry in tree.entries] == sorted(files)
+
+
+class _Memory:
+    """A `ByteSource` over bytes in memory."""
+
+    label = "memory.zip"
+
+    def __init__(self, content: bytes) -> None:
+        self._content = content
+        self.size = len(content)
+
+    def pread(self, length: int, offset: int) -> bytes:
+        return self._content[offset : offset + length]
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("method", _METHODS)
+def test_large_members_of_every_method_are_whole(zip_bytes: ZipBytes, read_all: ReadAll, method: int) -> None:
+    """Members longer than a buffer of any decompressor, and than what is read along with a header."""
+    files = {"a/zeros.npy": b"\0" * 3_000_000, "a/noise.npy": random.Random(2).randbytes(2_500_000)}
+    with ZipTree(_Memory(zip_bytes(files, method))) as tree:
+        assert read_all(tree) == files
+
+
+def test_opening_reads_the_end_and_reading_only_the_member(zip_bytes: ZipBytes, recording: Recording) -> None:
+    """An archive that is still arriving can be opened, and its first members read, before its middle is here."""
+    files = {f"c/{number:03d}.jpg": random.Random(number).randbytes(3000) for number in range(200)}
+    source = recording(zip_bytes(files))
+    tree = ZipTree(source)
+    directory_at = source.content.index(b"PK\1\2")
+    tail_at = source.size - 65_535 - 200
+    assert all(offset >= min(tail_at, directory_at) for offset, _ in source.reads)
+    source.reads.clear()
+    entry = tree.entries[3]
+    assert tree.read(entry) == files[entry.name]
+    assert source.reads == [(entry.position, tree.entries[4].position - entry.position)]
+    tree.close()
+    assert source.closed
+
+
+def test_local_headers_may_differ_from_the_directory_in_length(tmp_path: Path) -> None:
+    """Info-ZIP writes longer extra fields in front of a member than in the directory; the data begin after those."""
+    buffer = io.BytesIO()
+    extra = struct.pack("<HH", 0x5455, 200) + b"t" * 200
+    content = b"content" * 10
+    name = b"a/1.jpg"
+    buffer.write(
+        struct.pack("<4s5H3L2H", b"PK\3\4", 20, 0, 0, 0, 0, zlib.crc32(content), 70, 70, len(name), len(extra))
+    )
+    buffer.write(name + extra + content)
+    _finish(buffer, [(name, 0, content)])
+    with ZipTree(_Memory(buffer.getvalue())) as tree:
+        assert tree.read(tree.entries[0]) == content
+
+
+def _finish(buffer: io.BytesIO, members: list[tuple[bytes, int, bytes]], **end: int) -> None:
+    """Write the directory of stored members (name, offset, content) and the end record."""
+    start = buffer.tell()
+    for name, offset, content in members:
+        fields = (0x14, 3, 0x14, 0, 0, 0, 0, 0x21, zlib.crc32(content), len(content), len(content), len(name))
+        buffer.write(struct.pack("<4s4B4H3L5H2L", b"PK\1\2", *fields, 0, 0, 0, 0, 0, offset % (1 << 32)) + name)
+    size = buffer.tell() - start
+    count = end.get("count", len(members)) % 65_536
+    buffer.write(struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, count, count, size, end.get("start", start) % (1 << 32), 0))
+
+
+def test_zip64_fields_are_read(tmp_path: Path, read_all: ReadAll) -> None:
+    """Sizes and offsets that do not fit 32 bits stand in an extra field, the totals in a record of their own."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive, archive.open("a/1.jpg", "w", force_zip64=True) as file:
+        file.write(b"forced")
+    content = bytearray(buffer.getvalue())
+    at = content.index(b"PK\1\2")
+    end_at = content.index(b"PK\5\6")
+    directory = bytearray(content[at:end_at])
+    size, packed = struct.unpack_from("<LL", directory, 20)
+    struct.pack_into("<LL", directory, 20, 0xFFFFFFFF, 0xFFFFFFFF)
+    struct.pack_into("<L", directory, 42, 0xFFFFFFFF)
+    wide = struct.pack("<HHQQQ", 1, 24, size, packed, 0)
+    struct.pack_into("<H", directory, 30, len(wide))
+    directory += wide
+    record = struct.pack("<4sQ2H2L4Q", b"PK\6\6", 44, 45, 45, 0, 0, 1, 1, len(directory), at)
+    locator = struct.pack("<4sLQL", b"PK\6\7", 0, at + len(directory), 1)
+    end = struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, 0xFFFF, 0xFFFF, 0xFFFFFFFF, 0xFFFFFFFF, 0)
+    whole = bytes(content[:at] + directory + record + locator + end)
+    assert zipfile.ZipFile(io.BytesIO(whole)).read("a/1.jpg") == b"forced"
+    with ZipTree(_Memory(whole)) as tree:
+        assert read_all(tree) == {"a/1.jpg": b"forced"}
+
+
+def test_more_than_65535_members(zip_bytes: ZipBytes) -> None:
+    """The count in the last record is 16 bits wide; zip64 has the whole one."""
+    files = {f"c/{number}": b"" for number in range(70_000)}
+    with ZipTree(_Memory(zip_bytes(files))) as tree:
+        assert len(tree.entries) == 70_000
+
+
+def test_an_archive_above_4_gib_as_macos_writes_it(tmp_path: Path) -> None:
+    """The Finder counts offsets modulo 4 GiB without zip64; each time they fall, another 4 GiB have passed."""
+    contents = {b"a/1.bin": b"one", b"a/2.bin": b"two", b"a/3.bin": b"three"}
+    places = (0, (1 << 32) - 5000, (1 << 32) + 5000)
+    path = tmp_path / "big.zip"
+    with path.open("wb") as file:
+        for place, (name, content) in zip(places, contents.items(), strict=True):
+            file.seek(place)
+            lengths = (zlib.crc32(content), len(content), len(content), len(name), 0)
+            file.write(struct.pack("<4s5H3L2H", b"PK\3\4", 20, 0, 0, 0, 0, *lengths) + name + content)
+        start = file.tell()
+        directory = io.BytesIO()
+        members = [(name, place, content) for place, (name, content) in zip(places, contents.items(), strict=True)]
+        _finish(directory, members, start=start)
+        file.write(directory.getvalue())
+    with ZipTree(LocalBytes(path)) as tree:
+        assert [tree.read(entry) for entry in tree.entries] == [b"one", b"two", b"three"]
+        assert [entry.position for entry in tree.entries] == list(places)
+
+
+@pytest.mark.parametrize(
+    ("stored", "flags", "system", "extra", "name"),
+    [
+        ("é.jpg".encode(), 0x800, 0, b"", "é.jpg"),
+        ("é.jpg".encode("cp437"), 0, 0, b"", "é.jpg"),
+        ("é.jpg".encode(), 0, 3, b"", "é.jpg"),
+        ("é.jpg".encode("cp437"), 0, 3, b"", "é.jpg"),
+        (b"x.jpg?"[:5], 0, 0, None, "ж.jpg"),
+    ],
+    ids=["utf-8 flag", "cp437", "utf-8 of macOS", "cp437 of Unix", "Info-ZIP unicode path"],
+)
+def test_names_are_decoded_as_their_archiver_meant(
+    stored: bytes, flags: int, system: int, extra: bytes | None, name: str
+) -> None:
+    """UTF-8 where the archive says so, or a Unix made it; else the code page of the first PCs."""
+    if extra is None:
+        field = b"\1" + struct.pack("<L", zlib.crc32(stored)) + name.encode()
+        extra = struct.pack("<HH", 0x7075, len(field)) + field
+    local = struct.pack("<4s5H3L2H", b"PK\3\4", 20, flags, 0, 0, 0, 0, 0, 0, len(stored), 0) + stored
+    fields = (20, system, 20, 0, flags, 0, 0, 0, 0, 0, 0, len(stored), len(extra), 0, 0, 0, 0, 0)
+    directory = struct.pack("<4s4B4H3L5H2L", b"PK\1\2", *fields) + stored + extra
+    end = struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, 1, 1, len(directory), len(local), 0)
+    with ZipTree(_Memory(local + directory + end)) as tree:
+        assert [entry.name for entry in tree.entries] == [name]
+        assert tree.read(tree.entries[0]) == b""
+
+
+def test_links_inside_are_resolved_and_others_noted(zip_bytes: ZipBytes, read_all: ReadAll) -> None:
+    """`zip -y` stores links; one to a file of the archive is that file, one to a folder is left out with a note."""
+    buffer = io.BytesIO(zip_bytes({"a/1.jpg": b"one"}))
+    with zipfile.ZipFile(buffer, "a") as archive:
+        for name, target in (("b/link.jpg", "../a/1.jpg"), ("b/chain.jpg", "link.jpg"), ("folder", "a")):
+            info = zipfile.ZipInfo(name)
+            info.create_system = 3
+            info.external_attr = (stat.S_IFLNK | 0o777) << 16
+            archive.writestr(info, target)
+    with ZipTree(_Memory(buffer.getvalue())) as tree:
+        assert read_all(tree) == dict.fromkeys(("a/1.jpg", "b/link.jpg", "b/chain.jpg"), b"one")
+        assert len(tree.notes) == 1
+        assert "'folder'" in tree.notes[0]
+
+
+def test_folders_and_junk_are_no_entries(zip_bytes: ZipBytes) -> None:
+    """What the Finder adds to every zip is not part of the dataset."""
+    files = {"a/": b"", "a/1.jpg": b"1", "__MACOSX/a/._1.jpg": b"x", "a/.DS_Store": b"x"}
+    with ZipTree(_Memory(zip_bytes(files))) as tree:
+        assert [entry.name for entry in tree.entries] == ["a/1.jpg"]
+
+
+def test_the_times_of_members_are_kept(zip_bytes: ZipBytes) -> None:
+    """DOS times are taken as UTC, to two seconds."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        archive.writestr(zipfile.ZipInfo("1.jpg", (2024, 2, 29, 12, 30, 58)), b"")
+    with ZipTree(_Memory(buffer.getvalue())) as tree:
+        assert tree.entries[0].mtime_ns == 1_709_209_858 * 10**9
+
+
+def test_an_empty_zip_is_an_empty_tree(zip_bytes: ZipBytes) -> None:
+    """A zip without members is whole, if useless."""
+    with ZipTree(_Memory(zip_bytes({}))) as tree:
+        assert tree.entries == ()
+
+
+def test_bytes_after_the_end_do_not_hide_a_whole_archive(zip_bytes: ZipBytes, read_all: ReadAll) -> None:
+    """Some uploads append a newline or zeros; nothing is missing then."""
+    for appended in (b"\n", b"\0" * 1000):
+        with ZipTree(_Memory(zip_bytes(_FILES) + appended)) as tree:
+            assert read_all(tree) == _FILES
+
+
+def test_every_truncation_is_noticed_when_opening(zip_bytes: ZipBytes) -> None:
+    """Wherever a copy stopped, the archive is not taken for a whole one."""
+    whole = zip_bytes(_FILES, zipfile.ZIP_DEFLATED)
+    for length in [*range(0, len(whole) - 400, 17), *range(len(whole) - 400, len(whole))]:
+        with pytest.raises(CorruptArchiveError):
+            ZipTree(_Memory(whole[:length]))
+
+
+def test_a_truncated_archive_that_holds_a_zip_is_still_truncated(zip_bytes: ZipBytes) -> None:
+    """zipfile takes the inner archive's end for the outer's and shows the wrong files."""
+    inner = zip_bytes({"inner.jpg": b"inner"})
+    outer = zip_bytes({"a/1.jpg": b"1" * 100, "a/nested.zip": inner, "a/2.jpg": b"2" * 100})
+    cut = outer[: outer.index(inner) + len(inner)]
+    assert zipfile.ZipFile(io.BytesIO(cut)).namelist() == ["inner.jpg"]
+    for content in (cut, cut + b"more", outer[: -len(outer) // 8]):
+        with pytest.raises(CorruptArchiveError, match="truncated"):
+            ZipTree(_Memory(content))
+
+
+def test_a_tail_of_zeros_is_named(zip_bytes: ZipBytes) -> None:
+    """A copy that was cut and filled up has the right size and nothing in it."""
+    whole = zip_bytes({"a/1.jpg": random.Random(3).randbytes(10_000)})
+    with pytest.raises(CorruptArchiveError, match=r"truncated: it ends in zeros.*Copy or upload"):
+        ZipTree(_Memory(whole[:5000] + b"\0" * (len(whole) - 5000)))
+
+
+@pytest.mark.parametrize(
+    ("content", "what"),
+    [
+        (b"<!DOCTYPE html><html><body>Google Drive - Virus scan warning</body></html>", "web page"),
+        (b"\xef\xbb\xbf\n <HTML>sign in</HTML>", "web page"),
+        (b"", "empty file"),
+        (b"\0" * 4096, "zeros"),
+        (b"Rar!\x1a\x07\1\0" + b"x" * 100, "RAR"),
+        (b"\x89PNG\r\n\x1a\n" + b"PK\5\6 PK\1\2" + b"x" * 100, "PNG image"),
+        (b"just some words\n" * 10, "text file"),
+    ],
+    ids=["html", "html with a mark", "empty", "zeros", "rar", "png", "text"],
+)
+def test_what_is_no_zip_is_named(content: bytes, what: str) -> None:
+    """A person sees at once that the download, not the archive, went wrong."""
+    with pytest.raises(CorruptArchiveError, match=what):
+        ZipTree(_Memory(content))
+
+
+@settings(max_examples=150)
+@given(data=st.data())
+def test_a_flipped_bit_never_changes_what_is_read(data: st.DataObject) -> None:
+    """Damage anywhere gives a typed error or, where it touches no content, the content that was packed."""
+    method = data.draw(st.sampled_from(_METHODS))
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", method) as archive:
+        for name, content in _FILES.items():
+            archive.writestr(name, content)
+    damaged = bytearray(buffer.getvalue())
+    at = data.draw(st.integers(0, len(damaged) - 1))
+    damaged[at] ^= 1 << data.draw(st.integers(0, 7))
+    try:
+        with ZipTree(_Memory(bytes(damaged))) as tree:
+            found = {entry.name: tree.read(entry) for entry in tree.entries}
+    except ColabstageError:
+        return
+    assert set(found.values()) <= set(_FILES.values())
+
+
+def test_damaged_members_are_named_and_others_still_read(zip_bytes: ZipBytes) -> None:
+    """One bad member does not take the rest with it."""
+    content = bytearray(zip_bytes(_FILES))
+    content[content.index(b"first ") + 100] ^= 1
+    with ZipTree(_Memory(bytes(content))) as tree:
+        bad, good = tree.entries[2], tree.entries[3]
+        with pytest.raises(CorruptArchiveError, match=r"train/cat/1\.jpg.*checksum"):
+            tree.read(bad)
+        assert tree.read(good) == _FILES["train/dog/2.jpg"]
+
+
+def test_a_member_that_unpacks_to_more_than_it_says_stops_there() -> None:
+    """The headers promise 100 bytes, the data hold 20 MB: no more than 101 are ever unpacked."""
+    for method in (zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA):
+        buffer = io.BytesIO()
+        with zipfile.ZipFile(buffer, "w", method) as archive:
+            archive.writestr("a.npy", bytes(20_000_000))
+        content = bytearray(buffer.getvalue())
+        struct.pack_into("<L", content, content.index(b"PK\1\2") + 24, 100)
+        with (
+            ZipTree(_Memory(bytes(content))) as tree,
+            pytest.raises(CorruptArchiveError, match="100 bytes but holds more"),
+        ):
+            tree.read(tree.entries[0])
+
+
+def test_encrypted_members_are_refused_when_opening(zip_bytes: ZipBytes) -> None:
+    """A password cannot be asked for in the middle of packing."""
+    content = bytearray(zip_bytes(_FILES))
+    content[content.index(b"PK\1\2") + 8] |= 1
+    with pytest.raises(ArchiveError, match="password-protected"):
+        ZipTree(_Memory(bytes(content)))
+
+
+def test_methods_not_read_here_are_named_when_opening(zip_bytes: ZipBytes) -> None:
+    """The Windows Explorer uses Deflate64 for large files."""
+    content = bytearray(zip_bytes(_FILES))
+    content[content.index(b"PK\1\2") + 10] = 9
+    with pytest.raises(ArchiveError, match="Deflate64"):
+        ZipTree(_Memory(bytes(content)))
+
+
+def test_a_part_of_a_split_archive_is_named(zip_bytes: ZipBytes) -> None:
+    """The last part of a split archive has a directory, but not the data."""
+    content = bytearray(zip_bytes(_FILES))
+    struct.pack_into("<HH", content, content.index(b"PK\5\6") + 4, 2, 2)
+    with pytest.raises(ArchiveError, match=r"\.z01"):
+        ZipTree(_Memory(bytes(content)))
+
+
+def test_a_file_cut_after_opening_is_a_read_error(tmp_path: Path, zip_bytes: ZipBytes) -> None:
+    """The archive was whole when opened, so it is the file that changed."""
+    path = tmp_path / "a.zip"
+    path.write_bytes(zip_bytes({"a/1.jpg": b"1" * 5000, "a/2.jpg": b"2" * 5_000_000}))
+    with ZipTree(LocalBytes(path)) as tree:
+        os.truncate(path, 100)
+        for entry in tree.entries:
+            with pytest.raises(SourceReadError, match="changed or was cut"):
+                tree.read(entry)
+
+
+def test_an_entry_of_another_tree_is_refused(zip_bytes: ZipBytes) -> None:
+    """Better than the bytes of something else."""
+    with ZipTree(_Memory(zip_bytes(_FILES))) as tree, pytest.raises(SourceReadError, match="another tree"):
+        tree.read(FileEntry("other.jpg", 1, 0, 0))
+
+
+def test_many_threads_read_at_once(tmp_path: Path, zip_bytes: ZipBytes) -> None:
+    """Eight threads over one handle get what one gets."""
+    rng = random.Random(4)
+    files: Mapping[str, bytes] = {f"c/{n}.jpg": rng.randbytes(rng.randrange(4000)) * 2 for n in range(300)}
+    path = tmp_path / "a.zip"
+    path.write_bytes(zip_bytes(files, zipfile.ZIP_DEFLATED))
+    barrier = threading.Barrier(8)
+
+    with ZipTree(LocalBytes(path)) as tree, ThreadPoolExecutor(8) as pool:
+
+        def read(_: int) -> dict[str, bytes]:
+            barrier.wait(timeout=30)
+            return {entry.name: tree.read(entry) for entry in tree.entries}
+
+        assert all(found == files for found in pool.map(read, range(8)))
