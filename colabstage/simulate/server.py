@@ -8,6 +8,8 @@ the kernel has accepted the mount.
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import json
 import logging
 import os
@@ -17,7 +19,7 @@ import threading
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 # Which of the two libraries is loaded is decided when mfusepy is imported; only version 3 reads more than 128 KiB.
 os.environ["FUSE_LIBRARY_NAME"] = "fuse3"
@@ -29,6 +31,11 @@ from colabstage.simulate.knobs import DriveFaults, DriveKnobs
 from colabstage.simulate.model import FaultLedger
 from colabstage.simulate.mounting import unmount_lazily
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+log = logging.getLogger(__name__)
+
 # More than anybody reads at once, since every call that waits holds a thread.
 _THREADS = 256
 _LOOK_AT_PARENT_S = 0.5
@@ -37,7 +44,30 @@ ATTRIBUTES_S = 0.5
 
 
 class _Mount(mfusepy.FUSE):  # type: ignore[misc]
-    """libfuse's callbacks where mfusepy hands on the path alone, which the kernel leaves out for open files."""
+    """mfusepy's callbacks, made cheap, and given the handle where they hand on only a path.
+
+    Without `nullpath_ok`, libfuse would hold a lock on the path of a file during a read, however slow; with it, calls
+    on open files come without their path.
+    """
+
+    def __init__(self, operations: DriveFileSystem, mountpoint: str, **options: Any) -> None:
+        self._thread = threading.local()
+        super().__init__(operations, mountpoint, **options)
+
+    def _wrapper(self, function: Callable[..., int | None], *arguments: Any) -> int:
+        """Make one call; what it raises becomes the errno it answers."""
+        if not hasattr(self._thread, "kept"):
+            # libfuse's threads are none of Python's, which would set up and tear down its state of the thread around
+            # each call. One more reference keeps it: the server spends half the time per call.
+            ctypes.pythonapi.PyGILState_Ensure()
+            self._thread.kept = True
+        try:
+            return function(*arguments) or 0
+        except OSError as error:
+            return -(error.errno or errno.EIO)
+        except Exception:
+            log.exception("A call of the file system failed for a reason of its own.")
+            return -errno.EIO
 
     def _path(self, path: bytes | None, fip: Any) -> str:
         if path is None:
