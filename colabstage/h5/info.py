@@ -74,7 +74,12 @@ class SplitInfo:
 
 @dataclass(frozen=True, slots=True)
 class PackInfo:
-    """One file. `format_version` is `None` for a file that colabstage did not write."""
+    """One file.
+
+    `format_version`: `None` for a file that colabstage did not write.
+    `layout`, `options`, `source`: as the file says them. `skipped`: one sentence for each sample left out.
+    `encoding_reason`: why samples are stored as they are; `None` where the file does not say.
+    """
 
     path: Path
     format_version: int | None
@@ -84,6 +89,7 @@ class PackInfo:
     options: Mapping[str, Any] = field(default_factory=dict)
     source: str | None = None
     skipped: tuple[str, ...] = ()
+    encoding_reason: str | None = None
 
     def split(self, name: str) -> SplitInfo:
         """The split called `name`.
@@ -121,6 +127,7 @@ def read_info(path: Path) -> PackInfo:
                 options=_json_attribute(file, "options"),
                 source=_text_attribute(file, "source"),
                 skipped=_texts(file, SKIPPED),
+                encoding_reason=_text_attribute(file, "encoding_reason"),
             )
         except (KeyError, RuntimeError, OSError) as error:
             msg = (
