@@ -15,7 +15,7 @@ MAX_BYTES = 600 * 1024
 
 # Homes that notebook platforms are known by are facts, not somebody's machine; Ann is nobody.
 _OWN_PATHS = re.compile(
-    r"(?<![\w./$}-])/(?:(?:home|Users)/(?!studio-lab-user|sagemaker-user|ann\b)\w|root/(?!\.config/Google)[\w.]|work/\w)"
+    r"(?<![\w./$}-])/(?:(?:home|Users)/(?!studio-lab-user|sagemaker-user|ann\b)\w|root/\.(?!config/Google)|work/\w)"
 )
 # In two pieces, so that this file passes its own test.
 _REGISTRIES = re.compile("|".join((r"py" + r"pi\.org", r"python" + r"hosted\.org", r"download\." + r"pytorch\.org")))
@@ -69,7 +69,7 @@ def test_nothing_big_is_tracked() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["cd /" + "home/ada/data", "'/" + "root/project'", "(/" + "work/x)", "https://py" + "pi.org"]
+    "text", ["cd /" + "home/ada/data", "'/" + "root/.cache'", "(/" + "work/x)", "https://py" + "pi.org"]
 )
 def test_a_planted_passage_is_noticed(text: str) -> None:
     """Each rule notices what breaks it."""
