@@ -1,0 +1,77 @@
+"""Where nothing can be mounted: a tree whose reads take the time they would take on a simulated Drive."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING, Self
+
+from colabstage.simulate.model import Meter, Traffic
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from colabstage.simulate.knobs import DriveKnobs
+    from colabstage.trees.tree import FileEntry, Tree, TreeKind
+
+
+class ThrottledTree:
+    """Another tree, read at Drive's pace: a file's first read is cold, later ones are warm.
+
+    It has no content cache of its own; only the waiting is imitated. Closing it closes the other tree.
+    """
+
+    def __init__(self, tree: Tree, knobs: DriveKnobs) -> None:
+        self._tree = tree
+        self._knobs = knobs.scaled()
+        self._traffic = Traffic(self._knobs)
+        self._lock = threading.Lock()
+        self._cached: set[str] = set()
+
+    @property
+    def kind(self) -> TreeKind:
+        """What holds the files."""
+        return self._tree.kind
+
+    @property
+    def label(self) -> str:
+        """The other tree's address."""
+        return self._tree.label
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """The other tree's notes."""
+        return self._tree.notes
+
+    @property
+    def entries(self) -> tuple[FileEntry, ...]:
+        """The other tree's files."""
+        return self._tree.entries
+
+    def read(self, entry: FileEntry) -> bytes:
+        """The whole content of one file, not sooner than Drive would have it here."""
+        with self._lock:
+            arrived = self._arrival(entry, time.monotonic())
+        data = self._tree.read(entry)
+        time.sleep(max(0.0, arrived - time.monotonic()))
+        return data
+
+    def _arrival(self, entry: FileEntry, now: float) -> float:
+        if entry.name in self._cached:
+            warm = Meter(self._knobs.warm_bytes_per_s)
+            return warm.reserve(now + self._knobs.warm_open_latency_s, entry.size)
+        self._cached.add(entry.name)
+        stream = self._traffic.open_stream()
+        return self._traffic.fetch(stream, now, block=0, nbytes=entry.size, first_of_open=True)
+
+    def close(self) -> None:
+        """Close the other tree."""
+        self._tree.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
