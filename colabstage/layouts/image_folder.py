@@ -14,7 +14,7 @@ import numpy as np
 
 from colabstage.errors import EmptySourceError, LayoutError
 from colabstage.layouts.table import SampleTable
-from colabstage.trees.names import count_by
+from colabstage.trees.messages import count_by
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

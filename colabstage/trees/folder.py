@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, Self, TypeVar
 
 from colabstage.errors import SourceNotFoundError, SourceReadError
 from colabstage.retry import RetryPolicy, read_with_retry
-from colabstage.trees.names import count_by, is_junk, is_junk_folder
+from colabstage.trees.messages import count_by
+from colabstage.trees.names import is_junk, is_junk_folder
 from colabstage.trees.tree import FileEntry, TreeKind
 
 if TYPE_CHECKING:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import posixpath
 import re
-from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -208,16 +207,3 @@ def _lies_in_junk(folder: str) -> bool:
 def is_junk_folder(base: str) -> bool:
     """Whether a folder of this name (its last component) holds only junk."""
     return base in _JUNK_FOLDERS
-
-
-def count_by(keys: Iterable[str], *, most: int = 5) -> str:
-    """Write how often each key occurs, the commonest first: `'3 .csv, 2 .txt'`.
-
-    >>> count_by([".txt", ".csv", ".csv"])
-    '2 .csv, 1 .txt'
-    """
-    counts = sorted(Counter(keys).items(), key=lambda item: (-item[1], item[0]))
-    shown = [f"{count:,} {key}" for key, count in counts[:most]]
-    if len(counts) > most:
-        shown.append(f"{sum(count for _, count in counts[most:]):,} others")
-    return ", ".join(shown)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import errno
 from typing import TYPE_CHECKING, NamedTuple, Self
 
-from colabstage.errors import NotEnoughSpaceError, SourceReadError, UnsafeArchiveError
+from colabstage.errors import NotEnoughSpaceError, UnsafeArchiveError
 from colabstage.fileops import make_folder, temp_beside
 from colabstage.trees.archive_bytes import LocalBytes
 from colabstage.trees.contents import HEAD_BYTES, compression_of
 from colabstage.trees.decompress import open_stream
+from colabstage.trees.messages import cut_while_read, foreign_entry, skipped_links
 from colabstage.trees.names import (
     DEFAULT_LIMITS,
     ArchiveLimits,
@@ -65,7 +66,7 @@ class TarTree:
                 self._bytes.close()
             raise
         self._members = found.files
-        self._notes = _notes(found.skipped)
+        self._notes = skipped_links(found.skipped)
         self._entries = tuple(
             FileEntry(name, member.size, member.mtime_ns, member.offset) for name, member in sorted(found.files.items())
         )
@@ -99,15 +100,10 @@ class TarTree:
         """
         member = self._members.get(entry.name)
         if member is None:
-            msg = f"'{self.label}' has no member {entry.name!r}; the entry is from another tree."
-            raise SourceReadError(msg)
+            raise foreign_entry(self.label, entry.name)
         data = self._bytes.pread(member.size, member.offset) if member.size else b""
         if len(data) != member.size:
-            msg = (
-                f"'{self.label}' ends inside its member {entry.name!r}: the file changed or was cut while being read. "
-                "Wait until its upload or copy is complete, then stage again."
-            )
-            raise SourceReadError(msg)
+            raise cut_while_read(self.label, entry.name)
         return data
 
     def close(self) -> None:
@@ -200,9 +196,3 @@ def _unpack(source: ByteSource, spool: Path, limits: ArchiveLimits) -> LocalByte
         raise NotEnoughSpaceError(msg) from error
     finally:
         path.unlink(missing_ok=True)
-
-
-def _notes(skipped: list[str]) -> tuple[str, ...]:
-    if not skipped:
-        return ()
-    return (f"{len(skipped):,} links that lead to no file of the archive were left out (first '{skipped[0]}').",)

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Self, cast
 
 from isal import isal_zlib
 
-from colabstage.errors import ArchiveError, CorruptArchiveError, SourceReadError
+from colabstage.errors import ArchiveError, CorruptArchiveError
+from colabstage.trees.messages import cut_while_read, foreign_entry, skipped_links
 from colabstage.trees.names import (
     DEFAULT_LIMITS,
     ArchiveLimits,
@@ -64,7 +65,7 @@ class ZipTree:
         files = _check_members(source.label, members)
         _check_readable(source.label, files)
         self._members, skipped = _resolve_links(source, files)
-        self._notes = _notes(skipped)
+        self._notes = skipped_links(skipped)
         self._entries = tuple(
             FileEntry(name, member.size, member.mtime_ns, member.offset)
             for name, member in sorted(self._members.items())
@@ -100,8 +101,7 @@ class ZipTree:
         """
         member = self._members.get(entry.name)
         if member is None:
-            msg = f"'{self._source.label}' has no member {entry.name!r}; the entry is from another tree."
-            raise SourceReadError(msg)
+            raise foreign_entry(self.label, entry.name)
         return read_member(self._source, member)
 
     def close(self) -> None:
@@ -144,7 +144,7 @@ def _packed_bytes(source: ByteSource, member: ZipMember) -> bytes:
     split = member.packed_size > _SPLIT_BYTES
     block = source.pread(least if split else length, member.offset)
     if len(block) < least:
-        raise _shrunk(source, member)
+        raise cut_while_read(source.label, member.name)
     mark, name_length, extra_length = block[:4], *_LOCAL.unpack_from(block)[9:]
     if mark != b"PK\3\4" or block[_LOCAL.size : _LOCAL.size + name_length] != member.stored_name:
         raise _damaged(source, member, "the archive's directory points to something else")
@@ -155,7 +155,7 @@ def _packed_bytes(source: ByteSource, member: ZipMember) -> bytes:
         return block[start : start + member.packed_size]
     data = source.pread(member.packed_size, member.offset + start)
     if len(data) != member.packed_size:
-        raise _shrunk(source, member)
+        raise cut_while_read(source.label, member.name)
     return data
 
 
@@ -194,13 +194,6 @@ _UNPACK: dict[int, Callable[[bytes, ZipMember], bytes]] = {8: _inflate, 12: _unb
 def _damaged(source: ByteSource, member: ZipMember, reason: str) -> CorruptArchiveError:
     return CorruptArchiveError(
         f"The member {member.name!r} of '{source.label}' is damaged: {reason}. Copy or upload the archive again."
-    )
-
-
-def _shrunk(source: ByteSource, member: ZipMember) -> SourceReadError:
-    return SourceReadError(
-        f"'{source.label}' ends inside its member {member.name!r}: the file changed or was cut while being read. "
-        "Wait until its upload or copy is complete, then stage again."
     )
 
 
@@ -256,9 +249,3 @@ def _resolve_links(source: ByteSource, files: dict[str, ZipMember]) -> tuple[dic
     regular = {name: member for name, member in files.items() if name not in links}
     found = {name: regular[target] for name, target in follow_links(links, regular).items()}
     return regular | found, sorted(links.keys() - found.keys())
-
-
-def _notes(skipped: list[str]) -> tuple[str, ...]:
-    if not skipped:
-        return ()
-    return (f"{len(skipped):,} links that lead to no file of the archive were left out (first '{skipped[0]}').",)

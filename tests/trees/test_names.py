@@ -16,7 +16,6 @@ from colabstage.trees.names import (
     check_limits,
     clean_folder_name,
     clean_member_name,
-    count_by,
     follow_links,
     is_junk,
     parent_folders,
@@ -183,9 +182,3 @@ def test_what_only_resembles_junk_is_kept(name: str) -> None:
 def test_parent_folders_lists_every_level() -> None:
     """Every folder above a name, each once."""
     assert parent_folders(["a/b/c.jpg", "a/d.jpg", "e.jpg"]) == {"a", "a/b"}
-
-
-def test_counts_are_written_commonest_first() -> None:
-    """Long tails are summed up."""
-    assert count_by([".txt", ".csv", ".csv", ".csv", ".txt"]) == "3 .csv, 2 .txt"
-    assert count_by(list("abcdefg"), most=2) == "1 a, 1 b, 5 others"

@@ -1,0 +1,53 @@
+"""Choosing a layout: the one that fits, the one that was named, or every reason why none does."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from colabstage.errors import EmptySourceError, LayoutError, OptionError
+from colabstage.layouts.detect import check_layout_name, detect_layout
+from colabstage.trees.folder import FolderTree
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> FolderTree:
+    """A folder of two classes."""
+    for name in ("cat", "dog"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "1.jpg").write_bytes(b"")
+    return FolderTree(tmp_path)
+
+
+@pytest.mark.parametrize("layout", ["auto", "image_folder"])
+def test_a_folder_of_classes_is_found(tree: FolderTree, layout: str) -> None:
+    """By name and without."""
+    table = detect_layout(tree, layout)
+    assert table.layout == "image_folder"
+    assert table.classes == ("cat", "dog")
+
+
+def test_an_unknown_layout_lists_those_there_are(tree: FolderTree) -> None:
+    """Before anything is opened, where the caller asks for that."""
+    with pytest.raises(OptionError, match=r"'images'.*auto, image_folder"):
+        detect_layout(tree, "images")
+    with pytest.raises(OptionError):
+        check_layout_name("")
+    check_layout_name("auto")
+
+
+def test_files_that_fit_no_layout_get_the_reason(tmp_path: Path) -> None:
+    """What there is and what was expected."""
+    (tmp_path / "1.jpg").write_bytes(b"")
+    with pytest.raises(LayoutError, match="one folder for each class"):
+        detect_layout(FolderTree(tmp_path))
+
+
+def test_an_empty_source_stays_one(tmp_path: Path) -> None:
+    """Callers tell 'nothing there' from 'not understood' by the error's class."""
+    with pytest.raises(EmptySourceError):
+        detect_layout(FolderTree(tmp_path))
