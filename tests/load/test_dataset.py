@@ -1,0 +1,163 @@
+"""`dataset_h5`: a Dataset as torch and its users know it."""
+
+from __future__ import annotations
+
+import pickle
+from typing import TYPE_CHECKING, Any
+
+import h5py
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from colabstage.errors import SplitNotFoundError
+from colabstage.load.dataset import dataset_h5
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+def test_it_is_a_torch_dataset(make_file: Callable[..., Any]) -> None:
+    """isinstance holds, and the facts about the file are there."""
+    sample = make_file("pack", 23)
+    dataset = dataset_h5(sample.path)
+    assert isinstance(dataset, Dataset)
+    assert len(dataset) == 23
+    assert dataset.split == "train"
+    assert dataset.classes == ("a", "b", "c", "d", "e")
+    assert dataset.engine.name == "mapped"
+    assert dataset.engine.reason
+
+
+@pytest.mark.parametrize("kind", ["pack", "gzip"])
+def test_a_sample_is_x_as_stored_and_y_as_int(make_file: Callable[..., Any], kind: str) -> None:
+    """(x, y): x a writable array (H, W, C) of its own, y a Python int; negative indices and numpy's integers too."""
+    sample = make_file(kind, 23)
+    dataset = dataset_h5(sample.path)
+    for index in (0, 22, -1, -23, np.int64(5), torch.tensor(7)):
+        x, y = dataset[index]  # type: ignore[index]  # anything with __index__ works
+        np.testing.assert_array_equal(x, sample.x[int(index)])
+        assert type(y) is int
+        assert y == sample.y[int(index)]
+    x[...] = 0
+    np.testing.assert_array_equal(dataset[7][0], sample.x[7])
+
+
+@pytest.mark.parametrize("index", [23, -24, 10**12])
+def test_index_past_the_end(make_file: Callable[..., Any], index: int) -> None:
+    """IndexError, which is also what ends a for loop over a dataset."""
+    dataset: Any = dataset_h5(make_file("pack", 23).path)
+    with pytest.raises(IndexError):
+        dataset[index]
+    assert len(list(dataset)) == 23
+
+
+def test_a_slice_is_refused(make_file: Callable[..., Any]) -> None:
+    """A slice is no sample."""
+    with pytest.raises(TypeError):
+        dataset_h5(make_file("pack", 23).path)[1:3]  # type: ignore[index]  # what the test is about
+
+
+def test_recipe_users_get_what_they_had(make_file: Callable[..., Any]) -> None:
+    """With return_index a sample is ((x, y), index), and targets (N, 1, 1) come as (1, 1) arrays, like the recipe's."""
+    sample = make_file("recipe", 23)
+    (x, y), index = dataset_h5(sample.path, lambda image: image[:2], return_index=True)[-2]
+    assert index == 21
+    np.testing.assert_array_equal(x, sample.x[21, :2])
+    assert (y.shape, y.dtype) == ((1, 1), np.uint8)
+    np.testing.assert_array_equal(y, sample.y[21])
+
+
+def test_transforms_are_called_for_each_sample(make_file: Callable[..., Any]) -> None:
+    """transform gets x, target_transform gets y, by index and by batch."""
+    sample = make_file("pack", 23)
+    dataset = dataset_h5(sample.path, lambda x: int(x.sum()), target_transform=lambda y: y + 100)
+    expected = [(int(sample.x[row].sum()), int(sample.y[row]) + 100) for row in (4, 4, 20)]
+    assert [dataset[row] for row in (4, 4, 20)] == expected
+    assert dataset.__getitems__([4, 4, -3]) == expected
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_batch_as_stored(make_file: Callable[..., Any], threads: int) -> None:
+    """read_batch gives arrays of the rows asked for, into out when there is one."""
+    sample = make_file("pack", 23)
+    dataset = dataset_h5(sample.path)
+    out = np.empty((3, *sample.x.shape[1:]), np.uint8)
+    x, y = dataset.read_batch([5, 5, -1], out, threads=threads)
+    assert x is out
+    np.testing.assert_array_equal(x, sample.x[[5, 5, -1]])
+    np.testing.assert_array_equal(y, sample.y[[5, 5, -1]])
+
+
+def test_float_targets_keep_their_width(tmp_path: Path) -> None:
+    """float32 targets are float32 in a batch too, for regression."""
+    with h5py.File(tmp_path / "float.h5", "w") as file:
+        file["X_train"], file["Y_train"] = np.zeros((4, 2, 2, 1), np.uint8), np.linspace(0, 1, 4, dtype=np.float32)
+    _, y = next(iter(DataLoader(dataset_h5(tmp_path / "float.h5"), 4)))
+    assert y.dtype == torch.float32
+
+
+def test_wrong_split_lists_those_there_are(make_file: Callable[..., Any]) -> None:
+    """A misspelt split is answered with the right names."""
+    with pytest.raises(SplitNotFoundError, match="'train' \\(23 samples\\)"):
+        dataset_h5(make_file("pack", 23).path, split="validation")
+
+
+def test_reads_on_after_close_and_pickling(make_file: Callable[..., Any]) -> None:
+    """Closing lets go of the file without ending the dataset; a pickled one is as good."""
+    sample = make_file("gzip", 23)
+    dataset = dataset_h5(sample.path)
+    for again in (dataset, pickle.loads(pickle.dumps(dataset))):
+        again.close()
+        again.close()
+        np.testing.assert_array_equal(again[3][0], sample.x[3])
+        again.close()
+
+
+@pytest.mark.parametrize(("kind", "words"), [("pack", "10 x 12 x 3 uint8"), ("gzip", "h5py")])
+def test_it_describes_itself(make_file: Callable[..., Any], kind: str, words: str) -> None:
+    """repr and the notebook's HTML say what the samples are and how they are read."""
+    dataset = dataset_h5(make_file(kind, 23).path)
+    for text in (repr(dataset), dataset._repr_html_()):
+        assert words in text
+        assert "23" in text
+
+
+@pytest.mark.parametrize("in_memory", [False, True])
+@pytest.mark.parametrize("kind", ["pack", "gzip"])
+@pytest.mark.parametrize(
+    ("workers", "method", "persistent"),
+    [(0, None, False), (2, "fork", False), (2, "fork", True), (2, "spawn", True)],
+)
+def test_in_a_plain_dataloader(
+    make_file: Callable[..., Any], kind: str, workers: int, method: str | None, persistent: bool, in_memory: bool
+) -> None:
+    """torch's own DataLoader reads every sample right, after the parent has used the dataset, and twice in a row."""
+    sample = make_file(kind, 23)
+    dataset = dataset_h5(sample.path, in_memory=in_memory)
+    dataset[0]
+    loader = DataLoader(
+        dataset,
+        4,
+        num_workers=workers,
+        multiprocessing_context=method,
+        persistent_workers=persistent,
+        timeout=60 * bool(workers),
+    )
+    for _ in range(2):
+        batches = list(loader)
+        assert [len(y) for _, y in batches] == [4, 4, 4, 4, 4, 3]
+        np.testing.assert_array_equal(torch.cat([x for x, _ in batches]).numpy(), sample.x)
+        np.testing.assert_array_equal(torch.cat([y for _, y in batches]).numpy(), sample.y)
+    np.testing.assert_array_equal(dataset[22][0], sample.x[22])
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_encoded_images_in_a_plain_dataloader(make_encoded: Callable[..., Path], workers: int) -> None:
+    """Encoded images of one size collate like pixels."""
+    dataset = dataset_h5(make_encoded(7, size=(6, 9)))
+    batches = list(DataLoader(dataset, 3, num_workers=workers))
+    assert [tuple(x.shape) for x, _ in batches] == [(3, 6, 9, 3), (3, 6, 9, 3), (1, 6, 9, 3)]
+    np.testing.assert_array_equal(batches[2][0][0].numpy(), dataset[6][0])

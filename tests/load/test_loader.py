@@ -1,0 +1,368 @@
+"""`make_loader`: the right batches in the right order, and nothing left behind."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import h5py
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import TensorDataset
+
+from colabstage.errors import DecodeError, OptionError
+from colabstage.load.dataset import dataset_h5
+from colabstage.load.loader import make_loader
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+KINDS = ["pack", "contiguous", "float32", "big-endian", "chunked", "gzip", "lzf", "virtual"]
+
+
+def visited(loader: Any) -> list[int]:
+    """The rows that an epoch visits."""
+    return [int(row) for _, index in loader for row in index]
+
+
+def loader_threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("colabstage")]
+
+
+@pytest.fixture
+def large(tmp_path: Path) -> Path:
+    """A split whose batches are large enough for lent memory and for several threads."""
+    path = tmp_path / "large.h5"
+    with h5py.File(path, "w") as file:
+        file["X_train"] = np.random.default_rng(0).integers(0, 256, (60, 128, 128, 3), dtype=np.uint8)
+        file["Y_train"] = np.arange(60, dtype=np.uint8)
+    return path
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("workers", [1, 3])
+def test_batches_equal_h5py(make_file: Callable[..., Any], kind: str, workers: int) -> None:
+    """Every batch has exactly the rows of its index, bit for bit as h5py reads them, the partial last one too."""
+    sample = make_file(kind, 23)
+    loader = make_loader(dataset_h5(sample.path, return_index=True), 5, num_workers=workers)
+    seen: list[int] = []
+    for (x, y), index in loader:
+        assert x.shape == (len(index), 3, 10, 12)
+        np.testing.assert_array_equal(x.permute(0, 2, 3, 1).numpy(), sample.x[index.numpy()])
+        np.testing.assert_array_equal(y.numpy(), sample.y[index.numpy()])
+        assert y.dtype == index.dtype == torch.int64
+        seen += index.tolist()
+    assert sorted(seen) == list(range(23))
+    assert len(loader) == 5
+
+
+def test_images_are_channels_last_without_a_copy(large: Path) -> None:
+    """x is uint8 NCHW in channels_last memory."""
+    x, y = next(iter(make_loader(dataset_h5(large), 8)))
+    assert (tuple(x.shape), x.dtype) == ((8, 3, 128, 128), torch.uint8)
+    assert x.is_contiguous(memory_format=torch.channels_last)
+    assert y.dtype == torch.int64
+
+
+@pytest.mark.parametrize("shape", [(7,), (3, 32, 32), (4, 5, 6, 2)])
+def test_other_inputs_keep_their_axes(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    """Vectors, channels-first images and volumes come as they are stored."""
+    values = np.random.default_rng(0).standard_normal((10, *shape)).astype(np.float32)
+    with h5py.File(tmp_path / "other.h5", "w") as file:
+        file["X_train"], file["Y_train"] = values, np.zeros((10, 2), np.float32)
+    x, y = next(iter(make_loader(dataset_h5(tmp_path / "other.h5"), 10, shuffle=False)))
+    np.testing.assert_array_equal(x.numpy(), values)
+    assert (tuple(y.shape), y.dtype) == ((10, 2), torch.float32)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_dtype_scales_bytes_to_one(make_file: Callable[..., Any], dtype: torch.dtype) -> None:
+    """uint8 becomes [0, 1] in the dtype asked for."""
+    sample = make_file("pack", 23)
+    x, _ = next(iter(make_loader(dataset_h5(sample.path), 23, shuffle=False, dtype=dtype, device="cpu")))
+    assert x.dtype == dtype
+    expected = torch.from_numpy(sample.x).permute(0, 3, 1, 2).to(torch.float32) / 255
+    torch.testing.assert_close(x, expected.to(dtype))
+
+
+def test_sixteen_bits_scale_to_one(tmp_path: Path) -> None:
+    """uint16 becomes [0, 1] too, in half precision as well."""
+    with h5py.File(tmp_path / "deep.h5", "w") as file:
+        file["X_train"] = np.array([0, 13107, 65535], np.uint16).reshape(3, 1, 1, 1)
+        file["Y_train"] = [0, 1, 2]
+    x, _ = next(iter(make_loader(dataset_h5(tmp_path / "deep.h5"), 3, shuffle=False, dtype=torch.float16)))
+    torch.testing.assert_close(x.flatten(), torch.tensor([0, 0.2, 1], dtype=torch.float16))
+
+
+def test_batch_transform_gets_the_finished_batch(make_file: Callable[..., Any]) -> None:
+    """It is called once a batch, after the conversion, and what it returns is the batch."""
+    calls: list[torch.dtype] = []
+
+    def transform(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        calls.append(x.dtype)
+        return x.mean(dim=(1, 2, 3)), y + 1
+
+    sample = make_file("pack", 23)
+    loader = make_loader(dataset_h5(sample.path), 10, shuffle=False, dtype=torch.float32, batch_transform=transform)
+    batches = list(loader)
+    assert calls == [torch.float32] * 3
+    np.testing.assert_allclose(torch.cat([x for x, _ in batches]), sample.x.mean((1, 2, 3)) / 255, rtol=1e-5)
+    np.testing.assert_array_equal(torch.cat([y for _, y in batches]), sample.y + 1)
+
+
+def test_per_sample_transforms_run_in_the_background(make_file: Callable[..., Any]) -> None:
+    """Transforms of the dataset are called for each sample, not in the consumer's thread, and collated."""
+    sample = make_file("pack", 23)
+    where: set[str] = set()
+
+    def transform(x: Any) -> torch.Tensor:
+        where.add(threading.current_thread().name)
+        return torch.from_numpy(x).float().sum()
+
+    dataset = dataset_h5(sample.path, transform, target_transform=float, return_index=True)
+    loader = make_loader(dataset, 4)
+    for (x, y), index in loader:
+        np.testing.assert_allclose(x, sample.x[index].astype(np.float32).sum((1, 2, 3)))
+        assert y.tolist() == sample.y[index].tolist()
+    assert threading.current_thread().name not in where
+    assert "sample by sample" in loader.plan.reason
+
+
+def test_encoded_images_of_many_sizes_are_lists(make_encoded: Callable[..., Path]) -> None:
+    """Images of their own sizes come as a list of (C, H, W) tensors, scaled when a dtype is given."""
+    dataset = dataset_h5(make_encoded(7))
+    batches = list(make_loader(dataset, 3, shuffle=False, dtype=torch.float32))
+    assert [tuple(image.shape) for image in batches[1][0]] == [(3, 11, 20), (3, 12, 20), (3, 13, 20)]
+    expected = torch.from_numpy(dataset[6][0]).permute(2, 0, 1) / 255
+    torch.testing.assert_close(batches[2][0][0], expected)
+
+
+def test_encoded_images_of_one_size_are_tensors(make_encoded: Callable[..., Path]) -> None:
+    """Images decoded to one size come as one tensor."""
+    dataset = dataset_h5(make_encoded(7, size=(6, 9)))
+    x = torch.cat([x for x, _ in make_loader(dataset, 3, shuffle=False)])
+    np.testing.assert_array_equal(x.permute(0, 2, 3, 1).numpy(), np.stack([dataset[row][0] for row in range(7)]))
+
+
+def test_kept_batches_are_never_overwritten(large: Path) -> None:
+    """All batches of three epochs, kept as the tensors, views or arrays that they came as, stay what they were."""
+    with h5py.File(large, "r") as file:
+        values = file["X_train"][()]
+    loader = make_loader(dataset_h5(large, return_index=True), 8, prefetch=3)
+    kept: list[tuple[Any, Any]] = []
+    for epoch in range(3):
+        for (x, _), index in loader:
+            view = (x[:, 0], x.permute(0, 2, 3, 1).numpy()[..., 0], x.detach()[:, :1].squeeze(1))[epoch]
+            kept.append((view, index.numpy()))
+    gc.collect()
+    for view, index in kept:
+        np.testing.assert_array_equal(np.asarray(view), values[index, :, :, 0])
+
+
+def test_memory_of_dropped_batches_is_used_again(large: Path) -> None:
+    """An epoch whose batches are dropped touches no more blocks than are in flight at once."""
+    loader = make_loader(dataset_h5(large), 8, prefetch=2)
+    addresses = {x.data_ptr() for _ in range(4) for x, _ in loader}
+    assert len(addresses) <= 2 + 3
+
+
+def test_each_iteration_is_another_epoch(make_file: Callable[..., Any]) -> None:
+    """Epochs differ, and a loader made again repeats them."""
+    dataset = dataset_h5(make_file("pack", 23).path, return_index=True)
+    loader = make_loader(dataset, 4, seed=3)
+    epochs = [visited(loader) for _ in range(3)]
+    assert len({tuple(epoch) for epoch in epochs}) == 3
+    again = make_loader(dataset, 7, seed=3)
+    again.set_epoch(2)
+    assert visited(again) == epochs[2]
+    assert visited(make_loader(dataset, 4, seed=4)) != epochs[0]
+
+
+def test_unshuffled_is_in_file_order(make_file: Callable[..., Any]) -> None:
+    """Without shuffling every epoch is the file's order."""
+    loader = make_loader(dataset_h5(make_file("pack", 23).path, return_index=True), 4, shuffle=False)
+    assert visited(loader) == visited(loader) == list(range(23))
+
+
+def test_drop_last_leaves_out_the_rest(make_file: Callable[..., Any]) -> None:
+    """Only full batches come, as many as len says."""
+    loader = make_loader(dataset_h5(make_file("pack", 23).path), 5, drop_last=True)
+    assert [len(y) for _, y in loader] == [5] * 4 == [5] * len(loader)
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_splits_of_no_and_one_sample(make_file: Callable[..., Any], count: int) -> None:
+    """Tiny splits iterate as one would expect."""
+    assert [len(y) for _, y in make_loader(dataset_h5(make_file("pack", count).path), 5)] == [1] * count
+
+
+@pytest.mark.parametrize("done", range(7))
+def test_resuming_in_the_middle_of_an_epoch_is_exact(make_file: Callable[..., Any], done: int) -> None:
+    """A new loader with the state goes on with the very next batch, and with the next epochs after."""
+    dataset = dataset_h5(make_file("pack", 23).path, return_index=True)
+    first = make_loader(dataset, 4, seed=9)
+    visited(first)
+    straight: list[list[int]] = []
+    state = first.state_dict()
+    for number, (_, index) in enumerate(first, start=1):
+        straight.append(index.tolist())
+        if number == done:
+            state = first.state_dict()
+    straight += [index.tolist() for _, index in first]
+    resumed = make_loader(dataset, 4, seed=9)
+    resumed.load_state_dict(state)
+    assert resumed.state_dict() == state
+    rest = [index.tolist() for _, index in resumed]
+    if done < 6:
+        rest += [index.tolist() for _, index in resumed]
+    assert rest == straight[done:]
+
+
+def test_state_after_a_break_is_where_it_broke(make_file: Callable[..., Any]) -> None:
+    """Leaving the loop keeps the position, for a checkpoint that is written afterwards."""
+    loader = make_loader(dataset_h5(make_file("pack", 23).path), 4)
+    for number, _ in enumerate(loader, start=1):
+        if number == 2:
+            break
+    assert {"epoch": 0, "batches_done": 2}.items() <= loader.state_dict().items()
+
+
+@pytest.mark.parametrize(
+    "changes", [{"seed": 8}, {"batch_size": 5}, {"samples": 22}, {"shuffle": 0}, {"batches_done": 7}, {"epoch": -1}]
+)
+def test_state_of_another_loader_is_refused(make_file: Callable[..., Any], changes: dict[str, int]) -> None:
+    """A state that does not belong here is an error that says what differs, and changes nothing."""
+    loader = make_loader(dataset_h5(make_file("pack", 23).path), 4)
+    before = loader.state_dict()
+    with pytest.raises(OptionError, match=next(iter(changes))):
+        loader.load_state_dict({**before, **changes})
+    assert loader.state_dict() == before
+
+
+@pytest.mark.parametrize("encoded", [False, True])
+def test_two_hundred_early_breaks_leave_nothing(large: Path, make_encoded: Callable[..., Path], encoded: bool) -> None:
+    """Threads and descriptors stay flat over 200 loops that are left early."""
+    dataset = dataset_h5(make_encoded(20, size=(8, 8)) if encoded else large)
+    loader = make_loader(dataset, 4, num_workers=2)
+    next(iter(loader))
+    loader.close()
+    before = (len(loader_threads()), len(list(Path("/proc/self/fd").iterdir())))
+    for _ in range(200):
+        for _batch in loader:
+            break
+    loader.close()
+    assert (len(loader_threads()), len(list(Path("/proc/self/fd").iterdir()))) == before
+
+
+def test_an_exception_in_the_loop_leaves_no_thread(large: Path) -> None:
+    """The training step may fail; the threads go when its traceback does."""
+    loader = make_loader(dataset_h5(large), 4)
+
+    def train() -> None:
+        for _ in loader:
+            msg = "out of memory"
+            raise RuntimeError(msg)
+
+    with pytest.raises(RuntimeError, match="out of memory"):
+        train()
+    gc.collect()
+    assert not loader_threads()
+
+
+def test_a_new_iteration_ends_the_one_before(large: Path) -> None:
+    """Running a cell again does not pile up threads, and the old iterator says what happened."""
+    loader = make_loader(dataset_h5(large), 4, num_workers=1)
+    old = iter(loader)
+    next(old)
+    new = iter(loader)
+    next(new)
+    assert len(loader_threads()) == 1
+    with pytest.raises(RuntimeError, match="newer one"):
+        next(old)
+    loader.close()
+    assert not loader_threads()
+
+
+def test_dropping_the_loader_ends_its_threads(large: Path) -> None:
+    """A loader and its iterator that nobody refers to any more are gone with their threads."""
+    loader = make_loader(dataset_h5(large), 4)
+    batches = iter(loader)
+    next(batches)
+    del loader, batches
+    gc.collect()
+    assert not loader_threads()
+
+
+def test_an_iterator_outlives_its_loader(large: Path) -> None:
+    """`for batch in make_loader(...)` keeps no loader, and gets all batches."""
+    batches = iter(make_loader(dataset_h5(large), 8))
+    gc.collect()
+    assert sum(len(y) for _, y in batches) == 60
+
+
+def test_the_loader_as_a_context(large: Path) -> None:
+    """Leaving the with block ends the threads."""
+    with make_loader(dataset_h5(large), 4) as loader:
+        batches = iter(loader)
+        next(batches)
+    assert not loader_threads()
+
+
+def test_an_error_while_reading_comes_out_in_the_loop(make_encoded: Callable[..., Path]) -> None:
+    """A broken image is raised where the batch is asked for, by name, after the batches before it."""
+    loader = make_loader(dataset_h5(make_encoded(9, size=(8, 8), broken=5)), 2, shuffle=False, num_workers=2)
+    batches = iter(loader)
+    assert [len(next(batches)[1]) for _ in range(2)] == [2, 2]
+    with pytest.raises(DecodeError, match="Row 5 of X_train"):
+        next(batches)
+    assert not loader_threads()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"batch_size": 0}, "batch_size=0"),
+        ({"seed": -1}, "seed=-1"),
+        ({"dtype": torch.int64}, "torch.int64"),
+        ({"device": "mps:7"}, "device='mps:7'"),
+        ({"device": "abacus"}, "device='abacus'"),
+        ({"strategy": "memory"}, "expected one of auto, direct"),
+    ],
+)
+def test_arguments_that_cannot_work_are_refused(
+    make_file: Callable[..., Any], changes: dict[str, Any], message: str
+) -> None:
+    """Each is an OptionError with the value, when the loader is made."""
+    arguments: dict[str, Any] = {"batch_size": 4, **changes}
+    with pytest.raises(OptionError, match=message):
+        make_loader(dataset_h5(make_file("pack", 23).path), **arguments)
+
+
+def test_another_dataset_is_refused() -> None:
+    """A dataset that is no HDF5 split is an error that says what to use."""
+    other: Any = TensorDataset(torch.zeros(3))
+    with pytest.raises(OptionError, match=r"torch\.utils\.data\.DataLoader"):
+        make_loader(other, 2)
+
+
+def test_it_says_what_it_does(make_file: Callable[..., Any]) -> None:
+    """repr and HTML hold the plan and the dataset."""
+    loader = make_loader(dataset_h5(make_file("pack", 23).path), 4)
+    for text in (repr(loader), loader._repr_html_()):
+        assert loader.plan.reason in text
+        assert "pack-23.h5" in text
+
+
+@pytest.mark.gpu
+def test_batches_on_a_gpu(make_file: Callable[..., Any]) -> None:
+    """On a GPU batches have the same values, and keep channels_last."""
+    sample = make_file("pack", 23)
+    loader = make_loader(dataset_h5(sample.path, return_index=True), 8, device="cuda", dtype=torch.float32)
+    for (x, y), index in loader:
+        assert x.device.type == y.device.type == index.device.type == "cuda"
+        assert x.is_contiguous(memory_format=torch.channels_last)
+        expected = torch.from_numpy(sample.x[index.cpu()]).permute(0, 3, 1, 2) / 255
+        torch.testing.assert_close(x.cpu(), expected)

@@ -1,0 +1,100 @@
+"""Decisions about loading, from facts alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from colabstage.errors import OptionError
+from colabstage.load.plan import LoaderFacts, LoaderRequest, choose_loader
+from colabstage.load.storage import EngineChoice
+
+FACTS = LoaderFacts(
+    rows=1000,
+    row_bytes=196_608,
+    engine=EngineChoice("mapped", "a test"),
+    encoded=False,
+    per_sample=False,
+    cores=2,
+    free_memory_bytes=8_000_000_000,
+)
+
+
+@pytest.mark.parametrize(("drop_last", "batches"), [(False, 16), (True, 15)])
+def test_number_of_batches(drop_last: bool, batches: int) -> None:
+    """The last, partial batch counts unless it is dropped."""
+    assert choose_loader(FACTS, LoaderRequest(64, drop_last=drop_last)).batches == batches
+
+
+@pytest.mark.parametrize(
+    ("facts", "workers"),
+    [
+        (FACTS, 2),
+        (replace(FACTS, cores=1), 1),
+        (replace(FACTS, cores=64), 4),
+        (replace(FACTS, engine=EngineChoice("h5py", "a test"), cores=64), 1),
+        (replace(FACTS, encoded=True, cores=64), 64),
+    ],
+)
+def test_workers_follow_from_cores_and_work(facts: LoaderFacts, workers: int) -> None:
+    """Copying stops gaining after a few threads, decoding takes all cores, h5py gains from none."""
+    assert choose_loader(facts, LoaderRequest(64)).workers.value == workers
+
+
+def test_little_memory_shortens_the_queue() -> None:
+    """Batches that would not fit several times are prepared one at a time."""
+    assert choose_loader(FACTS, LoaderRequest(64)).prefetch.value == 2
+    plan = choose_loader(replace(FACTS, free_memory_bytes=100_000_000), LoaderRequest(64))
+    assert plan.prefetch.value == 1
+    assert "12.6 MB" in plan.prefetch.reason
+
+
+def test_what_is_asked_for_is_taken() -> None:
+    """Given numbers are used as they are, and the plan says that they were asked for."""
+    plan = choose_loader(FACTS, LoaderRequest(64, num_workers=3, prefetch=5))
+    assert (plan.workers.value, plan.prefetch.value) == (3, 5)
+    assert plan.workers.reason == plan.prefetch.reason == "as asked"
+
+
+def test_plan_says_why() -> None:
+    """Every decision is in the plan's text with its reason."""
+    plan = choose_loader(replace(FACTS, per_sample=True), LoaderRequest(64))
+    text = str(plan)
+    for part in (
+        plan.strategy,
+        plan.reason,
+        plan.workers.reason,
+        plan.prefetch.reason,
+        plan.engine.reason,
+        "16 batches",
+    ):
+        assert part in text
+    assert "sample by sample" in plan.reason
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"batch_size": 0}, "batch_size=0"),
+        ({"batch_size": 2.5}, "batch_size=2.5"),
+        ({"batch_size": "auto"}, "batch_size='auto'"),
+        ({"num_workers": 0}, "num_workers=0"),
+        ({"num_workers": True}, "num_workers=True"),
+        ({"prefetch": -1}, "prefetch=-1"),
+        ({"strategy": "memory"}, "expected one of auto, direct"),
+        ({"strategy": "workers"}, "expected one of auto, direct"),
+        ({"batch_size": 2000, "drop_last": True}, "no batch of 1,000 samples"),
+    ],
+)
+def test_values_that_cannot_work_are_refused(changes: dict[str, Any], message: str) -> None:
+    """Each is an OptionError that names the argument with its value."""
+    request: dict[str, Any] = {"batch_size": 64, **changes}
+    with pytest.raises(OptionError, match=message):
+        choose_loader(FACTS, LoaderRequest(**request))
+
+
+def test_no_samples_is_no_batch() -> None:
+    """An empty split has no batches, and that is fine."""
+    assert choose_loader(replace(FACTS, rows=0), LoaderRequest(64, drop_last=True)).batches == 0
