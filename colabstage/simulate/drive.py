@@ -144,7 +144,9 @@ class SimulatedDrive:
         """Unmount; uploads that have not happened stay queued in the cache. Calling it twice is fine."""
         if self.mountpoint is None:
             return
-        unmount_lazily(self.mountpoint)
+        if self.is_alive() or is_dead(self.mountpoint):
+            # Otherwise it is gone already, and what is there now may be somebody else's.
+            unmount_lazily(self.mountpoint)
         stats = self._ask({"do": "exit"})
         if stats:
             self._last_stats = DriveStats(**stats)

@@ -188,8 +188,9 @@ class DriveFileSystem:
         return [(name, True) for name in roots]
 
     def _list(self, path: str) -> list[tuple[str, bool]]:
-        names = dict(self._folders.listing(path))
-        names.update(dict.fromkeys(self.queue.inside(path), False))
+        # In this order: a file that arrives in the cloud meanwhile is in both, not in neither.
+        names = dict.fromkeys(self.queue.inside(path), False)
+        names.update(self._folders.listing(path))
         return sorted(names.items())
 
     def readdir(self, path: str | None, number: int) -> list[tuple[str, int, int]]:

@@ -91,6 +91,10 @@ class _Mount(mfusepy.FUSE):  # type: ignore[misc]
         result: int = self.utimens_fuse_2(self._path(path, fip).encode(self.encoding, self.errors), buf)
         return result
 
+    def flock(self, path: bytes | None, fip: Any, operation: int) -> int:
+        result: int = self.operations.flock(None, fip, operation)
+        return result
+
 
 class Server:
     """One mount, from its start to its end."""
