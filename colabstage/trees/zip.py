@@ -66,10 +66,7 @@ class ZipTree:
         _check_readable(source.label, files)
         self._members, skipped = _resolve_links(source, files)
         self._notes = skipped_links(skipped)
-        self._entries = tuple(
-            FileEntry(name, member.size, member.mtime_ns, member.offset)
-            for name, member in sorted(self._members.items())
-        )
+        self._entries = tuple(_entry(name, self._members[name]) for name in sorted(self._members))
 
     @property
     def kind(self) -> TreeKind:
@@ -115,6 +112,10 @@ class ZipTree:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _entry(name: str, member: ZipMember) -> FileEntry:
+    return FileEntry(name, member.size, member.mtime_ns, member.offset)
 
 
 def read_member(source: ByteSource, member: ZipMember) -> bytes:
@@ -199,7 +200,8 @@ def _damaged(source: ByteSource, member: ZipMember, reason: str) -> CorruptArchi
 
 def _check_members(archive: str, members: list[ZipMember]) -> dict[str, ZipMember]:
     """The members that are files or links, by cleaned name, junk left out; the rules of `names` hold for all."""
-    files: list[tuple[str, ZipMember]] = []
+    names: list[str] = []
+    kept: list[ZipMember] = []
     folders: list[str] = []
     for member in members:
         kind = stat.S_IFMT(member.mode)
@@ -212,9 +214,10 @@ def _check_members(archive: str, members: list[ZipMember]) -> dict[str, ZipMembe
         if kind not in (0, stat.S_IFREG, stat.S_IFLNK):
             raise refuse_member(archive, member.name, "it is a device, a pipe or a folder with content")
         if not is_junk(name):
-            files.append((name, member))
-    check_collisions(archive, (name for name, _ in files), folders)
-    return dict(files)
+            names.append(name)
+            kept.append(member)
+    check_collisions(archive, names, folders)
+    return dict(zip(names, kept, strict=True))
 
 
 def _check_readable(archive: str, files: dict[str, ZipMember]) -> None:
