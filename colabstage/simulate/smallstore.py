@@ -62,3 +62,8 @@ class SmallStore:
             self._offsets[key] = offset
             os.write(self._index_fd, _RECORD.pack(*key, offset))
         return offset
+
+    def close(self) -> None:
+        """Let go of both files."""
+        os.close(self.fd)
+        os.close(self._index_fd)
