@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from colabstage.errors import ArchiveError, CorruptArchiveError, MissingDependencyError, SourceNotFoundError
+from colabstage.retry import RetryPolicy, read_with_retry
 from colabstage.trees.archive_bytes import LocalBytes
 from colabstage.trees.contents import (
     HEAD_BYTES,
@@ -42,7 +43,8 @@ def recognise(path: Path) -> TreeFormat | None:
 
     Raises:
         SourceNotFoundError: there is nothing; the message says what is there instead.
-        OSError: as the disk or mount answers.
+        SourceReadError, DriveDisconnectedError: the disk or mount does not say what is there.
+        OSError: as the disk or mount answers when the file is read.
     """
     if _is_folder(path):
         return "folder"
@@ -81,6 +83,7 @@ def open_tree(path: Path, *, spool: Path, workers: int = 1, limits: ArchiveLimit
     Raises:
         SourceNotFoundError: there is nothing at `path`; the message says what is there instead.
         SourceReadError, DriveDisconnectedError: a folder could not be listed.
+        OSError: as the disk or mount answers when an archive is read.
         ArchiveError: the file is no archive; the message says what it is.
         CorruptArchiveError, UnsafeArchiveError: as for `ZipTree` and `TarTree`.
         MissingDependencyError: a tar.zst, and no package that reads Zstandard.
@@ -134,14 +137,20 @@ def _no_archive(source: ByteSource) -> ArchiveError:
 
 
 def _is_folder(path: Path) -> bool:
-    try:
-        mode = path.stat().st_mode
-    except (FileNotFoundError, NotADirectoryError):
-        raise _nothing_at(path) from None
+    mode = read_with_retry(lambda: _mode(path), str(path), policy=RetryPolicy(missing_is_passing=False))
+    if mode is None:
+        raise _nothing_at(path)
     if not (stat.S_ISDIR(mode) or stat.S_ISREG(mode)):
         msg = f"'{path}' is neither a file nor a folder, but a device, a pipe or a socket."
         raise ArchiveError(msg)
     return stat.S_ISDIR(mode)
+
+
+def _mode(path: Path) -> int | None:
+    try:
+        return path.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return None
 
 
 def _nothing_at(path: Path) -> SourceNotFoundError:

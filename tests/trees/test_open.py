@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from colabstage.errors import ArchiveError, CorruptArchiveError, SourceNotFoundError
+from colabstage.errors import ArchiveError, CorruptArchiveError, DriveDisconnectedError, SourceNotFoundError
 from colabstage.trees.names import ArchiveLimits
 from colabstage.trees.open import open_archive, open_tree, recognise
 
@@ -147,3 +147,26 @@ def test_a_source_is_closed_when_opening_fails(recording: Recording, tmp_path: P
     with pytest.raises(CorruptArchiveError):
         open_archive(source, spool=tmp_path)
     assert source.closed
+
+
+@pytest.mark.fuse
+def test_a_dead_mount_is_not_a_missing_path(tmp_path: Path) -> None:
+    """The remedy is to mount again, not to look for the name."""
+    from colabstage.simulate.drive import SimulatedDrive
+    from colabstage.simulate.knobs import DriveKnobs
+
+    with SimulatedDrive(tmp_path / "home", knobs=DriveKnobs.quick()) as drive:
+        (drive.cloud / "MyDrive" / "a.zip").write_bytes(b"")
+        drive.mount(tmp_path / "drive")
+        drive.kill()
+        with pytest.raises(DriveDisconnectedError, match="force_remount"):
+            open_tree(tmp_path / "drive" / "MyDrive" / "a.zip", spool=tmp_path)
+
+
+def test_a_relative_path_is_looked_up_from_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """People write 'data/kitti.zip' in a notebook."""
+    (tmp_path / "data").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert recognise(Path("data")) == "folder"
+    with pytest.raises(SourceNotFoundError, match=r"folder 'data' is empty"):
+        recognise(Path("data/kitti.zip"))
