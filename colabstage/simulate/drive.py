@@ -53,6 +53,8 @@ class SimulatedDrive:
         self._faults = DriveFaults()
         self._server: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
+        self._received = b""
+        self._asked = 0
         self._lock = threading.Lock()
         self._last_stats = DriveStats()
         for folder in (self.cloud / "MyDrive", self.cloud / "Shareddrives", self._cache):
@@ -83,7 +85,7 @@ class SimulatedDrive:
 
     def _start(self, mountpoint: Path, *, readonly: bool) -> None:
         ours, theirs = socket.socketpair()
-        self._control = ours
+        self._control, self._received, self._asked = ours, b"", 0
         config = {
             "home": str(self._home),
             "mountpoint": str(mountpoint),
@@ -105,40 +107,44 @@ class SimulatedDrive:
                 env={**os.environ, **_ALLOCATOR, "PYTHONPATH": os.pathsep.join(paths)},
                 start_new_session=True,
             )
-        answer = self._receive(_START_S)
+        answer = self._receive(0, timeout_s=_START_S)
         if not answer.get("ready"):
             said = (self._cache / "client.log").read_text(encoding="utf-8", errors="replace").strip()
             msg = f"The simulated Drive did not start at '{mountpoint}'. Its client said: {said[-500:] or 'nothing'}"
             raise NotSupportedHereError(msg)
 
-    def _receive(self, timeout_s: float) -> dict[str, Any]:
-        """One answer of the client; empty when it died or takes too long."""
-        if self._control is None:
-            return {}
+    def _receive(self, number: int, *, timeout_s: float) -> dict[str, Any]:
+        """The client's answer of that number; empty when it died or takes too long."""
         deadline = time.monotonic() + timeout_s
-        received = b""
-        while not received.endswith(b"\n"):
+        while self._control is not None:
+            line, newline, rest = self._received.partition(b"\n")
+            if newline:
+                self._received = rest
+                answer: dict[str, Any] = json.loads(line)
+                if answer.pop("number") == number:
+                    return answer
+                continue  # the late answer to a question that was given up
             self._control.settimeout(max(0.001, deadline - time.monotonic()))
             try:
                 part = self._control.recv(65536)
             except OSError:
-                return {}
+                break
             if not part:
-                return {}
-            received += part
-        answer: dict[str, Any] = json.loads(received)
-        return answer
+                break
+            self._received += part
+        return {}
 
     def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
         """Send one request to the client; the answer is empty when there is no living client."""
         with self._lock:
             if self._control is None:
                 return {}
+            self._asked += 1
             try:
-                self._control.sendall(json.dumps(request).encode() + b"\n")
+                self._control.sendall(json.dumps({"number": self._asked, **request}).encode() + b"\n")
             except OSError:
                 return {}
-            return self._receive(_ANSWER_S)
+            return self._receive(self._asked, timeout_s=_ANSWER_S)
 
     def unmount(self) -> None:
         """Unmount; uploads that have not happened stay queued in the cache. Calling it twice is fine."""
@@ -187,7 +193,11 @@ class SimulatedDrive:
         if self._server is None or self.mountpoint is None:
             return
         self._ask({"do": "die"})
-        self._server.wait(self.knobs.death_enoent_s * self.knobs.time_scale + _ANSWER_S)
+        try:
+            self._server.wait(self.knobs.death_enoent_s * self.knobs.time_scale + _ANSWER_S)
+        except subprocess.TimeoutExpired:
+            self._server.kill()
+            self._server.wait(_ANSWER_S)
         deadline = time.monotonic() + _ANSWER_S
         # The kernel may still answer for the dead from what it remembers.
         while time.monotonic() < deadline and not is_dead(self.mountpoint):

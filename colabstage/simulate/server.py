@@ -2,8 +2,8 @@
 
     python -m colabstage.simulate.server '{"home": …, "mountpoint": …, "knobs": {…}, "control_fd": …, "parent_pid": …}'
 
-It listens to its starter on a socket that it inherits: one JSON object a line, one answer each. It says `ready` once
-the kernel has accepted the mount.
+It listens to its starter on a socket that it inherits: one JSON object a line, answered under the same number. It says
+`ready` under the number 0 once the kernel has accepted the mount.
 """
 
 from __future__ import annotations
@@ -139,10 +139,10 @@ class Server:
             connection.max_background = 2 * _THREADS
             connection.congestion_threshold = 2 * _THREADS
         self._files.queue.resume()
-        self._say({"ready": True})
+        self._say(0, {"ready": True})
 
-    def _say(self, answer: dict[str, Any]) -> None:
-        self._control.sendall(json.dumps(answer).encode() + b"\n")
+    def _say(self, number: int, answer: dict[str, Any]) -> None:
+        self._control.sendall(json.dumps({"number": number, **answer}).encode() + b"\n")
 
     def _listen(self) -> None:
         buffered = b""
@@ -157,22 +157,22 @@ class Server:
                 break
             *lines, buffered = (buffered + received).split(b"\n")
             for line in lines:
-                self._say(self._answer(json.loads(line)))
+                request = json.loads(line)
+                self._say(request["number"], self._answer(request))
+                if request["do"] == "exit":
+                    os._exit(0)
         # Whoever started this is gone: nobody else would ever unmount.
         unmount_lazily(Path(self._mountpoint))
         os._exit(0)
 
     def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
         match request["do"]:
-            case "stats":
+            case "stats" | "exit":
                 return self._stats()
             case "faults":
                 self._files.ledger = FaultLedger(DriveFaults.from_json(request["faults"]))
             case "die":
                 self.die()
-            case "exit":
-                self._say(self._stats())
-                os._exit(0)
         return {}
 
     def _stats(self) -> dict[str, Any]:
