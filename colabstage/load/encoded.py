@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from colabstage.errors import DamagedPackError, DecodeError
-from colabstage.images.decode import decode_image, decode_image_into
+from colabstage.images.decode import decode_image, decode_image_into, probe_image
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -110,6 +111,15 @@ class EncodedRows:
 
         crew.share(len(rows), decode)
         return images
+
+    def decoded_lengths(self, rows: NDArray[np.intp]) -> list[int]:
+        """Lengths in bytes of rows at their files' own sizes, from their headers; those of broken rows are left out."""
+        lengths = []
+        for row in rows:
+            with contextlib.suppress(DecodeError):
+                facts = probe_image(self.read_bytes(int(row)))
+                lengths.append(facts.height * facts.width * facts.channels * facts.dtype.itemsize)
+        return lengths
 
     def _named(self, row: int, error: DecodeError) -> DecodeError:
         return DecodeError(f"Row {row} of {self._label} cannot be decoded. {error}")

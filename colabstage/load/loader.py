@@ -99,7 +99,7 @@ def _facts(dataset: dataset_h5) -> LoaderFacts:
     resources = read_resources()
     return LoaderFacts(
         rows=len(dataset),
-        row_bytes=dataset.reader.row_bytes,
+        row_bytes=dataset.reader.estimate_row_bytes(),
         engine=dataset.engine,
         encoded=dataset.reader.encoded,
         per_sample=dataset.transform is not None or dataset.target_transform is not None,

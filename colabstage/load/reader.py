@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 # What stays free when a split is loaded whole: the training process itself needs about this much.
 _MEMORY_RESERVE_BYTES = 1_000_000_000
+_PROBED_ROWS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,7 @@ class SplitReader:
             SplitNotFoundError: it has no such split; the message lists those it has.
             NotEnoughSpaceError: with `in_memory`, when the inputs do not fit; nothing has been read.
         """
-        self.path = Path(path).absolute()
+        self.path = Path(path).expanduser().absolute()
         info = read_info(self.path)
         self.split = split
         self.info: SplitInfo = info.split(split)
@@ -120,6 +121,15 @@ class SplitReader:
         if self.row_shape is None:
             return self._x.facts.nbytes // max(1, len(self))
         return int(np.prod(self.row_shape, dtype=np.int64)) * self.row_dtype.itemsize
+
+    def estimate_row_bytes(self) -> int:
+        """Length of one input row once it is in memory, in bytes: exact where all have one shape, otherwise the mean
+        of a few images whose headers are read."""
+        engine = None if self.row_shape is not None else self._loaded or self._open().x
+        if not isinstance(engine, EncodedRows) or not len(self):
+            return self.row_bytes
+        lengths = engine.decoded_lengths(np.linspace(0, len(self) - 1, _PROBED_ROWS).astype(np.intp))
+        return sum(lengths) // len(lengths) if lengths else self.row_bytes
 
     @property
     def target_shape(self) -> tuple[int, ...] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import shutil
 from typing import TYPE_CHECKING, Any
 
 import h5py
@@ -13,6 +14,8 @@ from torch.utils.data import DataLoader, Dataset
 
 from colabstage.errors import SplitNotFoundError
 from colabstage.load.dataset import dataset_h5
+from colabstage.simulate.drive import SimulatedDrive
+from colabstage.simulate.knobs import DriveKnobs
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -161,3 +164,22 @@ def test_encoded_images_in_a_plain_dataloader(make_encoded: Callable[..., Path],
     batches = list(DataLoader(dataset, 3, num_workers=workers))
     assert [tuple(x.shape) for x, _ in batches] == [(3, 6, 9, 3), (3, 6, 9, 3), (1, 6, 9, 3)]
     np.testing.assert_array_equal(batches[2][0][0].numpy(), dataset[6][0])
+
+
+@pytest.mark.fuse
+def test_a_file_on_a_slow_mount_warns_and_is_not_mapped(make_file: Callable[..., Any], tmp_path: Path) -> None:
+    """On Drive's mount the dataset says what it will cost, reads through h5py, or reads it once into memory."""
+    sample = make_file("pack", 23)
+    with SimulatedDrive(tmp_path / "home", knobs=DriveKnobs.quick()) as drive:
+        shutil.copy(sample.path, drive.cloud / "MyDrive" / "data.h5")
+        drive.mount(tmp_path / "drive")
+        path = tmp_path / "drive" / "MyDrive" / "data.h5"
+        with pytest.warns(UserWarning, match="every sample is fetched through it"):
+            dataset = dataset_h5(path)
+        assert dataset.engine.name == "h5py"
+        np.testing.assert_array_equal(dataset.read_batch([3, -1, 3])[0], sample.x[[3, -1, 3]])
+        dataset.close()
+        # No warning: a warning would be an error here.
+        loaded = dataset_h5(path, in_memory=True)
+        np.testing.assert_array_equal(loaded[5][0], sample.x[5])
+        loaded.close()

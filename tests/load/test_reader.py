@@ -323,6 +323,13 @@ def test_broken_encoded_row_is_named(make_encoded: Callable[..., Path], size: tu
         SplitReader(path).read_x([1, 2])
 
 
+def test_memory_of_encoded_rows_is_estimated_from_their_headers(make_encoded: Callable[..., Path]) -> None:
+    """The estimate is the mean of the images as decoded, not of their files."""
+    assert SplitReader(make_encoded(5)).estimate_row_bytes() == pytest.approx(10 * 20 * 3, rel=0.1)
+    assert SplitReader(make_encoded(5, size=(6, 7))).estimate_row_bytes() == 6 * 7 * 3
+    assert SplitReader(make_encoded(0)).estimate_row_bytes() == 0
+
+
 def test_offsets_that_make_no_sense_are_refused(make_encoded: Callable[..., Path]) -> None:
     """Offsets that go backwards are a damaged file, not a strange image."""
     path = make_encoded(5)
