@@ -119,7 +119,7 @@ class OpFault:
     `op`: which kind of call.
     `pattern`: glob over the path inside the Drive, for example `"MyDrive/data/*.jpg"`; `*` also matches `/`.
     `errno`: what the call answers.
-    `first`: only the first so many matching calls fail; `None` for no such bound.
+    `first`: only among the first so many matching calls; `None` for no such bound.
     `every`: only every so-manieth matching call fails, so 3 fails the third, sixth, …; `None` for all of them.
     `per_file`: calls are counted for each path by itself.
 
