@@ -1,0 +1,258 @@
+"""The demo's training: one small network, trained on whatever yields batches, with a clock on every epoch.
+
+`FolderOfImages` is what people write who read their images straight from a folder: one open and one decode a sample.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+    from pathlib import Path
+
+    from torch import Tensor
+
+    from colabstage.trees.tree import Tree
+
+    Batches = Iterable[tuple[Tensor, Tensor]]
+
+    class SizedBatches(Protocol):
+        """Batches of a whole epoch, and how many there are."""
+
+        def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]: ...
+
+        def __len__(self) -> int: ...
+
+
+BATCH_SIZE = 32
+_PREFETCH_FACTOR = 4
+
+
+@dataclass(slots=True)
+class Epoch:
+    """One pass over the training images: `seconds` in all, `waiting_s` of them for batches, `images` seen."""
+
+    seconds: float = 0.0
+    waiting_s: float = 0.0
+    images: int = 0
+
+
+@dataclass(slots=True)
+class Training:
+    """One training from the start of its session.
+
+    `first_batch_s`: seconds from the start to the first batch, whatever had to be prepared before it.
+    `test_s`: seconds of the one pass over the test images. `accuracy`: the part of them that was right, 0 to 1.
+    `total_s`: seconds from the start to the accuracy.
+    """
+
+    first_batch_s: float = 0.0
+    epochs: list[Epoch] = field(default_factory=list)
+    test_s: float = 0.0
+    accuracy: float = 0.0
+    total_s: float = 0.0
+
+    @property
+    def first(self) -> Epoch:
+        """The first epoch."""
+        return self.epochs[0]
+
+    @property
+    def later_s(self) -> float:
+        """Mean seconds of the epochs after the first."""
+        return sum(epoch.seconds for epoch in self.epochs[1:]) / (len(self.epochs) - 1)
+
+    @property
+    def later_waiting_s(self) -> float:
+        """Mean seconds for which those waited for batches."""
+        return sum(epoch.waiting_s for epoch in self.epochs[1:]) / (len(self.epochs) - 1)
+
+    @property
+    def images_per_s(self) -> float:
+        """Images a second in the epochs after the first."""
+        return self.first.images / self.later_s
+
+
+class GreyImages(Dataset[tuple[Any, int]]):
+    """Images decoded one by one. A sample is `(x, y)`: float32 `(1, H, W)` in [0, 1], and the class's number."""
+
+    def read(self, index: int) -> tuple[bytes, int]:
+        """The bytes of an image's file, and its label."""
+        raise NotImplementedError
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        import numpy as np
+        from PIL import Image
+
+        data, label = self.read(index)
+        with Image.open(io.BytesIO(data)) as image:
+            pixels = np.array(image.convert("L"))
+        return torch.from_numpy(pixels)[None].float().div_(255), label
+
+
+class FolderOfImages(GreyImages):
+    """Images in one folder a class, found and read as torchvision's `ImageFolder` does it."""
+
+    def __init__(self, root: Path) -> None:
+        classes = sorted(entry.name for entry in root.iterdir() if entry.is_dir())
+        self.samples = [(path, label) for label, name in enumerate(classes) for path in sorted((root / name).iterdir())]
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def read(self, index: int) -> tuple[bytes, int]:
+        """One open, one read."""
+        path, label = self.samples[index]
+        return path.read_bytes(), label
+
+
+class ImagesOfTree(GreyImages):
+    """The images of `SPLIT/CLASS/…` in a tree."""
+
+    def __init__(self, tree: Tree, split: str) -> None:
+        self._tree = tree
+        found = [(entry, entry.name.split("/")) for entry in tree.entries]
+        chosen = [(entry, parts[1]) for entry, parts in found if parts[0] == split]
+        classes = sorted({name for _, name in chosen})
+        self.samples = [(entry, classes.index(name)) for entry, name in chosen]
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def read(self, index: int) -> tuple[bytes, int]:
+        """One read of the tree."""
+        entry, label = self.samples[index]
+        return self._tree.read(entry), label
+
+
+def stock_loader(images: GreyImages, *, workers: int, shuffle: bool, seed: int) -> DataLoader[Any]:
+    """A stock DataLoader, tuned as people tune it.
+
+    Args:
+        images: the samples.
+        workers: processes that read; 2 is what PyTorch suggests on Colab's two cores, and it warns about more.
+        shuffle, seed: the order.
+    """
+    return DataLoader(
+        images,
+        BATCH_SIZE,
+        shuffle=shuffle,
+        num_workers=workers,
+        persistent_workers=workers > 0,
+        prefetch_factor=_PREFETCH_FACTOR if workers else None,
+        generator=torch.Generator().manual_seed(seed),
+    )
+
+
+def build_network(*, seed: int) -> nn.Module:
+    """A small convolutional network for 64x64 grey images of ten classes; the same weights for the same seed."""
+    torch.manual_seed(seed)
+    return nn.Sequential(
+        nn.Conv2d(1, 8, 5, stride=2, padding=2),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.Conv2d(8, 16, 3, stride=2, padding=1),
+        nn.BatchNorm2d(16),
+        nn.ReLU(),
+        nn.Conv2d(16, 32, 3, stride=2, padding=1),
+        nn.BatchNorm2d(32),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(4),
+        nn.Flatten(),
+        nn.Linear(32 * 16, 10),
+    )
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Let the network use one core, so that the other is free for whatever loads the images; undone at the end.
+
+    Runs one step on noise first, so that no session pays for what torch does only once.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        scores = build_network(seed=0)(torch.rand(BATCH_SIZE, 1, 64, 64))
+        _step_back(nn.functional.cross_entropy(scores, torch.zeros(BATCH_SIZE).long()))
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def train(
+    train_batches: SizedBatches,
+    open_test: Callable[[], Batches],
+    *,
+    epochs: int,
+    seed: int,
+    began: float,
+    told: Callable[[Epoch], None],
+) -> Training:
+    """Train a fresh network, then test it once.
+
+    Args:
+        train_batches: iterated over once an epoch; yields `(x, y)`, float32 `(B, 1, H, W)` and int64 `(B,)`.
+        open_test: called after the training; what it returns yields the test images in the same form.
+        epochs: how many; 2 at least.
+        seed: of the network's weights.
+        began: when the session started, by `time.perf_counter`.
+        told: called with each epoch when it is over.
+    """
+    network = build_network(seed=seed)
+    optimizer = torch.optim.Adam(network.parameters())
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.01, total_steps=epochs * len(train_batches))
+    done = Training()
+    for number in range(epochs):
+        epoch = Epoch()
+        start = time.perf_counter()
+        for x, y in _timed(train_batches, epoch):
+            if number == 0 and epoch.images == 0:
+                done.first_batch_s = time.perf_counter() - began
+            optimizer.zero_grad()
+            _step_back(nn.functional.cross_entropy(network(x), y))
+            optimizer.step()
+            schedule.step()
+            epoch.images += len(y)
+        epoch.seconds = time.perf_counter() - start
+        done.epochs.append(epoch)
+        told(epoch)
+    start = time.perf_counter()
+    done.accuracy = _accuracy(network, open_test())
+    done.test_s = time.perf_counter() - start
+    done.total_s = time.perf_counter() - began
+    return done
+
+
+def _step_back(loss: Tensor) -> None:
+    loss.backward()  # type: ignore[no-untyped-call]
+
+
+def _timed(batches: Batches, epoch: Epoch) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield the batches, adding the time each was waited for to the epoch."""
+    start = time.perf_counter()
+    for batch in batches:
+        epoch.waiting_s += time.perf_counter() - start
+        yield batch
+        start = time.perf_counter()
+
+
+@torch.no_grad()
+def _accuracy(network: nn.Module, batches: Batches) -> float:
+    network.eval()
+    right = seen = 0
+    for x, y in batches:
+        right += int((network(x).argmax(1) == y).sum())
+        seen += len(y)
+    return right / seen

@@ -1,0 +1,182 @@
+"""What `colabstage info` shows of a file: facts first, then one line for each dataset."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from colabstage.errors import NewerFormatError
+from colabstage.h5.info import read_info
+from colabstage.h5.manifest import manifest_path, read_manifest
+from colabstage.units import format_bytes
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from colabstage.h5.info import FieldInfo, PackInfo
+
+# More names than this tell nobody anything; --json has them all.
+_MOST_CLASSES = 12
+_MOST_SKIPPED = 10
+_WIDE = 200
+
+
+@dataclass(frozen=True, slots=True)
+class ManifestState:
+    """What the manifest beside a file is worth.
+
+    `state`: `agrees`, by the file's length; `differs`, by its length; `missing`; `unreadable`; `newer` than this
+    version reads. `detail`: the same in a sentence. `written_by`: the version of colabstage.
+    """
+
+    state: Literal["agrees", "differs", "missing", "unreadable", "newer"]
+    detail: str
+    written_by: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """One file: `info` is what it holds, `nbytes` its length, `manifest` the state of what vouches for it."""
+
+    info: PackInfo
+    nbytes: int
+    manifest: ManifestState
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as JSON values."""
+        info = self.info
+        return {
+            "path": str(info.path),
+            "bytes": self.nbytes,
+            "format": info.format_version,
+            "layout": info.layout,
+            "source": info.source,
+            "encoding": encoding_of(info),
+            "encoding_reason": info.encoding_reason,
+            "options": dict(info.options),
+            "classes": list(info.classes),
+            "splits": {
+                name: {
+                    "rows": split.rows,
+                    "x": _field_to_dict(split.x),
+                    "y": None if split.y is None else _field_to_dict(split.y),
+                    "keys": split.keys,
+                }
+                for name, split in info.splits.items()
+            },
+            "manifest": asdict(self.manifest),
+            "skipped": list(info.skipped),
+        }
+
+
+def _field_to_dict(field: FieldInfo) -> dict[str, Any]:
+    return {
+        "name": field.name,
+        "kind": field.kind,
+        "shape": None if field.shape is None else list(field.shape),
+        "dtype": str(field.dtype),
+        "bytes": field.nbytes,
+    }
+
+
+def describe_file(path: Path) -> Description:
+    """Look at an HDF5 file and its manifest; no sample is read.
+
+    Raises:
+        SourceNotFoundError, PackFormatError, NewerFormatError, DamagedPackError: the file cannot be read.
+    """
+    info = read_info(path)
+    nbytes = path.stat().st_size
+    return Description(info, nbytes, _look_at_manifest(path, nbytes))
+
+
+def _look_at_manifest(path: Path, nbytes: int) -> ManifestState:
+    sidecar = manifest_path(path)
+    if not sidecar.exists():
+        return ManifestState("missing", f"none beside it ('{sidecar.name}'), so nothing vouches for its bytes")
+    try:
+        manifest = read_manifest(path)
+    except NewerFormatError as error:
+        return ManifestState("newer", str(error))
+    if manifest is None:
+        return ManifestState("unreadable", f"'{sidecar.name}' is there, but is not a whole manifest")
+    if manifest.size != nbytes:
+        detail = f"says {manifest.size:,} bytes, but the file has {nbytes:,}: it is damaged"
+        return ManifestState("differs", detail, manifest.written_by)
+    detail = f"agrees on the length; {len(manifest.hashes):,} blocks to compare with 'colabstage verify'"
+    return ManifestState("agrees", detail, manifest.written_by)
+
+
+def encoding_of(info: PackInfo) -> str:
+    """How inputs are stored, of all splits: `pixels`, `encoded`, or `arrays` where rows are no images."""
+    if any(split.x.kind == "encoded" for split in info.splits.values()):
+        return "encoded"
+    are_images = all(split.x.shape is not None and len(split.x.shape) in (2, 3) for split in info.splits.values())
+    return "pixels" if are_images else "arrays"
+
+
+def print_description(described: Description) -> None:
+    """Print facts and table to stdout."""
+    for name, value in _facts(described):
+        print(f"{name:<9} {value}")
+    print()
+    _print_table(described.info)
+    skipped = described.info.skipped
+    if skipped:
+        print(f"{len(skipped):,} left out:")
+        for line in skipped[:_MOST_SKIPPED]:
+            print(f"  {line}")
+        if len(skipped) > _MOST_SKIPPED:
+            print(f"  … and {len(skipped) - _MOST_SKIPPED:,} more, with --json")
+
+
+def _facts(described: Description) -> list[tuple[str, str]]:
+    info = described.info
+    by = f", written by colabstage {described.manifest.written_by}" if described.manifest.written_by else ""
+    form = "HDF5 that colabstage did not write" if info.format_version is None else f"pack {info.format_version}{by}"
+    reason = f", because {info.encoding_reason}" if info.encoding_reason else ""
+    facts = [
+        ("file", str(info.path)),
+        ("size", format_bytes(described.nbytes)),
+        ("format", form),
+        ("source", info.source or ""),
+        ("layout", info.layout or ""),
+        ("samples", ", ".join(f"{name} {split.rows:,}" for name, split in info.splits.items())),
+        ("classes", _classes(info.classes)),
+        ("encoding", encoding_of(info) + reason),
+        ("manifest", described.manifest.detail),
+    ]
+    return [(name, value) for name, value in facts if value]
+
+
+def _classes(names: tuple[str, ...]) -> str:
+    if not names:
+        return ""
+    more = ", …" if len(names) > _MOST_CLASSES else ""
+    return f"{len(names)}: {', '.join(names[:_MOST_CLASSES])}{more}"
+
+
+def _print_table(info: PackInfo) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in ("split", "rows", "dataset", "one row", "dtype", "size"):
+        table.add_column(name, justify="right" if name in ("rows", "size") else "left")
+    for name, split in info.splits.items():
+        for number, field in enumerate(field for field in (split.x, split.y) if field is not None):
+            first = (name, f"{split.rows:,}") if number == 0 else ("", "")
+            table.add_row(*first, field.name, _one_row(field), str(field.dtype), format_bytes(field.nbytes))
+    # A pipe has no width; rich would fold the table to 80 columns.
+    Console(file=sys.stdout, width=None if sys.stdout.isatty() else _WIDE, highlight=False).print(table)
+
+
+def _one_row(field: FieldInfo) -> str:
+    if field.kind == "fixed":
+        return " x ".join(map(str, field.shape or ())) or "one number"
+    image = field.image
+    if image is None or image.size is None:
+        return "an image file of its own size"
+    return f"an image file, to be {image.size[0]} x {image.size[1]}"

@@ -1,0 +1,151 @@
+"""The command line's options, each defined once: name, help, and how its text becomes the Python argument."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, TypeVar, get_args
+
+import typer
+
+from colabstage.images.options import ColorMode, Resize
+from colabstage.pack.options import Encoding, OnError
+from colabstage.stage.request import Keep, Verify
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_Word = TypeVar("_Word", bound=str)
+_IMAGES = "What the pack holds"
+_PLACES = "Where, and whether anew"
+
+
+class ImageSize(NamedTuple):
+    """Height and width in pixels."""
+
+    height: int
+    width: int
+
+
+class Fractions(dict[str, float]):
+    """Fraction of the samples by split name."""
+
+
+def read_image_size(text: str) -> ImageSize:
+    """Read `256x320`, `256,320`, or `256` for a square."""
+    parts = text.lower().replace(",", "x").split("x")
+    if len(parts) not in (1, 2) or not all(part.strip().isdecimal() for part in parts):
+        msg = f"{text!r} is not a size. Write HEIGHTxWIDTH in pixels, for example 256x256."
+        raise typer.BadParameter(msg)
+    return ImageSize(int(parts[0]), int(parts[-1]))
+
+
+def read_fractions(text: str) -> Fractions:
+    """Read `train=0.8,test=0.2`."""
+    fractions = Fractions()
+    for part in text.split(","):
+        name, equals, number = part.partition("=")
+        try:
+            fraction = float(number)
+        except ValueError:
+            equals = ""
+        if not equals or name.strip() in fractions:
+            msg = f"{text!r} gives no fractions. Write NAME=FRACTION,… with each name once: train=0.8,dev=0.1,test=0.1."
+            raise typer.BadParameter(msg)
+        fractions[name.strip()] = fraction
+    return fractions
+
+
+def _one_of(words: tuple[_Word, ...]) -> Callable[[str], _Word]:
+    def read(text: str) -> _Word:
+        for word in words:
+            if text == word:
+                return word
+        msg = f"{text!r} is unknown; expected one of {', '.join(words)}."
+        raise typer.BadParameter(msg)
+
+    return read
+
+
+def _choice(option: str, words: tuple[str, ...], text: str, panel: str) -> typer.models.OptionInfo:
+    info: typer.models.OptionInfo = typer.Option(
+        option, parser=_one_of(words), metavar="|".join(words), help=text, rich_help_panel=panel
+    )
+    return info
+
+
+Source = Annotated[
+    str, typer.Argument(metavar="SOURCE", show_default=False, help="A folder, or a zip or tar; may be on a Drive.")
+]
+PackFile = Annotated[Path, typer.Argument(metavar="FILE", show_default=False, help="The HDF5 file.")]
+Layout = Annotated[
+    str, typer.Option("--layout", help="How files become samples; auto finds out.", rich_help_panel=_IMAGES)
+]
+Size = Annotated[
+    ImageSize | None,
+    typer.Option(
+        "--image-size",
+        parser=read_image_size,
+        metavar="HxW",
+        show_default=False,
+        help="Height and width every image gets, for example 256x256. Without it each keeps its own.",
+        rich_help_panel=_IMAGES,
+    ),
+]
+Colours = Annotated[
+    ColorMode, _choice("--color-mode", get_args(ColorMode), "3 channels, 1, or as each file has.", _IMAGES)
+]
+Resizing = Annotated[
+    Resize, _choice("--resize", get_args(Resize), "How an image of another shape reaches the size.", _IMAGES)
+]
+Encoded = Annotated[
+    Encoding, _choice("--encoding", get_args(Encoding), "Decoded pixels, the files' own bytes, or what fits.", _IMAGES)
+]
+Splits = Annotated[
+    Fractions | None,
+    typer.Option(
+        "--splits",
+        parser=read_fractions,
+        metavar="NAME=F,…",
+        show_default=False,
+        help="Fractions for a source without split folders, for example train=0.8,dev=0.1,test=0.1.",
+        rich_help_panel=_IMAGES,
+    ),
+]
+Seed = Annotated[int, typer.Option("--seed", help="Of the splits and of the row order.", rich_help_panel=_IMAGES)]
+Errors = Annotated[
+    OnError, _choice("--on-error", get_args(OnError), "What an image that cannot be decoded does.", _IMAGES)
+]
+Keeping = Annotated[Keep, _choice("--keep", get_args(Keep), "One HDF5 file, the plain files, or both.", _PLACES)]
+LocalDir = Annotated[
+    Path | None,
+    typer.Option(
+        "--local-dir",
+        metavar="PATH",
+        show_default=False,
+        help="Where on the local disk. Without it: colabstage in the platform's fast folder.",
+        rich_help_panel=_PLACES,
+    ),
+]
+CacheDir = Annotated[
+    str,
+    typer.Option(
+        "--cache-dir",
+        metavar="none|auto|PATH",
+        help="Where packs last. auto: MyDrive/colabstage on a mounted Drive, else another lasting disk.",
+        rich_help_panel=_PLACES,
+    ),
+]
+Refresh = Annotated[
+    bool, typer.Option("--refresh", help="Stage again, whatever is here or cached.", rich_help_panel=_PLACES)
+]
+Verifying = Annotated[
+    Verify,
+    _choice("--verify", get_args(Verify), "Trust unchanged times and sizes, or hash every block.", _PLACES),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON, and nothing else, to stdout.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback when something fails.")]
+
+
+def read_cache_dir(text: str) -> str | Literal["auto"] | None:
+    """Turn `--cache-dir` into the Python argument; a folder called none is written `./none`."""
+    return None if text == "none" else text

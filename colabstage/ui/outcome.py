@@ -1,0 +1,62 @@
+"""How a command ends: its exit code, and one line on stderr that says why."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import sys
+import traceback
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import typer
+
+from colabstage.errors import ColabstageError, OptionError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+FAILED = 1
+WRONG_ARGUMENTS = 2
+INTERRUPTED = 130  # 128 + SIGINT, as shells report it
+
+
+@contextlib.contextmanager
+def exit_codes(*, debug: bool) -> Iterator[None]:
+    """Turn what the work raises into one line on stderr and an exit code; with `debug`, after its traceback."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        _end("Interrupted. What was finished is kept; the same command again goes on from there.", INTERRUPTED, debug)
+    except OptionError as error:
+        _end(str(error), WRONG_ARGUMENTS, debug)
+    except ColabstageError as error:
+        _end(str(error), FAILED, debug)
+    except OSError as error:
+        if error.errno == errno.EPIPE:  # who read our output has left; typer ends quietly then
+            raise
+        _end(str(error), FAILED, debug)
+    except MemoryError:
+        _end("This needs more memory than there is.", FAILED, debug)
+    except (typer.Exit, typer.Abort, typer.BadParameter):
+        raise
+    except Exception as error:  # noqa: BLE001 - a defect is shown like any failure, with the way to see more
+        hint = "" if debug else " Run it again with --debug to see where; it is a defect worth reporting."
+        _end(f"Unexpected {type(error).__name__}: {error}.{hint}", FAILED, debug)
+
+
+def fail(reason: str) -> NoReturn:
+    """End with exit code 1 and one line."""
+    _end(reason, FAILED, debug=False)
+
+
+def _end(reason: str, code: int, debug: bool) -> NoReturn:
+    if debug and sys.exc_info()[0] is not None:
+        traceback.print_exc()
+    print(f"colabstage: {' '.join(reason.split())}", file=sys.stderr)
+    raise typer.Exit(code)
+
+
+def print_json(value: Any) -> None:
+    """Print a value as JSON; paths become text."""
+    print(json.dumps(value, indent=2, default=str))
