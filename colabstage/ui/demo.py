@@ -42,8 +42,10 @@ class DemoSize:
 FULL = DemoSize(images=None, epochs=4, min_accuracy=0.95)
 QUICK = DemoSize(images=500, epochs=4, min_accuracy=0.8)
 
-# Everything else is as reported of an ordinary day. There a file costs 0.4 s, and the first epoch five minutes.
+# Everything else is as reported of an ordinary day; a file costs 0.4 s there, and the first epoch five minutes.
 KNOBS = DriveKnobs(cold_open_latency_s=0.05)
+# Where nothing can be mounted one process reads one file after the other.
+THROTTLED_KNOBS = DriveKnobs(cold_open_latency_s=0.03)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,11 +130,10 @@ def run_demo(size: DemoSize, *, out: Path, time_scale: float, narrator: Narrator
     from colabstage.ui.demo_train import one_thread
     from colabstage.ui.plots import draw_sessions
 
-    knobs = replace(KNOBS, time_scale=time_scale)
     with tempfile.TemporaryDirectory(prefix="colabstage-demo-") as home, one_thread():
-        result = _run_sessions(size, knobs, Path(home), out / "demo.png", narrator)
+        result = _run_sessions(size, time_scale, Path(home), out / "demo.png", narrator)
     result.broken_claims = broken_claims(result, size)
-    cold = format_duration(knobs.scaled().cold_open_latency_s)
+    cold = format_duration(result.knobs.scaled().cold_open_latency_s)
     draw_sessions(
         [(session.name, session.training) for session in result.sessions],
         result.chart,
@@ -150,7 +151,7 @@ def _check_packages() -> None:
         raise MissingDependencyError(msg)
 
 
-def _run_sessions(size: DemoSize, knobs: DriveKnobs, home: Path, chart: Path, narrator: Narrator) -> DemoResult:
+def _run_sessions(size: DemoSize, time_scale: float, home: Path, chart: Path, narrator: Narrator) -> DemoResult:
     from colabstage.simulate.drive import fuse_problem
     from colabstage.ui.demo_data import write_digits
     from colabstage.ui.demo_machines import mounted_machines, throttled_machines
@@ -158,6 +159,7 @@ def _run_sessions(size: DemoSize, knobs: DriveKnobs, home: Path, chart: Path, na
     written: list[tuple[int, int]] = []
     problem = fuse_problem()
     open_machines = mounted_machines if problem is None else throttled_machines
+    knobs = replace(KNOBS if problem is None else THROTTLED_KNOBS, time_scale=time_scale)
 
     def fill(folder: Path) -> None:
         written.append(write_digits(folder, images=size.images, seed=_SEED))

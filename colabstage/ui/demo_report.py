@@ -52,10 +52,7 @@ class Narrator:
             )
         for name, figures in _figures(knobs.scaled(), mounted=problem is None):
             self.say(f"  {name:<24} {figures}")
-        self.say(
-            "People report such figures, but for the first one: there they report 400 ms and more, which would make "
-            "this take a\n  quarter of an hour."
-        )
+        self.say("These are figures that people report, but for the first: they report 400 ms and more for a file.")
 
     def begin(self, title: str) -> None:
         """Start a section."""

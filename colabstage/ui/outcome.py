@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import re
 import sys
 import traceback
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -19,6 +20,12 @@ if TYPE_CHECKING:
 FAILED = 1
 WRONG_ARGUMENTS = 2
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
+
+_QUOTES = "'\""
+_ARGUMENT = re.compile(
+    r"\b(?P<name>color_mode|encoding|image_size|keep|on_error|overwrite|refresh|resize|verify)="
+    r"(?P<value>True|'\w+'|\"\w+\"|\(height, width\))"
+)
 
 
 @contextlib.contextmanager
@@ -50,10 +57,26 @@ def fail(reason: str) -> NoReturn:
     _end(reason, FAILED, debug=False)
 
 
+def in_shell_words(message: str) -> str:
+    """Turn the Python arguments that a message recommends into the command line's options.
+
+    >>> in_shell_words("Give image_size=(height, width), encoding='encoded', or overwrite=True.")
+    'Give --image-size HEIGHTxWIDTH, --encoding encoded, or --overwrite.'
+    """
+
+    def option(match: re.Match[str]) -> str:
+        name, value = f"--{match['name'].replace('_', '-')}", match["value"]
+        if value == "True":
+            return name
+        return f"{name} {'HEIGHTxWIDTH' if value == '(height, width)' else value.strip(_QUOTES)}"
+
+    return _ARGUMENT.sub(option, message)
+
+
 def _end(reason: str, code: int, debug: bool) -> NoReturn:
     if debug and sys.exc_info()[0] is not None:
         traceback.print_exc()
-    print(f"colabstage: {' '.join(reason.split())}", file=sys.stderr)
+    print(f"colabstage: {in_shell_words(' '.join(reason.split()))}", file=sys.stderr)
     raise typer.Exit(code)
 
 

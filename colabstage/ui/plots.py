@@ -37,10 +37,10 @@ def draw_sessions(sessions: Sequence[tuple[str, Training]], path: Path, *, title
     ]
     names = [name for name, _ in sessions]
     colours = [_SLOW, *[_FAST] * (len(sessions) - 1)]
-    figure = Figure(figsize=(11, 3.7), dpi=150, layout="constrained", facecolor="white")
+    figure = Figure(figsize=(11, 3.9), dpi=150, layout="constrained", facecolor="white")
     FigureCanvasAgg(figure)
-    figure.suptitle(f"{title}\n", color=_INK, weight="bold", x=0.01, ha="left", fontsize=13)
-    figure.text(0.01, 0.9, note, color=_MUTED, fontsize=9.5, va="top")
+    figure.suptitle(f"{title}\n\n", color=_INK, weight="bold", x=0.01, ha="left", fontsize=13)
+    figure.text(0.01, 0.905, note, color=_MUTED, fontsize=9.5, va="top")
     axes = figure.subplots(1, len(panels), sharey=True)
     for number, (axis, (heading, seconds)) in enumerate(zip(axes, panels, strict=True)):
         bars = axis.barh(names, seconds, color=colours, height=0.62)

@@ -62,15 +62,16 @@ class VerifiedFile:
         if self.whole:
             rate = format_rate(self.nbytes, self.seconds, "B")
             size, took = format_bytes(self.nbytes), format_duration(self.seconds)
-            return f"'{self.path}' is whole: all {self.blocks:,} blocks ({size}) are what was written ({took}, {rate})."
+            compared = f"{self.blocks:,} block{'s' if self.blocks != 1 else ''} of {size} in all"
+            return f"'{self.path}' is whole: {compared}, each as it was written (compared in {took}, {rate})."
         faults = []
         if self.nbytes != self.expected_bytes:
             faults.append(f"it has {self.nbytes:,} bytes instead of {self.expected_bytes:,}")
         if self.damaged:
             size = format_bytes(self.block_bytes)
             faults.append(
-                f"{len(self.damaged):,} of {self.blocks:,} blocks of {size} differ from what was written: "
-                f"number {join_ranges(self.damaged)} (from 0)"
+                f"{len(self.damaged):,} of {self.blocks:,} blocks of {size} are not what was written: "
+                f"number {join_ranges(self.damaged)}, counted from 0"
             )
         return f"'{self.path}' is damaged: {' and '.join(faults)}. Stage it again with --refresh, or copy it again."
 

@@ -1,0 +1,57 @@
+"""The command line as users meet it: a process with its own output, on a machine where no Drive is mounted."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path  # noqa: TC003 - fixtures
+
+import numpy as np
+import pytest
+from PIL import Image
+
+COMMAND = (sys.executable, "-m", "colabstage.ui.cli")
+Done = subprocess.CompletedProcess[str]
+Run = Callable[..., Done]
+
+
+def practice_environment(root: Path) -> dict[str, str]:
+    """The environment of a process that sees no Drive but those mounted below `root`."""
+    return {**os.environ, "COLABSTAGE_SYSTEM_ROOT": str(root), "COLUMNS": "100"}
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    """Runs `colabstage ARGUMENTS…` in the test's folder, and returns how it ended."""
+
+    def run_it(*arguments: str | Path) -> Done:
+        return subprocess.run(
+            [*COMMAND, *arguments],
+            cwd=tmp_path,
+            env=practice_environment(tmp_path),
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=False,
+        )
+
+    return run_it
+
+
+def write_images(folder: Path, *, each: int, side: int = 12) -> Path:
+    """A folder of PNGs with noise, `each` of class cat and of class dog."""
+    random = np.random.default_rng(0)
+    for kind in ("cat", "dog"):
+        (folder / kind).mkdir(parents=True)
+        for number in range(each):
+            pixels = random.integers(0, 256, (side, side, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(folder / kind / f"{number:03}.png")
+    return folder
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """The folder `photos` with ten images in two classes."""
+    return write_images(tmp_path / "photos", each=5)
