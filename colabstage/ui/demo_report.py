@@ -133,5 +133,5 @@ def _meaning(result: DemoResult, size: DemoSize) -> str:
         f"The second session had its first batch after {format_duration(second.first_batch_s)}.",
     ]
     if result.zip_report is not None:
-        lines.append(f"From the zip, staging took {format_duration(result.zip_report.seconds)}.")
+        lines.append(f"From the zip, staging took {format_duration(result.zip_s)}.")
     return "\n".join(lines)

@@ -112,6 +112,7 @@ def result_of(*, straight_s: float, first_s: float, second_s: float, accuracy: f
         session("second", second_s, StageReport(origin="cache")),
         None,
         0.0,
+        0.0,
         Path("demo.png"),
     )
 
