@@ -45,7 +45,7 @@ smoke: $(VENV)/.installed $(VENV_WHEEL)/bin/pip ## the smoke tests against the b
 
 bench: $(VENV)/.installed $(VENV)/.fuse ## run the scripts of benchmarks/ (BENCH=name for one)
 	@test -n "$(BENCHMARKS)" || { echo "There is no benchmarks/$(BENCH).py."; exit 1; }
-	@for script in $(BENCHMARKS); do echo "== $$script"; $(VENV)/bin/python $$script; done
+	@for script in $(BENCHMARKS); do echo "== $$script"; $(VENV)/bin/python -m benchmarks.$$(basename $$script .py); done
 
 campaign: ## every measurement there is: for now, all of bench
 	@$(MAKE) --no-print-directory bench BENCH='*'

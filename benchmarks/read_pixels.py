@@ -28,7 +28,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
-from benchmarks.recipe import RecipeDataset
+from benchmarks._recipe import RecipeDataset
 from colabstage.load.dataset import dataset_h5
 from colabstage.load.loader import make_loader
 

@@ -140,7 +140,8 @@ def _write_array(file: Any, name: str, array: NDArray[Any]) -> None:
     import numpy as np
 
     if array.dtype.kind in "OU":
-        encoded = [str(text).encode() for text in array.tolist()]
+        # A file name need not be UTF-8; what HDF5 is told to be has to.
+        encoded = [str(text).encode(errors="backslashreplace") for text in array.tolist()]
         length = max((len(text) for text in encoded), default=1) or 1
         # The padded bytes go in as they are: h5py's own conversion of a million strings takes seconds.
         raw = np.array(encoded, dtype=f"S{length}") if encoded else np.empty(0, dtype=f"S{length}")
@@ -156,4 +157,7 @@ def _write_array(file: Any, name: str, array: NDArray[Any]) -> None:
 def _set_attributes(target: Any, attributes: Mapping[str, Any]) -> None:
     for name in sorted(attributes):
         value = attributes[name]
-        target.attrs[name] = value if isinstance(value, (str, int, float)) else json.dumps(value, sort_keys=True)
+        if isinstance(value, str):
+            target.attrs[name] = value.encode(errors="backslashreplace").decode()
+        else:
+            target.attrs[name] = value if isinstance(value, (int, float)) else json.dumps(value, sort_keys=True)

@@ -125,9 +125,7 @@ class _PackRun:
 
     def _fingerprint(self) -> str:
         listing = "\n".join(f"{entry.name}\t{entry.size}\t{entry.mtime_ns}" for entry in self.job.table.files)
-        return (
-            f"{FORMAT_VERSION}-{self.job.options.fingerprint()}-{self.job.plan.encoding}-{hash_block(listing.encode())}"
-        )
+        return f"{FORMAT_VERSION}-{self.job.options.fingerprint()}-{self.job.plan.encoding}-{hash_block(listing.encode(errors='surrogateescape'))}"
 
     def _fill(self, workspace: Path, progress: Progress, cancellation: Cancellation, began: float) -> PackReport:
         data = workspace / "data.h5"

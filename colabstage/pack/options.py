@@ -11,6 +11,7 @@ from colabstage.errors import OptionError
 from colabstage.h5.info import image_options_to_json
 from colabstage.h5.names import FORMAT_VERSION, check_split_name
 from colabstage.images.options import ImageOptions
+from colabstage.layouts.detect import check_layout_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -39,6 +40,7 @@ class PackOptions:
     on_error: OnError = "raise"
 
     def __post_init__(self) -> None:
+        check_layout_name(self.layout)
         if self.encoding not in get_args(Encoding):
             msg = f"encoding={self.encoding!r} is unknown; expected one of {', '.join(get_args(Encoding))}."
             raise OptionError(msg)

@@ -25,7 +25,9 @@ def key_hashes(keys: Sequence[str], *, seed: int, purpose: str) -> NDArray[np.ui
     """One hash for each key, uint64 `(N,)`. Different purposes give independent orders."""
     prefix = f"{seed}/{purpose}/"
     return np.fromiter(
-        (xxhash.xxh3_64_intdigest((prefix + key).encode()) for key in keys), dtype=np.uint64, count=len(keys)
+        (xxhash.xxh3_64_intdigest((prefix + key).encode(errors="surrogateescape")) for key in keys),
+        dtype=np.uint64,
+        count=len(keys),
     )
 
 

@@ -79,7 +79,8 @@ def identify_tree(tree: Tree) -> SourceIdentity:
 
 
 def _hash_lines(lines: Iterable[str]) -> str:
-    return hash_block("\n".join(lines).encode())
+    # Names that are no UTF-8 come as the file system has them.
+    return hash_block("\n".join(lines).encode(errors="surrogateescape"))
 
 
 def look_quickly(place: Path, recorded: SourceIdentity, *, workers: int) -> Look:

@@ -61,7 +61,7 @@ def make_local(
     """
     sweep_orphans(request.folder)
     with _spool(request) as spool:
-        with report.timed("open source", unit="files") as step:
+        with report.timed("plan", unit="files", moves=False) as step:
             tree = source.open_tree(spool)
             step.amount = len(tree.entries)
             wants_pack = pack and request.wants_pack

@@ -24,13 +24,15 @@ _ORIGINS = {
 
 @dataclass(slots=True)
 class StageStep:
-    """One step: `seconds` long, `amount` of `unit` done (`"B"` for bytes), `note` what came of it."""
+    """One step: `seconds` long, `amount` of `unit` done (`"B"` for bytes), `note` what came of it,
+    `moves` whether the amount was moved, so that a rate means something."""
 
     name: str
     seconds: float = 0.0
     amount: int = 0
     unit: str = ""
     note: str = ""
+    moves: bool = True
 
     @property
     def quantity(self) -> str:
@@ -41,8 +43,8 @@ class StageStep:
 
     @property
     def rate(self) -> str:
-        """Amount by time, as people write it."""
-        return format_rate(self.amount, self.seconds, self.unit) if self.unit and self.seconds > 0.001 else ""
+        """Amount by time, as people write it; empty for steps that only look at things."""
+        return format_rate(self.amount, self.seconds, self.unit) if self.moves and self.unit else ""
 
 
 @dataclass(slots=True)
@@ -64,9 +66,9 @@ class StageReport:
         return sum(step.seconds for step in self.steps)
 
     @contextmanager
-    def timed(self, name: str, *, unit: str = "") -> Iterator[StageStep]:
+    def timed(self, name: str, *, unit: str = "", moves: bool = True) -> Iterator[StageStep]:
         """Time a step; the caller fills in its amount and note."""
-        step = StageStep(name, unit=unit)
+        step = StageStep(name, unit=unit, moves=moves)
         began = time.monotonic()
         try:
             yield step

@@ -95,7 +95,7 @@ def make_request(
     else:
         place, tree = _absolute(source), None
         address = source_address(place)
-    key = hashlib.sha256(f"{address}\n{options.fingerprint()}".encode()).hexdigest()[:16]
+    key = hashlib.sha256(f"{address}\n{options.fingerprint()}".encode(errors="surrogateescape")).hexdigest()[:16]
     name = f"{_readable(place)}-{key[:8]}"
     base = detect_platform().fast_dir / "colabstage" if local_dir is None else _absolute(local_dir)
     cache: Path | Literal["auto"] | None = None

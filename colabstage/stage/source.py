@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from colabstage.progress import Progress
+    from colabstage.stage.identity import SourceIdentity
     from colabstage.stage.request import StageRequest
     from colabstage.trees.tree import ByteSource, Tree
 
@@ -46,15 +47,10 @@ class OpenSource:
         self._bytes: ByteSource | None = None
         self._arriving: ArrivingFile | None = None
         self.slow = request.tree is None and is_slow_mount(request.place)
-        if request.tree is not None:
-            self.identity = identify_tree(request.tree)
-        elif recognise(request.place) == "folder":
-            tree = FolderTree(request.place, workers=SLOW_LISTERS if self.slow else 1)
-            self._tree = tree
-            self.identity = identify_tree(tree)
-        else:
-            self._bytes = self._open_bytes(progress)
-            self.identity = identify_archive(self._bytes, request.place.stat().st_mtime_ns)
+        with contextlib.ExitStack() as undo:
+            undo.callback(self.close)
+            self.identity = self._identify(progress)
+            undo.pop_all()
 
     @property
     def archive_bytes(self) -> int:
@@ -93,6 +89,16 @@ class OpenSource:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _identify(self, progress: Progress) -> SourceIdentity:
+        place = self._request.place
+        if self._tree is not None:
+            return identify_tree(self._tree)
+        if recognise(place) == "folder":
+            self._tree = FolderTree(place, workers=SLOW_LISTERS if self.slow else 1)
+            return identify_tree(self._tree)
+        self._bytes = self._open_bytes(progress)
+        return identify_archive(self._bytes, place.stat().st_mtime_ns)
 
     def _open_bytes(self, progress: Progress) -> ByteSource:
         place = self._request.place

@@ -205,13 +205,17 @@ class Staging:
 
     def _try_open(self) -> OpenSource | None:
         """The source, opened once; `None` when that fails, with the reason kept."""
-        if self._source is None and self._source_problem is None:
+        if self._source is not None or self._source_problem is not None:
+            return self._source
+        with self._report.timed("open source", unit="B", moves=False) as step:
             try:
-                opened = OpenSource(self._request, progress=self._progress)
+                self._source = self._stack.enter_context(OpenSource(self._request, progress=self._progress))
             except (SourceError, DriveError, ArchiveError) as error:
                 self._source_problem = error
+                step.unit, step.note = "", str(error)
             else:
-                self._source = self._stack.enter_context(opened)
+                identity = self._source.identity
+                step.amount, step.note = identity.nbytes, f"{identity.files:,} files"
         return self._source
 
     def _open(self) -> OpenSource:

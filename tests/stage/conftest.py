@@ -1,0 +1,106 @@
+"""Small real datasets, and a Drive of each test's own."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from colabstage.simulate.drive import SimulatedDrive
+from colabstage.simulate.knobs import DriveKnobs
+
+MakeImages = Callable[..., Path]
+
+
+@pytest.fixture(autouse=True)
+def own_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only mounts and marker files below the test's folder count, so that parallel tests do not see each other's."""
+    monkeypatch.setenv("COLABSTAGE_SYSTEM_ROOT", str(tmp_path))
+    monkeypatch.setenv("COLABSTAGE_LOCAL_DIR", str(tmp_path / "fast"))
+
+
+@pytest.fixture
+def image_bytes() -> Callable[..., bytes]:
+    """Make a PNG that no other number gives."""
+
+    def make(number: int, *, size: tuple[int, int] = (24, 32)) -> bytes:
+        pixels = np.random.default_rng(number).integers(0, 256, (*size, 3), dtype=np.uint8)
+        buffer = io.BytesIO()
+        Image.fromarray(pixels).save(buffer, "PNG")
+        return buffer.getvalue()
+
+    return make
+
+
+@pytest.fixture
+def make_images(image_bytes: Callable[..., bytes]) -> MakeImages:
+    """Write PNGs into class folders."""
+
+    def make(folder: Path, count: int, *, first: int = 0) -> Path:
+        for number in range(first, first + count):
+            place = folder / ("cat", "dog")[number % 2] / f"{number:04d}.png"
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_bytes(image_bytes(number))
+        return folder
+
+    return make
+
+
+@pytest.fixture
+def make_zip() -> Callable[[Path, Path], Path]:
+    """Put a folder's files into a zip."""
+
+    def make(folder: Path, target: Path) -> Path:
+        with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
+            for path in sorted(folder.rglob("*")):
+                if path.is_file():
+                    archive.write(path, path.relative_to(folder))
+        return target
+
+    return make
+
+
+@pytest.fixture
+def photos(tmp_path: Path, make_images: MakeImages) -> Path:
+    """Twenty images of two classes on the local disk."""
+    return make_images(tmp_path / "photos", 20)
+
+
+@pytest.fixture
+def drive(tmp_path: Path) -> Iterator[SimulatedDrive]:
+    """A mounted Drive without waiting times."""
+    mountpoint = tmp_path / "content" / "drive"
+    mountpoint.mkdir(parents=True)
+    with SimulatedDrive(tmp_path / "drive-home", knobs=DriveKnobs.quick()) as simulated:
+        (simulated.cloud / "MyDrive").mkdir(parents=True, exist_ok=True)
+        simulated.mount(mountpoint)
+        yield simulated
+
+
+@pytest.fixture
+def my_drive(drive: SimulatedDrive) -> Path:
+    """`MyDrive` as a notebook sees it."""
+    assert drive.mountpoint is not None
+    return drive.mountpoint / "MyDrive"
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 8 MB."""
+    place = tmp_path / "small"
+    place.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(place)], check=False, capture_output=True, text=True
+    )
+    if mounted.returncode:
+        pytest.skip(f"needs the right to mount a tmpfs (root): {mounted.stderr.strip()}")
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", str(place)], check=True)

@@ -1,0 +1,439 @@
+"""`stage_dataset` of sources on this machine: what is made, what is reused, and what notices a change."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tarfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import h5py
+import numpy as np
+import pytest
+from PIL import Image
+
+from colabstage.errors import (
+    ArchiveError,
+    CorruptArchiveError,
+    DecodeError,
+    EmptySourceError,
+    LayoutError,
+    NotEnoughSpaceError,
+    OptionError,
+    SourceNotFoundError,
+    SplitNotFoundError,
+    TargetNotWritableError,
+    UnsafeArchiveError,
+)
+from colabstage.fileops import disown, temp_beside
+from colabstage.h5.manifest import manifest_path, read_manifest
+from colabstage.progress import NullProgress, ProgressStep
+from colabstage.stage.run import plan_stage, stage_dataset
+
+if TYPE_CHECKING:
+    from colabstage.stage.dataset import StagedDataset
+
+MakeImages = Callable[..., Path]
+
+
+def stage(source: Path, **options: object) -> StagedDataset:
+    """In silence, and without a cache unless the test wants one."""
+    return stage_dataset(source, **{"progress": False, "cache_dir": None, **options})  # type: ignore[arg-type]
+
+
+def rows_by_key(path: Path, split: str = "train") -> dict[str, np.ndarray]:
+    """Each stored image by its source's name, read with plain h5py."""
+    with h5py.File(path, "r") as file:
+        keys = [key.decode() for key in file[f"key_{split}"][()].tolist()]
+        return dict(zip(keys, file[f"X_{split}"][()], strict=True))
+
+
+def everything_below(folder: Path) -> dict[str, bytes]:
+    """Names and bytes of all files below a folder."""
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def test_a_folder_becomes_a_pack_of_its_pixels(photos: Path) -> None:
+    """Every image is stored as Pillow reads it, under its name, with its class."""
+    staged = stage(photos)
+    stored = rows_by_key(staged.path)
+    assert staged.splits == {"train": 20}
+    assert staged.classes == ("cat", "dog")
+    assert len(stored) == 20
+    for key, pixels in stored.items():
+        assert np.array_equal(pixels, np.asarray(Image.open(photos / key)))
+    with h5py.File(staged.path, "r") as file:
+        assert [staged.classes[label] for label in file["Y_train"][()]] == [
+            key.decode().split("/")[0] for key in file["key_train"][()].tolist()
+        ]
+
+
+def test_archives_give_the_same_rows_as_the_folder(
+    photos: Path, tmp_path: Path, make_zip: Callable[[Path, Path], Path]
+) -> None:
+    """A zip, a tar and a tar.gz of a folder are packed to the folder's samples, without being extracted."""
+    expected = rows_by_key(stage(photos).path)
+    archives = [make_zip(photos, tmp_path / "a.zip")]
+    for name, mode in (("b.tar", "w"), ("c.tar.gz", "w:gz")):
+        with tarfile.open(tmp_path / name, mode) as archive:  # type: ignore[call-overload]
+            archive.add(photos, ".")
+        archives.append(tmp_path / name)
+    for archive_path in archives:
+        staged = stage(archive_path)
+        found = rows_by_key(staged.path)
+        assert found.keys() == expected.keys()
+        assert all(np.array_equal(found[key], expected[key]) for key in expected)
+        assert sorted(p.name for p in staged.path.parent.iterdir()) == sorted(
+            [staged.path.name, f"{staged.path.name}.json", "stage.json"]
+        )
+
+
+def test_a_second_call_reads_nothing(photos: Path) -> None:
+    """The second call takes the first one's pack as it stands, in well under 100 ms."""
+    first = stage(photos)
+    before = everything_below(first.path.parent)
+    for path in photos.rglob("*.png"):
+        path.write_bytes(b"")  # the folders' times stay, so a quick look sees no change
+    began = time.perf_counter()
+    second = stage(photos)
+    seconds = time.perf_counter() - began
+    assert second.report.origin == "local"
+    assert everything_below(first.path.parent) == before
+    assert seconds < 0.5  # under 0.01 s when nothing else runs
+
+
+@pytest.mark.parametrize("change", ["added", "removed", "renamed"])
+def test_a_changed_folder_is_staged_again(photos: Path, make_images: MakeImages, change: str) -> None:
+    """Adding, removing or renaming a file is noticed by the quick look."""
+    stage(photos)
+    victim = photos / "cat" / "0000.png"
+    if change == "added":
+        make_images(photos, 1, first=20)
+    elif change == "removed":
+        victim.unlink()
+    else:
+        victim.rename(photos / "cat" / "zzz.png")
+    again = stage(photos)
+    assert again.report.origin == "source"
+    assert sorted(rows_by_key(again.path)) == sorted(str(p.relative_to(photos)) for p in photos.rglob("*.png"))
+
+
+def test_a_file_rewritten_in_place_is_noticed_on_request(photos: Path, image_bytes: Callable[..., bytes]) -> None:
+    """`verify="full"` lists the source again and sees what the folders' times do not show."""
+    stage(photos)
+    (photos / "cat" / "0000.png").write_bytes(image_bytes(777))
+    assert stage(photos).report.origin == "local"
+    again = stage(photos, verify="full")
+    assert again.report.origin == "source"
+    assert np.array_equal(rows_by_key(again.path)["cat/0000.png"], np.asarray(Image.open(photos / "cat" / "0000.png")))
+
+
+def test_touched_folders_cost_one_listing(photos: Path) -> None:
+    """Folder times that moved while nothing changed are looked into, and then trusted again."""
+    stage(photos)
+    os.utime(photos / "cat")
+    second = stage(photos)
+    assert second.report.origin == "local"
+    assert stage(photos).report.origin == "local"
+
+
+def test_a_replaced_archive_is_staged_again(
+    photos: Path, tmp_path: Path, make_images: MakeImages, make_zip: Callable[[Path, Path], Path]
+) -> None:
+    """An archive with another content under the same name is not taken for the old one."""
+    archive = make_zip(photos, tmp_path / "a.zip")
+    assert stage(archive).splits == {"train": 20}
+    make_zip(make_images(tmp_path / "other", 6), archive)
+    assert stage(archive).splits == {"train": 6}
+
+
+def test_refresh_stages_again(photos: Path) -> None:
+    """`refresh=True` does the work anew and gives the same bytes."""
+    first = stage(photos).path.read_bytes()
+    again = stage(photos, refresh=True)
+    assert again.report.origin == "source"
+    assert again.path.read_bytes() == first
+
+
+def test_other_options_make_another_pack(photos: Path) -> None:
+    """Packs of different options stand beside each other."""
+    small = stage(photos, image_size=(8, 8))
+    large = stage(photos)
+    assert small.path != large.path
+    assert stage(photos, image_size=(8, 8)).report.origin == "local"
+    with h5py.File(small.path, "r") as file:
+        assert file["X_train"].shape == (20, 8, 8, 3)
+
+
+def test_a_damaged_pack_is_made_again(photos: Path) -> None:
+    """A pack whose tail was zeroed, with its times put back, is never taken for whole."""
+    staged = stage(photos)
+    whole = staged.path.read_bytes()
+    found = staged.path.stat()
+    with staged.path.open("r+b") as file:
+        file.seek(-4096, os.SEEK_END)
+        file.write(bytes(4096))
+    os.utime(staged.path, ns=(found.st_atime_ns, found.st_mtime_ns))
+    again = stage(photos)
+    assert again.report.origin == "source"
+    assert "damaged" in " ".join(again.report.notes)
+    assert again.path.read_bytes() == whole
+
+
+def test_a_moved_pack_is_verified_once_and_sealed_again(photos: Path) -> None:
+    """After a copy of the whole folder every block is hashed; nothing is staged again."""
+    staged = stage(photos)
+    folder = staged.path.parent
+    shutil.copytree(folder, folder.with_name("copy"))
+    shutil.rmtree(folder)
+    folder.with_name("copy").rename(folder)
+    assert stage(photos).report.origin == "local"
+
+
+def test_without_its_manifest_a_pack_does_not_count(photos: Path) -> None:
+    """A pack whose manifest is gone or cut is made again."""
+    staged = stage(photos)
+    manifest_path(staged.path).write_text("{", encoding="utf-8")
+    assert stage(photos).report.origin == "source"
+    assert read_manifest(staged.path) is not None
+
+
+def test_the_source_may_be_gone_once_it_is_staged(photos: Path) -> None:
+    """What is here stays usable, and the report says that the source was not reached."""
+    stage(photos)
+    shutil.rmtree(photos)
+    again = stage(photos)
+    assert again.report.origin == "local"
+    assert "cannot be reached" in " ".join(again.report.notes)
+    with pytest.raises(SourceNotFoundError):
+        stage(photos, refresh=True)
+    assert again.path.exists()
+
+
+def test_splits_by_fractions(photos: Path) -> None:
+    """Fractions divide every class alike, the same way each time."""
+    staged = stage(photos, splits={"train": 0.6, "dev": 0.2, "test": 0.2})
+    assert staged.splits == {"train": 12, "dev": 4, "test": 4}
+    keys = [set(rows_by_key(staged.path, split)) for split in ("train", "dev", "test")]
+    assert len(set.union(*keys)) == 20
+    assert sum(key.startswith("cat/") for key in keys[0]) == 6
+
+
+def test_plain_files_are_copied(photos: Path) -> None:
+    """`keep="files"` gives the source's tree, byte for byte with its times, and no pack."""
+    (photos / "notes.txt").write_text("kept as well", encoding="utf-8")
+    staged = stage(photos, keep="files")
+    assert staged.files == staged.path
+    assert everything_below(staged.path) == everything_below(photos)
+    assert (staged.path / "notes.txt").stat().st_mtime_ns == (photos / "notes.txt").stat().st_mtime_ns
+    assert stage(photos, keep="files").report.origin == "local"
+    with pytest.raises(OptionError, match="keep='pack'"):
+        staged["train"]
+
+
+def test_both_forms_are_kept(photos: Path, tmp_path: Path, make_zip: Callable[[Path, Path], Path]) -> None:
+    """`keep="both"` extracts an archive and packs it; each form is what it is alone."""
+    archive = make_zip(photos, tmp_path / "a.zip")
+    staged = stage(archive, keep="both")
+    assert staged.files is not None
+    assert everything_below(staged.files) == everything_below(photos)
+    assert len(rows_by_key(staged.path)) == 20
+    assert stage(archive, keep="pack").report.origin == "local"
+    assert stage(archive, keep="both").report.origin == "local"
+
+
+def test_missing_files_are_fetched_again(photos: Path) -> None:
+    """`verify="full"` counts the plain files and fetches them again when one is missing."""
+    staged = stage(photos, keep="files")
+    next(staged.path.rglob("*.png")).unlink()
+    assert stage(photos, keep="files", verify="full").report.origin == "source"
+    assert everything_below(staged.path) == everything_below(photos)
+
+
+def test_a_plan_writes_nothing(photos: Path, tmp_path: Path) -> None:
+    """`plan_stage` says what would happen, with figures, and leaves no trace."""
+    before = sorted(tmp_path.rglob("*"))
+    plan = plan_stage(photos, image_size=(8, 8), cache_dir=tmp_path / "cache")
+    assert sorted(tmp_path.rglob("*")) == before
+    assert plan.action == "stage"
+    assert plan.figures.pack_bytes == 20 * 8 * 8 * 3
+    assert plan.samples == {"train": 20}
+    assert plan.fits
+    stage(photos, image_size=(8, 8), cache_dir=tmp_path / "cache")
+    assert plan_stage(photos, image_size=(8, 8), cache_dir=tmp_path / "cache").action == "reuse"
+    shutil.rmtree(tmp_path / "fast")
+    assert plan_stage(photos, image_size=(8, 8), cache_dir=tmp_path / "cache").action == "restore"
+
+
+class Seen(NullProgress):
+    """Keeps the names of the steps."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    def step(self, name: str, *, total: int | None, unit: str) -> ProgressStep:
+        self.names.append(name)
+        return super().step(name, total=total, unit=unit)
+
+
+def test_progress_is_shown_by_step(photos: Path, tmp_path: Path) -> None:
+    """A caller's progress is told of packing, publishing and restoring."""
+    seen = Seen()
+    stage(photos, progress=seen, cache_dir=tmp_path / "cache")
+    shutil.rmtree(tmp_path / "fast")
+    stage(photos, progress=seen, cache_dir=tmp_path / "cache")
+    assert [name.split()[0] for name in seen.names] == ["pack", "publish", "copy"]
+
+
+def test_leftovers_of_the_dead_are_swept(photos: Path) -> None:
+    """What a killed process left in the dataset's folder is gone after the next staging."""
+    staged = stage(photos)
+    leftover = temp_beside(staged.path.parent / "spool")
+    leftover.mkdir()
+    (leftover / "half").write_bytes(b"x")
+    disown(leftover)
+    stage(photos, refresh=True)
+    assert not [p for p in staged.path.parent.iterdir() if p.name.startswith(".colabstage-")]
+
+
+def bad_sources(tmp_path: Path, make_images: MakeImages, make_zip: Callable[[Path, Path], Path]) -> dict[str, Path]:
+    """One of each kind of source that cannot be staged."""
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "a.csv").write_text("a,b\n", encoding="utf-8")
+    whole = make_zip(make_images(tmp_path / "ok", 6), tmp_path / "whole.zip").read_bytes()
+    (tmp_path / "cut.zip").write_bytes(whole[: len(whole) // 2])
+    broken = bytearray(whole)
+    broken[200:210] = bytes(10)
+    (tmp_path / "broken.zip").write_bytes(broken)
+    (tmp_path / "page.zip").write_text("<!DOCTYPE html><html>Sign in</html>", encoding="utf-8")
+    with tarfile.open(tmp_path / "evil.tar", "w") as archive:
+        archive.add(tmp_path / "ok" / "cat" / "0000.png", "../evil.png")
+    truncated = make_images(tmp_path / "truncated", 6) / "cat" / "0002.png"
+    truncated.write_bytes(truncated.read_bytes()[:300])
+    return {
+        "missing": tmp_path / "nowhere",
+        "empty": tmp_path / "empty",
+        "no images": tmp_path / "texts",
+        "cut zip": tmp_path / "cut.zip",
+        "damaged zip": tmp_path / "broken.zip",
+        "web page": tmp_path / "page.zip",
+        "unsafe name": tmp_path / "evil.tar",
+        "truncated image": tmp_path / "truncated",
+    }
+
+
+@pytest.mark.parametrize(
+    ("kind", "error", "says"),
+    [
+        ("missing", SourceNotFoundError, "nowhere"),
+        ("empty", EmptySourceError, "empty"),
+        ("no images", EmptySourceError, "csv"),
+        ("cut zip", CorruptArchiveError, "cut.zip"),
+        ("damaged zip", CorruptArchiveError, "png"),
+        ("web page", ArchiveError, "web page"),
+        ("unsafe name", UnsafeArchiveError, "evil.png"),
+        ("truncated image", DecodeError, "0002.png"),
+    ],
+)
+def test_bad_sources_are_refused_without_a_trace(
+    tmp_path: Path,
+    make_images: MakeImages,
+    make_zip: Callable[[Path, Path], Path],
+    kind: str,
+    error: type[Exception],
+    says: str,
+) -> None:
+    """Each gets one typed error that names the trouble; nothing half-made stays."""
+    source = bad_sources(tmp_path, make_images, make_zip)[kind]
+    with pytest.raises(error, match=f"(?i){says}"):
+        stage(source, cache_dir=tmp_path / "cache")
+    left = [p for p in (tmp_path / "fast").rglob("*") if p.suffix != ".lock"] if (tmp_path / "fast").exists() else []
+    assert [p for p in left if p.is_file()] == []
+    assert not (tmp_path / "cache").exists()
+
+
+def test_bad_images_can_be_skipped_and_are_named(photos: Path) -> None:
+    """`on_error="skip"` leaves them out of the file and names each in the report."""
+    bad = photos / "dog" / "0007.png"
+    bad.write_bytes(bad.read_bytes()[:200])
+    (photos / "cat" / "0008.png").write_bytes(b"not an image")
+    staged = stage(photos, on_error="skip", image_size=(24, 32))
+    assert staged.splits == {"train": 18}
+    assert sorted(line.split(":")[0] for line in staged.report.skipped) == ["cat/0008.png", "dog/0007.png"]
+    assert "dog/0007.png" not in rows_by_key(staged.path)
+
+
+def test_a_failed_refresh_keeps_what_was_there(photos: Path) -> None:
+    """A source that has gone bad raises, and the earlier pack is still there, whole."""
+    staged = stage(photos)
+    before = everything_below(staged.path.parent)
+    (photos / "cat" / "0000.png").write_bytes(b"rotten")
+    with pytest.raises(DecodeError):
+        stage(photos, refresh=True)
+    assert everything_below(staged.path.parent) == before
+
+
+def test_wrong_split_names_list_the_right_ones(photos: Path) -> None:
+    """Asking for a split that is not there says which are."""
+    pytest.importorskip("torch", reason="needs torch: pip install -c constraints.txt torch")
+    staged = stage(photos)
+    with pytest.raises(SplitNotFoundError, match="train"):
+        staged["valid"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"keep": "zip"}, {"verify": "maybe"}, {"encoding": "gif"}, {"resize": "squash"}, {"image_size": (0, 5)},
+     {"splits": {"train": 0.5}}, {"color_mode": "hsv"}, {"on_error": "ignore"}, {"layout": "cubist"}],
+)  # fmt: skip
+def test_wrong_options_are_refused_before_anything_is_written(
+    photos: Path, tmp_path: Path, options: dict[str, object]
+) -> None:
+    """Each names the value and what was expected."""
+    with pytest.raises(OptionError, match="expected|Choose"):
+        stage(photos, **options)
+    assert not [p for p in (tmp_path / "fast").rglob("*") if p.is_file() and p.suffix != ".lock"]
+
+
+def test_addresses_are_not_taken_for_paths() -> None:
+    """A URL gets a sentence that says what can be staged."""
+    with pytest.raises(OptionError, match="https"):
+        stage_dataset("https://example.com/a.zip", progress=False)
+
+
+def test_too_little_disk_is_refused_with_figures(photos: Path, small_disk: Path) -> None:
+    """Before anything is written, with what is needed and what is free."""
+    with pytest.raises(NotEnoughSpaceError, match=r"MB.*free"):
+        stage(photos, image_size=(1024, 1024), encoding="pixels", local_dir=small_disk / "fast")
+    assert not [p for p in small_disk.rglob("*") if p.is_file() and p.suffix != ".lock"]
+
+
+def test_an_unwritable_place_is_refused(photos: Path, tmp_path: Path) -> None:
+    """A file where the local folder should be is a typed error that names it."""
+    (tmp_path / "blocked").write_bytes(b"")
+    with pytest.raises(TargetNotWritableError, match="blocked"):
+        stage(photos, local_dir=tmp_path / "blocked")
+
+
+def test_mixed_sizes_are_kept_as_they_came(photos: Path, image_bytes: Callable[..., bytes]) -> None:
+    """`encoding="auto"` keeps the files' own bytes when sizes differ, also when only a late image differs."""
+    (photos / "cat" / "0005x.png").write_bytes(image_bytes(99, size=(10, 10)))
+    staged = stage(photos)
+    with h5py.File(staged.path, "r") as file:
+        offsets, data = file["X_train/offsets"][()], file["X_train/bytes"][()]
+        for row, key in enumerate(file["key_train"][()].tolist()):
+            assert data[offsets[row] : offsets[row + 1]].tobytes() == (photos / key.decode()).read_bytes()
+    with pytest.raises(LayoutError, match="image_size"):
+        stage(photos, encoding="pixels")
+
+
+def test_names_that_are_no_utf8_are_kept_readable(photos: Path) -> None:
+    """A file name in another encoding can be staged; its key shows the odd bytes escaped."""
+    os.rename(os.fsencode(photos / "cat" / "0000.png"), os.fsencode(photos) + b"/cat/gr\xfcn.png")
+    staged = stage(photos)
+    assert r"cat/gr\udcfcn.png" in rows_by_key(staged.path)
+    assert stage(photos).report.origin == "local"
