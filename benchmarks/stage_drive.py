@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks._photographs import write_photographs, zip_folder
-
 from colabstage.simulate.drive import SimulatedDrive, fuse_problem
 from colabstage.simulate.knobs import DriveKnobs
 from colabstage.stage.run import stage_dataset

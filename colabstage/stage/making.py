@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from colabstage.stage.source import OpenSource
     from colabstage.trees.tree import Tree
 
+_SPOOL = "spool"
+
 
 def figure_out(request: StageRequest, source: OpenSource, tree: Tree, job: PackJob | None) -> StageFigures:
     """Add up what staging moves. Pure."""
@@ -59,7 +61,9 @@ def make_local(
     Raises:
         As `stage_dataset`; each form that was there before is as it was.
     """
-    sweep_orphans(request.folder)
+    # Not those of the pack: what an interrupted run put in place is taken up again.
+    for name in (_SPOOL, request.files_path.name, request.place.name):
+        sweep_orphans(request.folder, name=name)
     with _spool(request) as spool:
         with report.timed("plan", unit="files", moves=False) as step:
             tree = source.open_tree(spool)
@@ -80,7 +84,7 @@ def make_local(
 
 @contextmanager
 def _spool(request: StageRequest) -> Iterator[Path]:
-    folder = temp_beside(request.folder / "spool")
+    folder = temp_beside(request.folder / _SPOOL)
     folder.mkdir()
     try:
         yield folder

@@ -21,7 +21,7 @@ from colabstage.h5.manifest import BLOCK_BYTES, Manifest, manifest_path, read_ma
 from colabstage.machine.drive import drive_root
 from colabstage.machine.resources import check_space, usable_cores
 from colabstage.progress import Cancellation, resolve_progress
-from colabstage.retry import RetryPolicy
+from colabstage.retry import RetryPolicy, read_with_retry
 from colabstage.units import format_bytes, format_duration, format_rate
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def publish_file(
                 cancellation=Cancellation(),
                 policy=RetryPolicy(),
             )
-            _read_back(temp, size, hashes)
+            read_with_retry(lambda: _read_back(temp, size, hashes), str(temp), policy=RetryPolicy())
             previous = _replace(temp, target, keep_previous=keep_previous)
         except BaseException:
             remove_any(temp)

@@ -59,8 +59,11 @@ class Staging:
         Raises:
             SourceNotFoundError, SourceReadError, DriveDisconnectedError, ArchiveError.
         """
-        if self._try_open() is None and (self._request.wants_files or self._find_cached() is None):
-            self._raise_source_problem()
+        request = self._request
+        # With the pack in the cache the source may not be needed at all, and listing it takes its time.
+        if not request.refresh and not request.wants_files and self._find_cached() is not None:
+            return
+        self._open()
 
     def reuse(self) -> StagedDataset | None:
         """What is staged on this machine, if it is whole and the source is still the same."""
@@ -100,7 +103,7 @@ class Staging:
         try:
             with self._report.timed("copy from cache", unit="B") as step:
                 step.amount = restore_pack(cached, request, progress=self._progress, cancellation=self._cancellation)
-                step.note = f"{len(cached.manifest.hashes)} blocks verified"
+                step.note = "verified block by block"
         except (DamagedPackError, SourceError, DriveError) as error:
             self._report.notes.append(f"The cached pack cannot be used: {error}")
             return None
@@ -259,7 +262,8 @@ class Staging:
         request = self._request
         cache_dir, why = choose_cache_dir(request)
         if cache_dir is None:
-            self._note(f"Not cached: {why}.")
+            if request.cache_dir is not None:
+                self._note(f"Not cached: {why}.")
             return
         published = False
         with self._report.timed("publish to cache", unit="B") as step:
