@@ -1,0 +1,104 @@
+"""A cut-off image file is told from a whole one, in every format and wherever the cut is."""
+
+from __future__ import annotations
+
+import io
+from typing import TYPE_CHECKING
+
+import pytest
+from PIL import Image
+
+from colabstage.errors import DecodeError
+from colabstage.images.complete import check_complete
+from colabstage.images.decode import decode_image
+from colabstage.images.options import ImageOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def _picture(width: int = 96, height: int = 64) -> Image.Image:
+    return Image.effect_noise((width, height), 60).convert("RGB")
+
+
+def _encoded(kind: str, **how: object) -> bytes:
+    buffer = io.BytesIO()
+    _picture().save(buffer, kind, **how)
+    return buffer.getvalue()
+
+
+def _passes(check: Callable[[bytes], object], data: bytes) -> bool:
+    try:
+        check(data)
+    except DecodeError:
+        return False
+    return True
+
+
+WHOLE = {
+    "jpeg": _encoded("JPEG"),
+    "progressive jpeg": _encoded("JPEG", progressive=True),
+    "png": _encoded("PNG"),
+    "gif": _encoded("GIF"),
+    "webp": _encoded("WEBP"),
+    "lossless webp": _encoded("WEBP", lossless=True),
+    "bmp": _encoded("BMP"),
+    "tiff": _encoded("TIFF"),
+    "ppm": _encoded("PPM"),
+}
+
+
+@pytest.mark.parametrize("kind", WHOLE)
+def test_a_whole_file_passes(kind: str) -> None:
+    """Nothing whole is refused."""
+    check_complete(WHOLE[kind])
+
+
+@pytest.mark.parametrize("kind", WHOLE)
+@pytest.mark.parametrize("kept", [0.02, 0.5, 0.95])
+def test_a_cut_off_file_is_refused(kind: str, kept: float) -> None:
+    """A file that ends early is refused, whether its header or its pixels are cut."""
+    data = WHOLE[kind]
+    with pytest.raises(DecodeError):
+        check_complete(data[: int(len(data) * kept)])
+
+
+@pytest.mark.parametrize("junk", [b"\0" * 9000, b"a note that an editor left " * 400], ids=["zeros", "text"])
+@pytest.mark.parametrize("kind", ["jpeg", "png", "webp"])
+def test_bytes_behind_the_end_do_not_matter(kind: str, junk: bytes) -> None:
+    """Padding and comments after the picture's end are common, however long they are."""
+    check_complete(WHOLE[kind] + junk)
+
+
+def _with_thumbnail() -> bytes:
+    """A JPEG whose header holds a whole smaller JPEG, end mark included, as cameras write it."""
+    buffer = io.BytesIO()
+    _picture(16, 16).save(buffer, "JPEG")
+    segment = b"Exif\0\0" + buffer.getvalue()
+    whole = WHOLE["jpeg"]
+    return whole[:2] + b"\xff\xe1" + (len(segment) + 2).to_bytes(2, "big") + segment + whole[2:]
+
+
+def test_the_end_of_a_thumbnail_is_not_the_end_of_the_picture() -> None:
+    """A cut anywhere behind a camera's thumbnail is found, although the thumbnail's own end mark is there."""
+    data = _with_thumbnail()
+    check_complete(data)
+    scan = data.rfind(b"\xff\xda")
+    for end in (scan - 20, scan + 2, scan + 40, len(data) - 200):
+        with pytest.raises(DecodeError):
+            check_complete(data[:end])
+
+
+@pytest.mark.parametrize("kind", WHOLE)
+@pytest.mark.parametrize("missing", [1, 2, 5, 13])
+def test_what_lacks_only_its_last_bytes_passes_just_when_it_decodes(kind: str, missing: int) -> None:
+    """Without its mark a file may still hold every pixel; whoever decodes it later decides."""
+    data = WHOLE[kind][:-missing]
+    assert _passes(check_complete, data) == _passes(lambda cut: decode_image(cut, ImageOptions()), data)
+
+
+@pytest.mark.parametrize("data", [b"", b"\0" * 500, b"<html>quota exceeded</html>", b"plain text"])
+def test_what_is_no_image_is_refused(data: bytes) -> None:
+    """Empty files, zeros and pages saved as images are no images."""
+    with pytest.raises(DecodeError):
+        check_complete(data)
