@@ -11,7 +11,7 @@ import threading
 import time
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from colabstage.errors import SourceReadError
 
@@ -20,8 +20,14 @@ if TYPE_CHECKING:
 
     from colabstage.progress import Cancellation
 
+T = TypeVar("T")
+
 # How often a waiting thread looks whether it should stop; no wait is longer than this.
 _LOOK_S = 0.25
+# A reader can be stuck in a dead mount for ever, so the end waits for all of them together only so long. A worker
+# decodes and writes to a local disk: it does end, and what it writes to should not be closed under it.
+_READERS_END_S = 5.0
+_WORKERS_END_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +60,8 @@ class PipelineResult:
 def run_pipeline(
     items: Sequence[int],
     *,
-    read: Callable[[int], bytes],
-    use: Callable[[int, bytes], None],
+    read: Callable[[int], T],
+    use: Callable[[int, T], None],
     cost: Callable[[int], int],
     limits: PipelineLimits,
     cancellation: Cancellation,
@@ -75,6 +81,7 @@ def run_pipeline(
         SourceReadError: nothing moved for `limits.stall_timeout_s` seconds.
         BaseException: the first that `read` or `use` raised; nothing more is started after it.
     """
+    cancellation.check()
     run = _Run(items, read, use, cost, limits)
     try:
         run.start()
@@ -84,14 +91,14 @@ def run_pipeline(
     return PipelineResult(run.readers, run.mean_read_s)
 
 
-class _Run:
+class _Run(Generic[T]):
     """The threads of one run and what they share, all of it guarded by one lock."""
 
     def __init__(
         self,
         items: Sequence[int],
-        read: Callable[[int], bytes],
-        use: Callable[[int, bytes], None],
+        read: Callable[[int], T],
+        use: Callable[[int, T], None],
         cost: Callable[[int], int],
         limits: PipelineLimits,
     ) -> None:
@@ -105,7 +112,7 @@ class _Run:
         self._data = threading.Condition(self._lock)
         self._room = threading.Condition(self._lock)
         self._end = threading.Condition(self._lock)
-        self._ready: deque[tuple[int, bytes]] = deque()
+        self._ready: deque[tuple[int, T]] = deque()
         self._taken = 0
         self._used = 0
         self._in_flight_bytes = 0
@@ -113,7 +120,8 @@ class _Run:
         self._error: BaseException | None = None
         self._stopping = False
         self._last_sign = time.monotonic()
-        self._threads: list[threading.Thread] = []
+        self._worker_threads: list[threading.Thread] = []
+        self._reader_threads: list[threading.Thread] = []
         self.readers = 0
         self.mean_read_s = 0.0
 
@@ -121,7 +129,7 @@ class _Run:
         """Start the workers and the first readers."""
         with self._lock:
             for _ in range(min(self._limits.workers, len(self._items))):
-                self._spawn(self._work)
+                self._spawn(self._work, self._worker_threads)
             for _ in range(min(self._limits.readers, len(self._items))):
                 self._spawn_reader()
 
@@ -134,7 +142,7 @@ class _Run:
                 silent_s = time.monotonic() - self._last_sign
                 if silent_s > self._limits.stall_timeout_s:
                     msg = (
-                        f"No file could be read for {silent_s:.0f} seconds ({self._used} of {len(self._items)} done). "
+                        f"Nothing could be read for {silent_s:.0f} seconds ({self._used} of {len(self._items)} done). "
                         "The source hangs; if it is Google Drive, mount it again with force_remount=True and run this "
                         "cell once more: finished work is kept."
                     )
@@ -146,9 +154,9 @@ class _Run:
         """Let every thread end, and wait for those that can."""
         with self._lock:
             self._halt()
-        for thread in self._threads:
-            # A thread stuck in a dead mount's read cannot be interrupted; it is a daemon and holds nothing.
-            thread.join(timeout=5.0)
+        _join(self._worker_threads, _WORKERS_END_S)
+        # A thread stuck in a dead mount's read cannot be interrupted; it is a daemon and holds nothing.
+        _join(self._reader_threads, _READERS_END_S)
 
     def _halt(self) -> None:
         self._stopping = True
@@ -156,21 +164,22 @@ class _Run:
         for condition in (self._data, self._room, self._end):
             condition.notify_all()
 
-    def _spawn(self, target: Callable[[], None]) -> None:
+    def _spawn(self, target: Callable[[], None], among: list[threading.Thread]) -> None:
         thread = threading.Thread(target=self._guard, args=(target,), name="colabstage-pipeline", daemon=True)
-        self._threads.append(thread)
         thread.start()
+        among.append(thread)
 
     def _spawn_reader(self) -> None:
+        self._spawn(self._fetch, self._reader_threads)
         self.readers += 1
-        self._spawn(self._fetch)
 
     def _guard(self, target: Callable[[], None]) -> None:
         try:
             target()
         except BaseException as error:  # noqa: BLE001 - handed to the waiting thread, which raises it
             with self._lock:
-                self._error = self._error or error
+                if self._error is None:
+                    self._error = error
                 self._halt()
 
     def _fetch(self) -> None:
@@ -178,6 +187,7 @@ class _Run:
             began = time.monotonic()
             data = self._read(item)
             self._deliver(item, data, time.monotonic() - began)
+            del data  # the budget counts it only until it is used, and this thread may now wait for long
 
     def _take(self) -> int | None:
         """The next item, once the budget allows it; `None` when there are no more."""
@@ -188,28 +198,36 @@ class _Run:
                 if self._in_flight_bytes == 0 or self._in_flight_bytes + cost <= self._limits.budget_bytes:
                     self._taken += 1
                     self._in_flight_bytes += cost
+                    # What one large item frees may be room for several small ones: each wakes the next.
+                    self._room.notify()
                     return item
                 self._room.wait(_LOOK_S)
             return None
 
-    def _deliver(self, item: int, data: bytes, seconds: float) -> None:
+    def _deliver(self, item: int, data: T, seconds: float) -> None:
         with self._lock:
             if self._stopping:
                 return
             self._last_sign = time.monotonic()
             self.mean_read_s += (0.1 if self.mean_read_s else 1.0) * (seconds - self.mean_read_s)
-            starved = self._idle_workers > 0 and not self._ready
-            if starved and self.mean_read_s > self._limits.slow_read_s and self.readers < self._limits.max_readers:
+            if self._wants_reader():
                 self._spawn_reader()
             self._ready.append((item, data))
             self._data.notify()
 
+    def _wants_reader(self) -> bool:
+        starved = self._idle_workers > 0 and not self._ready
+        slow = self.mean_read_s > self._limits.slow_read_s
+        return starved and slow and self._taken < len(self._items) and self.readers < self._limits.max_readers
+
     def _work(self) -> None:
         while (ready := self._next_ready()) is not None:
+            item = ready[0]
             self._use(*ready)
-            self._finish(ready[0])
+            del ready
+            self._finish(item)
 
-    def _next_ready(self) -> tuple[int, bytes] | None:
+    def _next_ready(self) -> tuple[int, T] | None:
         with self._lock:
             while not self._ready:
                 if self._stopping or self._used == len(self._items):
@@ -228,3 +246,9 @@ class _Run:
             if self._used == len(self._items):
                 self._data.notify_all()
                 self._end.notify_all()
+
+
+def _join(threads: Sequence[threading.Thread], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    for thread in threads:
+        thread.join(timeout=max(0.0, deadline - time.monotonic()))

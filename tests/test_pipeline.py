@@ -1,0 +1,370 @@
+"""The pipeline: every item once, a bound on the bytes in flight, and an end whatever happens."""
+
+from __future__ import annotations
+
+import _thread
+import threading
+import time
+import traceback
+from collections import Counter
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from colabstage.errors import CancelledError, DecodeError, SourceReadError
+from colabstage.pipeline import PipelineLimits, PipelineResult, run_pipeline
+from colabstage.progress import Cancellation
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+LIMITS = PipelineLimits(readers=2, max_readers=2, workers=2, stall_timeout_s=20.0)
+
+
+def pipeline_threads() -> list[threading.Thread]:
+    """The pipeline's threads that are alive now."""
+    return [thread for thread in threading.enumerate() if thread.name == "colabstage-pipeline"]
+
+
+class Recorder:
+    """Reads and uses items of given sizes, and notes the most bytes, reads and uses that there ever were at once."""
+
+    def __init__(self, sizes: Sequence[int], *, read_s: float = 0.0, use_s: float = 0.0) -> None:
+        self.sizes = sizes
+        self.read_s = read_s
+        self.use_s = use_s
+        self.used: Counter[int] = Counter()
+        self.taken: list[int] = []
+        self.most_bytes = self.most_reads = self.most_uses = 0
+        self._bytes = self._reads = self._uses = 0
+        self._lock = threading.Lock()
+
+    def read(self, item: int) -> bytes:
+        with self._lock:
+            self.taken.append(item)
+            self._bytes += self.sizes[item]
+            self._reads += 1
+            self.most_bytes = max(self.most_bytes, self._bytes)
+            self.most_reads = max(self.most_reads, self._reads)
+        if self.read_s:
+            time.sleep(self.read_s)
+        with self._lock:
+            self._reads -= 1
+        return item.to_bytes(8, "little")
+
+    def use(self, item: int, data: bytes) -> None:
+        assert int.from_bytes(data, "little") == item
+        with self._lock:
+            self._uses += 1
+            self.most_uses = max(self.most_uses, self._uses)
+        if self.use_s:
+            time.sleep(self.use_s)
+        with self._lock:
+            self._uses -= 1
+            self._bytes -= self.sizes[item]
+            self.used[item] += 1
+
+    def run(
+        self, limits: PipelineLimits, *, order: Sequence[int] | None = None, cancellation: Cancellation | None = None
+    ) -> PipelineResult:
+        return run_pipeline(
+            range(len(self.sizes)) if order is None else order,
+            read=self.read,
+            use=self.use,
+            cost=self.sizes.__getitem__,
+            limits=limits,
+            cancellation=cancellation or Cancellation(),
+        )
+
+
+def run_with(
+    read: Callable[[int], bytes], use: Callable[[int, bytes], None], limits: PipelineLimits = LIMITS, count: int = 1000
+) -> PipelineResult:
+    """Run over `count` items that cost a byte each."""
+    return run_pipeline(range(count), read=read, use=use, cost=lambda _: 1, limits=limits, cancellation=Cancellation())
+
+
+def read_nothing(item: int) -> bytes:
+    """What needs no source."""
+    return b""
+
+
+def use_nothing(item: int, data: bytes) -> None:
+    """What leaves nothing behind."""
+
+
+@given(
+    sizes=st.lists(st.integers(0, 50), max_size=40),
+    readers=st.integers(1, 6),
+    workers=st.integers(1, 6),
+    budget=st.integers(1, 120),
+    dice=st.randoms(use_true_random=False),
+)
+@settings(max_examples=40, deadline=None)
+def test_every_item_is_used_once_within_the_budget(
+    sizes: list[int], readers: int, workers: int, budget: int, dice: object
+) -> None:
+    """Whatever the sizes, the order and the widths, each item is read and used once and the bytes stay bounded."""
+    order = list(range(len(sizes)))
+    dice.shuffle(order)  # type: ignore[attr-defined]
+    recorder = Recorder(sizes)
+    limits = PipelineLimits(readers=readers, max_readers=readers, workers=workers, budget_bytes=budget)
+    recorder.run(limits, order=order)
+    assert recorder.used == Counter(range(len(sizes)))
+    assert sorted(recorder.taken) == list(range(len(sizes)))
+    assert recorder.most_bytes <= max([budget, *sizes])
+    assert pipeline_threads() == []
+
+
+def test_budget_is_filled_but_not_exceeded_when_workers_are_slow() -> None:
+    """Many quick readers before slow workers read ahead up to the budget, and no further."""
+    recorder = Recorder([10] * 60, use_s=0.003)
+    recorder.run(PipelineLimits(readers=8, max_readers=8, workers=1, budget_bytes=100))
+    assert recorder.most_bytes == 100
+
+
+def test_item_beyond_the_budget_passes_alone() -> None:
+    """An item that is larger than the whole budget waits until nothing else is in flight, and then goes through."""
+    recorder = Recorder([10, 10, 5000, 10, 10], read_s=0.002, use_s=0.002)
+    recorder.run(PipelineLimits(readers=4, max_readers=4, workers=4, budget_bytes=100))
+    assert recorder.used == Counter(range(5))
+    assert recorder.most_bytes == 5000
+
+
+def test_items_are_read_in_the_order_given() -> None:
+    """One reader reads exactly in the caller's order, which is what makes an archive's reads sequential."""
+    recorder = Recorder([1] * 50)
+    order = list(reversed(range(50)))
+    recorder.run(replace(LIMITS, readers=1, max_readers=1), order=order)
+    assert recorder.taken == order
+
+
+def test_no_more_reads_and_uses_at_once_than_allowed() -> None:
+    """The limits on readers and workers hold, and are reached when there is work for all."""
+    recorder = Recorder([1] * 80, read_s=0.004, use_s=0.004)
+    result = recorder.run(PipelineLimits(readers=5, max_readers=5, workers=3))
+    assert (recorder.most_reads, recorder.most_uses, result.readers) == (5, 3, 5)
+
+
+def test_nothing_to_do_is_done_at_once() -> None:
+    """No items: no thread is started and nothing is waited for."""
+    began = time.monotonic()
+    result = Recorder([]).run(LIMITS)
+    assert result == PipelineResult(readers=0, mean_read_s=0.0)
+    assert time.monotonic() - began < 0.2
+
+
+def test_readers_grow_while_reads_are_slow() -> None:
+    """From one reader on, waiting workers and slow reads bring more readers, up to the limit."""
+    recorder = Recorder([1] * 150, read_s=0.01)
+    limits = PipelineLimits(readers=1, max_readers=8, workers=2, slow_read_s=0.0001)
+    began = time.monotonic()
+    result = recorder.run(limits)
+    assert result.readers == recorder.most_reads == 8
+    assert result.mean_read_s >= 0.01
+    assert time.monotonic() - began < 0.5 * 150 * 0.01
+
+
+def test_readers_stay_few_while_reads_are_fast() -> None:
+    """Reads that take microseconds never bring a second reader, however hungry the workers are."""
+    recorder = Recorder([1] * 500)
+    result = recorder.run(PipelineLimits(readers=1, max_readers=8, workers=4, slow_read_s=0.2))
+    assert result.readers == recorder.most_reads == 1
+
+
+def test_readers_stay_few_while_workers_are_busy() -> None:
+    """Slow reads alone do not bring readers: where decoding takes longer, more of them would not help."""
+    recorder = Recorder([1] * 30, read_s=0.001, use_s=0.02)
+    result = recorder.run(PipelineLimits(readers=2, max_readers=8, workers=1, slow_read_s=0.0001))
+    assert result.readers <= 3
+
+
+def test_no_reader_is_added_when_nothing_is_left_to_read() -> None:
+    """The last slow read brings no reader that would have nothing to do."""
+    result = Recorder([1], read_s=0.01).run(PipelineLimits(readers=1, max_readers=8, workers=1, slow_read_s=0.0001))
+    assert result.readers == 1
+
+
+def fail_at(number: int, error: BaseException) -> Callable[[int], bytes]:
+    """A read that raises at one item."""
+
+    def read_that_fails(item: int) -> bytes:
+        if item == number:
+            raise error
+        time.sleep(0.0005)
+        return b""
+
+    return read_that_fails
+
+
+@pytest.mark.parametrize("error", [SourceReadError("gone"), ValueError("odd"), SystemExit(3)])
+def test_failing_read_stops_everything_with_its_traceback(error: BaseException) -> None:
+    """What a read raises comes out of the call itself, with the line that raised it; little more is started."""
+    used: list[int] = []
+    with pytest.raises(type(error)) as caught:
+        run_with(fail_at(20, error), lambda item, _: used.append(item))
+    assert caught.value is error
+    assert "read_that_fails" in "".join(traceback.format_tb(error.__traceback__))
+    assert len(used) < 100
+    assert pipeline_threads() == []
+
+
+def test_failing_use_stops_everything_with_its_traceback() -> None:
+    """What a use raises comes out of the call too, and reading ends although most items are still to come."""
+    read: list[int] = []
+
+    def use_that_fails(item: int, data: bytes) -> None:
+        if item == 20:
+            raise DecodeError("not an image")
+
+    def read_slowly(item: int) -> bytes:
+        read.append(item)
+        time.sleep(0.0005)
+        return b""
+
+    with pytest.raises(DecodeError, match="not an image") as caught:
+        run_with(read_slowly, use_that_fails)
+    assert "use_that_fails" in "".join(traceback.format_tb(caught.value.__traceback__))
+    assert len(read) < 200
+    assert pipeline_threads() == []
+
+
+def test_first_of_several_errors_is_raised() -> None:
+    """When many reads fail at once, one error comes out and all threads end."""
+
+    def read(item: int) -> bytes:
+        raise SourceReadError(f"item {item}")
+
+    with pytest.raises(SourceReadError, match="item"):
+        run_with(read, use_nothing, replace(LIMITS, readers=8, max_readers=8))
+    assert pipeline_threads() == []
+
+
+def test_failed_run_lets_go_of_what_was_read() -> None:
+    """The error that comes out of a failed run does not keep bytes alive that were read and never used."""
+
+    class Read:
+        """Stands for a large image."""
+
+    alive = 0
+
+    class Counted(Read):
+        def __init__(self) -> None:
+            nonlocal alive
+            alive += 1
+
+        def __del__(self) -> None:
+            nonlocal alive
+            alive -= 1
+
+    def use(item: int, data: Read) -> None:
+        time.sleep(0.05)
+        raise DecodeError("bad")
+
+    with pytest.raises(DecodeError) as caught:
+        run_pipeline(
+            range(50),
+            read=lambda _: Counted(),
+            use=use,
+            cost=lambda _: 1,
+            limits=replace(LIMITS, workers=1),
+            cancellation=Cancellation(),
+        )
+    # The frame of the failing use has the one item that it failed on.
+    assert alive <= 1
+    del caught
+
+
+def test_cancelling_stops_the_run_soon() -> None:
+    """A cancellation from another thread ends a long run within a second."""
+    cancellation = Cancellation()
+    recorder = Recorder([1] * 5000, read_s=0.01)
+    threading.Timer(0.1, cancellation.cancel).start()
+    began = time.monotonic()
+    with pytest.raises(CancelledError):
+        recorder.run(LIMITS, cancellation=cancellation)
+    assert time.monotonic() - began < 2.0
+    assert 0 < sum(recorder.used.values()) < 500
+    assert pipeline_threads() == []
+
+
+def test_cancelled_before_it_starts_reads_nothing() -> None:
+    """A run that is cancelled already ends at once."""
+    cancellation = Cancellation()
+    cancellation.cancel()
+    recorder = Recorder([1] * 5000, read_s=0.01)
+    with pytest.raises(CancelledError):
+        recorder.run(LIMITS, cancellation=cancellation)
+    assert recorder.taken == []
+
+
+@contextmanager
+def released_at_the_end() -> Iterator[threading.Event]:
+    """An event to block on, set in the end so that no thread stays."""
+    event = threading.Event()
+    try:
+        yield event
+    finally:
+        event.set()
+
+
+def test_source_that_hangs_is_an_error_within_the_deadline() -> None:
+    """A read that never returns ends in a typed error that says how far it came, although its thread still hangs."""
+    with released_at_the_end() as release:
+
+        def read(item: int) -> bytes:
+            if item >= 7:
+                release.wait(60)
+            return b""
+
+        began = time.monotonic()
+        with pytest.raises(SourceReadError, match=r"7 of 1000 done.*mount it again"):
+            run_with(read, use_nothing, replace(LIMITS, stall_timeout_s=0.5))
+        # The deadline, and the wait for readers that may still come back.
+        assert 0.5 <= time.monotonic() - began < 8.0
+
+
+def test_slow_but_moving_source_is_not_taken_for_a_dead_one() -> None:
+    """Reads that together take much longer than the deadline are fine while each of them returns in time."""
+    recorder = Recorder([1] * 12, read_s=0.1)
+    recorder.run(PipelineLimits(readers=1, max_readers=1, workers=1, stall_timeout_s=0.5))
+    assert recorder.used == Counter(range(12))
+
+
+def test_interrupting_the_caller_ends_all_threads() -> None:
+    """Ctrl-C in the cell comes out as such and leaves no thread."""
+    threading.Timer(0.2, _thread.interrupt_main).start()
+    recorder = Recorder([1] * 5000, read_s=0.01)
+    with pytest.raises(KeyboardInterrupt):
+        recorder.run(LIMITS)
+    assert pipeline_threads() == []
+    assert sum(recorder.used.values()) < 1000
+
+
+def test_workers_finish_what_they_write_before_the_call_returns() -> None:
+    """After a failure no use is still running: its caller may close the file that uses write to."""
+    running = 0
+
+    def use(item: int, data: bytes) -> None:
+        nonlocal running
+        if item == 1:
+            raise DecodeError("bad")
+        running += 1
+        time.sleep(0.4)
+        running -= 1
+
+    with pytest.raises(DecodeError):
+        run_with(read_nothing, use)
+    assert running == 0
+
+
+def test_small_items_cost_little() -> None:
+    """20,000 items without content pass in well under two seconds."""
+    began = time.monotonic()
+    result = run_with(read_nothing, use_nothing, count=20_000)
+    assert time.monotonic() - began < 2.0
+    assert result.readers == 2
