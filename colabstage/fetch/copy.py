@@ -4,21 +4,33 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import os
 from typing import TYPE_CHECKING
 
-from colabstage.errors import DamagedPackError, NotEnoughSpaceError, SourceReadError, TargetNotWritableError
+from colabstage.errors import (
+    ColabstageError,
+    DamagedPackError,
+    DriveDisconnectedError,
+    NotEnoughSpaceError,
+    SourceReadError,
+    TargetNotWritableError,
+)
 from colabstage.fileops import block_ranges, hash_block, pread_exactly, pwrite_exactly
+from colabstage.pipeline import PipelineLimits, run_pipeline
 from colabstage.retry import RetryPolicy, read_with_retry
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
+    from typing import Self
 
     from colabstage.progress import Cancellation, ProgressStep
 
 # Reads of a block whose hash is wrong, before the file itself counts as damaged.
 _BLOCK_TRIES = 3
+# Blocks read ahead of the one that is being written.
+_BLOCKS_AHEAD = 3
 
 
 def copy_blocks(
@@ -31,8 +43,9 @@ def copy_blocks(
     step: ProgressStep,
     cancellation: Cancellation,
     policy: RetryPolicy,
+    stall_timeout_s: float = 180.0,
 ) -> list[str]:
-    """Copy a file block by block, in order, hashing each block as it passes.
+    """Copy a file block by block, in order, hashing each block as it passes; one is read while another is written.
 
     Args:
         source: read once, sequentially, which every mount does best.
@@ -42,69 +55,147 @@ def copy_blocks(
         expected: hash of each block, or `None` to take the bytes as they come. A block that comes out wrong is read
             again, alone.
         step: told of every byte.
-        cancellation: looked at before every block.
+        cancellation: looked at several times a second.
         policy: how often a failing read is tried again.
+        stall_timeout_s: seconds in which at least one block has to arrive.
 
     Returns:
         The hash of each block.
 
     Raises:
         DamagedPackError: a block is wrong on every try; the message says where.
-        SourceReadError, SourceNotFoundError, DriveDisconnectedError: the source failed, or has another length.
+        SourceReadError, SourceNotFoundError, DriveDisconnectedError: the source failed, hangs, or has another length
+            (found before anything is written).
         NotEnoughSpaceError, TargetNotWritableError: the target failed.
         CancelledError: the caller asked to stop.
     """
-    hashes: list[str] = []
-    reader = read_with_retry(lambda: os.open(source, os.O_RDONLY), str(source), policy=policy)
-    try:
-        with _writing(target) as writer:
-            for number, (offset, length) in enumerate(block_ranges(size, block_bytes)):
-                cancellation.check()
-                wanted = None if expected is None else expected[number]
-                data, digest = _read_block(reader, (offset, length), wanted, str(source), policy)
-                pwrite_exactly(writer, data, offset)
-                hashes.append(digest)
-                step.advance(length)
-    finally:
-        os.close(reader)
+    blocks = block_ranges(size, block_bytes)
+    hashes = [""] * len(blocks)
+    with _open_source(source, size, policy) as reader, TargetFile(target) as writer:
+
+        def read(number: int) -> tuple[bytes, str]:
+            wanted = None if expected is None else expected[number]
+            return _read_block(reader, blocks[number], wanted, source, policy)
+
+        def use(number: int, block: tuple[bytes, str]) -> None:
+            data, hashes[number] = block
+            writer.write(data, blocks[number][0])
+            step.advance(len(data))
+
+        run_pipeline(
+            range(len(blocks)),
+            read=read,
+            use=use,
+            cost=lambda number: blocks[number][1],
+            limits=PipelineLimits(
+                readers=1,
+                max_readers=1,
+                workers=1,
+                budget_bytes=_BLOCKS_AHEAD * block_bytes,
+                stall_timeout_s=stall_timeout_s,
+            ),
+            cancellation=cancellation,
+        )
     return hashes
 
 
-def _read_block(
-    reader: int, block: tuple[int, int], wanted: str | None, label: str, policy: RetryPolicy
-) -> tuple[bytes, str]:
-    offset, length = block
-    for _ in range(_BLOCK_TRIES):
-        data = read_with_retry(lambda: pread_exactly(reader, length, offset), label, policy=policy)
-        if len(data) != length:
-            msg = f"'{label}' ends at byte {offset + len(data):,}; expected {length:,} more from byte {offset:,} on."
+@contextlib.contextmanager
+def _open_source(source: Path, size: int, policy: RetryPolicy) -> Iterator[int]:
+    """A handle to read a file that must have `size` bytes."""
+    label = str(source)
+    handle = read_with_retry(lambda: os.open(source, os.O_RDONLY | os.O_CLOEXEC), label, policy=policy)
+    try:
+        found = read_with_retry(lambda: os.fstat(handle).st_size, label, policy=policy)
+        if found != size:
+            msg = f"'{label}' has {found:,} bytes; expected {size:,}. Wait until its upload or copy is complete."
             raise SourceReadError(msg)
-        digest = hash_block(data)
-        if wanted is None or digest == wanted:
-            return data, digest
-    msg = (
-        f"'{label}' is damaged: the {length:,} bytes from {offset:,} on are not those that were written, in "
-        f"{_BLOCK_TRIES} readings."
-    )
-    raise DamagedPackError(msg)
+        yield handle
+    finally:
+        os.close(handle)
+
+
+def _read_block(
+    reader: int, block: tuple[int, int], wanted: str | None, source: Path, policy: RetryPolicy
+) -> tuple[bytes, str]:
+    data = _read_whole(lambda: pread_exactly(reader, block[1], block[0]), block, source, policy)
+    tries = 1
+    while (digest := hash_block(data)) != wanted and wanted is not None:
+        if tries == _BLOCK_TRIES:
+            msg = (
+                f"'{source}' is damaged: the {block[1]:,} bytes from {block[0]:,} on are not those that were written, "
+                f"in {_BLOCK_TRIES} readings."
+            )
+            raise DamagedPackError(msg)
+        data = _read_whole(lambda: _read_afresh(source, block), block, source, policy)
+        tries += 1
+    return data, digest
+
+
+def _read_whole(read: Callable[[], bytes], block: tuple[int, int], source: Path, policy: RetryPolicy) -> bytes:
+    data = read_with_retry(read, str(source), policy=policy)
+    offset, length = block
+    if len(data) != length:
+        msg = f"'{source}' ends at byte {offset + len(data):,}; expected {length:,} more from byte {offset:,} on."
+        raise SourceReadError(msg)
+    return data
+
+
+def _read_afresh(source: Path, block: tuple[int, int]) -> bytes:
+    """Read a block through a handle of its own: a mount may answer one handle with the same bytes for ever."""
+    offset, length = block
+    handle = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        # Otherwise the kernel would answer with the same bytes out of its memory.
+        os.posix_fadvise(handle, offset, length, os.POSIX_FADV_DONTNEED)
+        return pread_exactly(handle, length, offset)
+    finally:
+        os.close(handle)
+
+
+class TargetFile:
+    """A new file to write, as a context manager; its failures are told apart from those of the source.
+
+    What `write` and closing raise is a `NotEnoughSpaceError`, `TargetNotWritableError` or `DriveDisconnectedError`. A
+    thread that is late finds the file closed, never another one behind the same number.
+    """
+
+    def __init__(self, path: Path, *, fresh: bool = True) -> None:
+        """Make the file. With `fresh` it is emptied first; otherwise several may write to parts of it."""
+        self._path = path
+        flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | (os.O_TRUNC if fresh else 0)
+        with _typed_write_errors(path):
+            self._file = io.FileIO(os.open(path, flags, 0o644), "wb")
+
+    def write(self, data: bytes | memoryview, offset: int) -> None:
+        """Write all of `data` at `offset`. May be called from any thread."""
+        with _typed_write_errors(self._path):
+            pwrite_exactly(self._file.fileno(), data, offset)
+
+    def close(self) -> None:
+        """Let go of the file. Calling it twice is fine."""
+        # A mount may tell only now that it could not keep what was written.
+        with _typed_write_errors(self._path):
+            self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if error is None:
+            self.close()
+            return
+        with contextlib.suppress(OSError):
+            self.close()
 
 
 @contextlib.contextmanager
-def _writing(target: Path) -> Iterator[int]:
-    """A handle to write a new file, with errors of the target told apart from those of the source."""
+def _typed_write_errors(target: Path) -> Iterator[None]:
     try:
-        handle = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        yield
+    except ColabstageError:
+        raise
     except OSError as error:
         raise translate_write_error(error, target) from error
-    try:
-        try:
-            yield handle
-        finally:
-            os.close(handle)
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG):
-            raise translate_write_error(error, target) from error
-        raise
 
 
 def translate_write_error(error: OSError, target: Path) -> OSError:
@@ -112,5 +203,11 @@ def translate_write_error(error: OSError, target: Path) -> OSError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         msg = f"'{target.parent}' is full ({error.strerror}). Free some space there, or choose another place."
         return NotEnoughSpaceError(msg)
+    if error.errno in (errno.ENOTCONN, errno.ESHUTDOWN):
+        msg = (
+            f"Writing '{target}' failed: {error.strerror}. The Drive client has died. Mount it again with "
+            'google.colab.drive.mount("/content/drive", force_remount=True), then try again.'
+        )
+        return DriveDisconnectedError(msg)
     msg = f"Cannot write '{target}' ({error.strerror or error}). Choose a place that this user can write to."
     return TargetNotWritableError(msg)

@@ -1,0 +1,85 @@
+"""A Drive without waiting times, a disk that is soon full, and a step that counts."""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+from typing import TYPE_CHECKING, Self
+
+import pytest
+
+from colabstage.simulate.drive import SimulatedDrive
+from colabstage.simulate.knobs import DriveKnobs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+    from types import TracebackType
+
+
+class CountingStep:
+    """A `ProgressStep` that adds up; `notice`, when set, is called with the sum after every advance."""
+
+    def __init__(self) -> None:
+        self.total = 0
+        self.notice: Callable[[int], None] | None = None
+        self._lock = threading.Lock()
+
+    def advance(self, amount: int = 1) -> None:
+        with self._lock:
+            self.total += amount
+        if self.notice is not None:
+            self.notice(self.total)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Nothing to close."""
+
+
+@pytest.fixture(autouse=True)
+def own_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only mounts and marker files below the test's folder count, so that parallel tests do not see each other's."""
+    monkeypatch.setenv("COLABSTAGE_SYSTEM_ROOT", str(tmp_path))
+
+
+@pytest.fixture
+def step() -> CountingStep:
+    """What is told of the bytes done."""
+    return CountingStep()
+
+
+@pytest.fixture
+def make_drive(tmp_path: Path) -> Iterator[Callable[..., SimulatedDrive]]:
+    """Make Drives that are mounted at `tmp_path/drive<n>`; all are unmounted at the end."""
+    made: list[SimulatedDrive] = []
+
+    def make(knobs: DriveKnobs | None = None) -> SimulatedDrive:
+        number = len(made)
+        drive = SimulatedDrive(tmp_path / f"home{number}", knobs=knobs or DriveKnobs.quick())
+        made.append(drive)
+        drive.mount(tmp_path / f"drive{number}")
+        return drive
+
+    yield make
+    for drive in made:
+        drive.unmount()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 1 MB."""
+    place = tmp_path / "small"
+    place.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)], check=False, capture_output=True, text=True
+    )
+    if mounted.returncode:
+        pytest.skip(f"needs the right to mount a tmpfs (root): {mounted.stderr.strip()}")
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", str(place)], check=True)
