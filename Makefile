@@ -13,11 +13,10 @@ VENV := .venv
 VENV313 := .venv313
 VENV_WHEEL := .venv-wheel
 PIP_INSTALL := -m pip install -qq --constraint constraints.txt
-# BENCH=name picks one script of benchmarks/.
-BENCH ?= *
-BENCHMARKS = $(filter-out benchmarks/_%,$(wildcard benchmarks/$(BENCH).py))
+# BENCH=name picks one benchmark, or several; all of them otherwise.
+BENCH ?=
 
-.PHONY: help demo test check format smoke bench campaign clean python313
+.PHONY: help demo test check format smoke bench clean python313
 
 help: ## show these lines
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 18
@@ -43,12 +42,8 @@ format: $(VENV)/.installed ## put the code into the house's format
 smoke: $(VENV)/.installed $(VENV_WHEEL)/bin/pip ## the smoke tests against the built wheel, from an empty folder
 	@bash scripts/smoke_wheel.sh $(VENV) $(VENV_WHEEL)
 
-bench: $(VENV)/.installed $(VENV)/.fuse ## run the scripts of benchmarks/ (BENCH=name for one)
-	@test -n "$(BENCHMARKS)" || { echo "There is no benchmarks/$(BENCH).py."; exit 1; }
-	@for script in $(BENCHMARKS); do echo "== $$script"; $(VENV)/bin/python -m benchmarks.$$(basename $$script .py); done
-
-campaign: ## every measurement there is: for now, all of bench
-	@$(MAKE) --no-print-directory bench BENCH='*'
+bench: $(VENV)/.installed $(VENV)/.fuse ## measure, and write docs/benchmarks.md (BENCH=name for one)
+	$(VENV)/bin/python -m benchmarks $(BENCH)
 
 clean: ## remove what these targets made, the virtual environments included
 	rm -rf $(VENV) $(VENV313) $(VENV_WHEEL) build dist demo-out .mypy_cache .ruff_cache .pytest_cache .hypothesis
