@@ -103,6 +103,26 @@ def disown(temp: Path) -> None:
     temp.rename(temp.with_name(f"{base.rpartition('.')[0]}.{current_world()}-0-0.{number}{_SUFFIX}"))
 
 
+def find_orphans(path: Path) -> list[Path]:
+    """What processes that died in this very boot and container left unfinished for `path`; others' is not certain."""
+    wanted = _short(path.name)
+    found = []
+    for entry in sorted(path.parent.glob(f"{_MARK}{glob.escape(wanted)}.*{_SUFFIX}")):
+        parts = _name_and_owner(entry)
+        if parts is not None and parts[0] == wanted and owner_is_alive(parts[1]) is False:
+            found.append(entry)
+    return found
+
+
+def disk_use(path: Path) -> int:
+    """Bytes that a file, or all files in a folder, take on the disk; holes take none. 0 where there is nothing."""
+    total = 0
+    for part in (path, *path.rglob("*")):
+        with contextlib.suppress(FileNotFoundError):
+            total += part.lstat().st_blocks * 512
+    return total
+
+
 def adopt_orphan(path: Path, temp: Path) -> bool:
     """Take over what a dead process left unfinished for `path`: rename it to `temp`, our own name for it.
 
@@ -111,12 +131,7 @@ def adopt_orphan(path: Path, temp: Path) -> bool:
     Returns:
         Whether there was anything to take over.
     """
-    wanted = _short(path.name)
-    for entry in sorted(path.parent.glob(f"{_MARK}{glob.escape(wanted)}.*{_SUFFIX}")):
-        found = _name_and_owner(entry)
-        # Only a death in this very boot and container is certain enough to take over what was left.
-        if found is None or found[0] != wanted or owner_is_alive(found[1]) is not False:
-            continue
+    for entry in find_orphans(path):
         try:
             entry.rename(temp)
         except FileNotFoundError:

@@ -59,6 +59,11 @@ class PackContent:
     attributes: Mapping[str, Any]
     group_attributes: Mapping[str, Mapping[str, Any]]
 
+    @property
+    def nbytes(self) -> int:
+        """Length of all its datasets in the file."""
+        return sum(spec.nbytes for spec in self.reserved) + sum(_stored_bytes(array) for array in self.arrays.values())
+
 
 def create_pack(path: Path, content: PackContent) -> dict[str, int]:
     """Write a new file with everything but its samples.
@@ -103,11 +108,15 @@ def reserved_offsets(path: Path, content: PackContent) -> dict[str, int] | None:
 
     try:
         with h5py.File(path, "r", locking=False) as file:
-            found = {spec.name: file[spec.name] for spec in content.reserved if spec.nbytes}
-            if any(found[spec.name].shape != spec.shape for spec in content.reserved if spec.nbytes):
-                return None
-            return {name: dataset.id.get_offset() for name, dataset in found.items()}
-    except (OSError, KeyError):
+            offsets: dict[str, int] = {}
+            for spec in content.reserved:
+                dataset = file[spec.name]
+                if (dataset.shape, dataset.dtype) != (spec.shape, spec.dtype):
+                    return None
+                if spec.nbytes:
+                    offsets[spec.name] = dataset.id.get_offset()
+            return offsets
+    except (OSError, KeyError, RuntimeError, AttributeError):
         return None
 
 
@@ -134,14 +143,24 @@ def _reserve(file: Any, spec: ReservedDataset) -> int | None:
     return offset
 
 
+def _stored_bytes(array: NDArray[Any]) -> int:
+    if array.dtype.kind not in "OU":
+        return array.nbytes
+    return len(array) * max((len(text) for text in _encode(array)), default=1)
+
+
+def _encode(array: NDArray[Any]) -> list[bytes]:
+    # A file name need not be UTF-8; what HDF5 is told to be has to.
+    return [str(text).encode(errors="backslashreplace") for text in array.tolist()]
+
+
 def _write_array(file: Any, name: str, array: NDArray[Any]) -> None:
     """Write a small array; text becomes fixed-length UTF-8, which every HDF5 reader understands."""
     import h5py
     import numpy as np
 
     if array.dtype.kind in "OU":
-        # A file name need not be UTF-8; what HDF5 is told to be has to.
-        encoded = [str(text).encode(errors="backslashreplace") for text in array.tolist()]
+        encoded = _encode(array)
         length = max((len(text) for text in encoded), default=1) or 1
         # The padded bytes go in as they are: h5py's own conversion of a million strings takes seconds.
         raw = np.array(encoded, dtype=f"S{length}") if encoded else np.empty(0, dtype=f"S{length}")

@@ -1,19 +1,19 @@
-"""Closing the gaps that left-out samples leave: the same file as if they had never been in the source."""
+"""Closing the gaps that left-out samples leave: what remains keeps its split, its label and its order."""
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from colabstage.fileops import pread_exactly, pwrite_exactly
+from colabstage.fetch.copy import TargetFile
+from colabstage.fileops import block_ranges, pread_exactly
 from colabstage.h5.create import create_pack
 from colabstage.pack.plan import PackPlan, SplitPlan, pack_content, sample_places
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
     from typing import Any
 
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     from colabstage.layouts.table import SampleTable
     from colabstage.pack.options import PackOptions
+
+_COPY_BYTES = 8 * 1024 * 1024
 
 
 def without_samples(table: SampleTable, plan: PackPlan, left_out: NDArray[np.int64]) -> PackPlan:
@@ -50,13 +52,24 @@ def copy_rows(
     content = pack_content(table, plan, options, attributes=attributes, skipped=skipped)
     offsets = create_pack(target, content)
     new_places = sample_places(table, plan, offsets)
-    read_end, write_end = os.open(source, os.O_RDONLY), os.open(target, os.O_WRONLY)
-    try:
-        for split in plan.splits:
-            for sample in split.samples.tolist():
-                length = plan.row_bytes or table.files[sample].size
-                data = pread_exactly(read_end, length, int(places[sample]))
-                pwrite_exactly(write_end, data, int(new_places[sample]))
-    finally:
-        os.close(read_end)
-        os.close(write_end)
+    kept = np.concatenate([split.samples for split in plan.splits])
+    with open(source, "rb") as old, TargetFile(target, fresh=False) as new:
+        for start, length, place in _stretches(places[kept], new_places[kept], _lengths(table, plan)[kept]):
+            for offset, part in block_ranges(length, _COPY_BYTES):
+                new.write(pread_exactly(old.fileno(), part, start + offset), place + offset)
+
+
+def _lengths(table: SampleTable, plan: PackPlan) -> NDArray[np.int64]:
+    if plan.row_bytes:
+        return np.full(len(table), plan.row_bytes, dtype=np.int64)
+    return np.fromiter((entry.size for entry in table.files), dtype=np.int64, count=len(table))
+
+
+def _stretches(
+    old: NDArray[np.int64], new: NDArray[np.int64], lengths: NDArray[np.int64]
+) -> Iterator[tuple[int, int, int]]:
+    """`(old place, length, new place)` of the longest runs of rows that are neighbours in both files."""
+    cuts = np.flatnonzero((old[1:] != old[:-1] + lengths[:-1]) | (new[1:] != new[:-1] + lengths[:-1])) + 1
+    first = np.concatenate([[0], cuts]).astype(np.int64)
+    totals = np.add.reduceat(lengths, first)
+    yield from zip(old[first].tolist(), totals.tolist(), new[first].tolist(), strict=True)

@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from colabstage.errors import CancelledError, DriveDisconnectedError, LayoutError, SourceReadError
-from colabstage.fileops import adopt_orphan, disown, hash_block, remove_any, sweep_orphans, temp_beside
+from colabstage.errors import CancelledError, ColabstageError, DriveError, LayoutError, SourceError
+from colabstage.fetch.copy import translate_write_error
+from colabstage.fileops import (
+    adopt_orphan,
+    disk_use,
+    disown,
+    find_orphans,
+    remove_any,
+    sweep_orphans,
+    temp_beside,
+)
 from colabstage.h5.create import create_pack, reserved_offsets
 from colabstage.h5.manifest import BLOCK_BYTES, Manifest, make_hashes, manifest_path, write_manifest
 from colabstage.h5.names import FORMAT_VERSION
-from colabstage.machine.resources import check_space, usable_cores
+from colabstage.machine.resources import check_space, free_space, usable_cores
 from colabstage.pack.compact import copy_rows, without_samples
 from colabstage.pack.journal import Journal
 from colabstage.pack.plan import PackPlan, pack_content, plan_pack, sample_places
@@ -24,7 +35,7 @@ from colabstage.pipeline import PipelineLimits
 from colabstage.retry import RetryPolicy
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -98,17 +109,12 @@ class _PackRun:
     def execute(self, progress: Progress, cancellation: Cancellation, began: float) -> PackReport:
         """Write beside, then publish; what a passing failure leaves is kept for the next try."""
         workspace = temp_beside(self.out)
-        adopted = adopt_orphan(self.out, workspace)
         try:
-            sweep_orphans(self.out.parent, name=self.out.name)
-            if not adopted:
-                check_space(
-                    self.out.parent, self.job.plan.nbytes + _OVERHEAD_BYTES, f"The pack of '{self.job.tree.label}'"
-                )
-                workspace.mkdir()
-            report = self._fill(workspace, progress, cancellation, began)
-        except (KeyboardInterrupt, CancelledError, SourceReadError, DriveDisconnectedError):
-            disown(workspace)
+            with _typed_disk_errors(self.out):
+                _take_over(self.out, workspace)
+                report = self._fill(workspace, progress, cancellation, began)
+        except (KeyboardInterrupt, CancelledError, SourceError, DriveError):
+            _leave(workspace)
             raise
         except BaseException:
             remove_any(workspace)
@@ -123,24 +129,39 @@ class _PackRun:
             "encoding_reason": self.job.plan.reason,
         }
 
-    def _fingerprint(self) -> str:
-        listing = "\n".join(f"{entry.name}\t{entry.size}\t{entry.mtime_ns}" for entry in self.job.table.files)
-        return f"{FORMAT_VERSION}-{self.job.options.fingerprint()}-{self.job.plan.encoding}-{hash_block(listing.encode(errors='surrogateescape'))}"
+    def _fingerprint(self, order: NDArray[np.int64]) -> str:
+        """Differs whenever what an earlier run wrote would not be what this one writes to the same places."""
+        table, plan = self.job.table, self.job.plan
+        # Of a folder, the files' own sizes and times say more than the identity, which has the folders' times as well.
+        archive = None if self.job.tree.kind == "folder" else self.origin.identity
+        facts = (FORMAT_VERSION, version("colabstage"), self.origin.address, archive, self.job.options.fingerprint())
+        digest = hashlib.sha256(repr((*facts, plan.encoding, plan.row_shape, str(plan.dtype))).encode())
+        for entry in table.files:
+            digest.update(f"{entry.name!r} {entry.size} {entry.mtime_ns}\n".encode())
+        # A listing may come in another order, an archive be packed anew: then the journal means other samples.
+        for rows in (order, table.labels, *(split.samples for split in plan.splits)):
+            digest.update(rows.tobytes())
+        return digest.hexdigest()
 
     def _fill(self, workspace: Path, progress: Progress, cancellation: Cancellation, began: float) -> PackReport:
         data = workspace / "data.h5"
         content = pack_content(self.job.table, self.job.plan, self.job.options, attributes=self._attributes())
         order = np.argsort(np.array([entry.position for entry in self.job.table.files]), kind="stable")
-        with Journal(workspace / "journal", fingerprint=self._fingerprint(), samples=len(order)) as journal:
+        fingerprint = self._fingerprint(order)
+        with Journal(workspace / "journal", fingerprint=fingerprint, samples=len(order)) as journal:
             offsets = reserved_offsets(data, content) if journal.resumed else None
             if offsets is None:
                 journal.forget()
+                data.unlink(missing_ok=True)
+            needed = max(0, content.nbytes + _OVERHEAD_BYTES - disk_use(data))
+            check_space(self.out.parent, needed, f"The pack of '{self.job.tree.label}'")
+            if offsets is None:
                 offsets = create_pack(data, content)
             places = sample_places(self.job.table, self.job.plan, offsets)
             job = WriteJob(
                 self.job.tree, self.job.table, self.job.plan, self.job.options, order, places, data, RetryPolicy()
             )
-            resumed = sum(journal.is_finished(position) for position in range(len(order)))
+            resumed = journal.finished_samples
             packing = time.monotonic()
             with progress.step("pack", total=len(order), unit="images") as step:
                 result = write_samples(
@@ -193,7 +214,6 @@ class _PackRun:
             attributes=self._attributes(),
             skipped=skipped,
         )
-        data.unlink()
         return plan, final, skipped
 
     def _publish(self, file: Path, plan: PackPlan, skipped: tuple[str, ...]) -> None:
@@ -207,11 +227,47 @@ class _PackRun:
             skipped=skipped,
             written_by=version("colabstage"),
         )
+        write_manifest(file, manifest)
         # Without its manifest a pack does not count, so between these three steps there is either the old pack, or
-        # none that anybody trusts.
+        # none that anybody trusts. None of them needs space.
         manifest_path(self.out).unlink(missing_ok=True)
         file.replace(self.out)
-        write_manifest(self.out, manifest)
+        manifest_path(file).replace(manifest_path(self.out))
+
+
+def _take_over(out: Path, workspace: Path) -> None:
+    """Make the folder to work in: what a dead process left for `out`, or an empty one."""
+    adopt_orphan(out, workspace)
+    sweep_orphans(out.parent, name=out.name)
+    if not workspace.is_dir():
+        remove_any(workspace)  # a copy that was to become `out`
+        workspace.mkdir()
+    for leftover in (workspace / "final.h5", *workspace.glob("*.json")):
+        leftover.unlink(missing_ok=True)
+
+
+def _leave(workspace: Path) -> None:
+    """Keep what is finished for the next try, where that is possible."""
+    try:
+        disown(workspace)
+    except OSError:
+        remove_any(workspace)
+
+
+@contextmanager
+def _typed_disk_errors(out: Path) -> Iterator[None]:
+    """What the source answers is an error of ours already, so what is not comes from the disk written to."""
+    try:
+        yield
+    except ColabstageError:
+        raise
+    except OSError as error:
+        raise translate_write_error(error, out) from error
+
+
+def space_for(out: Path) -> int:
+    """Bytes that a pack at `out` may take: what is free, and what an unfinished one holds that it can go on with."""
+    return free_space(out.parent) + sum(disk_use(orphan) for orphan in find_orphans(out))
 
 
 def pipeline_limits(slow: bool) -> PipelineLimits:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from colabstage.errors import CorruptArchiveError, DecodeError
 from colabstage.images.decode import probe_image
 from colabstage.layouts.detect import detect_layout
 from colabstage.pack.plan import PackPlan, needs_facts, plan_pack
+from colabstage.pipeline import PipelineLimits, run_pipeline
+from colabstage.progress import Cancellation
 from colabstage.retry import RetryPolicy, read_with_retry
 
 if TYPE_CHECKING:
@@ -40,6 +43,7 @@ def prepare_pack(tree: Tree, options: PackOptions, *, free_bytes: int | None) ->
 
     Raises:
         LayoutError, OptionError: as `pack_dataset`.
+        SourceReadError, SourceNotFoundError, DriveDisconnectedError: the source cannot be read.
     """
     table = detect_layout(tree, options.layout)
     facts = look_at_images(tree, table) if needs_facts(options) else ()
@@ -54,13 +58,26 @@ def look_at_images(tree: Tree, table: SampleTable) -> Sequence[ImageFacts]:
     else:
         chosen = sorted(entries, key=lambda entry: entry.position)[:_PROBES]
     policy = RetryPolicy()
-    with ThreadPoolExecutor(_PROBES) as pool:
-        reads = pool.map(lambda entry: read_with_retry(lambda: tree.read(entry), entry.name, policy=policy), chosen)
-        found = []
-        for data in reads:
-            # What cannot be read here is met again, and named, when it is packed.
-            try:
-                found.append(probe_image(data))
-            except ValueError:
-                continue
-    return found
+    found: dict[int, ImageFacts] = {}
+
+    def read(number: int) -> bytes:
+        entry = chosen[number]
+        try:
+            return read_with_retry(lambda: tree.read(entry), entry.name, policy=policy)
+        except CorruptArchiveError:
+            return b""
+
+    def use(number: int, data: bytes) -> None:
+        # What is no image is met again, and named, when it is packed.
+        with suppress(DecodeError):
+            found[number] = probe_image(data)
+
+    run_pipeline(
+        range(len(chosen)),
+        read=read,
+        use=use,
+        cost=lambda number: chosen[number].size,
+        limits=PipelineLimits(readers=_PROBES, max_readers=_PROBES, workers=1),
+        cancellation=Cancellation(),
+    )
+    return [found[number] for number in sorted(found)]

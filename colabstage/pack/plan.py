@@ -49,8 +49,8 @@ class PackPlan:
     """What will be written.
 
     `encoding`: what `"auto"` came to, with the `reason` in a sentence.
-    `row_shape`, `dtype`: of one stored image; `None` and uint8 when encoded.
-    `assumed`: whether `row_shape` was seen on a few images only, so that another image may yet contradict it.
+    `row_shape`, `dtype`: of one stored image; `None` and uint8 when encoded. Where a few images only were looked at,
+    another may yet contradict it.
     `nbytes`: length of all samples in the file, in bytes.
     """
 
@@ -58,7 +58,6 @@ class PackPlan:
     reason: str
     row_shape: tuple[int, int, int] | None
     dtype: np.dtype[Any]
-    assumed: bool
     splits: tuple[SplitPlan, ...]
     nbytes: int
 
@@ -96,17 +95,17 @@ def plan_pack(
     rows = split_rows(table, options.splits, seed=options.seed)
     splits = tuple(SplitPlan(name, samples) for name, samples in rows.items())
     source_bytes = sum(entry.size for entry in table.files)
-    encoded = PackPlan("encoded", "", None, np.dtype(np.uint8), False, splits, source_bytes)
+    encoded = PackPlan("encoded", "", None, np.dtype(np.uint8), splits, source_bytes)
     if options.encoding == "encoded":
         return _because(encoded, "encoding='encoded' was asked for")
-    shape, dtype, assumed, trouble = _row_shape(options, facts)
+    shape, dtype, trouble = _row_shape(options, facts)
     if shape is None:
         if options.encoding == "pixels":
             msg = f"{trouble}, so they cannot be pixels. Give image_size=(height, width), or encoding='encoded'."
             raise LayoutError(msg)
         return _because(encoded, f"{trouble}, so they are kept as they came")
     nbytes = len(table) * int(np.prod(shape)) * dtype.itemsize
-    pixels = PackPlan("pixels", "", shape, dtype, assumed, splits, nbytes)
+    pixels = PackPlan("pixels", "", shape, dtype, splits, nbytes)
     if options.encoding == "pixels":
         return _because(pixels, "encoding='pixels' was asked for")
     size = f"{shape[0]}x{shape[1]}x{shape[2]}"
@@ -127,26 +126,26 @@ def _because(plan: PackPlan, reason: str) -> PackPlan:
 
 def _row_shape(
     options: PackOptions, facts: Sequence[ImageFacts]
-) -> tuple[tuple[int, int, int] | None, np.dtype[Any], bool, str]:
-    """The one shape of all images, its dtype, whether it is a guess; or no shape, with the reason."""
+) -> tuple[tuple[int, int, int] | None, np.dtype[Any], str]:
+    """The one shape of all images as far as `facts` tell, and its dtype; or no shape, with the reason."""
     image = options.image
     uint8 = np.dtype(np.uint8)
     channels = {"rgb": 3, "grayscale": 1}.get(image.color_mode)
     if image.size is not None and channels is not None:
-        return (*image.size, channels), uint8, False, ""
+        return (*image.size, channels), uint8, ""
     sizes = {image.size or (fact.height, fact.width) for fact in facts}
     depths = {channels or fact.channels for fact in facts}
     dtypes = {uint8 if channels else np.dtype(fact.dtype) for fact in facts}
     if len(sizes) > 1:
         (a, b), (c, d) = min(sizes), max(sizes)
-        return None, uint8, False, f"the images have many sizes ({a}x{b} to {c}x{d})"
+        return None, uint8, f"the images have many sizes ({a}x{b} to {c}x{d})"
     if len(depths) > 1 or len(dtypes) > 1:
         kinds = ", ".join(sorted({f"{fact.channels} x {np.dtype(fact.dtype)}" for fact in facts}))
-        return None, uint8, False, f"the images have different channels ({kinds})"
+        return None, uint8, f"the images have different channels ({kinds})"
     if not facts:
-        return None, uint8, False, "no image could be looked at"
+        return None, uint8, "no image could be looked at"
     height, width = sizes.pop()
-    return (height, width, depths.pop()), dtypes.pop(), True, ""
+    return (height, width, depths.pop()), dtypes.pop(), ""
 
 
 def pack_content(

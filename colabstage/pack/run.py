@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import tempfile
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from colabstage.errors import TargetExistsError
-from colabstage.fileops import make_folder
+from colabstage.fileops import make_folder, remove_any, sweep_orphans, temp_beside
 from colabstage.images.options import ImageOptions
 from colabstage.machine.mounts import is_slow_mount
-from colabstage.machine.resources import free_space
-from colabstage.pack.execute import SLOW_READERS, run_pack
+from colabstage.pack.execute import SLOW_READERS, run_pack, space_for
 from colabstage.pack.job import prepare_pack
 from colabstage.pack.options import PackOptions, split_fractions
 from colabstage.progress import Cancellation, resolve_progress
 from colabstage.trees.open import open_tree
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
     from os import PathLike
 
     from colabstage.images.options import ColorMode, Resize
@@ -71,15 +70,41 @@ def pack_dataset(
         seed=seed,
         on_error=on_error,
     )
+    _check_target(target, overwrite=overwrite)
+    shown = resolve_progress(progress)
+    place = Path(source)
+    workers = SLOW_READERS if is_slow_mount(place) else 1
+    with _spool(target) as spool, open_tree(place, spool=spool, workers=workers) as tree:
+        job = prepare_pack(tree, options, free_bytes=space_for(target))
+        make_folder(target.parent)
+        identity = {} if tree.kind == "folder" else _look_at(place)
+        return run_pack(job, target, slow=workers > 1, progress=shown, cancellation=Cancellation(), identity=identity)
+
+
+def _check_target(target: Path, *, overwrite: bool) -> None:
+    if target.is_dir():
+        msg = f"'{target}' is a folder; expected the name of a file, for example '{target / 'pack.h5'}'."
+        raise TargetExistsError(msg)
     if target.exists() and not overwrite:
         msg = f"'{target}' exists. Choose another name, or give overwrite=True to replace it."
         raise TargetExistsError(msg)
-    place = Path(source)
-    workers = SLOW_READERS if is_slow_mount(place) else 1
-    make_folder(target.parent)
-    with (
-        tempfile.TemporaryDirectory(prefix=".colabstage-spool-", dir=target.parent) as spool,
-        open_tree(place, spool=Path(spool), workers=workers) as tree,
-    ):
-        job = prepare_pack(tree, options, free_bytes=free_space(target.parent))
-        return run_pack(job, target, slow=workers > 1, progress=resolve_progress(progress), cancellation=Cancellation())
+    if target.parent.exists():
+        make_folder(target.parent)
+
+
+def _look_at(archive: Path) -> dict[str, int]:
+    """What tells an archive from one that replaces it with members of the same names, sizes and times."""
+    status = archive.stat()
+    return {"nbytes": status.st_size, "mtime_ns": status.st_mtime_ns}
+
+
+@contextmanager
+def _spool(target: Path) -> Iterator[Path]:
+    """A name beside `target` for the unpacked form of a compressed tar; the folder is made only where there is one."""
+    model = target.with_name(f"{target.name}-spool")
+    sweep_orphans(target.parent, name=model.name)
+    folder = temp_beside(model)
+    try:
+        yield folder
+    finally:
+        remove_any(folder)

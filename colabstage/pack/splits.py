@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from colabstage.layouts.table import SampleTable
 
 
+_GOLDEN = (5**0.5 - 1) / 2
+
+
 def key_hashes(keys: Sequence[str], *, seed: int, purpose: str) -> NDArray[np.uint64]:
     """One hash for each key, uint64 `(N,)`. Different purposes give independent orders."""
     prefix = f"{seed}/{purpose}/"
@@ -36,6 +39,9 @@ def assign_splits(
 ) -> NDArray[np.int64]:
     """Divide samples among splits, stratified: every class has every split's fraction, within one sample.
 
+    Classes round by themselves, so a sample that is added moves samples of its own class only; they round in turns,
+    so that the totals come out as well.
+
     Args:
         keys: N sample keys.
         labels: int64 `(N,)`.
@@ -46,19 +52,16 @@ def assign_splits(
         int64 `(N,)`, index into `fractions` of each sample's split.
     """
     hashes = key_hashes(keys, seed=seed, purpose="split")
-    shares = np.array([fraction for _, fraction in fractions])
-    edges = np.cumsum(shares)
+    edges = np.cumsum([fraction for _, fraction in fractions])[:-1]
     assigned = np.empty(len(keys), dtype=np.int64)
-    # What rounding took from a split in one class is given back in the next, so that totals are right as well.
-    owed = np.zeros(len(shares))
-    for label in np.unique(labels):
-        members = np.flatnonzero(labels == label)
-        members = members[np.argsort(hashes[members], kind="stable")]
-        exact = edges * len(members) + owed
-        cuts = np.clip(np.floor(exact + 0.5).astype(np.int64), 0, len(members))
-        cuts[-1] = len(members)
-        cuts = np.maximum.accumulate(cuts)
-        owed = exact - cuts
+    order = np.lexsort((hashes, labels))
+    classes, starts = np.unique(labels[order], return_index=True)
+    for label, members in zip(classes.tolist(), np.split(order, starts[1:]), strict=True):
+        # With one rounding for all edges of a class, what lies between two of them is rounded up or down, no further.
+        # Half for the first class is rounding to the nearest; the golden ratio spreads those of any number of classes.
+        rounding = (0.5 + label * _GOLDEN) % 1
+        # A product that is whole but for a float's last bit is meant to be whole.
+        cuts = np.floor(edges * len(members) + rounding + 1e-9).astype(np.int64)
         assigned[members] = np.searchsorted(cuts, np.arange(len(members)), side="right")
     return assigned
 
@@ -72,10 +75,11 @@ def split_rows(
     source's order, as predictions need it.
 
     Returns:
-        Split name to int64 sample indices into `table`; splits without samples are left out.
+        Split name to int64 sample indices into `table`; no split is empty.
 
     Raises:
-        OptionError: fractions are given for a source that has splits of its own.
+        OptionError: fractions are given for a source that has splits of its own, or are so small that a split would
+            get nothing.
         LayoutError: there are no samples.
     """
     if len(table) == 0:
@@ -95,6 +99,7 @@ def split_rows(
     elif fractions is not None:
         names = [name for name, _ in fractions]
         assigned = assign_splits(keys, table.labels, fractions, seed=seed)
+        _check_shares(fractions, np.bincount(assigned, minlength=len(names)))
     else:
         names = ["train"]
         assigned = np.zeros(len(table), dtype=np.int64)
@@ -104,6 +109,15 @@ def split_rows(
         if name == "train":
             hashes = key_hashes([keys[i] for i in members.tolist()], seed=seed, purpose="row")
             members = members[np.argsort(hashes, kind="stable")]
-        if len(members):
-            rows[name] = members
+        rows[name] = members
     return rows
+
+
+def _check_shares(fractions: Sequence[tuple[str, float]], counts: NDArray[np.int64]) -> None:
+    for (name, fraction), count in zip(fractions, counts.tolist(), strict=True):
+        if count == 0:
+            msg = (
+                f"splits gives '{name}' the fraction {fraction}, which of {counts.sum():,} samples comes to none. "
+                "Give it more, or leave it out."
+            )
+            raise OptionError(msg)

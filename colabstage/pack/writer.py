@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import errno
-import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from colabstage.errors import CorruptArchiveError, DecodeError, NotEnoughSpaceError, OptionError
-from colabstage.fileops import pwrite_exactly
+from colabstage.errors import CorruptArchiveError, DecodeError, OptionError, SourceReadError
+from colabstage.fetch.copy import TargetFile
 from colabstage.images.complete import check_complete
 from colabstage.images.decode import decode_image
 from colabstage.pipeline import PipelineLimits, PipelineResult, run_pipeline
@@ -29,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class MixedImagesError(OptionError):
-    """An image contradicts the one shape that was seen on the first few."""
+    """An image contradicts the one shape that was seen on a few."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,27 +61,25 @@ def write_samples(
         DecodeError: a sample cannot be decoded, and `on_error` is `"raise"`; the message names it.
         MixedImagesError: an image has another shape than the plan assumed.
         SourceReadError, SourceNotFoundError, DriveDisconnectedError: the source failed for good.
-        NotEnoughSpaceError: the disk filled up meanwhile.
+        NotEnoughSpaceError, TargetNotWritableError: the disk filled up meanwhile, or fails.
         CancelledError: the caller asked to stop.
     """
     left = [position for position in range(len(job.order)) if not journal.is_finished(position)]
     step.advance(len(job.order) - len(left))
-    handle = os.open(job.target, os.O_WRONLY)
 
-    def read(position: int) -> bytes:
+    def read(position: int) -> bytes | CorruptArchiveError:
         entry = job.entry(position)
         try:
             return read_with_retry(lambda: job.tree.read(entry), entry.name, policy=job.retry)
         except CorruptArchiveError as error:
-            _tolerate(job, journal, position, error)
-            return b""
+            return error
 
-    def use(position: int, data: bytes) -> None:
-        if data or job.entry(position).size == 0:
-            _store(job, journal, position, data, handle)
-        step.advance()
+    with TargetFile(job.target, fresh=False) as file:
 
-    try:
+        def use(position: int, data: bytes | CorruptArchiveError) -> None:
+            journal.finish(position, skipped=_store(job, position, data, file))
+            step.advance()
+
         return run_pipeline(
             left,
             read=read,
@@ -92,23 +88,26 @@ def write_samples(
             limits=limits,
             cancellation=cancellation,
         )
-    finally:
-        os.close(handle)
 
 
-def _store(job: WriteJob, journal: Journal, position: int, data: bytes, handle: int) -> None:
-    """Decode one sample and write it; a sample that cannot be decoded follows `on_error`."""
+def _store(job: WriteJob, position: int, data: bytes | CorruptArchiveError, file: TargetFile) -> str | None:
+    """Decode one sample and write it; returns why it is left out, `None` when it is in its place."""
+    entry = job.entry(position)
+    if isinstance(data, CorruptArchiveError):
+        return _leave_out(job, entry, data)
     try:
-        content = _content(job, data)
+        content = _content(job, entry, data)
     except DecodeError as error:
-        _tolerate(job, journal, position, error)
-        return
-    _check_length(job, position, len(content))
-    _write(handle, content, int(job.places[job.order[position]]), job.target)
-    journal.finish(position)
+        return _leave_out(job, entry, error)
+    expected = job.plan.row_bytes or entry.size
+    if len(content) != expected:  # One byte too long would end in its neighbour's place.
+        msg = f"'{entry.name}' came as {len(content):,} bytes to store, its place has {expected:,}."
+        raise SourceReadError(msg)
+    file.write(content, int(job.places[job.order[position]]))
+    return None
 
 
-def _content(job: WriteJob, data: bytes) -> memoryview:
+def _content(job: WriteJob, entry: FileEntry, data: bytes) -> memoryview:
     """The bytes to store of one image file."""
     if job.plan.row_shape is None:
         check_complete(data)
@@ -116,39 +115,18 @@ def _content(job: WriteJob, data: bytes) -> memoryview:
     pixels: NDArray[Any] = decode_image(data, job.options.image)
     if pixels.shape != job.plan.row_shape or pixels.dtype != job.plan.dtype:
         msg = (
-            f"an image of shape {pixels.shape} and dtype {pixels.dtype} among images of shape {job.plan.row_shape} "
-            f"and dtype {job.plan.dtype}; give image_size=(height, width) and a color_mode, or encoding='encoded'"
+            f"'{entry.name}' has shape {pixels.shape} and dtype {pixels.dtype} among images of shape "
+            f"{job.plan.row_shape} and dtype {job.plan.dtype}; give image_size=(height, width) and a color_mode, or "
+            "encoding='encoded'"
         )
-        if job.plan.assumed:
-            raise MixedImagesError(msg)
-        raise DecodeError(msg)
+        raise MixedImagesError(msg)
     return pixels.data.cast("B")
 
 
-def _check_length(job: WriteJob, position: int, length: int) -> None:
-    """A sample one byte too long would end in its neighbour's place."""
-    entry = job.entry(position)
-    expected = job.plan.row_bytes or entry.size
-    if length != expected:
-        msg = f"'{entry.name}' came as {length:,} bytes to store, its place has {expected:,}; was the source changed?"
-        raise DecodeError(msg)
-
-
-def _tolerate(job: WriteJob, journal: Journal, position: int, error: DecodeError | CorruptArchiveError) -> None:
-    """Note a sample that is left out, or raise with its name."""
-    name = job.entry(position).name
+def _leave_out(job: WriteJob, entry: FileEntry, error: DecodeError | CorruptArchiveError) -> str:
+    """Why a sample is left out, or an error with its name."""
+    why = str(error).rstrip(".")
     if job.options.on_error == "skip":
-        journal.finish(position, skipped=f"{name}: {error}")
-        return
-    msg = f"'{name}' cannot be used: {error}. Repair or remove it, or give on_error='skip' to leave such files out."
+        return f"{entry.name}: {why}"
+    msg = f"'{entry.name}' cannot be used: {why}. Repair or remove it, or give on_error='skip' to leave such files out."
     raise type(error)(msg) from error
-
-
-def _write(handle: int, content: memoryview, place: int, target: Path) -> None:
-    try:
-        pwrite_exactly(handle, content, place)
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        msg = f"The disk of '{target.parent}' filled up while packing. Free some space, or choose another local_dir."
-        raise NotEnoughSpaceError(msg) from error

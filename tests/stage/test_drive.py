@@ -187,12 +187,12 @@ def test_a_dying_drive_keeps_finished_work(
     tmp_path: Path, drive: SimulatedDrive, my_drive: Path, make_images: MakeImages
 ) -> None:
     """When the client dies midway the error says what to do; after a remount the rest is done, not everything."""
-    make_images(drive.cloud / "MyDrive" / "many", 200)
+    make_images(drive.cloud / "MyDrive" / "many", 400)
     expected = stage(my_drive / "many", cache_dir=None, local_dir=tmp_path / "undisturbed").path.read_bytes()
     mountpoint = drive.mountpoint
     assert mountpoint is not None
     drive.unmount()
-    dying = SimulatedDrive(tmp_path / "drive-home", knobs=replace(DriveKnobs.quick(), death_after_opens=150))
+    dying = SimulatedDrive(tmp_path / "drive-home", knobs=replace(DriveKnobs.quick(), death_after_opens=350))
     with dying:
         dying.mount(mountpoint)
         with pytest.raises((DriveDisconnectedError, SourceNotFoundError), match=r"mount|Mount|moved"):
