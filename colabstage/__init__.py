@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from colabstage.errors import ColabstageError
+    from colabstage.load.cuda import CudaDataLoader
     from colabstage.load.dataset import dataset_h5
     from colabstage.load.loader import make_loader
     from colabstage.machine.drive import flush_drive, mount_drive, refresh_drive
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ColabstageError",
+    "CudaDataLoader",
     "StagedDataset",
     "dataset_h5",
     "flush_drive",
@@ -37,6 +39,7 @@ __all__ = [
 
 _HOMES = {
     "ColabstageError": "errors",
+    "CudaDataLoader": "load.cuda",
     "StagedDataset": "stage.dataset",
     "dataset_h5": "load.dataset",
     "flush_drive": "machine.drive",

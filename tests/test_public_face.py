@@ -21,7 +21,7 @@ def test_names_are_sorted_and_shadow_no_package() -> None:
 
 
 # A torch Dataset, and what makes batches of tensors, are not to be had without torch.
-NEED_TORCH = {"dataset_h5", "make_loader"}
+NEED_TORCH = {"CudaDataLoader", "dataset_h5", "make_loader"}
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from colabstage.load.ahead import Ahead
 from colabstage.load.batches import host_batches, move_to, scale_to
 from colabstage.load.buffers import BufferPool
 from colabstage.load.dataset import dataset_h5
+from colabstage.load.devices import usable_device
 from colabstage.load.order import epoch_order
 from colabstage.load.plan import LoaderFacts, LoaderRequest, choose_loader
 from colabstage.machine.resources import read_resources
@@ -82,7 +83,7 @@ def make_loader(
         raise OptionError(msg)
     request = LoaderRequest(batch_size, strategy, drop_last, num_workers, prefetch)
     plan = choose_loader(_facts(dataset), request)
-    finish = _Finish(None if device is None else _usable_device(device), dtype, batch_transform)
+    finish = _Finish(None if device is None else usable_device(device), dtype, batch_transform)
     return Loader(dataset, plan, finish, shuffle=shuffle, seed=seed)
 
 
@@ -106,17 +107,6 @@ def _facts(dataset: dataset_h5) -> LoaderFacts:
         cores=resources.cores,
         free_memory_bytes=resources.free_memory_bytes,
     )
-
-
-def _usable_device(device: str | torch.device) -> torch.device:
-    try:
-        wanted = torch.device(device)
-        torch.empty(0, device=wanted)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        reason = str(error).partition("\n")[0]
-        msg = f"device={str(device)!r} cannot be used here ({reason}). On Colab choose Runtime, Change runtime type."
-        raise OptionError(msg) from error
-    return wanted
 
 
 @dataclass(frozen=True, slots=True)

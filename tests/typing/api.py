@@ -9,6 +9,7 @@ from typing import Any, assert_type
 import colabstage
 from colabstage.errors import ColabstageError
 from colabstage.h5.info import PackInfo
+from colabstage.load.cuda import CudaDataLoader
 from colabstage.load.dataset import dataset_h5
 from colabstage.load.loader import Loader
 from colabstage.machine.drive import FlushReport
@@ -67,6 +68,14 @@ def reading(dataset: dataset_h5) -> None:
     assert_type(dataset[0], Any)
     assert_type(len(dataset), int)
     assert_type(colabstage.make_loader(dataset, 64), Loader)
+
+
+def moving(batches: list[tuple[int, str]]) -> None:
+    """`CudaDataLoader` yields what its loader yields."""
+    loader = colabstage.CudaDataLoader(batches, "cuda", queue_size=3)
+    assert_type(loader, CudaDataLoader[tuple[int, str]])
+    assert_type(next(iter(loader)), tuple[int, str])
+    assert_type(len(loader), int)
 
 
 def packing_and_publishing() -> None:

@@ -1,0 +1,146 @@
+"""`CudaDataLoader`: any loader's batches on the device by the time that the model asks for them.
+
+With T1 seconds to load a batch and T2 to train on it, a batch costs max(T1, T2) instead of T1 + T2.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+
+from colabstage.errors import OptionError
+from colabstage.load.ahead import Ahead
+from colabstage.load.devices import usable_device
+from colabstage.load.staging import CudaStager, PlainStager
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterator
+    from types import TracebackType
+
+    import torch
+
+    from colabstage.load.staging import Staged
+
+T = TypeVar("T")
+
+
+class CudaDataLoader(Generic[T]):
+    """Runs a loader in a background thread and moves its batches to a device, a few ahead of the model.
+
+    >>> for x, y in CudaDataLoader(DataLoader(dataset, 64), "cuda"):  # doctest: +SKIP
+    ...     train_step(x, y)
+
+    A batch may nest lists, tuples, named tuples and mappings; every tensor in it arrives on the device with its dtype,
+    shape and memory format, detached from any graph. What has a method `to` of its own (`PackedSequence`) is moved by
+    that when it is handed out; everything else stays as it is. The loader needs no `pin_memory`: copies start from
+    pinned memory of our own. On a CPU device batches are only prepared ahead.
+
+    Each batch is the caller's own and may be used on the stream that is current when it is taken. On the device
+    `queue_size` batches wait, one is on its way, and those are kept that the caller keeps.
+
+    One iteration runs at a time: a new one ends the one before. Leaving a loop early, by `break` or an exception, ends
+    the thread with it. An error in the loader is raised in the loop, with its traceback, after the batches before it.
+
+    Attributes:
+        loader: where batches come from.
+        device: where they go.
+    """
+
+    def __init__(self, loader: Iterable[T], device: str | torch.device, queue_size: int = 2) -> None:
+        """Look at the arguments; nothing is loaded yet.
+
+        Args:
+            loader: any iterable of batches, such as a `DataLoader`; iterated anew in each iteration.
+            device: where batches go: `"cuda"`, `"cuda:1"`, `"cpu"`, …
+            queue_size: batches that wait on the device, 1 or more.
+
+        Raises:
+            OptionError: there is no such device here, or an argument that cannot work.
+        """
+        _check(loader, queue_size)
+        self.loader = loader
+        self.device = usable_device(device)
+        self._queue_size = queue_size
+        # One for all iterations: its stream and its pinned memory are made once.
+        self._stager = CudaStager(self.device) if self.device.type == "cuda" else PlainStager(self.device)
+        self._running: weakref.ref[_Iteration[T]] | None = None
+
+    def __len__(self) -> int:
+        """Batches in an iteration.
+
+        Raises:
+            TypeError: the loader does not know.
+        """
+        return len(self.loader)  # type: ignore[arg-type]
+
+    def __iter__(self) -> Iterator[T]:
+        """Start the next iteration; the loader's own begins here, in the caller's thread."""
+        self.close()
+        # Before our thread is there: worker processes that a loader forks should inherit no locks from it.
+        batches = iter(self.loader)
+        iteration = _Iteration(batches, self._stager, self._queue_size, owned=batches is not self.loader)
+        self._running = weakref.ref(iteration)
+        return iteration
+
+    def close(self) -> None:
+        """End the iteration that runs, if one does. The loader can be iterated again."""
+        iteration = None if self._running is None else self._running()
+        self._running = None
+        if iteration is not None:
+            iteration.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"CudaDataLoader({self.loader!r}, device='{self.device}', queue_size={self._queue_size})"
+
+
+class _Iteration(Generic[T]):
+    """One running iteration. Holds nothing of the `CudaDataLoader`, so that either may be dropped first."""
+
+    def __init__(self, batches: Iterator[T], stager: CudaStager | PlainStager, queue_size: int, *, owned: bool) -> None:
+        stager.begin()
+        self._stager = stager
+        self._closed = False
+        self._ahead: Ahead[Staged[T]] = Ahead(_staged(batches, stager, owned), queue_size, "colabstage-cuda")
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> T:
+        if self._closed:
+            msg = "This iteration was ended, by a newer one over the same loader or by close(). Start a new one."
+            raise RuntimeError(msg)
+        return self._stager.hand_out(next(self._ahead))
+
+    def close(self) -> None:
+        """End the thread."""
+        self._closed = True
+        self._ahead.close()
+
+
+def _check(loader: object, queue_size: object) -> None:
+    # Anything with __getitem__ may be iterable too, by counting up from 0.
+    if not isinstance(loader, Iterable) and not hasattr(loader, "__getitem__"):
+        msg = f"loader={loader!r} cannot be iterated over; expected a loader of batches."
+        raise OptionError(msg)
+    if not isinstance(queue_size, int) or isinstance(queue_size, bool) or queue_size < 1:
+        msg = f"queue_size={queue_size!r} cannot work; expected a whole number, 1 or more."
+        raise OptionError(msg)
+
+
+def _staged(batches: Iterator[T], stager: CudaStager | PlainStager, owned: bool) -> Generator[Staged[T]]:
+    """Stage batch after batch; an iterator that was made for this is closed at the end, if it can be."""
+    try:
+        yield from stager.stage(batches)
+    finally:
+        close: Any = getattr(batches, "close", None)
+        if owned and callable(close):
+            close()

@@ -1,0 +1,323 @@
+"""`CudaDataLoader`: what the loader yields, earlier, and nothing left behind. Its copies are tested where a GPU is."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+import traceback
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pytest
+import torch
+from torch.nn.utils.rnn import pack_sequence
+from torch.utils.data import DataLoader, TensorDataset
+
+from colabstage.errors import OptionError
+from colabstage.load.cuda import CudaDataLoader
+from colabstage.load.dataset import dataset_h5
+from colabstage.load.loader import make_loader
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Iterator
+
+NUMBERS = DataLoader(TensorDataset(torch.arange(23)), 5)
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+class Target(NamedTuple):
+    boxes: list[torch.Tensor]
+    name: str
+
+
+def own_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "colabstage-cuda"]
+
+
+def values(batches: Iterator[Any] | CudaDataLoader[Any]) -> list[list[int]]:
+    return [numbers.tolist() for (numbers,) in batches]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("queue_size", [1, 2, 9])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_are_the_loaders(device: str, queue_size: int, workers: int) -> None:
+    """Every epoch has all batches, in order, with workers and without."""
+    inner = DataLoader(TensorDataset(torch.arange(23)), 5, num_workers=workers)
+    loader = CudaDataLoader(inner, device, queue_size)
+    assert len(loader) == 5
+    assert values(loader) == values(loader) == values(iter(inner))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_nested_batches_arrive_as_they_were(device: str) -> None:
+    """Lists, tuples, named tuples and dicts keep their types, tensors their dtype, shape and strides."""
+    images = torch.arange(120, dtype=torch.uint8).reshape(2, 4, 5, 3).permute(0, 3, 1, 2)
+    batch: dict[str, Any] = {
+        "x": images,
+        "y": (torch.tensor([1, 2]), [torch.tensor(0.5)]),
+        "target": Target([torch.zeros(0, 4), torch.ones(2, 4)], "cat"),
+        "text": pack_sequence([torch.ones(3), torch.ones(2)]),
+        "sparse": torch.eye(3).to_sparse(),
+        "other": None,
+    }
+    (moved,) = CudaDataLoader([batch], device)
+    assert moved.keys() == batch.keys()
+    assert {moved["x"].device.type, moved["y"][1][0].device.type, moved["target"].boxes[1].device.type} == {device}
+    assert moved["x"].stride() == images.stride()
+    torch.testing.assert_close(moved["x"].cpu(), images)
+    torch.testing.assert_close(moved["y"][0].cpu(), torch.tensor([1, 2]))
+    assert (type(moved["target"]), moved["target"].name) == (Target, "cat")
+    assert moved["text"].data.device.type == moved["sparse"].device.type == device
+    assert moved["text"].batch_sizes.device.type == "cpu"
+    torch.testing.assert_close(moved["sparse"].cpu().to_dense(), torch.eye(3))
+    assert moved["other"] is None
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_it_takes_make_loader(make_file: Callable[..., Any], device: str) -> None:
+    """Batches of a Loader are the same through it, and the epochs go on."""
+    dataset = dataset_h5(make_file("pack", 23).path)
+    loader = CudaDataLoader(make_loader(dataset, 5), device)
+    straight = make_loader(dataset, 5)
+    for _ in range(2):
+        for (x, y), (expected, labels) in zip(loader, straight, strict=True):
+            torch.testing.assert_close(x.cpu(), expected)
+            torch.testing.assert_close(y.cpu(), labels)
+            assert x.is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.alone
+def test_loading_and_training_take_turns_no_more() -> None:
+    """An epoch takes the longer one of loading and training, not the sum, whichever is longer."""
+    count, short, long = 30, 0.02, 0.03
+
+    def slow(seconds: float) -> Generator[torch.Tensor]:
+        for number in range(count):
+            time.sleep(seconds)
+            yield torch.tensor(number)
+
+    for load_s, train_s in ((short, long), (long, short)):
+        start = time.perf_counter()
+        for _ in CudaDataLoader(slow(load_s), "cpu"):
+            time.sleep(train_s)
+        assert time.perf_counter() - start <= 1.15 * count * long
+
+
+def test_only_so_many_batches_are_prepared() -> None:
+    """With nobody taking, the queue fills, one more is made, and no other."""
+    made: list[int] = []
+
+    def counting() -> Generator[int]:
+        for number in range(100):
+            made.append(number)
+            yield number
+
+    loader = CudaDataLoader(counting(), "cpu", queue_size=3)
+    batches = iter(loader)
+    deadline = time.monotonic() + 10
+    while len(made) < 4 and time.monotonic() < deadline:
+        time.sleep(0.005)
+    time.sleep(0.05)
+    assert len(made) == 4
+    assert next(batches) == 0
+    loader.close()
+
+
+class Failing:
+    """Yields one batch, then fails."""
+
+    def __iter__(self) -> Generator[torch.Tensor]:
+        yield torch.tensor(1)
+        self.deep_inside()
+
+    def deep_inside(self) -> None:
+        msg = "the disk is on fire"
+        raise OSError(msg)
+
+
+def test_the_loaders_error_comes_out_in_the_loop() -> None:
+    """It comes after the batches before it, with the traceback of where it happened, and the thread is gone."""
+    batches = iter(CudaDataLoader(Failing(), "cpu"))
+    assert next(batches) == 1
+    with pytest.raises(OSError, match="on fire") as caught:
+        next(batches)
+    assert "deep_inside" in "".join(traceback.format_exception(caught.value))
+    assert not own_threads()
+
+
+def test_an_error_of_starting_comes_at_once() -> None:
+    """A loader that cannot be started fails where the loop begins, without a thread."""
+
+    class Broken:
+        def __iter__(self) -> Iterator[int]:
+            msg = "no such sampler"
+            raise ValueError(msg)
+
+    with pytest.raises(ValueError, match="no such sampler"):
+        iter(CudaDataLoader(Broken(), "cpu"))
+    assert not own_threads()
+
+
+class Endless:
+    """Counts for ever, and knows how many of its iterations were ended."""
+
+    def __init__(self) -> None:
+        self.begun = 0
+        self.ended = 0
+
+    def __iter__(self) -> Generator[int]:
+        self.begun += 1
+        try:
+            number = 0
+            while True:
+                yield number
+                number += 1
+        finally:
+            self.ended += 1
+
+
+def test_early_breaks_leave_nothing_and_start_over() -> None:
+    """A hundred loops that are left early end a hundred iterations, and each begins at the first batch."""
+    inner = Endless()
+    loader = CudaDataLoader(inner, "cpu")
+    for _ in range(100):
+        for number in loader:
+            assert number == 0
+            break
+    loader.close()
+    assert inner.begun == inner.ended == 100
+    assert not own_threads()
+
+
+def test_a_new_iteration_ends_the_one_before() -> None:
+    """Running a cell again piles up no threads, nothing of the old epoch comes, and its iterator says why."""
+    inner = Endless()
+    loader = CudaDataLoader(inner, "cpu")
+    old = iter(loader)
+    assert [next(old), next(old)] == [0, 1]
+    new = iter(loader)
+    assert [next(new), next(new)] == [0, 1]
+    assert (len(own_threads()), inner.ended) == (1, 1)
+    with pytest.raises(RuntimeError, match="newer one"):
+        next(old)
+    loader.close()
+    assert not own_threads()
+
+
+@pytest.mark.parametrize("kept", ["loader", "iterator", "neither"])
+def test_dropping_it_ends_the_thread(kept: str) -> None:
+    """The thread lives as long as the iterator, whatever happens to the loader."""
+    inner = Endless()
+    loader: Any = CudaDataLoader(inner, "cpu")
+    batches: Any = iter(loader)
+    next(batches)
+    if kept != "loader":
+        del loader
+    if kept != "iterator":
+        del batches
+    gc.collect()
+    assert len(own_threads()) == (1 if kept == "iterator" else 0)
+    if kept == "iterator":
+        assert next(batches) == 1
+        del batches
+        gc.collect()
+    assert inner.ended == 1
+    assert not own_threads()
+
+
+def test_an_exception_in_the_loop_leaves_no_thread() -> None:
+    """The training step may fail; the thread goes when its traceback does."""
+
+    def train() -> None:
+        for _ in CudaDataLoader(Endless(), "cpu"):
+            msg = "out of memory"
+            raise RuntimeError(msg)
+
+    with pytest.raises(RuntimeError, match="out of memory"):
+        train()
+    gc.collect()
+    assert not own_threads()
+
+
+def test_persistent_workers_survive_an_early_break() -> None:
+    """A DataLoader that keeps its workers starts its next epoch from the first batch."""
+    inner = DataLoader(TensorDataset(torch.arange(23)), 5, num_workers=1, persistent_workers=True)
+    with CudaDataLoader(inner, "cpu") as loader:
+        for _ in loader:
+            break
+        assert values(loader) == values(iter(NUMBERS))
+    del inner, loader
+    gc.collect()
+
+
+def test_length_is_the_loaders_or_none() -> None:
+    """A loader without a length has none here either, and can be listed all the same."""
+    loader = CudaDataLoader((torch.tensor(number) for number in range(3)), "cpu")
+    with pytest.raises(TypeError):
+        len(loader)
+    assert [int(number) for number in list(loader)] == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"device": "abacus"}, "device='abacus'"),
+        ({"device": "cuda:99"}, "device='cuda:99'"),
+        ({"device": None}, "device='None'"),
+        ({"queue_size": 0}, "queue_size=0"),
+        ({"queue_size": True}, "queue_size=True"),
+        ({"queue_size": 1.5}, "queue_size=1.5"),
+        ({"loader": 7}, "loader=7"),
+    ],
+)
+def test_arguments_that_cannot_work_are_refused(changes: dict[str, Any], message: str) -> None:
+    """Each is an OptionError with the value, before anything is loaded."""
+    arguments: dict[str, Any] = {"loader": NUMBERS, "device": "cpu", **changes}
+    with pytest.raises(OptionError, match=message):
+        CudaDataLoader(**arguments)
+
+
+def test_it_says_what_it_is() -> None:
+    """repr names the loader, the device and the length of the queue."""
+    assert repr(CudaDataLoader([], "cpu")) == "CudaDataLoader([], device='cpu', queue_size=2)"
+
+
+@pytest.mark.gpu
+def test_batches_stay_what_they_are_while_a_slow_consumer_reads_them() -> None:
+    """Kernels queued behind a long one still find their batch, though it was dropped and many came after it."""
+    size, count = 1_000_000, 40
+    batches = [torch.full((size,), number, dtype=torch.int32) for number in range(count)]
+    consumer = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    sums = []
+    with torch.cuda.stream(consumer):
+        for batch in CudaDataLoader(batches, "cuda", queue_size=1):
+            torch.cuda._sleep(5_000_000)  # type: ignore[no-untyped-call]
+            sums.append(batch.sum())
+            del batch
+    consumer.synchronize()
+    assert [int(total) for total in sums] == [number * size for number in range(count)]
+
+
+@pytest.mark.gpu
+def test_epochs_share_the_memory_on_the_device() -> None:
+    """The tenth epoch reserves no more memory than the second did."""
+    batches = [torch.full((1_000_000,), number) for number in range(10)]
+    loader = CudaDataLoader(batches, "cuda")
+    reserved = []
+    for _ in range(10):
+        for batch in loader:
+            batch.sum()
+        torch.cuda.synchronize()
+        reserved.append(torch.cuda.memory_reserved())
+    assert reserved[-1] <= reserved[1]
+
+
+@pytest.mark.gpu
+def test_batches_made_on_the_device_are_ordered_too() -> None:
+    """A loader over tensors that are on the device, still being computed, gives what they become."""
+    numbers = torch.zeros(1_000_000, device="cuda")
+    torch.cuda._sleep(50_000_000)  # type: ignore[no-untyped-call]
+    numbers += 1
+    for (part,) in CudaDataLoader(DataLoader(TensorDataset(numbers), 250_000), "cuda"):
+        assert float(part.sum()) == 250_000
