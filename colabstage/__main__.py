@@ -1,0 +1,8 @@
+"""`python -m colabstage`: the command line."""
+
+from __future__ import annotations
+
+from colabstage.ui.cli import main
+
+if __name__ == "__main__":
+    main()
