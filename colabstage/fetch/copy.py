@@ -111,6 +111,12 @@ def _open_source(source: Path, size: int, policy: RetryPolicy) -> Iterator[int]:
             raise SourceReadError(msg)
         yield handle
     finally:
+        close_quietly(handle)
+
+
+def close_quietly(handle: int) -> None:
+    """Close what was only read: a dead mount answers even that with an error, which would hide the one that matters."""
+    with contextlib.suppress(OSError):
         os.close(handle)
 
 

@@ -268,6 +268,22 @@ def test_read_errors_that_stay_are_typed(
 
 
 @pytest.mark.fuse
+def test_drive_that_dies_midway_is_said_to_be_dead(
+    drive: SimulatedDrive, on_drive: Path, target: Path, copy: Callable[..., list[str]], step: Any
+) -> None:
+    """The error says how to mount again, although a dead mount fails even the closing of the file."""
+    (drive.cloud / "MyDrive" / "large.h5").write_bytes(random_bytes(64 * BLOCK))
+
+    def kill(total: int) -> None:
+        if total == 2 * BLOCK:
+            drive.kill()
+
+    step.notice = kill
+    with pytest.raises(DriveDisconnectedError, match=r"large\.h5.*force_remount=True"):
+        copy(on_drive.with_name("large.h5"), target)
+
+
+@pytest.mark.fuse
 @pytest.mark.parametrize(
     ("number", "wanted"),
     [
