@@ -22,7 +22,7 @@ import io
 import struct
 import zlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -91,8 +91,8 @@ def decode_image(data: bytes, options: ImageOptions) -> NDArray[Any]:
     Raises:
         DecodeError: the file is truncated, broken, too large, or no image; the message says which.
     """
-    pixels = _decode_pixels(data, options)
-    placement = place_image((pixels.shape[0], pixels.shape[1]), options.size, options.resize)
+    pixels, size, factor = _decode_pixels(data, options)
+    placement = place_image(size, options.size, options.resize).reduced(factor)
     return pixels if placement.is_identity else _resample(pixels, placement)
 
 
@@ -132,25 +132,34 @@ def probe_image(data: bytes) -> ImageFacts:
         return ImageFacts(height, width, channels, dtype, str(image.format))
 
 
-def _decode_pixels(data: bytes, options: ImageOptions) -> NDArray[Any]:
+class _Decoded(NamedTuple):
+    """Upright pixels of an image of `size` (height, width), each the mean of a block of `factor` by `factor`."""
+
+    pixels: NDArray[Any]
+    size: tuple[int, int]
+    factor: int
+
+
+def _decode_pixels(data: bytes, options: ImageOptions) -> _Decoded:
     """Decode upright, in the colours asked for, at the file's own size or a JPEG's cheaper half, quarter or eighth."""
-    if not is_jpeg(data):
-        return _decode_pillow(data, options.color_mode)
-    header = read_jpeg_header(data)
-    _check_pixels(header.width, header.height)
-    pixels = _decode_turbo(data, header, options)
-    return _decode_pillow(data, options.color_mode) if pixels is None else pixels
+    decoded = _decode_turbo(data, options) if is_jpeg(data) else None
+    if decoded is not None:
+        return decoded
+    pixels = _decode_pillow(data, options.color_mode)
+    return _Decoded(pixels, (pixels.shape[0], pixels.shape[1]), 1)
 
 
-def _decode_turbo(data: bytes, header: JpegHeader, options: ImageOptions) -> NDArray[np.uint8] | None:
+def _decode_turbo(data: bytes, options: ImageOptions) -> _Decoded | None:
     """Decode by simplejpeg; `None` when Pillow has to look at the file."""
     import simplejpeg
 
+    header = read_jpeg_header(data)
+    _check_pixels(header.width, header.height)
     if header.components not in (1, 3) or header.precision != 8:
         return None
     gray = options.color_mode == "grayscale" or (options.color_mode == "keep" and header.components == 1)
-    upright = _turned((header.height, header.width), header.orientation)
-    factor = reduction_factor(place_image(upright, options.size, options.resize))
+    size = _turned((header.height, header.width), header.orientation)
+    factor = _jpeg_factor(header, reduction_factor(place_image(size, options.size, options.resize)))
     try:
         pixels: NDArray[np.uint8] = simplejpeg.decode_jpeg(
             data,
@@ -162,7 +171,14 @@ def _decode_turbo(data: bytes, header: JpegHeader, options: ImageOptions) -> NDA
         # It is strict: stray bytes between markers, which every viewer forgives, are refused like a missing half.
         # Pillow tells the two apart.
         return None
-    return _upright(pixels, header.orientation)
+    return _Decoded(_upright(pixels, header.orientation), size, factor)
+
+
+def _jpeg_factor(header: JpegHeader, factor: int) -> int:
+    """The factor, or a smaller one where turning the image would bring its last, partial blocks to the front."""
+    while header.orientation != 1 and (header.height % factor or header.width % factor):
+        factor //= 2
+    return factor
 
 
 def _upright(pixels: NDArray[np.uint8], orientation: int) -> NDArray[np.uint8]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -28,6 +28,11 @@ class Placement:
     def is_padded(self) -> bool:
         """Whether the scaled box leaves a part of the target uncovered."""
         return self.scaled != self.target
+
+    def reduced(self, factor: int) -> Placement:
+        """The same placement of a source in which each pixel stands for a block of `factor` by `factor`."""
+        left, upper, right, lower = self.box
+        return replace(self, box=(left / factor, upper / factor, right / factor, lower / factor))
 
     @property
     def is_identity(self) -> bool:

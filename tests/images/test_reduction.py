@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import io
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 from PIL import Image
 
 from colabstage.images.decode import decode_image
 from colabstage.images.geometry import place_image, reduction_factor
 from colabstage.images.options import ImageOptions, Resize
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 
 def photograph(height: int, width: int) -> Image.Image:
@@ -76,10 +79,11 @@ def test_without_a_reduction_the_result_is_exact() -> None:
     assert np.array_equal(found, exact(data, (224, 224), (0, 0, 500, 375)))
 
 
+@pytest.mark.parametrize("size", [(640, 480), (651, 483)])
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_turned_photographs_shrink_upright(orientation: int) -> None:
+def test_turned_photographs_shrink_upright(orientation: int, size: tuple[int, int]) -> None:
     """The reduction follows the upright image, whichever way the camera lay."""
-    upright = photograph(640, 480)
+    upright = photograph(*size)
     turns = {
         1: [], 2: [Image.Transpose.FLIP_LEFT_RIGHT], 3: [Image.Transpose.ROTATE_180],
         4: [Image.Transpose.FLIP_TOP_BOTTOM], 5: [Image.Transpose.TRANSPOSE], 6: [Image.Transpose.ROTATE_90],
