@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from colabstage.errors import (
+    ColabstageError,
     DamagedPackError,
     NewerFormatError,
     PackFormatError,
@@ -27,6 +28,8 @@ from colabstage.h5.names import (
     y_name,
 )
 from colabstage.images.options import ImageOptions
+from colabstage.retry import translate_read_error
+from colabstage.trees.contents import HEAD_BYTES, describe_contents
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -115,8 +118,8 @@ def read_info(path: Path) -> PackInfo:
         DamagedPackError: it is HDF5, but cut off or broken.
     """
     with open_h5(path) as file:
-        version = _format_version(file, path)
         try:
+            version = _format_version(file, path)
             splits = _read_splits(file, path)
             return PackInfo(
                 path=path,
@@ -129,7 +132,10 @@ def read_info(path: Path) -> PackInfo:
                 skipped=_texts(file, SKIPPED),
                 encoding_reason=_text_attribute(file, "encoding_reason"),
             )
-        except (KeyError, RuntimeError, OSError) as error:
+        except ColabstageError:
+            raise
+        # What h5py and the readers of attributes answer where bytes are not what they were.
+        except (LookupError, RuntimeError, OSError, ValueError, TypeError, AttributeError) as error:
             msg = (
                 f"'{path}' is an HDF5 file whose table of contents is damaged ({error}). "
                 "Stage or copy it again; what it was made from is untouched."
@@ -145,10 +151,11 @@ def open_h5(path: Path) -> Any:
 
     Raises:
         SourceNotFoundError, PackFormatError, DamagedPackError: as for `read_info`.
+        SourceReadError, DriveDisconnectedError: the disk or mount refuses to read it.
     """
     try:
         size = path.stat().st_size
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         msg = f"There is no file '{path}'."
         raise SourceNotFoundError(msg) from None
     if path.is_dir():
@@ -179,6 +186,8 @@ def _open_with_any_locking(path: Path) -> Any:
 
 def _open_error(path: Path, size: int, error: OSError) -> Exception:
     text = str(error)
+    if error.errno is not None:
+        return translate_read_error(error, str(path), 1)
     if "truncated file" in text:
         msg = (
             f"'{path}' is cut off: it has {size:,} bytes and its header promises more ({text}). Copy or stage it again."
@@ -186,12 +195,22 @@ def _open_error(path: Path, size: int, error: OSError) -> Exception:
         return DamagedPackError(msg)
     if "signature not found" in text:
         with open(path, "rb") as handle:
-            head = handle.read(16)
+            head = handle.read(HEAD_BYTES)
         if not head.strip(b"\0"):
-            msg = f"'{path}' has {size:,} bytes and begins with zeros, so a copy of it never finished. Copy it again."
+            found = "begins with zeros" if head else "is empty"
+            msg = f"'{path}' {found} ({size:,} bytes), so a copy of it never finished. Copy or stage it again."
             return DamagedPackError(msg)
-        msg = f"'{path}' is not an HDF5 file (it begins with {head!r}). Expected one with X_<split> and Y_<split>."
+        msg = (
+            f"'{path}' is not an HDF5 file but {describe_contents(head)}. Expected one with X_<split> and Y_<split>, "
+            "for example the .path of a staged dataset."
+        )
         return PackFormatError(msg)
+    if "already open for write" in text:
+        msg = (
+            f"'{path}' is marked as being written: another program has it open, or was killed while it had. Close it "
+            "there, or copy or stage it again."
+        )
+        return DamagedPackError(msg)
     msg = f"'{path}' cannot be opened as HDF5 ({text}). Copy or stage it again."
     return DamagedPackError(msg)
 
@@ -250,7 +269,7 @@ def _read_field(file: Any, name: str) -> FieldInfo:
             nbytes=int(node[BYTES].shape[0]),
             image=image_options_from_json(node.attrs.get(IMAGE_OPTIONS_ATTRIBUTE, "{}")),
         )
-    if not node.shape:
+    if not getattr(node, "shape", None):
         msg = f"The dataset {name} has no axes; expected its first axis to be the row."
         raise PackFormatError(msg)
     return FieldInfo(name, "fixed", node.shape[0], tuple(node.shape[1:]), node.dtype, int(node.nbytes))

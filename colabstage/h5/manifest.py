@@ -74,7 +74,7 @@ def read_manifest(file: Path) -> Manifest | None:
         )
         raise NewerFormatError(msg)
     try:
-        return Manifest(
+        manifest = Manifest(
             size=int(raw["size"]),
             block_bytes=int(raw["block_bytes"]),
             hashes=tuple(str(digest) for digest in raw["hashes"]),
@@ -84,8 +84,10 @@ def read_manifest(file: Path) -> Manifest | None:
             skipped=tuple(str(line) for line in raw["skipped"]),
             written_by=str(raw["written_by"]),
         )
+        complete = len(manifest.hashes) == len(manifest.ranges)
     except (KeyError, TypeError, ValueError, AttributeError):
         return None
+    return manifest if complete else None
 
 
 def damaged_blocks(file: Path, manifest: Manifest, *, threads: int) -> list[int]:
@@ -114,10 +116,14 @@ def check_whole(file: Path, manifest: Manifest, *, threads: int) -> None:
     bad = damaged_blocks(file, manifest, threads=threads)
     if size == manifest.size and not bad:
         return
-    length = f"has {size:,} bytes instead of {manifest.size:,}" if size != manifest.size else "has the right length"
+    wrong = [f"it has {size:,} bytes instead of {manifest.size:,}"] if size != manifest.size else []
+    if bad:
+        wrong.append(
+            f"{len(bad)} of its {len(manifest.hashes)} blocks differ from what was written, the first at byte "
+            f"{bad[0] * manifest.block_bytes:,}"
+        )
     msg = (
-        f"'{file}' is damaged: it {length}, and {len(bad)} of {len(manifest.hashes)} blocks differ from what was "
-        f"written (the first at byte {bad[0] * manifest.block_bytes if bad else manifest.size:,}). "
-        "Stage it again with refresh=True; what it was made from is untouched."
+        f"'{file}' is damaged: {' and '.join(wrong)}. Stage it again with refresh=True; what it was made from is "
+        "untouched."
     )
     raise DamagedPackError(msg)

@@ -1,0 +1,260 @@
+"""What is read of a packed file, ours or anybody's, and what each kind of bad file gets."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+import h5py
+import numpy as np
+import pytest
+
+from colabstage.errors import (
+    ColabstageError,
+    DamagedPackError,
+    NewerFormatError,
+    PackFormatError,
+    SourceNotFoundError,
+    SplitNotFoundError,
+)
+from colabstage.h5.create import PackContent, ReservedDataset, create_pack
+from colabstage.h5.info import image_options_from_json, image_options_to_json, open_h5, read_info
+from colabstage.h5.names import FORMAT_ATTRIBUTE, FORMAT_VERSION, check_split_name, key_name, split_of, x_name, y_name
+from colabstage.images.options import ImageOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+
+@pytest.fixture
+def pack(tmp_path: Path) -> Path:
+    """A pack of pixels in `train` and encoded images in `test`."""
+    path = tmp_path / "photos.h5"
+    labels = np.array([0, 1, 1], dtype=np.int64)
+    content = PackContent(
+        reserved=[
+            ReservedDataset("X_train", (3, 40, 50, 3), np.dtype(np.uint8)),
+            ReservedDataset("X_test/bytes", (600,), np.dtype(np.uint8)),
+        ],
+        arrays={
+            "Y_train": labels,
+            "Y_test": labels[:2],
+            "key_train": np.array(["a/1.png", "b/2.png", "b/ü.png"], dtype=object),
+            "X_test/offsets": np.array([0, 250, 600], dtype=np.int64),
+            "classes": np.array(["a", "b"], dtype=object),
+            "skipped": np.array(["a/bad.png: cut off"], dtype=object),
+        },
+        attributes={
+            "layout": "image_folder",
+            "options": {"seed": 1},
+            "source": "/data/photos",
+            "encoding_reason": "it fits",
+        },
+        group_attributes={"X_test": {"image_options": image_options_to_json(ImageOptions((8, 9), "grayscale", "pad"))}},
+    )
+    create_pack(path, content)
+    return path
+
+
+def test_a_pack_says_what_it_holds(pack: Path) -> None:
+    """Splits, shapes, classes and origin are read without touching a sample."""
+    info = read_info(pack)
+    assert info.format_version == FORMAT_VERSION
+    assert (info.layout, info.classes, info.source) == ("image_folder", ("a", "b"), "/data/photos")
+    assert info.options == {"seed": 1}
+    assert info.skipped == ("a/bad.png: cut off",)
+    assert info.encoding_reason == "it fits"
+    assert list(info.splits) == ["train", "test"]
+    train, test = info.split("train"), info.split("test")
+    assert (train.rows, train.x.kind, train.x.shape, train.x.nbytes) == (3, "fixed", (40, 50, 3), 3 * 40 * 50 * 3)
+    assert train.y is not None
+    assert (train.y.shape, train.y.dtype, train.keys) == ((), np.dtype(np.int64), "key_train")
+    assert (test.rows, test.x.kind, test.x.shape, test.x.nbytes) == (2, "encoded", None, 600)
+    assert test.x.image == ImageOptions((8, 9), "grayscale", "pad")
+    assert test.keys is None
+
+
+def test_a_file_of_anybody_is_read(tmp_path: Path) -> None:
+    """A plain h5py file with X_<split> needs nothing else: no version, no classes, not even targets."""
+    path = tmp_path / "theirs.h5"
+    with h5py.File(path, "w") as file:
+        for split in ("zebra", "test", "train", "val", "dev", "alpaca"):
+            file[f"X_{split}"] = np.zeros((4, 2), dtype=np.float32)
+        file["Y_train"] = np.zeros((4, 1))
+    info = read_info(path)
+    assert info.format_version is None
+    assert info.classes == ()
+    assert list(info.splits) == ["train", "dev", "val", "test", "alpaca", "zebra"]
+    assert info.split("dev").y is None
+
+
+def test_a_wrong_split_lists_those_there_are(pack: Path) -> None:
+    """The message has every split with its number of samples."""
+    with pytest.raises(
+        SplitNotFoundError, match=r"no split 'valid'. It has 'train' \(3 samples\), 'test' \(2 samples\)"
+    ):
+        read_info(pack).split("valid")
+
+
+def write(path: Path, data: bytes) -> Path:
+    """Write a file and return its path."""
+    path.write_bytes(data)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("data", "error", "says"),
+    [
+        (b"", DamagedPackError, "is empty"),
+        (bytes(100_000), DamagedPackError, "begins with zeros"),
+        (b"<!DOCTYPE html><html>Quota exceeded</html>", PackFormatError, "web page"),
+        (b"epoch,loss\n1,0.5\n", PackFormatError, "text file"),
+        (b"PK\3\4" + bytes(range(256)), PackFormatError, "zip archive"),
+        (np.random.default_rng(0).bytes(5000), PackFormatError, "not an HDF5 file"),
+    ],
+    ids=["empty", "zeros", "html", "text", "zip", "noise"],
+)
+def test_what_is_no_hdf5_is_said_to_be_what_it_is(
+    tmp_path: Path, data: bytes, error: type[ColabstageError], says: str
+) -> None:
+    """The error's kind says whether the file ever was a pack; its text what it is instead."""
+    with pytest.raises(error, match=says):
+        read_info(write(tmp_path / "odd.h5", data))
+
+
+def test_a_missing_file_and_a_folder_are_typed(tmp_path: Path) -> None:
+    """Neither is mistaken for a damaged pack."""
+    with pytest.raises(SourceNotFoundError, match=r"none\.h5"):
+        read_info(tmp_path / "none.h5")
+    with pytest.raises(SourceNotFoundError):
+        read_info(write(tmp_path / "file", b"x") / "inside.h5")
+    with pytest.raises(PackFormatError, match="is a folder"):
+        read_info(tmp_path)
+
+
+@pytest.mark.parametrize("kept", [0.999, 0.9, 0.5, 0.1, 0.01])
+def test_a_truncated_pack_is_damaged(pack: Path, kept: float) -> None:
+    """A copy that stopped is told from a file that never was a pack, wherever it stopped."""
+    whole = pack.read_bytes()
+    with pytest.raises(DamagedPackError, match=r"photos\.h5.*again"):
+        read_info(write(pack, whole[: int(len(whole) * kept)]))
+
+
+@pytest.mark.parametrize("version", [FORMAT_VERSION + 1, 99])
+def test_a_newer_format_asks_for_an_update(pack: Path, version: int) -> None:
+    """What cannot be understood is not guessed at, even where its datasets look familiar."""
+    with h5py.File(pack, "r+") as file:
+        file.attrs[FORMAT_ATTRIBUTE] = version
+    with pytest.raises(NewerFormatError, match=f"format {version}.*pip install -U colabstage"):
+        read_info(pack)
+
+
+def test_a_file_without_inputs_says_what_it_holds(tmp_path: Path) -> None:
+    """The names that are there help to see what was meant."""
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["images"] = np.zeros(3)
+        file["X_"] = np.zeros(3)
+    with pytest.raises(PackFormatError, match=r"no dataset called X_<split>.*X_, images"):
+        read_info(tmp_path / "a.h5")
+
+
+def test_fields_that_cannot_be_samples_are_refused(tmp_path: Path) -> None:
+    """A scalar, a group without offsets, and targets of another length are named."""
+    for name, says in (("scalar", "no axes"), ("group", "no offsets"), ("targets", "5 rows.*3 in Y_train")):
+        path = tmp_path / f"{name}.h5"
+        with h5py.File(path, "w") as file:
+            if name == "scalar":
+                file["X_train"] = 5
+            elif name == "group":
+                file["X_train/bytes"] = np.zeros(3, np.uint8)
+            else:
+                file["X_train"], file["Y_train"] = np.zeros((5, 2)), np.zeros(3)
+        with pytest.raises(PackFormatError, match=says):
+            read_info(path)
+
+
+@pytest.mark.parametrize("what", ["object header", "attribute", "offsets"])
+def test_a_damaged_table_of_contents_is_typed(pack: Path, what: str) -> None:
+    """Where HDF5 opens the file but cannot find its way in it, the pack is said to be damaged."""
+    whole = bytearray(pack.read_bytes())
+    if what == "attribute":
+        with h5py.File(pack, "r+") as file:
+            file["X_test"].attrs["image_options"] = "{not json"
+    elif what == "offsets":
+        with h5py.File(pack, "r+") as file:
+            del file["X_test/offsets"]
+            file["X_test/offsets"] = 5
+    else:
+        # Every group and dataset of this version begins with OHDR; the root's stays, so that the file opens.
+        first = whole.index(b"OHDR")
+        while (position := whole.find(b"OHDR", first + 4)) > 0:
+            whole[position : position + 4] = bytes(4)
+        pack.write_bytes(whole)
+    with pytest.raises(DamagedPackError, match="table of contents is damaged"):
+        read_info(pack)
+
+
+def test_a_file_may_be_open_elsewhere(pack: Path) -> None:
+    """The same file can be open in the same process already, as people's own code has it."""
+    with h5py.File(pack, "r"), open_h5(pack) as ours:
+        assert "X_train" in ours
+
+
+@pytest.fixture
+def writer(tmp_path: Path) -> Iterator[Callable[[Path], None]]:
+    """Let another process hold files open for writing, until the test ends."""
+    script = tmp_path / "hold.py"
+    script.write_text(
+        "import h5py, sys\nwith h5py.File(sys.argv[1], 'r+'):\n    print('open', flush=True)\n    sys.stdin.read()\n",
+        encoding="utf-8",
+    )
+    with ExitStack() as stack:
+
+        def hold(path: Path) -> None:
+            command = [sys.executable, str(script), str(path)]
+            process = stack.enter_context(
+                subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            )
+            stack.callback(process.communicate, "", timeout=30)
+            assert process.stdout is not None
+            assert process.stdout.readline() == "open\n"
+
+        yield hold
+
+
+def test_the_lock_of_a_writer_does_not_keep_readers_out(tmp_path: Path, writer: Callable[[Path], None]) -> None:
+    """HDF5's file lock is no reason to refuse a file that is readable without it."""
+    path = tmp_path / "theirs.h5"
+    with h5py.File(path, "w") as file:
+        file["X_train"] = np.zeros((4, 2))
+    writer(path)
+    assert read_info(path).split("train").rows == 4
+
+
+def test_a_pack_that_somebody_changes_is_said_to_be_written(pack: Path, writer: Callable[[Path], None]) -> None:
+    """HDF5 marks newer files as open for writing; the error says so, instead of calling the bytes wrong."""
+    writer(pack)
+    with pytest.raises(DamagedPackError, match="being written"):
+        read_info(pack)
+
+
+def test_image_options_survive_json() -> None:
+    """What a group says of its images is what the options were; what is missing has its default."""
+    for options in (ImageOptions(), ImageOptions((3, 4), "keep", "crop")):
+        assert image_options_from_json(json.dumps(image_options_to_json(options))) == options
+    assert image_options_from_json("{}") == ImageOptions()
+
+
+def test_names_follow_the_recipe() -> None:
+    """X_, Y_ and key_ by split; a split's name must be able to stand in an HDF5 path."""
+    assert [x_name("dev"), y_name("dev"), key_name("dev")] == ["X_dev", "Y_dev", "key_dev"]
+    assert split_of("X_dev") == "dev"
+    assert [split_of(name) for name in ("X_", "Y_dev", "x_dev")] == [None, None, None]
+    assert check_split_name("my-split.2_b") == "my-split.2_b"
+    for bad in ("", "a/b", ".hidden", "ü", "a b"):
+        with pytest.raises(ValueError, match="cannot name a split"):
+            check_split_name(bad)

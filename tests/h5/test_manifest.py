@@ -1,0 +1,182 @@
+"""The manifest beside a pack: written whole, read with suspicion, and able to say which block is bad."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from colabstage.errors import DamagedPackError, NewerFormatError, SourceNotFoundError
+from colabstage.h5.create import PackContent, ReservedDataset, create_pack
+from colabstage.h5.info import read_info
+from colabstage.h5.manifest import (
+    BLOCK_BYTES,
+    MANIFEST_VERSION,
+    Manifest,
+    check_whole,
+    damaged_blocks,
+    make_hashes,
+    manifest_path,
+    read_manifest,
+    write_manifest,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+ROWS, SIDE = 28, 592
+
+
+@pytest.fixture
+def pack(tmp_path: Path) -> Path:
+    """A pack of four blocks, the last one short, whose every byte counts."""
+    path = tmp_path / "photos.h5"
+    spec = ReservedDataset("X_train", (ROWS, SIDE, SIDE, 3), np.dtype(np.uint8))
+    offsets = create_pack(path, PackContent([spec], {"Y_train": np.zeros(ROWS, np.int64)}, {}, {}))
+    with path.open("r+b") as handle:
+        handle.seek(offsets["X_train"])
+        handle.write(np.random.default_rng(0).bytes(spec.nbytes))
+    return path
+
+
+def manifest_of(path: Path) -> Manifest:
+    """What packing would note of a file."""
+    return Manifest(
+        size=path.stat().st_size,
+        block_bytes=BLOCK_BYTES,
+        hashes=make_hashes(path, threads=2),
+        key="0123abcd",
+        identity={"kind": "folder", "stamps": {"": 7}},
+        samples={"train": ROWS},
+        skipped=("cat/ü.png: cut off",),
+        written_by="0.1.0",
+    )
+
+
+def test_what_is_written_is_read(pack: Path) -> None:
+    """Every field comes back, and the file agrees with it."""
+    manifest = manifest_of(pack)
+    assert len(manifest.hashes) == 4
+    write_manifest(pack, manifest)
+    assert manifest_path(pack).name == "photos.h5.json"
+    assert read_manifest(pack) == manifest
+    check_whole(pack, manifest, threads=2)
+    assert damaged_blocks(pack, manifest, threads=1) == []
+
+
+def test_the_same_manifest_is_the_same_bytes(pack: Path) -> None:
+    """Writing it again changes nothing."""
+    write_manifest(pack, manifest_of(pack))
+    first = manifest_path(pack).read_bytes()
+    write_manifest(pack, manifest_of(pack))
+    assert manifest_path(pack).read_bytes() == first
+
+
+def test_without_a_file_there_is_no_manifest(pack: Path) -> None:
+    """No sidecar is no error: the file merely does not count as whole."""
+    assert read_manifest(pack) is None
+
+
+@pytest.mark.parametrize("kept", [0, 1, 100, -2])
+def test_a_cut_manifest_does_not_count(pack: Path, kept: int) -> None:
+    """Wherever its copy stopped, half a manifest is none."""
+    write_manifest(pack, manifest_of(pack))
+    place = manifest_path(pack)
+    place.write_bytes(place.read_bytes()[:kept])
+    assert read_manifest(pack) is None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"hashes": None},
+        {"hashes": ["0" * 16]},
+        {"size": "many"},
+        {"size": 5},
+        {"block_bytes": 0},
+        {"samples": ["train"]},
+        {"identity": 3},
+        {"version": "1"},
+    ],
+    ids=str,
+)
+def test_a_manifest_that_contradicts_itself_does_not_count(pack: Path, change: dict[str, object]) -> None:
+    """Wrong kinds of value, and hashes that cannot be those of so many bytes, are no manifest."""
+    write_manifest(pack, manifest_of(pack))
+    place = manifest_path(pack)
+    place.write_text(json.dumps({**json.loads(place.read_text(encoding="utf-8")), **change}), encoding="utf-8")
+    assert read_manifest(pack) is None
+
+
+@pytest.mark.parametrize("text", ["", "[]", "null", "12", '"text"', "\0\0\0\0", "<html>"])
+def test_what_is_no_manifest_does_not_count(pack: Path, text: str) -> None:
+    """Other JSON, zeros and web pages under its name are no manifest."""
+    manifest_path(pack).write_text(text, encoding="utf-8")
+    assert read_manifest(pack) is None
+
+
+def test_a_missing_entry_makes_it_none(pack: Path) -> None:
+    """Each field that this version writes is needed."""
+    write_manifest(pack, manifest_of(pack))
+    place = manifest_path(pack)
+    whole = json.loads(place.read_text(encoding="utf-8"))
+    for name in whole:
+        place.write_text(json.dumps({key: value for key, value in whole.items() if key != name}), encoding="utf-8")
+        assert read_manifest(pack) is None, name
+
+
+def test_a_newer_manifest_asks_for_an_update(pack: Path) -> None:
+    """It is not taken for a damaged one, which would be written anew."""
+    write_manifest(pack, replace(manifest_of(pack), version=MANIFEST_VERSION + 1))
+    with pytest.raises(NewerFormatError, match="pip install -U colabstage"):
+        read_manifest(pack)
+
+
+@pytest.mark.parametrize("zeroed", [1, 4096, 9_000_000])
+def test_a_zeroed_tail_opens_but_is_found(pack: Path, zeroed: int) -> None:
+    """h5py opens such a file without complaint; only the hashes tell, with the place of the first bad block."""
+    manifest = manifest_of(pack)
+    size = manifest.size
+    with pack.open("r+b") as handle:
+        handle.seek(size - zeroed)
+        handle.write(bytes(zeroed))
+    assert read_info(pack).split("train").rows == ROWS
+    first = (size - zeroed) // BLOCK_BYTES
+    assert damaged_blocks(pack, manifest, threads=2) == list(range(first, 4))
+    with pytest.raises(DamagedPackError, match=f"{4 - first} of its 4 blocks.*at byte {first * BLOCK_BYTES:,}"):
+        check_whole(pack, manifest, threads=2)
+
+
+def test_one_flipped_bit_is_found(pack: Path) -> None:
+    """The smallest damage anywhere is enough."""
+    manifest = manifest_of(pack)
+    with pack.open("r+b") as handle:
+        handle.seek(BLOCK_BYTES + 12_345)
+        byte = handle.read(1)[0]
+        handle.seek(-1, 1)
+        handle.write(bytes([byte ^ 0x10]))
+    assert damaged_blocks(pack, manifest, threads=2) == [1]
+
+
+def test_a_wrong_length_is_found(pack: Path) -> None:
+    """Bytes too few and bytes too many are both said."""
+    manifest = manifest_of(pack)
+    with pack.open("ab") as handle:
+        handle.write(b"more")
+    with pytest.raises(DamagedPackError, match=f"{manifest.size + 4:,} bytes instead of {manifest.size:,}"):
+        check_whole(pack, manifest, threads=2)
+    with pack.open("r+b") as handle:
+        handle.truncate(manifest.size - 10)
+    with pytest.raises(DamagedPackError, match=r"instead of .* and 1 of its 4 blocks"):
+        check_whole(pack, manifest, threads=2)
+
+
+def test_a_manifest_alone_is_not_a_pack(pack: Path) -> None:
+    """The file that it describes is missing, and the error names it."""
+    manifest = manifest_of(pack)
+    pack.unlink()
+    with pytest.raises(SourceNotFoundError, match=r"photos\.h5"):
+        check_whole(pack, manifest, threads=2)
