@@ -49,12 +49,12 @@ class _Folder(NamedTuple):
 
 
 class _Listing(NamedTuple):
-    """What one folder holds; `entries` is `None` where a link leads back to a folder that it lies in."""
+    """What one folder holds; `names` is `None` where a link leads back to a folder that it lies in."""
 
     folder: _Folder
     mtime_ns: int
     identity: _Identity
-    entries: list[os.DirEntry[str]] | None
+    names: list[str] | None
 
 
 class _Seen(NamedTuple):
@@ -260,7 +260,7 @@ def _pool(workers: int) -> Iterator[_Run]:
 def _walk(root: str, run: _Run, workers: int, retry: RetryPolicy) -> _Found:
     """List one level of the tree after the other: first all its folders at once, then all their entries at once."""
 
-    def list_one(folder: _Folder) -> _Listing:
+    def list_one(folder: _Folder) -> tuple[_Listing, list[os.DirEntry[str]]]:
         return read_with_retry(lambda: _list_folder(root, folder), _join(root, folder.name), policy=retry)
 
     def look_at(batch: list[os.DirEntry[str]]) -> list[_Seen]:
@@ -268,13 +268,17 @@ def _walk(root: str, run: _Run, workers: int, retry: RetryPolicy) -> _Found:
             return [_look(entry) for entry in batch]
         except OSError:  # What was seen before it is remembered by its entry and not asked again.
             return [_look_with_retry(entry, retry) for entry in batch]
+        finally:
+            batch.clear()  # an entry that was looked at holds nearly a kilobyte, and there may be millions
 
     found = _Found()
     level = [_Folder("", frozenset(), through_link=False)]
     while level:
-        listings = run(list_one, level)
-        entries = [entry for listing in listings for entry in listing.entries or ()]
-        seen = [one for batch in run(look_at, _batches(entries, workers)) for one in batch]
+        listed = run(list_one, level)
+        listings = [listing for listing, _ in listed]
+        batches = _batches([entry for _, entries in listed for entry in entries], workers)
+        del listed
+        seen = [one for batch in run(look_at, batches) for one in batch]
         level = _sort_in(found, listings, iter(seen))
     return found
 
@@ -284,16 +288,17 @@ def _batches(entries: list[os.DirEntry[str]], workers: int) -> list[list[os.DirE
     return [entries[start : start + length] for start in range(0, len(entries), length)]
 
 
-def _list_folder(root: str, folder: _Folder) -> _Listing:
+def _list_folder(root: str, folder: _Folder) -> tuple[_Listing, list[os.DirEntry[str]]]:
     path = _join(root, folder.name)
     # Asked before the listing: a change while the folder is being listed then shows in the stamp.
     status = os.stat(path)  # noqa: PTH116
     identity = (status.st_dev, status.st_ino)
     if folder.through_link and identity in folder.ancestors:
-        return _Listing(folder, status.st_mtime_ns, identity, None)
+        return _Listing(folder, status.st_mtime_ns, identity, None), []
     with os.scandir(path) as scan:
         # Not looked at yet: on a mount that leaves out the entries' types each look is a round trip of its own.
-        return _Listing(folder, status.st_mtime_ns, identity, list(scan))
+        entries = list(scan)
+    return _Listing(folder, status.st_mtime_ns, identity, [entry.name for entry in entries]), entries
 
 
 def _look(entry: os.DirEntry[str]) -> _Seen:
@@ -322,15 +327,15 @@ def _look_with_retry(entry: os.DirEntry[str], retry: RetryPolicy) -> _Seen:
 def _sort_in(found: _Found, listings: list[_Listing], seen: Iterator[_Seen]) -> list[_Folder]:
     """Put what was seen where it belongs; returns the folders of the next level."""
     level: list[_Folder] = []
-    for folder, mtime_ns, identity, entries in listings:
-        if entries is None:
+    for folder, mtime_ns, identity, names in listings:
+        if names is None:
             found.looped.append(folder.name)
             continue
-        found.stamp[folder.name] = (mtime_ns, len(entries))
+        found.stamp[folder.name] = (mtime_ns, len(names))
         prefix = f"{folder.name}/" if folder.name else ""
         ancestors = folder.ancestors | {identity}
-        for entry, (kind, size, changed_ns, through_link) in zip(entries, seen, strict=False):
-            name = prefix + entry.name
+        for base, (kind, size, changed_ns, through_link) in zip(names, seen, strict=False):
+            name = prefix + base
             if kind == "file":
                 found.files.append(FileEntry(name, size, changed_ns, len(found.files)))
             elif kind == "folder":
