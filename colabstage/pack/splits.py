@@ -56,7 +56,7 @@ def assign_splits(
     assigned = np.empty(len(keys), dtype=np.int64)
     order = np.lexsort((hashes, labels))
     classes, starts = np.unique(labels[order], return_index=True)
-    for label, members in zip(classes.tolist(), np.split(order, starts[1:]), strict=True):
+    for label, members in zip(classes.tolist(), np.split(order, starts)[1:], strict=True):
         # With one rounding for all edges of a class, what lies between two of them is rounded up or down, no further.
         # Half for the first class is rounding to the nearest; the golden ratio spreads those of any number of classes.
         rounding = (0.5 + label * _GOLDEN) % 1
