@@ -1,7 +1,7 @@
 """Packs a folder as a process of its own, from a slow tree, and tells of every sample: something to kill.
 
-python slow_packer.py SOURCE OUT OPTIONS, where OPTIONS are the fields of `PackOptions` as JSON. Prints "begun", then one
-dot for each sample that this run brought to its place, then the number of samples that it took over.
+python slow_packer.py SOURCE OUT OPTIONS, where OPTIONS are the fields of `PackOptions` as JSON. Prints "begun", then
+one dot for each sample that this run brought to its place, then the number of samples that it took over.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from colabstage.trees.tree import FileEntry
 
-READ_S = 0.02
+READ_S = 0.01
 
 
 class SlowTree(FolderTree):

@@ -165,7 +165,7 @@ def test_bad_images_found_before_a_kill_are_left_out_after_it(tmp_path: Path, ma
 def test_two_at_once_do_not_disturb_each_other(
     tmp_path: Path, many: Path, leftovers: Callable[[Path], list[str]]
 ) -> None:
-    """Of two that pack to one place each works on its own; when both are killed, one leftover is used, the other swept."""
+    """Of two that pack to one place each works on its own; of the killed, one is gone on with, the other swept."""
     expected = pack_bytes(many, tmp_path)
     out = tmp_path / "out.h5"
     with packing(many, out) as first, packing(many, out) as second:
