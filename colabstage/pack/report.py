@@ -42,6 +42,8 @@ class PackReport:
         rate = format_rate(total - self.resumed, self.packing_s, "images")
         stored = f"{total:,} samples in {format_bytes(self.nbytes)} ({self.encoding}: {self.reason})"
         lines = [f"{stored} in {format_duration(self.seconds)}, {rate}", *self.notes]
+        if self.resumed:
+            lines.insert(1, f"{self.resumed:,} of them were in place from before")
         if self.skipped:
             lines.append(f"{len(self.skipped)} left out: " + "; ".join(self.skipped[:3]))
         return "\n".join(lines)

@@ -1,0 +1,111 @@
+"""What a pack will be: decided from facts alone, with the reason beside it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from colabstage.errors import LayoutError
+from colabstage.images.decode import ImageFacts
+from colabstage.images.options import ImageOptions
+from colabstage.layouts.table import SampleTable
+from colabstage.pack.options import PackOptions
+from colabstage.pack.plan import needs_facts, pack_content, plan_pack, sample_places
+from colabstage.trees.tree import FileEntry
+
+SIZES = (100, 7, 0, 60)
+
+
+def _table(sizes: tuple[int, ...] = SIZES) -> SampleTable:
+    files = tuple(FileEntry(f"a/{number}.jpg", size, 0, number) for number, size in enumerate(sizes))
+    return SampleTable("image_folder", files, np.zeros(len(sizes), dtype=np.int64), None, ("a",))
+
+
+def _facts(*sizes: tuple[int, int], channels: int = 3, dtype: Any = np.uint8) -> tuple[ImageFacts, ...]:
+    return tuple(ImageFacts(height, width, channels, np.dtype(dtype), "JPEG") for height, width in sizes)
+
+
+def _options(encoding: Any = "auto", **image: Any) -> PackOptions:
+    return PackOptions(encoding=encoding, image=ImageOptions(**image))
+
+
+ONE_SIZE = _facts((4, 5), (4, 5))
+MANY = _facts((4, 5), (40, 5))
+
+
+@pytest.mark.parametrize(
+    ("options", "facts", "free_bytes", "encoding", "reason"),
+    [
+        (_options(), ONE_SIZE, 10**9, "pixels", "as 4x5x3 pixels they take 240 B, which fits"),
+        (_options(), ONE_SIZE, None, "pixels", "which fits"),
+        (_options(), ONE_SIZE, 200, "encoded", "240 B and 200 B are free"),
+        (_options(), ONE_SIZE, 245, "encoded", "are free"),
+        (_options(), MANY, 10**9, "encoded", "many sizes (4x5 to 40x5)"),
+        (_options(), (), 10**9, "encoded", "no image could be looked at"),
+        (_options(color_mode="keep"), _facts((4, 5)) + _facts((4, 5), channels=1), 10**9, "encoded", "different chan"),
+        (_options(size=(2, 2)), (), 10**9, "pixels", "as 2x2x3 pixels"),
+        (_options(size=(2, 2), color_mode="grayscale"), MANY, 10**9, "pixels", "as 2x2x1 pixels"),
+        (_options("encoded"), ONE_SIZE, 10**9, "encoded", "was asked for"),
+        (_options("pixels"), ONE_SIZE, 1, "pixels", "was asked for"),
+    ],
+)
+def test_encoding_follows_from_facts_and_space(
+    options: PackOptions, facts: tuple[ImageFacts, ...], free_bytes: int | None, encoding: str, reason: str
+) -> None:
+    """Images of one size become pixels where these fit; everything else is kept as it came; the reason says which."""
+    plan = plan_pack(_table(), options, facts=facts, free_bytes=free_bytes)
+    assert plan.encoding == encoding
+    assert reason in plan.reason
+    assert plan.nbytes == (sum(SIZES) if encoding == "encoded" else 4 * plan.row_bytes)
+    assert (plan.row_shape is None) == (encoding == "encoded")
+
+
+@pytest.mark.parametrize("facts", [MANY, _facts((4, 5)) + _facts((4, 5), channels=4), ()])
+def test_pixels_that_cannot_be_are_refused_with_the_remedy(facts: tuple[ImageFacts, ...]) -> None:
+    """Asked for pixels of images that have no one shape, the plan says why not and what to give."""
+    with pytest.raises(LayoutError, match="image_size"):
+        plan_pack(_table(), _options("pixels", color_mode="keep"), facts=facts, free_bytes=None)
+
+
+def test_deep_images_keep_their_dtype_only_when_asked() -> None:
+    """16 bits are kept with color_mode="keep"; as "rgb" they become 8."""
+    deep = _facts((4, 5), channels=1, dtype=np.uint16)
+    kept = plan_pack(_table(), _options(color_mode="keep"), facts=deep, free_bytes=None)
+    assert (kept.row_shape, kept.dtype, kept.row_bytes) == ((4, 5, 1), np.dtype(np.uint16), 40)
+    rgb = plan_pack(_table(), _options(), facts=deep, free_bytes=None)
+    assert (rgb.row_shape, rgb.dtype) == ((4, 5, 3), np.dtype(np.uint8))
+
+
+@pytest.mark.parametrize(
+    ("options", "needed"),
+    [
+        (_options(), True),
+        (_options("encoded"), False),
+        (_options(size=(2, 2)), False),
+        (_options("pixels", size=(2, 2), color_mode="keep"), True),
+    ],
+)
+def test_images_are_looked_at_only_where_their_shape_is_open(options: PackOptions, needed: bool) -> None:
+    """With size and colours given, no image needs to be read before packing."""
+    assert needs_facts(options) is needed
+
+
+@pytest.mark.parametrize("encoding", ["pixels", "encoded"])
+def test_places_follow_the_rows_of_each_split(encoding: str) -> None:
+    """Every sample has a place of exactly its length, in row order, inside its split's dataset."""
+    table = _table((100, 7, 50, 60, 1, 30, 2, 9))
+    options = PackOptions(encoding=encoding, splits=(("train", 0.5), ("test", 0.5)))  # type: ignore[arg-type]
+    plan = plan_pack(table, options, facts=ONE_SIZE, free_bytes=None)
+    content = pack_content(table, plan, options, attributes={})
+    starts = {spec.name: 10_000 * (number + 1) for number, spec in enumerate(content.reserved)}
+    places = sample_places(table, plan, starts)
+    for split, spec in zip(plan.splits, content.reserved, strict=True):
+        place = starts[spec.name]
+        for sample in split.samples.tolist():
+            assert places[sample] == place
+            place += plan.row_bytes or table.files[sample].size
+        assert place - starts[spec.name] == spec.nbytes
+        assert content.arrays[f"key_{split.name}"].tolist() == [table.files[i].name for i in split.samples.tolist()]
+    assert content.nbytes >= plan.nbytes

@@ -1,0 +1,194 @@
+"""Reading, decoding and writing in any order and any number of threads gives one result; failures name their file."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+import pytest
+
+from colabstage.errors import (
+    CancelledError,
+    DriveDisconnectedError,
+    NotEnoughSpaceError,
+    SourceNotFoundError,
+    SourceReadError,
+)
+from colabstage.h5.create import create_pack
+from colabstage.pack.execute import run_pack
+from colabstage.pack.job import PackJob, prepare_pack
+from colabstage.pack.journal import Journal
+from colabstage.pack.options import PackOptions
+from colabstage.pack.plan import pack_content, sample_places
+from colabstage.pack.writer import WriteJob, write_samples
+from colabstage.pipeline import PipelineLimits
+from colabstage.progress import Cancellation, NullProgress
+from colabstage.retry import RetryPolicy
+from colabstage.trees.folder import FolderTree
+
+if TYPE_CHECKING:
+    from colabstage.pack.report import PackReport
+    from colabstage.trees.tree import FileEntry, TreeKind
+
+MakeImages = Callable[..., Path]
+
+
+class WatchedTree:
+    """A folder on a disk; before each read, `before` is told of the file and may do what a disk or person would."""
+
+    def __init__(self, folder: Path, before: Callable[[FileEntry], None]) -> None:
+        self._tree = FolderTree(folder)
+        self._before = before
+        self.kind: TreeKind = "folder"
+        self.label = str(folder)
+        self.notes: tuple[str, ...] = ()
+        self.entries = self._tree.entries
+
+    def read(self, entry: FileEntry) -> bytes:
+        """The content, after `before`."""
+        self._before(entry)
+        return self._tree.read(entry)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _write(job: PackJob, target: Path, limits: PipelineLimits) -> bytes:
+    """Write a planned pack to `target` with so many threads."""
+    content = pack_content(job.table, job.plan, job.options, attributes={})
+    places = sample_places(job.table, job.plan, create_pack(target, content))
+    order = np.arange(len(job.table))
+    work = WriteJob(job.tree, job.table, job.plan, job.options, order, places, target, RetryPolicy())
+    with (
+        Journal(target.with_suffix(".journal"), fingerprint="", samples=len(order)) as journal,
+        NullProgress().step("pack", total=None, unit="images") as step,
+    ):
+        write_samples(work, journal, limits=limits, step=step, cancellation=Cancellation())
+    return target.read_bytes()
+
+
+@pytest.mark.parametrize("encoding", ["pixels", "encoded"])
+def test_one_thread_and_many_write_the_same_bytes(tmp_path: Path, make_images: MakeImages, encoding: str) -> None:
+    """The order in which samples arrive leaves no trace in the file."""
+    options = PackOptions(encoding=encoding)  # type: ignore[arg-type]
+    with FolderTree(make_images(tmp_path / "photos", 150)) as tree:
+        job = prepare_pack(tree, options, free_bytes=None)
+        one = _write(job, tmp_path / "one.h5", PipelineLimits(readers=1, max_readers=1, workers=1))
+        many = _write(job, tmp_path / "many.h5", PipelineLimits(readers=8, max_readers=16, workers=8))
+    assert one == many
+
+
+def _pack(tree: Any, out: Path, cancellation: Cancellation | None = None, **options: Any) -> PackReport:
+    job = prepare_pack(tree, PackOptions(**options), free_bytes=None)
+    return run_pack(job, out, slow=True, progress=NullProgress(), cancellation=cancellation or Cancellation())
+
+
+def test_cancelling_stops_and_keeps_finished_work(tmp_path: Path, make_images: MakeImages) -> None:
+    """A cancelled pack leaves nothing at its target, and the next try need not do everything again."""
+    photos = make_images(tmp_path / "photos", 300)
+    cancellation = Cancellation()
+    reads = []
+
+    def cancel_later(entry: FileEntry) -> None:
+        reads.append(entry)
+        if len(reads) > 200:
+            threading.Event().wait(0.05)
+            cancellation.cancel()
+
+    out = tmp_path / "out.h5"
+    with pytest.raises(CancelledError):
+        _pack(WatchedTree(photos, cancel_later), out, cancellation, encoding="encoded")
+    assert not out.exists()
+    report = _pack(FolderTree(photos), out, encoding="encoded")
+    assert 0 < report.resumed < 300
+
+
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [
+        (errno.EIO, SourceReadError),
+        (errno.EACCES, SourceReadError),
+        (errno.ENOTCONN, DriveDisconnectedError),
+        (errno.ENOENT, SourceNotFoundError),
+    ],
+)
+def test_a_source_that_fails_is_named_and_finished_work_is_kept(
+    tmp_path: Path, make_images: MakeImages, code: int, error: type[Exception]
+) -> None:
+    """A read that fails for good is a typed error with the file's name; afterwards only the rest is done."""
+    photos = make_images(tmp_path / "photos", 120)
+
+    def fail(entry: FileEntry) -> None:
+        if "0119" in entry.name:
+            raise OSError(code, os.strerror(code))
+
+    out = tmp_path / "out.h5"
+    with pytest.raises(error, match="0119"):
+        _pack(WatchedTree(photos, fail), out, encoding="encoded")
+    assert not out.exists()
+    report = _pack(FolderTree(photos), out, encoding="encoded")
+    assert report.samples == {"train": 120}
+    # Where the read was tried again for a second, the others had time to get into their places.
+    assert report.resumed > 100 or code not in (errno.EIO, errno.ENOENT)
+
+
+def test_a_passing_failure_does_not_show(tmp_path: Path, make_images: MakeImages) -> None:
+    """A read that fails once with errno 5 is tried again."""
+    photos = make_images(tmp_path / "photos", 30)
+    failed: set[str] = set()
+    lock = threading.Lock()
+
+    def fail_once(entry: FileEntry) -> None:
+        with lock:
+            first = entry.name not in failed and "7" in entry.name
+            failed.add(entry.name)
+        if first:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    out = tmp_path / "out.h5"
+    assert _pack(WatchedTree(photos, fail_once), out, encoding="encoded").samples == {"train": 30}
+
+
+def test_an_image_that_changes_while_it_is_read_is_an_error(tmp_path: Path, make_images: MakeImages) -> None:
+    """A file that is no longer as long as it was listed stops the pack instead of spilling over its neighbour."""
+    photos = make_images(tmp_path / "photos", 30)
+
+    def grow(entry: FileEntry) -> None:
+        if "0017" in entry.name:
+            with (photos / entry.name).open("ab") as file:
+                file.write(b"more")
+
+    with pytest.raises(SourceReadError, match="0017"):
+        _pack(WatchedTree(photos, grow), tmp_path / "out.h5", encoding="encoded")
+    assert not (tmp_path / "out.h5").exists()
+
+
+@pytest.mark.parametrize("encoding", ["pixels", "encoded"])
+def test_a_disk_that_fills_up_midway_is_a_lack_of_space_and_left_as_it_was(
+    small_disk: Path, tmp_path: Path, make_images: MakeImages, encoding: str
+) -> None:
+    """When somebody else takes the room that was there at the start, the error says so and nothing of ours stays."""
+    photos = make_images(tmp_path / "photos", 40, size=(120, 160))
+    filler = small_disk / "filler"
+
+    def fill(entry: FileEntry) -> None:
+        if "0020" in entry.name and not filler.exists():
+            with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
+                while file.write(bytes(65536)):
+                    pass
+
+    with pytest.raises(NotEnoughSpaceError, match="full"):
+        _pack(WatchedTree(photos, fill), small_disk / "out.h5", encoding=encoding)
+    assert list(small_disk.iterdir()) == [filler]
