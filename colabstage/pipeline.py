@@ -24,6 +24,10 @@ T = TypeVar("T")
 
 # How often a waiting thread looks whether it should stop; no wait is longer than this.
 _LOOK_S = 0.25
+# Items for each worker that are read ahead, beyond the reads in flight: enough that none of them waits, few enough that
+# memory does not fill up to the budget for nothing. Readers go on when half of them are used, not after each: waking
+# a thread costs as much as reading a small file.
+_AHEAD_PER_WORKER = 32
 # A reader can be stuck in a dead mount for ever, so the end waits for all of them together only so long. A worker
 # decodes and writes to a local disk: it does end, and what it writes to should not be closed under it.
 _READERS_END_S = 5.0
@@ -116,6 +120,7 @@ class _Run(Generic[T]):
         self._taken = 0
         self._used = 0
         self._in_flight_bytes = 0
+        self._far_ahead = False
         self._idle_workers = 0
         self._error: BaseException | None = None
         self._stopping = False
@@ -195,7 +200,7 @@ class _Run(Generic[T]):
             while not self._stopping and self._taken < len(self._items):
                 item = self._items[self._taken]
                 cost = self._cost(item)
-                if self._in_flight_bytes == 0 or self._in_flight_bytes + cost <= self._limits.budget_bytes:
+                if self._has_room(cost):
                     self._taken += 1
                     self._in_flight_bytes += cost
                     # What one large item frees may be room for several small ones: each wakes the next.
@@ -203,6 +208,15 @@ class _Run(Generic[T]):
                     return item
                 self._room.wait(_LOOK_S)
             return None
+
+    def _has_room(self, cost: int) -> bool:
+        """Whether an item of `cost` bytes may be read now; remembers whether readers rest."""
+        ahead = self._taken - self._used - self._limits.max_readers
+        enough = _AHEAD_PER_WORKER * self._limits.workers
+        self._far_ahead = ahead >= (enough // 2 if self._far_ahead else enough)
+        if self._far_ahead:
+            return False
+        return self._in_flight_bytes == 0 or self._in_flight_bytes + cost <= self._limits.budget_bytes
 
     def _deliver(self, item: int, data: T, seconds: float) -> None:
         with self._lock:
@@ -242,7 +256,8 @@ class _Run(Generic[T]):
             self._last_sign = time.monotonic()
             self._used += 1
             self._in_flight_bytes -= self._cost(item)
-            self._room.notify()
+            if not self._far_ahead or self._has_room(0):
+                self._room.notify()
             if self._used == len(self._items):
                 self._data.notify_all()
                 self._end.notify_all()

@@ -127,6 +127,13 @@ def test_budget_is_filled_but_not_exceeded_when_workers_are_slow() -> None:
     assert recorder.most_bytes == 100
 
 
+def test_little_is_read_ahead_where_reading_is_faster() -> None:
+    """Quick readers do not fill memory up to the budget: what is ahead is bounded in number too."""
+    recorder = Recorder([1] * 600, use_s=0.0005)
+    recorder.run(PipelineLimits(readers=2, max_readers=2, workers=1))
+    assert 4 <= recorder.most_bytes <= 64
+
+
 def test_item_beyond_the_budget_passes_alone() -> None:
     """An item that is larger than the whole budget waits until nothing else is in flight, and then goes through."""
     recorder = Recorder([10, 10, 5000, 10, 10], read_s=0.002, use_s=0.002)
@@ -358,7 +365,7 @@ def test_workers_finish_what_they_write_before_the_call_returns() -> None:
         running -= 1
 
     with pytest.raises(DecodeError):
-        run_with(read_nothing, use)
+        run_with(read_nothing, use, replace(LIMITS, readers=1, max_readers=1))
     assert running == 0
 
 
