@@ -34,6 +34,7 @@ from colabstage.trees.folder import FolderTree
 
 if TYPE_CHECKING:
     from colabstage.pack.report import PackReport
+    from colabstage.progress import ProgressStep
     from colabstage.trees.tree import FileEntry, TreeKind
 
 MakeImages = Callable[..., Path]
@@ -90,29 +91,54 @@ def test_one_thread_and_many_write_the_same_bytes(tmp_path: Path, make_images: M
     assert one == many
 
 
-def _pack(tree: Any, out: Path, cancellation: Cancellation | None = None, **options: Any) -> PackReport:
+def _pack(tree: Any, out: Path, *, watch: Callable[[int], object] | None = None, **options: Any) -> PackReport:
+    """Pack with 32 readers; `watch` is told how many samples are done."""
     job = prepare_pack(tree, PackOptions(**options), free_bytes=None)
-    return run_pack(job, out, slow=True, progress=NullProgress(), cancellation=cancellation or Cancellation())
+    cancellation = Cancellation()
+    progress = _Watched(watch, cancellation) if watch else NullProgress()
+    return run_pack(job, out, slow=True, progress=progress, cancellation=cancellation)
+
+
+class _Watched(NullProgress):
+    """Tells how many samples are done; a `True` in answer cancels the work."""
+
+    def __init__(self, watch: Callable[[int], object], cancellation: Cancellation) -> None:
+        self._watch = watch
+        self._cancellation = cancellation
+        self._done = 0
+
+    def step(self, name: str, *, total: int | None, unit: str) -> ProgressStep:
+        """This is its own step."""
+        return self
+
+    def advance(self, amount: int = 1) -> None:
+        """Count, tell, and cancel if told so."""
+        self._done += amount
+        if self._watch(self._done):
+            self._cancellation.cancel()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
 
 
 def test_cancelling_stops_and_keeps_finished_work(tmp_path: Path, make_images: MakeImages) -> None:
     """A cancelled pack leaves nothing at its target, and the next try need not do everything again."""
     photos = make_images(tmp_path / "photos", 300)
-    cancellation = Cancellation()
-    reads = []
-
-    def cancel_later(entry: FileEntry) -> None:
-        reads.append(entry)
-        if len(reads) > 200:
-            threading.Event().wait(0.05)
-            cancellation.cancel()
-
     out = tmp_path / "out.h5"
+
+    def cancel_at_half(done: int) -> bool:
+        if done >= 150:
+            threading.Event().wait(0.05)  # the caller looks several times a second
+        return done >= 150
+
     with pytest.raises(CancelledError):
-        _pack(WatchedTree(photos, cancel_later), out, cancellation, encoding="encoded")
+        _pack(FolderTree(photos), out, watch=cancel_at_half, encoding="encoded")
     assert not out.exists()
     report = _pack(FolderTree(photos), out, encoding="encoded")
-    assert 0 < report.resumed < 300
+    assert 50 < report.resumed < 300
 
 
 @pytest.mark.parametrize(
