@@ -10,6 +10,7 @@ import os
 import threading
 import weakref
 from collections import deque
+from enum import Enum
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 if TYPE_CHECKING:
@@ -24,6 +25,15 @@ _JOIN_S = 30.0
 _log = logging.getLogger(__name__)
 
 
+class Tick(Enum):
+    """What a generator yields while it has no result yet: nobody gets it, and it is ended here if nobody waits."""
+
+    TICK = "tick"
+
+
+TICK = Tick.TICK
+
+
 class _Belt(Generic[T]):
     """A bounded queue that either side can end."""
 
@@ -35,9 +45,11 @@ class _Belt(Generic[T]):
         self._closed = False
         self._error: BaseException | None = None
 
-    def put(self, item: T) -> bool:
-        """Wait for room and add an item; `False` when nobody wants it any more."""
+    def put(self, item: T | Tick) -> bool:
+        """Wait for room and add an item, unless it is a tick; `False` when nobody wants any more."""
         with self._changed:
+            if isinstance(item, Tick):
+                return not self._closed
             while len(self._items) >= self._depth and not self._closed:
                 self._changed.wait(_LOOK_S)
             if self._closed:
@@ -86,7 +98,7 @@ class _Belt(Generic[T]):
             self._changed.notify_all()
 
 
-def _produce(source: Generator[T], belt: _Belt[T]) -> None:
+def _produce(source: Generator[T | Tick], belt: _Belt[T]) -> None:
     error: BaseException | None = None
     try:
         while True:
@@ -123,7 +135,7 @@ class Ahead(Generic[T]):
     `close`, when this object is dropped, and at interpreter exit.
     """
 
-    def __init__(self, source: Generator[T], depth: int, name: str) -> None:
+    def __init__(self, source: Generator[T | Tick], depth: int, name: str) -> None:
         self._pid = os.getpid()
         self._belt: _Belt[T] = _Belt(depth)
         # A daemon: Python waits for others at exit before anything could tell them to stop.

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch.utils.data import default_collate
 
+from colabstage.load.ahead import TICK, Tick
 from colabstage.load.crew import Crew
 
 if TYPE_CHECKING:
@@ -25,8 +26,8 @@ _MOST_CHANNELS = 4
 
 def host_batches(
     dataset: dataset_h5, batches: Iterable[NDArray[np.intp]], *, workers: int, pool: BufferPool
-) -> Generator[tuple[Any, Any]]:
-    """Read batch after batch.
+) -> Generator[tuple[Any, Any] | Tick]:
+    """Read batch after batch, once the file is in memory if it is to be.
 
     Args:
         dataset: where from.
@@ -35,8 +36,10 @@ def host_batches(
         pool: lends the memory of inputs of one shape.
 
     Yields:
-        `(x, y)`, as `make_loader` describes them, in host memory and of the stored dtype.
+        `(x, y)`, as `make_loader` describes them, in host memory and of the stored dtype; ticks before the first.
     """
+    for _ in dataset.reader.warm_up():
+        yield TICK
     with Crew(workers) as crew:
         for rows in batches:
             # Nothing here may keep a name on a batch: it would occupy a buffer while the next one is made.

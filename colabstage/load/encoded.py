@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
     from colabstage.images.options import ImageOptions
     from colabstage.load.crew import Crew
-    from colabstage.load.mapping import MappedFile
+    from colabstage.load.mapping import MappedFile, ReadFile
+    from colabstage.load.storage import StorageFacts
 
 
 class ByteRanges(Protocol):
@@ -41,6 +42,21 @@ class ArrayBytes:
         if self._file is not None:
             self._file.check()
         return self._data[start:stop].tobytes()
+
+
+class ReadBytes:
+    """Bytes of a contiguous dataset, read from the disk when they are asked for."""
+
+    def __init__(self, file: ReadFile, facts: StorageFacts) -> None:
+        self._file = file
+        self._start = facts.offset or 0
+        self.length = facts.nbytes
+
+    def read(self, start: int, stop: int) -> bytes:
+        self._file.check()
+        target = np.empty(stop - start, np.uint8)
+        self._file.read_into(self._start + start, target)
+        return target.tobytes()
 
 
 class H5pyBytes:

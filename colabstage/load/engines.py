@@ -12,16 +12,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from colabstage.errors import DamagedPackError
+from colabstage.load.mapping import cut_off
 from colabstage.load.rows import row_runs
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from numpy.typing import NDArray
 
     from colabstage.load.crew import Crew
-    from colabstage.load.mapping import MappedFile
+    from colabstage.load.mapping import MappedFile, ReadFile
     from colabstage.load.storage import StorageFacts
 
 # One thread copies this in less time than waking another takes.
@@ -51,7 +49,7 @@ class GatherEngine:
             self._file.check()
         if out.nbytes == 0:
             return
-        target = out.reshape(-1).view(np.uint8).reshape(len(rows), -1)
+        target = memory_table(out)
 
         def gather(start: int, stop: int) -> None:
             # "clip" because "raise" copies by way of a buffer; the rows have been checked.
@@ -63,7 +61,7 @@ class GatherEngine:
             crew.share(len(rows), gather)
 
 
-def mapped_table(file: MappedFile, facts: StorageFacts, path: Path) -> NDArray[np.uint8]:
+def mapped_table(file: MappedFile, facts: StorageFacts) -> NDArray[np.uint8]:
     """A contiguous, native dataset in a mapped file as uint8 `(N, row_bytes)`.
 
     Raises:
@@ -71,11 +69,7 @@ def mapped_table(file: MappedFile, facts: StorageFacts, path: Path) -> NDArray[n
     """
     start = facts.offset or 0
     if start + facts.nbytes > len(file.data):
-        msg = (
-            f"'{path}' is cut off: {facts.name} reaches to byte {start + facts.nbytes:,} of a file of "
-            f"{len(file.data):,}. Copy or stage it again."
-        )
-        raise DamagedPackError(msg)
+        raise cut_off(file.path, start + facts.nbytes, len(file.data))
     return file.data[start : start + facts.nbytes].reshape(facts.shape[0], facts.row_bytes)
 
 
@@ -83,6 +77,33 @@ def memory_table(values: NDArray[Any]) -> NDArray[np.uint8]:
     """A C-contiguous array, the row first, as uint8 `(N, row_bytes)`."""
     row_bytes = int(np.prod(values.shape[1:], dtype=np.int64)) * values.itemsize
     return values.reshape(-1).view(np.uint8).reshape(len(values), row_bytes)
+
+
+class ReadEngine:
+    """Rows of a contiguous dataset read from the disk, each part of the crew with a read of its own under way.
+
+    For files that memory cannot hold: 64 rows of 196,608 bytes by 16 threads come at several times the rate of the
+    mapped file, whose read-ahead fetches 20 times the bytes asked for.
+    """
+
+    def __init__(self, file: ReadFile, facts: StorageFacts) -> None:
+        self._file = file
+        self._start = facts.offset or 0
+        self._row_bytes = facts.row_bytes
+
+    def read_rows(self, rows: NDArray[np.intp], out: NDArray[Any], crew: Crew) -> None:
+        self._file.check()
+        if out.nbytes == 0:
+            return
+        target = out.reshape(-1).view(np.uint8)
+        length = self._row_bytes
+
+        def read(start: int, stop: int) -> None:
+            for place, row, count in row_runs(rows[start:stop], stop - start):
+                begin = (start + place) * length
+                self._file.read_into(self._start + row * length, target[begin : begin + count * length])
+
+        crew.share(len(rows), read)
 
 
 class H5pyEngine:

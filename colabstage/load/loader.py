@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import weakref
 from dataclasses import dataclass
 from html import escape
@@ -64,7 +65,9 @@ def make_loader(
             and batches are then what torch's `default_collate` makes of the results.
         batch_size: samples in a batch; the last one of an epoch may have fewer.
         device: where batches end up; `None` is the memory of this computer.
-        strategy: `"direct"` reads each batch out of the file; `"auto"` decides.
+        strategy: `"direct"` reads each batch out of the file. `"memory"` reads all inputs now, front to back, and
+            batches from memory, which the loader keeps as long as it lives. `"auto"` takes memory where the file can
+            only be read through HDF5 (compressed, chunked, on a mounted Drive) and half of what is free is enough.
         shuffle: visit the samples in a random order, another one each epoch.
         seed: what that order depends on, together with the epoch.
         drop_last: leave out a last batch that is not full.
@@ -75,6 +78,7 @@ def make_loader(
 
     Raises:
         OptionError: an argument that cannot work.
+        NotEnoughSpaceError: with `strategy="memory"`, when the inputs do not fit; nothing has been read.
     """
     _check_dataset(dataset)
     seed = _whole("seed", seed)
@@ -101,12 +105,20 @@ def _facts(dataset: dataset_h5) -> LoaderFacts:
     return LoaderFacts(
         rows=len(dataset),
         row_bytes=dataset.reader.estimate_row_bytes(),
+        stored_bytes=dataset.reader.stored_bytes,
         engine=dataset.engine,
         encoded=dataset.reader.encoded,
         per_sample=dataset.transform is not None or dataset.target_transform is not None,
         cores=resources.cores,
         free_memory_bytes=resources.free_memory_bytes,
     )
+
+
+def _in_memory(dataset: dataset_h5) -> dataset_h5:
+    """The same dataset over memory. A copy: the caller's goes on reading from the file, and keeps none of it."""
+    source = copy.copy(dataset)
+    source.reader = dataset.reader.into_memory()
+    return source
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +159,7 @@ class Loader:
     def __init__(self, dataset: dataset_h5, plan: LoaderPlan, finish: _Finish, *, shuffle: bool, seed: int) -> None:
         self.dataset = dataset
         self.plan = plan
+        self._source = _in_memory(dataset) if plan.strategy == "memory" else dataset
         self._finish = finish
         self._shuffle = shuffle
         self._seed = seed
@@ -249,7 +262,7 @@ class _Epoch:
         self._rows = iter(batches) if loader.dataset.return_index else None
         self._closed = False
         workers, prefetch = loader.plan.workers.value, loader.plan.prefetch.value
-        source = host_batches(loader.dataset, batches, workers=workers, pool=loader._pool)
+        source = host_batches(loader._source, batches, workers=workers, pool=loader._pool)
         self._ahead = Ahead(source, prefetch, "colabstage-loader")
 
     def __iter__(self) -> Self:

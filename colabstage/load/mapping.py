@@ -1,4 +1,4 @@
-"""One file mapped into memory, and the proof that it is still the file that was looked at."""
+"""One file, mapped into memory or read at any place, and the proof that it is still the file that was looked at."""
 
 from __future__ import annotations
 
@@ -13,9 +13,13 @@ import numpy as np
 from colabstage.errors import DamagedPackError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from numpy.typing import NDArray
+
+# Large enough for full speed from a disk, small enough to be interrupted between two: a tenth of a second or so.
+_BLOCK_BYTES = 16 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,25 +36,21 @@ class FileStamp:
         return cls(status.st_ino, status.st_size, status.st_mtime_ns)
 
 
-class MappedFile:
-    """A whole file as read-only bytes. Its handle and mapping go when the last array over it is gone.
-
-    There is no `close`: unmapping under an array that another thread reads would crash the process.
-    """
+class _CheckedFile:
+    """An open file that is refused once it is no longer the one expected. Its handle goes with the object."""
 
     def __init__(self, path: Path, expected: FileStamp) -> None:
-        """Map `path`.
+        """Open `path`.
 
         Raises:
             DamagedPackError: it is not the file that `expected` was taken of.
             OSError: it cannot be opened.
         """
-        self._path = path
+        self.path = path
         self._expected = expected
         self._handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         weakref.finalize(self, os.close, self._handle).atexit = False
         self.check()
-        self.data: NDArray[np.uint8] = np.frombuffer(mmap.mmap(self._handle, 0, access=mmap.ACCESS_READ), np.uint8)
 
     def check(self) -> None:
         """Make sure that nobody wrote to the file; a mapped file that got shorter would kill the process.
@@ -58,7 +58,61 @@ class MappedFile:
         Raises:
             DamagedPackError: somebody did.
         """
-        check_stamp(self._path, os.fstat(self._handle), self._expected)
+        check_stamp(self.path, os.fstat(self._handle), self._expected)
+
+
+class MappedFile(_CheckedFile):
+    """A whole file as read-only bytes. Its handle and mapping go when the last array over it is gone.
+
+    There is no `close`: unmapping under an array that another thread reads would crash the process.
+    """
+
+    def __init__(self, path: Path, expected: FileStamp) -> None:
+        """Map `path`; raises as `_CheckedFile`."""
+        super().__init__(path, expected)
+        self.data: NDArray[np.uint8] = np.frombuffer(mmap.mmap(self._handle, 0, access=mmap.ACCESS_READ), np.uint8)
+
+
+class ReadFile(_CheckedFile):
+    """A file read in parts, each exactly the bytes asked for. May be read by several threads at once."""
+
+    def __init__(self, path: Path, expected: FileStamp, *, sequential: bool) -> None:
+        """Open `path`; raises as `_CheckedFile`. `sequential`: whether the system should read ahead."""
+        super().__init__(path, expected)
+        os.posix_fadvise(self._handle, 0, 0, os.POSIX_FADV_SEQUENTIAL if sequential else os.POSIX_FADV_RANDOM)
+
+    def read_into(self, start: int, target: NDArray[np.uint8]) -> None:
+        """Fill a contiguous `(n,)` array with the bytes from `start` on.
+
+        Raises:
+            DamagedPackError: the file ends before that.
+        """
+        done = 0
+        while done < len(target):
+            count = os.preadv(self._handle, [target.data[done:]], start + done)
+            if count == 0:
+                raise cut_off(self.path, start + len(target), start + done)
+            done += count
+
+    def read_blocks(self, start: int, target: NDArray[np.uint8]) -> Iterator[None]:
+        """As `read_into`, in large blocks, with a pause after each."""
+        for block in range(0, len(target), _BLOCK_BYTES):
+            self.read_into(start + block, target[block : block + _BLOCK_BYTES])
+            yield
+
+    def read_through(self, start: int, length: int) -> Iterator[None]:
+        """Have the system hold a part of the file in memory, by reading it once, with a pause after each block."""
+        scratch = np.empty(min(length, _BLOCK_BYTES), np.uint8)
+        for block in range(0, length, _BLOCK_BYTES):
+            self.read_into(start + block, scratch[: min(_BLOCK_BYTES, length - block)])
+            yield
+
+
+def cut_off(path: Path, wanted: int, size: int) -> DamagedPackError:
+    """The error of a file that ends before its contents do; both in bytes."""
+    return DamagedPackError(
+        f"'{path}' is cut off: its samples reach to byte {wanted:,} of a file of {size:,}. Copy or stage it again."
+    )
 
 
 def check_stamp(path: Path, status: os.stat_result, expected: FileStamp) -> None:

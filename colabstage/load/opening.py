@@ -10,11 +10,20 @@ import numpy as np
 
 from colabstage.h5.info import open_h5
 from colabstage.load.crew import SOLO
-from colabstage.load.encoded import ArrayBytes, EncodedRows, H5pyBytes
-from colabstage.load.engines import GatherEngine, H5pyEngine, RowEngine, load_array, mapped_table
-from colabstage.load.mapping import MappedFile, check_stamp
+from colabstage.load.encoded import ArrayBytes, EncodedRows, H5pyBytes, ReadBytes
+from colabstage.load.engines import (
+    GatherEngine,
+    H5pyEngine,
+    ReadEngine,
+    RowEngine,
+    load_array,
+    mapped_table,
+)
+from colabstage.load.mapping import MappedFile, ReadFile, check_stamp
+from colabstage.load.residency import resident_part
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -49,7 +58,9 @@ class OpenFile:
     def rows(self, facts: StorageFacts, choice: EngineChoice) -> RowEngine:
         """The engine for rows of one shape."""
         if choice.name == "mapped":
-            return GatherEngine(mapped_table(self._mapped, facts, self._path), self._mapped)
+            return GatherEngine(mapped_table(self._mapped, facts), self._mapped)
+        if choice.name == "read":
+            return ReadEngine(self._read, facts)
         return H5pyEngine(self._h5[facts.name], facts)
 
     def encoded(self, field: FieldSource, *, in_memory: bool) -> EncodedRows:
@@ -63,18 +74,39 @@ class OpenFile:
         if in_memory:
             data = ArrayBytes(self.load(field.facts, field.choice), None)
         elif field.choice.name == "mapped":
-            data = ArrayBytes(mapped_table(self._mapped, field.facts, self._path).reshape(-1), self._mapped)
+            data = ArrayBytes(mapped_table(self._mapped, field.facts).reshape(-1), self._mapped)
+        elif field.choice.name == "read":
+            data = ReadBytes(self._read, field.facts)
         else:
             data = H5pyBytes(self._h5[field.facts.name])
         return EncodedRows(f"{field.info.name} in '{self._path}'", offsets, data, field.image)
 
     def load(self, facts: StorageFacts, choice: EngineChoice) -> NDArray[Any]:
         """All of a dataset, read front to back."""
-        return load_array(self.rows(facts, choice), facts, SOLO)
+        if choice.name == "h5py":
+            return load_array(self.rows(facts, choice), facts, SOLO)
+        values = np.empty(facts.shape, facts.dtype)
+        file = ReadFile(self._path, self._stamp, sequential=True)
+        for _ in file.read_blocks(facts.offset or 0, values.reshape(-1).view(np.uint8)):
+            pass
+        return values
+
+    def resident_part(self, facts: StorageFacts) -> float:
+        """Which part of a contiguous dataset the system holds in memory, 0 to 1."""
+        start = facts.offset or 0
+        return resident_part(self._mapped.data[start : start + facts.nbytes])
+
+    def warm(self, facts: StorageFacts) -> Iterator[None]:
+        """Have the system hold a contiguous dataset in memory, with a pause after each block read."""
+        yield from ReadFile(self._path, self._stamp, sequential=True).read_through(facts.offset or 0, facts.nbytes)
 
     @cached_property
     def _mapped(self) -> MappedFile:
         return MappedFile(self._path, self._stamp)
+
+    @cached_property
+    def _read(self) -> ReadFile:
+        return ReadFile(self._path, self._stamp, sequential=False)
 
     @cached_property
     def _h5(self) -> Any:

@@ -2,35 +2,39 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, get_args
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
 
 from colabstage.errors import OptionError
+from colabstage.load.memory import check_memory, spare_memory
+from colabstage.load.storage import EngineChoice
 from colabstage.units import format_bytes
 
-if TYPE_CHECKING:
-    from colabstage.load.storage import EngineChoice
-
-Strategy = Literal["auto", "direct"]
+Strategy = Literal["auto", "direct", "memory"]
 
 # More threads than this do not copy faster: the memory is the limit (benchmarks/read_pixels.py).
 _MOST_COPY_THREADS = 4
+# Reads under way at once from a disk; twice as many are hardly faster (benchmarks/read_cold.py).
+_READ_THREADS = 16
 _PREFETCH = 2
 # Part of the free memory that batches in flight may take by default.
 _MEMORY_PART = 4
+# Part of the memory to spare that a split may take unasked: other splits and the model come after it.
+_UNASKED_PART = 2
 
 
 @dataclass(frozen=True, slots=True)
 class LoaderFacts:
     """What the decision rests on.
 
-    `rows`: samples. `row_bytes`: of one in memory. `engine`: how they are read. `encoded`: whether they are decoded on
-    read. `per_sample`: whether the dataset has a Python transform for each sample. `cores`, `free_memory_bytes`: what
-    this process may use.
+    `rows`: samples. `row_bytes`: of one in memory. `stored_bytes`: of all inputs as they are stored. `engine`: how they
+    are read. `encoded`: whether they are decoded on read. `per_sample`: whether the dataset has a Python transform for
+    each sample. `cores`, `free_memory_bytes`: what this process may use.
     """
 
     rows: int
     row_bytes: int
+    stored_bytes: int
     engine: EngineChoice
     encoded: bool
     per_sample: bool
@@ -64,11 +68,12 @@ class Reasoned:
 class LoaderPlan:
     """How batches will be loaded.
 
-    `strategy`: `"direct"`: a background thread copies, or decodes, batches straight out of the file.
+    `strategy`: with `"direct"` a background thread copies, or decodes, batches straight out of the file; with
+    `"memory"` the whole split is read once, and batches come from there. `engine`: what rows are read by then.
     `batches`: in an epoch. `workers`: threads that copy or decode at once. `prefetch`: batches prepared ahead.
     """
 
-    strategy: Literal["direct"]
+    strategy: Literal["direct", "memory"]
     reason: str
     batch_size: int
     batches: int
@@ -88,6 +93,7 @@ def choose_loader(facts: LoaderFacts, request: LoaderRequest) -> LoaderPlan:
 
     Raises:
         OptionError: a value that cannot work, with those that can.
+        NotEnoughSpaceError: `"memory"` was asked for, and the split does not fit there.
     """
     _check(request)
     batches = -(-facts.rows // request.batch_size)
@@ -99,8 +105,10 @@ def choose_loader(facts: LoaderFacts, request: LoaderRequest) -> LoaderPlan:
                 "Use a smaller batch_size, or drop_last=False."
             )
             raise OptionError(msg)
+    strategy, source = _choose_strategy(facts, request)
+    facts = replace(facts, engine=source)
     return LoaderPlan(
-        strategy="direct",
+        strategy=strategy,
         reason=_strategy_reason(facts),
         batch_size=request.batch_size,
         batches=batches,
@@ -124,20 +132,41 @@ def _check(request: LoaderRequest) -> None:
             raise OptionError(msg)
 
 
+def _choose_strategy(facts: LoaderFacts, request: LoaderRequest) -> tuple[Literal["direct", "memory"], EngineChoice]:
+    """Where batches come from, and the engine that reads them there."""
+    engine, size = facts.engine, format_bytes(facts.stored_bytes)
+    if request.strategy == "direct":
+        return "direct", engine
+    if engine.name == "memory":
+        return "memory", engine
+    if request.strategy == "memory":
+        check_memory(
+            facts.stored_bytes, facts.free_memory_bytes, 'strategy="memory"', remedy='Use strategy="direct" or "auto".'
+        )
+        return "memory", EngineChoice("memory", f"as asked, all {size} are read once")
+    if engine.name == "h5py" and facts.stored_bytes * _UNASKED_PART <= spare_memory(facts.free_memory_bytes):
+        why = f"reading in random order would be slow, as {engine.reason}; its {size} fit, and are read once"
+        return "memory", EngineChoice("memory", why)
+    return "direct", engine
+
+
 def _strategy_reason(facts: LoaderFacts) -> str:
+    source = "memory" if facts.engine.name == "memory" else "the file"
     if facts.per_sample:
         return (
             "a background thread reads each batch at once, then calls the dataset's transform sample by sample; "
             "batch_transform would work on whole batches"
         )
     if facts.encoded:
-        return "threads decode each batch straight out of the file"
-    return "a background thread copies each batch straight out of the file"
+        return f"threads decode each batch straight out of {source}"
+    return f"a background thread copies each batch straight out of {source}"
 
 
 def _choose_workers(facts: LoaderFacts, request: LoaderRequest) -> Reasoned:
     if request.num_workers != "auto":
         return Reasoned(request.num_workers, "as asked")
+    if facts.engine.name == "read":
+        return Reasoned(max(_READ_THREADS, facts.cores), "most wait for the disk")
     if facts.encoded:
         return Reasoned(facts.cores, "decoding keeps every core busy")
     if facts.engine.name == "h5py":

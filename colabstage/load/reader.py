@@ -6,14 +6,16 @@ handles and locks do not survive fork or pickling), and refuses a file that is n
 
 from __future__ import annotations
 
+import copy
+import logging
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from colabstage.errors import NotEnoughSpaceError, PackFormatError
+from colabstage.errors import PackFormatError
 from colabstage.h5.info import open_h5, read_info
 from colabstage.h5.names import BYTES, OFFSETS
 from colabstage.images.options import ImageOptions
@@ -21,24 +23,27 @@ from colabstage.load.crew import SOLO
 from colabstage.load.encoded import EncodedRows
 from colabstage.load.engines import GatherEngine, memory_table
 from colabstage.load.mapping import FileStamp, check_stamp
+from colabstage.load.memory import check_memory
 from colabstage.load.opening import FieldSource, OpenFile
 from colabstage.load.rows import resolve_rows
-from colabstage.load.storage import EngineChoice, choose_engine, read_facts
+from colabstage.load.storage import CacheState, EngineChoice, choose_engine, read_facts
 from colabstage.machine.mounts import mount_of, slow_reason
 from colabstage.machine.resources import read_resources
-from colabstage.units import format_bytes
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from numpy.typing import NDArray
 
     from colabstage.h5.info import FieldInfo, SplitInfo
     from colabstage.load.crew import Crew
     from colabstage.load.engines import RowEngine
     from colabstage.load.rows import Indices
+    from colabstage.load.storage import StorageFacts
 
-# What stays free when a split is loaded whole: the training process itself needs about this much.
-_MEMORY_RESERVE_BYTES = 1_000_000_000
 _PROBED_ROWS = 16
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +84,7 @@ class SplitReader:
         if self._y is not None and self._y.info.kind != "fixed":
             msg = f"{self._y.info.name} in '{self.path}' holds rows of different lengths; expected one shape."
             raise PackFormatError(msg)
+        self._x = self._considering_cache(self._x)
         self._opened: _Opened | None = None
         self.in_memory = in_memory
         self._loaded: RowEngine | EncodedRows | None = None
@@ -92,13 +98,18 @@ class SplitReader:
     def engine(self) -> EngineChoice:
         """How the inputs are read, and why."""
         if self.in_memory:
-            return EngineChoice("memory", "the whole split was read into memory on request")
+            return EngineChoice("memory", "the whole split was read into memory")
         return self._x.choice
 
     @property
     def encoded(self) -> bool:
         """Whether rows are image files that are decoded when they are read."""
         return self._x.info.kind == "encoded"
+
+    @property
+    def stored_bytes(self) -> int:
+        """Length of all inputs as they are stored, in bytes: what `into_memory` takes."""
+        return self._x.facts.nbytes
 
     @property
     def row_shape(self) -> tuple[int, ...] | None:
@@ -200,6 +211,42 @@ class SplitReader:
         chosen = raw if indices is None else [raw[row] for row in resolve_rows(indices, len(self))]
         return [str(key) for key in chosen]
 
+    def into_memory(self) -> SplitReader:
+        """Another reader of the same rows, with all inputs read into memory now; this one if it has them there.
+
+        Raises:
+            NotEnoughSpaceError: they do not fit; nothing has been read.
+        """
+        if self.in_memory:
+            return self
+        loaded = copy.copy(self)
+        loaded.in_memory = True
+        loaded._open()
+        return loaded
+
+    def warm_up(self) -> Iterator[None]:
+        """Have the system hold a mapped file's inputs in memory, if they mostly are not and fit there.
+
+        One sequential pass, with a pause after each block. A file that does not stay in memory all the same, as in a
+        container whose page cache is limited, is from then on read row by row.
+
+        Raises:
+            DamagedPackError: the file changed since it was opened.
+        """
+        if self.in_memory or self._x.choice.name != "mapped":
+            return
+        file = OpenFile(self.path, self._stamp)
+        before = self._cache_state(file, self._x.facts)
+        if before.warm or not before.fits:
+            return
+        yield from file.warm(self._x.facts)
+        part = file.resident_part(self._x.facts)
+        if not replace(before, resident_part=part).warm:
+            reason = f"after reading all of it once, only {part:.0%} has stayed in memory"
+            _log.warning("'%s' is read row by row: %s.", self.path, reason)
+            self._x = replace(self._x, choice=EngineChoice("read", reason))
+            self._opened = None
+
     def close(self) -> None:
         """Let go of the file; the next read opens it again. Reads under way in other threads finish first."""
         # What is open closes with its last reference: unmapping under a reader would crash the process.
@@ -216,6 +263,16 @@ class SplitReader:
         if info.kind == "fixed":
             return FieldSource(info, facts, choice)
         return FieldSource(info, facts, choice, read_facts(node[OFFSETS], self.path), info.image or ImageOptions())
+
+    def _considering_cache(self, field: FieldSource) -> FieldSource:
+        """The same field, with its engine chosen by what of it is in memory now."""
+        if field.choice.name != "mapped":
+            return field
+        cache = self._cache_state(OpenFile(self.path, self._stamp), field.facts)
+        return replace(field, choice=choose_engine(field.facts, cache=cache))
+
+    def _cache_state(self, file: OpenFile, facts: StorageFacts) -> CacheState:
+        return CacheState(file.resident_part(facts), facts.nbytes, read_resources().free_memory_bytes)
 
     def _open(self) -> _Opened:
         """What this process has open, opened now if it was not."""
@@ -238,14 +295,13 @@ class SplitReader:
 
     def _load(self, file: OpenFile) -> RowEngine | EncodedRows:
         """Read all inputs, as stored, into memory."""
-        free = read_resources().free_memory_bytes
-        if self._x.facts.nbytes + _MEMORY_RESERVE_BYTES > free:
-            msg = (
-                f"{self._x.info.name} in '{self.path}' needs {format_bytes(self._x.facts.nbytes)} of memory, and "
-                f"{format_bytes(max(0, free - _MEMORY_RESERVE_BYTES))} can be spared. Leave in_memory=False: "
-                "a file on a local disk is read from the system's cache, as far as that reaches."
-            )
-            raise NotEnoughSpaceError(msg)
+        check_memory(
+            self.stored_bytes,
+            read_resources().free_memory_bytes,
+            f"{self._x.info.name} in '{self.path}'",
+            remedy="Leave in_memory=False: a file on a local disk is read from the system's cache, as far as that "
+            "reaches.",
+        )
         if self.encoded:
             return file.encoded(self._x, in_memory=True)
         return GatherEngine(memory_table(file.load(self._x.facts, self._x.choice)), None)

@@ -43,13 +43,13 @@ def resolve_rows(indices: Indices, count: int) -> NDArray[np.intp]:
     return np.where(rows < 0, rows + count, rows) if low < 0 else rows
 
 
-def row_runs(sorted_rows: NDArray[np.intp], longest: int) -> Iterator[tuple[int, int, int]]:
-    """Split strictly ascending rows into runs of neighbours, none longer than `longest`.
+def row_runs(rows: NDArray[np.intp], longest: int) -> Iterator[tuple[int, int, int]]:
+    """Split rows into runs of neighbours, each one more than the last, none longer than `longest`.
 
     Yields:
-        `(start, first_row, length)`: `sorted_rows[start : start + length]` is `first_row, first_row + 1, …`.
+        `(start, first_row, length)`: `rows[start : start + length]` is `first_row, first_row + 1, …`.
     """
-    breaks = np.flatnonzero(np.diff(sorted_rows) != 1) + 1
-    for begin, end in zip([0, *breaks.tolist()], [*breaks.tolist(), len(sorted_rows)], strict=True):
+    breaks = np.flatnonzero(np.diff(rows) != 1) + 1
+    for begin, end in zip([0, *breaks.tolist()], [*breaks.tolist(), len(rows)], strict=True):
         for start in range(begin, end, longest):
-            yield start, int(sorted_rows[start]), min(longest, end - start)
+            yield start, int(rows[start]), min(longest, end - start)

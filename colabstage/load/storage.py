@@ -8,9 +8,14 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from colabstage.errors import PackFormatError
+from colabstage.load.memory import spare_memory
+from colabstage.units import format_bytes
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+# With this part of a file in memory, a batch waits for the disk too rarely for another way to be faster.
+_WARM_PART = 0.8
 
 Layout = Literal["contiguous", "chunked", "compact", "virtual", "external"]
 
@@ -45,22 +50,49 @@ class StorageFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class EngineChoice:
-    """Which engine reads a dataset, and why: `name` is `"mapped"`, `"h5py"` or `"memory"`."""
+class CacheState:
+    """What of a dataset the system holds in memory: `resident_part`, 0 to 1, of its `nbytes`. `free_memory_bytes`: what
+    this process may use, page cache included."""
 
-    name: Literal["mapped", "h5py", "memory"]
+    resident_part: float
+    nbytes: int
+    free_memory_bytes: int
+
+    @property
+    def warm(self) -> bool:
+        """Whether random rows mostly come out of memory."""
+        return self.resident_part >= _WARM_PART
+
+    @property
+    def fits(self) -> bool:
+        """Whether memory can hold all of it."""
+        return self.nbytes <= spare_memory(self.free_memory_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineChoice:
+    """Which engine reads a dataset, and why.
+
+    `name`: `"mapped"` gathers rows out of the mapped file, `"read"` reads rows from the disk, many at once, `"h5py"`
+    goes through HDF5, `"memory"` gathers from our own memory.
+    """
+
+    name: Literal["mapped", "read", "h5py", "memory"]
     reason: str
 
     def __str__(self) -> str:
         return f"{self.name}: {self.reason}"
 
 
-def choose_engine(facts: StorageFacts, *, slow_mount: str | None = None) -> EngineChoice:
+def choose_engine(
+    facts: StorageFacts, *, slow_mount: str | None = None, cache: CacheState | None = None
+) -> EngineChoice:
     """Pick how to read a dataset.
 
     Args:
         facts: how it is stored.
         slow_mount: why the file's mount must not be mapped, `None` for a local disk.
+        cache: what is in memory of a dataset that can be mapped, `None` when nobody looked.
     """
     if slow_mount is not None:
         return EngineChoice("h5py", f"the file is on {slow_mount}, which is not safe to map into memory")
@@ -72,7 +104,22 @@ def choose_engine(facts: StorageFacts, *, slow_mount: str | None = None) -> Engi
         return EngineChoice("h5py", "its values are stored in another form than this machine computes with")
     if facts.offset is None:
         return EngineChoice("h5py", "nothing has been written to it, so it has no place in the file")
-    return EngineChoice("mapped", "one contiguous, unfiltered block of native values on a local disk")
+    plain = "one contiguous, unfiltered block of native values on a local disk"
+    return EngineChoice("mapped", plain) if cache is None else _by_cache(plain, cache)
+
+
+def _by_cache(plain: str, cache: CacheState) -> EngineChoice:
+    """A cold mapped file reads 20 times the bytes asked for, so it is read through once where it fits into memory, and
+    row by row where it does not."""
+    if cache.warm:
+        return EngineChoice("mapped", f"{plain}, {cache.resident_part:.0%} of it in memory")
+    if cache.fits:
+        first = "read through once, front to back, before the first batch of a loader"
+        return EngineChoice("mapped", f"{plain}, {cache.resident_part:.0%} of it in memory, where it fits: {first}")
+    size, spare = format_bytes(cache.nbytes), format_bytes(spare_memory(cache.free_memory_bytes))
+    return EngineChoice(
+        "read", f"{plain}, {cache.resident_part:.0%} of it in memory, and its {size} do not fit into {spare}"
+    )
 
 
 def read_facts(dataset: Any, path: Path) -> StorageFacts:

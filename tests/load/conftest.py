@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import mmap
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +15,7 @@ import pytest
 from PIL import Image
 
 from colabstage.h5.create import PackContent, ReservedDataset, create_pack
+from colabstage.load.residency import resident_part
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -167,3 +170,26 @@ def make_encoded(tmp_path: Path) -> Callable[..., Path]:
         return path
 
     return make
+
+
+@pytest.fixture
+def drop_cache() -> Callable[[Path], None]:
+    """Make the system forget what it holds in memory of a file; the test is skipped where it does not obey."""
+
+    def drop(path: Path) -> None:
+        handle = os.open(path, os.O_RDWR)
+        try:
+            os.fsync(handle)
+            os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
+            with mmap.mmap(handle, 0, access=mmap.ACCESS_READ) as mapping:
+                data = np.frombuffer(mapping, np.uint8)
+                part = resident_part(data)
+                del data
+        finally:
+            os.close(handle)
+        if part > 0.5:
+            pytest.skip(
+                "needs a file system whose cache can be dropped: run with --basetemp on a local disk, not tmpfs"
+            )
+
+    return drop

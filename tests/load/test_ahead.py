@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from colabstage.load.ahead import Ahead
+from colabstage.load.ahead import TICK, Ahead, Tick
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -133,10 +133,39 @@ def test_iterator_from_before_a_fork_is_refused_in_the_child() -> None:
     ahead.close()
 
 
+def test_ticks_are_nobodys_result() -> None:
+    """Ticks between results are not handed out, and do not fill the queue."""
+
+    def ticking() -> Generator[int | Tick]:
+        for number in range(3):
+            for _ in range(5):
+                yield TICK
+            yield number
+
+    assert list(Ahead(ticking(), 1, "ahead-test")) == [0, 1, 2]
+
+
+def test_a_generator_without_results_is_ended_at_a_tick() -> None:
+    """Long work before the first result stops when nobody wants it any more."""
+    ended: list[bool] = []
+
+    def working() -> Generator[int | Tick]:
+        try:
+            while True:
+                time.sleep(0.001)
+                yield TICK
+        finally:
+            ended.append(True)
+
+    Ahead(working(), 1, "ahead-test").close()
+    assert ended == [True]
+    assert not threads()
+
+
 def test_interpreter_exits_with_one_running() -> None:
     """A program that ends in the middle of an iteration ends at once and cleanly."""
     code = (
-        "from colabstage.load.ahead import Ahead\n"
+        "from colabstage.load.ahead import TICK, Ahead, Tick\n"
         "def numbers():\n"
         "    while True:\n"
         "        yield 1\n"

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch.utils.data import TensorDataset
 
-from colabstage.errors import DecodeError, OptionError
+from colabstage.errors import DecodeError, NotEnoughSpaceError, OptionError
 from colabstage.load.dataset import dataset_h5
 from colabstage.load.loader import make_loader
 
@@ -57,6 +57,53 @@ def test_batches_equal_h5py(make_file: Callable[..., Any], kind: str, workers: i
         seen += index.tolist()
     assert sorted(seen) == list(range(23))
     assert len(loader) == 5
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_memory_gives_the_batches_of_direct(make_file: Callable[..., Any], kind: str) -> None:
+    """Whatever the storage, both strategies give the same batches, bit for bit, for the same seed and epoch."""
+    dataset = dataset_h5(make_file(kind, 23).path, return_index=True)
+    direct, memory = (make_loader(dataset, 5, strategy=name, seed=4) for name in ("direct", "memory"))
+    assert (direct.plan.strategy, memory.plan.strategy) == ("direct", "memory")
+    for _ in range(2):
+        for ((x, y), index), ((other_x, other_y), other_index) in zip(direct, memory, strict=True):
+            assert torch.equal(index, other_index)
+            assert torch.equal(y, other_y)
+            assert torch.equal(x, other_x)
+    assert dataset.engine.name != "memory"
+
+
+@pytest.mark.parametrize("size", [None, (8, 9)])
+def test_encoded_images_in_memory_are_the_files(
+    make_encoded: Callable[..., Path], size: tuple[int, int] | None
+) -> None:
+    """Compressed bytes of images are held in memory by themselves, and decode to what the file's do."""
+    dataset = dataset_h5(make_encoded(7, size=size, compression="gzip"))
+    memory = make_loader(dataset, 3)
+    assert memory.plan.strategy == "memory"
+    for (x, y), (expected, labels) in zip(memory, make_loader(dataset, 3, strategy="direct"), strict=True):
+        assert torch.equal(y, labels)
+        assert all(torch.equal(image, other) for image, other in zip(x, expected, strict=True))
+
+
+def test_memory_outlives_the_file(make_file: Callable[..., Any]) -> None:
+    """Inputs in memory need the file no more; with transforms of the dataset too."""
+    sample = make_file("gzip", 23)
+    loader = make_loader(dataset_h5(sample.path, lambda x: x.sum(dtype=np.int64)), 23, shuffle=False)
+    next(iter(loader))
+    sample.path.unlink()
+    x, _ = next(iter(loader))
+    np.testing.assert_array_equal(x, sample.x.sum((1, 2, 3)))
+
+
+def test_a_split_larger_than_memory_is_refused_when_memory_is_asked_for(tmp_path: Path) -> None:
+    """It is an error with figures, and "auto" reads it from the file."""
+    with h5py.File(tmp_path / "huge.h5", "w") as file:
+        file.create_dataset("X_train", (2**30, 2**16), "u1", chunks=(1, 2**16))
+    dataset = dataset_h5(tmp_path / "huge.h5")
+    with pytest.raises(NotEnoughSpaceError, match=r"70\.4 TB of memory, and .* can be spared"):
+        make_loader(dataset, 2**20, strategy="memory")
+    assert make_loader(dataset, 2**20).plan.strategy == "direct"
 
 
 def test_images_are_channels_last_without_a_copy(large: Path) -> None:
@@ -329,7 +376,7 @@ def test_an_error_while_reading_comes_out_in_the_loop(make_encoded: Callable[...
         ({"dtype": torch.int64}, "torch.int64"),
         ({"device": "mps:7"}, "device='mps:7'"),
         ({"device": "abacus"}, "device='abacus'"),
-        ({"strategy": "memory"}, "expected one of auto, direct"),
+        ({"strategy": "workers"}, "expected one of auto, direct, memory"),
     ],
 )
 def test_arguments_that_cannot_work_are_refused(

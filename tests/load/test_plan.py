@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 
-from colabstage.errors import OptionError
+from colabstage.errors import NotEnoughSpaceError, OptionError
 from colabstage.load.plan import LoaderFacts, LoaderRequest, choose_loader
 from colabstage.load.storage import EngineChoice
 
 FACTS = LoaderFacts(
     rows=1000,
     row_bytes=196_608,
+    stored_bytes=196_608_000,
     engine=EngineChoice("mapped", "a test"),
     encoded=False,
     per_sample=False,
@@ -34,12 +35,15 @@ def test_number_of_batches(drop_last: bool, batches: int) -> None:
         (FACTS, 2),
         (replace(FACTS, cores=1), 1),
         (replace(FACTS, cores=64), 4),
-        (replace(FACTS, engine=EngineChoice("h5py", "a test"), cores=64), 1),
+        (replace(FACTS, engine=EngineChoice("h5py", "a test"), cores=64, free_memory_bytes=0), 1),
+        (replace(FACTS, engine=EngineChoice("h5py", "a test"), cores=64), 4),
+        (replace(FACTS, engine=EngineChoice("read", "a test")), 16),
+        (replace(FACTS, engine=EngineChoice("read", "a test"), encoded=True, cores=64), 64),
         (replace(FACTS, encoded=True, cores=64), 64),
     ],
 )
 def test_workers_follow_from_cores_and_work(facts: LoaderFacts, workers: int) -> None:
-    """Copying stops gaining after a few threads, decoding takes all cores, h5py gains from none."""
+    """Copying stops gaining after a few threads, decoding takes all cores, h5py gains from none, reads from many."""
     assert choose_loader(facts, LoaderRequest(64)).workers.value == workers
 
 
@@ -83,8 +87,7 @@ def test_plan_says_why() -> None:
         ({"num_workers": 0}, "num_workers=0"),
         ({"num_workers": True}, "num_workers=True"),
         ({"prefetch": -1}, "prefetch=-1"),
-        ({"strategy": "memory"}, "expected one of auto, direct"),
-        ({"strategy": "workers"}, "expected one of auto, direct"),
+        ({"strategy": "workers"}, "expected one of auto, direct, memory"),
         ({"batch_size": 2000, "drop_last": True}, "no batch of 1,000 samples"),
     ],
 )
@@ -93,6 +96,55 @@ def test_values_that_cannot_work_are_refused(changes: dict[str, Any], message: s
     request: dict[str, Any] = {"batch_size": 64, **changes}
     with pytest.raises(OptionError, match=message):
         choose_loader(FACTS, LoaderRequest(**request))
+
+
+H5PY = EngineChoice("h5py", "its chunks are filtered (deflate)")
+# The split, and what stays free beside it.
+SPARE = 196_608_000 + 1_000_000_000
+
+
+@pytest.mark.parametrize(
+    ("engine", "free_memory_bytes", "strategy"),
+    [
+        ("mapped", 10**12, "direct"),
+        ("read", 10**12, "direct"),
+        ("h5py", 10**12, "memory"),
+        ("h5py", SPARE + 196_608_000, "memory"),
+        ("h5py", SPARE + 196_607_999, "direct"),
+        ("h5py", 0, "direct"),
+        ("memory", 0, "memory"),
+    ],
+)
+def test_auto_takes_memory_where_the_file_is_slow_and_fits_twice(
+    engine: Any, free_memory_bytes: int, strategy: str
+) -> None:
+    """Only what h5py reads is worth a copy of its own, and only half of the memory to spare is taken unasked."""
+    facts = replace(FACTS, engine=EngineChoice(engine, "a test"), free_memory_bytes=free_memory_bytes)
+    assert choose_loader(facts, LoaderRequest(64)).strategy == strategy
+    assert choose_loader(facts, LoaderRequest(64, strategy="direct")).strategy == "direct"
+
+
+def test_reasons_for_memory_have_the_obstacle_and_the_size() -> None:
+    """The plan says why memory was taken, how much of it, and that batches come from there."""
+    plan = choose_loader(replace(FACTS, engine=H5PY), LoaderRequest(64))
+    assert plan.engine.name == "memory"
+    for part in ("deflate", "197 MB", "straight out of memory"):
+        assert part in str(plan)
+    asked = choose_loader(FACTS, LoaderRequest(64, strategy="memory"))
+    assert (asked.strategy, asked.engine.name) == ("memory", "memory")
+    assert "as asked" in asked.engine.reason
+
+
+def test_memory_that_is_not_there_is_refused() -> None:
+    """Asked for, memory is taken to the last byte of what can be spared, and beyond that refused with both figures."""
+    request = LoaderRequest(64, strategy="memory")
+    assert choose_loader(replace(FACTS, free_memory_bytes=SPARE), request).strategy == "memory"
+    with pytest.raises(NotEnoughSpaceError, match="197 MB of memory, and 100 MB can be spared"):
+        choose_loader(replace(FACTS, free_memory_bytes=SPARE - 96_608_000), request)
+    with pytest.raises(NotEnoughSpaceError):
+        choose_loader(replace(FACTS, free_memory_bytes=SPARE - 1), request)
+    with pytest.raises(NotEnoughSpaceError, match="0 B can be spared"):
+        choose_loader(replace(FACTS, free_memory_bytes=5), request)
 
 
 def test_no_samples_is_no_batch() -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from colabstage.load.storage import StorageFacts, choose_engine
+from colabstage.load.storage import CacheState, StorageFacts, choose_engine
 
 PLAIN = StorageFacts(
     name="X_train",
@@ -44,6 +44,29 @@ def test_everything_else_goes_through_h5py(facts: StorageFacts, slow: str | None
     assert choice.name == "h5py"
     assert reason in choice.reason
     assert str(choice) == f"h5py: {choice.reason}"
+
+
+@pytest.mark.parametrize(
+    ("cache", "engine", "reason"),
+    [
+        (CacheState(1, 50_000_000_000, 8_000_000_000), "mapped", "100% of it in memory"),
+        (CacheState(0.8, 50_000_000_000, 8_000_000_000), "mapped", "80% of it in memory"),
+        (CacheState(0.79, 7_000_000_000, 8_000_000_000), "mapped", "read through once"),
+        (CacheState(0, 7_100_000_000, 8_000_000_000), "read", "7.1 GB do not fit into 7 GB"),
+        (CacheState(0.5, 50_000_000_000, 500_000_000), "read", "50 GB do not fit into 0 B"),
+    ],
+)
+def test_what_is_in_memory_decides_how_a_plain_file_is_read(cache: CacheState, engine: str, reason: str) -> None:
+    """Resident files are mapped, cold ones read through once where they fit, and row by row where they do not."""
+    choice = choose_engine(PLAIN, cache=cache)
+    assert choice.name == engine
+    assert reason in choice.reason
+
+
+def test_other_obstacles_come_first() -> None:
+    """What cannot be mapped goes through h5py, wherever it is."""
+    facts = replace(PLAIN, layout="chunked", offset=None)
+    assert choose_engine(facts, cache=CacheState(0, 10**12, 10**9)).name == "h5py"
 
 
 def test_lengths_in_bytes() -> None:
