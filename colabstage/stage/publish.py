@@ -88,7 +88,8 @@ def publish_file(
         raise TargetExistsError(msg)
     size = source.stat().st_size
     known = read_manifest(source)
-    manifest = known if known is not None and known.size == size else None
+    fits = known is not None and (known.size, known.block_bytes) == (size, BLOCK_BYTES)
+    manifest = known if fits else None
     make_folder(target.parent)
     sweep_orphans(target.parent, name=target.name)
     check_space(target.parent, size, f"The copy of '{source.name}'")
