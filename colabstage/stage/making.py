@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from colabstage.fetch.files import fetch_tree
 from colabstage.fileops import remove_any, sweep_orphans, temp_beside
 from colabstage.machine.resources import check_space, free_space
-from colabstage.pack.execute import pipeline_limits, run_pack
+from colabstage.pack.execute import pipeline_limits, run_pack, space_for
 from colabstage.pack.job import prepare_pack
 from colabstage.retry import RetryPolicy
 from colabstage.stage.plan import StageFigures
@@ -69,9 +69,12 @@ def make_local(
             tree = source.open_tree(spool)
             step.amount = len(tree.entries)
             wants_pack = pack and request.wants_pack
-            job = prepare_pack(tree, request.options, free_bytes=free_space(request.folder)) if wants_pack else None
+            room = space_for(request.pack_path)
+            job = prepare_pack(tree, request.options, free_bytes=room) if wants_pack else None
             figures = figure_out(request, source, tree, job)
-            check_space(request.folder, figures.peak_bytes, f"Staging '{request.place.name}'")
+            # What an interrupted run has put in place is part of the figures, and need not fit a second time.
+            in_place = room - free_space(request.folder) if wants_pack else 0
+            check_space(request.folder, max(0, figures.peak_bytes - in_place), f"Staging '{request.place.name}'")
             report.notes += tree.notes
         source.start()
         files = None
@@ -134,7 +137,7 @@ def _make_pack(
     if request.wants_files:
         # They have just arrived: read them from here, not a second time from there.
         local = FolderTree(request.files_path)
-        job = prepare_pack(local, request.options, free_bytes=free_space(request.folder))
+        job = prepare_pack(local, request.options, free_bytes=space_for(request.pack_path))
         slow = False
     with report.timed("pack", unit="images") as step:
         done = run_pack(

@@ -13,6 +13,7 @@ from colabstage.errors import ArchiveError, ColabstageError, DamagedPackError, D
 from colabstage.fileops import make_folder
 from colabstage.h5.info import read_info
 from colabstage.machine.resources import free_space
+from colabstage.pack.execute import space_for
 from colabstage.pack.job import prepare_pack
 from colabstage.progress import Cancellation, NullProgress, Progress
 from colabstage.stage.cache import CachedPack, choose_cache_dir, find_cached, restore_pack
@@ -151,7 +152,7 @@ class Staging:
         source = self._open()
         with tempfile.TemporaryDirectory() as spool:
             tree = source.open_tree(Path(spool))
-            free = free_space(request.folder)
+            free = space_for(request.pack_path)
             job = prepare_pack(tree, request.options, free_bytes=free) if request.wants_pack else None
             if job is not None:
                 reasons.append(f"Pack: {job.plan.encoding}, because {job.plan.reason}.")

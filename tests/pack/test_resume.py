@@ -153,6 +153,21 @@ def test_a_second_run_does_only_what_is_left(
     _check(out, expected, leftovers)
 
 
+def test_what_is_in_place_need_not_fit_a_second_time(
+    tmp_path: Path, small_disk: Path, make_images: Callable[..., Path], leftovers: Callable[[Path], list[str]]
+) -> None:
+    """On a disk with room for one pack only, a killed run is gone on with instead of refused or planned otherwise."""
+    large = make_images(tmp_path / "large", N, size=(60, 62))
+    out = small_disk / "out.h5"
+    packer = Packer(large, out)
+    packer.run_until(200)
+    packer.end(signal.SIGKILL)
+    report = pack_dataset(large, out, progress=False)
+    assert report.encoding == "pixels"
+    assert 0 < report.resumed < N
+    assert leftovers(small_disk) == []
+
+
 def test_ctrl_c_leaves_no_threads_behind_and_keeps_finished_work(
     tmp_path: Path, many: Path, expected: bytes, leftovers: Callable[[Path], list[str]]
 ) -> None:
