@@ -82,8 +82,8 @@ def memory_table(values: NDArray[Any]) -> NDArray[np.uint8]:
 class ReadEngine:
     """Rows of a contiguous dataset read from the disk, each part of the crew with a read of its own under way.
 
-    For files that memory cannot hold: 64 rows of 196,608 bytes by 16 threads come at several times the rate of the
-    mapped file, whose read-ahead fetches 20 times the bytes asked for.
+    For files that memory cannot hold: 64 rows of 196,608 bytes by 16 threads came at 4 times the rate of the mapped
+    file, whose read-ahead fetches many times the bytes asked for (benchmarks/read_cold.py).
     """
 
     def __init__(self, file: ReadFile, facts: StorageFacts) -> None:

@@ -86,7 +86,7 @@ class OpenFile:
         if choice.name == "h5py":
             return load_array(self.rows(facts, choice), facts, SOLO)
         values = np.empty(facts.shape, facts.dtype)
-        file = ReadFile(self._path, self._stamp, sequential=True)
+        file = ReadFile(self._path, self._stamp, at_random=False)
         for _ in file.read_blocks(facts.offset or 0, values.reshape(-1).view(np.uint8)):
             pass
         return values
@@ -98,7 +98,7 @@ class OpenFile:
 
     def warm(self, facts: StorageFacts) -> Iterator[None]:
         """Have the system hold a contiguous dataset in memory, with a pause after each block read."""
-        yield from ReadFile(self._path, self._stamp, sequential=True).read_through(facts.offset or 0, facts.nbytes)
+        yield from ReadFile(self._path, self._stamp, at_random=False).read_through(facts.offset or 0, facts.nbytes)
 
     @cached_property
     def _mapped(self) -> MappedFile:
@@ -106,7 +106,7 @@ class OpenFile:
 
     @cached_property
     def _read(self) -> ReadFile:
-        return ReadFile(self._path, self._stamp, sequential=False)
+        return ReadFile(self._path, self._stamp, at_random=True)
 
     @cached_property
     def _h5(self) -> Any:

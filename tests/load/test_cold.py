@@ -149,6 +149,6 @@ def test_a_file_that_is_written_to_is_refused(large: Path, huge: Path) -> None:
     with pytest.raises(DamagedPackError, match="replaced or written to"):
         reader.read_x([0])
     with pytest.raises(DamagedPackError, match="cut off"):
-        ReadFile(large, FileStamp.of(large.stat()), sequential=False).read_into(
+        ReadFile(large, FileStamp.of(large.stat()), at_random=True).read_into(
             large.stat().st_size - 10, np.empty(20, np.uint8)
         )
