@@ -11,7 +11,6 @@ from colabstage.errors import OptionError
 from colabstage.h5.info import image_options_to_json
 from colabstage.h5.names import FORMAT_VERSION, check_split_name
 from colabstage.images.options import ImageOptions
-from colabstage.layouts.detect import check_layout_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -40,6 +39,9 @@ class PackOptions:
     on_error: OnError = "raise"
 
     def __post_init__(self) -> None:
+        # Here, because options are also made where nothing is packed and numpy is not wanted: the command line's help.
+        from colabstage.layouts.detect import check_layout_name
+
         check_layout_name(self.layout)
         if self.encoding not in get_args(Encoding):
             msg = f"encoding={self.encoding!r} is unknown; expected one of {', '.join(get_args(Encoding))}."

@@ -55,9 +55,10 @@ class StagedDataset:
             SplitNotFoundError: there is no such split; the message lists those there are.
             OptionError: only plain files were kept.
         """
+        path = self._pack().path
         from colabstage.load.dataset import dataset_h5
 
-        return dataset_h5(self._pack().path, split=split)
+        return dataset_h5(path, split=split)
 
     def loader(
         self,

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
     DropCache = Callable[[Path], None]
 
+pytestmark = pytest.mark.torch
+
 READ = EngineChoice("read", "a test")
 COUNT = 300
 
