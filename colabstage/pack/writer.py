@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -74,10 +75,11 @@ def write_samples(
         except CorruptArchiveError as error:
             return error
 
+    scratch = _Scratch()
     with TargetFile(job.target, fresh=False) as file:
 
         def use(position: int, data: bytes | CorruptArchiveError) -> None:
-            journal.finish(position, skipped=_store(job, position, data, file))
+            journal.finish(position, skipped=_store(job, position, data, file, scratch.memory))
             step.advance()
 
         return run_pipeline(
@@ -90,13 +92,22 @@ def write_samples(
         )
 
 
-def _store(job: WriteJob, position: int, data: bytes | CorruptArchiveError, file: TargetFile) -> str | None:
+class _Scratch(threading.local):
+    """Memory to decode into, of each worker its own."""
+
+    def __init__(self) -> None:
+        self.memory = bytearray()
+
+
+def _store(
+    job: WriteJob, position: int, data: bytes | CorruptArchiveError, file: TargetFile, scratch: bytearray
+) -> str | None:
     """Decode one sample and write it; returns why it is left out, `None` when it is in its place."""
     entry = job.entry(position)
     if isinstance(data, CorruptArchiveError):
         return _leave_out(job, entry, data)
     try:
-        content = _content(job, entry, data)
+        content = _content(job, entry, data, scratch)
     except DecodeError as error:
         return _leave_out(job, entry, error)
     expected = job.plan.row_bytes or entry.size
@@ -107,12 +118,12 @@ def _store(job: WriteJob, position: int, data: bytes | CorruptArchiveError, file
     return None
 
 
-def _content(job: WriteJob, entry: FileEntry, data: bytes) -> memoryview:
+def _content(job: WriteJob, entry: FileEntry, data: bytes, scratch: bytearray) -> memoryview:
     """The bytes to store of one image file."""
     if job.plan.row_shape is None:
         check_complete(data)
         return memoryview(data)
-    pixels: NDArray[Any] = decode_image(data, job.options.image)
+    pixels: NDArray[Any] = decode_image(data, job.options.image, scratch=scratch)
     if pixels.shape != job.plan.row_shape or pixels.dtype != job.plan.dtype:
         msg = (
             f"'{entry.name}' has shape {pixels.shape} and dtype {pixels.dtype} among images of shape "
