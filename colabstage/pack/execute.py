@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
     from colabstage.pack.job import PackJob
     from colabstage.progress import Cancellation, Progress
+    from colabstage.trees.tree import Tree
 
 # On a Drive mount, speed grows with the reads in flight up to about twenty, and falls off after thirty-two.
 SLOW_READERS = 32
@@ -165,7 +166,11 @@ class _PackRun:
             packing = time.monotonic()
             with progress.step("pack", total=len(order), unit="images") as step:
                 result = write_samples(
-                    job, journal, limits=pipeline_limits(self.slow), step=step, cancellation=cancellation
+                    job,
+                    journal,
+                    limits=pipeline_limits(self.job.tree, slow=self.slow),
+                    step=step,
+                    cancellation=cancellation,
                 )
             packing_s = time.monotonic() - packing
             plan, final, skipped = self._close_gaps(workspace, journal, order, places)
@@ -270,7 +275,14 @@ def space_for(out: Path) -> int:
     return free_space(out.parent) + sum(disk_use(orphan) for orphan in find_orphans(out))
 
 
-def pipeline_limits(slow: bool) -> PipelineLimits:
-    """How wide the pipeline is on this machine, for a source that is known to answer slowly or not."""
+def pipeline_limits(tree: Tree, *, slow: bool) -> PipelineLimits:
+    """How wide the pipeline is on this machine, for a tree that is known to answer slowly or not.
+
+    An archive is one file, here or on its way here: more reads at once would only wake each other up whenever some of
+    it arrives.
+    """
     cores = usable_cores()
-    return PipelineLimits(readers=SLOW_READERS if slow else min(2, cores), max_readers=SLOW_READERS, workers=cores)
+    few = min(2, cores)
+    if tree.kind != "folder":
+        return PipelineLimits(readers=few, max_readers=few, workers=cores)
+    return PipelineLimits(readers=SLOW_READERS if slow else few, max_readers=SLOW_READERS, workers=cores)

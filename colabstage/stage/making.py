@@ -110,7 +110,7 @@ def _fetch_files(
     temp.mkdir()
     try:
         with report.timed("fetch files", unit="B") as timing, progress.step("fetch", total=total, unit="B") as step:
-            limits = pipeline_limits(source.slow)
+            limits = pipeline_limits(tree, slow=source.slow)
             fetch_tree(tree, temp, limits=limits, step=step, cancellation=cancellation, policy=RetryPolicy())
             timing.amount, timing.note = total, f"{len(tree.entries):,} files"
         old = temp_beside(request.files_path)
