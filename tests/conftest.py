@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import re
+import signal
 import sys
 import threading
 import time
@@ -68,6 +69,15 @@ def _missing_part(mark: str) -> str | None:
 
         return None if torch.cuda.is_available() else _NO_GPU
     return None
+
+
+def pytest_configure() -> None:
+    """Have Ctrl-C do here, and in the processes that tests start, what it does on a terminal.
+
+    Whoever starts the tests in the background hands down that it is ignored.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
