@@ -77,7 +77,7 @@ def test_a_planted_passage_is_noticed(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["/kaggle/" + "working/x", "/home/studio-lab-user", "$HOME/work/x", "/work", "a/work/b"]
+    "text", ["/kaggle/" + "working/x", "/home/studio-lab-user", "$HOME/" + "work/x", "/work", "a/" + "work/b"]
 )
 def test_a_platforms_own_path_passes(text: str) -> None:
     """What is true of every machine of a platform may be written down."""
