@@ -12,7 +12,11 @@
     │   └── DriveQuotaError
     ├── SourceError            (OSError)               the data to stage
     │   ├── SourceNotFoundError (FileNotFoundError)
+    │   ├── SourceAccessError  (PermissionError)       a login, a permission or a licence is missing
     │   └── SourceReadError
+    │       ├── SourceChangedError                     it became another one while it was read
+    │       ├── WebPageError                           an HTML page came in place of the data
+    │       └── ChecksumMismatchError
     ├── ArchiveError           (ValueError)
     │   ├── CorruptArchiveError
     │   └── UnsafeArchiveError
@@ -87,6 +91,22 @@ class SourceNotFoundError(SourceError, FileNotFoundError):
 
 class SourceReadError(SourceError):
     """The source is there but could not be read, after the retries its kind deserves."""
+
+
+class SourceAccessError(SourceError, PermissionError):
+    """The service refuses: a login, a permission or an accepted licence is missing."""
+
+
+class SourceChangedError(SourceReadError):
+    """The source became another one while it was being read."""
+
+
+class WebPageError(SourceReadError):
+    """A web page came in place of the data: a confirmation, a login, an error in polite words."""
+
+
+class ChecksumMismatchError(SourceReadError):
+    """The whole file arrived, but its hash is not the one that was asked for; the message has both."""
 
 
 class ArchiveError(ColabstageError, ValueError):
