@@ -6,6 +6,7 @@ import gc
 import os
 import re
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -19,7 +20,7 @@ import psutil
 import pytest
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator
+    from collections.abc import Callable, Generator, Iterator
 
 # By these, notebook platforms are told apart (machine/platforms.py); a test that wants one sets it.
 _PLATFORM_VARIABLES = re.compile(
@@ -33,6 +34,32 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """The test sees no variable that a notebook platform, or colabstage itself, is steered by."""
     for name in [name for name in os.environ if _PLATFORM_VARIABLES.match(name)]:
         monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def make_disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
+    """Mount disks of so many MB below the test's folder: real ones that are really full."""
+    disks: list[Path] = []
+
+    def make(megabytes: int) -> Path:
+        place = tmp_path / ("small" if not disks else f"small{len(disks)}")
+        place.mkdir()
+        command = ["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", str(place)]
+        mounted = subprocess.run(command, check=False, capture_output=True, text=True, timeout=30)
+        if mounted.returncode:
+            pytest.skip(f"needs the right to mount a tmpfs (root): {mounted.stderr.strip()}")
+        disks.append(place)
+        return place
+
+    yield make
+    for place in disks:
+        subprocess.run(["umount", str(place)], check=True, timeout=30)
+
+
+@pytest.fixture
+def small_disk(make_disk: Callable[[int], Path]) -> Path:
+    """A disk of 8 MB."""
+    return make_disk(8)
 
 
 _NO_TORCH = "needs torch: pip install -c constraints.txt torch"

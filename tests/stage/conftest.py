@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import subprocess
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -88,19 +87,3 @@ def my_drive(drive: SimulatedDrive) -> Path:
     """`MyDrive` as a notebook sees it."""
     assert drive.mountpoint is not None
     return drive.mountpoint / "MyDrive"
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of 8 MB."""
-    place = tmp_path / "small"
-    place.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(place)], check=False, capture_output=True, text=True
-    )
-    if mounted.returncode:
-        pytest.skip(f"needs the right to mount a tmpfs (root): {mounted.stderr.strip()}")
-    try:
-        yield place
-    finally:
-        subprocess.run(["umount", str(place)], check=True)
