@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from colabstage.errors import TargetNotWritableError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 _MARK = ".colabstage-"
 _SUFFIX = ".tmp"
@@ -140,10 +140,17 @@ def adopt_orphan(path: Path, temp: Path) -> bool:
     return False
 
 
-def sweep_orphans(folder: Path, *, name: str = "", foreign_age_s: float = 3600.0) -> list[Path]:
+def sweep_orphans(
+    folder: Path,
+    *,
+    name: str = "",
+    foreign_age_s: float = 3600.0,
+    remove: Callable[[Path], None] | None = None,
+) -> list[Path]:
     """Remove the temporary files and folders in `folder` whose owners are dead; return what was removed.
 
-    With `name`, only those that were to become a file or folder of that name.
+    With `name`, only those that were to become a file or folder of that name. `remove` is for places where removing
+    takes more than `remove_any` does.
 
     Leftovers of another boot or container, whose owner cannot be looked up, go once nothing has touched them for
     `foreign_age_s` seconds.
@@ -160,7 +167,7 @@ def sweep_orphans(folder: Path, *, name: str = "", foreign_age_s: float = 3600.0
             continue
         # Another sweeper may be at it too, and what cannot be removed is no reason to fail.
         with contextlib.suppress(OSError):
-            remove_any(entry)
+            (remove or remove_any)(entry)
         if not os.path.lexists(entry):
             removed.append(entry)
     return removed

@@ -44,12 +44,13 @@ def copy_blocks(
     cancellation: Cancellation,
     policy: RetryPolicy,
     stall_timeout_s: float = 180.0,
+    keep: Callable[[int], object] | None = None,
 ) -> list[str]:
     """Copy a file block by block, in order, hashing each block as it passes; one is read while another is written.
 
     Args:
         source: read once, sequentially, which every mount does best.
-        target: a temporary name; overwritten.
+        target: a temporary name; overwritten, unless `keep` is given.
         size: length that `source` must have, in bytes.
         block_bytes: length of a block.
         expected: hash of each block, or `None` to take the bytes as they come. A block that comes out wrong is read
@@ -58,6 +59,8 @@ def copy_blocks(
         cancellation: looked at several times a second.
         policy: how often a failing read is tried again.
         stall_timeout_s: seconds in which at least one block has to arrive.
+        keep: go on with what an interrupted copy left in `target`: blocks of it that have the right hash stay, and this
+            is told of the bytes of each. With `expected`, such blocks are not even read from the source.
 
     Returns:
         The hash of each block.
@@ -71,16 +74,29 @@ def copy_blocks(
     """
     blocks = block_ranges(size, block_bytes)
     hashes = [""] * len(blocks)
-    with _open_source(source, size, policy) as reader, TargetFile(target) as writer:
+    fresh = keep is None
+    with (
+        _open_source(source, size, policy) as reader,
+        TargetFile(target, fresh=fresh) as writer,
+        _Leftover(target, size, used=not fresh) as leftover,
+    ):
 
-        def read(number: int) -> tuple[bytes, str]:
+        def read(number: int) -> tuple[bytes | None, str]:
             wanted = None if expected is None else expected[number]
-            return _read_block(reader, blocks[number], wanted, source, policy)
+            there = leftover.hash_of(blocks[number])
+            if there is not None and there == wanted:
+                return None, there
+            data, digest = _read_block(reader, blocks[number], wanted, source, policy)
+            return (None if digest == there else data), digest
 
-        def use(number: int, block: tuple[bytes, str]) -> None:
+        def use(number: int, block: tuple[bytes | None, str]) -> None:
             data, hashes[number] = block
-            writer.write(data, blocks[number][0])
-            step.advance(len(data))
+            offset, length = blocks[number]
+            if data is not None:
+                writer.write(data, offset)
+            elif keep is not None:
+                keep(length)
+            step.advance(length)
 
         run_pipeline(
             range(len(blocks)),
@@ -97,6 +113,37 @@ def copy_blocks(
             cancellation=cancellation,
         )
     return hashes
+
+
+class _Leftover:
+    """What an interrupted copy left in the target, to be compared block by block; nothing when it is not `used`."""
+
+    def __init__(self, target: Path, size: int, *, used: bool) -> None:
+        self._handle = -1
+        if used:
+            with typed_write_errors(target):
+                if target.stat().st_size > size:
+                    os.truncate(target, size)
+                self._handle = os.open(target, os.O_RDONLY | os.O_CLOEXEC)
+
+    def hash_of(self, block: tuple[int, int]) -> str | None:
+        """The hash of what stands in a block's place; `None` where that is not a whole block."""
+        if self._handle < 0:
+            return None
+        offset, length = block
+        try:
+            data = pread_exactly(self._handle, length, offset)
+        except OSError:  # then it is copied once more
+            return None
+        return hash_block(data) if len(data) == length else None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        handle, self._handle = self._handle, -1
+        if handle >= 0:
+            close_quietly(handle)
 
 
 @contextlib.contextmanager
@@ -169,18 +216,18 @@ class TargetFile:
         """Make the file. With `fresh` it is emptied first; otherwise several may write to parts of it."""
         self._path = path
         flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | (os.O_TRUNC if fresh else 0)
-        with _typed_write_errors(path):
+        with typed_write_errors(path):
             self._file = io.FileIO(os.open(path, flags, 0o644), "wb")
 
     def write(self, data: bytes | memoryview, offset: int) -> None:
         """Write all of `data` at `offset`. May be called from any thread."""
-        with _typed_write_errors(self._path):
+        with typed_write_errors(self._path):
             pwrite_exactly(self._file.fileno(), data, offset)
 
     def close(self) -> None:
         """Let go of the file. Calling it twice is fine."""
         # A mount may tell only now that it could not keep what was written.
-        with _typed_write_errors(self._path):
+        with typed_write_errors(self._path):
             self._file.close()
 
     def __enter__(self) -> Self:
@@ -195,7 +242,7 @@ class TargetFile:
 
 
 @contextlib.contextmanager
-def _typed_write_errors(target: Path) -> Iterator[None]:
+def typed_write_errors(target: Path) -> Iterator[None]:
     try:
         yield
     except ColabstageError:

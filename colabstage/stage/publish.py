@@ -3,6 +3,9 @@
 Temporary name, every byte read back and compared, rename, manifest last; the version that was there before is kept
 under another name. A Drive mount answers "written" long before Google has the bytes, so "copied" and "uploaded" are
 two things, and this does the first.
+
+Whatever moment it is killed at, one whole version with its manifest is there, the new one or the one before, and the
+next run goes on with the blocks that are right already.
 """
 
 from __future__ import annotations
@@ -12,12 +15,29 @@ import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from colabstage.errors import DamagedPackError, SourceNotFoundError, TargetExistsError
+from colabstage.errors import (
+    DamagedPackError,
+    NewerFormatError,
+    SourceChangedError,
+    SourceNotFoundError,
+    SourceReadError,
+    TargetExistsError,
+)
 from colabstage.fetch.copy import copy_blocks, translate_write_error
-from colabstage.fileops import hash_ranges, make_folder, remove_any, sweep_orphans, temp_beside
-from colabstage.h5.manifest import BLOCK_BYTES, Manifest, manifest_path, read_manifest, write_manifest
+from colabstage.fileops import (
+    adopt_orphan,
+    block_ranges,
+    disk_use,
+    hash_ranges,
+    make_folder,
+    read_json,
+    remove_any,
+    sweep_orphans,
+    temp_beside,
+)
+from colabstage.h5.manifest import BLOCK_BYTES, Manifest, make_hashes, manifest_path, read_manifest, write_manifest
 from colabstage.machine.drive import drive_root
 from colabstage.machine.resources import check_space, usable_cores
 from colabstage.progress import Cancellation, resolve_progress
@@ -25,7 +45,7 @@ from colabstage.retry import RetryPolicy, read_with_retry
 from colabstage.units import format_bytes, format_duration, format_rate
 
 if TYPE_CHECKING:
-    from colabstage.progress import Progress
+    from colabstage.progress import Progress, ProgressStep
 
 PREVIOUS_SUFFIX = ".previous"
 
@@ -34,10 +54,11 @@ PREVIOUS_SUFFIX = ".previous"
 class PublishReport:
     """What publishing did.
 
-    `path`: where the file is now. `previous`: where the version before it is, `None` when there was none.
+    `path`: where the file is now. `previous`: where the version before it is, `None` when there is none.
     `nbytes`, `seconds`: how much, and how long, reading back included.
     `uploading`: whether the place is a Drive mount, which uploads in the background: the bytes are safe only after
     `flush_drive()`, or once they show on drive.google.com.
+    `kept_bytes`: what of it was in place already, from a run that was interrupted, and was not copied again.
     """
 
     path: Path
@@ -45,10 +66,13 @@ class PublishReport:
     nbytes: int
     seconds: float
     uploading: bool
+    kept_bytes: int = 0
 
     def __str__(self) -> str:
         size, rate = format_bytes(self.nbytes), format_rate(self.nbytes, self.seconds, "B")
         text = f"Copied {size} to '{self.path}' and read it back in {format_duration(self.seconds)} ({rate})."
+        if self.kept_bytes:
+            text += f" Of it, {format_bytes(self.kept_bytes)} were in place from before."
         if self.uploading:
             text += " Drive uploads it in the background; flush_drive() waits for that."
         return text
@@ -64,7 +88,7 @@ def publish_file(
     """Copy a finished file to a lasting place and verify it there.
 
     Args:
-        path: the file, for example a checkpoint.
+        path: the file, for example a checkpoint. Nothing may write to it meanwhile.
         to: the file to become, or a folder that exists, in which it keeps its name. A manifest is written beside it
             (`NAME.json`), last: it holds the hash of every 8 MiB block.
         keep_previous: keep what stood there as `NAME.previous`, one generation.
@@ -72,54 +96,156 @@ def publish_file(
 
     Raises:
         SourceNotFoundError: `path` is no file.
-        TargetExistsError: `to` is a folder's name ending in a place that cannot be replaced.
-        NotEnoughSpaceError, TargetNotWritableError: nothing at `to` has changed.
-        DamagedPackError: what was read back differs from what was written; nothing at `to` has changed.
+        SourceChangedError: something wrote to `path` while it was being copied.
+        TargetExistsError: `to` is a folder's name ending in a place that cannot be replaced, or a file that is no
+            manifest of ours has the manifest's name.
+        NotEnoughSpaceError, TargetNotWritableError, DriveDisconnectedError: the place failed.
+        DamagedPackError: what was read back differs from what was written.
+        In each case nothing at `to` has changed.
     """
     source = Path(path)
     if not source.is_file():
         msg = f"'{source}' is not a file; expected one that is finished and closed."
         raise SourceNotFoundError(msg)
-    target = Path(to)
-    if target.is_dir():
-        target /= source.name
+    target = _check_target(source, Path(to))
+    state = _state(source)
+    known = _manifest_of(source, state.nbytes)
+    make_folder(target.parent)
+    began = time.monotonic()
+    with resolve_progress(progress).step(f"publish {target.name}", total=state.nbytes, unit="B") as step:
+        manifest = _find_published(source, target, state, known)
+        if manifest is not None:
+            sweep_orphans(target.parent, name=target.name, remove=_discard)
+            step.advance(state.nbytes)
+            kept = state.nbytes
+        else:
+            manifest, kept = _copy(source, target, state, known, step)
+        write_manifest(target, manifest)
+    previous = previous_path(target)
+    if not keep_previous:
+        _discard(previous)
+    seconds = time.monotonic() - began
+    kept_version = previous if previous.is_file() else None
+    return PublishReport(target, kept_version, state.nbytes, seconds, drive_root(target) is not None, kept)
+
+
+def previous_path(target: Path) -> Path:
+    """Where the version before the one at `target` is kept."""
+    return target.with_name(target.name + PREVIOUS_SUFFIX)
+
+
+class _State(NamedTuple):
+    """What changes when anything writes to a file."""
+
+    inode: int
+    nbytes: int
+    mtime_ns: int
+    ctime_ns: int
+
+
+def _state(file: Path) -> _State:
+    found = file.stat()
+    return _State(found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+
+
+def _check_target(source: Path, to: Path) -> Path:
+    """The file to become."""
+    target = to / source.name if to.is_dir() else to
     if target.is_dir():
         msg = f"'{target}' is a folder; expected the name of a file."
         raise TargetExistsError(msg)
-    size = source.stat().st_size
-    known = read_manifest(source)
-    fits = known is not None and (known.size, known.block_bytes) == (size, BLOCK_BYTES)
-    manifest = known if fits else None
-    make_folder(target.parent)
-    sweep_orphans(target.parent, name=target.name)
-    check_space(target.parent, size, f"The copy of '{source.name}'")
-    began = time.monotonic()
-    with resolve_progress(progress).step(f"publish {target.name}", total=size, unit="B") as step:
-        temp = temp_beside(target)
-        try:
-            hashes = copy_blocks(
-                source,
-                temp,
-                size=size,
-                block_bytes=BLOCK_BYTES,
-                expected=None if manifest is None else manifest.hashes,
-                step=step,
-                cancellation=Cancellation(),
-                policy=RetryPolicy(),
-            )
-            read_with_retry(lambda: _read_back(temp, size, hashes), str(temp), policy=RetryPolicy())
-            previous = _replace(temp, target, keep_previous=keep_previous)
-        except BaseException:
-            remove_any(temp)
-            raise
-    write_manifest(target, manifest or Manifest(size, BLOCK_BYTES, tuple(hashes)))
-    return PublishReport(target, previous, size, time.monotonic() - began, drive_root(target) is not None)
+    beside = manifest_path(target)
+    if beside.exists() and beside.stat().st_size and not _is_manifest(read_json(beside)):
+        msg = (
+            f"'{beside}' exists and is no manifest that colabstage wrote, but the manifest of '{target.name}' has to "
+            "go there. Rename it, or publish under another name."
+        )
+        raise TargetExistsError(msg)
+    return target
+
+
+def _is_manifest(value: Any) -> bool:
+    return isinstance(value, dict) and {"version", "block_bytes", "hashes"} <= value.keys()
+
+
+def _manifest_of(file: Path, size: int) -> Manifest | None:
+    """The manifest beside a file, if it speaks of a file of that size in blocks of ours."""
+    try:
+        manifest = read_manifest(file)
+    except NewerFormatError:
+        return None
+    fits = manifest is not None and (manifest.size, manifest.block_bytes) == (size, BLOCK_BYTES)
+    return manifest if fits else None
+
+
+def _find_published(source: Path, target: Path, state: _State, known: Manifest | None) -> Manifest | None:
+    """The manifest of what stands at `target`, when that is the very same content: a run got as far as that."""
+    if not target.is_file() or target.stat().st_size != state.nbytes:
+        return None
+    hashes = known.hashes if known is not None else make_hashes(source, threads=usable_cores())
+    there = _manifest_of(target, state.nbytes)
+    if there is not None and there.hashes != hashes:
+        return None
+    with contextlib.suppress(OSError):  # what cannot be read is written anew
+        if make_hashes(target, threads=usable_cores()) == hashes and _state(source) == state:
+            return known or Manifest(state.nbytes, BLOCK_BYTES, hashes)
+    return None
+
+
+def _copy(
+    source: Path, target: Path, state: _State, known: Manifest | None, step: ProgressStep
+) -> tuple[Manifest, int]:
+    """Bring the file to its place, all but the manifest; returns that, and the bytes that were there from before."""
+    temp = temp_beside(target)
+    kept = 0
+
+    def keep(nbytes: int) -> None:
+        nonlocal kept
+        kept += nbytes
+
+    try:
+        resumed = adopt_orphan(target, temp)
+        sweep_orphans(target.parent, name=target.name, remove=_discard)
+        in_place = min(disk_use(temp), state.nbytes) if resumed else 0
+        check_space(target.parent, state.nbytes - in_place, f"The copy of '{source.name}'")
+        hashes = copy_blocks(
+            source,
+            temp,
+            size=state.nbytes,
+            block_bytes=BLOCK_BYTES,
+            expected=None if known is None else known.hashes,
+            step=step,
+            cancellation=Cancellation(),
+            policy=RetryPolicy(),
+            keep=keep if resumed else None,
+        )
+        read_with_retry(lambda: _read_back(temp, state.nbytes, hashes), str(temp), policy=RetryPolicy())
+        _check_unchanged(source, state)
+        _replace(temp, target)
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            _discard(temp)
+        if isinstance(error, (DamagedPackError, SourceReadError)):
+            _check_unchanged(source, state)
+        raise
+    return known or Manifest(state.nbytes, BLOCK_BYTES, tuple(hashes)), kept
+
+
+def _check_unchanged(source: Path, state: _State) -> None:
+    with contextlib.suppress(OSError):
+        if _state(source) == state:
+            return
+    msg = (
+        f"'{source}' changed while it was being published, so its copy would be of no one state. Nothing was replaced. "
+        "Publish it when it is finished and closed; save a checkpoint under another name and rename it."
+    )
+    raise SourceChangedError(msg)
 
 
 def _read_back(temp: Path, size: int, hashes: list[str]) -> None:
     """Compare what the place now holds with what was sent."""
     found_size = temp.stat().st_size
-    ranges = [(offset, min(BLOCK_BYTES, size - offset)) for offset in range(0, size, BLOCK_BYTES)]
+    ranges = block_ranges(size, BLOCK_BYTES)
     if found_size == size and hash_ranges(temp, ranges, threads=usable_cores()) == hashes:
         return
     msg = (
@@ -129,30 +255,33 @@ def _read_back(temp: Path, size: int, hashes: list[str]) -> None:
     raise DamagedPackError(msg)
 
 
-def _replace(temp: Path, target: Path, *, keep_previous: bool) -> Path | None:
-    """Put the new file in its place, keeping the old one; between the two renames the old one is found as previous."""
-    previous = target.with_name(target.name + PREVIOUS_SUFFIX)
+def _replace(temp: Path, target: Path) -> None:
+    """Put the new file in its place and keep the old one, which is whole under one of its two names at any moment."""
+    previous = previous_path(target)
     try:
-        kept = False
         if target.exists():
-            if keep_previous:
-                _discard(previous)
-                target.rename(previous)
-                with contextlib.suppress(FileNotFoundError):
-                    manifest_path(target).rename(manifest_path(previous))
-                kept = True
-            else:
-                _discard(target)
+            # Before the older one goes: an interrupted run may have left this one without.
+            manifest = _manifest_of(target, target.stat().st_size) or _describe(target)
+            _discard(previous)
+            write_manifest(previous, manifest)
+            target.rename(previous)
         manifest_path(target).unlink(missing_ok=True)
         temp.rename(target)
     except OSError as error:
         raise translate_write_error(error, target) from error
-    return previous if kept else None
+
+
+def _describe(file: Path) -> Manifest:
+    """A manifest for a file that has none."""
+    return Manifest(file.stat().st_size, BLOCK_BYTES, make_hashes(file, threads=usable_cores()))
 
 
 def _discard(path: Path) -> None:
     """Remove a file; emptied first, because Drive's trash counts against the account by size."""
     manifest_path(path).unlink(missing_ok=True)
-    with contextlib.suppress(FileNotFoundError):
+    if path.is_dir():
+        remove_any(path)
+        return
+    with contextlib.suppress(OSError):  # an account that is full may refuse even this
         os.truncate(path, 0)
-        path.unlink()
+    path.unlink(missing_ok=True)
