@@ -1,0 +1,311 @@
+"""One connection of the practice web server: requests read, answered at the set pace, or failed as told."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import gzip
+import math
+import socket
+import struct
+import sys
+import threading
+import time
+from email.utils import formatdate, parsedate_to_datetime
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+from urllib.parse import unquote, urlsplit
+
+from colabstage.simulate.http_knobs import WebFault, WebKnobs, WebRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from colabstage.simulate.http_server import WebServer
+
+# One piece of a paced body takes so long: few wake-ups, and still smooth against any timeout.
+_PIECE_S = 0.02
+_MAX_PIECE_BYTES = 1024 * 1024
+# As far as a connection that fell behind its schedule, on a busy machine, may catch up.
+_CREDIT_S = 0.25
+_PAGE = "<!DOCTYPE html>\n<html><head><title>Sign in</title></head><body>Please sign in to continue.</body></html>\n"
+
+
+class Clock:
+    """When the next bytes at a rate are due, by absolute time. May be shared by threads."""
+
+    def __init__(self, bytes_per_s: float) -> None:
+        self._rate = bytes_per_s
+        self._due = 0.0
+        self._lock = threading.Lock()
+
+    def due(self, count: int) -> float:
+        """The time (`time.monotonic`) at which `count` further bytes have passed."""
+        if math.isinf(self._rate):
+            return 0.0
+        with self._lock:
+            self._due = max(self._due, time.monotonic() - _CREDIT_S) + count / self._rate
+            return self._due
+
+    def restart(self) -> None:
+        """Forget credit from a time when nothing was to be sent."""
+        with self._lock:
+            self._due = max(self._due, time.monotonic())
+
+
+def parse_range(text: str, size: int) -> tuple[int, int] | None:
+    """First and last+1 byte that a Range header asks of `size` bytes; `None` where it asks nothing that is there.
+
+    Several ranges at once are beyond this server.
+    """
+    unit, _, spec = text.partition("=")
+    first, dash, last = spec.strip().partition("-")
+    if unit.strip() != "bytes" or not dash or not (first + last).isdecimal():
+        return None
+    start = int(first) if first else max(0, size - int(last))
+    stop = min(size, int(last) + 1) if first and last else size
+    return (start, stop) if start < stop else None
+
+
+class ConnectionHandler(BaseHTTPRequestHandler):
+    """One connection: requests are read and answered until either side hangs up."""
+
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+
+    def __init__(self, connection: socket.socket, address: object, server: WebServer, number: int) -> None:
+        self._web = server
+        self._number = number
+        self._clock = Clock(server.knobs.bytes_per_s)
+        self._greeted = False
+        super().__init__(connection, address, server)  # type: ignore[arg-type]
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+        """Say nothing: `requests` has it all."""
+
+    def do_HEAD(self) -> None:
+        self._answer()
+
+    def do_GET(self) -> None:
+        self._answer()
+
+    def _answer(self) -> None:
+        knobs = self._web.knobs
+        with self._web.answering() as allowed:
+            self._web.wait(knobs.latency_s + (0.0 if self._greeted else knobs.connect_latency_s))
+            self._greeted = True
+            self._clock.restart()
+            parts = urlsplit(self.path)
+            name = unquote(parts.path).lstrip("/")
+            found = self._web.look_up(name)
+            if not allowed:
+                self._plain(503, "Too many requests at once.", retry_after="1")
+            elif knobs.login and not self._knows(knobs.login):
+                self._plain(401, "Who are you?", extra=(("WWW-Authenticate", 'Basic realm="practice"'),))
+            elif self.command == "HEAD" and not knobs.head:
+                self._plain(405, "HEAD is not answered here.")
+            elif found is None:
+                fault = self._web.fault_for(name, 0) if self.command == "GET" else None
+                self._fail(fault) if fault else self._plain(404, f"There is no '{name}'.")
+            else:
+                self._file(name, knobs)
+
+    def _file(self, name: str, knobs: WebKnobs) -> None:
+        found = self._web.look_up(name)
+        assert found is not None
+        with _open(found[0], compressed=knobs.gzip) as (file, size):
+            asked = parse_range(self.headers.get("Range", ""), size) if knobs.ranges == "honoured" else None
+            wanted = asked[1] - asked[0] if asked else size
+            fault = self._web.fault_for(name, wanted) if self.command == "GET" else None
+            if fault and fault.kind in {"status", "redirect", "html", "hang"}:
+                self._fail(fault)
+                return
+            content, version = self._web.look_up(name) or found
+            tags = self._validators(content, size, version, knobs)
+            ranged = "Range" in self.headers and knobs.ranges == "honoured" and self._still_valid(tags, knobs)
+            if ranged and asked is None:
+                self._plain(416, "Not in this file.", extra=(("Content-Range", f"bytes */{size}"),))
+                return
+            start, stop = asked if ranged and asked else (0, size)
+            headers = [*tags.items(), *knobs.headers, ("Content-Type", knobs.content_type)]
+            headers.append(("Accept-Ranges", "none" if knobs.ranges == "none" else "bytes"))
+            if knobs.gzip:
+                headers.append(("Content-Encoding", "gzip"))
+            if ranged:
+                headers.append(("Content-Range", _told_range(start, stop, size, fault)))
+            self._begin(206 if ranged else 200, headers, stop - start, knobs, fault)
+            if self.command == "GET":
+                self._body(file, start, stop, knobs, fault)
+
+    def _validators(self, content: bytes | Path, size: int, version: int, knobs: WebKnobs) -> dict[str, str]:
+        seconds: float = self._web.modified_s(version)
+        unique = f"{size:x}-{version}"
+        if isinstance(content, Path):
+            status = content.stat()
+            seconds, unique = status.st_mtime + version, f"{unique}-{status.st_mtime_ns:x}"
+        if knobs.etag == "changing":
+            unique = f"{unique}-{time.monotonic_ns():x}"
+        tags = {} if knobs.etag == "none" else {"ETag": f'{"W/" if knobs.etag == "weak" else ""}"{unique}"'}
+        return {**tags, "Last-Modified": formatdate(int(seconds), usegmt=True)} if knobs.last_modified else tags
+
+    def _still_valid(self, tags: dict[str, str], knobs: WebKnobs) -> bool:
+        """Whether If-Range lets the range be served: a strong comparison of ETags, or the very same time."""
+        condition = self.headers.get("If-Range")
+        if condition is None or not knobs.if_range:
+            return True
+        if condition.startswith('"'):
+            return condition == tags.get("ETag")
+        if condition.startswith("W/") or "Last-Modified" not in tags:
+            return False
+        try:
+            return parsedate_to_datetime(condition) == parsedate_to_datetime(tags["Last-Modified"])
+        except ValueError:
+            return False
+
+    def _knows(self, login: tuple[str, str]) -> bool:
+        told = self.headers.get("Authorization", "")
+        return told == "Basic " + base64.b64encode(":".join(login).encode()).decode()
+
+    def _begin(
+        self, status: int, headers: list[tuple[str, str]], size: int, knobs: WebKnobs, fault: WebFault | None
+    ) -> None:
+        self._note(status)
+        self.send_response(status)
+        for header, value in headers:
+            self.send_header(header, value)
+        if knobs.length == "told":
+            wrong = fault.delta if fault and fault.kind == "length" else 0
+            self.send_header("Content-Length", str(size + wrong))
+        elif knobs.length == "chunked":
+            self.send_header("Transfer-Encoding", "chunked")
+        if knobs.length == "close":
+            self.send_header("Connection", "close")
+        if knobs.length == "close" or (fault and fault.kind == "length"):
+            self.close_connection = True
+        self.end_headers()
+
+    def _body(
+        self, file: BinaryIO | memoryview, start: int, stop: int, knobs: WebKnobs, fault: WebFault | None
+    ) -> None:
+        chunked = knobs.length == "chunked"
+        cut = fault is not None and fault.kind in {"reset", "truncate", "stall"}
+        end = min(stop, start + fault.at_byte) if fault and cut else stop
+        rate, clock, position = knobs.bytes_per_s, self._clock, start
+        drip_at = start + fault.at_byte if fault and fault.kind == "drip" else math.inf
+        while position < end:
+            if fault and position >= drip_at:
+                rate, clock, drip_at = fault.bytes_per_s, Clock(fault.bytes_per_s), math.inf
+                clock.restart()
+            count = int(min(end - position, _piece_bytes(rate), max(1, drip_at - position)))
+            self._web.pace(clock, count)
+            self._piece(file, position, count, chunked=chunked)
+            position += count
+        if fault and cut:
+            self._break_off(fault)
+        elif chunked:
+            self.wfile.write(b"0\r\n\r\n")
+
+    def _piece(self, file: BinaryIO | memoryview, position: int, count: int, *, chunked: bool) -> None:
+        if chunked:
+            self.wfile.write(b"%x\r\n" % count)
+        if isinstance(file, memoryview):
+            self.connection.sendall(file[position : position + count])
+        else:
+            self.connection.sendfile(file, position, count)
+        if chunked:
+            self.wfile.write(b"\r\n")
+
+    def _break_off(self, fault: WebFault) -> None:
+        self.close_connection = True
+        if fault.kind == "stall":
+            self._wait_for_hang_up()
+        elif fault.kind == "reset":
+            self._wait_until_delivered()
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+    def _wait_for_hang_up(self) -> None:
+        """Stay silent until the other side, or the server, closes the connection."""
+        with contextlib.suppress(OSError):
+            while self.connection.recv(4096):
+                pass
+
+    def _wait_until_delivered(self) -> None:
+        """A reset throws away what is still on its way, so let it arrive first."""
+        if sys.platform != "linux":
+            self._web.wait(0.2)
+            return
+        import fcntl
+        import termios
+
+        deadline = time.monotonic() + 10.0
+        while time.monotonic() < deadline:
+            left = struct.unpack("i", fcntl.ioctl(self.connection.fileno(), termios.TIOCOUTQ, b"\0" * 4))[0]
+            if not left:
+                return
+            self._web.wait(0.002)
+
+    def _fail(self, fault: WebFault) -> None:
+        if fault.kind == "hang":
+            self._note(0)
+            self.close_connection = True
+            self._wait_for_hang_up()
+        elif fault.kind == "html":
+            self._plain(200, fault.body or _PAGE, content_type="text/html; charset=utf-8")
+        elif fault.kind == "redirect":
+            query = urlsplit(self.path).query
+            location = (fault.location or "/").replace("{query}", query)
+            self._plain(fault.status or 302, "Elsewhere.", extra=(("Location", location),))
+        else:
+            self._plain(fault.status or 500, fault.body or "Not now.", retry_after=fault.retry_after)
+
+    def _plain(
+        self,
+        status: int,
+        text: str,
+        *,
+        content_type: str = "text/plain; charset=utf-8",
+        retry_after: str | None = None,
+        extra: tuple[tuple[str, str], ...] = (),
+    ) -> None:
+        """A short answer about something else than a file's content."""
+        self._note(status)
+        body = text.encode()
+        self.send_response(status, None if status in set(HTTPStatus) else "Odd")
+        told = [("Content-Type", content_type), ("Content-Length", str(len(body))), *extra]
+        for header, value in [*told, *([("Retry-After", retry_after)] if retry_after else [])]:
+            self.send_header(header, value)
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(body)
+
+    def _note(self, status: int) -> None:
+        parts = urlsplit(self.path)
+        headers = {name.lower(): value for name, value in self.headers.items()}
+        path = unquote(parts.path).lstrip("/")
+        asked = headers.get("range", "")
+        self._web.record(WebRequest(self.command, path, parts.query, asked, headers, status, self._number))
+
+
+@contextlib.contextmanager
+def _open(content: bytes | Path, *, compressed: bool) -> Iterator[tuple[BinaryIO | memoryview, int]]:
+    """What is to be sent, open, with its size in bytes."""
+    if compressed:
+        content = gzip.compress(content if isinstance(content, bytes) else content.read_bytes(), 1, mtime=0)
+    if isinstance(content, bytes):
+        yield memoryview(content), len(content)
+        return
+    with content.open("rb") as file:
+        yield file, file.seek(0, 2)
+
+
+def _told_range(start: int, stop: int, size: int, fault: WebFault | None) -> str:
+    shift = fault.delta if fault and fault.kind == "content_range" else 0
+    more = fault.delta if fault and fault.kind == "total" else 0
+    return f"bytes {start + shift}-{stop - 1 + shift}/{size + more}"
+
+
+def _piece_bytes(rate: float) -> int:
+    """Bytes sent at once: what passes in `_PIECE_S`; a drip comes in single bytes."""
+    return max(1, int(min(_MAX_PIECE_BYTES, rate * _PIECE_S)))

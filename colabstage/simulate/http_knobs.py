@@ -1,0 +1,143 @@
+"""How the practice web server behaves: its pace, its manners, and what goes wrong on purpose."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any, Literal
+
+from colabstage.errors import OptionError
+
+WebFaultKind = Literal[
+    "status",
+    "redirect",
+    "html",
+    "hang",
+    "reset",
+    "truncate",
+    "stall",
+    "drip",
+    "length",
+    "content_range",
+    "total",
+    "change",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WebKnobs:
+    """A web server's pace and manners; the default is a quick and well-behaved one.
+
+    `latency_s`: seconds before each answer, as a round trip takes. `connect_latency_s`: besides, before the first
+    answer on each connection.
+    `bytes_per_s`: of one connection. `total_bytes_per_s`: of all together.
+    `max_requests`: so many requests at once; more are answered 503 with `Retry-After: 1`.
+    `ranges`: `"honoured"`; `"ignored"` claims `Accept-Ranges: bytes` but sends the whole; `"none"` says so and does.
+    `if_range`: whether `If-Range` is looked at.
+    `etag`: `"changing"` is another one in every answer, as of a farm of servers that each make up their own.
+    `last_modified`: whether the time is told.
+    `length`: `"told"`; `"chunked"` sends in chunks without it; `"close"` ends the content by hanging up.
+    `gzip`: compress whatever was asked for. `head`: whether `HEAD` is answered, otherwise 405.
+    `content_type`: of every file. `headers`: sent besides, with every file, whole or in part.
+    `login`: the user and the password without which the answer is 401.
+    """
+
+    latency_s: float = 0.0
+    connect_latency_s: float = 0.0
+    bytes_per_s: float = math.inf
+    total_bytes_per_s: float = math.inf
+    max_requests: int | None = None
+    ranges: Literal["honoured", "ignored", "none"] = "honoured"
+    if_range: bool = True
+    etag: Literal["strong", "weak", "changing", "none"] = "strong"
+    last_modified: bool = True
+    length: Literal["told", "chunked", "close"] = "told"
+    gzip: bool = False
+    head: bool = True
+    content_type: str = "application/octet-stream"
+    headers: tuple[tuple[str, str], ...] = ()
+    login: tuple[str, str] | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("bytes_per_s", "total_bytes_per_s"):
+            if not getattr(self, name) > 0:
+                msg = f"WebKnobs.{name} is {getattr(self, name)!r}; expected more than 0."
+                raise OptionError(msg)
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> WebKnobs:
+        """Rebuild from what `dataclasses.asdict` made of it, also after a trip through JSON."""
+        login = value["login"]
+        changes = {"headers": tuple((name, text) for name, text in value["headers"]), "login": login and tuple(login)}
+        return cls(**{**value, **changes})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WebFault:
+    """Answers that go wrong.
+
+    Which: `path`, a glob over the path without its first slash; of the GET requests that match it and ask for at
+    least `min_bytes` bytes (so that `min_bytes=100_000` spares whoever only looks), the first `after` are spared,
+    then only `first` fail (`None` for all), and of these every `every`-th.
+
+    How (`kind`):
+
+    - `"status"`: the answer is `status`, with `retry_after` as `Retry-After` and `body` as its text.
+    - `"redirect"`: to `location` (`{query}` in it becomes the query of the request), with `status` (302 unless given).
+    - `"html"`: 200 and a web page (`body`, or one with the title "Sign in").
+    - `"hang"`: nothing comes, until either side closes.
+    - `"reset"`, `"truncate"`, `"stall"`: after `at_byte` bytes of this answer's body the connection is reset, is closed
+      in order, or is left open in silence.
+    - `"drip"`: from `at_byte` on, only `bytes_per_s`.
+    - `"length"`: the length told is wrong by `delta`; what comes is right, then the connection is closed.
+    - `"content_range"`, `"total"`: the range told, or the size in it, is wrong by `delta`.
+    - `"change"`: from this request on the file is another one: same bytes, but a new ETag and time.
+    """
+
+    kind: WebFaultKind
+    path: str = "*"
+    min_bytes: int = 0
+    after: int = 0
+    first: int | None = None
+    every: int | None = None
+    status: int | None = None
+    retry_after: str | None = None
+    body: str | None = None
+    location: str | None = None
+    at_byte: int = 0
+    bytes_per_s: float = math.inf
+    delta: int = 0
+
+    def matches(self, path: str, wanted_bytes: int) -> bool:
+        """Whether a request counts for this fault at all."""
+        return wanted_bytes >= self.min_bytes and fnmatchcase(path, self.path)
+
+    def strikes(self, number: int) -> bool:
+        """Whether the `number`-th matching request, counted from 1, fails."""
+        beyond = number - self.after
+        within = beyond >= 1 and (self.first is None or beyond <= self.first)
+        return within and (self.every is None or beyond % self.every == 0)
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> WebFault:
+        """Rebuild from what `dataclasses.asdict` made of it, also after a trip through JSON."""
+        return cls(**value)
+
+
+@dataclass(frozen=True, slots=True)
+class WebRequest:
+    """One request that came, as it was answered.
+
+    `path`: without the first slash and the query. `range`: the text of its Range header, "" without one.
+    `headers`: names in lower case. `status`: of the answer, 0 for none. `connection`: number of the connection, from 1.
+    """
+
+    method: str
+    path: str
+    query: str
+    range: str
+    headers: dict[str, str] = dataclasses.field(hash=False)
+    status: int
+    connection: int
