@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from colabstage.errors import ColabstageError
+from colabstage.errors import CancelledError, ColabstageError, DriveError, SourceError
 from colabstage.fetch.copy import copy_blocks
-from colabstage.fileops import make_folder, remove_any, temp_beside
+from colabstage.fileops import adopt_orphan, disk_use, disown, make_folder, remove_any, sweep_orphans, temp_beside
 from colabstage.h5.manifest import Manifest, manifest_path, read_manifest, write_manifest
 from colabstage.machine.drive import drive_root, find_drive
 from colabstage.machine.platforms import detect_platform
@@ -70,11 +70,15 @@ def find_cached(request: StageRequest, cache_dir: Path) -> CachedPack | None:
     return None
 
 
-def restore_pack(cached: CachedPack, request: StageRequest, *, progress: Progress, cancellation: Cancellation) -> int:
+def restore_pack(
+    cached: CachedPack, request: StageRequest, *, progress: Progress, cancellation: Cancellation
+) -> tuple[int, int]:
     """Copy a cached pack to its place on the local disk, verifying every block as it passes.
 
+    What an interrupted copy left there is compared with the manifest, and only what is missing is read from the cache.
+
     Returns:
-        The number of bytes.
+        The number of bytes, and how many of them were here already.
 
     Raises:
         DamagedPackError, SourceReadError, SourceNotFoundError, DriveDisconnectedError: the cache cannot be used; what
@@ -82,13 +86,23 @@ def restore_pack(cached: CachedPack, request: StageRequest, *, progress: Progres
         NotEnoughSpaceError, TargetNotWritableError, CancelledError.
     """
     size = cached.manifest.size
-    # A mounted Drive keeps what passes through it on the same disk.
-    copies = 2 if drive_root(cached.path) is not None else 1
-    check_space(request.folder, copies * size, f"The packed copy of '{request.place.name}'")
-    make_folder(request.folder)
     target = request.pack_path
-    temp = temp_beside(target)
+    model = restore_name(request)
+    temp = temp_beside(model)
+    kept = 0
+
+    def keep(nbytes: int) -> None:
+        nonlocal kept
+        kept += nbytes
+
     try:
+        resumed = _take_over(target, model, temp)
+        sweep_orphans(request.folder, name=model.name)
+        # A mounted Drive keeps what passes through it on the same disk.
+        copies = 2 if drive_root(cached.path) is not None else 1
+        here = min(disk_use(temp), size) if resumed else 0
+        check_space(request.folder, copies * (size - here), f"The packed copy of '{request.place.name}'")
+        make_folder(request.folder)
         with progress.step("copy from cache", total=size, unit="B") as step:
             copy_blocks(
                 cached.path,
@@ -99,11 +113,38 @@ def restore_pack(cached: CachedPack, request: StageRequest, *, progress: Progres
                 step=step,
                 cancellation=cancellation,
                 policy=RetryPolicy(),
+                keep=keep if resumed else None,
             )
         manifest_path(target).unlink(missing_ok=True)
         temp.replace(target)
+    except (KeyboardInterrupt, CancelledError, SourceError, DriveError):
+        _leave(temp)
+        raise
     except BaseException:
         remove_any(temp)
         raise
     write_manifest(target, cached.manifest)
-    return size
+    return size, kept
+
+
+def restore_name(request: StageRequest) -> Path:
+    """What an unfinished copy from the cache is named for: not the pack itself, whose leftovers are packed on."""
+    return request.pack_path.with_name(f"{request.pack_path.name}.copy")
+
+
+def _take_over(target: Path, model: Path, temp: Path) -> bool:
+    """Make `temp` of what an interrupted copy left; whether there was anything."""
+    if not target.parent.is_dir():
+        return False
+    if target.is_file() and not manifest_path(target).exists():
+        target.replace(temp)  # all of it was here, but nothing vouches for it
+        return True
+    return adopt_orphan(model, temp)
+
+
+def _leave(temp: Path) -> None:
+    """Keep what has arrived for the next try, if there is any."""
+    try:
+        disown(temp)
+    except OSError:
+        remove_any(temp)

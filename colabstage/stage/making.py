@@ -11,6 +11,7 @@ from colabstage.machine.resources import check_space, free_space
 from colabstage.pack.execute import pipeline_limits, run_pack, space_for
 from colabstage.pack.job import prepare_pack
 from colabstage.retry import RetryPolicy
+from colabstage.stage.cache import restore_name
 from colabstage.stage.plan import StageFigures
 from colabstage.trees.folder import FolderTree
 
@@ -62,7 +63,7 @@ def make_local(
         As `stage_dataset`; each form that was there before is as it was.
     """
     # Not those of the pack: what an interrupted run put in place is taken up again.
-    for name in (_SPOOL, request.files_path.name, request.place.name):
+    for name in (_SPOOL, request.files_path.name, request.place.name, restore_name(request).name):
         sweep_orphans(request.folder, name=name)
     with _spool(request) as spool:
         with report.timed("plan", unit="files", moves=False) as step:

@@ -25,6 +25,7 @@ from colabstage.stage.plan import StageFigures, StagePlan
 from colabstage.stage.publish import publish_file
 from colabstage.stage.report import StageReport
 from colabstage.stage.source import SLOW_LISTERS, OpenSource
+from colabstage.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -103,8 +104,11 @@ class Staging:
             step.note = f"found '{cached.path.name}'"
         try:
             with self._report.timed("copy from cache", unit="B") as step:
-                step.amount = restore_pack(cached, request, progress=self._progress, cancellation=self._cancellation)
-                step.note = "verified block by block"
+                size, kept = restore_pack(cached, request, progress=self._progress, cancellation=self._cancellation)
+                step.amount = size - kept
+                step.note = "verified block by block" + (
+                    f"; {format_bytes(kept)} were here from before" if kept else ""
+                )
         except (DamagedPackError, SourceError, DriveError) as error:
             self._report.notes.append(f"The cached pack cannot be used: {error}")
             return None
@@ -272,7 +276,7 @@ class Staging:
                 target = cache_dir / f"{request.name}.h5"
                 progress = NullProgress() if quietly else self._progress
                 done = publish_file(request.pack_path, target, progress=progress)
-                step.amount = done.nbytes
+                step.amount = done.nbytes - done.kept_bytes
                 step.note = f"'{target}', read back and verified" + ("; uploading" if done.uploading else "")
                 published = True
             except (ColabstageError, OSError) as error:
