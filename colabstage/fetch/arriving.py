@@ -1,94 +1,123 @@
 """A file that is being copied here while it is already read.
 
-The copy runs through the source once, in order, as mounts and networks do best. Readers get what has arrived from the
-local disk and wait for what is about to; what lies far ahead, such as the table of contents at the end of a zip, is
-read from the source directly. Unpacking a zip so takes the time of its copy, not the sum of copy and unpacking.
+Several connections bring it, roughly in order. Readers get what has arrived from the local disk and wait for what is
+about to; what lies far ahead, such as the table of contents at the end of a zip, is read from the source directly.
+Unpacking a zip so takes the time of its copy, not the sum of copy and unpacking. A copy that was interrupted is gone
+on with.
 """
 
 from __future__ import annotations
 
-import contextlib
-import os
 import threading
-import time
 from typing import TYPE_CHECKING, Self
 
-from colabstage.errors import SourceReadError
-from colabstage.fetch.copy import close_quietly, translate_write_error
-from colabstage.fileops import pread_exactly, pwrite_exactly
-from colabstage.retry import RetryPolicy, read_with_retry
+from colabstage.errors import DriveDisconnectedError, SourceReadError
+from colabstage.fetch.partial import take_partial
+from colabstage.fetch.transfer import Transfer, read_directly
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
     from types import TracebackType
 
-    from colabstage.progress import ProgressStep
+    from colabstage.fetch.partial import Partial
+    from colabstage.fetch.remote import RemoteFile
+    from colabstage.progress import Cancellation, ProgressStep
+    from colabstage.retry import RetryPolicy
 
-# One read of the copy. Long enough for full speed, short enough that readers follow closely.
-_CHUNK_BYTES = 1024 * 1024
-# A read so far ahead of the copy is worth a request of its own.
-_FAR_BYTES = 8 * 1024 * 1024
-_LOOK_S = 0.25
-# How long closing waits for the copy to notice; a read that hangs in a dead mount does not.
-_END_S = 5.0
+# Where a source has no ranges, the first bytes can still be had without the rest: enough to tell what a file is.
+_HEAD_BYTES = 1024 * 1024
 
 
 class ArrivingFile:
-    """A `ByteSource` over a file on its way from `source` to `target`; a context manager that ends the copy.
+    """A `ByteSource` over a file on its way from `source`; a context manager that ends the copy.
 
-    Until `start` every read goes to the source, so that a plan can be made, and refused, before anything is written.
-    `target` must be a temporary name; when the block ends it holds as much as had arrived.
+    Until `start` reads go to the source, so that a plan can be made, and refused, before anything is written. (Where
+    the source has no ranges, a read beyond the first megabyte starts the copy.) The bytes arrive under an owned
+    temporary name beside `target`; nothing ever stands at `target` itself before `move_to`.
     """
 
     def __init__(
         self,
-        source: Path,
+        source: RemoteFile,
         target: Path,
         *,
         step: ProgressStep,
         policy: RetryPolicy,
+        connections: int | None = None,
         stall_timeout_s: float = 180.0,
     ) -> None:
-        """Open the source.
+        """Prepare to copy.
+
+        Args:
+            source: stays the caller's, who closes it after this.
+            target: the name that the file has here, or would have; a dead process's unfinished copy for the same name
+                of the same version of the same source is gone on with.
+            step: told of every byte, those that are kept included.
+            policy: `attempts` are those without a single byte of progress.
+            connections: parts in flight at once; `None` for what the source says is worth it.
+            stall_timeout_s: seconds without a byte after which whoever waits gets an error.
 
         Raises:
-            SourceNotFoundError, SourceReadError, DriveDisconnectedError: it cannot be opened.
+            SourceReadError: the source does not say how long the file is.
         """
-        self.label = str(source)
+        facts = source.facts
+        if facts.size is None:
+            msg = (
+                f"'{facts.label}' does not say how long it is, so it cannot be read while it arrives. Fetch it as a "
+                "whole first."
+            )
+            raise SourceReadError(msg)
+        self.label = facts.label
+        self.size: int = facts.size
+        self._source = source
+        self._target = target
         self._step = step
         self._policy = policy
+        self._connections = max(1, facts.connections if connections is None else connections)
         self._stall_timeout_s = stall_timeout_s
-        self._reader, self.size = read_with_retry(lambda: _open_with_size(source), self.label, policy=policy)
-        self._target = target
-        self._writer = -1
-        self._moved = threading.Condition()
-        self._arrived = 0
-        self._error: BaseException | None = None
-        self._stopping = False
-        # Calls that use the two files now: reads, and the copy.
-        self._users = 0
-        self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
+        self._closed = False
+        self._partial: Partial | None = None
+        self._transfer: Transfer | None = None
+
+    @property
+    def kept_blocks(self) -> int:
+        """Blocks that an interrupted run had finished and this one uses."""
+        return 0 if self._transfer is None else self._transfer.kept_blocks
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes in those blocks."""
+        return 0 if self._transfer is None else self._transfer.kept_bytes
+
+    @property
+    def block_hashes(self) -> tuple[str, ...]:
+        """The xxh3-64 of each block of 8 MiB, once everything is here."""
+        finished = {} if self._partial is None else self._partial.finished
+        return tuple(finished[number] for number in sorted(finished))
 
     def start(self) -> None:
         """Begin to copy. Calling it twice is fine.
 
         Raises:
-            NotEnoughSpaceError, TargetNotWritableError: the target cannot be made.
+            NotEnoughSpaceError, TargetNotWritableError: nothing can be made beside the target.
             SourceReadError: it was closed before.
         """
-        with self._moved:
-            if self._thread is not None:
-                return
-            if self._stopping:
+        with self._lock:
+            if self._closed:
                 raise self._stopped()
-            try:
-                self._writer = os.open(self._target, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
-            except OSError as error:
-                raise translate_write_error(error, self._target) from error
-            thread = threading.Thread(target=self._copy, name="colabstage-copy", daemon=True)
-            thread.start()
-            self._thread = thread
+            if self._transfer is not None:
+                return
+            self._partial = take_partial(self._target, self._source.facts)
+            self._transfer = Transfer(
+                self._source,
+                self._partial,
+                step=self._step,
+                policy=self._policy,
+                connections=self._connections,
+                stall_timeout_s=self._stall_timeout_s,
+            )
+            self._transfer.start()
 
     def pread(self, length: int, offset: int) -> bytes:
         """Up to `length` bytes at `offset`, waiting until they have arrived; shorter only at the end of the file.
@@ -100,57 +129,61 @@ class ArrivingFile:
         end = min(offset + length, self.size)
         if offset >= self.size:
             return b""
-        with self._using_files():
-            if self._thread is not None and self._wait_for(end, offset):
-                return pread_exactly(self._writer, end - offset, offset)
-            return read_with_retry(
-                lambda: pread_exactly(self._reader, end - offset, offset), self.label, policy=self._policy
-            )
+        transfer = self._running(end)
+        if transfer is None:
+            return self._read_directly(offset, end)
+        partial = self._partial
+        assert partial is not None
+        if not transfer.wait_for(offset, end, patient=not self._source.facts.ranges):
+            try:
+                return self._read_directly(offset, end)
+            except DriveDisconnectedError:
+                raise
+            except SourceReadError:
+                # A server may have no connection to spare for this one: what it refuses now does come with the rest.
+                transfer.wait_for(offset, end, patient=True)
+        return partial.read(end - offset, offset)
 
-    def wait(self) -> None:
-        """Start if need be, and return once the whole file is here.
+    def read_here(self, length: int, offset: int) -> bytes:
+        """As `pread`, but never by a request of its own: for who reads the file from its beginning to its end."""
+        end = min(offset + length, self.size)
+        self.start()
+        assert self._transfer is not None
+        assert self._partial is not None
+        self._transfer.wait_for(offset, end, patient=True)
+        return self._partial.read(end - offset, offset)
+
+    def wait(self, cancellation: Cancellation | None = None) -> None:
+        """Start if need be, and return once the whole file is here and each block is hashed and noted.
 
         Raises:
+            CancelledError: the caller asked to stop.
             As `start` and `pread`.
         """
         self.start()
-        self._wait_for(self.size, self.size)
+        assert self._transfer is not None
+        self._transfer.wait(cancellation)
+
+    def move_to(self, path: Path) -> None:
+        """End, and give the file another name, replacing what stands there. Only after `wait`.
+
+        Raises:
+            NotEnoughSpaceError, TargetNotWritableError: the disk failed; nothing has changed.
+        """
+        self._end()
+        assert self._partial is not None
+        self._partial.move_to(path)
+
+    def discard(self) -> None:
+        """End, and keep nothing. Calling it twice is fine."""
+        self._end()
+        if self._partial is not None:
+            self._partial.remove()
 
     def close(self) -> None:
-        """Stop copying and let go of both files. Calling it twice is fine."""
-        with self._moved:
-            self._stopping = True
-            self._moved.notify_all()
-        if self._thread is not None:
-            self._thread.join(timeout=_END_S)
-        self._close_unused()
-
-    @contextlib.contextmanager
-    def _using_files(self) -> Iterator[None]:
-        """Keep both files open in here, whoever calls `close` meanwhile.
-
-        What hangs in a dead mount would otherwise come back to handles that have become other files.
-        """
-        with self._moved:
-            if self._stopping:
-                raise self._stopped()
-            self._users += 1
-        try:
-            yield
-        finally:
-            with self._moved:
-                self._users -= 1
-            self._close_unused()
-
-    def _close_unused(self) -> None:
-        with self._moved:
-            if self._users or not self._stopping:
-                return
-            handles = (self._reader, self._writer)
-            self._reader = self._writer = -1
-        for handle in handles:
-            if handle >= 0:
-                close_quietly(handle)
+        """End; what is finished stays for the next run. Calling it twice is fine."""
+        if self._end() and self._partial is not None:
+            self._partial.leave()
 
     def __enter__(self) -> Self:
         return self
@@ -160,63 +193,29 @@ class ArrivingFile:
     ) -> None:
         self.close()
 
-    def _wait_for(self, end: int, offset: int) -> bool:
-        """Wait until everything up to `end` is here; `False` when `offset` is too far ahead to wait for."""
-        with self._moved:
-            seen, since = self._arrived, time.monotonic()
-            while self._arrived < end:
-                if self._error is not None:
-                    # A fresh one for each reader: one that several threads raise collects all their tracebacks.
-                    raise type(self._error)(*self._error.args) from self._error
-                if self._stopping:
-                    raise self._stopped()
-                if offset < self.size and offset - self._arrived > _FAR_BYTES:
-                    return False
-                self._moved.wait(_LOOK_S)
-                if self._arrived != seen:
-                    seen, since = self._arrived, time.monotonic()
-                elif time.monotonic() - since > self._stall_timeout_s:
-                    msg = (
-                        f"The copy of '{self.label}' has not moved for {self._stall_timeout_s:.0f} seconds, "
-                        f"{self._arrived:,} of {self.size:,} bytes are here. If it is on Google Drive, mount it again "
-                        "with force_remount=True and run this cell once more."
-                    )
-                    raise SourceReadError(msg)
-            return True
+    def _end(self) -> bool:
+        """Stop the threads; whether this was the first call."""
+        with self._lock:
+            first, self._closed = not self._closed, True
+        if self._transfer is not None:
+            self._transfer.close()
+        return first
+
+    def _running(self, end: int) -> Transfer | None:
+        """The transfer, started if only it can bring the bytes before `end`."""
+        with self._lock:
+            if self._closed:
+                raise self._stopped()
+        if self._transfer is None and not self._source.facts.ranges and end > _HEAD_BYTES:
+            self.start()
+        return self._transfer
+
+    def _read_directly(self, offset: int, end: int) -> bytes:
+        skipped = 0 if self._source.facts.ranges else offset
+        data = read_directly(
+            self._source, offset - skipped, end - offset + skipped, policy=self._policy, stopped=lambda: self._closed
+        )
+        return data[skipped:]
 
     def _stopped(self) -> SourceReadError:
         return SourceReadError(f"The copy of '{self.label}' was stopped before all of it was here.")
-
-    def _copy(self) -> None:
-        try:
-            with self._using_files():
-                while self._arrived < self.size and not self._stopping:
-                    self._copy_chunk(self._arrived)
-        except BaseException as error:  # noqa: BLE001 - handed to whoever waits for the bytes
-            with self._moved:
-                self._error = error
-                self._moved.notify_all()
-
-    def _copy_chunk(self, offset: int) -> None:
-        length = min(_CHUNK_BYTES, self.size - offset)
-        data = read_with_retry(lambda: pread_exactly(self._reader, length, offset), self.label, policy=self._policy)
-        if len(data) != length:
-            msg = f"'{self.label}' ends at byte {offset + len(data):,} although it is listed with {self.size:,}."
-            raise SourceReadError(msg)
-        try:
-            pwrite_exactly(self._writer, data, offset)
-        except OSError as error:
-            raise translate_write_error(error, self._target) from error
-        self._step.advance(length)
-        with self._moved:
-            self._arrived = offset + length
-            self._moved.notify_all()
-
-
-def _open_with_size(source: Path) -> tuple[int, int]:
-    handle = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        return handle, os.fstat(handle).st_size
-    except BaseException:
-        close_quietly(handle)
-        raise

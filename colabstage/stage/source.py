@@ -6,7 +6,7 @@ import contextlib
 from typing import TYPE_CHECKING, Self
 
 from colabstage.fetch.arriving import ArrivingFile
-from colabstage.fileops import temp_beside
+from colabstage.fetch.mounted import MountedFile
 from colabstage.machine.mounts import is_slow_mount
 from colabstage.retry import RetryPolicy
 from colabstage.stage.identity import identify_archive, identify_tree
@@ -104,8 +104,8 @@ class OpenSource:
         place = self._request.place
         if not self.slow:
             return self._stack.enter_context(LocalBytes(place))
-        copy = temp_beside(self._request.folder / place.name)
-        self._stack.callback(copy.unlink, missing_ok=True)
-        step = self._stack.enter_context(progress.step(f"copy {place.name}", total=place.stat().st_size, unit="B"))
-        self._arriving = self._stack.enter_context(ArrivingFile(place, copy, step=step, policy=RetryPolicy()))
+        source = self._stack.enter_context(contextlib.closing(MountedFile(place)))
+        step = self._stack.enter_context(progress.step(f"copy {place.name}", total=source.facts.size, unit="B"))
+        self._arriving = ArrivingFile(source, self._request.folder / place.name, step=step, policy=RetryPolicy())
+        self._stack.callback(self._arriving.discard)
         return self._arriving

@@ -1,0 +1,246 @@
+"""An unfinished file: its bytes and a journal of the blocks that are whole, in one owned temporary folder.
+
+`.colabstage-NAME.OWNER.tmp/` holds `data`, written at any place in any order, and `blocks`: a line of text that says
+what is being fetched, then one line for each finished block with its hash. Renaming the folder takes both over at
+once. Nothing about `data` counts by itself, neither that it exists nor its length; who takes it over hashes the blocks
+that the journal names and keeps those that agree.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import threading
+from typing import TYPE_CHECKING
+
+from colabstage.errors import SourceReadError
+from colabstage.fetch.copy import typed_write_errors
+from colabstage.fileops import (
+    block_ranges,
+    disown,
+    find_orphans,
+    hash_block,
+    hash_ranges,
+    pread_exactly,
+    pwrite_exactly,
+    remove_any,
+    temp_beside,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from pathlib import Path
+
+    from colabstage.fetch.remote import RemoteFacts
+
+# As in the manifest of a pack, and for the same reasons.
+BLOCK_BYTES = 8 * 1024 * 1024
+_FORMAT = 1
+_DATA = "data"
+_BLOCKS = "blocks"
+# Blocks hashed between two looks whether to stop.
+_HASH_AT_ONCE = 16
+# Hashing what is in the system's cache needs a core, reading from a disk needs two requests in flight.
+_HASH_THREADS = 2
+
+
+class Partial:
+    """The unfinished file that is to become `target`; made by `take_partial`. Any thread may call anything.
+
+    `blocks`: `(offset, length)` of every block. `finished`: hash of each finished block by its number.
+    """
+
+    def __init__(self, folder: Path, facts: RemoteFacts, recorded: Mapping[int, str]) -> None:
+        self._folder = folder
+        self._path = folder / _DATA
+        self._facts = facts
+        self.blocks = block_ranges(facts.size or 0, BLOCK_BYTES)
+        self._recorded = dict(recorded)
+        self._lock = threading.Lock()
+        self._users = 0
+        self._closing = False
+        with typed_write_errors(self._path):
+            self._data = io.FileIO(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644), "r+b")
+        self._journal = -1
+        self._verified = False
+        self.finished: dict[int, str] = {}
+
+    def verify(self, stop: Callable[[], bool]) -> None:
+        """Hash what an earlier run noted as finished, keep in `finished` what agrees, and open the journal.
+
+        Must be called once, before `note`. `stop` is asked now and then; when it says so, nothing is changed.
+        """
+        numbers = sorted(self._recorded)
+        kept: dict[int, str] = {}
+        for at in range(0, len(numbers), _HASH_AT_ONCE):
+            if stop():
+                return
+            some = numbers[at : at + _HASH_AT_ONCE]
+            hashes = hash_ranges(self._path, [self.blocks[number] for number in some], threads=_HASH_THREADS)
+            kept.update(
+                (number, got) for number, got in zip(some, hashes, strict=True) if got == self._recorded[number]
+            )
+        self.finished = kept
+        self._open_journal()
+        self._verified = True
+
+    def note(self, number: int, digest: str) -> None:
+        """A block is whole on the disk."""
+        with self._using(), typed_write_errors(self._folder / _BLOCKS):
+            os.write(self._journal, _line({"block": number, "xxh3": digest}))
+            self.finished[number] = digest
+
+    def write(self, data: bytes | memoryview, offset: int) -> None:
+        """Write all of `data` at `offset`.
+
+        Raises:
+            NotEnoughSpaceError, TargetNotWritableError: the disk failed.
+            SourceReadError: it was closed.
+        """
+        with self._using(), typed_write_errors(self._path):
+            pwrite_exactly(self._data.fileno(), data, offset)
+
+    def read(self, length: int, offset: int) -> bytes:
+        """Bytes that were written before."""
+        with self._using():
+            return pread_exactly(self._data.fileno(), length, offset)
+
+    def hash_block(self, number: int) -> str:
+        """The hash of a block, from what is on the disk."""
+        offset, length = self.blocks[number]
+        return hash_block(self.read(length, offset))
+
+    def close(self) -> None:
+        """Let go of the files, once nobody is at them any more. Calling it twice is fine."""
+        with self._lock:
+            self._closing = True
+        self._close_unused()
+
+    def leave(self) -> None:
+        """Close, and leave what is finished for whoever comes next; nothing finished leaves nothing."""
+        self.close()
+        if self.finished or (self._recorded and not self._verified):
+            with contextlib.suppress(OSError):
+                disown(self._folder)
+                return
+        self.remove()
+
+    def remove(self) -> None:
+        """Close, and remove everything. Calling it twice is fine."""
+        self.close()
+        remove_any(self._folder)
+
+    def move_to(self, path: Path) -> None:
+        """Close, and give the data another name, replacing what stands there; the rest goes.
+
+        Raises:
+            NotEnoughSpaceError, TargetNotWritableError: the disk failed; the data is where it was.
+        """
+        self.close()
+        with typed_write_errors(path):
+            if self._facts.mtime_ns:
+                os.utime(self._path, ns=(self._facts.mtime_ns, self._facts.mtime_ns))
+            self._path.replace(path)
+        remove_any(self._folder)
+
+    @contextlib.contextmanager
+    def _using(self) -> Iterator[None]:
+        """Keep the handles open in here: what hung somewhere must not come back to handles that are other files."""
+        with self._lock:
+            if self._closing:
+                msg = f"The copy of '{self._facts.label}' was stopped before all of it was here."
+                raise SourceReadError(msg)
+            self._users += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._users -= 1
+            self._close_unused()
+
+    def _close_unused(self) -> None:
+        with self._lock:
+            if self._users or not self._closing:
+                return
+            self._data.close()
+            journal, self._journal = self._journal, -1
+        if journal >= 0:
+            os.close(journal)
+
+    def _open_journal(self) -> None:
+        """Begin a journal of what is kept; it replaces the old one when it is whole."""
+        path = self._folder / _BLOCKS
+        fresh = path.with_name(f"{_BLOCKS}.new")
+        with self._using(), typed_write_errors(path):
+            self._journal = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            lines = [_head(self._facts), *({"block": n, "xxh3": digest} for n, digest in sorted(self.finished.items()))]
+            os.write(self._journal, b"".join(_line(line) for line in lines))
+            fresh.replace(path)
+
+
+def take_partial(target: Path, facts: RemoteFacts) -> Partial:
+    """Take over what a dead process left unfinished of this very file for `target`, or begin anew.
+
+    What is of another file, or of another version of it, is removed; what a living process works on is not touched.
+
+    Raises:
+        NotEnoughSpaceError, TargetNotWritableError: nothing can be made beside `target`.
+    """
+    folder = temp_beside(target)
+    journals = [(orphan, _read_journal(orphan, facts)) for orphan in find_orphans(target)]
+    ours = [(orphan, recorded) for orphan, recorded in journals if recorded is not None]
+    for orphan, recorded in sorted(ours, key=lambda one: len(one[1]), reverse=True):
+        # The rename is atomic, so of several that try, one succeeds.
+        try:
+            orphan.rename(folder)
+        except OSError:
+            continue
+        if recorded:
+            return Partial(folder, facts, recorded)
+        remove_any(folder)
+    with typed_write_errors(folder):
+        folder.mkdir()
+    try:
+        return Partial(folder, facts, {})
+    except BaseException:
+        remove_any(folder)
+        raise
+
+
+def _read_journal(folder: Path, facts: RemoteFacts) -> dict[int, str] | None:
+    """Blocks that a journal says are finished, none when they are of another file; `None` when there is no journal."""
+    try:
+        lines = (folder / _BLOCKS).read_bytes().split(b"\n")[:-1]  # a last line without its end was cut off
+    except OSError:
+        return None
+    try:
+        head, *entries = [json.loads(line) for line in lines]
+        if head != _head(facts) or not _can_prove(facts):
+            return {}
+        count = len(block_ranges(facts.size or 0, BLOCK_BYTES))
+        return {entry["block"]: entry["xxh3"] for entry in entries if 0 <= entry["block"] < count}
+    except (ValueError, KeyError, TypeError):
+        return {}
+
+
+def _can_prove(facts: RemoteFacts) -> bool:
+    """Whether anything would tell old blocks from those of a new content of the same length."""
+    return facts.ranges and bool(facts.version or facts.mtime_ns or facts.checksum)
+
+
+def _head(facts: RemoteFacts) -> dict[str, object]:
+    return {
+        "format": _FORMAT,
+        "label": facts.label,
+        "size": facts.size,
+        "version": facts.version,
+        "mtime_ns": facts.mtime_ns,
+        "checksum": str(facts.checksum or ""),
+        "block_bytes": BLOCK_BYTES,
+    }
+
+
+def _line(value: dict[str, object]) -> bytes:
+    return (json.dumps(value) + "\n").encode()

@@ -1,0 +1,413 @@
+"""Several connections that bring one file of known size here, each a thread; and whoever waits for its bytes.
+
+A connection that fails is opened again at the byte where it stopped. The budget of tries begins anew with every byte
+that arrives by whichever connection: a download of hours survives any number of cuts, and one that gets nowhere ends
+soon. A connection that is refused while others go on leaves its stretch to them, and asks again ever more rarely.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from colabstage.errors import SourceChangedError, SourceReadError
+from colabstage.fetch.block_hashes import BlockHashes
+from colabstage.fetch.partial import BLOCK_BYTES
+from colabstage.fetch.remote import PassingError
+from colabstage.fetch.stretches import ByteRanges, StretchPlan
+from colabstage.retry import translate_read_error
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from colabstage.fetch.partial import Partial
+    from colabstage.fetch.remote import RemoteFacts, RemoteFile
+    from colabstage.fetch.stretches import Stretch
+    from colabstage.progress import Cancellation, ProgressStep
+    from colabstage.retry import RetryPolicy
+
+# How often a waiting thread looks whether it should stop; no wait is longer than this.
+LOOK_S = 0.25
+# How often a connection that is free looks for another that has become slow.
+_IDLE_LOOK_S = 0.05
+_LONGEST_WAIT_S = 30.0
+# A read so far ahead of what is on its way is worth a request of its own.
+FAR_BYTES = 8 * 1024 * 1024
+# A connection for less than this would end before the first one is at full speed.
+_LEAST_BYTES = 1024 * 1024
+# How long the end waits for the threads; one that hangs in a dead mount's read cannot be interrupted.
+_END_S = 5.0
+
+
+class Transfer:
+    """One file on its way into a `Partial`. `start` once, `close` at the end; everything else from any thread.
+
+    `kept_blocks`, `kept_bytes`: finished by an earlier run and used by this one.
+    """
+
+    def __init__(
+        self,
+        source: RemoteFile,
+        partial: Partial,
+        *,
+        step: ProgressStep,
+        policy: RetryPolicy,
+        connections: int,
+        stall_timeout_s: float,
+    ) -> None:
+        facts = source.facts
+        assert facts.size is not None
+        self.kept_blocks = self.kept_bytes = 0
+        self._source = source
+        self._label = facts.label
+        self._size = facts.size
+        self._ranges = facts.ranges
+        self._partial = partial
+        self._blocks = partial.blocks
+        self._step = step
+        self._policy = policy
+        self._connections = connections if facts.ranges else 1
+        self._stall_timeout_s = stall_timeout_s
+        self._lock = threading.Lock()
+        self._moved = threading.Condition(self._lock)
+        self._freed = threading.Condition(self._lock)
+        self._arrived = ByteRanges()
+        self._plan: StretchPlan | None = None
+        self._noted = 0
+        self._last_moved = time.monotonic()
+        self._error: BaseException | None = None
+        self._stopping = False
+        self._working = 0
+        self._threads: list[threading.Thread] = []
+
+    def start(self) -> None:
+        """Begin: verify what an earlier run has left, then fetch the rest."""
+        with self._lock:
+            self._last_moved = time.monotonic()
+            self._spawn(self._begin)
+
+    def close(self) -> None:
+        """Stop, and wait for the threads that can."""
+        with self._lock:
+            self._stopping = True
+            self._wake()
+        deadline = time.monotonic() + _END_S
+        for thread in self._threads:
+            thread.join(timeout=max(0.0, deadline - time.monotonic()))
+
+    def wait(self, cancellation: Cancellation | None = None) -> None:
+        """Return once every block is here and noted.
+
+        Raises:
+            CancelledError: the caller asked to stop.
+            BaseException: what ended the transfer.
+        """
+        with self._lock:
+            self._wait_until(lambda: self._noted == len(self._blocks), cancellation)
+
+    def wait_for(self, begin: int, end: int, *, patient: bool) -> bool:
+        """Wait until these bytes are here; unless `patient`, `False` when they are too far off to wait for.
+
+        Raises:
+            As `wait`.
+        """
+        far = False
+
+        def here_or_far() -> bool:
+            nonlocal far
+            missing = self._arrived.first_missing(begin, end)
+            far = missing is not None and not patient and self._is_far(missing)
+            return missing is None or far
+
+        with self._lock:
+            self._wait_until(here_or_far, None)
+        return not far
+
+    def stopped_error(self) -> SourceReadError:
+        """What is raised to those who ask for bytes after the end."""
+        return SourceReadError(f"The copy of '{self._label}' was stopped before all of it was here.")
+
+    def _is_far(self, offset: int) -> bool:
+        """Whether a byte that is not here will not be here soon."""
+        if self._plan is None:
+            return offset >= FAR_BYTES
+        for stretch in self._plan.active:
+            if stretch.position <= offset < stretch.end:
+                return offset - stretch.position > FAR_BYTES
+        front = self._plan.front
+        return front is not None and offset - front > FAR_BYTES
+
+    def _wait_until(self, condition: Callable[[], bool], cancellation: Cancellation | None) -> None:
+        """Wait with the lock held; raises what ended the transfer, or that it stands still."""
+        since = time.monotonic()
+        while not condition():
+            if self._error is not None:
+                # A fresh one for each who waits: one that several threads raise collects all their tracebacks.
+                raise type(self._error)(*self._error.args) from self._error
+            if self._stopping:
+                raise self.stopped_error()
+            if cancellation is not None:
+                cancellation.check()
+            if time.monotonic() - max(since, self._last_moved) > self._stall_timeout_s:
+                raise self._stalled_error()
+            self._moved.wait(LOOK_S)
+
+    def _stalled_error(self) -> SourceReadError:
+        msg = (
+            f"The copy of '{self._label}' has not moved for {self._stall_timeout_s:.0f} seconds, "
+            f"{self._arrived.total:,} of {self._size:,} bytes are here. Run this once more: finished blocks are kept. "
+            "If it is on Google Drive, mount it again with force_remount=True before."
+        )
+        return SourceReadError(msg)
+
+    def _wake(self) -> None:
+        self._moved.notify_all()
+        self._freed.notify_all()
+
+    def _spawn(self, work: Callable[[], None]) -> None:
+        thread = threading.Thread(target=self._guard, args=(work,), name="colabstage-fetch", daemon=True)
+        thread.start()
+        self._threads.append(thread)
+
+    def _guard(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except BaseException as error:  # noqa: BLE001 - handed to whoever waits for the bytes
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        with self._lock:
+            if self._error is None and not self._stopping:
+                self._error = error
+            self._wake()
+
+    def _begin(self) -> None:
+        """Count what is kept, then become the first connection."""
+        self._partial.verify(lambda: self._stopping)
+        kept = [self._blocks[number] for number in sorted(self._partial.finished)]
+        with self._lock:
+            for offset, length in kept:
+                self._arrived.add(offset, offset + length)
+            self.kept_blocks = self._noted = len(kept)
+            self.kept_bytes = self._arrived.total
+            gaps = self._arrived.missing(self._size)
+            missing = self._size - self._arrived.total
+            connections = max(1, min(self._connections, -(-missing // _LEAST_BYTES)))
+            # Without ranges all of it is one stretch.
+            block_bytes = BLOCK_BYTES if self._ranges else max(1, self._size)
+            self._plan = StretchPlan(gaps, connections=connections, block_bytes=block_bytes)
+            self._last_moved = time.monotonic()
+            self._working = connections
+            self._wake()
+            for _ in range(connections - 1 if not self._stopping else 0):
+                self._spawn(self._connect)
+        if kept:
+            self._step.advance(sum(length for _, length in kept))
+        self._connect()
+
+    def _connect(self) -> None:
+        """One connection: stretch after stretch until nothing is left to do."""
+        budget, hashes = TryBudget(), BlockHashes(self._size)
+        while (stretch := self._next_stretch()) is not None:
+            while stretch.left and not self._ended():
+                try:
+                    self._fetch(stretch, hashes)
+                except PassingError as error:
+                    self._go_on_after(error, stretch, budget)
+                else:
+                    budget = TryBudget()
+
+    def _next_stretch(self) -> Stretch | None:
+        with self._lock:
+            assert self._plan is not None
+            while not self._ended() and self._arrived.total < self._size:
+                stretch = self._plan.take(time.monotonic())
+                if stretch is not None:
+                    return stretch
+                self._freed.wait(_IDLE_LOOK_S)
+            return None
+
+    def _ended(self) -> bool:
+        return self._stopping or self._error is not None
+
+    def _fetch(self, stretch: Stretch, hashes: BlockHashes) -> None:
+        """Ask for what is left of a stretch, and take it in as it comes."""
+        with self._lock:
+            assert self._plan is not None
+            self._plan.ask_again(stretch, time.monotonic())
+            offset, length = (stretch.position, stretch.left) if self._ranges else (0, self._size)
+        with closing_pieces(self._source.read_range(offset, length)) as pieces:
+            for piece in pieces:
+                data = memoryview(piece)
+                if offset < stretch.position:
+                    data = self._skip(data, offset, stretch.position)
+                offset += len(piece)
+                if not self._take_in(stretch, data, hashes):
+                    return
+        if stretch.left:
+            raise _ended_early(self._source.facts, stretch.position)
+
+    def _skip(self, data: memoryview, offset: int, wanted: int) -> memoryview:
+        """Let go by what is here already, which a server without ranges sends once more: it has to be the same."""
+        known = min(len(data), wanted - offset)
+        if data[:known] != self._partial.read(known, offset):
+            msg = (
+                f"'{self._label}' became another file while it was read: byte {offset:,} and those after it are not "
+                "the ones that came the first time. Wait until it is complete, then try again."
+            )
+            raise SourceChangedError(msg)
+        return data[known:]
+
+    def _take_in(self, stretch: Stretch, data: memoryview, hashes: BlockHashes) -> bool:
+        """Write a piece in its place; returns whether the stretch goes on."""
+        with self._lock:
+            if self._ended():
+                return False
+            offset, data = stretch.position, data[: stretch.left]
+        end = offset + len(data)
+        self._partial.write(data, offset)
+        hashed = hashes.feed(data, offset)
+        with self._lock:
+            assert self._plan is not None
+            was_whole = self._whole_blocks(offset, end)
+            new = self._arrived.add(offset, end)
+            now = time.monotonic()
+            if data:
+                self._plan.advance(stretch, end, now)
+            if new:
+                self._last_moved = now
+            finished = [number for number in self._whole_blocks(offset, end) if number not in was_whole]
+            self._moved.notify_all()
+        if new:
+            self._step.advance(new)
+        for number in finished:
+            self._finish_block(number, hashed.get(number))
+        return stretch.left > 0
+
+    def _whole_blocks(self, begin: int, end: int) -> list[int]:
+        numbers = range(begin // BLOCK_BYTES, -(-end // BLOCK_BYTES))
+        ranges = ((number, *self._blocks[number]) for number in numbers)
+        return [n for n, offset, length in ranges if self._arrived.first_missing(offset, offset + length) is None]
+
+    def _finish_block(self, number: int, digest: str | None) -> None:
+        if digest is None:
+            # It came by several connections, so nobody saw all of it in order.
+            digest = self._partial.hash_block(number)
+        self._partial.note(number, digest)
+        with self._lock:
+            self._noted += 1
+            if self._noted == len(self._blocks):
+                self._wake()
+
+    def _go_on_after(self, error: PassingError, stretch: Stretch, budget: TryBudget) -> None:
+        """Wait as long as the failure asks for; ends the transfer when no connection has a try left."""
+        with self._lock:
+            assert self._plan is not None
+            moved = stretch.position > stretch.begin
+            arrived = self._arrived.total
+            tries = budget.count(moved=moved, arrived=arrived)
+            wait_s = budget.wait_s(self._policy.first_wait_s) if error.wait_s is None else error.wait_s
+            spent = tries >= self._policy.attempts or wait_s > self._stall_timeout_s
+            if spent or (not moved and self._working > 1):
+                self._plan.finish(stretch, time.monotonic())
+                self._freed.notify_all()
+            if spent and self._working == 1:
+                self._error = self._error or final_error(error, self._label, tries)
+                self._wake()
+                return
+            self._working -= spent
+            self._pause(min(wait_s, _LONGEST_WAIT_S) if spent else wait_s)
+            # Its tries are spent: it does not ask again before another connection has shown that there is a point.
+            while spent and not self._ended() and self._arrived.total == arrived:
+                self._freed.wait(LOOK_S)
+            self._working += spent
+
+    def _pause(self, seconds: float) -> None:
+        """Wait with the lock held."""
+        deadline = time.monotonic() + seconds
+        while not self._ended() and self._arrived.total < self._size:
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                return
+            self._freed.wait(min(left_s, LOOK_S))
+
+
+class TryBudget:
+    """The tries of one connection."""
+
+    def __init__(self) -> None:
+        self._refusals = 0
+        self._tries = 0
+        self._arrived = -1
+
+    def count(self, *, moved: bool, arrived: int) -> int:
+        """Tries since any byte of the file arrived, this failure included. `moved`: this connection brought some."""
+        self._refusals = 1 if moved else self._refusals + 1
+        self._tries = self._tries + 1 if arrived == self._arrived else 1
+        self._arrived = arrived
+        return self._tries
+
+    def wait_s(self, first_wait_s: float) -> float:
+        """Seconds before the next try."""
+        return float(min(first_wait_s * 2 ** min(self._refusals - 1, 16), _LONGEST_WAIT_S))
+
+
+def final_error(error: PassingError, label: str, tries: int) -> OSError:
+    """What is raised when a failure that passes did not pass."""
+    if isinstance(error.__cause__, OSError) and error.__cause__.errno is not None:
+        return translate_read_error(error.__cause__, label, tries)
+    often = "1 try" if tries == 1 else f"{tries} tries"
+    asked = f" The other side asked to wait {error.wait_s:.0f} seconds." if error.wait_s else ""
+    return SourceReadError(f"{error} Given up after {often} without a byte.{asked} What has arrived is kept.")
+
+
+def _ended_early(facts: RemoteFacts, position: int) -> PassingError:
+    return PassingError(f"'{facts.label}' ends at byte {position:,} although it is listed with {facts.size:,}.")
+
+
+@contextlib.contextmanager
+def closing_pieces(pieces: Iterator[bytes]) -> Iterator[Iterator[bytes]]:
+    """Hang up when the block ends, however it ends."""
+    try:
+        yield pieces
+    finally:
+        close = getattr(pieces, "close", None)
+        if close is not None:
+            close()
+
+
+def read_directly(
+    source: RemoteFile, offset: int, length: int, *, policy: RetryPolicy, stopped: Callable[[], bool]
+) -> bytes:
+    """A part of a source, by a request of its own; the budget of tries begins anew with every byte.
+
+    Raises:
+        As `RemoteFile.read_range`, but no `PassingError`.
+    """
+    parts: list[bytes] = []
+    got = 0
+    budget = TryBudget()
+    while got < length:
+        try:
+            with closing_pieces(source.read_range(offset + got, length - got)) as pieces:
+                for piece in pieces:
+                    parts.append(piece)
+                    got += len(piece)
+            if got < length:
+                raise _ended_early(source.facts, offset + got)
+        except PassingError as error:
+            tries = budget.count(moved=False, arrived=got)
+            if tries >= policy.attempts or stopped():
+                raise final_error(error, source.facts.label, tries) from error
+            wait_s = budget.wait_s(policy.first_wait_s) if error.wait_s is None else error.wait_s
+            sleep_unless(stopped, min(wait_s, _LONGEST_WAIT_S))
+    return b"".join(parts)[:length]
+
+
+def sleep_unless(stopped: Callable[[], bool], seconds: float) -> None:
+    """Sleep, or return soon after `stopped` says so."""
+    deadline = time.monotonic() + seconds
+    while not stopped() and (left_s := deadline - time.monotonic()) > 0:
+        time.sleep(min(left_s, LOOK_S))
