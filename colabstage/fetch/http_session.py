@@ -1,0 +1,214 @@
+"""The connections to one file's web server: redirects, logins, time limits, and what failures of them mean."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import ssl
+import threading
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit
+
+from colabstage.errors import ColabstageError, OptionError, SourceError, SourceReadError
+from colabstage.fetch.public_url import public_url
+from colabstage.fetch.remote import PassingError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import requests
+
+# More than anybody has in flight at once, so that none is thrown away after each use.
+_POOL_CONNECTIONS = 64
+_CONNECT_TIMEOUT_S = 15.0
+# What a signed address that has expired is answered with, by one service or another.
+_EXPIRED = frozenset({400, 401, 403, 404, 410})
+
+
+class HttpSession:
+    """Answers of one address. May be used by many threads at once.
+
+    Redirects are followed once. Services that redirect (releases, data sets, mirrors) hand out an address that is good
+    for minutes or hours; going through the front door for each of hundreds of parts doubles the latency, runs into
+    the front door's limit of requests, and may end at another mirror each time, whose ETag is another. So parts are
+    asked of where the first answer came from, and only when that refuses is the way looked up anew, once.
+    """
+
+    def __init__(self, url: str, timeout_s: float) -> None:
+        self.label = public_url(url)
+        self.url, self._login = _without_login(url, self.label)
+        self._target = self.url
+        self._timeouts = (min(timeout_s, _CONNECT_TIMEOUT_S), timeout_s)
+        self._session = _new_session(self.label)
+        self._lock = threading.Lock()
+        self._open: set[requests.Response] = set()
+        self._closed = False
+
+    @contextlib.contextmanager
+    def get(self, headers: dict[str, str]) -> Iterator[requests.Response]:
+        """The answer to a GET, its body not yet read; hung up on at the end, unless it was read to its end.
+
+        Failures inside the block, too, become PassingError or the error they are.
+        """
+        with self._translated():
+            response = self._ask(headers)
+            try:
+                with self._lock:
+                    self._open.add(response)
+                yield response
+                # A body without a length ends like a whole one when it is hung up on.
+                self._check_open()
+            finally:
+                with self._lock:
+                    self._open.discard(response)
+                # Reads to its end have given the connection back already; else it is closed for good.
+                response.close()
+
+    def close(self) -> None:
+        """Hang up, also on those who are reading. Calling it twice is fine."""
+        with self._lock:
+            self._closed = True
+            reading = list(self._open)
+        for response in reading:
+            # Not there before urllib3 2.3: the reader then ends at its time limit. Fails for an answer that just ended.
+            with contextlib.suppress(AttributeError, OSError, ValueError, RuntimeError):
+                response.raw.shutdown()
+        self._session.close()
+
+    def _ask(self, headers: dict[str, str]) -> requests.Response:
+        target = self._target
+        response = self._send(target, headers)
+        if target != self.url and response.status_code in _EXPIRED:
+            response.close()
+            response = self._send(self.url, headers)
+        if response.ok:
+            self._target = response.url
+        return response
+
+    def _send(self, url: str, headers: dict[str, str]) -> requests.Response:
+        import requests
+
+        self._check_open()
+        login = self._login if _origin(url) == _origin(self.url) else None
+        try:
+            return self._session.get(url, headers=headers, auth=login, timeout=self._timeouts, stream=True)
+        except ValueError as error:
+            if isinstance(error, requests.exceptions.RequestException):
+                raise
+            # From the parsing of an address that a redirect named.
+            msg = f"'{self.label}' leads to an address that cannot be read. Check it in a browser."
+            raise SourceReadError(msg) from None
+
+    def _check_open(self) -> None:
+        if self._closed:
+            msg = f"'{self.label}' was closed, so nothing more can be read of it."
+            raise SourceReadError(msg)
+
+    @contextlib.contextmanager
+    def _translated(self) -> Iterator[None]:
+        """Raise ours for what requests, urllib3 and the system raise, whose texts may show the whole address."""
+        import requests
+        import urllib3
+
+        try:
+            yield
+        except ColabstageError:
+            raise
+        except (OSError, urllib3.exceptions.HTTPError, http.client.HTTPException) as error:
+            self._check_open()
+            if isinstance(error, requests.exceptions.TooManyRedirects):
+                msg = f"'{self.label}' redirects in a circle. Open it in a browser; it may want a login or cookies."
+                raise SourceReadError(msg) from None
+            raise connection_error(error, self.label) from None
+
+
+def connection_error(error: BaseException, label: str) -> SourceError:
+    """The typed error for a connection that failed. Only the innermost reason is told: outer ones show addresses."""
+    import requests
+
+    inner = _innermost(error)
+    if isinstance(inner, ssl.SSLCertVerificationError):
+        msg = (
+            f"The certificate of the server of '{label}' is not trusted: {inner.verify_message}. If it is your own, "
+            "name the file of its authority in the variable REQUESTS_CA_BUNDLE."
+        )
+        return SourceReadError(msg)
+    if isinstance(error, requests.exceptions.InvalidSchema | requests.exceptions.InvalidURL):
+        return SourceReadError(
+            f"'{label}' is, or leads to, an address that cannot be asked for. Check it in a browser."
+        )
+    msg = f"The connection to '{label}' failed: {_reason(error, inner)}. Finished work is kept; try again."
+    return PassingError(msg)
+
+
+def _reason(error: BaseException, inner: BaseException) -> str:
+    import requests
+    import urllib3
+
+    timeouts = (TimeoutError, requests.exceptions.Timeout, urllib3.exceptions.TimeoutError)
+    if isinstance(error, timeouts) or isinstance(inner, timeouts):
+        return "the server said nothing for too long"
+    if isinstance(
+        inner, http.client.IncompleteRead | urllib3.exceptions.IncompleteRead | http.client.RemoteDisconnected
+    ):
+        return "it was closed before everything had come"
+    return (isinstance(inner, OSError) and inner.strerror) or type(inner).__name__
+
+
+def _innermost(error: BaseException) -> BaseException:
+    seen: set[int] = set()
+    while id(error) not in seen:
+        seen.add(id(error))
+        candidates: tuple[Any, ...] = (getattr(error, "reason", None), *error.args, error.__cause__, error.__context__)
+        error = next((inner for inner in candidates if isinstance(inner, BaseException)), error)
+    return error
+
+
+def _without_login(url: str, label: str) -> tuple[str, tuple[bytes, bytes] | None]:
+    """The address without user, password and fragment, and these two, as they are sent."""
+    try:
+        parts = urlsplit(url.strip())
+        usable = parts.scheme.lower() in {"http", "https"} and bool(parts.hostname) and (parts.port or 1) > 0
+    except ValueError:
+        usable = False
+    if not usable:
+        msg = f"'{label}' is no web address; expected https://HOST/PATH."
+        raise OptionError(msg)
+    login = None
+    if parts.username is not None:
+        login = (unquote(parts.username).encode(), unquote(parts.password or "").encode())
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2], fragment="").geturl(), login
+
+
+def _origin(url: str) -> tuple[str, str | None, int | None]:
+    parts = urlsplit(url)
+    return parts.scheme, parts.hostname, parts.port
+
+
+def _new_session(label: str) -> requests.Session:
+    import requests
+    from requests.adapters import HTTPAdapter
+
+    class Session(requests.Session):
+        """Never goes from https to http, nor to anything that is not the web."""
+
+        def get_redirect_target(self, resp: requests.Response) -> str | None:
+            target = super().get_redirect_target(resp)
+            if target is None or not resp.url.lower().startswith("https:"):
+                return target
+            if urlsplit(target).scheme.lower() in {"", "https"}:
+                return target
+            resp.close()
+            msg = (
+                f"'{label}' redirects from https to '{public_url(target)}', where anybody on the way could exchange "
+                "the data. If you trust the way, pass that address yourself."
+            )
+            raise SourceReadError(msg)
+
+    session = Session()
+    adapter = HTTPAdapter(pool_connections=8, pool_maxsize=_POOL_CONNECTIONS, max_retries=0)
+    session.mount("https://", adapter)
+    session.mount("http://", adapter)
+    session.max_redirects = 10
+    session.headers.update({"User-Agent": "colabstage", "Accept": "*/*", "Accept-Encoding": "identity"})
+    return session
