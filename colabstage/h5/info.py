@@ -15,11 +15,13 @@ from colabstage.errors import (
     SplitNotFoundError,
 )
 from colabstage.h5.names import (
+    BOXES,
     BYTES,
     CLASSES,
     FORMAT_ATTRIBUTE,
     FORMAT_VERSION,
     IMAGE_OPTIONS_ATTRIBUTE,
+    MASK_OPTIONS_ATTRIBUTE,
     OFFSETS,
     SKIPPED,
     key_name,
@@ -27,7 +29,7 @@ from colabstage.h5.names import (
     x_name,
     y_name,
 )
-from colabstage.images.options import ImageOptions
+from colabstage.images.options import ImageOptions, MaskOptions
 from colabstage.retry import translate_read_error
 from colabstage.trees.contents import HEAD_BYTES, describe_contents
 
@@ -43,21 +45,26 @@ class FieldInfo:
     """One field of a split, N rows.
 
     `name`: its dataset or group in the file.
-    `kind`: `"fixed"`, one dataset whose first axis is the row; `"encoded"`, a group of `bytes` and `offsets`.
+    `kind`: `"fixed"`, one dataset whose first axis is the row; `"encoded"`, a group of `bytes` and `offsets`;
+    `"boxes"`, a group of `boxes`, further columns, and `offsets`.
     `rows`: N.
-    `shape`: of one row; empty for a scalar; `None` for encoded rows, which have their own.
-    `dtype`: as stored; uint8 for encoded rows.
+    `shape`: of one row; empty for a scalar; `None` for encoded rows and boxes, which have their own.
+    `dtype`: as stored; uint8 for encoded rows, that of the places for boxes.
     `nbytes`: length of the samples in the file, in bytes (before any filter).
-    `image`: how encoded rows are decoded; `None` for fixed rows.
+    `image`: how encoded inputs are decoded; `None` for all else.
+    `mask`: how encoded masks are decoded; `None` for all else.
+    `columns`: what is known of each box, `"boxes"` first.
     """
 
     name: str
-    kind: Literal["fixed", "encoded"]
+    kind: Literal["fixed", "encoded", "boxes"]
     rows: int
     shape: tuple[int, ...] | None
     dtype: np.dtype[Any]
     nbytes: int
     image: ImageOptions | None = None
+    mask: MaskOptions | None = None
+    columns: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,6 +249,9 @@ def _read_splits(file: Any, path: Path) -> dict[str, SplitInfo]:
 
 def _read_split(file: Any, split: str, path: Path) -> SplitInfo:
     x = _read_field(file, x_name(split))
+    if x.kind == "boxes":
+        msg = f"The group {x.name} in '{path}' holds boxes; expected the inputs of a model."
+        raise PackFormatError(msg)
     y = _read_field(file, y_name(split)) if y_name(split) in file else None
     if y is not None and y.rows != x.rows:
         msg = f"'{path}' has {x.rows} rows in {x.name} but {y.rows} in {y.name}; expected one target for each input."
@@ -255,6 +265,8 @@ def _read_field(file: Any, name: str) -> FieldInfo:
     import numpy as np
 
     node = file[name]
+    if isinstance(node, h5py.Group) and BOXES in node and OFFSETS in node:
+        return _read_boxes(node, name)
     if isinstance(node, h5py.Group):
         missing = [part for part in (BYTES, OFFSETS) if part not in node]
         if missing:
@@ -267,12 +279,57 @@ def _read_field(file: Any, name: str) -> FieldInfo:
             shape=None,
             dtype=np.dtype(np.uint8),
             nbytes=int(node[BYTES].shape[0]),
-            image=image_options_from_json(node.attrs.get(IMAGE_OPTIONS_ATTRIBUTE, "{}")),
+            **_coding(node),
         )
     if not getattr(node, "shape", None):
         msg = f"The dataset {name} has no axes; expected its first axis to be the row."
         raise PackFormatError(msg)
     return FieldInfo(name, "fixed", node.shape[0], tuple(node.shape[1:]), node.dtype, int(node.nbytes))
+
+
+def _coding(group: Any) -> dict[str, Any]:
+    """How the bytes of a group are decoded: as masks where it says so, else as images."""
+    text = group.attrs.get(MASK_OPTIONS_ATTRIBUTE)
+    if text is not None:
+        return {"mask": mask_options_from_json(text)}
+    return {"image": image_options_from_json(group.attrs.get(IMAGE_OPTIONS_ATTRIBUTE, "{}"))}
+
+
+def _read_boxes(group: Any, name: str) -> FieldInfo:
+    columns = [BOXES, *sorted(set(group) - {BOXES, OFFSETS})]
+    lengths = {column: group[column].shape[0] for column in columns}
+    if len(set(lengths.values())) > 1 or group[BOXES].shape[1:] != (4,):
+        msg = f"The group {name} holds columns of {lengths} rows; expected as many of each, and four numbers for a box."
+        raise PackFormatError(msg)
+    return FieldInfo(
+        name=name,
+        kind="boxes",
+        rows=max(0, group[OFFSETS].shape[0] - 1),
+        shape=None,
+        dtype=group[BOXES].dtype,
+        nbytes=sum(int(group[column].nbytes) for column in columns),
+        columns=tuple(columns),
+    )
+
+
+def mask_options_to_json(options: MaskOptions) -> dict[str, Any]:
+    """The value of a group's `mask_options` attribute."""
+    return {
+        "size": None if options.size is None else list(options.size),
+        "resize": options.resize,
+        "colors": None if options.colors is None else [list(color) for color in options.colors],
+    }
+
+
+def mask_options_from_json(text: str) -> MaskOptions:
+    """Read a group's `mask_options` attribute; what is not there has its default."""
+    raw = json.loads(text)
+    size, colors = raw.get("size"), raw.get("colors")
+    return MaskOptions(
+        size=None if size is None else (int(size[0]), int(size[1])),
+        resize=raw.get("resize", "stretch"),
+        colors=None if colors is None else tuple((int(red), int(green), int(blue)) for red, green, blue in colors),
+    )
 
 
 def image_options_to_json(options: ImageOptions) -> dict[str, Any]:

@@ -11,10 +11,12 @@ FORMAT_VERSION = 1
 
 FORMAT_ATTRIBUTE = "colabstage_format"
 IMAGE_OPTIONS_ATTRIBUTE = "image_options"
+MASK_OPTIONS_ATTRIBUTE = "mask_options"
 CLASSES = "classes"
 SKIPPED = "skipped"
 BYTES = "bytes"
 OFFSETS = "offsets"
+BOXES = "boxes"
 
 _SPLIT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
@@ -25,7 +27,7 @@ def x_name(split: str) -> str:
 
 
 def y_name(split: str) -> str:
-    """The dataset of a split's targets."""
+    """The dataset, or group, of a split's targets."""
     return f"Y_{split}"
 
 

@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from colabstage.images.decode import decode_image, probe_image
 from colabstage.images.options import ImageOptions
+
+if TYPE_CHECKING:
+    from colabstage.images.decode import ImageFacts
 
 _SCAN_MARKER, _END_OF_IMAGE = 0xDA, b"\xff\xd9"
 _PNG_END = b"\0\0\0\0IEND\xaeB`\x82"
 
 
-def check_complete(data: bytes) -> None:
+def check_complete(data: bytes) -> ImageFacts:
     """Check that an image file has a readable header and is there to its end.
 
     JPEG, PNG and WebP say where they end, so that a look suffices; what follows the end (padding, a second picture)
     is no matter. A file without its closing mark, and one of any other format, passes when it can be decoded.
 
+    Returns:
+        What its header says.
+
     Raises:
         DecodeError: it is no image, or cut off.
     """
-    if not _has_end(data, probe_image(data).format):
+    facts = probe_image(data)
+    if not _has_end(data, facts.format):
         decode_image(data, ImageOptions(color_mode="keep"))
+    return facts
 
 
 def _has_end(data: bytes, kind: str) -> bool:

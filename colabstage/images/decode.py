@@ -21,6 +21,7 @@ from __future__ import annotations
 import io
 import struct
 import zlib
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -31,6 +32,8 @@ from colabstage.images.geometry import place_image, reduction_factor
 from colabstage.images.jpeg import is_jpeg, read_jpeg_header, read_tiff_orientation
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from numpy.typing import NDArray
     from PIL import Image
 
@@ -62,6 +65,7 @@ _PLUGIN_ERRORS = (
 _PHOTOGRAPH_GAP = 1.0
 _DEEP_MODES = ("I;16", "I;16L", "I;16B", "I;16N")
 _WIDE_MODES = ("I", "F")
+_IMAGE_DTYPES = (np.uint8, np.uint16, np.float32)
 _ALPHA_MODES = ("RGBA", "LA", "PA", "La", "RGBa")
 
 
@@ -96,13 +100,58 @@ def decode_image(data: bytes, options: ImageOptions, *, scratch: bytearray | Non
     Raises:
         DecodeError: the file is truncated, broken, too large, or no image; the message says which.
     """
+    return decode_sized(data, options, scratch=scratch)[0]
+
+
+def decode_sized(
+    data: bytes, options: ImageOptions, *, scratch: bytearray | None = None
+) -> tuple[NDArray[Any], tuple[int, int]]:
+    """Decode one image file, as `decode_image`; also `(height, width)` of the upright image before it was resized."""
     # What is not resized is the result itself, so it needs memory of its own.
     scratch = scratch if options.size is not None else None
     pixels, size, factor, is_photograph = _decode_pixels(data, options, scratch)
     placement = place_image(size, options.size, options.resize).reduced(factor)
     if not placement.is_identity:
-        return _resample(pixels, placement, gap=_PHOTOGRAPH_GAP if is_photograph else None)
-    return pixels if scratch is None or pixels.flags.owndata else pixels.copy()
+        return _resample(pixels, placement, gap=_PHOTOGRAPH_GAP if is_photograph else None), size
+    return (pixels if scratch is None or pixels.flags.owndata else pixels.copy()), size
+
+
+def fit_pixels(pixels: NDArray[Any], options: ImageOptions) -> NDArray[Any]:
+    """Bring an image that is decoded already to the colours and size asked for, as `decode_image` does a file's.
+
+    Args:
+        pixels: `(H, W)` or `(H, W, C)` of 1, 3 or 4 channels; uint8, uint16 or float32.
+        options: size, colours and fitting of the result.
+
+    Raises:
+        DecodeError: it is no image of these kinds, or has no agreed form in the colours asked for.
+    """
+    values = pixels[..., None] if pixels.ndim == 2 else pixels
+    if values.ndim != 3 or values.shape[2] not in (1, 3, 4) or values.dtype not in _IMAGE_DTYPES or not values.size:
+        msg = (
+            f"The array is {_describe(pixels)}; expected an image (height, width, channels) of 1, 3 or 4 channels of "
+            "uint8, uint16 or float32."
+        )
+        raise DecodeError(msg)
+    upright = np.ascontiguousarray(_recolored(values, options.color_mode))
+    placement = place_image((values.shape[0], values.shape[1]), options.size, options.resize)
+    return upright if placement.is_identity else _resample(upright, placement, gap=None)
+
+
+def _recolored(values: NDArray[Any], color_mode: ColorMode) -> NDArray[Any]:
+    from PIL import Image
+
+    if color_mode == "keep":
+        return values
+    if values.dtype != np.uint8:
+        if values.shape[2] != 1 or values.dtype != np.uint16:
+            msg = f'{values.dtype} pixels have no agreed range to make 8 bits of. Pass color_mode="keep".'
+            raise DecodeError(msg)
+        values = (values >> 8).astype(np.uint8)
+    if values.shape[2] == (3 if color_mode == "rgb" else 1):
+        return values
+    image = Image.fromarray(np.ascontiguousarray(values[..., 0] if values.shape[2] == 1 else values))
+    return _to_array(image, color_mode)
 
 
 def decode_image_into(data: bytes, options: ImageOptions, out: NDArray[Any]) -> None:
@@ -208,22 +257,35 @@ def _upright(pixels: NDArray[np.uint8], orientation: int) -> NDArray[np.uint8]:
 
 
 def _decode_pillow(data: bytes, color_mode: ColorMode) -> NDArray[Any]:
+    with open_upright(data, luma=color_mode == "grayscale") as image:
+        return _to_array(image, color_mode)
+
+
+@contextmanager
+def open_upright(data: bytes, *, luma: bool = False) -> Iterator[Image.Image]:
+    """Decode an image file by Pillow, turned as its EXIF orientation asks.
+
+    Args:
+        data: the whole file.
+        luma: whether only the brightness of a colour JPEG is wanted, as the file stores it.
+
+    Raises:
+        DecodeError: the file is truncated, broken, too large, or no image; also for what Pillow raises inside `with`.
+    """
     from PIL import Image, ImageOps
 
     with _open_pillow(data) as image:
         try:
-            if image.format in ("JPEG", "MPO") and image.mode == "RGB" and color_mode == "grayscale":
+            if luma and image.format in ("JPEG", "MPO") and image.mode == "RGB":
                 image.draft("L", image.size)
             image.load()
             # TIFF is turned by its plugin while it loads.
-            upright = image if image.format == "TIFF" else ImageOps.exif_transpose(image)
-            pixels = _to_array(upright, color_mode)
+            yield image if image.format == "TIFF" else ImageOps.exif_transpose(image)
         except DecodeError:
             raise
         except (*_PLUGIN_ERRORS, Image.DecompressionBombError) as error:
             msg = f"The {image.format} data is truncated or broken: {error}."
             raise DecodeError(msg) from error
-    return pixels
 
 
 def _open_pillow(data: bytes) -> Image.Image:

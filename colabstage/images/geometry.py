@@ -5,7 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from colabstage.images.options import Resize
 
 
@@ -77,6 +81,41 @@ def reduction_factor(placement: Placement) -> int:
     height, width = placement.scaled
     shrink = min((right - left) / width, (lower - upper) / height)
     return next((factor for factor in (8, 4, 2) if shrink >= factor), 1)
+
+
+def fit_boxes(
+    boxes: NDArray[np.float64], sizes: NDArray[np.int64], target: tuple[int, int] | None, resize: Resize
+) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """Move boxes with the images that they are in.
+
+    Args:
+        boxes: `(M, 4)`: x0, y0, x1, y1 in pixels of the source image.
+        sizes: `(M, 2)`: height and width of the source image of each box.
+        target: `(height, width)` of the result, `None` for the source's own.
+        resize: as in `place_image`.
+
+    Returns:
+        The boxes in pixels of the result, and bool `(M,)`: which of them are left. Only cropping takes any away: those
+        with no area inside; what is left of the others is cut at the edges.
+    """
+    kept = np.ones(len(boxes), dtype=bool)
+    if target is None:
+        return boxes, kept
+    shapes, which = np.unique(sizes, axis=0, return_inverse=True)
+    scale, shift = np.empty((len(shapes), 2)), np.empty((len(shapes), 2))
+    for number, (height, width) in enumerate(shapes.tolist()):
+        placement = place_image((height, width), target, resize)
+        left, upper, right, lower = placement.box
+        factors = placement.scaled[1] / (right - left), placement.scaled[0] / (lower - upper)
+        scale[number] = factors
+        shift[number] = placement.offset[1] - left * factors[0], placement.offset[0] - upper * factors[1]
+    which = which.reshape(-1)
+    moved = boxes * np.tile(scale[which], 2) + np.tile(shift[which], 2)
+    if resize == "crop":
+        height, width = target
+        moved = np.clip(moved, 0, [width, height, width, height])
+        kept = (moved[:, 2] > moved[:, 0]) & (moved[:, 3] > moved[:, 1])
+    return moved, kept
 
 
 def _covering_box(source: tuple[int, int], target: tuple[int, int]) -> tuple[float, float, float, float]:

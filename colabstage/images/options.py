@@ -35,3 +35,25 @@ class ImageOptions:
         if self.size is not None and (len(tuple(self.size)) != 2 or min(self.size) < 1):
             msg = f"image_size={self.size!r} is not a size; expected (height, width) in pixels, for example (224, 224)."
             raise OptionError(msg)
+
+
+# The class index of pixels that are of no class: where padding covers no image, and the borders in Pascal VOC's masks.
+VOID = 255
+
+
+@dataclass(frozen=True, slots=True)
+class MaskOptions:
+    """How a mask file becomes class indices.
+
+    `size`, `resize`: those of its image.
+    `colors`: `(r, g, b)` of class 0, 1, …; `None` when its pixels are class indices already.
+    """
+
+    size: tuple[int, int] | None = None
+    resize: Resize = "stretch"
+    colors: tuple[tuple[int, int, int], ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.colors is not None and not 1 <= len(self.colors) <= VOID:
+            msg = f"There are {len(self.colors)} colours of classes; expected 1 to {VOID}, since {VOID} means no class."
+            raise OptionError(msg)

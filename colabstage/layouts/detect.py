@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 from colabstage.errors import EmptySourceError, LayoutError, OptionError
 from colabstage.layouts import image_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from colabstage.layouts.table import SampleTable
     from colabstage.trees.tree import Tree
+
+
+LayoutFunction = Callable[["Tree"], "SampleTable"]
 
 
 class LayoutReader(NamedTuple):
@@ -25,18 +27,20 @@ class LayoutReader(NamedTuple):
 READERS: tuple[LayoutReader, ...] = (LayoutReader(image_folder.NAME, image_folder.read_image_folder),)
 
 
-def detect_layout(tree: Tree, layout: str = "auto") -> SampleTable:
+def detect_layout(tree: Tree, layout: str | LayoutFunction = "auto") -> SampleTable:
     """Make the table of samples of a tree.
 
     Args:
         tree: the dataset's files.
-        layout: name of a layout, or "auto" for the first that fits.
+        layout: name of a layout, "auto" for the first that fits, or a function that makes the table.
 
     Raises:
         OptionError: there is no layout of that name.
         EmptySourceError: the tree holds no sample of any layout.
         LayoutError: no layout fits; the message has the reason of each.
     """
+    if not isinstance(layout, str):
+        return layout(tree)
     check_layout_name(layout)
     declined: list[tuple[str, LayoutError]] = []
     for reader in READERS:

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from colabstage.errors import EmptySourceError, LayoutError
+from colabstage.layouts.fields import Images, Values
+from colabstage.layouts.sources import TreeFiles
 from colabstage.layouts.table import SampleTable
 from colabstage.trees.messages import count_by
 
@@ -80,8 +82,9 @@ def read_image_folder(tree: Tree) -> SampleTable:
     numbers = {name: number for number, name in enumerate(classes)}
     return SampleTable(
         layout=NAME,
-        files=tuple(sample.file for sample in samples),
-        labels=np.fromiter((numbers[sample.class_name] for sample in samples), np.int64, len(samples)),
+        keys=tuple(sample.file.name for sample in samples),
+        inputs=Images(TreeFiles(tree, [sample.file for sample in samples])),
+        targets=Values(np.fromiter((numbers[sample.class_name] for sample in samples), np.int64, len(samples))),
         splits=tuple(sample.split or "" for sample in samples) if splits else None,
         classes=tuple(classes),
         notes=_notes(tree, len(images), samples),

@@ -8,39 +8,49 @@ from typing import TYPE_CHECKING
 from colabstage.errors import LayoutError
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from colabstage.trees.tree import FileEntry
+    from colabstage.layouts.fields import Inputs, Targets
 
 
 @dataclass(frozen=True, slots=True)
 class SampleTable:
-    """Which file is which sample, with its label and split. N samples.
+    """Which content is which sample, with its target and split. N samples.
 
     `layout`: name of the layout that made the table.
-    `files`: the image file of each sample, N entries; the entry's name is the sample's key.
-    `labels`: int64 `(N,)`, index into `classes`.
+    `keys`: what each sample is called, N unique names; splits and row order follow from them alone.
+    `inputs`: x of each sample.
+    `targets`: y of each sample; `None` where the source has none.
     `splits`: the split of each sample, N names, or `None` where the source has no splits.
+    `groups`: what each sample belongs to (a patient, a scene), N names: samples of one group never end in two splits.
     `classes`: class names, in label order.
     `notes`: sentences a person should see about what was found or left out.
     """
 
     layout: str
-    files: tuple[FileEntry, ...]
-    labels: NDArray[np.int64]
-    splits: tuple[str, ...] | None
-    classes: tuple[str, ...]
+    keys: tuple[str, ...]
+    inputs: Inputs
+    targets: Targets | None
+    splits: tuple[str, ...] | None = None
+    groups: tuple[str, ...] | None = None
+    classes: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        lengths = {len(self.files), len(self.labels), len(self.files) if self.splits is None else len(self.splits)}
-        if len(lengths) != 1:
-            msg = (
-                f"A sample table needs one label and one split for each file, got {len(self.files)} files, "
-                f"{len(self.labels)} labels and {None if self.splits is None else len(self.splits)} splits."
-            )
+        parts = {
+            "inputs": self.inputs,
+            "targets": self.targets,
+            "splits": self.splits,
+            "groups": self.groups,
+        }
+        wrong = {name: len(part) for name, part in parts.items() if part is not None and len(part) != len(self.keys)}
+        if wrong:
+            found = ", ".join(f"{count} {name}" for name, count in wrong.items())
+            msg = f"A sample table needs one entry of each kind for each of its {len(self.keys)} keys, got {found}."
+            raise LayoutError(msg)
+        if len(set(self.keys)) != len(self.keys):
+            seen: set[str] = set()
+            twice = next(key for key in self.keys if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+            msg = f"Two samples have the key {twice!r}; expected a name for each that no other has."
             raise LayoutError(msg)
 
     def __len__(self) -> int:
-        return len(self.files)
+        return len(self.keys)

@@ -9,60 +9,44 @@ import numpy as np
 
 from colabstage.fetch.copy import TargetFile
 from colabstage.fileops import block_ranges, pread_exactly
-from colabstage.h5.create import create_pack
-from colabstage.pack.plan import PackPlan, SplitPlan, pack_content, sample_places
+from colabstage.pack.splits import SplitPlan
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
-    from typing import Any
 
     from numpy.typing import NDArray
 
-    from colabstage.layouts.table import SampleTable
-    from colabstage.pack.options import PackOptions
+    from colabstage.pack.plan import PackPlan
 
 _COPY_BYTES = 8 * 1024 * 1024
 
 
-def without_samples(table: SampleTable, plan: PackPlan, left_out: NDArray[np.int64]) -> PackPlan:
+def without_samples(plan: PackPlan, left_out: NDArray[np.int64]) -> PackPlan:
     """The plan with some samples taken out of its rows; splits that become empty go."""
-    keep = np.ones(len(table), dtype=bool)
-    keep[left_out] = False
-    splits = tuple(
-        SplitPlan(split.name, split.samples[keep[split.samples]]) for split in plan.splits if keep[split.samples].any()
-    )
-    kept = np.concatenate([split.samples for split in splits]) if splits else np.empty(0, dtype=np.int64)
-    nbytes = plan.row_bytes * len(kept) if plan.row_bytes else sum(table.files[i].size for i in kept.tolist())
-    return replace(plan, splits=splits, nbytes=nbytes)
+    keep = [split.samples[~np.isin(split.samples, left_out)] for split in plan.splits]
+    splits = (SplitPlan(split.name, samples) for split, samples in zip(plan.splits, keep, strict=True) if len(samples))
+    return replace(plan, splits=tuple(splits))
 
 
 def copy_rows(
-    table: SampleTable,
-    plan: PackPlan,
-    options: PackOptions,
-    *,
-    source: Path,
-    places: NDArray[np.int64],
-    target: Path,
-    attributes: Mapping[str, Any],
-    skipped: tuple[str, ...],
+    plan: PackPlan, *, source: Path, places: Sequence[NDArray[np.int64]], target: Path, offsets: Mapping[str, int]
 ) -> None:
-    """Write `plan`'s samples, which lie at `places` in `source`, to a new file `target`."""
-    content = pack_content(table, plan, options, attributes=attributes, skipped=skipped)
-    offsets = create_pack(target, content)
-    new_places = sample_places(table, plan, offsets)
+    """Copy `plan`'s samples, which lie at `places` in `source`, to their places in a new file.
+
+    Args:
+        plan: what is left.
+        source: the file that has it, and more.
+        places: of each field, int64 `(N,)`: where its samples are.
+        target: the new file, which has room for them at `offsets`, as `create_pack` returned them.
+    """
     kept = np.concatenate([split.samples for split in plan.splits])
     with open(source, "rb") as old, TargetFile(target, fresh=False) as new:
-        for start, length, place in _stretches(places[kept], new_places[kept], _lengths(table, plan)[kept]):
-            for offset, part in block_ranges(length, _COPY_BYTES):
-                new.write(pread_exactly(old.fileno(), part, start + offset), place + offset)
-
-
-def _lengths(table: SampleTable, plan: PackPlan) -> NDArray[np.int64]:
-    if plan.row_bytes:
-        return np.full(len(table), plan.row_bytes, dtype=np.int64)
-    return np.fromiter((entry.size for entry in table.files), dtype=np.int64, count=len(table))
+        for part, old_places in zip(plan.fields, places, strict=True):
+            new_places = part.places(plan.splits, offsets, len(old_places))
+            for start, length, place in _stretches(old_places[kept], new_places[kept], part.lengths_of(kept)):
+                for offset, size in block_ranges(length, _COPY_BYTES):
+                    new.write(pread_exactly(old.fileno(), size, start + offset), place + offset)
 
 
 def _stretches(

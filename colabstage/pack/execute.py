@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from colabstage.errors import CancelledError, ColabstageError, DriveError, LayoutError, SourceError
-from colabstage.fetch.copy import translate_write_error
+from colabstage.errors import CancelledError, ColabstageError, DecodeError, DriveError, LayoutError, SourceError
+from colabstage.fetch.copy import TargetFile, translate_write_error
 from colabstage.fileops import (
     adopt_orphan,
     disk_use,
@@ -25,12 +25,18 @@ from colabstage.fileops import (
 from colabstage.h5.create import create_pack, reserved_offsets
 from colabstage.h5.manifest import BLOCK_BYTES, Manifest, make_hashes, manifest_path, write_manifest
 from colabstage.h5.names import FORMAT_VERSION
+from colabstage.images.options import ImageOptions
+from colabstage.layouts.fields import Boxes, Values
 from colabstage.machine.resources import check_space, free_space, usable_cores
+from colabstage.pack.boxes import split_boxes
 from colabstage.pack.compact import copy_rows, without_samples
+from colabstage.pack.content import pack_content
+from colabstage.pack.facts import SampleFacts
 from colabstage.pack.journal import Journal
-from colabstage.pack.plan import PackPlan, pack_content, plan_pack, sample_places
+from colabstage.pack.plan import plan_pack
 from colabstage.pack.report import PackReport
-from colabstage.pack.writer import MixedImagesError, WriteJob, write_samples
+from colabstage.pack.samples import MixedImagesError, SampleCoder, array_bytes
+from colabstage.pack.writer import WriteJob, write_samples
 from colabstage.pipeline import PipelineLimits
 from colabstage.retry import RetryPolicy
 
@@ -40,7 +46,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from colabstage.layouts.table import SampleTable
     from colabstage.pack.job import PackJob
+    from colabstage.pack.plan import PackPlan
     from colabstage.progress import Cancellation, Progress
     from colabstage.trees.tree import Tree
 
@@ -114,7 +122,7 @@ class _PackRun:
             with _typed_disk_errors(self.out):
                 _take_over(self.out, workspace)
                 report = self._fill(workspace, progress, cancellation, began)
-        except (KeyboardInterrupt, CancelledError, SourceError, DriveError):
+        except (KeyboardInterrupt, CancelledError, SourceError, DriveError, DecodeError):
             _leave(workspace)
             raise
         except BaseException:
@@ -131,25 +139,40 @@ class _PackRun:
         }
 
     def _fingerprint(self, order: NDArray[np.int64]) -> str:
-        """Differs whenever what an earlier run wrote would not be what this one writes to the same places."""
+        """Differs whenever what an earlier run wrote would not be what this one writes to the same places.
+
+        A sample that changed is no matter here: the journal compares the stamps of each.
+        """
         table, plan = self.job.table, self.job.plan
         # Of a folder, the files' own sizes and times say more than the identity, which has the folders' times as well.
         archive = None if self.job.tree.kind == "folder" else self.origin.identity
-        facts = (FORMAT_VERSION, version("colabstage"), self.origin.address, archive, self.job.options.fingerprint())
-        digest = hashlib.sha256(repr((*facts, plan.encoding, plan.row_shape, str(plan.dtype))).encode())
-        for entry in table.files:
-            digest.update(f"{entry.name!r} {entry.size} {entry.mtime_ns}\n".encode())
+        digest = hashlib.sha256()
+        options = self.job.options.places_fingerprint()
+        fields = [(part.side, part.shape, str(part.dtype), dict(part.attributes)) for part in plan.fields]
+        for fact in (FORMAT_VERSION, version("colabstage"), self.origin.address, archive, options, fields):
+            digest.update(repr(fact).encode(errors="surrogateescape"))
+        digest.update(repr((table.keys, table.classes)).encode(errors="surrogateescape"))
         # A listing may come in another order, an archive be packed anew: then the journal means other samples.
-        for rows in (order, table.labels, *(split.samples for split in plan.splits)):
-            digest.update(rows.tobytes())
+        lengths = [part.lengths for part in plan.fields]
+        for rows in (order, *lengths, *target_arrays(table), *(split.samples for split in plan.splits)):
+            digest.update(np.ascontiguousarray(rows).tobytes())
         return digest.hexdigest()
 
     def _fill(self, workspace: Path, progress: Progress, cancellation: Cancellation, began: float) -> PackReport:
         data = workspace / "data.h5"
+        coder = SampleCoder(self.job.table, self.job.plan, self.job.options)
         content = pack_content(self.job.table, self.job.plan, self.job.options, attributes=self._attributes())
-        order = np.argsort(np.array([entry.position for entry in self.job.table.files]), kind="stable")
-        fingerprint = self._fingerprint(order)
-        with Journal(workspace / "journal", fingerprint=fingerprint, samples=len(order)) as journal:
+        order = np.argsort(coder.positions, kind="stable")
+        wants_sizes = isinstance(self.job.table.targets, Boxes)
+        with (
+            Journal(
+                workspace / "journal",
+                fingerprint=self._fingerprint(order),
+                samples=len(order),
+                stamp=lambda position: coder.stamp(int(order[position])),
+            ) as journal,
+            SampleFacts(workspace / "facts", len(order)) as facts,
+        ):
             offsets = reserved_offsets(data, content) if journal.resumed else None
             if offsets is None:
                 journal.forget()
@@ -158,22 +181,24 @@ class _PackRun:
             check_space(self.out.parent, needed, f"The pack of '{self.job.tree.label}'")
             if offsets is None:
                 offsets = create_pack(data, content)
-            places = sample_places(self.job.table, self.job.plan, offsets)
-            job = WriteJob(
-                self.job.tree, self.job.table, self.job.plan, self.job.options, order, places, data, RetryPolicy()
-            )
+            places = tuple(part.places(self.job.plan.splits, offsets, len(order)) for part in self.job.plan.fields)
             resumed = journal.finished_samples
             packing = time.monotonic()
             with progress.step("pack", total=len(order), unit="images") as step:
                 result = write_samples(
-                    job,
+                    WriteJob(coder, order, places, data, facts if wants_sizes else None, RetryPolicy()),
                     journal,
                     limits=pipeline_limits(self.job.tree, slow=self.slow),
                     step=step,
                     cancellation=cancellation,
                 )
             packing_s = time.monotonic() - packing
-            plan, final, skipped = self._close_gaps(workspace, journal, order, places)
+            positions = sorted(journal.skipped)
+            skipped = tuple(journal.skipped[position] for position in positions)
+            plan, final = self.job.plan, data
+            if skipped:
+                plan, final, offsets = self._close_gaps(workspace, order[positions], places, skipped)
+            self._write_boxes(final, plan, offsets, facts)
         self._publish(final, plan, skipped)
         return PackReport(
             path=self.out,
@@ -191,35 +216,38 @@ class _PackRun:
         )
 
     def _close_gaps(
-        self, workspace: Path, journal: Journal, order: NDArray[np.int64], places: NDArray[np.int64]
-    ) -> tuple[PackPlan, Path, tuple[str, ...]]:
-        """The final plan and file, once samples that were left out are gone from it."""
-        data = workspace / "data.h5"
-        positions = sorted(journal.skipped)
-        skipped = tuple(journal.skipped[position] for position in positions)
-        if not positions:
-            return self.job.plan, data, ()
-        plan = without_samples(self.job.table, self.job.plan, order[positions])
+        self,
+        workspace: Path,
+        left_out: NDArray[np.int64],
+        places: tuple[NDArray[np.int64], ...],
+        skipped: tuple[str, ...],
+    ) -> tuple[PackPlan, Path, dict[str, int]]:
+        """The plan, file and offsets without the samples that were left out."""
+        plan = without_samples(self.job.plan, left_out)
         if not plan.splits:
             msg = f"None of the {len(self.job.table)} images can be decoded. The first: {skipped[0]}"
             raise LayoutError(msg)
-        check_space(
-            self.out.parent,
-            plan.nbytes + _OVERHEAD_BYTES,
-            f"The pack of '{self.job.tree.label}' without {len(skipped)} images",
-        )
+        what = f"The pack of '{self.job.tree.label}' without {len(skipped)} images"
+        check_space(self.out.parent, plan.nbytes + _OVERHEAD_BYTES, what)
         final = workspace / "final.h5"
-        copy_rows(
-            self.job.table,
-            plan,
-            self.job.options,
-            source=data,
-            places=places,
-            target=final,
-            attributes=self._attributes(),
-            skipped=skipped,
-        )
-        return plan, final, skipped
+        content = pack_content(self.job.table, plan, self.job.options, attributes=self._attributes(), skipped=skipped)
+        offsets = create_pack(final, content)
+        copy_rows(plan, source=workspace / "data.h5", places=places, target=final, offsets=offsets)
+        return plan, final, offsets
+
+    def _write_boxes(self, file: Path, plan: PackPlan, offsets: Mapping[str, int], facts: SampleFacts) -> None:
+        """Write the boxes of all samples, now that every image's own size is known."""
+        boxes = self.job.table.targets
+        if not isinstance(boxes, Boxes):
+            return
+        noted = facts.read()
+        sizes = np.stack([noted["height"], noted["width"]], axis=1).astype(np.int64)
+        image = self.job.options.image if plan.x.shape is not None else ImageOptions()
+        with TargetFile(file, fresh=False) as target:
+            for split in plan.splits:
+                for name, values in split_boxes(boxes, split, sizes, image).items():
+                    if values.nbytes:
+                        target.write(array_bytes(values), offsets[name])
 
     def _publish(self, file: Path, plan: PackPlan, skipped: tuple[str, ...]) -> None:
         manifest = Manifest(
@@ -238,6 +266,16 @@ class _PackRun:
         manifest_path(self.out).unlink(missing_ok=True)
         file.replace(self.out)
         manifest_path(file).replace(manifest_path(self.out))
+
+
+def target_arrays(table: SampleTable) -> tuple[NDArray[Any], ...]:
+    """Targets that are known before any sample is read."""
+    targets = table.targets
+    if isinstance(targets, Values):
+        return (targets.values,)
+    if isinstance(targets, Boxes):
+        return (targets.offsets, targets.boxes, *(values for _, values in sorted(targets.columns.items())))
+    return ()
 
 
 def _take_over(out: Path, workspace: Path) -> None:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from colabstage.errors import CorruptArchiveError, DecodeError
-from colabstage.images.decode import probe_image
+from colabstage.images.decode import ImageFacts, fit_pixels, probe_image
+from colabstage.images.options import ImageOptions
 from colabstage.layouts.detect import detect_layout
 from colabstage.pack.plan import PackPlan, needs_facts, plan_pack
 from colabstage.pipeline import PipelineLimits, run_pipeline
@@ -19,7 +20,7 @@ from colabstage.retry import RetryPolicy, read_with_retry
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from colabstage.images.decode import ImageFacts
+    from colabstage.layouts.sources import Content
     from colabstage.layouts.table import SampleTable
     from colabstage.pack.options import PackOptions
     from colabstage.trees.tree import Tree
@@ -46,38 +47,43 @@ def prepare_pack(tree: Tree, options: PackOptions, *, free_bytes: int | None) ->
         SourceReadError, SourceNotFoundError, DriveDisconnectedError: the source cannot be read.
     """
     table = detect_layout(tree, options.layout)
-    facts = look_at_images(tree, table) if needs_facts(options) else ()
+    facts = look_at_images(table, spread=tree.kind == "folder") if needs_facts(table, options) else ()
     return PackJob(tree, table, plan_pack(table, options, facts=facts, free_bytes=free_bytes), options)
 
 
-def look_at_images(tree: Tree, table: SampleTable) -> Sequence[ImageFacts]:
-    """Read the headers of a few images, spread over a folder; of an archive the first, which arrive first."""
-    entries = table.files
-    if tree.kind == "folder":
-        chosen = [entries[int(i)] for i in np.linspace(0, len(entries) - 1, min(_PROBES, len(entries)))]
-    else:
-        chosen = sorted(entries, key=lambda entry: entry.position)[:_PROBES]
+def look_at_images(table: SampleTable, *, spread: bool) -> Sequence[ImageFacts]:
+    """Look at a few images: with `spread` over all, else at the first ones of an archive, which arrive first."""
+    source, count = table.inputs.source, min(_PROBES, len(table))
+    chosen = np.linspace(0, len(table) - 1, count).astype(int) if spread else np.argsort(source.positions)[:count]
     policy = RetryPolicy()
     found: dict[int, ImageFacts] = {}
 
-    def read(number: int) -> bytes:
-        entry = chosen[number]
+    def read(number: int) -> Content:
+        index = int(chosen[number])
         try:
-            return read_with_retry(lambda: tree.read(entry), entry.name, policy=policy)
-        except CorruptArchiveError:
+            return read_with_retry(lambda: source.read(index), source.name(index), policy=policy)
+        except (CorruptArchiveError, DecodeError):
             return b""
 
-    def use(number: int, data: bytes) -> None:
+    def use(number: int, content: Content) -> None:
         # What is no image is met again, and named, when it is packed.
         with suppress(DecodeError):
-            found[number] = probe_image(data)
+            found[number] = _facts_of(content)
 
     run_pipeline(
         range(len(chosen)),
         read=read,
         use=use,
-        cost=lambda number: chosen[number].size,
+        cost=lambda number: int(source.sizes[chosen[number]]),
         limits=PipelineLimits(readers=_PROBES, max_readers=_PROBES, workers=1),
         cancellation=Cancellation(),
     )
     return [found[number] for number in sorted(found)]
+
+
+def _facts_of(content: Content) -> ImageFacts:
+    if isinstance(content, bytes):
+        return probe_image(content)
+    pixels = fit_pixels(content, ImageOptions(color_mode="keep"))
+    height, width, channels = pixels.shape
+    return ImageFacts(height, width, channels, pixels.dtype, "array")

@@ -13,9 +13,12 @@ import os
 import threading
 from typing import TYPE_CHECKING, Self
 
+import xxhash
+
 from colabstage.fileops import current_world
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
     from types import TracebackType
 
@@ -24,14 +27,22 @@ BLOCK_SAMPLES = 8
 
 
 class Journal:
-    """The journal of one run. `fingerprint` says which source and options it belongs to; N samples in all."""
+    """The journal of one run. `fingerprint` says which work it belongs to; N samples in all.
 
-    def __init__(self, path: Path, *, fingerprint: str, samples: int) -> None:
-        """Open the journal, keeping what an earlier run with the same fingerprint finished."""
+    A block counts only as long as each of its samples has the stamp that it had when it was finished, so that one file
+    that is repaired or replaced costs its own block, not the work.
+    """
+
+    def __init__(self, path: Path, *, fingerprint: str, samples: int, stamp: Callable[[int], str]) -> None:
+        """Open the journal, keeping what an earlier run with the same fingerprint finished.
+
+        `stamp`: what tells one state of the sample at a position from another.
+        """
         self._lock = threading.Lock()
         self._samples = samples
+        self._stamp = stamp
         self._head = {"fingerprint": fingerprint, "samples": samples, "world": current_world()}
-        self._finished, self.skipped = _read(path, self._head)
+        self._finished, self.skipped = _read(path, self._head, self._block_stamp)
         fresh = path.with_name(f"{path.name}.new")
         self._handle = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o644)
         try:
@@ -53,16 +64,21 @@ class Journal:
 
     def forget(self) -> None:
         """Begin anew: nothing is finished. Only before the first `finish`."""
-        self._finished, self.skipped = set(), {}
+        self._finished, self.skipped = {}, {}
         os.ftruncate(self._handle, 0)
         self._begin()
 
     def _begin(self) -> None:
         lines: list[dict[str, object]] = [self._head]
-        lines += ({"block": block} for block in sorted(self._finished))
+        lines += ({"block": block, "stamp": stamp} for block, stamp in sorted(self._finished.items()))
         lines += ({"skipped": position, "why": why} for position, why in sorted(self.skipped.items()))
         os.write(self._handle, b"".join(_line(line) for line in lines))
         self._left = self._count_left()
+
+    def _block_stamp(self, block: int) -> str:
+        first = block * BLOCK_SAMPLES
+        stamps = "\n".join(self._stamp(i) for i in range(first, min(first + BLOCK_SAMPLES, self._samples)))
+        return xxhash.xxh3_64_hexdigest(stamps.encode(errors="surrogateescape"))
 
     def _count_left(self) -> dict[int, int]:
         """Samples still to come of each unfinished block."""
@@ -89,7 +105,7 @@ class Journal:
                 os.write(self._handle, _line({"skipped": position, "why": skipped}))
             self._left[block] -= 1
             if self._left[block] == 0:
-                os.write(self._handle, _line({"block": block}))
+                os.write(self._handle, _line({"block": block, "stamp": self._block_stamp(block)}))
 
     def close(self) -> None:
         """Let go of the file."""
@@ -110,15 +126,16 @@ def _line(value: dict[str, object]) -> bytes:
     return (json.dumps(value) + "\n").encode()
 
 
-def _read(path: Path, head: dict[str, object]) -> tuple[set[int], dict[int, str]]:
-    """Finished blocks, and the reasons of samples left out in them; nothing when the journal is another work's."""
+def _read(path: Path, head: dict[str, object], stamp: Callable[[int], str]) -> tuple[dict[int, str], dict[int, str]]:
+    """Finished blocks with their stamps, and the reasons of samples left out in them; nothing of another work's."""
     try:
         lines = path.read_bytes().split(b"\n")[:-1]  # a last line without its end was cut off
         values = [json.loads(line) for line in lines]
     except (FileNotFoundError, ValueError):
-        return set(), {}
+        return {}, {}
     if not values or values[0] != head:
-        return set(), {}
-    blocks = {value["block"] for value in values if "block" in value}
+        return {}, {}
+    noted = {value["block"]: value["stamp"] for value in values if "block" in value}
+    blocks = {block: noted_stamp for block, noted_stamp in noted.items() if stamp(block) == noted_stamp}
     skipped = {value["skipped"]: value["why"] for value in values if "skipped" in value}
     return blocks, {position: why for position, why in skipped.items() if position // BLOCK_SAMPLES in blocks}

@@ -53,20 +53,26 @@ class PackOptions:
             _check_fractions(self.splits)
 
     def to_json(self) -> dict[str, Any]:
-        """Everything as JSON values, as the file keeps it."""
+        """All that shapes the samples in the file, as JSON values, as the file keeps it."""
         return {
             "layout": self.layout,
             "image": image_options_to_json(self.image),
             "encoding": self.encoding,
             "splits": None if self.splits is None else dict(self.splits),
             "seed": self.seed,
-            "on_error": self.on_error,
         }
 
     def fingerprint(self) -> str:
         """16 hexadecimal digits that differ whenever the file made would differ."""
-        text = json.dumps([FORMAT_VERSION, self.to_json()], sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        return _digest([FORMAT_VERSION, self.to_json(), self.on_error])
+
+    def places_fingerprint(self) -> str:
+        """16 hexadecimal digits that differ whenever what is written of some sample, or where, would differ."""
+        return _digest([FORMAT_VERSION, self.to_json()])
+
+
+def _digest(values: list[Any]) -> str:
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def split_fractions(splits: Mapping[str, float] | None) -> tuple[tuple[str, float], ...] | None:

@@ -3,30 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from colabstage.errors import LayoutError
-from colabstage.h5.create import PackContent, ReservedDataset
-from colabstage.h5.info import image_options_to_json
-from colabstage.h5.names import (
-    BYTES,
-    CLASSES,
-    IMAGE_OPTIONS_ATTRIBUTE,
-    OFFSETS,
-    SKIPPED,
-    key_name,
-    x_name,
-    y_name,
-)
-from colabstage.pack.splits import split_rows
+from colabstage.errors import LayoutError, OptionError
+from colabstage.h5.info import image_options_to_json, mask_options_to_json
+from colabstage.h5.names import IMAGE_OPTIONS_ATTRIBUTE, MASK_OPTIONS_ATTRIBUTE
+from colabstage.images.options import MaskOptions
+from colabstage.layouts.fields import Arrays, Images, Masks
+from colabstage.pack.fields import StoredField
+from colabstage.pack.splits import SplitPlan, split_rows
 from colabstage.units import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from numpy.typing import NDArray
+    from collections.abc import Sequence
 
     from colabstage.images.decode import ImageFacts
     from colabstage.layouts.table import SampleTable
@@ -37,40 +28,37 @@ _SPARE_FRACTION = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class SplitPlan:
-    """One split: `samples` are int64 indices into the table, in row order."""
-
-    name: str
-    samples: NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True)
 class PackPlan:
     """What will be written.
 
-    `encoding`: what `"auto"` came to, with the `reason` in a sentence.
-    `row_shape`, `dtype`: of one stored image; `None` and uint8 when encoded. Where a few images only were looked at,
-    another may yet contradict it.
-    `nbytes`: length of all samples in the file, in bytes.
+    `encoding`: how inputs are stored: `"pixels"`, `"encoded"`, or `"arrays"` where they are no images; what `"auto"`
+    came to, with the `reason` in a sentence.
+    `x`: the inputs. Where a few images only were looked at, another may yet contradict their shape.
+    `y`: targets that are read with the samples, `None` where they are known before.
+    `splits`: the samples of each split, in row order.
     """
 
-    encoding: Literal["pixels", "encoded"]
+    encoding: str
     reason: str
-    row_shape: tuple[int, int, int] | None
-    dtype: np.dtype[Any]
+    x: StoredField
+    y: StoredField | None
     splits: tuple[SplitPlan, ...]
-    nbytes: int
 
     @property
-    def row_bytes(self) -> int:
-        """Length of one stored image in bytes; 0 when encoded."""
-        return 0 if self.row_shape is None else int(np.prod(self.row_shape)) * self.dtype.itemsize
+    def fields(self) -> tuple[StoredField, ...]:
+        """What each sample is written to."""
+        return (self.x,) if self.y is None else (self.x, self.y)
+
+    @property
+    def nbytes(self) -> int:
+        """Length of all samples in the file, in bytes."""
+        return sum(int(part.lengths_of(split.samples).sum()) for part in self.fields for split in self.splits)
 
 
-def needs_facts(options: PackOptions) -> bool:
+def needs_facts(table: SampleTable, options: PackOptions) -> bool:
     """Whether some images must be looked at before planning."""
     known = options.image.size is not None and options.image.color_mode != "keep"
-    return options.encoding != "encoded" and not known
+    return isinstance(table.inputs, Images) and options.encoding != "encoded" and not known
 
 
 def plan_pack(
@@ -90,38 +78,93 @@ def plan_pack(
 
     Raises:
         LayoutError: pixels are asked for images that have no one size.
-        OptionError: splits are asked of a source that has its own.
+        OptionError: splits are asked of a source that has its own; an encoding that these samples cannot have.
     """
     rows = split_rows(table, options.splits, seed=options.seed)
     splits = tuple(SplitPlan(name, samples) for name, samples in rows.items())
-    source_bytes = sum(entry.size for entry in table.files)
-    encoded = PackPlan("encoded", "", None, np.dtype(np.uint8), splits, source_bytes)
+    if isinstance(table.inputs, Arrays):
+        return _plan_arrays(table.inputs, table, options, splits)
+    return _plan_images(table.inputs, table, options, splits, facts, free_bytes)
+
+
+def _plan_arrays(inputs: Arrays, table: SampleTable, options: PackOptions, splits: tuple[SplitPlan, ...]) -> PackPlan:
+    if options.encoding not in ("auto", "pixels"):
+        msg = (
+            f"encoding={options.encoding!r} is for images; the samples of the layout '{table.layout}' are arrays. "
+            "Leave it out."
+        )
+        raise OptionError(msg)
+    x = StoredField("x", inputs.shape, inputs.dtype)
+    return PackPlan("arrays", "the samples are arrays of one shape", x, _plan_target(table, options, None), splits)
+
+
+def _plan_images(  # noqa: PLR0917  # what one decision needs, each passed on once
+    images: Images,
+    table: SampleTable,
+    options: PackOptions,
+    splits: tuple[SplitPlan, ...],
+    facts: Sequence[ImageFacts],
+    free_bytes: int | None,
+) -> PackPlan:
+    def encoded(reason: str) -> PackPlan:
+        group = {IMAGE_OPTIONS_ATTRIBUTE: image_options_to_json(options.image)}
+        x = StoredField("x", None, np.dtype(np.uint8), lengths=images.source.sizes, attributes=group)
+        return PackPlan("encoded", reason, x, _plan_target(table, options, None), splits)
+
     if options.encoding == "encoded":
-        return _because(encoded, "encoding='encoded' was asked for")
+        _check_files(images, table)
+        return encoded("encoding='encoded' was asked for")
     shape, dtype, trouble = _row_shape(options, facts)
     if shape is None:
-        if options.encoding == "pixels":
+        if options.encoding == "pixels" or not _has_files(images, table):
             msg = f"{trouble}, so they cannot be pixels. Give image_size=(height, width), or encoding='encoded'."
             raise LayoutError(msg)
-        return _because(encoded, f"{trouble}, so they are kept as they came")
-    nbytes = len(table) * int(np.prod(shape)) * dtype.itemsize
-    pixels = PackPlan("pixels", "", shape, dtype, splits, nbytes)
+        return encoded(f"{trouble}, so they are kept as they came")
+    x = StoredField("x", shape, dtype)
+    pixels = PackPlan("pixels", "", x, _plan_target(table, options, shape), splits)
     if options.encoding == "pixels":
-        return _because(pixels, "encoding='pixels' was asked for")
+        return replace(pixels, reason="encoding='pixels' was asked for")
     size = f"{shape[0]}x{shape[1]}x{shape[2]}"
-    if free_bytes is not None and nbytes > free_bytes * (1 - _SPARE_FRACTION):
-        why = (
+    nbytes = pixels.nbytes
+    if free_bytes is not None and nbytes > free_bytes * (1 - _SPARE_FRACTION) and _has_files(images, table):
+        return encoded(
             f"as {size} pixels they would take {format_bytes(nbytes)} and {format_bytes(free_bytes)} are free, "
             "so they are kept as they came and decoded on every read"
         )
-        return _because(encoded, why)
-    return _because(
-        pixels, f"as {size} pixels they take {format_bytes(nbytes)}, which fits, and are never decoded again"
+    return replace(
+        pixels, reason=f"as {size} pixels they take {format_bytes(nbytes)}, which fits, and are never decoded again"
     )
 
 
-def _because(plan: PackPlan, reason: str) -> PackPlan:
-    return replace(plan, reason=reason)
+def _plan_target(
+    table: SampleTable, options: PackOptions, image_shape: tuple[int, int, int] | None
+) -> StoredField | None:
+    """How targets that come with the samples are stored; masks as their images are."""
+    targets = table.targets
+    if isinstance(targets, Arrays):
+        return StoredField("y", targets.shape, targets.dtype)
+    if not isinstance(targets, Masks):
+        return None
+    if image_shape is not None:
+        return StoredField("y", image_shape[:2], np.dtype(np.uint8))
+    group = {MASK_OPTIONS_ATTRIBUTE: mask_options_to_json(mask_options(targets, options))}
+    return StoredField("y", None, np.dtype(np.uint8), lengths=targets.source.sizes, attributes=group)
+
+
+def mask_options(masks: Masks, options: PackOptions) -> MaskOptions:
+    """How masks become class indices: the geometry of their images."""
+    return MaskOptions(options.image.size, options.image.resize, masks.colors)
+
+
+def _has_files(images: Images, table: SampleTable) -> bool:
+    """Whether images, and masks where there are, come as files that can be kept as they are."""
+    return not images.decoded and not (isinstance(table.targets, Masks) and table.targets.decoded)
+
+
+def _check_files(images: Images, table: SampleTable) -> None:
+    if not _has_files(images, table):
+        msg = f"The layout '{table.layout}' gives decoded arrays, no image files to keep. Use encoding='pixels'."
+        raise OptionError(msg)
 
 
 def _row_shape(
@@ -146,54 +189,3 @@ def _row_shape(
         return None, uint8, "no image could be looked at"
     height, width = sizes.pop()
     return (height, width, depths.pop()), dtypes.pop(), ""
-
-
-def pack_content(
-    table: SampleTable,
-    plan: PackPlan,
-    options: PackOptions,
-    *,
-    attributes: Mapping[str, Any],
-    skipped: Sequence[str] = (),
-) -> PackContent:
-    """All that the file holds before its samples: labels, keys, offsets, classes, and room for the samples.
-
-    `skipped` has one sentence for each sample that was left out.
-    """
-    reserved: list[ReservedDataset] = []
-    arrays: dict[str, NDArray[Any]] = {CLASSES: np.array(table.classes, dtype=object)}
-    if skipped:
-        arrays[SKIPPED] = np.array(skipped, dtype=object)
-    groups: dict[str, Mapping[str, Any]] = {}
-    sizes = np.fromiter((entry.size for entry in table.files), dtype=np.int64, count=len(table))
-    for split in plan.splits:
-        name = x_name(split.name)
-        arrays[y_name(split.name)] = table.labels[split.samples]
-        arrays[key_name(split.name)] = np.array([table.files[i].name for i in split.samples.tolist()], dtype=object)
-        if plan.row_shape is not None:
-            reserved.append(ReservedDataset(name, (len(split.samples), *plan.row_shape), plan.dtype))
-            continue
-        offsets = np.concatenate([[0], np.cumsum(sizes[split.samples])]).astype(np.int64)
-        arrays[f"{name}/{OFFSETS}"] = offsets
-        reserved.append(ReservedDataset(f"{name}/{BYTES}", (int(offsets[-1]),), np.dtype(np.uint8)))
-        groups[name] = {IMAGE_OPTIONS_ATTRIBUTE: image_options_to_json(options.image)}
-    return PackContent(
-        reserved=reserved,
-        arrays=arrays,
-        attributes={"layout": table.layout, "options": options.to_json(), **attributes},
-        group_attributes=groups,
-    )
-
-
-def sample_places(table: SampleTable, plan: PackPlan, offsets: Mapping[str, int]) -> NDArray[np.int64]:
-    """Where in the file each sample's bytes begin, int64 `(N,)`, indexed like the table."""
-    places = np.empty(len(table), dtype=np.int64)
-    sizes = np.fromiter((entry.size for entry in table.files), dtype=np.int64, count=len(table))
-    for split in plan.splits:
-        name = x_name(split.name)
-        if plan.row_shape is not None:
-            places[split.samples] = offsets[name] + np.arange(len(split.samples)) * plan.row_bytes
-        else:
-            starts = np.concatenate([[0], np.cumsum(sizes[split.samples])[:-1]])
-            places[split.samples] = offsets.get(f"{name}/{BYTES}", 0) + starts
-    return places

@@ -6,12 +6,14 @@ every library, and a sample that is added later moves few of the others.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 import xxhash
 
 from colabstage.errors import LayoutError, OptionError
+from colabstage.layouts.fields import Values
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,6 +24,14 @@ if TYPE_CHECKING:
 
 
 _GOLDEN = (5**0.5 - 1) / 2
+
+
+@dataclass(frozen=True, slots=True)
+class SplitPlan:
+    """One split: `samples` are int64 indices into the table, in row order."""
+
+    name: str
+    samples: NDArray[np.int64]
 
 
 def key_hashes(keys: Sequence[str], *, seed: int, purpose: str) -> NDArray[np.uint64]:
@@ -85,7 +95,7 @@ def split_rows(
     if len(table) == 0:
         msg = "The source has no samples to split."
         raise LayoutError(msg)
-    keys = [entry.name for entry in table.files]
+    keys = table.keys
     if table.splits is not None:
         if fractions is not None:
             found = ", ".join(sorted(set(table.splits)))
@@ -98,7 +108,7 @@ def split_rows(
         assigned = np.fromiter((index[name] for name in table.splits), dtype=np.int64, count=len(table))
     elif fractions is not None:
         names = [name for name, _ in fractions]
-        assigned = assign_splits(keys, table.labels, fractions, seed=seed)
+        assigned = _divide(table, fractions, seed=seed)
         _check_shares(fractions, np.bincount(assigned, minlength=len(names)))
     else:
         names = ["train"]
@@ -111,6 +121,44 @@ def split_rows(
             members = members[np.argsort(hashes, kind="stable")]
         rows[name] = members
     return rows
+
+
+def _divide(table: SampleTable, fractions: Sequence[tuple[str, float]], *, seed: int) -> NDArray[np.int64]:
+    """The split of each sample, index into `fractions`."""
+    if table.groups is not None:
+        return assign_groups(table.groups, fractions, seed=seed)
+    return assign_splits(table.keys, _strata(table), fractions, seed=seed)
+
+
+def _strata(table: SampleTable) -> NDArray[np.int64]:
+    """What every split should have its part of: the class of each sample where it has one, else one for all."""
+    targets = table.targets
+    if isinstance(targets, Values) and table.classes and targets.values.ndim == 1 and targets.values.dtype.kind in "iu":
+        return targets.values.astype(np.int64)
+    return np.zeros(len(table), np.int64)
+
+
+def assign_groups(groups: Sequence[str], fractions: Sequence[tuple[str, float]], *, seed: int) -> NDArray[np.int64]:
+    """Divide samples among splits so that no group is in two: whole groups, in an order given by a hash.
+
+    The fractions hold as closely as the groups allow: each group goes where its middle sample would. A group that is
+    added, or grows, moves few of the others.
+
+    Args:
+        groups: the group of each of N samples.
+        fractions: `(split name, fraction)`, adding up to 1.
+        seed: of the division.
+
+    Returns:
+        int64 `(N,)`, index into `fractions` of each sample's split.
+    """
+    names, members, counts = np.unique(np.array(groups, dtype=object), return_inverse=True, return_counts=True)
+    order = np.argsort(key_hashes(names.tolist(), seed=seed, purpose="group"), kind="stable")
+    middles = np.cumsum(counts[order]) - counts[order] / 2
+    edges = np.cumsum([fraction for _, fraction in fractions])[:-1] * len(groups)
+    of_group = np.empty(len(names), np.int64)
+    of_group[order] = np.searchsorted(edges, middles, side="right")
+    return of_group[members.reshape(-1)]
 
 
 def _check_shares(fractions: Sequence[tuple[str, float]], counts: NDArray[np.int64]) -> None:

@@ -1,15 +1,14 @@
-"""Samples from a tree into their places in the file: read, decode, write, in any order."""
+"""Samples from their sources into their places in the file: read, decode, write, in any order."""
 
 from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from colabstage.errors import CorruptArchiveError, DecodeError, OptionError, SourceReadError
+from colabstage.errors import CorruptArchiveError, DecodeError
 from colabstage.fetch.copy import TargetFile
-from colabstage.images.complete import check_complete
-from colabstage.images.decode import decode_image
+from colabstage.pack.samples import BrokenSampleError, RawSample, SampleCoder
 from colabstage.pipeline import PipelineLimits, PipelineResult, run_pipeline
 from colabstage.retry import RetryPolicy, read_with_retry
 
@@ -19,16 +18,10 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from colabstage.layouts.table import SampleTable
+    from colabstage.layouts.sources import Content, SampleSource
+    from colabstage.pack.facts import SampleFacts
     from colabstage.pack.journal import Journal
-    from colabstage.pack.options import PackOptions
-    from colabstage.pack.plan import PackPlan
     from colabstage.progress import Cancellation, ProgressStep
-    from colabstage.trees.tree import FileEntry, Tree
-
-
-class MixedImagesError(OptionError):
-    """An image contradicts the one shape that was seen on a few."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,21 +29,16 @@ class WriteJob:
     """Everything one run of the writer works on, read-only.
 
     `order`: int64 `(N,)`, the sample at each position of the reading order.
-    `places`: int64 `(N,)`, byte offset of each sample in `target`.
+    `places`: of each field of the plan, int64 `(N,)`: byte offset of each sample in `target`.
+    `facts`: where the images' own sizes are noted, `None` where nobody asks for them.
     """
 
-    tree: Tree
-    table: SampleTable
-    plan: PackPlan
-    options: PackOptions
+    coder: SampleCoder
     order: NDArray[np.int64]
-    places: NDArray[np.int64]
+    places: tuple[NDArray[np.int64], ...]
     target: Path
+    facts: SampleFacts | None
     retry: RetryPolicy
-
-    def entry(self, position: int) -> FileEntry:
-        """The file of the sample at a position of the reading order."""
-        return self.table.files[int(self.order[position])]
 
 
 def write_samples(
@@ -67,26 +55,28 @@ def write_samples(
     """
     left = [position for position in range(len(job.order)) if not journal.is_finished(position)]
     step.advance(len(job.order) - len(left))
+    coder, scratch = job.coder, _Scratch()
 
-    def read(position: int) -> bytes | CorruptArchiveError:
-        entry = job.entry(position)
+    def read(position: int) -> RawSample | BrokenSampleError:
+        index = int(job.order[position])
         try:
-            return read_with_retry(lambda: job.tree.read(entry), entry.name, policy=job.retry)
-        except CorruptArchiveError as error:
+            x = _read_part(coder.table.inputs.source, index, job.retry)
+            target = coder.target_source
+            return RawSample(x, None if target is None else _read_part(target, index, job.retry))
+        except BrokenSampleError as error:
             return error
 
-    scratch = _Scratch()
     with TargetFile(job.target, fresh=False) as file:
 
-        def use(position: int, data: bytes | CorruptArchiveError) -> None:
-            journal.finish(position, skipped=_store(job, position, data, file, scratch.memory))
+        def use(position: int, raw: RawSample | BrokenSampleError) -> None:
+            journal.finish(position, skipped=_store(job, int(job.order[position]), raw, file, scratch.memory))
             step.advance()
 
         return run_pipeline(
             left,
             read=read,
             use=use,
-            cost=lambda position: job.entry(position).size,
+            cost=lambda position: coder.cost(int(job.order[position])),
             limits=limits,
             cancellation=cancellation,
         )
@@ -99,45 +89,36 @@ class _Scratch(threading.local):
         self.memory = bytearray()
 
 
+def _read_part(source: SampleSource, index: int, retry: RetryPolicy) -> Content:
+    name = source.name(index)
+    try:
+        return read_with_retry(lambda: source.read(index), name, policy=retry)
+    except (CorruptArchiveError, DecodeError) as error:
+        raise BrokenSampleError(name, error) from error
+
+
 def _store(
-    job: WriteJob, position: int, data: bytes | CorruptArchiveError, file: TargetFile, scratch: bytearray
+    job: WriteJob, index: int, raw: RawSample | BrokenSampleError, file: TargetFile, scratch: bytearray
 ) -> str | None:
     """Decode one sample and write it; returns why it is left out, `None` when it is in its place."""
-    entry = job.entry(position)
-    if isinstance(data, CorruptArchiveError):
-        return _leave_out(job, entry, data)
+    if isinstance(raw, BrokenSampleError):
+        return _leave_out(job, raw)
     try:
-        content = _content(job, entry, data, scratch)
-    except DecodeError as error:
-        return _leave_out(job, entry, error)
-    expected = job.plan.row_bytes or entry.size
-    if len(content) != expected:  # One byte too long would end in its neighbour's place.
-        msg = f"'{entry.name}' came as {len(content):,} bytes to store, its place has {expected:,}."
-        raise SourceReadError(msg)
-    file.write(content, int(job.places[job.order[position]]))
+        stored = job.coder.code(index, raw, scratch)
+    except BrokenSampleError as error:
+        return _leave_out(job, error)
+    for part, places in zip(stored.parts, job.places, strict=True):
+        file.write(part, int(places[index]))
+    if job.facts is not None:
+        job.facts.note(index, size=stored.size)
     return None
 
 
-def _content(job: WriteJob, entry: FileEntry, data: bytes, scratch: bytearray) -> memoryview:
-    """The bytes to store of one image file."""
-    if job.plan.row_shape is None:
-        check_complete(data)
-        return memoryview(data)
-    pixels: NDArray[Any] = decode_image(data, job.options.image, scratch=scratch)
-    if pixels.shape != job.plan.row_shape or pixels.dtype != job.plan.dtype:
-        msg = (
-            f"'{entry.name}' has shape {pixels.shape} and dtype {pixels.dtype} among images of shape "
-            f"{job.plan.row_shape} and dtype {job.plan.dtype}; give image_size=(height, width) and a color_mode, or "
-            "encoding='encoded'"
-        )
-        raise MixedImagesError(msg)
-    return pixels.data.cast("B")
-
-
-def _leave_out(job: WriteJob, entry: FileEntry, error: DecodeError | CorruptArchiveError) -> str:
+def _leave_out(job: WriteJob, error: BrokenSampleError) -> str:
     """Why a sample is left out, or an error with its name."""
-    why = str(error).rstrip(".")
-    if job.options.on_error == "skip":
-        return f"{entry.name}: {why}"
-    msg = f"'{entry.name}' cannot be used: {why}. Repair or remove it, or give on_error='skip' to leave such files out."
-    raise type(error)(msg) from error
+    why = str(error.cause).rstrip(".")
+    if job.coder.options.on_error == "skip":
+        return f"{error.part}: {why}"
+    msg = f"'{error.part}' cannot be used: {why}. Repair or remove it, or give on_error='skip' to leave such files out."
+    kind = CorruptArchiveError if isinstance(error.cause, CorruptArchiveError) else DecodeError
+    raise kind(msg) from error.cause

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import zipfile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from colabstage.errors import EmptySourceError, LayoutError
+from colabstage.layouts.fields import Values
 from colabstage.layouts.image_folder import IMAGE_EXTENSIONS, read_image_folder
 from colabstage.trees.archive_bytes import LocalBytes
 from colabstage.trees.folder import FolderTree
@@ -20,6 +21,8 @@ from colabstage.trees.zip import ZipTree
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+
+    from numpy.typing import NDArray
 
     from colabstage.layouts.table import SampleTable
 
@@ -45,8 +48,13 @@ def _touch(root: Path, names: Iterable[str]) -> None:
         path.write_bytes(b"")
 
 
+def _labels(found: SampleTable) -> NDArray[Any]:
+    assert isinstance(found.targets, Values)
+    return found.targets.values
+
+
 def _names(found: SampleTable) -> list[str]:
-    return [file.name for file in found.files]
+    return list(found.keys)
 
 
 def _as_image_folder(root: Path) -> tuple[list[str], list[tuple[str, int]]]:
@@ -87,9 +95,9 @@ def test_samples_labels_and_order_are_those_of_torchvision(
     found = read_image_folder(FolderTree(root))
     names, samples = _as_image_folder(root)
     assert list(found.classes) == names
-    assert list(zip(_names(found), found.labels.tolist(), strict=True)) == samples
+    assert list(zip(_names(found), _labels(found).tolist(), strict=True)) == samples
     assert found.splits is None
-    assert found.labels.dtype == np.int64
+    assert _labels(found).dtype == np.int64
     assert found.layout == "image_folder"
 
 
@@ -115,7 +123,7 @@ def test_split_folders_are_found_in_any_case_and_named_simply(table: Table) -> N
     ]
     assert found.splits == ("train", "train", "validation", "validation", "test")
     assert found.classes == ("cat", "dog")
-    assert found.labels.tolist() == [0, 1, 0, 1, 0]
+    assert _labels(found).tolist() == [0, 1, 0, 1, 0]
     assert found.notes == ("The split 'test' has no images of 1 classes: 'dog'.",)
 
 
@@ -224,5 +232,5 @@ def test_a_folder_and_its_zip_give_the_same_table(tmp_path: Path) -> None:
     with ZipTree(LocalBytes(tmp_path / "a.zip")) as tree:
         zipped = read_image_folder(tree)
     assert [name.removeprefix("data/") for name in _names(zipped)] == _names(folder)
-    assert zipped.labels.tolist() == folder.labels.tolist()
+    assert _labels(zipped).tolist() == _labels(folder).tolist()
     assert (zipped.splits, zipped.classes, zipped.notes) == (folder.splits, folder.classes, folder.notes)

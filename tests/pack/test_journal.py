@@ -16,7 +16,7 @@ N = 5 * BLOCK_SAMPLES + 3
 
 
 def _open(path: Path, fingerprint: str = "one", samples: int = N) -> Journal:
-    return Journal(path, fingerprint=fingerprint, samples=samples)
+    return Journal(path, fingerprint=fingerprint, samples=samples, stamp=str)
 
 
 def _finish(journal: Journal, *blocks: int) -> None:

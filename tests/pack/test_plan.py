@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pytest
@@ -10,17 +10,25 @@ import pytest
 from colabstage.errors import LayoutError
 from colabstage.images.decode import ImageFacts
 from colabstage.images.options import ImageOptions
+from colabstage.layouts.fields import Images, Values
+from colabstage.layouts.sources import TreeFiles
 from colabstage.layouts.table import SampleTable
+from colabstage.pack.content import pack_content
 from colabstage.pack.options import PackOptions
-from colabstage.pack.plan import needs_facts, pack_content, plan_pack, sample_places
+from colabstage.pack.plan import needs_facts, plan_pack
 from colabstage.trees.tree import FileEntry
+
+if TYPE_CHECKING:
+    from colabstage.trees.tree import Tree
 
 SIZES = (100, 7, 0, 60)
 
 
 def _table(sizes: tuple[int, ...] = SIZES) -> SampleTable:
     files = tuple(FileEntry(f"a/{number}.jpg", size, 0, number) for number, size in enumerate(sizes))
-    return SampleTable("image_folder", files, np.zeros(len(sizes), dtype=np.int64), None, ("a",))
+    inputs = Images(TreeFiles(cast("Tree", None), files))
+    labels = Values(np.zeros(len(sizes), dtype=np.int64))
+    return SampleTable("image_folder", tuple(file.name for file in files), inputs, labels, classes=("a",))
 
 
 def _facts(*sizes: tuple[int, int], channels: int = 3, dtype: Any = np.uint8) -> tuple[ImageFacts, ...]:
@@ -58,8 +66,8 @@ def test_encoding_follows_from_facts_and_space(
     plan = plan_pack(_table(), options, facts=facts, free_bytes=free_bytes)
     assert plan.encoding == encoding
     assert reason in plan.reason
-    assert plan.nbytes == (sum(SIZES) if encoding == "encoded" else 4 * plan.row_bytes)
-    assert (plan.row_shape is None) == (encoding == "encoded")
+    assert plan.nbytes == (sum(SIZES) if encoding == "encoded" else 4 * plan.x.row_bytes)
+    assert (plan.x.shape is None) == (encoding == "encoded")
 
 
 @pytest.mark.parametrize("facts", [MANY, _facts((4, 5)) + _facts((4, 5), channels=4), ()])
@@ -73,9 +81,9 @@ def test_deep_images_keep_their_dtype_only_when_asked() -> None:
     """16 bits are kept with color_mode="keep"; as "rgb" they become 8."""
     deep = _facts((4, 5), channels=1, dtype=np.uint16)
     kept = plan_pack(_table(), _options(color_mode="keep"), facts=deep, free_bytes=None)
-    assert (kept.row_shape, kept.dtype, kept.row_bytes) == ((4, 5, 1), np.dtype(np.uint16), 40)
+    assert (kept.x.shape, kept.x.dtype, kept.x.row_bytes) == ((4, 5, 1), np.dtype(np.uint16), 40)
     rgb = plan_pack(_table(), _options(), facts=deep, free_bytes=None)
-    assert (rgb.row_shape, rgb.dtype) == ((4, 5, 3), np.dtype(np.uint8))
+    assert (rgb.x.shape, rgb.x.dtype) == ((4, 5, 3), np.dtype(np.uint8))
 
 
 @pytest.mark.parametrize(
@@ -89,7 +97,7 @@ def test_deep_images_keep_their_dtype_only_when_asked() -> None:
 )
 def test_images_are_looked_at_only_where_their_shape_is_open(options: PackOptions, needed: bool) -> None:
     """With size and colours given, no image needs to be read before packing."""
-    assert needs_facts(options) is needed
+    assert needs_facts(_table(), options) is needed
 
 
 @pytest.mark.parametrize("encoding", ["pixels", "encoded"])
@@ -100,12 +108,12 @@ def test_places_follow_the_rows_of_each_split(encoding: str) -> None:
     plan = plan_pack(table, options, facts=ONE_SIZE, free_bytes=None)
     content = pack_content(table, plan, options, attributes={})
     starts = {spec.name: 10_000 * (number + 1) for number, spec in enumerate(content.reserved)}
-    places = sample_places(table, plan, starts)
+    places = plan.x.places(plan.splits, starts, len(table))
     for split, spec in zip(plan.splits, content.reserved, strict=True):
         place = starts[spec.name]
         for sample in split.samples.tolist():
             assert places[sample] == place
-            place += plan.row_bytes or table.files[sample].size
+            place += int(plan.x.lengths_of(np.array([sample]))[0])
         assert place - starts[spec.name] == spec.nbytes
-        assert content.arrays[f"key_{split.name}"].tolist() == [table.files[i].name for i in split.samples.tolist()]
+        assert content.arrays[f"key_{split.name}"].tolist() == [table.keys[i] for i in split.samples.tolist()]
     assert content.nbytes >= plan.nbytes

@@ -209,13 +209,37 @@ def _break(path: Path, how: str) -> None:
 def test_a_bad_image_is_named_and_nothing_is_made(
     tmp_path: Path, photos: Path, leftovers: Callable[[Path], list[str]], how: str, encoding: str
 ) -> None:
-    """on_error="raise" stops at the file by name and leaves nothing behind."""
+    """on_error="raise" stops at the file by name; what is finished is kept until the next try ends."""
+    whole = (photos / "class1" / "0004.png").read_bytes()
     _break(photos / "class1" / "0004.png", how)
     out = tmp_path / "out.h5"
     with pytest.raises(DecodeError, match=r"class1/0004\.png.*on_error='skip'"):
         pack(photos, out, encoding=encoding)
     assert not out.exists()
+    (photos / "class1" / "0004.png").write_bytes(whole)
+    pack(photos, out, encoding=encoding)
     assert leftovers(tmp_path) == []
+
+
+@pytest.mark.parametrize("then", ["repair", "skip"])
+def test_work_done_before_a_bad_image_is_kept(tmp_path: Path, make_images: Fixture, then: str) -> None:
+    """A file repaired, or on_error="skip" after all: of 300 images the next try does but the rest."""
+    photos = make_images(tmp_path / "photos", 300)
+    last = photos / "class2" / "0299.png"
+    whole = last.read_bytes()
+    _break(last, "cut")
+    out = tmp_path / "out.h5"
+    with pytest.raises(DecodeError, match=r"0299\.png"):
+        pack(photos, out, encoding="pixels", image_size=(16, 20))
+    on_error = "skip"
+    if then == "repair":
+        last.write_bytes(whole)
+        on_error = "raise"
+    report = pack(photos, out, encoding="pixels", image_size=(16, 20), on_error=on_error)
+    assert report.resumed > 200
+    assert report.samples == {"train": 300 if then == "repair" else 299}
+    pack(photos, tmp_path / "undisturbed.h5", encoding="pixels", image_size=(16, 20), on_error=on_error)
+    assert out.read_bytes() == (tmp_path / "undisturbed.h5").read_bytes()
 
 
 @pytest.mark.parametrize("encoding", ["pixels", "encoded"])

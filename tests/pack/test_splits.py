@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import pytest
@@ -10,6 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from colabstage.errors import LayoutError, OptionError
+from colabstage.layouts.fields import Images, Values
+from colabstage.layouts.sources import TreeFiles
 from colabstage.layouts.table import SampleTable
 from colabstage.pack.splits import assign_splits, key_hashes, split_rows
 from colabstage.trees.tree import FileEntry
@@ -19,14 +21,20 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from colabstage.trees.tree import Tree
+
 USUAL = (("train", 0.8), ("dev", 0.1), ("test", 0.1))
 
 
-def sample_table(labels: Sequence[int], *, splits: tuple[str, ...] | None = None) -> SampleTable:
+def sample_table(
+    labels: Sequence[int], *, splits: tuple[str, ...] | None = None, groups: tuple[str, ...] | None = None
+) -> SampleTable:
     """A table of files that are never read."""
     files = tuple(FileEntry(f"{label}/{row:05}.png", 10, 0, row) for row, label in enumerate(labels))
     classes = tuple(str(label) for label in range(max(labels, default=-1) + 1))
-    return SampleTable("image_folder", files, np.array(labels, dtype=np.int64), splits, classes)
+    keys = tuple(file.name for file in files)
+    inputs, targets = Images(TreeFiles(cast("Tree", None), files)), Values(np.array(labels, dtype=np.int64))
+    return SampleTable("image_folder", keys, inputs, targets, splits, groups, classes)
 
 
 def keys_of(count: int) -> list[str]:

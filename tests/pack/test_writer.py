@@ -21,11 +21,12 @@ from colabstage.errors import (
     SourceReadError,
 )
 from colabstage.h5.create import create_pack
+from colabstage.pack.content import pack_content
 from colabstage.pack.execute import run_pack
 from colabstage.pack.job import PackJob, prepare_pack
 from colabstage.pack.journal import Journal
 from colabstage.pack.options import PackOptions
-from colabstage.pack.plan import pack_content, sample_places
+from colabstage.pack.samples import SampleCoder
 from colabstage.pack.writer import WriteJob, write_samples
 from colabstage.pipeline import PipelineLimits
 from colabstage.progress import Cancellation, NullProgress
@@ -69,11 +70,11 @@ class WatchedTree:
 def _write(job: PackJob, target: Path, limits: PipelineLimits) -> bytes:
     """Write a planned pack to `target` with so many threads."""
     content = pack_content(job.table, job.plan, job.options, attributes={})
-    places = sample_places(job.table, job.plan, create_pack(target, content))
     order = np.arange(len(job.table))
-    work = WriteJob(job.tree, job.table, job.plan, job.options, order, places, target, RetryPolicy())
+    places = (job.plan.x.places(job.plan.splits, create_pack(target, content), len(order)),)
+    work = WriteJob(SampleCoder(job.table, job.plan, job.options), order, places, target, None, RetryPolicy())
     with (
-        Journal(target.with_suffix(".journal"), fingerprint="", samples=len(order)) as journal,
+        Journal(target.with_suffix(".journal"), fingerprint="", samples=len(order), stamp=str) as journal,
         NullProgress().step("pack", total=None, unit="images") as step,
     ):
         write_samples(work, journal, limits=limits, step=step, cancellation=Cancellation())

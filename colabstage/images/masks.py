@@ -1,0 +1,113 @@
+"""Segmentation masks: what class every pixel of an image is, placed exactly as the image is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from colabstage.errors import DecodeError
+from colabstage.images.decode import open_upright
+from colabstage.images.geometry import place_image
+from colabstage.images.options import VOID
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from colabstage.images.geometry import Placement
+    from colabstage.images.options import MaskOptions
+
+_INDEX_MODES = ("L", "P", "1", "I;16", "I;16L", "I;16B", "I;16N", "I")
+
+
+def decode_mask(content: bytes | NDArray[Any], options: MaskOptions) -> NDArray[np.uint8]:
+    """Make class indices of one mask.
+
+    Args:
+        content: a whole image file, or its decoded indices `(H, W)` (colours `(H, W, 3)` where `options.colors`).
+        options: what its pixels mean, and its size and fitting, which are those of its image.
+
+    Returns:
+        C-contiguous, writable uint8 `(H, W)`. Where padding covers no image the index is 255, `ignore_index` of the
+        loss, not a class.
+
+    Raises:
+        DecodeError: the file is truncated, broken or no image; it has no indices; a colour has no class.
+    """
+    indices = read_mask(content, options)
+    return fit_mask(indices, options)
+
+
+def read_mask(content: bytes | NDArray[Any], options: MaskOptions) -> NDArray[np.uint8]:
+    """Class indices at the mask's own size, as `decode_mask` without its fitting."""
+    values = _indices_of_file(content, painted=options.colors is not None) if isinstance(content, bytes) else content
+    return _to_indices(values) if options.colors is None else _look_up(values, options.colors)
+
+
+def fit_mask(indices: NDArray[np.uint8], options: MaskOptions) -> NDArray[np.uint8]:
+    """Bring class indices `(H, W)` to the options' size: by the nearest pixel, so that no class appears by mixing."""
+    placement = place_image((indices.shape[0], indices.shape[1]), options.size, options.resize)
+    return np.array(indices) if placement.is_identity else _resample(indices, placement)
+
+
+def _indices_of_file(data: bytes, *, painted: bool) -> NDArray[Any]:
+    with open_upright(data) as image:
+        if painted:
+            return np.asarray(image.convert("RGB"))
+        if image.mode not in _INDEX_MODES:
+            msg = (
+                f"The mask is an image of colours ({image.mode}), expected one whose pixels are class indices. Painted "
+                "masks need a table of the classes' colours, a class_dict.csv with the columns name, r, g, b."
+            )
+            raise DecodeError(msg)
+        return np.asarray(image)
+
+
+def _to_indices(values: NDArray[Any]) -> NDArray[np.uint8]:
+    if values.ndim == 3 and values.shape[2] == 1:
+        values = values[..., 0]
+    if values.ndim != 2 or values.dtype.kind not in "biu":
+        msg = f"The mask is {values.dtype} of shape {values.shape}; expected integers (height, width)."
+        raise DecodeError(msg)
+    if values.dtype.itemsize > 1 and values.size and not 0 <= int(values.min()) <= int(values.max()) <= VOID:
+        msg = f"The mask has values from {values.min()} to {values.max()}; expected class indices from 0 to {VOID}."
+        raise DecodeError(msg)
+    return values.astype(np.uint8, copy=False)
+
+
+def _look_up(values: NDArray[Any], colors: tuple[tuple[int, int, int], ...]) -> NDArray[np.uint8]:
+    """The class of each colour of `(H, W, 3)`."""
+    if values.ndim != 3 or values.shape[2] != 3:
+        msg = f"The mask has shape {values.shape}; expected colours (height, width, 3)."
+        raise DecodeError(msg)
+    packed = values.astype(np.uint32)
+    codes = packed[..., 0] << 16 | packed[..., 1] << 8 | packed[..., 2]
+    table = np.array([red << 16 | green << 8 | blue for red, green, blue in colors], np.uint32)
+    order = np.argsort(table, kind="stable")
+    places = np.minimum(np.searchsorted(table, codes, sorter=order), len(table) - 1)
+    indices = order[places]
+    strange = table[indices] != codes
+    if strange.any():
+        row, column = (int(part) for part in np.argwhere(strange)[0])
+        red, green, blue = (int(part) for part in values[row, column])
+        msg = (
+            f"The mask's pixel in row {row}, column {column} has the colour ({red}, {green}, {blue}), and "
+            f"{int(strange.sum()):,} pixels in all have one that is no class's. Add it to the classes' colours; a mask "
+            "saved as JPEG has lost them."
+        )
+        raise DecodeError(msg)
+    return indices.astype(np.uint8)
+
+
+def _resample(indices: NDArray[np.uint8], placement: Placement) -> NDArray[np.uint8]:
+    from PIL import Image
+
+    height, width = placement.scaled
+    image = Image.fromarray(np.ascontiguousarray(indices))
+    scaled = np.array(image.resize((width, height), Image.Resampling.NEAREST, placement.box), np.uint8)
+    if not placement.is_padded:
+        return scaled
+    result = np.full(placement.target, VOID, np.uint8)
+    top, left = placement.offset
+    result[top : top + height, left : left + width] = scaled
+    return result

@@ -1,0 +1,204 @@
+"""One sample from its content to the bytes that are stored: decoded, fitted, checked against its place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from colabstage.errors import DecodeError, LayoutError, OptionError, SourceReadError
+from colabstage.images.complete import check_complete
+from colabstage.images.decode import decode_sized, fit_pixels
+from colabstage.images.masks import fit_mask, read_mask
+from colabstage.layouts.fields import Arrays, Masks
+from colabstage.pack.plan import mask_options
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from colabstage.layouts.sources import Content, SampleSource
+    from colabstage.layouts.table import SampleTable
+    from colabstage.pack.fields import StoredField
+    from colabstage.pack.options import PackOptions
+    from colabstage.pack.plan import PackPlan
+
+
+class MixedImagesError(OptionError):
+    """An image contradicts the one shape that was seen on a few."""
+
+
+class RawSample(NamedTuple):
+    """A sample as its sources give it. `y` is `None` where targets are known before."""
+
+    x: Content
+    y: Content | None
+
+
+class StoredSample(NamedTuple):
+    """A sample as it is stored. `size`: height and width of its upright image before it was resized; zeros for what
+    is no image."""
+
+    parts: tuple[memoryview, ...]
+    size: tuple[int, int]
+
+
+class BrokenSampleError(Exception):
+    """A part of a sample cannot be used; `part` is what a person would look for."""
+
+    def __init__(self, part: str, error: Exception) -> None:
+        super().__init__(f"{part}: {error}")
+        self.part = part
+        self.cause = error
+
+
+@dataclass(frozen=True, slots=True)
+class SampleCoder:
+    """Makes of each sample what its places hold. From any number of threads at once."""
+
+    table: SampleTable
+    plan: PackPlan
+    options: PackOptions
+
+    @property
+    def target_source(self) -> SampleSource | None:
+        """Where targets are read from, `None` where they are known before."""
+        targets = self.table.targets
+        return targets.source if isinstance(targets, Arrays | Masks) else None
+
+    @property
+    def positions(self) -> NDArray[np.int64]:
+        """int64 `(N,)`: samples by ascending position come in the order of the medium. Of a sample in two files the
+        later counts: in an archive that is still arriving, that is when it can be read without waiting."""
+        target = self.target_source
+        positions = self.table.inputs.source.positions
+        return positions if target is None else np.maximum(positions, target.positions)
+
+    def stamp(self, index: int) -> str:
+        """Differs whenever the content of a sample may have changed."""
+        target = self.target_source
+        stamp = self.table.inputs.source.stamp(index)
+        return stamp if target is None else f"{stamp} {target.stamp(index)}"
+
+    def cost(self, index: int) -> int:
+        """Bytes that reading a sample takes."""
+        target = self.target_source
+        return int(self.table.inputs.source.sizes[index]) + (0 if target is None else int(target.sizes[index]))
+
+    def code(self, index: int, raw: RawSample, scratch: bytearray) -> StoredSample:
+        """Make the bytes of one sample.
+
+        Args:
+            index: which sample of the table.
+            raw: its content.
+            scratch: memory to decode into, of this thread.
+
+        Raises:
+            BrokenSampleError: a part of it cannot be decoded.
+            MixedImagesError: it is not of the one shape that was planned.
+            SourceReadError: a file is not as long as it was listed.
+        """
+        x, size = self._code_x(index, raw.x, scratch)
+        if self.plan.y is None or raw.y is None:
+            return StoredSample((x,), size)
+        return StoredSample((x, self._code_y(index, raw.y, size)), size)
+
+    def _code_x(self, index: int, content: Content, scratch: bytearray) -> tuple[memoryview, tuple[int, int]]:
+        inputs, place = self.table.inputs, self.plan.x
+        try:
+            if isinstance(inputs, Arrays):
+                return _row(_as_array(content, inputs), place, inputs.source.name(index)), (0, 0)
+            if place.shape is None:
+                return _checked_file(content, place, index, inputs.source)
+            pixels, size = self._pixels(content, scratch)
+        except DecodeError as error:
+            raise BrokenSampleError(inputs.source.name(index), error) from error
+        if pixels.shape != place.shape or pixels.dtype != place.dtype:
+            msg = (
+                f"'{inputs.source.name(index)}' has shape {pixels.shape} and dtype {pixels.dtype} among images of "
+                f"shape {place.shape} and dtype {place.dtype}; give image_size=(height, width) and a color_mode, or "
+                "encoding='encoded'"
+            )
+            raise MixedImagesError(msg)
+        return pixels.data.cast("B"), size
+
+    def _pixels(self, content: Content, scratch: bytearray) -> tuple[NDArray[Any], tuple[int, int]]:
+        if isinstance(content, bytes):
+            return decode_sized(content, self.options.image, scratch=scratch)
+        return fit_pixels(content, self.options.image), (content.shape[0], content.shape[1])
+
+    def _code_y(self, index: int, content: Content, size: tuple[int, int]) -> memoryview:
+        targets, place = self.table.targets, self.plan.y
+        if place is None or not isinstance(targets, Arrays | Masks):
+            msg = f"The targets of the layout '{self.table.layout}' are not read with the samples."
+            raise TypeError(msg)
+        name = targets.source.name(index)
+        try:
+            if isinstance(targets, Arrays):
+                return _row(_as_array(content, targets), place, name)
+            if place.shape is not None:
+                return self._mask(content, targets, size)
+            data, own = _checked_file(content, place, index, targets.source)
+            _check_size(own, size)
+        except DecodeError as error:
+            raise BrokenSampleError(name, error) from error
+        return data
+
+    def _mask(self, content: Content, masks: Masks, size: tuple[int, int]) -> memoryview:
+        options = mask_options(masks, self.options)
+        indices = read_mask(content, options)
+        _check_size((indices.shape[0], indices.shape[1]), size)
+        return fit_mask(indices, options).data.cast("B")
+
+
+def _checked_file(
+    content: Content, place: StoredField, index: int, source: SampleSource
+) -> tuple[memoryview, tuple[int, int]]:
+    """An image file that is kept as it is, and the size it says of itself."""
+    if not isinstance(content, bytes):
+        msg = f"'{source.name(index)}' came as an array, expected the bytes of an image file."
+        raise LayoutError(msg)
+    facts = check_complete(content)
+    _check_length(len(content), int(place.lengths[index]), source.name(index))
+    return memoryview(content), (facts.height, facts.width)
+
+
+def _check_length(found: int, expected: int, name: str) -> None:
+    if found != expected:  # One byte too long would end in its neighbour's place.
+        msg = f"'{name}' came as {found:,} bytes to store, its place has {expected:,}."
+        raise SourceReadError(msg)
+
+
+def _check_size(mask: tuple[int, int], image: tuple[int, int]) -> None:
+    if mask != image:
+        msg = (
+            f"The mask has {mask[0]} x {mask[1]} pixels and its image {image[0]} x {image[1]} (height x width, turned "
+            "as their EXIF orientation asks); expected the same."
+        )
+        raise DecodeError(msg)
+
+
+def _as_array(content: Content, kind: Arrays) -> NDArray[Any]:
+    if isinstance(content, bytes):
+        return np.frombuffer(content, kind.dtype) if kind.decode is None else kind.decode(content)
+    return content
+
+
+def _row(values: NDArray[Any], place: StoredField, name: str) -> memoryview:
+    """An array as the bytes of its row.
+
+    Raises:
+        LayoutError: it is of another shape, or of a dtype that does not fit.
+    """
+    if values.shape != place.shape or values.dtype != place.dtype:
+        msg = (
+            f"'{name}' has shape {values.shape} and dtype {values.dtype}; expected {place.shape} and {place.dtype}, as "
+            "all the others."
+        )
+        raise LayoutError(msg)
+    return array_bytes(values)
+
+
+def array_bytes(values: NDArray[Any]) -> memoryview:
+    """The bytes of an array, in C order."""
+    return np.ascontiguousarray(values).reshape(-1).view(np.uint8).data
