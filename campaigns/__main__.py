@@ -1,0 +1,46 @@
+"""Kill colabstage's work at random moments, and write what was found into docs/campaigns.md.
+
+    python -m campaigns [NAME ...] [--kills 60] [--seed 1]
+
+`--kills` is for each campaign. Exit code 1 when a promise was broken.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from pathlib import Path
+
+from campaigns.campaign import WrongError
+from campaigns.killing import run_campaign
+from campaigns.known import names
+from campaigns.page import write_section
+
+
+def main() -> int:
+    """Run those named, or all."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("names", nargs="*", choices=[*names(), []], metavar="NAME", help=", ".join(names()))
+    parser.add_argument("--kills", type=int, default=60)
+    parser.add_argument("--seed", type=int, default=1)
+    arguments = parser.parse_args()
+    broken = 0
+    for name in arguments.names or names():
+        with tempfile.TemporaryDirectory(prefix=f"campaign-{name}-") as home:
+            try:
+                outcome = run_campaign(name, Path(home), kills=arguments.kills, seed=arguments.seed, say=_say)
+            except WrongError as error:
+                print(f"BROKEN  {error}", file=sys.stderr, flush=True)
+                broken += 1
+                continue
+        print(write_section(name, outcome, seed=arguments.seed), flush=True)
+    return 1 if broken else 0
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

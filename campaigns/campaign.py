@@ -1,0 +1,81 @@
+"""What a campaign is: one kind of work on real data that may be killed at any moment, and what must hold after it."""
+
+from __future__ import annotations
+
+import filecmp
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from campaigns.worker import Diary
+
+# What stands at the target: nothing that anybody trusts, what was there before, or the whole new thing.
+State = Literal["nothing", "old", "whole"]
+
+
+class WrongError(Exception):
+    """A promise was broken."""
+
+
+class Campaign(Protocol):
+    """One kind of work.
+
+    `title`: what is done, for the page. `unit`: what its progress is counted in. `bound`: how many units one kill may
+    cost: finished, and done once more; why so many is said in `because`. `variants`: rounds differ, and do so again
+    after so many.
+    """
+
+    title: ClassVar[str]
+    unit: ClassVar[str]
+    because: ClassVar[str]
+    variants: ClassVar[int]
+
+    def __init__(self, home: Path, *, small: bool) -> None:
+        """Make the data in `home`; `small` for a short campaign."""
+
+    @property
+    def bound(self) -> float:
+        """Units that one kill may cost."""
+
+    def begin(self, number: int) -> dict[str, Any]:
+        """Make a fresh place for the round of this number; returns what the worker needs to know."""
+
+    @staticmethod
+    def work(arguments: dict[str, Any], diary: Diary) -> None:
+        """Do the work; called in the worker."""
+
+    def done(self, diary: Sequence[tuple[str, float]]) -> float:
+        """Units that the run which has just ended finished, not counting what it found finished."""
+
+    @property
+    def needed(self) -> float:
+        """Units in all of the work of this round."""
+
+    def look(self) -> State:
+        """What a reader finds now, right after a kill.
+
+        Raises:
+            WrongError: a part that could be taken for the whole.
+        """
+
+    def check(self) -> None:
+        """Compare what the finished run left with the truth, byte by byte.
+
+        Raises:
+            WrongError: it differs, or something was left behind.
+        """
+
+    def close(self) -> None:
+        """Let go of everything."""
+
+
+def same_bytes(one: Path, other: Path) -> bool:
+    """Whether two files have the same content."""
+    return filecmp.cmp(one, other, shallow=False)
+
+
+def leftovers(folder: Path) -> list[str]:
+    """Temporary files and folders anywhere below a folder."""
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob(".colabstage-*"))

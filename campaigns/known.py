@@ -1,0 +1,28 @@
+"""Which campaigns there are, by name."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from campaigns.campaign import Campaign
+
+# In the order of a dataset's way: fetched, extracted, packed, published; and all of it in one cell.
+_PLACES = {
+    "pack": ("campaigns.packing", "Packing"),
+    "publish": ("campaigns.publishing", "Publishing"),
+    "stage": ("campaigns.staging", "Staging"),
+}
+
+
+def names() -> list[str]:
+    """All campaigns, in order."""
+    return list(_PLACES)
+
+
+def campaign_class(name: str) -> type[Campaign]:
+    """The class of a campaign; imported only now, so that a worker loads what it needs and no more."""
+    module, attribute = _PLACES[name]
+    found: type[Campaign] = getattr(importlib.import_module(module), attribute)
+    return found

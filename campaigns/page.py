@@ -1,0 +1,62 @@
+"""docs/campaigns.md: one section for each campaign, replaced when it is run again, and their sum."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from campaigns.known import campaign_class, names
+
+if TYPE_CHECKING:
+    from campaigns.killing import Outcome
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "campaigns.md"
+HEAD = """# Campaigns
+
+Written by `make campaign`. Processes that work on real data are killed with SIGKILL at random moments: some by the
+clock, some right before a rename, a removal or another change of a name, where the seams of a protocol are. Right after
+each kill a checker looks at the place where the result goes: it must find nothing, what was there before, or the whole
+new thing, never a part. Then the work is started again. At the end of each round the result is compared with the truth,
+byte by byte, and nothing temporary may be left. "Kept" are finished units that a run found from the ones before it and
+did not do again, added up over all runs; "redone" are those that it did.
+"""
+
+
+def section(name: str, outcome: Outcome, *, seed: int) -> str:
+    """The text of one campaign's section, without its heading."""
+    campaign = campaign_class(name)
+    states = ", ".join(f"{state} {count}" for state, count in sorted(outcome.states.items()))
+    rows = {
+        "kills": f"{outcome.kills} ({outcome.at_steps} right before a change of a name)",
+        "found right after": states,
+        "rounds that ended in verified data": str(outcome.rounds),
+        f"{outcome.unit} kept": _figure(outcome.kept),
+        f"{outcome.unit} redone": f"{_figure(outcome.redone)} of {_figure(outcome.done)} done",
+        "redone for one kill": f"{_figure(outcome.worst)} in the worst round; {_figure(outcome.bound)} are promised",
+    }
+    table = "\n".join(f"| {key} | {value} |" for key, value in rows.items())
+    when = time.strftime("%Y-%m-%d", time.gmtime())
+    return (
+        f"\n{campaign.title}. The bound: {campaign.because}. Seed {seed}, {when}, {outcome.seconds:.0f} s.\n\n"
+        f"| | |\n|---|---|\n{table}\n\n"
+    )
+
+
+def write_section(name: str, outcome: Outcome, *, seed: int) -> str:
+    """Put a campaign's section into the page; returns it."""
+    text = section(name, outcome, seed=seed)
+    page = PAGE.read_text(encoding="utf-8") if PAGE.exists() else HEAD
+    sections = dict(re.findall(r"^## (\S+)\n(.*?)(?=^## |\Z)", page, flags=re.MULTILINE | re.DOTALL))
+    sections[name] = text
+    ordered = [known for known in names() if known in sections]
+    body = "".join(f"## {known}\n{sections[known]}" for known in ordered)
+    kills = sum(int(match[1]) for match in re.finditer(r"^\| kills \| (\d+)", body, flags=re.MULTILINE))
+    total = f"In all: {kills} kills; none left a part that could be taken for the whole.\n"
+    PAGE.write_text(f"{HEAD}\n{total}\n{body}".rstrip() + "\n", encoding="utf-8")
+    return f"## {name}\n{text}"
+
+
+def _figure(value: float) -> str:
+    return f"{value:,.0f}" if float(value).is_integer() else f"{value:,.1f}"
