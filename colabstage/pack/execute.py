@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,15 @@ from colabstage.fileops import (
     temp_beside,
 )
 from colabstage.h5.create import create_pack, reserved_offsets
-from colabstage.h5.manifest import BLOCK_BYTES, Manifest, make_hashes, manifest_path, write_manifest
+from colabstage.h5.manifest import (
+    BLOCK_BYTES,
+    Manifest,
+    damaged_blocks,
+    make_hashes,
+    manifest_path,
+    read_manifest,
+    write_manifest,
+)
 from colabstage.h5.names import FORMAT_VERSION
 from colabstage.images.options import ImageOptions
 from colabstage.layouts.fields import Boxes, Values
@@ -56,6 +64,8 @@ if TYPE_CHECKING:
 SLOW_READERS = 32
 # File, journal and tables around the samples.
 _OVERHEAD_BYTES = 4 * 1024 * 1024
+# Whose manifest is the one of the file that was moved to its place last.
+_PUBLISHED = "published"
 
 
 def run_pack(
@@ -261,6 +271,7 @@ class _PackRun:
             written_by=version("colabstage"),
         )
         write_manifest(file, manifest)
+        write_manifest(file.with_name(_PUBLISHED), manifest)
         # Without its manifest a pack does not count, so between these three steps there is either the old pack, or
         # none that anybody trusts. None of them needs space.
         manifest_path(self.out).unlink(missing_ok=True)
@@ -285,8 +296,21 @@ def _take_over(out: Path, workspace: Path) -> None:
     if not workspace.is_dir():
         remove_any(workspace)  # a copy that was to become `out`
         workspace.mkdir()
+    _take_back(out, workspace)
     for leftover in (workspace / "final.h5", *workspace.glob("*.json")):
         leftover.unlink(missing_ok=True)
+
+
+def _take_back(out: Path, workspace: Path) -> None:
+    """Go on with what stands at `out`, if it is the very file that a run put there which died before it was done."""
+    data = workspace / "data.h5"
+    manifest = read_manifest(workspace / _PUBLISHED)
+    if manifest is None or data.exists() or not out.is_file() or out.stat().st_size != manifest.size:
+        return
+    if not damaged_blocks(out, manifest, threads=usable_cores()):
+        # Where there are no links it is packed again; what stands at `out` is not taken away for it.
+        with suppress(OSError):
+            data.hardlink_to(out)
 
 
 def _leave(workspace: Path) -> None:
