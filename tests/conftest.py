@@ -116,8 +116,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 # Started once, by a debugger or by multiprocessing, and kept for the life of the process by design. (The pools of
-# OpenMP and torch are not threads that Python knows.)
-_HARMLESS_THREADS = re.compile(r"pydevd")
+# OpenMP and torch are not threads that Python knows.) fsspec has one event loop in a daemon thread, and that loop has a
+# pool for what would block it.
+_HARMLESS_THREADS = re.compile(r"pydevd|fsspecIO|asyncio_\d+$")
 _HARMLESS_PROCESSES = re.compile(r"multiprocessing\.(?:resource_tracker|forkserver)")
 _HARMLESS_FILES = re.compile(r"/dev/(?:u?random|null|nvidia)|/sys/devices/system/cpu")
 # What has been told to end may need a moment to do so on a busy machine.
@@ -163,7 +164,7 @@ def _processes() -> Held:
 def _files() -> Held:
     tracker = getattr(sys.modules.get("multiprocessing.resource_tracker"), "_resource_tracker", None)
     server = getattr(sys.modules.get("multiprocessing.forkserver"), "_forkserver", None)
-    kept = {getattr(tracker, "_fd", None), getattr(server, "_forkserver_alive_fd", None)}
+    kept = {getattr(tracker, "_fd", None), getattr(server, "_forkserver_alive_fd", None), *_loop_files()}
     held: Held = {}
     for entry in Path("/proc/self/fd").iterdir():
         with suppress(OSError):  # the one that lists this folder
@@ -171,6 +172,13 @@ def _files() -> Held:
             if int(entry.name) not in kept and not _HARMLESS_FILES.match(target):
                 held["file", f"{entry.name} {target}"] = f"file descriptor {entry.name} of {target}"
     return held
+
+
+def _loop_files() -> set[int]:
+    """What fsspec's event loop, which lives as long as the process, waits on and is woken by."""
+    loop = getattr(sys.modules.get("fsspec.asyn"), "loop", [None])[0]
+    parts = (getattr(loop, name, None) for name in ("_selector", "_ssock", "_csock"))
+    return {part.fileno() for part in parts if part is not None}
 
 
 def _mounts(below: Path) -> Held:

@@ -1,0 +1,216 @@
+"""Real services on loopback for the tests of this folder: an S3 (moto's), an FTP and an SFTP server over a folder."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import pytest
+
+USER, PASSWORD = "ann", "s3cret-w@rd"
+
+
+class BucketService:
+    """moto's S3 with one bucket; objects are put straight into it, without a client."""
+
+    bucket = "data"
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+
+    @property
+    def backend(self) -> Any:
+        from moto.s3.models import s3_backends
+
+        return s3_backends["123456789012"]["aws"]
+
+    def put(self, key: str, content: bytes, *, public: bool = False) -> None:
+        """Write an object, in place of any other of that key."""
+        self.backend.put_object(self.bucket, key, content)
+        if public:
+            from moto.s3.models import get_canned_acl
+
+            self.backend.put_object_acl(self.bucket, key, get_canned_acl("public-read"))
+
+    def remove(self, key: str) -> None:
+        self.backend.delete_object(self.bucket, key)
+
+    def demand_known_logins(self, *, wanted: bool) -> None:
+        """Refuse every login that nobody made, or accept all again."""
+        from moto import settings
+
+        settings.INITIAL_NO_AUTH_ACTION_COUNT = 0 if wanted else float("inf")
+
+
+class FolderService:
+    """A server over `root`; `address` is of its top folder, `login_address` the same with user and password."""
+
+    def __init__(self, root: Path, scheme: str, port: int) -> None:
+        self.root = root
+        self.address = f"{scheme}://127.0.0.1:{port}"
+        self.login_address = f"{scheme}://{USER}:{PASSWORD.replace('@', '%40')}@127.0.0.1:{port}"
+        self.server: Any = None
+        self.logins = 0
+
+
+@contextlib.contextmanager
+def ftp_service(
+    root: Path, *, most_connections: int = 0, without: frozenset[str] = frozenset()
+) -> Iterator[FolderService]:
+    """An FTP server in a thread; it takes so many connections at once and knows none of the commands in `without`."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # before Python 3.12 it uses asyncore, which is old
+        from pyftpdlib.authorizers import DummyAuthorizer
+        from pyftpdlib.handlers import FTPHandler
+        from pyftpdlib.ioloop import IOLoop
+        from pyftpdlib.servers import FTPServer
+
+    authorizer = DummyAuthorizer()
+    authorizer.add_user(USER, PASSWORD, str(root), perm="elr")
+    loop = IOLoop()
+    commands = {name: facts for name, facts in FTPHandler.proto_cmds.items() if name not in without}
+    names = {"authorizer": authorizer, "proto_cmds": commands, "use_sendfile": False, "auth_failed_timeout": 0}
+    handler = type("Handler", (FTPHandler,), names)
+    server = FTPServer(("127.0.0.1", 0), handler, ioloop=loop)
+    server.max_cons = most_connections or 512
+    service = FolderService(root, "ftp", server.address[1])
+    service.server = server
+    ending = threading.Event()
+
+    def serve() -> None:
+        while not ending.is_set():
+            server.serve_forever(timeout=0.02, blocking=False, handle_exit=False)
+        server.close_all()
+
+    thread = threading.Thread(target=serve, name="ftp-server")
+    thread.start()
+    try:
+        yield service
+    finally:
+        ending.set()
+        thread.join(10)
+
+
+@contextlib.contextmanager
+def sftp_service(root: Path) -> Iterator[FolderService]:
+    """An SFTP server in a thread, with paramiko's own transport for each connection."""
+    import paramiko
+
+    key = paramiko.ECDSAKey.generate()
+    listener = socket.create_server(("127.0.0.1", 0))
+    listener.settimeout(0.05)
+    service = FolderService(root, "sftp", listener.getsockname()[1])
+    ending = threading.Event()
+    transports: list[paramiko.Transport] = []
+
+    class Door(paramiko.ServerInterface):  # type: ignore[misc]
+        def check_auth_password(self, username: str, password: str) -> Any:
+            right = (username, password) == (USER, PASSWORD)
+            return paramiko.AUTH_SUCCESSFUL if right else paramiko.AUTH_FAILED
+
+        def check_channel_request(self, kind: str, chanid: int) -> Any:
+            return paramiko.OPEN_SUCCEEDED
+
+        def get_allowed_auths(self, username: str) -> str:
+            return "password"
+
+    def serve() -> None:
+        while not ending.is_set():
+            try:
+                connection, _ = listener.accept()
+            except TimeoutError:
+                continue
+            transport = paramiko.Transport(connection)
+            transports.append(transport)
+            transport.add_server_key(key)
+            transport.set_subsystem_handler("sftp", paramiko.SFTPServer, _served_folder(root))
+            with contextlib.suppress(paramiko.SSHException, EOFError):
+                transport.start_server(event=threading.Event(), server=Door())
+        for transport in transports:
+            transport.close()
+        listener.close()
+
+    thread = threading.Thread(target=serve, name="sftp-server")
+    thread.start()
+    try:
+        yield service
+    finally:
+        ending.set()
+        thread.join(10)
+
+
+def _served_folder(root: Path) -> Any:
+    """paramiko's interface over a folder, for reading."""
+    import paramiko
+
+    class Served(paramiko.SFTPServerInterface):  # type: ignore[misc]
+        def _real(self, path: str) -> str:
+            return f"{root}{self.canonicalize(path)}"
+
+        def list_folder(self, path: str) -> Any:
+            return self._answer(
+                lambda: [self._facts(entry.path, follow=False) for entry in os.scandir(self._real(path))]
+            )
+
+        def stat(self, path: str) -> Any:
+            return self._answer(lambda: self._facts(self._real(path), follow=True))
+
+        def lstat(self, path: str) -> Any:
+            return self._answer(lambda: self._facts(self._real(path), follow=False))
+
+        def open(self, path: str, flags: int, attr: Any) -> Any:
+            def opened() -> Any:
+                handle = paramiko.SFTPHandle(flags)
+                handle.readfile = Path(self._real(path)).open("rb")  # noqa: SIM115  # it closes it
+                return handle
+
+            return self._answer(opened)
+
+        @staticmethod
+        def _facts(path: str, *, follow: bool) -> Any:
+            return paramiko.SFTPAttributes.from_stat(Path(path).stat(follow_symlinks=follow), Path(path).name)
+
+        @staticmethod
+        def _answer(make: Any) -> Any:
+            try:
+                return make()
+            except OSError as error:
+                return paramiko.SFTPServer.convert_errno(error.errno)
+
+    return Served
+
+
+@contextlib.contextmanager
+def moto_service() -> Iterator[BucketService]:
+    """moto's S3 server in threads of this process."""
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    try:
+        yield BucketService(f"http://{host}:{port}")
+    finally:
+        server.stop()
+
+
+def use_login(monkeypatch: pytest.MonkeyPatch, service: BucketService, *, known: bool = True) -> None:
+    """Have s3:// addresses lead to `service`, with a login in the environment or none at all."""
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", service.address)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
+        monkeypatch.setenv(name, os.devnull)
+    if known:
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIAEXAMPLE")
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wJalrXUtnFEMI-secret")

@@ -1,0 +1,157 @@
+"""What a service's failure becomes: its kind, the way out of it, and nothing that should stay secret."""
+
+from __future__ import annotations
+
+import errno
+import ftplib
+import socket
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from colabstage.errors import SourceAccessError, SourceNotFoundError, SourceReadError
+from colabstage.fetch.object_errors import (
+    clean_text,
+    judge_error,
+    public_address,
+    secrets_in,
+    translate_error,
+    wait_asked,
+)
+from colabstage.fetch.remote import PassingError
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("s3://bucket/a key with ?.zip", "s3://bucket/a key with ?.zip"),
+        ("s3://bucket/x?versionId=3", "s3://bucket/x?versionId=3"),
+        ("s3://bucket/x?X-Amz-Signature=ab&versionId=3&X-Amz-Security-Token=cd", "s3://bucket/x?versionId=3"),
+        ("https://host/x?a=1&sig=abc%3D", "https://host/x?a=1"),
+        ("https://host/x?access_token=abc", "https://host/x"),
+        ("ftp://ann:s3cret@host:21/a@b.zip", "ftp://host:21/a@b.zip"),
+        ("ftp://host:21/a@b.zip", "ftp://host:21/a@b.zip"),
+        ("sftp://ann@host/x", "sftp://host/x"),
+        ("sftp://ann:pa/ss@host/x", "sftp://host/x"),
+        ("abfs://container@account.dfs.core.windows.net/x", "abfs://container@account.dfs.core.windows.net/x"),
+        ("github://org:repo@main/data", "github://org:repo@main/data"),
+        ("hf://datasets/a/b@v1/x.zip", "hf://datasets/a/b@v1/x.zip"),
+    ],
+)
+def test_an_address_is_shown_without_its_secrets(url: str, shown: str) -> None:
+    """What finds the object stays, what opens it goes."""
+    assert public_address(url) == shown
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "GET https://host/x?X-Amz-Credential=S3CRET&X-Amz-Signature=S3CRET failed",
+        "cannot reach ftp://ann:S3CRET@host/x",
+        "url: /c/b?sv=2020&sig=S3CRET",
+        "header Authorization: Bearer S3CRETS3CRET",
+        "AccountKey=S3CRET;EndpointSuffix=core.windows.net",
+        "Login with my-own-S3CRET refused",
+    ],
+)
+def test_a_message_is_cleaned(text: str) -> None:
+    """Whatever a backend writes into its message, a secret does not come through, and the rest does."""
+    cleaned = clean_text(text, ("my-own-S3CRET",))
+    assert "S3CRET" not in cleaned
+    assert cleaned[:3] == text[:3]
+
+
+def test_a_long_message_is_cut_to_one_line() -> None:
+    """A page of XML is no reason."""
+    assert clean_text("a\n  b\tc") == "a b c"
+    assert len(clean_text("x" * 5000)) < 400
+
+
+def test_secrets_are_found_in_options_at_any_depth() -> None:
+    """Logins are, places and numbers are not."""
+    options = {
+        "key": "AKIA1234",
+        "client_kwargs": {"aws_secret_access_key": "abcdef", "region_name": "eu-1"},
+        "port": 21,
+    }
+    assert set(secrets_in(options)) == {"AKIA1234", "abcdef"}
+
+
+class NoCredentialsError(Exception):
+    """Of the name that botocore's has."""
+
+
+class ClientError(Exception):
+    """As botocore's: with a response."""
+
+    def __init__(self, status: int, headers: dict[str, str] | None = None) -> None:
+        super().__init__(f"status {status}")
+        self.response: Any = {"ResponseMetadata": {"HTTPStatusCode": status, "HTTPHeaders": headers or {}}}
+
+
+class HttpError(Exception):
+    """As requests': with a response object."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(f"status {status}")
+        self.response = SimpleNamespace(status_code=status, headers={"Retry-After": "7"})
+
+
+def caused(error: Exception, cause: Exception) -> Exception:
+    error.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "judgement"),
+    [
+        (FileNotFoundError("x"), "missing"),
+        (HttpError(404), "missing"),
+        (ftplib.error_perm("550 No such file"), "missing"),
+        (socket.gaierror(socket.EAI_NONAME, "Name or service not known"), "missing"),
+        (PermissionError("Forbidden"), "access"),
+        (NoCredentialsError("Unable to locate credentials"), "access"),
+        (HttpError(401), "access"),
+        (ftplib.error_perm("530 Login incorrect"), "access"),
+        (ftplib.error_perm("550 Permission denied"), "access"),
+        (TimeoutError(), "passing"),
+        (ConnectionResetError(errno.ECONNRESET, "reset"), "passing"),
+        (OSError(errno.EBUSY, "Please reduce your request rate."), "passing"),
+        (ClientError(503), "passing"),
+        (HttpError(429), "passing"),
+        (ftplib.error_temp("421 Too many connections"), "passing"),
+        (EOFError(), "passing"),
+        (socket.gaierror(socket.EAI_AGAIN, "Temporary failure"), "passing"),
+        (caused(OSError("unknown"), ClientError(500)), "passing"),
+        (OSError(errno.EINVAL, "The requested range is not satisfiable"), "other"),
+        (ValueError("x"), "other"),
+    ],
+)
+def test_failures_are_told_apart(error: Exception, judgement: str) -> None:
+    """By their class, their number, their status or their cause."""
+    assert judge_error(error) == judgement
+
+
+def test_an_error_says_what_to_do() -> None:
+    """Each kind becomes its typed error with the address and the reason; what is typed already passes through."""
+    kinds: list[tuple[Exception, type[Exception], str]] = [
+        (FileNotFoundError("gone"), SourceNotFoundError, "There is nothing at 's3://b/x' (gone)"),
+        (PermissionError("Forbidden"), SourceAccessError, "AWS_SECRET_ACCESS_KEY"),
+        (TimeoutError("slow"), PassingError, "slow"),
+        (ValueError("odd"), SourceReadError, "ValueError: odd"),
+    ]
+    for raised, kind, text in kinds:
+        told = translate_error(raised, "s3", "s3://b/x")
+        assert type(told) is kind
+        assert text in str(told)
+    typed = SourceReadError("as it is")
+    assert translate_error(typed, "s3", "s3://b/x") is typed
+
+
+def test_the_time_a_service_asks_for_is_kept() -> None:
+    """From either kind of answer; nonsense is no time."""
+    assert wait_asked(HttpError(429)) == 7.0
+    assert wait_asked(caused(OSError("busy"), ClientError(503, {"retry-after": "3"}))) == 3.0
+    assert wait_asked(ClientError(503, {"retry-after": "Wed, 21 Oct 2026 07:28:00 GMT"})) is None
+    assert wait_asked(TimeoutError()) is None
