@@ -110,7 +110,7 @@ class HttpFile:
         """
         size, label = self.facts.size, self.facts.label
         stop = size if length is None else offset + length
-        known = size is None or stop is None or stop <= size
+        known = size is None or stop is None or offset <= stop <= size
         if offset < 0 or (length or 0) < 0 or not known or (offset and not self.facts.ranges):
             whole = "" if self.facts.ranges else " Its server gives only the whole, from the beginning."
             msg = f"'{label}' has no part of {length} bytes at {offset}; its size is {size}.{whole}"
@@ -269,7 +269,10 @@ def _look(session: HttpSession, checksum: Checksum | None) -> _Look:
         if response.status_code == 206 and told and not coding and told.start == 0 and told.total is not None:
             size, stop = told.total, min(_LOOK_BYTES, told.total)
             if told.stop == stop and content_length(response.headers) in {None, stop}:
-                return _judge(session, response, checksum, size, _head(response, ""), ranges=True)
+                head = _head(response, "")
+                # This also takes the end of a body in chunks, so that the connection can be used again.
+                if len(head) < stop or not _read(response, 1):
+                    return _judge(session, response, checksum, size, head, ranges=True)
         if response.status_code == 416 and parse_missed_total(response.headers.get("Content-Range")) == 0:
             return _judge(session, response, checksum, 0, b"", ranges=False)
         if response.status_code == 200:
