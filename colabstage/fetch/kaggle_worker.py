@@ -1,0 +1,49 @@
+"""A process of its own for kagglehub, which may wait for ever: started, watched and ended by `fetch/kaggle.py`.
+
+Run as `python -m colabstage.fetch.kaggle_worker OWNER/DATASET`. Standard output carries one JSON object, everything
+that kagglehub prints goes to standard error, and the process ends when its standard input does, so it cannot outlive
+whoever started it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+from typing import Any
+
+
+def main() -> None:
+    """Download one dataset; write `{"path": …}` or what went wrong."""
+    answer = os.dup(1)
+    os.dup2(2, 1)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    os.write(answer, json.dumps(_download(sys.argv[1])).encode())
+    # Not through the interpreter's end, which would wait for threads of kagglehub's.
+    os._exit(0)
+
+
+def _end_with_parent() -> None:
+    while os.read(0, 1):
+        pass
+    os._exit(1)
+
+
+def _download(handle: str) -> dict[str, Any]:
+    try:
+        import kagglehub
+
+        return {"path": os.fspath(kagglehub.dataset_download(handle))}
+    except Exception as error:  # noqa: BLE001 - whatever it is, the other process judges it
+        response = getattr(error, "response", None)
+        return {
+            "kinds": [kind.__name__ for kind in type(error).__mro__],
+            "message": str(error),
+            "status": getattr(response, "status_code", None),
+            "errno": getattr(error, "errno", None),
+        }
+
+
+if __name__ == "__main__":
+    main()

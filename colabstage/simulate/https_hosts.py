@@ -1,0 +1,297 @@
+"""Named https hosts on loopback: what a client believes to be `drive.google.com` is a function in this process.
+
+A proxy on 127.0.0.1 takes the client's CONNECT, answers TLS itself with a certificate made on the spot, and hands
+each request to the service of that name. A client is led here by the environment that `HttpsHosts.environment` gives,
+the very variables that lead any program through a company's proxy; its own code stays as it is. Every other host is
+refused, so nothing reaches beyond loopback.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import socket
+import ssl
+import threading
+import time
+import urllib.parse
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING, Any, cast
+
+from colabstage.errors import MissingDependencyError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+    from typing import Self
+
+PLAIN = ""
+"""The name of the service that answers requests made to the proxy's own address, without TLS."""
+
+_PIECE_BYTES = 64 * 1024
+# An idle client is hung up on; no thread waits longer for a request.
+_IDLE_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class HostRequest:
+    """One request, as a service sees it. `query` has the first value of each name; `headers` lower-case names."""
+
+    method: str
+    host: str
+    path: str
+    query: Mapping[str, str]
+    headers: Mapping[str, str]
+    body: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class HostAnswer:
+    """One answer.
+
+    `cut_after`: bytes of the body after which the connection is cut, though its length was announced; `None` for all.
+    `bytes_per_s`: how fast the body goes out; 0 for as fast as it can.
+    `wait_s`: seconds before the first byte of the answer.
+    """
+
+    status: int = 200
+    headers: Mapping[str, str] = field(default_factory=dict)
+    body: bytes | memoryview = b""
+    cut_after: int | None = None
+    bytes_per_s: float = 0.0
+    wait_s: float = 0.0
+
+
+def answer_page(html: str, status: int = 200, **headers: str) -> HostAnswer:
+    """A web page. Header names are given with `_` for `-`."""
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return HostAnswer(status, {"Content-Type": "text/html; charset=utf-8", **named}, html.encode())
+
+
+def answer_file(request: HostRequest, content: bytes, headers: Mapping[str, str], *, etag: str = "") -> HostAnswer:
+    """A file's content, or the range of it that was asked for, honouring `If-Range` by ETag or `Last-Modified`."""
+    common = {"Accept-Ranges": "bytes", **({"ETag": etag} if etag else {}), **headers}
+    wanted = request.headers.get("range", "")
+    validator = request.headers.get("if-range")
+    if not wanted.startswith("bytes=") or (validator and validator not in (etag, headers.get("Last-Modified"))):
+        return HostAnswer(200, common, content)
+    first, _, last = wanted.removeprefix("bytes=").partition("-")
+    start, end = int(first), min(int(last) if last else len(content) - 1, len(content) - 1)
+    if start >= len(content):
+        return HostAnswer(416, {**common, "Content-Range": f"bytes */{len(content)}"})
+    ranged = {**common, "Content-Range": f"bytes {start}-{end}/{len(content)}"}
+    return HostAnswer(206, ranged, memoryview(content)[start : end + 1])
+
+
+class HttpsHosts:
+    """The proxy and its services, in threads of this process, from construction until `close`.
+
+    Args:
+        services: what answers for each host name, called in several threads at once; `PLAIN` is the proxy itself.
+        folder: where the certificate is written.
+
+    Raises:
+        MissingDependencyError: the package `cryptography`, which makes the certificate, is not installed.
+    """
+
+    def __init__(self, services: Mapping[str, Callable[[HostRequest], HostAnswer]], folder: Path) -> None:
+        self.certificate = folder / "loopback-hosts.pem"
+        _write_certificate(self.certificate, [name for name in services if name] or ["localhost"])
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(self.certificate)
+        self._server = _Server(services, context)
+        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05})
+        self._thread.start()
+
+    @property
+    def address(self) -> str:
+        """`127.0.0.1:PORT` of the proxy, where the service `PLAIN` answers."""
+        return f"127.0.0.1:{self._server.server_address[1]}"
+
+    def environment(self) -> dict[str, str]:
+        """The variables that lead `requests` and everything built on it here, in this or a child process."""
+        proxy = f"http://{self.address}"
+        return {
+            **dict.fromkeys(("https_proxy", "HTTPS_PROXY", "http_proxy", "HTTP_PROXY"), proxy),
+            **dict.fromkeys(("no_proxy", "NO_PROXY"), "127.0.0.1,localhost"),
+            "REQUESTS_CA_BUNDLE": str(self.certificate),
+        }
+
+    def close(self) -> None:
+        """Hang up on every client and end all threads. Calling it twice is fine."""
+        self._server.shutdown()
+        self._server.hang_up()
+        self._server.server_close()
+        self._thread.join()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = False
+    block_on_close = True
+    request_queue_size = 128
+
+    def __init__(self, services: Mapping[str, Callable[[HostRequest], HostAnswer]], context: ssl.SSLContext) -> None:
+        self.services = services
+        self.context = context
+        self._open: set[socket.socket] = set()
+        self._lock = threading.Lock()
+        self.closing = threading.Event()
+        super().__init__(("127.0.0.1", 0), _ProxyHandler)
+
+    def remember(self, connection: socket.socket) -> None:
+        with self._lock:
+            self._open.add(connection)
+
+    def forget(self, connection: socket.socket) -> None:
+        with self._lock:
+            self._open.discard(connection)
+
+    def hang_up(self) -> None:
+        self.closing.set()
+        with self._lock:
+            for connection in self._open:
+                with contextlib.suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that hangs up is an everyday thing."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """Requests of one connection, answered by the service of `host`."""
+
+    protocol_version = "HTTP/1.1"
+    timeout = _IDLE_S
+    host = PLAIN
+
+    def do_GET(self) -> None:
+        self._serve()
+
+    def do_HEAD(self) -> None:
+        self._serve()
+
+    def do_POST(self) -> None:
+        self._serve()
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the name it has in the standard library
+        """Nothing is printed."""
+
+    def _serve(self) -> None:
+        service = cast("_Server", self.server).services.get(self.host)
+        length = int(self.headers.get("Content-Length") or 0)
+        body = self.rfile.read(length) if length else b""
+        parts = urllib.parse.urlsplit(self.path)
+        if service is None or parts.netloc:
+            self._send(HostAnswer(502, {}, b"no such host on this loopback"))
+            return
+        query = {name: values[0] for name, values in urllib.parse.parse_qs(parts.query).items()}
+        headers = {name.lower(): value for name, value in self.headers.items()}
+        self._send(service(HostRequest(self.command, self.host, parts.path, query, headers, body)))
+
+    def _send(self, answer: HostAnswer) -> None:
+        closing = cast("_Server", self.server).closing
+        closing.wait(answer.wait_s)
+        self.send_response(answer.status)
+        for name, value in answer.headers.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(answer.body)))
+        self.end_headers()
+        if self.command == "HEAD":
+            return
+        body = memoryview(answer.body)[: answer.cut_after]
+        began = time.monotonic()
+        for start in range(0, len(body), _PIECE_BYTES):
+            self.wfile.write(body[start : start + _PIECE_BYTES])
+            if answer.bytes_per_s:
+                ahead = (start + _PIECE_BYTES) / answer.bytes_per_s - (time.monotonic() - began)
+                closing.wait(max(0.0, ahead))
+            if closing.is_set():
+                break
+        if len(body) < len(answer.body):
+            self.close_connection = True
+
+
+class _ProxyHandler(_Handler):
+    """A client's connection to the proxy: a CONNECT, or a request to the proxy's own address."""
+
+    def setup(self) -> None:
+        super().setup()
+        cast("_Server", self.server).remember(self.connection)
+
+    def finish(self) -> None:
+        cast("_Server", self.server).forget(self.connection)
+        super().finish()
+
+    def do_CONNECT(self) -> None:
+        server = cast("_Server", self.server)
+        host = self.path.rpartition(":")[0]
+        self.close_connection = True
+        if host not in server.services:
+            self._send(HostAnswer(502, {}, b"no such host on this loopback"))
+            return
+        self.send_response(200, "Connection established")
+        self.end_headers()
+        self.connection.settimeout(_IDLE_S)
+        tls = server.context.wrap_socket(self.connection, server_side=True)
+        server.remember(tls)
+        inside = type("_Inside", (_Handler,), {"host": host})
+        try:
+            inside(tls, self.client_address, server)
+        finally:
+            server.forget(tls)
+            tls.close()
+
+
+def _write_certificate(path: Path, hosts: list[str]) -> None:
+    """Write a key and a self-signed certificate for `hosts`, good for a day, into one file that only we can read."""
+    try:
+        from cryptography import x509
+        from cryptography.hazmat.primitives import hashes, serialization
+        from cryptography.hazmat.primitives.asymmetric import ec
+        from cryptography.x509.oid import NameOID
+    except ImportError as error:
+        msg = "Imitating https hosts needs the package cryptography. Run: pip install cryptography"
+        raise MissingDependencyError(msg) from error
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "colabstage loopback")])
+    now = datetime.datetime.now(datetime.UTC)
+    usage = x509.KeyUsage(
+        digital_signature=True,
+        key_cert_sign=True,
+        crl_sign=True,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+    identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(hours=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(host) for host in hosts]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .add_extension(usage, critical=True)
+        .add_extension(identifier, critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    secret = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    path.touch(mode=0o600)
+    path.write_bytes(secret + certificate.public_bytes(serialization.Encoding.PEM))

@@ -1,0 +1,192 @@
+"""Kaggle's dataset service, as kagglehub meets it, on loopback: the API, the storage behind it, the mounts.
+
+What is imitated, and from which facts (kagglehub 1.0.2, kagglesdk 0.1.37):
+
+- `POST https://api.kaggle.com/v1/datasets.DatasetApiService/GetDataset` tells `currentVersionNumber`;
+  `…/DownloadDataset` redirects to a signed address at `storage.googleapis.com` (kagglesdk `kaggle_http_client.py`,
+  kagglehub `http_resolver.py`). Refusals are JSON with `code` and `message`, which kagglesdk reads.
+- Credentials come as `Authorization: Bearer` (a token) or Basic (user and key), and must not travel on to storage.
+- The storage answers ranges and gives `x-goog-hash: crc32c=…,md5=…` (kagglehub `integrity.py`).
+- Colab: `POST http://$TBE_RUNTIME_ADDR/kagglehub/datasets/is_supported` and `/mount`, which answers `{"slug": …}`
+  before the folder is there (kagglehub `colab_cache_resolver.py`, which then waits for it).
+- Kaggle: `POST $KAGGLE_DATA_PROXY_URL/kaggle-jwt-handler/AttachDatasourceUsingJwtRequest` with two tokens, answered by
+  `{"wasSuccessful": true, "result": {"mountSlug": …}}` (kagglehub `clients.py`, `kaggle_cache_resolver.py`).
+
+None of it has been compared with the live service from here.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import json
+import threading
+import zipfile
+from collections import Counter
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
+
+from colabstage.simulate.https_hosts import PLAIN, HostAnswer, HostRequest, HttpsHosts, answer_file
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+    from typing import Self
+
+_SERVICE = "/v1/datasets.DatasetApiService/"
+_SIGNATURE = "X-Goog-Signature=0a1b2c3d"
+
+
+@dataclass(frozen=True, slots=True)
+class HostedDataset:
+    """A dataset on the imitated Kaggle.
+
+    `archive`: the zip that a download brings. `access`: who gets it: everybody, whoever has the token, or nobody
+    because a licence has not been accepted.
+    `cut_every`: bytes after which each connection to the storage is cut; 0 for never.
+    `bytes_per_s`: how fast the storage sends; 0 for as fast as it can.
+    `wrong_hash`: whether the announced md5 is another file's.
+    `busy`: answers with status 503 before the first good one.
+    `mounts`: whether Colab and Kaggle offer to mount it.
+    """
+
+    owner: str
+    name: str
+    archive: bytes
+    version: int = 1
+    access: Literal["public", "token", "consent"] = "public"
+    cut_every: int = 0
+    bytes_per_s: float = 0.0
+    wrong_hash: bool = False
+    busy: int = 0
+    mounts: bool = False
+
+
+def zip_archive(files: Mapping[str, bytes]) -> bytes:
+    """A zip as Kaggle makes one of a dataset's files."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
+        for name, content in files.items():
+            archive.writestr(name, content)
+    return buffer.getvalue()
+
+
+class KaggleService:
+    """The service. `token`: what counts as a login.
+
+    Args:
+        folder: where the loopback certificate is written.
+    """
+
+    def __init__(self, folder: Path, *, token: str = "KGAT_imitated") -> None:
+        self.token = token
+        self._datasets: dict[tuple[str, str], HostedDataset] = {}
+        self._requests: Counter[str] = Counter()
+        self._leaked = False
+        self._lock = threading.Lock()
+        self.hosts = HttpsHosts(
+            {"api.kaggle.com": self._api, "storage.googleapis.com": self._storage, PLAIN: self._mounting}, folder
+        )
+
+    def add(self, dataset: HostedDataset) -> None:
+        """Put a dataset on the service, in place of one of the same name."""
+        self._datasets[dataset.owner, dataset.name] = dataset
+
+    def count(self, request: str) -> int:
+        """How often `GetDataset`, `DownloadDataset`, `storage`, `mount`, … was asked for."""
+        with self._lock:
+            return self._requests[request]
+
+    @property
+    def leaked(self) -> bool:
+        """Whether credentials have reached the storage."""
+        return self._leaked
+
+    def colab_environment(self) -> dict[str, str]:
+        """The variable that makes kagglehub ask for Colab's mount."""
+        return {"TBE_RUNTIME_ADDR": self.hosts.address}
+
+    def kaggle_environment(self) -> dict[str, str]:
+        """The variables of a notebook on Kaggle."""
+        return {
+            "KAGGLE_KERNEL_RUN_TYPE": "Batch",
+            "KAGGLE_DATA_PROXY_URL": f"http://{self.hosts.address}",
+            "KAGGLE_USER_SECRETS_TOKEN": self.token,
+            "KAGGLE_DATA_PROXY_TOKEN": self.token,
+        }
+
+    def close(self) -> None:
+        """End it. Calling it twice is fine."""
+        self.hosts.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _note(self, request: str) -> int:
+        with self._lock:
+            self._requests[request] += 1
+            return self._requests[request]
+
+    def _api(self, request: HostRequest) -> HostAnswer:
+        action = request.path.removeprefix(_SERVICE)
+        times = self._note(action)
+        asked = json.loads(request.body or b"{}")
+        dataset = self._datasets.get((asked.get("ownerSlug", ""), asked.get("datasetSlug", "")))
+        if dataset is None:
+            return _json(404, code=404, message="Not found")
+        if dataset.access == "consent" or (dataset.access == "token" and not self._logged_in(request)):
+            return _json(403, code=403, message="Permission 'datasets.get' was denied")
+        if action == "GetDataset":
+            return _json(200, ref=f"{dataset.owner}/{dataset.name}", currentVersionNumber=dataset.version)
+        if times <= dataset.busy:
+            return _json(503, message="busy")
+        if asked.get("datasetVersionNumber") != dataset.version:
+            return _json(404, code=404, message="No such version")
+        place = (
+            f"https://storage.googleapis.com/kaggle-data-sets/{dataset.owner}/{dataset.name}/archive.zip?{_SIGNATURE}"
+        )
+        return HostAnswer(302, {"Location": place})
+
+    def _logged_in(self, request: HostRequest) -> bool:
+        scheme, _, given = request.headers.get("authorization", "").partition(" ")
+        if scheme == "Basic":
+            given = base64.b64decode(given).decode().partition(":")[2]
+        return given == self.token
+
+    def _storage(self, request: HostRequest) -> HostAnswer:
+        self._note("storage")
+        self._leaked = self._leaked or "authorization" in request.headers
+        owner, name = request.path.split("/")[2:4]
+        dataset = self._datasets[owner, name]
+        content = b"another file" if dataset.wrong_hash else dataset.archive
+        digest = base64.b64encode(hashlib.md5(content, usedforsecurity=False).digest()).decode()
+        headers = {"Content-Type": "application/zip", "x-goog-hash": f"crc32c=AAAAAA==,md5={digest}"}
+        answer = answer_file(request, dataset.archive, headers, etag=f'"{digest}"')
+        cut = dataset.cut_every if 0 < dataset.cut_every < len(answer.body) else None
+        return replace(answer, cut_after=cut, bytes_per_s=dataset.bytes_per_s)
+
+    def _mounting(self, request: HostRequest) -> HostAnswer:
+        asked = json.loads(request.body or b"{}")
+        if request.path.startswith("/kaggle-jwt-handler/"):
+            self._note("attach")
+            wanted = asked.get("datasetRef", {})
+            dataset = self._datasets.get((wanted.get("OwnerSlug", ""), wanted.get("DatasetSlug", "")))
+            tokens = request.headers.get("x-kaggle-authorization"), request.headers.get("x-kaggle-proxy-data")
+            if dataset is None or tokens != (f"Bearer {self.token}", self.token):
+                return _json(200, wasSuccessful=False)
+            slug = f"datasets/{dataset.owner}/{dataset.name}"
+            return _json(200, wasSuccessful=True, result={"mountSlug": slug, "versionNumber": dataset.version})
+        action = request.path.rpartition("/")[2]
+        self._note(action)
+        dataset = self._datasets.get((asked.get("owner", ""), asked.get("dataset", "")))
+        if dataset is None or not dataset.mounts:
+            return _json(404, message="not cached here")
+        return HostAnswer(200) if action == "is_supported" else _json(200, slug=dataset.name)
+
+
+def _json(status: int, **value: object) -> HostAnswer:
+    return HostAnswer(status, {"Content-Type": "application/json"}, json.dumps(value).encode())
