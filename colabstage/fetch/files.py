@@ -3,35 +3,66 @@
 from __future__ import annotations
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 from colabstage.errors import SourceReadError
 from colabstage.fetch.copy import TargetFile, translate_write_error
-from colabstage.fileops import block_ranges, pread_exactly
+from colabstage.fetch.plan import LARGE_BYTES
+from colabstage.fileops import block_ranges, hash_block, pread_exactly
 from colabstage.pipeline import PipelineLimits, run_pipeline
+from colabstage.progress import Cancellation
 from colabstage.retry import RetryPolicy, read_with_retry
+from colabstage.trees.folder import FolderTree
 from colabstage.trees.names import check_case_collisions
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
-    from colabstage.progress import Cancellation, ProgressStep
+    from colabstage.progress import ProgressStep
     from colabstage.trees.tree import FileEntry, Tree
 
-# Larger files of a folder come in pieces instead of being held in memory whole. A piece is long enough that opening
-# the file anew for each (0.3 s at worst on a Drive mount) is not what it costs.
-_WHOLE_BYTES = 64 * 1024 * 1024
+# Parts of a large file. Long enough that opening the file anew for each (0.3 s at worst on a Drive mount) is not what
+# it costs.
 _PIECE_BYTES = 16 * 1024 * 1024
+# Large files that only come in order, one after the other on each thread; two keep a disk and a core busy.
+_STREAMS = 2
 
 
-class _Piece(NamedTuple):
+class Piece(NamedTuple):
     """A part of one file, `length` bytes from `offset` on; `is_whole` when it is all of it."""
 
     entry: FileEntry
     offset: int
     length: int
     is_whole: bool
+
+
+@runtime_checkable
+class TreeWithParts(Protocol):
+    """A tree that reads any part of a file."""
+
+    def read_part(self, entry: FileEntry, offset: int, length: int) -> bytes:
+        """`length` bytes of one file from `offset` on."""
+
+
+class Ledger(Protocol):
+    """What is here already, and where what comes is noted. Called from many threads."""
+
+    def has(self, name: str, offset: int, length: int) -> bool:
+        """Whether these bytes of a file were noted before, and are right."""
+
+    def note(self, name: str, offset: int, length: int, digest: str) -> None:
+        """These bytes of a file, whose xxh3-64 is `digest`, are on the disk."""
+
+
+class _EmptyLedger:
+    def has(self, name: str, offset: int, length: int) -> bool:
+        return False
+
+    def note(self, name: str, offset: int, length: int, digest: str) -> None:
+        pass
 
 
 def fetch_tree(
@@ -42,10 +73,20 @@ def fetch_tree(
     step: ProgressStep,
     cancellation: Cancellation,
     policy: RetryPolicy,
+    ledger: Ledger | None = None,
 ) -> None:
-    """Write every file of `tree` below `target`, a temporary folder that exists and is empty.
+    """Write every file of `tree` below `target`, a temporary folder that exists.
 
     Modification times are kept where the tree knows them. Nothing else is: no owners, no modes, no links.
+
+    Args:
+        tree: the files.
+        target: empty, or with what the ledger knows of.
+        limits: how many at once.
+        step: told of every byte, those that are here already included.
+        cancellation: looked at several times a second.
+        policy: how often a failing read is tried again.
+        ledger: what an interrupted run left; without one everything is read.
 
     Raises:
         UnsafeArchiveError: two names differ only in case, which not every disk can hold.
@@ -54,39 +95,126 @@ def fetch_tree(
         CancelledError: the caller asked to stop.
     """
     check_case_collisions(tree.label, [entry.name for entry in tree.entries])
-    pieces = _cut(tree)
-    _make_folders(target, [piece.entry.name for piece in pieces])
-
-    def read(number: int) -> bytes:
-        piece = pieces[number]
-        read_one = (lambda: tree.read(piece.entry)) if piece.is_whole else (lambda: _read_piece(tree, piece))
-        return read_with_retry(read_one, piece.entry.name, policy=policy)
-
-    def use(number: int, data: bytes) -> None:
-        piece = pieces[number]
-        _write_piece(target / piece.entry.name, piece, data)
-        step.advance(len(data))
-
-    run_pipeline(
-        range(len(pieces)),
-        read=read,
-        use=use,
-        cost=lambda number: pieces[number].length,
-        limits=limits,
-        cancellation=cancellation,
-    )
+    fetch = _TreeFetch(tree, target, step, policy, ledger or _EmptyLedger())
+    pieces, streamed = _cut(tree)
+    _make_folders(target, [entry.name for entry in tree.entries])
+    fetch.pieces([piece for piece in pieces if not fetch.is_here(piece)], limits, cancellation)
+    fetch.streams([entry for entry in streamed if not fetch.is_here(_whole(entry))], cancellation)
 
 
-def _cut(tree: Tree) -> list[_Piece]:
-    """What is read at once, in the order in which to read."""
-    pieces: list[_Piece] = []
+class _TreeFetch:
+    """One tree on its way to one folder."""
+
+    def __init__(self, tree: Tree, target: Path, step: ProgressStep, policy: RetryPolicy, ledger: Ledger) -> None:
+        self._tree = tree
+        self._target = target
+        self._step = step
+        self._policy = policy
+        self._ledger = ledger
+
+    def is_here(self, piece: Piece) -> bool:
+        """Whether an interrupted run has brought it."""
+        here = self._ledger.has(piece.entry.name, piece.offset, piece.length)
+        if here:
+            self._step.advance(piece.length)
+        return here
+
+    def pieces(self, pieces: Sequence[Piece], limits: PipelineLimits, cancellation: Cancellation) -> None:
+        """Bring files, and parts of files, many at once."""
+        read_piece = _piece_reader(self._tree)
+
+        def read(number: int) -> bytes:
+            piece = pieces[number]
+            return read_with_retry(lambda: read_piece(piece), piece.entry.name, policy=self._policy)
+
+        def use(number: int, data: bytes) -> None:
+            piece = pieces[number]
+            with TargetFile(self._target / piece.entry.name, fresh=piece.is_whole) as file:
+                file.write(data, piece.offset)
+            # The pieces of a file come in any order; each leaves the time right, so the last one does.
+            self._set_time(piece.entry)
+            self._ledger.note(piece.entry.name, piece.offset, piece.length, hash_block(data))
+            self._step.advance(len(data))
+
+        run_pipeline(
+            range(len(pieces)),
+            read=read,
+            use=use,
+            cost=lambda number: pieces[number].length,
+            limits=limits,
+            cancellation=cancellation,
+        )
+
+    def streams(self, entries: Sequence[FileEntry], cancellation: Cancellation) -> None:
+        """Bring large files that only come in order, none of them held in memory whole."""
+        if not entries:
+            return
+        stopping = Cancellation()
+        with ThreadPoolExecutor(_STREAMS, thread_name_prefix="colabstage-stream") as pool:
+            futures = [pool.submit(self._stream, entry, (cancellation, stopping)) for entry in entries]
+            try:
+                for future in futures:
+                    future.result()
+            except BaseException:
+                stopping.cancel()
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+
+    def _stream(self, entry: FileEntry, cancellations: tuple[Cancellation, ...]) -> None:
+        import xxhash
+
+        hasher = xxhash.xxh3_64()
+        at = 0
+        with TargetFile(self._target / entry.name) as file:
+            for data in self._tree.chunks(entry):
+                for cancellation in cancellations:
+                    cancellation.check()
+                file.write(data, at)
+                hasher.update(data)
+                at += len(data)
+                self._step.advance(len(data))
+        self._set_time(entry)
+        self._ledger.note(entry.name, 0, entry.size, hasher.hexdigest())
+
+    def _set_time(self, entry: FileEntry) -> None:
+        if not entry.mtime_ns:
+            return
+        place = self._target / entry.name
+        try:
+            os.utime(place, ns=(entry.mtime_ns, entry.mtime_ns))
+        except OSError as error:
+            raise translate_write_error(error, place) from error
+
+
+def _cut(tree: Tree) -> tuple[list[Piece], list[FileEntry]]:
+    """What is read at once, in the order in which to read; and the large files that only come from their beginning."""
+    parts_come_alone = isinstance(tree, FolderTree | TreeWithParts)
+    pieces: list[Piece] = []
+    streamed: list[FileEntry] = []
     for entry in sorted(tree.entries, key=lambda entry: entry.position):
-        if tree.kind == "folder" and entry.size > _WHOLE_BYTES:
+        if entry.size <= LARGE_BYTES:
+            pieces.append(_whole(entry))
+        elif parts_come_alone:
             parts = block_ranges(entry.size, _PIECE_BYTES)
-            pieces += (_Piece(entry, offset, length, is_whole=False) for offset, length in parts)
+            pieces += (Piece(entry, offset, length, is_whole=False) for offset, length in parts)
         else:
-            pieces.append(_Piece(entry, 0, entry.size, is_whole=True))
-    return pieces
+            streamed.append(entry)
+    return pieces, streamed
+
+
+def _whole(entry: FileEntry) -> Piece:
+    return Piece(entry, 0, entry.size, is_whole=True)
+
+
+def _piece_reader(tree: Tree) -> Callable[[Piece], bytes]:
+    def read(piece: Piece) -> bytes:
+        if piece.is_whole:
+            return tree.read(piece.entry)
+        if isinstance(tree, TreeWithParts):
+            return tree.read_part(piece.entry, piece.offset, piece.length)
+        return _read_part_of_file(tree, piece)
+
+    return read
 
 
 def _make_folders(target: Path, names: Sequence[str]) -> None:
@@ -97,7 +225,7 @@ def _make_folders(target: Path, names: Sequence[str]) -> None:
             raise translate_write_error(error, target / folder) from error
 
 
-def _read_piece(tree: Tree, piece: _Piece) -> bytes:
+def _read_part_of_file(tree: Tree, piece: Piece) -> bytes:
     handle = os.open(Path(tree.label) / piece.entry.name, os.O_RDONLY | os.O_CLOEXEC)
     try:
         size = os.fstat(handle).st_size
@@ -111,14 +239,3 @@ def _read_piece(tree: Tree, piece: _Piece) -> bytes:
         )
         raise SourceReadError(msg)
     return data
-
-
-def _write_piece(place: Path, piece: _Piece, data: bytes) -> None:
-    # The pieces of a file come in any order; each leaves the time right, so the last one does.
-    with TargetFile(place, fresh=piece.is_whole) as file:
-        file.write(data, piece.offset)
-    if piece.entry.mtime_ns:
-        try:
-            os.utime(place, ns=(piece.entry.mtime_ns, piece.entry.mtime_ns))
-        except OSError as error:
-            raise translate_write_error(error, place) from error

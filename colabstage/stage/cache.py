@@ -35,7 +35,7 @@ def choose_cache_dir(request: StageRequest) -> tuple[Path | None, str]:
         return None, "no cache was asked for"
     if isinstance(request.cache_dir, Path):
         return request.cache_dir, "as given"
-    root = drive_root(request.place) if request.on_drive else None
+    root = None if request.drive_path is None else drive_root(request.drive_path)
     drive = root / "MyDrive" if root is not None and (root / "MyDrive").is_dir() else find_drive()
     if drive is not None:
         return drive / "colabstage", "on the mounted Google Drive"
@@ -101,7 +101,7 @@ def restore_pack(
         # A mounted Drive keeps what passes through it on the same disk.
         copies = 2 if drive_root(cached.path) is not None else 1
         here = min(disk_use(temp), size) if resumed else 0
-        check_space(request.folder, copies * (size - here), f"The packed copy of '{request.place.name}'")
+        check_space(request.folder, copies * (size - here), f"The packed copy of '{request.source.name}'")
         make_folder(request.folder)
         with progress.step("copy from cache", total=size, unit="B") as step:
             copy_blocks(

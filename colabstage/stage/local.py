@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from colabstage.errors import ColabstageError
-from colabstage.fileops import current_world, read_json, write_json
+from colabstage.fetch.identity import SourceIdentity, is_same
+from colabstage.fetch.record import file_seal
+from colabstage.fileops import read_json, write_json
 from colabstage.h5.manifest import check_whole, read_manifest
 from colabstage.machine.resources import usable_cores
-from colabstage.stage.identity import SourceIdentity
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -77,23 +78,11 @@ def write_record(
             "key": request.key,
             "address": request.address,
             "identity": identity.to_json(),
-            "seal": make_seal(pack) if pack.exists() else {},
+            "seal": file_seal(pack) if pack.exists() else {},
             "files": None if files is None else list(files),
             "published": published,
         },
     )
-
-
-def make_seal(pack: Path) -> dict[str, Any]:
-    """The facts that change when anything writes to the file."""
-    found = pack.stat()
-    return {
-        "inode": found.st_ino,
-        "size": found.st_size,
-        "mtime_ns": found.st_mtime_ns,
-        "ctime_ns": found.st_ctime_ns,
-        "world": current_world(),
-    }
 
 
 def pack_problem(request: StageRequest, record: LocalRecord, *, thorough: bool) -> str | None:
@@ -108,11 +97,19 @@ def pack_problem(request: StageRequest, record: LocalRecord, *, thorough: bool) 
         manifest = read_manifest(pack)
         if manifest is None or manifest.key != request.key:
             return "its manifest is missing"
-        if thorough or make_seal(pack) != record.seal:
+        if thorough or file_seal(pack) != record.seal:
             check_whole(pack, manifest, threads=usable_cores())
     except ColabstageError as error:
         return str(error)
     return None
+
+
+def files_staged(request: StageRequest, identity: SourceIdentity) -> tuple[int, int] | None:
+    """Number and bytes of the plain files that are here from this very state of the source; `None` without them."""
+    record = None if request.refresh else read_record(request)
+    if record is None or not is_same(record.identity, identity) or files_problem(request, record, thorough=True):
+        return None
+    return record.files
 
 
 def files_problem(request: StageRequest, record: LocalRecord, *, thorough: bool) -> str | None:

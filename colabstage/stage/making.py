@@ -5,15 +5,17 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from colabstage.fetch.files import fetch_tree
+from colabstage.fetch.folder import fetch_folder
 from colabstage.fileops import remove_any, sweep_orphans, temp_beside
 from colabstage.machine.resources import check_space, free_space
 from colabstage.pack.execute import pipeline_limits, run_pack, space_for
 from colabstage.pack.job import prepare_pack
 from colabstage.retry import RetryPolicy
 from colabstage.stage.cache import restore_name
+from colabstage.stage.local import files_staged, write_record
 from colabstage.stage.plan import StageFigures
 from colabstage.trees.folder import FolderTree
+from colabstage.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,7 +40,7 @@ def figure_out(request: StageRequest, source: OpenSource, tree: Tree, job: PackJ
         archive_bytes=source.archive_bytes,
         pack_bytes=0 if job is None else job.plan.nbytes,
         files_bytes=tree_bytes if request.wants_files else 0,
-        mount_copy=request.on_drive,
+        mount_bytes=source.mount_bytes,
     )
 
 
@@ -63,7 +65,7 @@ def make_local(
         As `stage_dataset`; each form that was there before is as it was.
     """
     # Not those of the pack: what an interrupted run put in place is taken up again.
-    for name in (_SPOOL, request.files_path.name, request.place.name, restore_name(request).name):
+    for name in (_SPOOL, restore_name(request).name):
         sweep_orphans(request.folder, name=name)
     with _spool(request) as spool:
         with report.timed("plan", unit="files", moves=False) as step:
@@ -74,9 +76,9 @@ def make_local(
             job = prepare_pack(tree, request.options, free_bytes=room) if wants_pack else None
             figures = figure_out(request, source, tree, job)
             # What an interrupted run has put in place is part of the figures, and need not fit a second time.
-            in_place = room - free_space(request.folder) if wants_pack else 0
-            check_space(request.folder, max(0, figures.peak_bytes - in_place), f"Staging '{request.place.name}'")
-            report.notes += tree.notes
+            in_place = source.kept_bytes + (room - free_space(request.folder) if wants_pack else 0)
+            check_space(request.folder, max(0, figures.peak_bytes - in_place), f"Staging '{request.source.name}'")
+            report.notes += [*source.notes, *tree.notes]
         source.start()
         files = None
         if request.wants_files:
@@ -106,23 +108,29 @@ def _fetch_files(
     cancellation: Cancellation,
 ) -> tuple[int, int]:
     """The plain files, beside what was there, then in its place."""
+    here = files_staged(request, source.identity)
+    if here is not None:
+        report.notes.append("The plain files were brought here by an earlier run that was interrupted after them.")
+        return here
     total = sum(entry.size for entry in tree.entries)
-    temp = temp_beside(request.files_path)
-    temp.mkdir()
-    try:
-        with report.timed("fetch files", unit="B") as timing, progress.step("fetch", total=total, unit="B") as step:
-            limits = pipeline_limits(tree, slow=source.slow)
-            fetch_tree(tree, temp, limits=limits, step=step, cancellation=cancellation, policy=RetryPolicy())
-            timing.amount, timing.note = total, f"{len(tree.entries):,} files"
-        old = temp_beside(request.files_path)
-        if request.files_path.exists():
-            request.files_path.rename(old)
-        temp.rename(request.files_path)
-        remove_any(old)
-    except BaseException:
-        remove_any(temp)
-        raise
-    return len(tree.entries), total
+    with report.timed("fetch files", unit="B") as timing, progress.step("fetch", total=total, unit="B") as step:
+        fetched = fetch_folder(
+            tree,
+            request.files_path,
+            fingerprint=source.identity.fingerprint,
+            limits=pipeline_limits(tree, slow=source.slow),
+            step=step,
+            cancellation=cancellation,
+            policy=RetryPolicy(),
+        )
+        timing.amount, timing.note = total - fetched.kept_bytes, f"{fetched.files:,} files"
+        if fetched.kept_bytes:
+            timing.note += f"; {format_bytes(fetched.kept_bytes)} were here from before"
+    files = (fetched.files, fetched.nbytes)
+    if not request.pack_path.exists():
+        # Should packing be interrupted, the files need not come again. An older pack would be vouched for, too.
+        write_record(request, source.identity, files=files, published=None)
+    return files
 
 
 def _make_pack(

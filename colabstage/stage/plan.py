@@ -24,15 +24,15 @@ class StageFigures:
     """Bytes that one staging moves.
 
     `source_bytes`: read from the source. `archive_bytes`: of an archive that is copied here first, 0 otherwise.
-    `pack_bytes`: of the pack. `files_bytes`: of plain files kept. `mount_copy`: whether the source's mount keeps a
-    second copy of an open archive on the local disk, as Google Drive's does.
+    `mount_bytes`: what of that is read through a mount that keeps a second copy of an open archive on the local disk,
+    as Google Drive's does. `pack_bytes`: of the pack. `files_bytes`: of plain files kept.
     """
 
     source_bytes: int = 0
     archive_bytes: int = 0
     pack_bytes: int = 0
     files_bytes: int = 0
-    mount_copy: bool = False
+    mount_bytes: int = 0
 
     @property
     def peak_bytes(self) -> int:
@@ -41,8 +41,7 @@ class StageFigures:
         Small files that pass through a mount are dropped from its copy as the disk fills; an archive that is being
         read is not.
         """
-        archive = self.archive_bytes * (2 if self.mount_copy else 1)
-        return archive + self.pack_bytes + self.files_bytes
+        return self.archive_bytes + self.mount_bytes + self.pack_bytes + self.files_bytes
 
 
 @dataclass(frozen=True, slots=True)

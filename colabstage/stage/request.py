@@ -4,40 +4,37 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
 from colabstage.errors import OptionError
-from colabstage.machine.drive import drive_root, normalise_drive_path
+from colabstage.fetch.checksum import parse_checksum
+from colabstage.fetch.sources import LocalSource, ManySource, absolute_path, parse_source
 from colabstage.machine.platforms import detect_platform
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from colabstage.fetch.checksum import Checksum
+    from colabstage.fetch.sources import Source, SourceArgument
     from colabstage.pack.options import PackOptions
-    from colabstage.trees.tree import Tree
 
 Keep = Literal["pack", "files", "both"]
 Verify = Literal["fast", "full"]
-
-_SUFFIXES = (".zip", ".tar", ".tgz", ".tbz2", ".txz", ".gz", ".bz2", ".xz", ".zst")
 
 
 @dataclass(frozen=True, slots=True)
 class StageRequest:
     """One dataset to stage.
 
-    `place`: where the source is; the label of `tree` when the caller brought one.
-    `address`: how the source is named in keys and manifests; on Google Drive independent of where Drive is mounted.
+    `source`: where it comes from.
     `key`: 16 hexadecimal digits, different for another source or other options.
     `name`: readable and unique: of the local folder, and of the file in the cache.
     `folder`: everything of this dataset on the local disk.
-    `cache_dir`: as the caller gave it.
+    `cache_dir`: as the caller gave it. `checksum`: what the one file that the source is must hash to.
     """
 
-    place: Path
-    tree: Tree | None
-    address: str
+    source: Source
     key: str
     name: str
     options: PackOptions
@@ -46,6 +43,7 @@ class StageRequest:
     cache_dir: Path | Literal["auto"] | None
     refresh: bool
     verify: Verify
+    checksum: Checksum | None = None
 
     @property
     def pack_path(self) -> Path:
@@ -58,9 +56,15 @@ class StageRequest:
         return self.folder / "files"
 
     @property
-    def on_drive(self) -> bool:
-        """Whether the source lies on a mounted Google Drive."""
-        return self.tree is None and self.address.startswith("drive:")
+    def address(self) -> str:
+        """How the source is named in keys and manifests; on Google Drive independent of where Drive is mounted."""
+        return self.source.address
+
+    @property
+    def drive_path(self) -> Path | None:
+        """The path of a source on a Google Drive; `None` for one that lies elsewhere."""
+        parts = self.source.parts if isinstance(self.source, ManySource) else (self.source,)
+        return next((part.path for part in parts if isinstance(part, LocalSource) and part.on_drive), None)
 
     @property
     def wants_pack(self) -> bool:
@@ -72,7 +76,7 @@ class StageRequest:
 
 
 def make_request(
-    source: str | os.PathLike[str] | Tree,
+    source: SourceArgument,
     *,
     options: PackOptions,
     keep: Keep,
@@ -80,6 +84,7 @@ def make_request(
     cache_dir: str | os.PathLike[str] | None,
     refresh: bool,
     verify: Verify,
+    checksum: str | None = None,
 ) -> StageRequest:
     """Check the arguments and name the dataset. Touches no sample and writes nothing.
 
@@ -90,43 +95,19 @@ def make_request(
         if value not in get_args(kind):
             msg = f"{name}={value!r} is unknown; expected one of {', '.join(map(repr, get_args(kind)))}."
             raise OptionError(msg)
-    if not isinstance(source, (str, os.PathLike)):
-        place, tree, address = Path(source.label), source, f"tree:{source.label}"
-    else:
-        place, tree = _absolute(source), None
-        address = source_address(place)
-    key = hashlib.sha256(f"{address}\n{options.fingerprint()}".encode(errors="surrogateescape")).hexdigest()[:16]
-    name = f"{_readable(place)}-{key[:8]}"
-    base = detect_platform().fast_dir / "colabstage" if local_dir is None else _absolute(local_dir)
+    parsed = parse_source(source)
+    key = hashlib.sha256(f"{parsed.address}\n{options.fingerprint()}".encode(errors="surrogateescape")).hexdigest()[:16]
+    name = f"{parsed.name}-{key[:8]}"
+    base = detect_platform().fast_dir / "colabstage" if local_dir is None else _folder(local_dir, "local_dir")
     cache: Path | Literal["auto"] | None = None
     if cache_dir is not None:
-        cache = "auto" if cache_dir == "auto" else _absolute(cache_dir)
-    return StageRequest(place, tree, address, key, name, options, keep, base / name, cache, refresh, verify)
+        cache = "auto" if cache_dir == "auto" else _folder(cache_dir, "cache_dir")
+    wanted = None if checksum is None else parse_checksum(checksum)
+    return StageRequest(parsed, key, name, options, keep, base / name, cache, refresh, verify, wanted)
 
 
-def source_address(place: Path) -> str:
-    """The name of a source: its path, or on Google Drive its path from Drive's own root."""
-    root = drive_root(place)
-    if root is None:
-        return str(place)
-    return f"drive:{normalise_drive_path(place).relative_to(root.resolve())}"
-
-
-def _absolute(path: str | os.PathLike[str]) -> Path:
-    text = os.fspath(path)
-    if "://" in text:
-        scheme = text.partition("://")[0]
-        msg = (
-            f"{text!r} is a {scheme} address; expected a folder or an archive on this machine or on a mounted Drive. "
-            "Download it first, then stage the local path."
-        )
+def _folder(path: str | os.PathLike[str], option: str) -> Path:
+    if "://" in os.fspath(path):
+        msg = f"{option}={os.fspath(path)!r} is an address; expected a folder on this machine or on a mounted Drive."
         raise OptionError(msg)
-    return Path(os.path.abspath(Path(text).expanduser()))  # noqa: PTH100 - resolve() would follow links into Drive
-
-
-def _readable(place: Path) -> str:
-    """The part of a name that a person recognises: `kitti` for `/content/drive/MyDrive/kitti.tar.gz`."""
-    name = place.name
-    while name.lower().endswith(_SUFFIXES) and "." in name[1:]:
-        name = name[: name.rindex(".")]
-    return re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip("-.")[:60] or "dataset"
+    return absolute_path(path)

@@ -1,85 +1,113 @@
-"""A source, opened: its files as a tree, its identity, and the local copy an archive on a slow mount is given."""
+"""A request's source, opened: one or several, together one tree of files with one identity."""
 
 from __future__ import annotations
 
 import contextlib
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import TYPE_CHECKING, Self
 
-from colabstage.fetch.arriving import ArrivingFile
-from colabstage.fetch.mounted import MountedFile
-from colabstage.machine.mounts import is_slow_mount
-from colabstage.retry import RetryPolicy
-from colabstage.stage.identity import identify_archive, identify_tree
-from colabstage.trees.archive_bytes import LocalBytes
-from colabstage.trees.folder import FolderTree
-from colabstage.trees.open import open_archive, recognise, recognise_archive
+from colabstage.errors import OptionError
+from colabstage.fetch.globbing import expand_pattern
+from colabstage.fetch.identity import SourceIdentity, as_loose_file, identify_many, identify_remote
+from colabstage.fetch.loose import LooseFile, LooseFiles, name_loose_files
+from colabstage.fetch.opening import Opener, remote_opener
+from colabstage.fetch.sources import LocalSource, ManySource, ObjectSource, WebSource
+from colabstage.stage.part import SourcePart
+from colabstage.trees.joined import JoinedTree
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
     from types import TracebackType
 
-    from colabstage.progress import Progress
-    from colabstage.stage.identity import SourceIdentity
+    from colabstage.fetch.sources import SingleSource, Source
+    from colabstage.progress import Cancellation, Progress
     from colabstage.stage.request import StageRequest
-    from colabstage.trees.tree import ByteSource, Tree
+    from colabstage.trees.tree import Tree
 
-# Folder listings on a Drive mount take 0.3 s and more each; sixteen at once is what the mount answers at full rate.
-SLOW_LISTERS = 16
+# Sources of a list that are opened at once.
+_OPENERS = 8
 
 
 class OpenSource:
     """A request's source; a context manager that lets go of everything.
 
-    `slow`: whether it lies on a network or FUSE mount. `identity`: its state now.
+    `identity`: its state now. `notes`: sentences for the report.
     """
 
-    def __init__(self, request: StageRequest, *, progress: Progress) -> None:
-        """Open the source; reads a folder's listing, or an archive's two ends.
+    def __init__(self, request: StageRequest, *, progress: Progress, cancellation: Cancellation) -> None:
+        """Open the source; reads a folder's listing, an archive's two ends, or what a service says of it.
+
+        What cannot be read in parts, and what is behind a share link, is brought here whole now.
 
         Raises:
             SourceNotFoundError: there is nothing.
-            SourceReadError, DriveDisconnectedError: it cannot be read.
+            SourceReadError, SourceAccessError, DriveDisconnectedError, DriveQuotaError: it cannot be read.
+            MissingDependencyError: its kind needs a package.
             ArchiveError: it is a file that is no archive; the message says what it is.
         """
         self._request = request
         self._stack = contextlib.ExitStack()
-        self._tree: Tree | None = request.tree
-        self._bytes: ByteSource | None = None
-        self._arriving: ArrivingFile | None = None
-        self.slow = request.tree is None and is_slow_mount(request.place)
+        self._parts: list[SourcePart] = []
+        self._loose: LooseFiles | None = None
+        self._tree: Tree | None = None
+        opener = Opener(request.folder, progress, cancellation)
         with contextlib.ExitStack() as undo:
             undo.callback(self.close)
-            self.identity = self._identify(progress)
+            source = request.source
+            self._open(expand_pattern(source) if isinstance(source, LocalSource) else source, opener)
+            self.identity = self._identify()
             undo.pop_all()
+        self.notes = [note for part in self._parts for note in part.opened.notes]
+
+    @property
+    def slow(self) -> bool:
+        """Whether its files, each read by itself, take their time to answer."""
+        return self._loose is not None or any(part.slow for part in self._parts)
 
     @property
     def archive_bytes(self) -> int:
-        """Length of an archive that is copied here before it is read; 0 for everything else."""
-        return self._arriving.size if self._arriving is not None else 0
+        """Length of all archives that are copied here before they are read."""
+        return sum(part.archive_bytes for part in self._parts)
+
+    @property
+    def mount_bytes(self) -> int:
+        """How much of that passes through a mount of Google Drive, which keeps a second copy."""
+        return sum(part.archive_bytes for part in self._parts if not part.identity.trusts_times)
+
+    @property
+    def kept_bytes(self) -> int:
+        """What of the archives an interrupted run has left on the disk."""
+        return sum(part.kept_bytes for part in self._parts)
 
     def open_tree(self, spool: Path) -> Tree:
-        """The files. An archive that can only be read from its beginning starts to arrive.
+        """All files. Archives that can only be read from their beginning start to arrive.
 
         Args:
-            spool: a folder on the local disk for the unpacked form of a compressed tar.
+            spool: a folder on the local disk for the unpacked form of compressed tars.
 
         Raises:
             ArchiveError, CorruptArchiveError, UnsafeArchiveError: as `trees.open_tree`.
+            ChecksumMismatchError: it is not the file whose hash the caller gave.
         """
         if self._tree is None:
-            assert self._bytes is not None
-            if self._arriving is not None and recognise_archive(self._bytes) not in ("zip", None):
-                self._arriving.start()
-            self._tree = self._stack.enter_context(open_archive(self._bytes, spool=spool))
+            self._verify()
+            self._tree = self._loose if self._loose is not None else self._join(spool)
         return self._tree
 
     def start(self) -> None:
-        """Begin to copy an archive that lies on a slow mount; nothing to do for anything else."""
-        if self._arriving is not None:
-            self._arriving.start()
+        """Begin to copy archives that are far away; nothing to do for anything else."""
+        for part in self._parts:
+            part.start()
+
+    def discard(self) -> None:
+        """Remove what came here only to be read."""
+        for part in self._parts:
+            part.discard()
 
     def close(self) -> None:
-        """Let go of handles and remove the copy of the archive."""
+        """Let go of handles; what has arrived stays for the next run."""
         self._stack.close()
 
     def __enter__(self) -> Self:
@@ -90,22 +118,60 @@ class OpenSource:
     ) -> None:
         self.close()
 
-    def _identify(self, progress: Progress) -> SourceIdentity:
-        place = self._request.place
-        if self._tree is not None:
-            return identify_tree(self._tree)
-        if recognise(place) == "folder":
-            self._tree = FolderTree(place, workers=SLOW_LISTERS if self.slow else 1)
-            return identify_tree(self._tree)
-        self._bytes = self._open_bytes(progress)
-        return identify_archive(self._bytes, place.stat().st_mtime_ns)
+    def _open(self, source: Source, opener: Opener) -> None:
+        if not isinstance(source, ManySource):
+            self._parts.append(self._open_part(source, opener))
+            return
+        first, *others = source.parts
+        self._parts.append(self._open_part(first, opener))
+        if self._parts[0].opened.file is not None and not self._parts[0].is_archive and _can_be_loose(source.parts):
+            self._stack.pop_all().close()
+            self._parts.clear()
+            self._loose = _open_loose(source.label, source.parts)
+            return
+        with ThreadPoolExecutor(_OPENERS, thread_name_prefix="colabstage-open") as pool:
+            futures = [pool.submit(self._open_part, part, opener) for part in others]
+        self._parts += [future.result() for future in futures]
 
-    def _open_bytes(self, progress: Progress) -> ByteSource:
-        place = self._request.place
-        if not self.slow:
-            return self._stack.enter_context(LocalBytes(place))
-        source = self._stack.enter_context(contextlib.closing(MountedFile(place)))
-        step = self._stack.enter_context(progress.step(f"copy {place.name}", total=source.facts.size, unit="B"))
-        self._arriving = ArrivingFile(source, self._request.folder / place.name, step=step, policy=RetryPolicy())
-        self._stack.callback(self._arriving.discard)
-        return self._arriving
+    def _open_part(self, source: SingleSource, opener: Opener) -> SourcePart:
+        opened = opener.open(source)
+        part = SourcePart(opened, opener)
+        self._stack.callback(part.close)
+        return part
+
+    def _identify(self) -> SourceIdentity:
+        address = self._request.address
+        if self._loose is not None:
+            facts = self._loose.facts.values()
+            files = [identify_remote(one, one.size or 0, address=one.label) for one in facts]
+            return identify_many([as_loose_file(file) for file in files], address=address)
+        if len(self._parts) == 1 and not isinstance(self._request.source, ManySource):
+            return replace(self._parts[0].identity, address=address)
+        return identify_many([part.identity for part in self._parts], address=address)
+
+    def _verify(self) -> None:
+        checksum = self._request.checksum
+        if checksum is None:
+            return
+        if len(self._parts) != 1 or self._parts[0].opened.file is None:
+            msg = f"'{self._request.source.label}' is not one file, and hash= is for one file. Leave it out."
+            raise OptionError(msg)
+        self._parts[0].verify(checksum)
+        self.identity = self._identify()
+
+    def _join(self, spool: Path) -> Tree:
+        if len(self._parts) == 1:
+            return self._parts[0].open_tree(spool)
+        with ThreadPoolExecutor(_OPENERS, thread_name_prefix="colabstage-open") as pool:
+            trees = list(pool.map(lambda part: part.open_tree(spool), self._parts))
+        names = [part.opened.source.name for part in self._parts]
+        return JoinedTree(self._request.source.label, list(zip(names, trees, strict=True)))
+
+
+def _can_be_loose(parts: Sequence[SingleSource]) -> bool:
+    return all(isinstance(part, LocalSource | WebSource | ObjectSource) for part in parts)
+
+
+def _open_loose(label: str, parts: Sequence[SingleSource]) -> LooseFiles:
+    names = name_loose_files([part.label for part in parts])
+    return LooseFiles(label, [LooseFile(name, remote_opener(part)) for name, part in zip(names, parts, strict=True)])

@@ -10,6 +10,9 @@ from threading import Thread
 from typing import TYPE_CHECKING, NoReturn, Self
 
 from colabstage.errors import ArchiveError, ColabstageError, DamagedPackError, DriveError, SourceError
+from colabstage.fetch.identity import SourceIdentity, is_same
+from colabstage.fetch.look import look_quickly
+from colabstage.fetch.opening import SLOW_LISTERS, comes_whole
 from colabstage.fileops import make_folder
 from colabstage.h5.info import read_info
 from colabstage.machine.resources import free_space
@@ -18,13 +21,12 @@ from colabstage.pack.job import prepare_pack
 from colabstage.progress import Cancellation, NullProgress, Progress
 from colabstage.stage.cache import CachedPack, choose_cache_dir, find_cached, restore_pack
 from colabstage.stage.dataset import StagedDataset
-from colabstage.stage.identity import SourceIdentity, is_same, look_quickly
 from colabstage.stage.local import LocalRecord, files_problem, pack_problem, read_record, write_record
 from colabstage.stage.making import figure_out, make_local
 from colabstage.stage.plan import StageFigures, StagePlan
 from colabstage.stage.publish import publish_file
 from colabstage.stage.report import StageReport
-from colabstage.stage.source import SLOW_LISTERS, OpenSource
+from colabstage.stage.source import OpenSource
 from colabstage.units import format_bytes
 
 if TYPE_CHECKING:
@@ -62,8 +64,10 @@ class Staging:
             SourceNotFoundError, SourceReadError, DriveDisconnectedError, ArchiveError.
         """
         request = self._request
-        # With the pack in the cache the source may not be needed at all, and listing it takes its time.
-        if not request.refresh and not request.wants_files and self._find_cached() is not None:
+        # With the pack in the cache the source may not be needed at all, and listing it takes its time. What has to be
+        # downloaded to be looked at is the business of whoever holds the lock.
+        cached = not request.refresh and not request.wants_files and self._find_cached() is not None
+        if cached or comes_whole(request.source):
             return
         self._open()
 
@@ -127,8 +131,10 @@ class Staging:
         request = self._request
         self._report.origin = "source"
         files = self._make(pack=True)
-        identity = self._open().identity
+        source = self._open()
+        identity = source.identity
         write_record(request, identity, files=files, published=None)
+        source.discard()
         publishing = None
         if request.wants_pack and wait:
             self._publish(identity, files)
@@ -153,6 +159,9 @@ class Staging:
             figures = StageFigures(source_bytes=size, pack_bytes=size)
             return self._planned("restore", (*reasons, f"Cache: '{cached.path}'."), figures, cached.manifest.samples)
         reasons.append("Cache: it is not there." if cached is None else "Cache: not of this state of the source.")
+        if comes_whole(request.source):
+            reasons.append("It would be downloaded first; what is in it is known only then.")
+            return self._planned("stage", tuple(reasons), StageFigures(), {})
         source = self._open()
         with tempfile.TemporaryDirectory() as spool:
             tree = source.open_tree(Path(spool))
@@ -195,8 +204,13 @@ class Staging:
     def _is_fresh(self, recorded: SourceIdentity) -> bool:
         """Whether the source is still the recorded one. A source that is gone cannot have changed."""
         request = self._request
-        if request.tree is None and request.verify == "fast" and self._source is None:
-            look = look_quickly(request.place, recorded, workers=SLOW_LISTERS if request.on_drive else 1)
+        if request.checksum is not None:
+            if recorded.checksum != str(request.checksum):
+                return False
+            if request.verify == "fast":
+                return True  # whatever the source is now: what is here is what was asked for
+        if request.verify == "fast" and self._source is None:
+            look = look_quickly(request.source, recorded, workers=SLOW_LISTERS if request.drive_path else 1)
             if look == "gone":
                 self._note("The source cannot be reached now; what was made of it before is used.")
             if look != "unsure":
@@ -205,7 +219,7 @@ class Staging:
         if source is None:
             self._note(f"The source cannot be read now ({self._source_problem}); what was made of it before is used.")
             return True
-        return is_same(recorded, source.identity, trust_times=not request.on_drive)
+        return is_same(recorded, source.identity)
 
     def _note(self, sentence: str) -> None:
         if sentence not in self._report.notes:
@@ -215,9 +229,14 @@ class Staging:
         """The source, opened once; `None` when that fails, with the reason kept."""
         if self._source is not None or self._source_problem is not None:
             return self._source
-        with self._report.timed("open source", unit="B", moves=False) as step:
+        whole = comes_whole(self._request.source)
+        if whole:
+            make_folder(self._request.folder)
+        with self._report.timed("download" if whole else "open source", unit="B", moves=whole) as step:
             try:
-                self._source = self._stack.enter_context(OpenSource(self._request, progress=self._progress))
+                self._source = self._stack.enter_context(
+                    OpenSource(self._request, progress=self._progress, cancellation=self._cancellation)
+                )
             except (SourceError, DriveError, ArchiveError) as error:
                 self._source_problem = error
                 step.unit, step.note = "", str(error)

@@ -401,10 +401,11 @@ def test_wrong_options_are_refused_before_anything_is_written(
     assert not [p for p in (tmp_path / "fast").rglob("*") if p.is_file() and p.suffix != ".lock"]
 
 
-def test_addresses_are_not_taken_for_paths() -> None:
-    """A URL gets a sentence that says what can be staged."""
-    with pytest.raises(OptionError, match="https"):
-        stage_dataset("https://example.com/a.zip", progress=False)
+@pytest.mark.parametrize("option", ["local_dir", "cache_dir"])
+def test_addresses_are_not_taken_for_folders(photos: Path, option: str) -> None:
+    """What is staged lies on a disk or a mount, and a URL there gets a sentence that says so."""
+    with pytest.raises(OptionError, match=f"{option}='s3://bucket' is an address"):
+        stage(photos, **{option: "s3://bucket"})
 
 
 def test_too_little_disk_is_refused_with_figures(photos: Path, small_disk: Path) -> None:

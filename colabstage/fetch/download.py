@@ -1,0 +1,68 @@
+"""A place for what has to come here whole before it can be read: an owned temporary folder that outlives a kill."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+from colabstage.fetch.copy import typed_write_errors
+from colabstage.fileops import disown, find_orphans, read_json, remove_any, temp_beside, write_json
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+_STATE = "state.json"
+_CONTENT = "content"
+
+
+class Download:
+    """What comes of one source, and stays until `discard`, or until somebody else takes it over after `close`.
+
+    Args:
+        lasting: the name that it is made for, in a folder that exists.
+        state: which source in which state; what a dead process left is gone on with only if it says the same.
+    """
+
+    def __init__(self, lasting: Path, state: str) -> None:
+        self._folder = temp_beside(lasting)
+        self._state = {"state": state}
+        self._closed = False
+        for orphan in find_orphans(lasting):
+            if read_json(orphan / _STATE) != self._state:
+                remove_any(orphan)
+                continue
+            # The rename is atomic, so of several that try, one succeeds.
+            with contextlib.suppress(OSError):
+                orphan.rename(self._folder)
+                break
+        with typed_write_errors(self._folder):
+            (self._folder / _CONTENT).mkdir(parents=True, exist_ok=True)
+        write_json(self._folder / _STATE, self._state)
+
+    def fetch(self, bring: Callable[[Path], Path]) -> tuple[Path, bool]:
+        """What `bring` makes in the folder that it is given, under a name that nothing has before it is whole.
+
+        Returns:
+            Its path, and whether an earlier run had brought it.
+        """
+        content = self._folder / _CONTENT
+        # What is unfinished has an owned temporary name, which begins with a dot.
+        whole = [path for path in content.iterdir() if not path.name.startswith(".colabstage-")]
+        return (whole[0], True) if whole else (bring(content), False)
+
+    def close(self) -> None:
+        """Leave what came for the next run. Calling it twice is fine."""
+        if self._closed:
+            return
+        self._closed = True
+        if any((self._folder / _CONTENT).iterdir()):
+            with contextlib.suppress(OSError):
+                disown(self._folder)
+                return
+        remove_any(self._folder)
+
+    def discard(self) -> None:
+        """Keep nothing. Calling it twice is fine."""
+        self._closed = True
+        remove_any(self._folder)

@@ -1,0 +1,204 @@
+"""A whole folder to its place: fetched beside, noted piece by piece, then put there in one step.
+
+`.colabstage-NAME.OWNER.tmp/` holds `files`, and `ledger`: a line that says what is being fetched, then one for each
+piece that is whole, with its hash. Who takes over what a dead process left hashes what the ledger names, keeps what
+agrees, and reads only the rest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
+
+from colabstage.errors import CancelledError, DriveError, SourceError
+from colabstage.fetch.copy import typed_write_errors
+from colabstage.fetch.files import fetch_tree
+from colabstage.fileops import (
+    disown,
+    find_orphans,
+    hash_ranges,
+    remove_any,
+    replace_folder,
+    sweep_orphans,
+    temp_beside,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from types import TracebackType
+
+    from colabstage.pipeline import PipelineLimits
+    from colabstage.progress import Cancellation, ProgressStep
+    from colabstage.retry import RetryPolicy
+    from colabstage.trees.tree import Tree
+
+_FILES = "files"
+_LEDGER = "ledger"
+_FORMAT = 1
+# Hashing what is in the system's cache needs a core, reading from a disk needs two requests in flight.
+_HASH_THREADS = 2
+
+_Span = tuple[str, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class FetchedFolder:
+    """What was fetched: `files` and `nbytes`, and how many of the bytes an interrupted run had brought before."""
+
+    files: int
+    nbytes: int
+    kept_bytes: int
+
+
+class FolderLedger:
+    """What of a folder is here. `kept_bytes`: what was found here and is right."""
+
+    def __init__(self, workspace: Path, fingerprint: str) -> None:
+        """Open the ledger of a workspace, which exists; whatever it knows of is hashed."""
+        self._files = workspace / _FILES
+        path = workspace / _LEDGER
+        recorded = read_ledger(path, fingerprint) or {}
+        with typed_write_errors(path):
+            if not recorded:
+                remove_any(self._files)
+            self._files.mkdir(exist_ok=True)
+        with ThreadPoolExecutor(_HASH_THREADS, thread_name_prefix="colabstage-hash") as pool:
+            found = zip(recorded, pool.map(self._hash, recorded), strict=True)
+            self._kept = {span: digest for span, digest in found if recorded[span] == digest}
+        self.kept_bytes = sum(length for _, _, length in self._kept)
+        fresh = path.with_name(f"{_LEDGER}.new")
+        with typed_write_errors(path):
+            self._handle = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            lines = [_head(fingerprint), *(_line(*span, digest) for span, digest in self._kept.items())]
+            os.write(self._handle, b"".join(lines))
+            fresh.replace(path)
+
+    def has(self, name: str, offset: int, length: int) -> bool:
+        """Whether these bytes of a file were noted before, and are right."""
+        return (name, offset, length) in self._kept
+
+    def note(self, name: str, offset: int, length: int, digest: str) -> None:
+        """These bytes of a file are on the disk. Written in one go: a kill leaves whole lines, and at most one cut."""
+        with typed_write_errors(self._files):
+            os.write(self._handle, _line(name, offset, length, digest))
+
+    def close(self) -> None:
+        """Let go of the file. Calling it twice is fine."""
+        handle, self._handle = self._handle, -1
+        if handle >= 0:
+            os.close(handle)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _hash(self, span: _Span) -> str:
+        name, offset, length = span
+        try:
+            if (self._files / name).stat().st_size < offset + length:
+                return ""
+            return hash_ranges(self._files / name, [(offset, length)], threads=1)[0]
+        except OSError:
+            return ""
+
+
+def read_ledger(path: Path, fingerprint: str) -> dict[_Span, str] | None:
+    """What a ledger says is here, by name, offset and length; `None` when it is of something else, or none at all."""
+    try:
+        lines = path.read_bytes().split(b"\n")[:-1]  # a last line without its end was cut off
+        if not lines or not fingerprint or lines[0] + b"\n" != _head(fingerprint):
+            return None
+        return {(name, offset, length): digest for name, offset, length, digest in map(json.loads, lines[1:])}
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def _head(fingerprint: str) -> bytes:
+    return (json.dumps({"format": _FORMAT, "fingerprint": fingerprint}) + "\n").encode()
+
+
+def _line(name: str, offset: int, length: int, digest: str) -> bytes:
+    return (json.dumps([name, offset, length, digest]) + "\n").encode()
+
+
+def unfinished_bytes(target: Path, fingerprint: str) -> int:
+    """Bytes that an interrupted run left for a folder and that its ledger names; nothing is hashed."""
+    ledgers = [read_ledger(orphan / _LEDGER, fingerprint) for orphan in find_orphans(target)]
+    return max((sum(length for _, _, length in ledger) for ledger in ledgers if ledger), default=0)
+
+
+def fetch_folder(
+    tree: Tree,
+    target: Path,
+    *,
+    fingerprint: str,
+    limits: PipelineLimits,
+    step: ProgressStep,
+    cancellation: Cancellation,
+    policy: RetryPolicy,
+) -> FetchedFolder:
+    """Bring all files of a tree to `target`, a folder, replacing what stands there only at the very end.
+
+    Args:
+        tree: the files.
+        target: the folder to become; its parent exists.
+        fingerprint: of the tree's state; what an interrupted run left of the same one is gone on with. "" where
+            nothing can tell one state from another.
+        limits, step, cancellation, policy: as for `fetch_tree`.
+
+    Raises:
+        As `fetch_tree`; what stood at `target` is as it was.
+    """
+    workspace = temp_beside(target)
+    try:
+        _take_over(target, workspace, fingerprint)
+        with FolderLedger(workspace, fingerprint) as ledger:
+            kept = ledger.kept_bytes
+            fetch_tree(
+                tree,
+                workspace / _FILES,
+                limits=limits,
+                step=step,
+                cancellation=cancellation,
+                policy=policy,
+                ledger=ledger,
+            )
+        with typed_write_errors(target):
+            replace_folder(workspace / _FILES, target)
+    except (KeyboardInterrupt, CancelledError, SourceError, DriveError):
+        _leave(workspace)
+        raise
+    except BaseException:
+        remove_any(workspace)
+        raise
+    remove_any(workspace)
+    return FetchedFolder(len(tree.entries), sum(entry.size for entry in tree.entries), kept)
+
+
+def _take_over(target: Path, workspace: Path, fingerprint: str) -> None:
+    """Make the folder to work in: what a dead process left of the same state of the same tree, or an empty one."""
+    for orphan in find_orphans(target):
+        if read_ledger(orphan / _LEDGER, fingerprint):
+            # The rename is atomic, so of several that try, one succeeds.
+            with contextlib.suppress(OSError):
+                orphan.rename(workspace)
+                break
+    sweep_orphans(target.parent, name=target.name)
+    with typed_write_errors(workspace):
+        workspace.mkdir(exist_ok=True)
+
+
+def _leave(workspace: Path) -> None:
+    """Keep what is finished for the next try, where that is possible."""
+    try:
+        disown(workspace)
+    except OSError:
+        remove_any(workspace)

@@ -1,0 +1,202 @@
+"""Files that are a dataset only together: a list of addresses as a tree."""
+
+from __future__ import annotations
+
+import contextlib
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING, NamedTuple, Self
+from urllib.parse import unquote, urlsplit
+
+from colabstage.errors import SourceReadError
+from colabstage.fetch.transfer import read_directly
+from colabstage.retry import RetryPolicy
+from colabstage.trees.messages import foreign_entry
+from colabstage.trees.names import check_collisions, clean_member_name
+from colabstage.trees.tree import PIECE_BYTES, FileEntry, TreeKind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from types import TracebackType
+
+    from colabstage.fetch.remote import RemoteFacts, RemoteFile
+
+# How many files are asked for their size at once.
+_ASKERS = 16
+
+
+class LooseFile(NamedTuple):
+    """One file: its name in the tree, and how to open it, any number of times."""
+
+    name: str
+    open: Callable[[], RemoteFile]
+
+
+def name_loose_files(addresses: Sequence[str]) -> list[str]:
+    """Name files by their addresses: the path below the folder that they have in common. Pure.
+
+    Files of one folder have their plain names; those of several servers, or of one name twice, keep as much of the
+    address as tells them apart, and at last a number.
+
+    >>> name_loose_files(["https://x.org/pets/cat/1.jpg", "https://x.org/pets/dog/1.jpg"])
+    ['cat/1.jpg', 'dog/1.jpg']
+    """
+    parts = [_steps(address) for address in addresses]
+    depth = 0
+    while all(len(steps) > depth + 1 for steps in parts) and len({steps[depth] for steps in parts}) == 1:
+        depth += 1
+    names = ["/".join(steps[depth:]) for steps in parts]
+    bases = [steps[-1] for steps in parts]
+    if depth == 0 and len({base.lower() for base in bases}) == len(bases):
+        names = bases  # nothing in common: what servers they are on says nothing about the files
+    return _numbered(names)
+
+
+def _steps(address: str) -> list[str]:
+    parts = urlsplit(address) if "://" in address else None
+    steps = [parts.netloc, *unquote(parts.path).split("/")] if parts else address.split("/")
+    return [step for step in steps if step not in ("", ".", "..")] or ["file"]
+
+
+def _numbered(names: Sequence[str]) -> list[str]:
+    taken: set[str] = set()
+    found = []
+    for name in names:
+        path, number, free = PurePosixPath(name), 1, name
+        while free.lower() in taken:
+            number += 1
+            free = str(path.with_name(f"{path.stem}-{number}{path.suffix}"))
+        taken.add(free.lower())
+        found.append(free)
+    return found
+
+
+class LooseFiles:
+    """A tree of files that lie anywhere, each opened when it is read. Their sizes are asked for when it is made.
+
+    Args:
+        label: its address, for messages.
+        files: in the order in which to read.
+        policy: how often a file is asked for again when it fails in a way that passes.
+
+    Raises:
+        As the files' `open`.
+        UnsafeArchiveError: a name is one that no folder can hold.
+    """
+
+    def __init__(self, label: str, files: Sequence[LooseFile], *, policy: RetryPolicy = RetryPolicy()) -> None:  # noqa: B008  # frozen
+        self._label = label
+        self._policy = policy
+        names = [clean_member_name(label, file.name) for file in files]
+        check_collisions(label, names, ())
+        self._open = dict(zip(names, (file.open for file in files), strict=True))
+        with ThreadPoolExecutor(min(_ASKERS, len(files)) or 1, thread_name_prefix="colabstage-list") as pool:
+            try:
+                facts = list(pool.map(self._ask, names))
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+        self.facts: dict[str, RemoteFacts] = dict(zip(names, facts, strict=True))
+        self._entries = tuple(
+            sorted(
+                (
+                    FileEntry(name, one.size or 0, one.mtime_ns, position)
+                    for position, (name, one) in enumerate(self.facts.items())
+                ),
+                key=lambda entry: entry.name,
+            )
+        )
+
+    @property
+    def kind(self) -> TreeKind:
+        """`"folder"`: many files, each read by itself."""
+        return "folder"
+
+    @property
+    def label(self) -> str:
+        """The address it was given."""
+        return self._label
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Nothing is left out."""
+        return ()
+
+    @property
+    def entries(self) -> tuple[FileEntry, ...]:
+        """All files, sorted by name; `position` is the place in the list."""
+        return self._entries
+
+    def read(self, entry: FileEntry) -> bytes:
+        """The whole content of one file.
+
+        Raises:
+            SourceReadError: it is not `entry.size` bytes long any more, or not what its service's checksum says.
+            As the file's service answers.
+        """
+        data = self.read_part(entry, 0, entry.size)
+        checksum = self.facts[entry.name].checksum
+        if checksum is not None:
+            hasher = checksum.new_hasher()
+            hasher.update(data)
+            if hasher.hexdigest() != checksum.digest:
+                msg = (
+                    f"'{entry.name}' of '{self._label}' is damaged: its {checksum.algorithm} is not {checksum.digest}."
+                )
+                raise SourceReadError(msg)
+        return data
+
+    def read_part(self, entry: FileEntry, offset: int, length: int) -> bytes:
+        """A part of one file; as `read`, without the checksum."""
+        if not length:
+            return b""
+        with self._opened(entry) as file:
+            # Some give only the whole, from the beginning.
+            skipped = 0 if file.facts.ranges else offset
+            data = read_directly(file, offset - skipped, length + skipped, policy=self._policy, stopped=lambda: False)
+        return data[skipped:]
+
+    def chunks(self, entry: FileEntry) -> Iterator[bytes]:
+        """The content in pieces of at most 16 MiB."""
+        for offset in range(0, entry.size, PIECE_BYTES):
+            yield self.read_part(entry, offset, min(PIECE_BYTES, entry.size - offset))
+
+    @contextlib.contextmanager
+    def _opened(self, entry: FileEntry) -> Iterator[RemoteFile]:
+        if entry.name not in self._open:
+            raise foreign_entry(self._label, entry.name)
+        file = self._open[entry.name]()
+        try:
+            # A length that the service did not tell was counted.
+            now = file.facts if file.facts.size is not None else replace(file.facts, size=entry.size)
+            before = self.facts[entry.name]
+            if (now.size, now.version) != (before.size, before.version):
+                msg = (
+                    f"'{file.facts.label}' was listed with {before.size:,} bytes and is another file now. Wait until "
+                    "its upload is complete, then stage again."
+                )
+                raise SourceReadError(msg)
+            yield file
+        finally:
+            file.close()
+
+    def _ask(self, name: str) -> RemoteFacts:
+        file = self._open[name]()
+        try:
+            if file.facts.size is None:
+                return replace(file.facts, size=sum(map(len, file.read_range(0, None))))
+            return file.facts
+        finally:
+            file.close()
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

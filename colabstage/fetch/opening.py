@@ -1,0 +1,248 @@
+"""One source, opened: a file whose parts can be asked for, or a tree of files."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from colabstage.errors import OptionError, SourceReadError
+from colabstage.fetch.download import Download
+from colabstage.fetch.identity import SourceIdentity, identify_archive, identify_remote, identify_tree
+from colabstage.fetch.look import open_remote
+from colabstage.fetch.mounted import MountedFile
+from colabstage.fetch.sources import (
+    KaggleSource,
+    LocalSource,
+    ManySource,
+    ObjectSource,
+    ShareSource,
+    TreeSource,
+    WebSource,
+)
+from colabstage.fetch.transfer import read_directly
+from colabstage.machine.mounts import is_slow_mount
+from colabstage.retry import RetryPolicy
+from colabstage.trees.folder import FolderTree
+from colabstage.trees.open import recognise
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from colabstage.fetch.checksum import Checksum
+    from colabstage.fetch.plan import Transport
+    from colabstage.fetch.remote import RemoteFacts, RemoteFile
+    from colabstage.fetch.sources import SingleSource, Source
+    from colabstage.progress import Cancellation, Progress
+    from colabstage.trees.tree import ByteSource, Tree
+
+# Folder listings on a Drive mount take 0.3 s and more each; sixteen at once is what the mount answers at full rate.
+SLOW_LISTERS = 16
+
+
+@dataclass(slots=True)
+class Opened:
+    """One source. Either `file` or `tree` is set.
+
+    `transport`: how it is reached. `slow`: whether each answer takes its time.
+    `path`: where it is on this machine's disks or mounts, `None` for what is only reached over the network.
+    `facts`: what the service says of a file that was downloaded whole.
+    `download`: where it was brought whole, if it had to be. `resumed`: whether an earlier run had brought it.
+    `notes`: sentences for whoever reads the report.
+    """
+
+    source: SingleSource
+    transport: Transport
+    slow: bool
+    file: RemoteFile | None = None
+    tree: Tree | None = None
+    path: Path | None = None
+    facts: RemoteFacts | None = None
+    download: Download | None = None
+    resumed: bool = False
+    notes: list[str] = field(default_factory=list)
+
+    def identify(self, content: ByteSource | None = None) -> SourceIdentity:
+        """Its state now. Of a file here, or one without a version or a time, the two ends of `content` are read."""
+        address = self.source.address
+        if self.facts is not None and self.facts.size is not None and self.facts.version:
+            return identify_remote(self.facts, self.facts.size, address=address)
+        if self.tree is not None:
+            return replace(identify_tree(self.tree, address=address), version=getattr(self.tree, "stamp", ""))
+        assert self.file is not None
+        facts = self.file.facts
+        if self.path is None and (facts.version or facts.mtime_ns or not facts.ranges):
+            return identify_remote(facts, facts.size or 0, address=address)
+        return identify_archive(content or RemoteBytes(self.file), facts.mtime_ns, address=address)
+
+    def close(self) -> None:
+        """Let go of connections and handles; what was brought whole stays for the next run."""
+        if self.file is not None:
+            self.file.close()
+        if self.tree is not None and not isinstance(self.source, TreeSource):
+            self.tree.close()
+        if self.download is not None:
+            self.download.close()
+
+    def discard(self) -> None:
+        """Remove what was brought whole: it has been made use of."""
+        if self.download is not None:
+            self.download.discard()
+
+
+@dataclass(frozen=True, slots=True)
+class Opener:
+    """What opening any source needs besides the source.
+
+    `folder`: on the local disk, exists; for what has to come whole. `checksum`: of one file, as the caller gave it.
+    """
+
+    folder: Path
+    progress: Progress
+    cancellation: Cancellation
+    checksum: Checksum | None = None
+
+    def open(self, source: SingleSource) -> Opened:
+        """Open one source; a local one may not be a pattern any more.
+
+        Raises:
+            SourceNotFoundError: there is nothing.
+            SourceAccessError, SourceReadError, DriveDisconnectedError, DriveQuotaError: it cannot be read.
+            MissingDependencyError: its kind needs a package; the message has the install line.
+            OptionError: it is a folder, and a checksum was given.
+        """
+        opened = self._open(source)
+        if self.checksum is not None and opened.tree is not None:
+            opened.close()
+            msg = f"'{source.label}' is a folder, and hash= is for one file. Leave it out."
+            raise OptionError(msg)
+        return opened
+
+    def _open(self, source: SingleSource) -> Opened:
+        match source:
+            case LocalSource():
+                return _open_path(source, source.path, "local disk")
+            case WebSource():
+                return self._open_web(source)
+            case ObjectSource():
+                return self._open_object(source)
+            case ShareSource():
+                return self._open_shared(source)
+            case KaggleSource():
+                return self._open_kaggle(source)
+            case TreeSource():
+                return Opened(source, "tree", slow=False, tree=source.tree)
+
+    def _open_web(self, source: WebSource) -> Opened:
+        from colabstage.fetch.http import open_http
+
+        return Opened(source, "http", slow=True, file=open_http(source.url, checksum=self.checksum))
+
+    def _open_object(self, source: ObjectSource) -> Opened:
+        from colabstage.fetch.objects import ObjectTree, object_kind, open_object
+
+        if object_kind(source.url) == "folder":
+            return Opened(source, "object store", slow=True, tree=ObjectTree(source.url, workers=SLOW_LISTERS))
+        return Opened(source, "object store", slow=True, file=open_object(source.url, checksum=self.checksum))
+
+    def _open_shared(self, source: ShareSource) -> Opened:
+        from colabstage.fetch.share_link import download_share_link, share_link_facts
+
+        facts = share_link_facts(source.link, cancellation=self.cancellation)
+        state = f"{source.address} {facts.size if facts else None} {facts.version if facts else ''}"
+        notes: list[str] = []
+
+        def bring(folder: Path) -> Path:
+            return download_share_link(
+                source.link,
+                folder,
+                progress=self.progress,
+                cancellation=self.cancellation,
+                checksum=self.checksum,
+                note=notes.append,
+            )
+
+        opened = self._bring(source, state, "share link", bring)
+        opened.facts = facts
+        opened.notes += notes
+        return opened
+
+    def _bring(self, source: SingleSource, state: str, transport: Transport, bring: Callable[[Path], Path]) -> Opened:
+        download = Download(self.folder / f"download-{source.name}", state)
+        with contextlib.ExitStack() as undo:
+            undo.callback(download.close)
+            path, resumed = download.fetch(bring)
+            opened = _open_path(source, path, transport)
+            opened.download, opened.resumed = download, resumed
+            undo.pop_all()
+        return opened
+
+    def _open_kaggle(self, source: KaggleSource) -> Opened:
+        from colabstage.fetch.kaggle import KaggleFiles, open_kaggle
+
+        in_place: list[KaggleFiles] = []
+
+        def bring(folder: Path) -> Path:
+            files = open_kaggle(source.dataset, folder, progress=self.progress, cancellation=self.cancellation)
+            if files.in_place:
+                in_place.append(files)
+            return files.path
+
+        opened = self._bring(source, source.address, "kaggle", bring)
+        opened.notes += [note for files in in_place for note in files.notes]
+        return opened
+
+
+class RemoteBytes:
+    """A `ByteSource` over a file of known length somewhere else: each read is a request."""
+
+    def __init__(self, file: RemoteFile) -> None:
+        self._file = file
+        self.label = file.facts.label
+        self.size: int = file.facts.size or 0
+
+    def pread(self, length: int, offset: int) -> bytes:
+        """Up to `length` bytes at `offset`, tried again where the failure passes."""
+        length = max(0, min(length, self.size - offset))
+        return read_directly(self._file, offset, length, policy=RetryPolicy(), stopped=lambda: False) if length else b""
+
+    def close(self) -> None:
+        """The file stays open; it is its owner's."""
+
+
+def remote_opener(source: SingleSource) -> Callable[[], RemoteFile]:
+    """How to open one file that has an address, any number of times.
+
+    Raises:
+        OptionError: it is a source of another kind.
+    """
+    match source:
+        case LocalSource():
+            return lambda: _mounted(source.path)
+        case WebSource() | ObjectSource():
+            return lambda: open_remote(source)
+    msg = f"'{source.label}' cannot be one of a list of single files; give it alone."
+    raise OptionError(msg)
+
+
+def _mounted(path: Path) -> MountedFile:
+    if path.is_dir():
+        msg = f"'{path}' is a folder in a list of files that are no archives. Give files alone, or folders alone."
+        raise SourceReadError(msg)
+    return MountedFile(path)
+
+
+def _open_path(source: SingleSource, path: Path, transport: Transport) -> Opened:
+    slow = is_slow_mount(path)
+    if slow and transport == "local disk":
+        transport = "mount"
+    if recognise(path) == "folder":
+        return Opened(source, transport, slow, tree=FolderTree(path, workers=SLOW_LISTERS if slow else 1), path=path)
+    return Opened(source, transport, slow, file=MountedFile(path), path=path)
+
+
+def comes_whole(source: Source) -> bool:
+    """Whether opening a source may mean to download all of it."""
+    parts = source.parts if isinstance(source, ManySource) else (source,)
+    return any(isinstance(part, ShareSource | KaggleSource) for part in parts)

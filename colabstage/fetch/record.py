@@ -1,0 +1,117 @@
+"""What `fetch_files` leaves beside what it made: one hidden record, by which it knows its own work again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from colabstage.fetch.identity import SourceIdentity, identify_tree
+from colabstage.fetch.partial import BLOCK_BYTES
+from colabstage.fileops import block_ranges, current_world, hash_ranges, read_json, write_json
+from colabstage.machine.resources import usable_cores
+from colabstage.trees.folder import FolderTree
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class FetchRecord:
+    """What was fetched to one place.
+
+    `address`: from where. `identity`: the source's state then. `seal`: the facts of the target that change when
+    anything writes to it. `hashes`: of a file, the xxh3-64 of each 8 MiB block.
+    `files`, `nbytes`: what the target holds. `transport`: how it came.
+    """
+
+    address: str
+    identity: SourceIdentity
+    seal: dict[str, Any]
+    hashes: tuple[str, ...]
+    files: int
+    nbytes: int
+    transport: str
+
+    def fits(self, target: Path) -> bool:
+        """Whether the target is as it was left: by its times, or by its content where a file's times say nothing."""
+        if self.seal == seal_of(target):
+            return True
+        if not self.hashes or not target.is_file() or target.stat().st_size != self.nbytes:
+            return False
+        ranges = block_ranges(self.nbytes, BLOCK_BYTES)
+        return tuple(hash_ranges(target, ranges, threads=usable_cores())) == self.hashes
+
+
+def record_path(target: Path) -> Path:
+    """Where the record of a target stands."""
+    return target.with_name(f".colabstage-{target.name}.json")
+
+
+def read_record(target: Path) -> FetchRecord | None:
+    """The record of what was fetched to `target`; `None` when there is none."""
+    raw = read_json(record_path(target))
+    if not isinstance(raw, dict) or raw.get("version") != _VERSION:
+        return None
+    identity = SourceIdentity.from_json(raw.get("identity"))
+    if identity is None:
+        return None
+    try:
+        return FetchRecord(
+            str(raw["address"]),
+            identity,
+            dict(raw["seal"]),
+            tuple(raw["hashes"]),
+            int(raw["files"]),
+            int(raw["nbytes"]),
+            str(raw["transport"]),
+        )
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def write_record(target: Path, record: FetchRecord) -> None:
+    """Write the record of a target, atomically; from then on a second call knows it."""
+    write_json(
+        record_path(target),
+        {
+            "version": _VERSION,
+            "address": record.address,
+            "identity": record.identity.to_json(),
+            "seal": record.seal,
+            "hashes": list(record.hashes),
+            "files": record.files,
+            "nbytes": record.nbytes,
+            "transport": record.transport,
+        },
+    )
+
+
+def find_record(folder: Path, address: str) -> Path | None:
+    """The file in `folder` that was fetched from `address`; `None` when there is none."""
+    for path in sorted(folder.glob(".colabstage-*.json")):
+        target = folder / path.name.removeprefix(".colabstage-").removesuffix(".json")
+        record = read_record(target)
+        if record is not None and record.address == address:
+            return target
+    return None
+
+
+def seal_of(target: Path) -> dict[str, Any]:
+    """The facts that change when anything writes to a file, or adds to, removes from or rewrites a folder."""
+    if target.is_dir():
+        return {"times": identify_tree(FolderTree(target)).times}
+    return file_seal(target) if target.is_file() else {}
+
+
+def file_seal(file: Path) -> dict[str, Any]:
+    """The facts that change when anything writes to a file; and the boot, which may lose what was not forced out."""
+    found = file.stat()
+    return {
+        "inode": found.st_ino,
+        "size": found.st_size,
+        "mtime_ns": found.st_mtime_ns,
+        "ctime_ns": found.st_ctime_ns,
+        "world": current_world(),
+    }

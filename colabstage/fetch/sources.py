@@ -1,0 +1,316 @@
+"""What a `source` argument is: a path, a pattern, a share link, a URL, a dataset of a service, or several of these.
+
+Nothing is opened here: the words are read, and each source gets the name under which keys and manifests know it. That
+name holds no password, token or signature, and stays the same when only those change.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import os
+import re
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Union, cast
+from urllib.parse import SplitResult, parse_qsl, unquote, urlencode, urlsplit, urlunsplit
+
+from colabstage.errors import OptionError
+from colabstage.fetch.kaggle import parse_kaggle
+from colabstage.fetch.public_url import public_url
+from colabstage.fetch.share_address import parse_share_link
+from colabstage.machine.drive import DEFAULT_MOUNTPOINT, drive_root, normalise_drive_path
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from colabstage.fetch.kaggle import KaggleDataset
+    from colabstage.fetch.share_address import ShareLink
+    from colabstage.trees.tree import Tree
+
+_EXPECTED = (
+    "a folder, a file or a pattern such as 'part-*.zip' on this machine or on a mounted Drive, a Google Drive share "
+    "link, an https:// address, an address such as s3:// or gs://, kaggle://owner/dataset, or a list of these"
+)
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+# `Path("s3://bucket/key")` forgets one of the slashes.
+_COLLAPSED = re.compile(r"(https?|s3|gs|gcs|az|abfs|hf|ftp|sftp|kaggle|file):/[^/]")
+_ARCHIVE_SUFFIXES = (".zip", ".tar", ".tgz", ".tbz2", ".txz", ".tzst", ".gz", ".bz2", ".xz", ".zst", ".7z", ".rar")
+# They would keep a copy of everything that passes, on the disk that is to be spared.
+_CACHING = frozenset({"simplecache", "filecache", "blockcache", "cached"})
+_DRIVE_FOLDERS = {
+    "MyDrive": "MyDrive",
+    "My Drive": "MyDrive",
+    "Shareddrives": "Shareddrives",
+    "Shared drives": "Shareddrives",
+}
+# What signs a request rather than names its object: of Amazon and Google (by prefix), of CloudFront, the older forms
+# of both and Alibaba (with `Signature`), of Azure (with `sig`); and what people are let in by.
+_SIGNING_PREFIXES = ("x-amz-", "x-goog-")
+_WITH_SIGNATURE = frozenset(
+    {"signature", "expires", "policy", "key-pair-id", "awsaccesskeyid", "googleaccessid", "ossaccesskeyid"}
+)
+_WITH_SIG = frozenset(
+    "sv ss srt sp se st spr sig sr sip si skoid sktid skt ske sks skv saoid suoid scid ses sdd".split()  # noqa: SIM905
+)
+_LETTING_IN = frozenset(
+    "token access_token auth_token api_key apikey api-key private_token job_token rlkey".split()  # noqa: SIM905
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Named:
+    """What every source has.
+
+    `address`: how keys and manifests name it; never with a secret in it. `name`: readable, for folders and files made
+    of it. `label`: for messages and reports; never with a secret in it.
+    """
+
+    address: str
+    name: str
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
+class LocalSource(_Named):
+    """A folder, a file, or a pattern of several, on this machine or on a mounted Drive. `path` is absolute."""
+
+    path: Path
+
+    @property
+    def on_drive(self) -> bool:
+        """Whether it lies on a Google Drive."""
+        return self.address.startswith("drive:")
+
+
+@dataclass(frozen=True, slots=True)
+class WebSource(_Named):
+    """One file at an http(s) address."""
+
+    url: str = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectSource(_Named):
+    """A file or folder at an address that fsspec knows."""
+
+    url: str = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class ShareSource(_Named):
+    """A file or folder shared by a Google Drive link."""
+
+    link: ShareLink = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class KaggleSource(_Named):
+    """A dataset on Kaggle."""
+
+    dataset: KaggleDataset
+
+
+@dataclass(frozen=True, slots=True)
+class TreeSource(_Named):
+    """Files that the caller has opened as a tree."""
+
+    tree: Tree = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class ManySource(_Named):
+    """Several sources that are one dataset together, in the caller's order."""
+
+    parts: tuple[SingleSource, ...]
+
+
+SingleSource = Union[LocalSource, WebSource, ObjectSource, ShareSource, KaggleSource, TreeSource]  # noqa: UP007 - read at run time
+Source = Union[SingleSource, ManySource]  # noqa: UP007 - as above
+SourceArgument = Union["str | os.PathLike[str] | Tree", "Sequence[str | os.PathLike[str] | Tree]"]
+
+
+def parse_source(source: SourceArgument) -> Source:
+    """Tell what a `source` argument is. Opens nothing; looks at the mount table, and for a bare id at this folder.
+
+    Raises:
+        OptionError: it is nothing that can be a source; the message says what can.
+    """
+    if not isinstance(source, (list, tuple)):
+        return _parse_one(source)
+    if not source:
+        msg = "source is an empty list; expected at least one source in it."
+        raise OptionError(msg)
+    parts = tuple(_parse_one(part) for part in source)
+    return parts[0] if len(parts) == 1 else _join(parts)
+
+
+def _parse_one(source: object) -> SingleSource:
+    if isinstance(source, (str, os.PathLike)):
+        return _parse_text(source)
+    if hasattr(source, "entries") and hasattr(source, "read") and hasattr(source, "label"):
+        tree = cast("Tree", source)
+        return TreeSource(f"tree:{tree.label}", readable_name(tree.label), tree.label, tree)
+    msg = f"source={source!r} is a {type(source).__name__}; expected {_EXPECTED}."
+    raise OptionError(msg)
+
+
+def _parse_text(source: str | os.PathLike[str]) -> SingleSource:
+    text = os.fspath(source)
+    if not text.strip():
+        msg = f"source={source!r} names nothing; expected {_EXPECTED}."
+        raise OptionError(msg)
+    if not isinstance(source, str) and _COLLAPSED.match(text):
+        msg = f"source={source!r} is an address inside a path object, which has lost a slash. Pass it as text."
+        raise OptionError(msg)
+    scheme = _SCHEME.match(text)
+    if scheme is None:
+        return _parse_schemeless(text) if isinstance(source, str) else local_source(text)
+    return _parse_url(text.strip(), scheme[1].lower())
+
+
+def _parse_schemeless(text: str) -> SingleSource:
+    # Any long name could be an id: one that is right here is not.
+    link = parse_share_link(text, bare_id=not os.path.lexists(text))
+    return local_source(text) if link is None else _shared(link)
+
+
+def _parse_url(text: str, scheme: str) -> SingleSource:
+    dataset = parse_kaggle(text)
+    if dataset is not None:
+        return KaggleSource(f"kaggle:{dataset.handle}", readable_name(dataset.name), dataset.label, dataset)
+    link = parse_share_link(text)
+    if link is not None:
+        return _shared(link)
+    if scheme == "file":
+        return local_source(_path_of_file_url(text))
+    if scheme in ("http", "https"):
+        return _web(text)
+    return _object(text, scheme)
+
+
+def _shared(link: ShareLink) -> ShareSource:
+    return ShareSource(f"gdrive:{link.id}", f"gdrive-{link.id[:12].strip('-_')}", link.label, link)
+
+
+def local_source(path: str | os.PathLike[str]) -> LocalSource:
+    """The source at a path, or of all paths that fit a pattern."""
+    path = absolute_path(path)
+    return LocalSource(local_address(path), readable_name(path.name), str(path), path)
+
+
+def absolute_path(path: str | os.PathLike[str]) -> Path:
+    """A path as it is meant here and now: `~` expanded, absolute, links left as they are."""
+    return Path(os.path.abspath(Path(path).expanduser()))  # noqa: PTH100 - resolve() would follow links into Drive
+
+
+def local_address(path: Path) -> str:
+    """The name of an absolute path: itself, or on Google Drive the path from Drive's own root, mounted or not."""
+    root = drive_root(path)
+    if root is not None:
+        return f"drive:{normalise_drive_path(path).relative_to(root.resolve())}"
+    if path.is_relative_to(DEFAULT_MOUNTPOINT):
+        first, *rest = (*path.relative_to(DEFAULT_MOUNTPOINT).parts, "")
+        if first in _DRIVE_FOLDERS:
+            return f"drive:{PurePosixPath(_DRIVE_FOLDERS[first], *rest)}"
+    return str(path)
+
+
+def _path_of_file_url(text: str) -> str:
+    parts = urlsplit(text)
+    if parts.netloc not in ("", "localhost"):
+        msg = f"{text!r} names the machine '{parts.netloc}'; expected a file of this one: file:///folder/name."
+        raise OptionError(msg)
+    return unquote(parts.path)
+
+
+def _web(text: str) -> WebSource:
+    parts = _split(text)
+    if not parts.hostname:
+        msg = f"{text!r} names no server; expected https://server/path."
+        raise OptionError(msg)
+    host = parts.hostname if parts.port in (None, 80, 443) else f"{parts.hostname}:{parts.port}"
+    bare = urlunsplit((parts.scheme.lower(), host, parts.path or "/", "", ""))
+    rest = _lasting_query(parts.query)
+    # Nobody can tell which of the rest is a secret: what distinguishes two addresses is kept, not what they say.
+    address = f"{bare}?{hashlib.sha256(rest.encode()).hexdigest()[:12]}" if rest else bare
+    return WebSource(
+        address, readable_name(unquote(PurePosixPath(parts.path).name) or parts.hostname), public_url(text), text
+    )
+
+
+def _split(text: str) -> SplitResult:
+    try:
+        parts = urlsplit(text)
+        _ = parts.port  # judged only when it is asked for
+    except ValueError as error:
+        msg = f"The address {text.partition('?')[0]!r} cannot be read ({error}); expected https://server/path."
+        raise OptionError(msg) from None
+    return parts
+
+
+def _lasting_query(query: str) -> str:
+    """What is left of a query without signatures and tokens, which differ from one day to the next."""
+    pairs = parse_qsl(query, keep_blank_values=True)
+    names = {name.lower() for name, _ in pairs}
+    passing = set(_LETTING_IN)
+    if "signature" in names:
+        passing |= _WITH_SIGNATURE
+    if "sig" in names and names & {"se", "sp", "sv"}:
+        passing |= _WITH_SIG
+    return urlencode(
+        [
+            (name, value)
+            for name, value in pairs
+            if name.lower() not in passing and not name.lower().startswith(_SIGNING_PREFIXES)
+        ]
+    )
+
+
+def _object(text: str, scheme: str) -> ObjectSource:
+    if "::" in text or scheme in _CACHING:
+        msg = f"{text.partition('?')[0]!r} goes through another file system; give the address of the data itself."
+        raise OptionError(msg)
+    _check_known(scheme)
+    head, _, place = text.partition("://")
+    public = f"{head.lower()}://{_without_password(place)}".rstrip("/")
+    name = PurePosixPath(urlsplit(public).path).name or urlsplit(public).netloc.rpartition("@")[2]
+    return ObjectSource(public, readable_name(name), public, text)
+
+
+def _without_password(place: str) -> str:
+    server, slash, path = place.partition("/")
+    user, at, host = server.rpartition("@")
+    return f"{user.partition(':')[0]}{at}{host}{slash}{path}"
+
+
+def _check_known(scheme: str) -> None:
+    from fsspec import available_protocols
+
+    known = set(available_protocols())
+    if scheme in known:
+        return
+    close = difflib.get_close_matches(scheme, sorted({*known, "http", "https", "kaggle"}), n=1)
+    meant = f" Did you mean {close[0]}://?" if close else ""
+    msg = f"'{scheme}://' is no kind of address that is known here.{meant} Expected {_EXPECTED}."
+    raise OptionError(msg)
+
+
+def _join(parts: tuple[SingleSource, ...]) -> ManySource:
+    digest = hashlib.sha256("\n".join(part.address for part in parts).encode(errors="surrogateescape")).hexdigest()[:16]
+    labels = f"{parts[0].label} and {len(parts) - 1:,} more"
+    return ManySource(f"list:{digest}", _name_of_many([part.name for part in parts]), labels, parts)
+
+
+def _name_of_many(names: list[str]) -> str:
+    """What the names have in common (`part` for `part-000`, `part-001`), or the first one."""
+    common = os.path.commonprefix(names).rstrip("0123456789-_.")  # noqa: RUF071 - by character is what is meant
+    return common if len(common) > 2 else f"{names[0]}-and-{len(names) - 1}-more"
+
+
+def readable_name(name: str) -> str:
+    """The part of a name that a person recognises: `kitti` for `kitti.tar.gz`."""
+    name = name.rstrip("/").rpartition("/")[2]
+    while name.lower().endswith(_ARCHIVE_SUFFIXES) and "." in name[1:]:
+        name = name[: name.rindex(".")]
+    return re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip("-.")[:60] or "dataset"

@@ -1,0 +1,164 @@
+"""Several trees as one: a dataset that comes in several archives or folders."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
+
+from colabstage.trees.messages import foreign_entry
+from colabstage.trees.names import parent_folders
+from colabstage.trees.tree import FileEntry
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Sequence
+    from types import TracebackType
+
+    from colabstage.trees.tree import Tree, TreeKind
+
+# What people call the parts of a dataset that are to stay apart.
+_SPLIT_NAMES = frozenset({"train", "training", "val", "valid", "validation", "dev", "test", "testing"})
+_NAMES_SHOWN = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Joining:
+    """How the files of several trees are named in one.
+
+    `prefixes`: for each tree the folder that its files are put into, "" for none. `reason`: why, as a sentence.
+    """
+
+    prefixes: tuple[str, ...]
+    reason: str
+
+
+def plan_joining(stems: Sequence[str], names: Sequence[Collection[str]]) -> Joining:
+    """Decide how to name the files of several trees in one. Pure.
+
+    They are united as they are, unless a name would be there twice, or the trees are named like splits (train, val,
+    test …): then each part goes into a folder of its own name.
+
+    Args:
+        stems: the readable name of each tree; need not be distinct.
+        names: the file names in each tree.
+    """
+    folders = _distinct(stems)
+    if all(stem.lower() in _SPLIT_NAMES for stem in stems) and folders == tuple(stems):
+        prefixes = tuple(
+            "" if _lies_in(part, stem) else folder for folder, stem, part in zip(folders, stems, names, strict=True)
+        )
+        return Joining(prefixes, f"The parts are named like splits, so each is a folder: {_listed(folders)}.")
+    collision = _first_collision(names)
+    if collision is None:
+        return Joining(("",) * len(stems), f"The files of {len(stems):,} parts are united; no name is there twice.")
+    reason = f"'{collision}' is in more than one part, so each part is a folder: {_listed(folders)}."
+    return Joining(folders, reason)
+
+
+def _distinct(stems: Sequence[str]) -> tuple[str, ...]:
+    """The stems, those that are there before with a number behind them; two that differ in case are the same."""
+    taken: set[str] = set()
+    found = []
+    for stem in stems:
+        name, number = stem, 1
+        while name.lower() in taken:
+            number += 1
+            name = f"{stem}-{number}"
+        taken.add(name.lower())
+        found.append(name)
+    return tuple(found)
+
+
+def _lies_in(names: Collection[str], stem: str) -> bool:
+    """Whether a tree has the folder of its own name already, and nothing beside it."""
+    return bool(names) and all(name.lower().startswith(f"{stem.lower()}/") for name in names)
+
+
+def _first_collision(names: Sequence[Collection[str]]) -> str | None:
+    """A name that is in two trees, or a file in one and a folder in another; the first in order."""
+    files = Counter(name for part in names for name in part)
+    twice = [name for name, count in files.items() if count > 1]
+    folders = parent_folders(files)
+    return min([*twice, *(folders & files.keys())], default=None)
+
+
+def _listed(folders: Sequence[str]) -> str:
+    shown = ", ".join(f"'{folder}'" for folder in folders[:_NAMES_SHOWN])
+    return f"{shown} and {len(folders) - _NAMES_SHOWN:,} more" if len(folders) > _NAMES_SHOWN else shown
+
+
+class JoinedTree:
+    """The files of several trees as one tree; closing it closes them all.
+
+    Args:
+        label: its address, for messages.
+        parts: the readable name of each tree, and the tree.
+    """
+
+    def __init__(self, label: str, parts: Sequence[tuple[str, Tree]]) -> None:
+        self._label = label
+        self._trees = [tree for _, tree in parts]
+        names = [[entry.name for entry in tree.entries] for tree in self._trees]
+        joining = plan_joining([stem for stem, _ in parts], names)
+        self._origin: dict[str, tuple[Tree, FileEntry]] = {}
+        entries: list[FileEntry] = []
+        start = 0
+        for prefix, tree in zip(joining.prefixes, self._trees, strict=True):
+            for entry in tree.entries:
+                name = f"{prefix}/{entry.name}" if prefix else entry.name
+                entries.append(FileEntry(name, entry.size, entry.mtime_ns, start + entry.position, entry.executable))
+                self._origin[name] = (tree, entry)
+            # One part after the other is the order that each of them likes best.
+            start = max((entry.position + 1 for entry in entries), default=0)
+        self._entries = tuple(sorted(entries, key=lambda entry: entry.name))
+        self._notes = (joining.reason, *dict.fromkeys(note for tree in self._trees for note in tree.notes))
+
+    @property
+    def kind(self) -> TreeKind:
+        """`"folder"` if one of the parts is a folder, whose files can all be read at once; else that of the first."""
+        kinds = [tree.kind for tree in self._trees]
+        return "folder" if "folder" in kinds else kinds[0]
+
+    @property
+    def label(self) -> str:
+        """The address it was given."""
+        return self._label
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """How the parts were joined, and what each of them says."""
+        return self._notes
+
+    @property
+    def entries(self) -> tuple[FileEntry, ...]:
+        """All files, sorted by name; by `position`, one part comes after the other."""
+        return self._entries
+
+    def read(self, entry: FileEntry) -> bytes:
+        """The whole content of one file, as its own tree gives it."""
+        tree, own = self._find(entry)
+        return tree.read(own)
+
+    def chunks(self, entry: FileEntry) -> Iterator[bytes]:
+        """The content of one file in pieces, as its own tree gives them."""
+        tree, own = self._find(entry)
+        return tree.chunks(own)
+
+    def _find(self, entry: FileEntry) -> tuple[Tree, FileEntry]:
+        found = self._origin.get(entry.name)
+        if found is None:
+            raise foreign_entry(self.label, entry.name)
+        return found
+
+    def close(self) -> None:
+        """Close all parts. Calling it twice is fine."""
+        for tree in self._trees:
+            tree.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,92 @@
+"""Several trees as one: how their files are named, and that each is read from where it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from zipfile import ZipFile
+
+import pytest
+
+from colabstage.errors import SourceReadError
+from colabstage.trees.archive_bytes import LocalBytes
+from colabstage.trees.folder import FolderTree
+from colabstage.trees.joined import JoinedTree, plan_joining
+from colabstage.trees.tree import FileEntry
+from colabstage.trees.zip import ZipTree
+
+
+@pytest.mark.parametrize(
+    ("stems", "names", "prefixes", "says"),
+    [
+        (["part-1", "part-2"], [["cat/1.png"], ["cat/2.png"]], ("", ""), "united"),
+        (["part-1", "part-2"], [["cat/1.png"], ["cat/1.png"]], ("part-1", "part-2"), "'cat/1.png' is in more"),
+        (["a", "a"], [["x"], ["x"]], ("a", "a-2"), "'a-2'"),
+        (["A", "a"], [["x"], ["x"]], ("A", "a-2"), "'a-2'"),
+        (["a", "b"], [["cat"], ["cat/1.png"]], ("a", "b"), "'cat' is in more"),
+        (["train", "val"], [["cat/1.png"], ["cat/2.png"]], ("train", "val"), "splits"),
+        (["train", "Test"], [["train/cat/1.png"], ["cat/2.png"]], ("", "Test"), "splits"),
+        (["train", "extra"], [["cat/1.png"], ["cat/2.png"]], ("", ""), "united"),
+        (["train", "train"], [["cat/1.png"], ["cat/2.png"]], ("", ""), "united"),
+        (["train", "val"], [[], ["cat/2.png"]], ("train", "val"), "splits"),
+        ([f"p{n}" for n in range(9)], [["x"]] * 9, tuple(f"p{n}" for n in range(9)), "and 5 more"),
+    ],
+)
+def test_names_are_joined_so_that_nothing_is_lost(
+    stems: list[str], names: list[list[str]], prefixes: tuple[str, ...], says: str
+) -> None:
+    """Parts are united unless a name would be there twice or they are splits; the reason says which."""
+    joining = plan_joining(stems, names)
+    assert joining.prefixes == prefixes
+    assert says in joining.reason
+    joined = [f"{prefix}/{name}" for prefix, part in zip(joining.prefixes, names, strict=True) for name in part]
+    assert len(set(joined)) == sum(map(len, names))
+
+
+def make_parts(folder: Path) -> tuple[FolderTree, ZipTree]:
+    """A folder and a zip with two files each."""
+    (folder / "one" / "cat").mkdir(parents=True)
+    for name in ("b.txt", "a.txt"):
+        (folder / "one" / "cat" / name).write_text(f"one {name}", encoding="utf-8")
+    with ZipFile(folder / "two.zip", "w") as archive:
+        for name in ("cat/d.txt", "cat/c.txt"):
+            archive.writestr(name, f"two {name}")
+    return FolderTree(folder / "one"), ZipTree(LocalBytes(folder / "two.zip"))
+
+
+def test_files_are_read_from_the_tree_they_are_in(tmp_path: Path) -> None:
+    """All files are there by name, and by position one part comes after the other."""
+    one, two = make_parts(tmp_path)
+    with JoinedTree("both", [("one", one), ("two", two)]) as joined:
+        assert [entry.name for entry in joined.entries] == ["cat/a.txt", "cat/b.txt", "cat/c.txt", "cat/d.txt"]
+        assert [joined.read(entry) for entry in joined.entries] == [
+            b"one a.txt",
+            b"one b.txt",
+            b"two cat/c.txt",
+            b"two cat/d.txt",
+        ]
+        positions = {entry.name: entry.position for entry in joined.entries}
+        assert max(positions["cat/a.txt"], positions["cat/b.txt"]) < positions["cat/d.txt"] < positions["cat/c.txt"]
+        assert (joined.kind, joined.label) == ("folder", "both")
+        assert "united" in joined.notes[0]
+
+
+def test_parts_that_collide_are_folders(tmp_path: Path) -> None:
+    """The same tree twice is there twice, under two names."""
+    _, two = make_parts(tmp_path)
+    again = ZipTree(LocalBytes(tmp_path / "two.zip"))
+    with JoinedTree("both", [("two", two), ("two", again)]) as joined:
+        assert [entry.name for entry in joined.entries] == [
+            "two-2/cat/c.txt",
+            "two-2/cat/d.txt",
+            "two/cat/c.txt",
+            "two/cat/d.txt",
+        ]
+        assert joined.kind == "zip"
+        assert {joined.read(entry) for entry in joined.entries} == {b"two cat/c.txt", b"two cat/d.txt"}
+
+
+def test_an_entry_of_another_tree_is_refused(tmp_path: Path) -> None:
+    """What the tree does not have cannot be read from it."""
+    one, two = make_parts(tmp_path)
+    with JoinedTree("both", [("one", one), ("two", two)]) as joined, pytest.raises(SourceReadError, match="nothing"):
+        joined.read(FileEntry("nothing", 1, 0, 0))
