@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 _PIECE_BYTES = 1024 * 1024
 # A Drive mount's one file is said to come at 50 to 65 MB/s by one reader; parts cost nothing where they do not help.
 _MOUNT_CONNECTIONS = 4
-_OPENING = RetryPolicy()
+# What was found once and is not there a moment later is a symptom of a dying mount; what never was, is not there.
+_LOOKING = RetryPolicy(missing_is_passing=False)
+_READING = RetryPolicy()
 
 
 class MountedFile:
@@ -43,7 +45,7 @@ class MountedFile:
         self._lock = threading.Lock()
         self._free: deque[int] = deque()
         self._closed = False
-        handle, stat = read_with_retry(lambda: _open(path), self._label, policy=_OPENING)
+        handle, stat = read_with_retry(lambda: _open(path), self._label, policy=_LOOKING)
         self._free.append(handle)
         self.facts = RemoteFacts(
             label=self._label,
@@ -131,7 +133,7 @@ class MountedFile:
         raise SourceChangedError(msg)
 
     def _judge(self, error: OSError) -> OSError:
-        if is_passing(error, _OPENING):
+        if is_passing(error, _READING):
             what = "was listed but cannot be found" if error.errno == errno.ENOENT else f"answers: {error.strerror}"
             return PassingError(f"'{self._label}' {what}.")
         return translate_read_error(error, self._label, 1)

@@ -52,7 +52,8 @@ class Partial:
     `blocks`: `(offset, length)` of every block. `finished`: hash of each finished block by its number.
     """
 
-    def __init__(self, folder: Path, facts: RemoteFacts, recorded: Mapping[int, str]) -> None:
+    def __init__(self, target: Path, folder: Path, facts: RemoteFacts, recorded: Mapping[int, str]) -> None:
+        self._target = target
         self._folder = folder
         self._path = folder / _DATA
         self._facts = facts
@@ -61,7 +62,7 @@ class Partial:
         self._lock = threading.Lock()
         self._users = 0
         self._closing = False
-        with typed_write_errors(self._path):
+        with typed_write_errors(self._target):
             self._data = io.FileIO(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644), "r+b")
         self._journal = -1
         self._verified = False
@@ -88,7 +89,7 @@ class Partial:
 
     def note(self, number: int, digest: str) -> None:
         """A block is whole on the disk."""
-        with self._using(), typed_write_errors(self._folder / _BLOCKS):
+        with self._using(), typed_write_errors(self._target):
             os.write(self._journal, _line({"block": number, "xxh3": digest}))
             self.finished[number] = digest
 
@@ -99,7 +100,7 @@ class Partial:
             NotEnoughSpaceError, TargetNotWritableError: the disk failed.
             SourceReadError: it was closed.
         """
-        with self._using(), typed_write_errors(self._path):
+        with self._using(), typed_write_errors(self._target):
             pwrite_exactly(self._data.fileno(), data, offset)
 
     def read(self, length: int, offset: int) -> bytes:
@@ -173,7 +174,7 @@ class Partial:
         """Begin a journal of what is kept; it replaces the old one when it is whole."""
         path = self._folder / _BLOCKS
         fresh = path.with_name(f"{_BLOCKS}.new")
-        with self._using(), typed_write_errors(path):
+        with self._using(), typed_write_errors(self._target):
             self._journal = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o644)
             lines = [_head(self._facts), *({"block": n, "xxh3": digest} for n, digest in sorted(self.finished.items()))]
             os.write(self._journal, b"".join(_line(line) for line in lines))
@@ -198,12 +199,12 @@ def take_partial(target: Path, facts: RemoteFacts) -> Partial:
         except OSError:
             continue
         if recorded:
-            return Partial(folder, facts, recorded)
+            return Partial(target, folder, facts, recorded)
         remove_any(folder)
-    with typed_write_errors(folder):
+    with typed_write_errors(target):
         folder.mkdir()
     try:
-        return Partial(folder, facts, {})
+        return Partial(target, folder, facts, {})
     except BaseException:
         remove_any(folder)
         raise

@@ -24,11 +24,15 @@ _OVERHEAD = 0.02
 _LONGEST_BYTES = 64 * 1024 * 1024
 # Less than this is not worth a request of its own while there is other work.
 _GRAIN_BYTES = 1024 * 1024
+# Stretches begin and end where pages do.
+_PAGE_BYTES = 64 * 1024
 # Taking a stretch over must spare this many seconds beyond what another request costs.
 _WORTH_S = 0.05
-# A connection that has been silent so long, and many times the usual first byte's time, has to be expected to stay so.
-_SILENT_S = 2.0
-_SILENT_ROUND_TRIPS = 10
+# Neither is less than this of a connection that still brings something.
+_LEAST_TAKEN_BYTES = 256 * 1024
+# A connection that has been silent so long, and many times the longest silence that ended, will hardly say more.
+_SILENT_S = 3.0
+_SILENCES = 5
 
 
 class ByteRanges:
@@ -88,6 +92,11 @@ class Stretch:
         self.position = max(self.position, self.begin)
 
     @property
+    def heard_at(self) -> float:
+        """When its connection last had something to say, or was asked."""
+        return self.asked_at if self.moved_at is None else self.moved_at
+
+    @property
     def left(self) -> int:
         """Bytes still to come."""
         return max(0, self.end - self.position)
@@ -109,6 +118,10 @@ class StretchPlan:
         self._active: list[Stretch] = []
         self._unasked = sum(end - begin for begin, end in self._gaps)
         self._round_bytes = self._left_in_round = 0
+        # What counts as silence. It doubles with each take-over for that reason: a source all of whose connections are
+        # slow must not have them taken from each other for ever.
+        self._silent_s = _SILENT_S
+        self._longest_silence_s = 0.0
         self.first_byte_s: float | None = None
         self.bytes_per_s: float | None = None
 
@@ -131,6 +144,7 @@ class StretchPlan:
 
     def advance(self, stretch: Stretch, position: int, now: float) -> None:
         """The bytes of a stretch before `position` have come."""
+        self._longest_silence_s = max(self._longest_silence_s, now - stretch.heard_at)
         if stretch.first_byte_at is None:
             stretch.first_byte_at = now
             self.first_byte_s = _mean(self.first_byte_s, now - stretch.asked_at)
@@ -169,7 +183,7 @@ class StretchPlan:
     def _length(self) -> int:
         """The length of the next stretch: the same for a whole round, so that the last round ends all at once."""
         if not self._left_in_round:
-            share = _round_up(-(-self._unasked // self._connections), _GRAIN_BYTES)
+            share = max(_GRAIN_BYTES, _round_up(-(-self._unasked // self._connections), _PAGE_BYTES))
             preferred = preferred_bytes(self.first_byte_s, self.bytes_per_s, self._block_bytes)
             # A round that would leave less than half of itself to the next one takes that too.
             self._round_bytes = share if share < 1.5 * preferred else preferred
@@ -191,6 +205,10 @@ class StretchPlan:
         if spared_s < 2 * (self.first_byte_s or 0.0) + _WORTH_S:
             return None
         cut = victim.position + int(victim.left * rate / (rate + own))
+        if rate and victim.end - cut < _LEAST_TAKEN_BYTES:
+            return None
+        if not rate:
+            self._silent_s *= 2
         stretch = Stretch(cut, victim.end, now)
         victim.end = cut
         if not victim.left:
@@ -200,8 +218,7 @@ class StretchPlan:
     def _rate(self, stretch: Stretch, now: float) -> float | None:
         """Bytes a second to expect of a stretch from now on; `None` when it is too early to tell."""
         round_trip = self.first_byte_s or 0.0
-        silent_s = now - (stretch.asked_at if stretch.moved_at is None else stretch.moved_at)
-        if silent_s > max(_SILENT_S, _SILENT_ROUND_TRIPS * round_trip):
+        if now - stretch.heard_at > max(self._silent_s, _SILENCES * self._longest_silence_s):
             return 0.0
         running_s = 0.0 if stretch.first_byte_at is None else now - stretch.first_byte_at
         if running_s < max(2 * round_trip, _WORTH_S):

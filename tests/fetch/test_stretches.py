@@ -1,0 +1,172 @@
+"""Dividing a file among connections: every byte once, long requests, no connection idle beside a long tail."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from colabstage.fetch.stretches import ByteRanges, Stretch, StretchPlan, preferred_bytes
+
+MIB = 1024 * 1024
+BLOCK = 8 * MIB
+
+pairs = st.tuples(st.integers(0, 60), st.integers(0, 60)).map(sorted)
+
+
+@given(st.lists(pairs, max_size=12), pairs)
+def test_byte_ranges_are_a_set_of_numbers(ranges: list[list[int]], asked: list[int]) -> None:
+    """Adding, counting and asking give what a plain set of byte numbers gives."""
+    ours, plain = ByteRanges(), set[int]()
+    for begin, end in ranges:
+        new = set(range(begin, end)) - plain
+        assert ours.add(begin, end) == len(new)
+        plain |= new
+    assert ours.total == len(plain)
+    missing = sorted(set(range(*asked)) - plain)
+    assert ours.first_missing(*asked) == (missing[0] if missing else None)
+    holes = ours.missing(60)
+    assert [n for begin, end in holes for n in range(begin, end)] == sorted(set(range(60)) - plain)
+    assert all(left[1] < right[0] for left, right in itertools.pairwise(holes))
+
+
+class Line:
+    """Connections of given speeds that work through a plan, on a clock that jumps; no threads, no time."""
+
+    def __init__(self, plan: StretchPlan, speeds: list[float], latency_s: float, *, piece_s: float = 0.2) -> None:
+        self._piece_s = piece_s
+        self.plan, self.latency_s = plan, latency_s
+        self.got: list[tuple[int, int]] = []
+        self.requests: list[int] = []
+        self.end_s = 0.0
+        self.now = 0.0
+        self._speeds = speeds
+
+    def _piece(self, number: int) -> int:
+        """Bytes that come at once."""
+        return max(1, min(MIB, int(self._speeds[number] * self._piece_s)))
+
+    def run(self, until: int) -> None:
+        """Go on until `until` bytes have come."""
+        arrived = ByteRanges()
+        events: list[tuple[float, int, Stretch | None]] = [(0.0, number, None) for number in range(len(self._speeds))]
+        for _ in range(200_000):
+            if arrived.total >= until:
+                break
+            self.now, number, stretch = heapq.heappop(events)
+            if stretch is not None and stretch.left:
+                position, end = stretch.position, stretch.position + min(self._piece(number), stretch.left)
+                self.got.append((position, end))
+                arrived.add(position, end)
+                self.plan.advance(stretch, end, self.now)
+                wait_s = 0.0
+            else:
+                stretch = self.plan.take(self.now)
+                if stretch is None:
+                    heapq.heappush(events, (self.now + 0.05, number, None))
+                    continue
+                self.requests.append(stretch.left)
+                wait_s = self.latency_s
+            wait_s += min(self._piece(number), stretch.left) / self._speeds[number]
+            heapq.heappush(events, (self.now + wait_s, number, stretch))
+        assert arrived.total >= until, "it never ends"
+        self.end_s = self.now
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.lists(st.tuples(st.integers(1, 40_000_000), st.integers(1, 90_000_000)), min_size=1, max_size=4),
+    st.lists(st.floats(2e5, 5e7), min_size=1, max_size=17),
+    st.floats(0.0, 0.5),
+)
+def test_every_missing_byte_comes_and_no_other(
+    parts: list[tuple[int, int]], speeds: list[float], latency_s: float
+) -> None:
+    """Whatever is missing, however fast the connections are: all of it arrives, hardly anything twice."""
+    gaps, at = [], 0
+    for hole, length in parts:
+        gaps.append((at + hole, at + hole + length))
+        at += hole + length
+    line = Line(StretchPlan(gaps, connections=len(speeds), block_bytes=BLOCK), speeds, latency_s)
+    total = sum(end - begin for begin, end in gaps)
+    line.run(total)
+    arrived = ByteRanges()
+    for begin, end in line.got:
+        assert any(low <= begin and end <= high for low, high in gaps)
+        arrived.add(begin, end)
+    assert arrived.total == total
+
+
+def test_equal_connections_end_within_four_percent_of_the_ideal() -> None:
+    """Two gigabytes by sixteen connections of 20 MB/s, 50 ms away: requests are long and few, and all end at once."""
+    size = 2_000_000_000
+    line = Line(StretchPlan([(0, size)], connections=16, block_bytes=BLOCK), [20e6] * 16, 0.05)
+    line.run(size)
+    assert line.end_s < 1.04 * size / (16 * 20e6)
+    assert len(line.requests) <= 16 * 6
+
+
+def test_a_connection_a_hundred_times_slower_does_not_hold_up_the_end() -> None:
+    """What the slow one was given is taken over by the others."""
+    size = 400_000_000
+    line = Line(StretchPlan([(0, size)], connections=4, block_bytes=BLOCK), [20e6, 20e6, 20e6, 2e5], 0.05)
+    line.run(size)
+    assert line.end_s < 1.25 * size / 60e6
+
+
+def test_connections_whose_pieces_take_long_do_not_rob_each_other() -> None:
+    """A megabyte every ten seconds is slow, not silent: hardly anything is fetched twice."""
+    size = 64 * MIB
+    line = Line(StretchPlan([(0, size)], connections=8, block_bytes=BLOCK), [1e5] * 8, 0.1, piece_s=100.0)
+    line.run(size)
+    assert sum(end - begin for begin, end in line.got) < 1.3 * size
+    assert line.end_s < 1.5 * size / 8e5
+
+
+def test_what_a_silent_connection_had_is_taken_over_whole() -> None:
+    """A connection that brings nothing for seconds is left with nothing, so that the file can end without it."""
+    plan = StretchPlan([(0, 2 * BLOCK)], connections=2, block_bytes=BLOCK)
+    silent, quick = plan.take(0.0), plan.take(0.0)
+    assert silent is not None
+    assert quick is not None
+    for piece in range(1, 9):
+        plan.advance(quick, quick.begin + piece * MIB, 0.05 * piece)
+    half = plan.take(0.5)
+    assert half is not None
+    assert (half.begin, half.end) == (silent.end, BLOCK)
+    for piece in range(1, 5):
+        plan.advance(half, half.begin + piece * MIB, 0.5 + 0.05 * piece)
+    rest = plan.take(4.0)
+    assert rest is not None
+    assert (rest.begin, rest.end) == (0, half.begin)
+    assert silent.left == 0
+    assert plan.take(4.1) is None
+
+
+def test_what_is_given_back_is_handed_out_first() -> None:
+    """A stretch whose connection was refused goes to the next one that is free, front first."""
+    plan = StretchPlan([(0, 10 * BLOCK)], connections=4, block_bytes=BLOCK)
+    first, second = plan.take(0.0), plan.take(0.0)
+    assert first is not None
+    assert second is not None
+    plan.advance(first, 3 * MIB, 0.1)
+    plan.finish(first, 0.2)
+    plan.finish(first, 0.2)
+    again = plan.take(0.3)
+    assert again is not None
+    assert (again.begin, again.end) == (3 * MIB, BLOCK)
+    assert plan.front == 2 * BLOCK
+
+
+@pytest.mark.parametrize(
+    ("first_byte_s", "bytes_per_s", "blocks"),
+    [(None, None, 1), (0.05, 20e6, 6), (0.0001, 2e9, 2), (0.4, 50e6, 8), (0.05, 1e4, 1)],
+)
+def test_a_stretch_makes_its_round_trip_cheap(
+    first_byte_s: float | None, bytes_per_s: float | None, blocks: int
+) -> None:
+    """The farther and the faster a source is, the longer one asks at once, within bounds."""
+    assert preferred_bytes(first_byte_s, bytes_per_s, BLOCK) == blocks * BLOCK
