@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Self
 from colabstage.simulate.model import Meter, Traffic
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from types import TracebackType
 
     from colabstage.simulate.knobs import DriveKnobs
@@ -55,6 +56,14 @@ class ThrottledTree:
         data = self._tree.read(entry)
         time.sleep(max(0.0, arrived - time.monotonic()))
         return data
+
+    def chunks(self, entry: FileEntry) -> Iterator[bytes]:
+        """The content of one file in pieces, the first not sooner than Drive would have the file here."""
+        with self._lock:
+            arrived = self._arrival(entry, time.monotonic())
+        for piece in self._tree.chunks(entry):
+            time.sleep(max(0.0, arrived - time.monotonic()))
+            yield piece
 
     def _arrival(self, entry: FileEntry, now: float) -> float:
         if entry.name in self._cached:

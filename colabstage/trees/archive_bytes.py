@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import io
 import os
 from typing import TYPE_CHECKING, Self
@@ -14,6 +15,11 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from colabstage.trees.tree import ByteSource
+
+# From Linux's falloc.h.
+_KEEP_SIZE, _PUNCH_HOLE = 1, 2
+# Holes begin and end at multiples of this: every file system's block size divides it.
+_HOLE_BYTES = 64 * 1024
 
 
 class LocalBytes:
@@ -47,6 +53,10 @@ class LocalBytes:
         """Length of the whole file in bytes, as it was when opened."""
         return self._size
 
+    def fileno(self) -> int:
+        """The handle, for a process that shall read the same file."""
+        return self._handle
+
     def pread(self, length: int, offset: int) -> bytes:
         """Up to `length` bytes at `offset`; shorter only at the end of the file."""
         return pread_exactly(self._handle, length, offset)
@@ -67,6 +77,49 @@ class LocalBytes:
 
     def __del__(self) -> None:
         self.close()
+
+
+class OwnBytes(LocalBytes):
+    """The bytes of a file that colabstage itself made and nobody else needs: what has been used can be given back.
+
+    Never for a user's file. Where the file system cannot make holes, the file keeps its size and nothing is lost.
+
+    Args:
+        path: the file; opened for writing too.
+        label: its address for messages.
+    """
+
+    def __init__(self, path: Path, *, label: str | None = None) -> None:
+        super().__init__(path, label=label)
+        self._writer = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        self._released = 0
+
+    @property
+    def released_bytes(self) -> int:
+        """How many bytes have been given back to the disk."""
+        return self._released
+
+    def release_before(self, offset: int) -> None:
+        """Give the disk back what lies before `offset`; those bytes read as zeros from now on."""
+        start, end = self._released, offset // _HOLE_BYTES * _HOLE_BYTES
+        if end > start and punch_hole(self._writer, start, end - start):
+            self._released = end
+
+    def close(self) -> None:
+        """Let go of both handles. Calling it twice is fine."""
+        super().close()
+        handle, self._writer = getattr(self, "_writer", -1), -1
+        if handle >= 0:
+            os.close(handle)
+
+
+def punch_hole(handle: int, offset: int, length: int) -> bool:
+    """Free the disk space of a part of a file, which reads as zeros then; whether the file system can do that."""
+    fallocate = getattr(ctypes.CDLL(None, use_errno=True), "fallocate64", None)
+    if fallocate is None:
+        return False
+    fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+    return bool(fallocate(handle, _PUNCH_HOLE | _KEEP_SIZE, offset, length) == 0)
 
 
 class SourceFile(io.RawIOBase):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Literal
 
-ArchiveKind = Literal["zip", "tar", "tar.gz", "tar.bz2", "tar.xz", "tar.zst"]
+ArchiveKind = Literal["zip", "tar", "tar.gz", "tar.bz2", "tar.xz", "tar.zst", "gz", "bz2", "xz", "zst", "7z", "rar"]
 Compression = Literal["gz", "bz2", "xz", "zst"]
 
 # As much of a file as `describe_contents` and `archive_magic` want to see.
@@ -54,6 +54,13 @@ def compression_of(head: bytes) -> Compression | None:
 def is_zip_head(head: bytes) -> bool:
     """Whether a zip begins like this; its directory, at the other end, says whether it is whole."""
     return head.startswith((b"PK\3\4", b"PK\5\6", b"PK\7\x08PK\3\4", b"PK00PK\3\4"))
+
+
+def foreign_kind(head: bytes) -> Literal["7z", "rar"] | None:
+    """The archive that only a tool or a library of its own reads, by its first bytes."""
+    if head.startswith(b"7z\xbc\xaf\x27\x1c"):
+        return "7z"
+    return "rar" if head.startswith(b"Rar!\x1a\x07") else None
 
 
 def is_tar_head(head: bytes) -> bool:

@@ -7,8 +7,10 @@ archive: skipping the one member would hand over a dataset that is not the one i
 from __future__ import annotations
 
 import functools
+import os
 import posixpath
 import re
+import unicodedata
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 
 _DRIVE_LETTER = re.compile(r"\A[A-Za-z]:")
 
+_MAX_PART_BYTES = 255
 _JUNK_FOLDERS = frozenset({"__MACOSX", ".ipynb_checkpoints", ".git"})
 _JUNK_FILES = frozenset({".ds_store", "thumbs.db", "desktop.ini"})
 # A chain of links longer than this is a loop for every practical purpose; Linux gives up at 40 as well.
@@ -191,17 +194,48 @@ def parent_folders(names: Iterable[str]) -> set[str]:
 
 
 def check_case_collisions(archive: str, names: Iterable[str]) -> None:
-    """Refuse names that one folder cannot hold on a disk that ignores case; only extraction onto a disk needs this.
+    """Refuse names that one folder cannot hold on a disk that ignores case or the way accents are encoded.
+
+    Only extraction onto a disk needs this.
 
     Raises:
-        UnsafeArchiveError: two names differ in upper and lower case only.
+        UnsafeArchiveError: two names differ in upper and lower case only, or in the encoding of accents only.
     """
     paths = list(names)
     seen: dict[str, str] = {}
     for path in [*paths, *sorted(parent_folders(paths))]:
-        other = seen.setdefault(path.casefold(), path)
+        other = seen.setdefault(_folded(path), path)
         if other != path:
-            raise refuse_member(archive, path, f"it differs from {other!r} in upper and lower case only")
+            what = "upper and lower case" if path.casefold() == other.casefold() else "the encoding of its characters"
+            raise refuse_member(archive, path, f"it differs from {other!r} in {what} only")
+
+
+def _folded(name: str) -> str:
+    if name.isascii():
+        return name.lower()
+    return unicodedata.normalize("NFC", unicodedata.normalize("NFC", name).casefold())
+
+
+def check_lengths(archive: str, names: Iterable[str], *, room_bytes: int) -> None:
+    """Refuse names that no Linux file system takes.
+
+    Args:
+        archive: its address, for messages.
+        names: cleaned names.
+        room_bytes: what a whole name may take.
+
+    Raises:
+        UnsafeArchiveError: a name, or one part of it, is too long.
+    """
+    for name in names:
+        # No character takes more than four bytes, so most names need no closer look.
+        if len(name) * 4 <= _MAX_PART_BYTES:
+            continue
+        whole = os.fsencode(name)
+        if len(whole) > room_bytes or max(map(len, whole.split(b"/"))) > _MAX_PART_BYTES:
+            shown = f"{name[:40]}…"
+            reason = f"its name is {len(whole):,} bytes long; file systems take {_MAX_PART_BYTES} for each part of one"
+            raise refuse_member(archive, shown, f"{reason} and {room_bytes:,} for all")
 
 
 def is_junk(name: str) -> bool:

@@ -9,7 +9,7 @@ import stat
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from colabstage.errors import ArchiveError, CorruptArchiveError, MissingDependencyError, SourceNotFoundError
+from colabstage.errors import ArchiveError, CorruptArchiveError, SourceNotFoundError
 from colabstage.retry import RetryPolicy, read_with_retry
 from colabstage.trees.archive_bytes import LocalBytes
 from colabstage.trees.contents import (
@@ -18,28 +18,31 @@ from colabstage.trees.contents import (
     Compression,
     compression_of,
     describe_contents,
+    foreign_kind,
     is_tar_head,
     is_zip_head,
 )
 from colabstage.trees.decompress import open_stream
 from colabstage.trees.folder import FolderTree
+from colabstage.trees.foreign import ForeignTree
 from colabstage.trees.names import DEFAULT_LIMITS, ArchiveLimits
+from colabstage.trees.single import SingleTree
 from colabstage.trees.tar import TarTree
 from colabstage.trees.zip import ZipTree
 
 if TYPE_CHECKING:
     from colabstage.trees.tree import ByteSource, Tree
 
-TreeFormat = Literal["folder", "zip", "tar", "tar.gz", "tar.bz2", "tar.xz", "tar.zst"]
+TreeFormat = Literal["folder"] | ArchiveKind
 
 _TARS: dict[Compression, ArchiveKind] = {"gz": "tar.gz", "bz2": "tar.bz2", "xz": "tar.xz", "zst": "tar.zst"}
-_ARCHIVE_SUFFIXES = (".zip", ".tar", ".tgz", ".tbz2", ".txz", ".gz", ".bz2", ".xz", ".zst")
+_ARCHIVE_SUFFIXES = (".zip", ".tar", ".tgz", ".tbz2", ".txz", ".gz", ".bz2", ".xz", ".zst", ".7z", ".rar")
 _DRIVE_FOLDERS = frozenset({"MyDrive", "My Drive", "Shareddrives", "Shared drives"})
 _NAMES_SHOWN = 6
 
 
 def recognise(path: Path) -> TreeFormat | None:
-    """What can be opened at `path`: a folder, a zip, a tar and how it is compressed; `None` for anything else.
+    """What can be opened at `path`: a folder, an archive, a compressed file; `None` for anything else.
 
     Raises:
         SourceNotFoundError: there is nothing; the message says what is there instead.
@@ -65,18 +68,19 @@ def recognise_archive(source: ByteSource) -> ArchiveKind | None:
         return "tar"
     compression = compression_of(head)
     if compression is None:
-        return None
-    # A Zstandard file cannot be looked into without its package; it is taken for what its neighbours are.
+        return foreign_kind(head)
     inside = _first_unpacked(source)
-    return _TARS[compression] if inside is None or is_tar_head(inside) else None
+    if inside is None:
+        return None
+    return _TARS[compression] if is_tar_head(inside) else compression
 
 
 def open_tree(path: Path, *, spool: Path, workers: int = 1, limits: ArchiveLimits = DEFAULT_LIMITS) -> Tree:
-    """Open a folder, a zip or a tar as a tree.
+    """Open a folder, an archive or a compressed file as a tree.
 
     Args:
         path: the folder or archive.
-        spool: a folder on a local disk for the unpacked form of a compressed tar; nothing stays in it.
+        spool: a folder on a local disk for the unpacked form of what is compressed as a whole; nothing stays in it.
         workers: how many folders are listed at once; for folders on a mounted Drive.
         limits: what an archive's headers may promise.
 
@@ -86,8 +90,8 @@ def open_tree(path: Path, *, spool: Path, workers: int = 1, limits: ArchiveLimit
         OSError: as the disk or mount answers when an archive is read.
         ArchiveError: the file is no archive; the message says what it is.
         CorruptArchiveError, UnsafeArchiveError: as for `ZipTree` and `TarTree`.
-        MissingDependencyError: a tar.zst, and no package that reads Zstandard.
-        NotEnoughSpaceError: the unpacked form of a compressed tar does not fit in `spool`.
+        MissingDependencyError: a 7z or rar, and neither tool nor package that reads it.
+        NotEnoughSpaceError: the unpacked form does not fit in `spool`.
     """
     if _is_folder(path):
         return FolderTree(path, workers=workers)
@@ -111,28 +115,33 @@ def _open_recognised(source: ByteSource, spool: Path, limits: ArchiveLimits) -> 
     kind = recognise_archive(source)
     if kind is None:
         raise _no_archive(source)
-    return ZipTree(source, limits=limits) if kind == "zip" else TarTree(source, spool=spool, limits=limits)
+    if kind == "zip":
+        return ZipTree(source, limits=limits)
+    if kind in ("7z", "rar"):
+        return ForeignTree(source, spool=spool, limits=limits)
+    if kind.startswith("tar"):
+        return TarTree(source, spool=spool, limits=limits)
+    return SingleTree(source, spool=spool, limits=limits)
 
 
 def _first_unpacked(source: ByteSource) -> bytes | None:
-    """The first unpacked bytes of a compressed stream: empty if it is damaged, `None` if nothing here can unpack it."""
+    """The first unpacked bytes of a compressed stream; `None` if it is damaged."""
     try:
         with open_stream(source) as stream:
             return stream.read(HEAD_BYTES)
-    except MissingDependencyError:
-        return None
     except CorruptArchiveError:
-        return b""
+        return None
 
 
 def _no_archive(source: ByteSource) -> ArchiveError:
     head = source.pread(HEAD_BYTES, 0)
     what = describe_contents(head)
-    compression = compression_of(head)
-    if compression is not None:
-        inside = _first_unpacked(source)
-        what += f" of a single file ({describe_contents(inside)}), not of a tar" if inside else " that does not unpack"
-    msg = f"'{source.label}' is no archive but {what}. Give a folder, a zip or a tar (also .gz, .bz2, .xz or .zst)."
+    if compression_of(head) is not None:
+        what += " that does not unpack"
+    msg = (
+        f"'{source.label}' is no archive but {what}. Give a folder, a zip, a tar, a 7z or a rar, or a file compressed "
+        "with gzip, bzip2, xz or Zstandard."
+    )
     return CorruptArchiveError(msg) if source.label.lower().endswith(_ARCHIVE_SUFFIXES) else ArchiveError(msg)
 
 

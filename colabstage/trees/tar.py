@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import errno
 from typing import TYPE_CHECKING, NamedTuple, Self
 
-from colabstage.errors import NotEnoughSpaceError, UnsafeArchiveError
-from colabstage.fileops import make_folder, temp_beside
-from colabstage.trees.archive_bytes import LocalBytes
+from colabstage.errors import UnsafeArchiveError
+from colabstage.fileops import block_ranges
 from colabstage.trees.contents import HEAD_BYTES, compression_of
-from colabstage.trees.decompress import open_stream
 from colabstage.trees.messages import cut_while_read, foreign_entry, skipped_links
 from colabstage.trees.names import (
     DEFAULT_LIMITS,
@@ -23,18 +20,16 @@ from colabstage.trees.names import (
     refuse_member,
     resolve_link,
 )
+from colabstage.trees.spool import unpack_into
 from colabstage.trees.tar_headers import TarMember, scan_members
-from colabstage.trees.tree import FileEntry, TreeKind
-from colabstage.units import format_bytes
+from colabstage.trees.tree import PIECE_BYTES, FileEntry, TreeKind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
     from types import TracebackType
 
     from colabstage.trees.tree import ByteSource
-
-_SPOOL_BYTES = 4 << 20
 
 
 class TarTree:
@@ -49,7 +44,6 @@ class TarTree:
         CorruptArchiveError: truncated, damaged, or no tar.
         UnsafeArchiveError: a member that no archive should have, or more content than `limits` allow.
         ArchiveError: sparse members, or one volume of several.
-        MissingDependencyError: Zstandard, and no package that reads it.
         NotEnoughSpaceError: the unpacked form does not fit in `spool`.
         TargetNotWritableError: nothing can be written in `spool`.
     """
@@ -58,7 +52,7 @@ class TarTree:
         self._source = source
         self._bytes = source
         if compression_of(source.pread(HEAD_BYTES, 0)) is not None:
-            self._bytes = _unpack(source, spool, limits)
+            self._bytes = unpack_into(spool, source, limits)
         try:
             found = _read_headers(self._bytes, source.size, limits)
         except BaseException:
@@ -68,7 +62,8 @@ class TarTree:
         self._members = found.files
         self._notes = skipped_links(found.skipped)
         self._entries = tuple(
-            FileEntry(name, member.size, member.mtime_ns, member.offset) for name, member in sorted(found.files.items())
+            FileEntry(name, member.size, member.mtime_ns, member.offset, member.executable)
+            for name, member in sorted(found.files.items())
         )
 
     @property
@@ -98,13 +93,36 @@ class TarTree:
             OSError: as the medium answers.
             SourceReadError: the archive is shorter than it was when opened.
         """
-        member = self._members.get(entry.name)
-        if member is None:
-            raise foreign_entry(self.label, entry.name)
+        member = self.member(entry)
         data = self._bytes.pread(member.size, member.offset) if member.size else b""
         if len(data) != member.size:
             raise cut_while_read(self.label, entry.name)
         return data
+
+    def chunks(self, entry: FileEntry) -> Iterator[bytes]:
+        """The content of one member in pieces of at most 16 MiB.
+
+        Raises:
+            As `read`.
+        """
+        member = self.member(entry)
+        for offset, length in block_ranges(member.size, PIECE_BYTES):
+            data = self._bytes.pread(length, member.offset + offset)
+            if len(data) != length:
+                raise cut_while_read(self.label, entry.name)
+            yield data
+
+    @property
+    def source(self) -> ByteSource:
+        """The bytes that members' offsets count in: the archive's, or those of its unpacked form."""
+        return self._bytes
+
+    def member(self, entry: FileEntry) -> TarMember:
+        """What the headers say of a file; of a link, what they say of the file that it leads to."""
+        member = self._members.get(entry.name)
+        if member is None:
+            raise foreign_entry(self.label, entry.name)
+        return member
 
     def close(self) -> None:
         """Close the source and drop the unpacked form. Calling it twice is fine."""
@@ -172,27 +190,3 @@ def _hardlink_target(archive: str, name: str, target: str) -> str:
         return clean_member_name(archive, target)
     except UnsafeArchiveError:
         raise refuse_member(archive, name, f"it is a link to {target!r}, outside the archive") from None
-
-
-def _unpack(source: ByteSource, spool: Path, limits: ArchiveLimits) -> LocalBytes:
-    """Decompress the archive into `spool`; the file has no name by the time this returns."""
-    make_folder(spool)
-    path = temp_beside(spool / "unpacked.tar")
-    written = 0
-    try:
-        with path.open("xb", buffering=0) as out, open_stream(source) as stream:
-            while part := stream.read(_SPOOL_BYTES):
-                written += len(part)
-                check_limits(source.label, 0, written, source.size, limits)
-                out.write(part)
-        return LocalBytes(path, label=source.label)
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        msg = (
-            f"'{source.label}' does not fit in '{spool}' when unpacked: the disk was full after "
-            f"{format_bytes(written)}. Free some space or name a folder on a larger disk."
-        )
-        raise NotEnoughSpaceError(msg) from error
-    finally:
-        path.unlink(missing_ok=True)

@@ -34,7 +34,7 @@ _MAX_PADDING_BYTES = 1 << 20
 class TarMember(NamedTuple):
     """One member. `kind`: `"file"`, `"folder"`, `"symlink"`, `"hardlink"` or `"special"`. `link`: target of a link.
 
-    `name` is uncleaned. `offset`, `size`: where its content lies, in bytes.
+    `name` is uncleaned. `offset`, `size`: where its content lies, in bytes. `executable`: for its owner.
     """
 
     name: str
@@ -43,6 +43,7 @@ class TarMember(NamedTuple):
     offset: int
     size: int
     mtime_ns: int
+    executable: bool = False
 
 
 class _Header(NamedTuple):
@@ -53,6 +54,7 @@ class _Header(NamedTuple):
     mtime: int
     kind: bytes
     link: bytes
+    mode: int
 
 
 def scan_members(source: ByteSource) -> Iterator[TarMember]:
@@ -90,11 +92,11 @@ def _parse(source: ByteSource, block: bytes, at: int) -> _Header:
     if len(block) < BLOCK:
         raise _truncated(source, "its last header is cut")
     # fmt: off
-    (name, _, _, _, size, mtime, checksum, kind, link, magic, _, _, _, _, _, prefix) = _HEADER.unpack(block)
+    (name, mode, _, _, size, mtime, checksum, kind, link, magic, _, _, _, _, _, prefix) = _HEADER.unpack(block)
     # fmt: on
     try:
         whole = _number(checksum) in header_checksums(block)
-        header = _Header(_text(name), _number(size), _number(mtime), kind, _text(link))
+        header = _Header(_text(name), _number(size), _number(mtime), kind, _text(link), _number(mode))
     except ValueError:
         whole = False
     if not whole or header.size < 0:
@@ -187,7 +189,7 @@ def _apply(source: ByteSource, header: _Header, at: int, pax: dict[str, str]) ->
     link = pax.get("linkpath") or _decode(header.link)
     # What does not fit 64 bits is no time.
     mtime_ns = mtime_ns if abs(mtime_ns) < 1 << 63 else 0
-    return TarMember(name, kind, link, at, stored, mtime_ns), _padded(stored)
+    return TarMember(name, kind, link, at, stored, mtime_ns, bool(header.mode & 0o100)), _padded(stored)
 
 
 def _kind(typeflag: bytes, name: str) -> str:

@@ -6,9 +6,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol, Self
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from types import TracebackType
 
-TreeKind = Literal["folder", "zip", "tar"]
+TreeKind = Literal["folder", "zip", "tar", "7z", "rar", "file"]
+
+# The most that `Tree.chunks` hands over at once.
+PIECE_BYTES = 16 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,12 +24,14 @@ class FileEntry:
     `mtime_ns`: modification time in nanoseconds since 1970; 0 where the container keeps none.
     `position`: reading entries by ascending position is sequential for the medium: the offset in an archive, the
     place in the listing of a folder.
+    `executable`: whether an archive marks it as a program of its owner; a folder does not tell.
     """
 
     name: str
     size: int
     mtime_ns: int
     position: int
+    executable: bool = False
 
 
 class Tree(Protocol):
@@ -54,6 +60,16 @@ class Tree(Protocol):
             OSError: as the medium answers (a mount's errno 5, 107, …).
             SourceReadError: the content is shorter or longer than listed.
             CorruptArchiveError: the member is damaged.
+        """
+
+    def chunks(self, entry: FileEntry) -> Iterator[bytes]:
+        """The content of one file in order, in pieces of at most `PIECE_BYTES`, so that none is held in memory whole.
+
+        Verified as `read` does it, once the last piece has come: what was made of the pieces counts only when the
+        iterator has ended.
+
+        Raises:
+            As `read`; while iterating.
         """
 
     def close(self) -> None:

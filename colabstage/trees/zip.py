@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import bz2
-import lzma
 import stat
-import struct
-from typing import TYPE_CHECKING, Self, cast
+from typing import TYPE_CHECKING, Self
 
-from isal import isal_zlib
-
-from colabstage.errors import ArchiveError, CorruptArchiveError
-from colabstage.trees.messages import cut_while_read, foreign_entry, skipped_links
+from colabstage.errors import ArchiveError
+from colabstage.trees.messages import foreign_entry, skipped_links
 from colabstage.trees.names import (
     DEFAULT_LIMITS,
     ArchiveLimits,
@@ -26,22 +21,16 @@ from colabstage.trees.names import (
 )
 from colabstage.trees.tree import FileEntry, TreeKind
 from colabstage.trees.zip_directory import ZipMember, read_directory
+from colabstage.trees.zip_members import READABLE_METHODS, member_chunks, read_member
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Iterator
     from types import TracebackType
 
     from colabstage.trees.tree import ByteSource
 
-_LOCAL = struct.Struct("<4s5H3L2H")
 _FLAG_ENCRYPTED = 0x1
-_FLAG_LZMA_END = 0x2
-# The part of a gap behind a member that is read along with it: its data descriptor (24 bytes) and alignment.
-_MAX_GAP_BYTES = 64 * 1024
-# A member longer than this is read after its local header, not with it: that spares copying it once more.
-_SPLIT_BYTES = 1 << 20
-_LZMA_MEMORY_BYTES = 1 << 30
-_METHODS = {1: "Shrink", 6: "Implode", 9: "Deflate64", 93: "Zstandard", 95: "xz", 98: "PPMd", 99: "AES"}
+_METHODS = {1: "Shrink", 6: "Implode", 9: "Deflate64", 20: "Zstandard", 97: "WavPack", 98: "PPMd", 99: "AES"}
 
 
 class ZipTree:
@@ -96,10 +85,27 @@ class ZipTree:
             SourceReadError: the archive is shorter than it was when opened.
             CorruptArchiveError: the member is damaged.
         """
+        return read_member(self._source, self.member(entry))
+
+    def chunks(self, entry: FileEntry) -> Iterator[bytes]:
+        """The content of one member in pieces of at most 16 MiB; its CRC-32 is verified after the last.
+
+        Raises:
+            As `read`.
+        """
+        return member_chunks(self._source, self.member(entry))
+
+    @property
+    def source(self) -> ByteSource:
+        """The archive's bytes."""
+        return self._source
+
+    def member(self, entry: FileEntry) -> ZipMember:
+        """What the directory says of a file."""
         member = self._members.get(entry.name)
         if member is None:
             raise foreign_entry(self.label, entry.name)
-        return read_member(self._source, member)
+        return member
 
     def close(self) -> None:
         """Close the source. Calling it twice is fine."""
@@ -115,87 +121,7 @@ class ZipTree:
 
 
 def _entry(name: str, member: ZipMember) -> FileEntry:
-    return FileEntry(name, member.size, member.mtime_ns, member.offset)
-
-
-def read_member(source: ByteSource, member: ZipMember) -> bytes:
-    """The content of one member, unpacked and verified."""
-    data = _packed_bytes(source, member)
-    if member.method:
-        unpack = _UNPACK[member.method]
-        try:
-            data = unpack(data, member)
-        except _UNPACK_ERRORS as error:
-            raise _damaged(source, member, f"it does not unpack ({error})") from error
-    if len(data) != member.size:
-        found = f"{len(data):,}" if len(data) < member.size else "more"
-        raise _damaged(source, member, f"it should hold {member.size:,} bytes but holds {found}")
-    # ISA-L's CRC-32 is four times as fast as zlib's: 8 against 32 µs for 100 kB.
-    if isal_zlib.crc32(data) != member.crc:
-        raise _damaged(source, member, "its checksum is wrong")
-    return data
-
-
-def _packed_bytes(source: ByteSource, member: ZipMember) -> bytes:
-    """The member as it lies in the archive. Its place depends on the local header, so both come in one read."""
-    least = _LOCAL.size + len(member.stored_name)
-    wanted = least + member.packed_size
-    gap = member.end - member.offset - wanted
-    length = wanted + gap if gap <= _MAX_GAP_BYTES else wanted + 64
-    split = member.packed_size > _SPLIT_BYTES
-    block = source.pread(least if split else length, member.offset)
-    if len(block) < least:
-        raise cut_while_read(source.label, member.name)
-    mark, name_length, extra_length = block[:4], *_LOCAL.unpack_from(block)[9:]
-    if mark != b"PK\3\4" or block[_LOCAL.size : _LOCAL.size + name_length] != member.stored_name:
-        raise _damaged(source, member, "the archive's directory points to something else")
-    start = _LOCAL.size + name_length + extra_length
-    if member.offset + start + member.packed_size > member.end:
-        raise _damaged(source, member, "it reaches into what follows it")
-    if not split and start + member.packed_size <= len(block):
-        return block[start : start + member.packed_size]
-    data = source.pread(member.packed_size, member.offset + start)
-    if len(data) != member.packed_size:
-        raise cut_while_read(source.label, member.name)
-    return data
-
-
-def _inflate(data: bytes, member: ZipMember) -> bytes:
-    # Bounded: a member that says 100 bytes and unpacks to a gigabyte stops at 101.
-    inflater = isal_zlib.decompressobj(wbits=-15)
-    content: bytes = inflater.decompress(data, member.size + 1)
-    if not inflater.eof and len(content) == member.size:
-        # The end mark may be left when the last byte of content is out.
-        content += inflater.decompress(inflater.unconsumed_tail, 1)
-    if not inflater.eof and len(content) <= member.size:
-        raise EOFError("its data end early")  # noqa: EM101
-    return content
-
-
-def _unbzip2(data: bytes, member: ZipMember) -> bytes:
-    return bz2.BZ2Decompressor().decompress(data, member.size + 1)
-
-
-def _unlzma(data: bytes, member: ZipMember) -> bytes:
-    # APPNOTE 5.8.8: version (2), length of properties (2), properties (5), stream. The stand-alone format that
-    # liblzma reads has the properties, the size (8; all ones when an end mark follows), the stream.
-    if len(data) < 9 or data[2:4] != b"\5\0":
-        raise lzma.LZMAError("its LZMA header is not readable")  # noqa: EM101
-    ends_marked = member.flags & _FLAG_LZMA_END
-    size = b"\xff" * 8 if ends_marked else member.size.to_bytes(8, "little")
-    decompressor = lzma.LZMADecompressor(lzma.FORMAT_ALONE, memlimit=_LZMA_MEMORY_BYTES)
-    return decompressor.decompress(b"".join((data[4:9], size, data[9:])), member.size + 1)
-
-
-# isal's type information declares the exception class as an instance.
-_UNPACK_ERRORS = (cast("type[Exception]", isal_zlib.IsalError), lzma.LZMAError, OSError, EOFError, ValueError)
-_UNPACK: dict[int, Callable[[bytes, ZipMember], bytes]] = {8: _inflate, 12: _unbzip2, 14: _unlzma}
-
-
-def _damaged(source: ByteSource, member: ZipMember, reason: str) -> CorruptArchiveError:
-    return CorruptArchiveError(
-        f"The member {member.name!r} of '{source.label}' is damaged: {reason}. Copy or upload the archive again."
-    )
+    return FileEntry(name, member.size, member.mtime_ns, member.offset, bool(member.mode & stat.S_IXUSR))
 
 
 def _check_members(archive: str, members: list[ZipMember]) -> dict[str, ZipMember]:
@@ -225,11 +151,11 @@ def _check_readable(archive: str, files: dict[str, ZipMember]) -> None:
     if locked:
         msg = (
             f"'{archive}' is password-protected ({len(locked):,} of {len(files):,} files, first {locked[0].name!r}). "
-            "Unpack it and make a zip without a password."
+            "Unpack it with its password, and stage the folder or a zip without one."
         )
         raise ArchiveError(msg)
     for member in files.values():
-        if member.method and member.method not in _UNPACK:
+        if member.method not in READABLE_METHODS:
             method = _METHODS.get(member.method, f"method {member.method}")
             msg = (
                 f"'{archive}' packs {member.name!r} with {method}, which is not read here. "

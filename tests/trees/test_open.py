@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import bz2
-import gzip
 import os
 import zipfile
 from pathlib import Path
@@ -73,14 +71,11 @@ def test_a_png_that_contains_a_zip_is_no_zip(tmp_path: Path, zip_bytes: ZipBytes
         ("data.zip", bytes(5000), "zeros", True),
         ("data.tar", bytes(5000), "zeros", True),
         ("data.h5", b"\x89HDF\r\n\x1a\n" + bytes(500), "HDF5", False),
-        ("data.7z", b"7z\xbc\xaf\x27\x1c" + bytes(500), "7-Zip", False),
         ("labels.csv", b"file,label\n1.jpg,0\n", "a text file", False),
         ("data.json", b'{"a": 1}', "JSON", False),
-        ("labels.csv.gz", gzip.compress(b"file,label\n1.jpg,0\n"), r"gzip file of a single file \(a text file\)", True),
-        ("noise", bz2.compress(bytes(range(256)) * 9), "bzip2 file of a single file", False),
         ("data.tgz", b"\x1f\x8b\x08" + b"\xff" * 300, "gzip file that does not unpack", True),
     ],
-    ids=range(12),
+    ids=range(9),
 )
 def test_what_is_no_archive_is_named(tmp_path: Path, name: str, content: bytes, what: str, corrupt: bool) -> None:
     """What the file is, not what it is called; a name that promises an archive makes it a damaged one."""

@@ -341,6 +341,7 @@ def test_a_member_that_unpacks_to_more_than_it_says_stops_there() -> None:
             archive.writestr("a.npy", bytes(20_000_000))
         content = bytearray(buffer.getvalue())
         struct.pack_into("<L", content, content.index(b"PK\1\2") + 24, 100)
+        struct.pack_into("<L", content, 22, 100)
         with (
             ZipTree(_Memory(bytes(content))) as tree,
             pytest.raises(CorruptArchiveError, match="100 bytes but holds more"),
