@@ -1,0 +1,98 @@
+"""What was extracted where: the record beside an extracted folder that spares doing it again, and protects the folder.
+
+It lies beside the folder, not in it, so that the folder holds what the archive holds and nothing else.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+from colabstage.fileops import hash_block, read_json, write_json
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from colabstage.trees.tree import ByteSource
+
+_FORMAT = 1
+# The directory of a zip, with the checksums of all members, lies at its end; the headers of a tar begin it.
+_EDGE_BYTES = 256 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiveIdentity:
+    """Which archive in which state: its address, size in bytes, time in ns, and a hash of its beginning and end."""
+
+    address: str
+    size: int
+    mtime_ns: int
+    edges: str
+
+    def is_same_content(self, other: ArchiveIdentity) -> bool:
+        """Whether the content is the same for all that can be seen without reading it whole."""
+        return (self.size, self.mtime_ns, self.edges) == (other.size, other.mtime_ns, other.edges)
+
+
+@dataclass(frozen=True, slots=True)
+class ExtractRecord:
+    """What `extract_archive` notes of a finished folder. `stamps`: inode and time of each of its folders, "" the root.
+
+    A folder's time changes when something in it is added, removed or renamed.
+    """
+
+    archive: ArchiveIdentity
+    members: int
+    content_bytes: int
+    stamps: dict[str, tuple[int, int]]
+
+
+def identify(source: ByteSource, mtime_ns: int) -> ArchiveIdentity:
+    """Look at an archive's size, time, beginning and end."""
+    head = source.pread(_EDGE_BYTES, 0)
+    tail = source.pread(_EDGE_BYTES, max(0, source.size - _EDGE_BYTES))
+    return ArchiveIdentity(source.label, source.size, mtime_ns, hash_block(head) + hash_block(tail))
+
+
+def record_path(target: Path) -> Path:
+    """Where the record of an extracted folder lies."""
+    return target.with_name(f".{target.name}.colabstage.json")
+
+
+def stamp_folders(target: Path, folders: Iterable[str]) -> dict[str, tuple[int, int]]:
+    """Inode and modification time in ns of the root ("") and of `folders`; (0, 0) for one that is not there."""
+    return {name: _stamp(f"{target}/{name}") for name in ("", *folders)}
+
+
+def _stamp(path: str) -> tuple[int, int]:
+    try:
+        status = os.lstat(path)
+    except OSError:
+        return (0, 0)
+    return (status.st_ino, status.st_mtime_ns)
+
+
+def write_record(target: Path, record: ExtractRecord) -> None:
+    """Note what `target` holds; only after it stands there."""
+    write_json(record_path(target), {"format": _FORMAT, **asdict(record)})
+
+
+def read_record(target: Path) -> ExtractRecord | None:
+    """What was noted of `target`; `None` when nothing was."""
+    value = read_json(record_path(target))
+    try:
+        if value["format"] != _FORMAT:
+            return None
+        stamps = {str(name): (int(inode), int(time)) for name, (inode, time) in value["stamps"].items()}
+        return ExtractRecord(
+            ArchiveIdentity(**value["archive"]), int(value["members"]), int(value["content_bytes"]), stamps
+        )
+    except (TypeError, KeyError, ValueError):
+        return None
+
+
+def is_untouched(target: Path, record: ExtractRecord) -> bool:
+    """Whether nothing was added to, removed from or renamed in the folder since it was extracted."""
+    return stamp_folders(target, (name for name in record.stamps if name)) == record.stamps

@@ -1,0 +1,227 @@
+"""The work of an extraction: what an earlier run left is kept, the rest is written by processes or threads."""
+
+from __future__ import annotations
+
+import marshal
+import os
+import threading
+from typing import TYPE_CHECKING, Self
+
+from colabstage.fetch.copy import translate_write_error
+from colabstage.fetch.extract_batches import Place, job_chunks, read_block, write_batch, write_large, zip_job
+from colabstage.fetch.extract_crew import Crew, CrewNotStartedError
+from colabstage.fetch.extract_journal import ExtractJournal
+from colabstage.fileops import hash_block, remove_any
+from colabstage.pipeline import PipelineLimits, run_pipeline
+from colabstage.retry import RetryPolicy, read_with_retry
+from colabstage.trees.archive_bytes import LocalBytes, OwnBytes
+from colabstage.trees.decompress import ReadAhead
+from colabstage.trees.foreign import ForeignTree
+from colabstage.trees.names import parent_folders
+from colabstage.trees.zip import ZipTree
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from pathlib import Path
+
+    from colabstage.fetch.extract_batches import Job
+    from colabstage.fetch.extract_plan import Batch, ExtractPlan
+    from colabstage.progress import Cancellation, ProgressStep
+    from colabstage.trees.tree import ByteSource, FileEntry, Tree
+
+# The part of a gap between members of a zip that is read along.
+_GAP_BYTES = 64 * 1024
+_LOCAL_HEADER_BYTES = 30
+
+
+def archive_ends(tree: Tree, entries: Sequence[FileEntry]) -> list[int]:
+    """Where each entry's bytes end in the bytes that its position counts in."""
+    if not isinstance(tree, ZipTree):
+        return [entry.position + entry.size for entry in entries]
+    ends = []
+    for entry in entries:
+        member = tree.member(entry)
+        least = member.offset + _LOCAL_HEADER_BYTES + len(member.stored_name) + member.packed_size
+        ends.append(member.end if member.end - least <= _GAP_BYTES else least + 64)
+    return ends
+
+
+def released_by(tree: Tree) -> OwnBytes | None:
+    """The bytes that a tree reads from, where they are our own and can be given back as they are used."""
+    source = getattr(tree, "source", None)
+    return source if isinstance(source, OwnBytes) else None
+
+
+class Extraction:
+    """One extraction in the folder `work`, which it makes, or goes on in; a context manager.
+
+    `tree_path`: where the members are. `kept_members`, `kept_bytes`: what an earlier run finished.
+    """
+
+    def __init__(
+        self, tree: Tree, entries: Sequence[FileEntry], plan: ExtractPlan, work: Path, *, fingerprint: str
+    ) -> None:
+        self._tree = tree
+        self._entries = entries
+        self._plan = plan
+        self._own = released_by(tree)
+        self._lock = threading.Lock()
+        self.tree_path = work / "tree"
+        try:
+            self.tree_path.mkdir(parents=True, exist_ok=True)
+            self._journal = ExtractJournal(work / "journal", fingerprint=_fingerprint(fingerprint, entries))
+        except OSError as error:
+            raise translate_write_error(error, self.tree_path) from error
+        if not self._journal.finished:
+            remove_any(self.tree_path)
+            self.tree_path.mkdir()
+        self._kept = {batch for batch in plan.batches if self._is_there(batch)}
+        self._left = [batch for batch in plan.batches if batch not in self._kept]
+        self._open = {batch.first: batch for batch in self._left}
+        self.kept_members = sum(batch.members for batch in self._kept)
+        self.kept_bytes = sum(batch.content_bytes for batch in self._kept)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        self._journal.__exit__(kind, error, trace)
+
+    def _is_there(self, batch: Batch) -> bool:
+        """Whether the journal has a batch, and its files have their sizes."""
+        if not self._journal.has(batch.first, batch.members):
+            return False
+        try:
+            return all(os.lstat(f"{self.tree_path}/{entry.name}").st_size == entry.size for entry in self._of(batch))
+        except OSError:
+            return False
+
+    def _of(self, batch: Batch) -> Sequence[FileEntry]:
+        return self._entries[batch.first : batch.first + batch.members]
+
+    def run(self, step: ProgressStep, cancellation: Cancellation, stall_timeout_s: float) -> None:
+        """Write all members that are not there yet.
+
+        Raises:
+            As `extract_archive`.
+        """
+        cancellation.check()
+        if self.kept_bytes:
+            step.advance(self.kept_bytes)
+        _make_folders(self.tree_path, (entry.name for entry in self._entries))
+        if isinstance(self._tree, ForeignTree):
+            self._move(self._tree, step)
+            return
+        handle = os.open(self.tree_path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        place = Place(handle, str(self.tree_path))
+        try:
+            if not (self._plan.processes and self._with_crew(place, step, cancellation, stall_timeout_s)):
+                self._with_threads(place, step, cancellation, stall_timeout_s)
+        finally:
+            os.close(handle)
+
+    def _move(self, tree: ForeignTree, step: ProgressStep) -> None:
+        for batch in self._left:
+            for entry in self._of(batch):
+                tree.move(entry, self.tree_path / entry.name)
+                step.advance(entry.size)
+            self._finish(batch)
+
+    def _source(self) -> ByteSource:
+        source: ByteSource = self._tree.source  # type: ignore[attr-defined]  # every archive's tree has it
+        return source
+
+    def _jobs(self, batch: Batch) -> list[Job]:
+        tree = self._tree
+        if isinstance(tree, ZipTree):
+            return [zip_job(entry.name, entry.executable, tree.member(entry)) for entry in self._of(batch)]
+        return [(entry.name, entry.executable, entry.mtime_ns, entry.position, entry.size) for entry in self._of(batch)]
+
+    def _finish(self, batch: Batch) -> None:
+        """Note a batch, and give back the part of our own copy of the archive that nobody needs any more."""
+        self._journal.finish(batch.first, batch.members)
+        self._open.pop(batch.first, None)
+        if self._own is not None:
+            # Several members may share bytes, so only what lies before all that is left is free.
+            first = min(self._open, default=None)
+            self._own.release_before(self._own.size if first is None else self._open[first].start)
+
+    def _with_crew(self, place: Place, step: ProgressStep, cancellation: Cancellation, stall_timeout_s: float) -> bool:
+        """Have processes do it; whether that was possible."""
+        source = self._source()
+        assert isinstance(source, LocalBytes)
+        try:
+            with Crew(source.fileno(), source.label, place, workers=self._plan.workers) as crew:
+                crew.run(
+                    self._left,
+                    self._jobs,
+                    done=self._finish,
+                    step=step,
+                    cancellation=cancellation,
+                    stall_timeout_s=stall_timeout_s,
+                )
+        except CrewNotStartedError:
+            self._left = [batch for batch in self._left if batch.first in self._open]
+            return False
+        return True
+
+    def _with_threads(
+        self, place: Place, step: ProgressStep, cancellation: Cancellation, stall_timeout_s: float
+    ) -> None:
+        source = self._source()
+        small = [batch for batch in self._left if not batch.is_large]
+        policy = RetryPolicy()
+
+        def read(number: int) -> bytes:
+            batch = small[number]
+            return read_with_retry(lambda: read_block(source, batch.start, batch.end), source.label, policy=policy)
+
+        def use(number: int, data: bytes) -> None:
+            batch = small[number]
+            write_batch(source, batch.start, data, self._jobs(batch), place)
+            with self._lock:
+                self._finish(batch)
+            step.advance(batch.content_bytes)
+
+        run_pipeline(
+            range(len(small)),
+            read=read,
+            use=use,
+            cost=lambda number: small[number].end - small[number].start,
+            limits=PipelineLimits(
+                readers=1, max_readers=2, workers=self._plan.workers, stall_timeout_s=stall_timeout_s
+            ),
+            cancellation=cancellation,
+        )
+        for batch in self._left:
+            if batch.is_large:
+                self._write_large(batch, place, step, cancellation, stall_timeout_s)
+
+    def _write_large(
+        self, batch: Batch, place: Place, step: ProgressStep, cancellation: Cancellation, stall_timeout_s: float
+    ) -> None:
+        """One member that is too large to be held: unpacked by a thread while this one writes it."""
+        (job,) = self._jobs(batch)
+
+        def advance(done: int) -> None:
+            cancellation.check()
+            step.advance(done)
+
+        with ReadAhead(job_chunks(self._source(), job), stall_timeout_s=stall_timeout_s) as pieces:
+            write_large(job, place, iter(pieces), advance=advance)
+        self._finish(batch)
+
+
+def _fingerprint(archive: str, entries: Sequence[FileEntry]) -> str:
+    facts = [(entry.name, entry.size, entry.position) for entry in entries]
+    return archive + hash_block(marshal.dumps(facts))
+
+
+def _make_folders(root: Path, names: Iterable[str]) -> None:
+    for folder in sorted(parent_folders(names)):
+        try:
+            os.mkdir(f"{root}/{folder}")  # noqa: PTH102  # names, not paths: there may be thousands
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise translate_write_error(error, root / folder) from error
