@@ -323,7 +323,8 @@ def _run_worker(
     dataset: KaggleDataset, environ: Mapping[str, str], log: Path, watch: _Watch, cancellation: Cancellation
 ) -> dict[str, Any]:
     """One run of kagglehub; what it answered."""
-    command = [sys.executable, "-m", "colabstage.fetch.kaggle_worker", dataset.handle]
+    # -P: what lies in the current folder is not for this process.
+    command = [sys.executable, "-P", "-m", "colabstage.fetch.kaggle_worker", dataset.handle]
     watch.begin()
     with (
         log.open("wb") as errors,

@@ -63,10 +63,9 @@ class HostAnswer:
     wait_s: float = 0.0
 
 
-def answer_page(html: str, status: int = 200, **headers: str) -> HostAnswer:
-    """A web page. Header names are given with `_` for `-`."""
-    named = {name.replace("_", "-"): value for name, value in headers.items()}
-    return HostAnswer(status, {"Content-Type": "text/html; charset=utf-8", **named}, html.encode())
+def answer_page(html: str, status: int = 200, *, headers: Mapping[str, str] | None = None) -> HostAnswer:
+    """A web page."""
+    return HostAnswer(status, {"Content-Type": "text/html; charset=utf-8", **(headers or {})}, html.encode())
 
 
 def answer_file(request: HostRequest, content: bytes, headers: Mapping[str, str], *, etag: str = "") -> HostAnswer:

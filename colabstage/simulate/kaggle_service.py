@@ -64,11 +64,11 @@ class HostedDataset:
 
 
 def zip_archive(files: Mapping[str, bytes]) -> bytes:
-    """A zip as Kaggle makes one of a dataset's files."""
+    """A zip as Kaggle makes one of a dataset's files; the same bytes for the same files."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
         for name, content in files.items():
-            archive.writestr(name, content)
+            archive.writestr(zipfile.ZipInfo(name), content)
     return buffer.getvalue()
 
 

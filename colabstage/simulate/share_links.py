@@ -76,7 +76,7 @@ class _Log:
 
 
 class DriveShares:
-    """A Google Drive that others share from. Fill it with `add`, change it with `change`, at any time.
+    """A Google Drive that others share from. Fill it with `add`, at any time.
 
     Args:
         folder: where the loopback certificate is written.
@@ -103,9 +103,9 @@ class DriveShares:
         for item in items:
             self._items[item.id] = item
 
-    def change(self, item_id: str, **changes: object) -> None:
-        """Change fields of an item, as `dataclasses.replace` does."""
-        self._items[item_id] = replace(self._items[item_id], **changes)  # type: ignore[arg-type]  # replace checks
+    def item(self, item_id: str) -> SharedItem:
+        """The item as it is now; to change it, `add` another one with its id."""
+        return self._items[item_id]
 
     def count(self, path: str) -> int:
         """How often a path of any host, such as `/embeddedfolderview`, has been asked for."""
@@ -127,7 +127,7 @@ class DriveShares:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _item(self, request: HostRequest) -> SharedItem | HostAnswer:
+    def _find(self, request: HostRequest) -> SharedItem | HostAnswer:
         """The item of a request, or what comes in its place."""
         with self._log.lock:
             self._log.requests[request.path] += 1
@@ -143,7 +143,7 @@ class DriveShares:
         return item
 
     def _site(self, request: HostRequest) -> HostAnswer:
-        item = self._item(request)
+        item = self._find(request)
         if isinstance(item, HostAnswer):
             return item
         if request.path == "/embeddedfolderview" and item.kind == "folder":
@@ -158,7 +158,7 @@ class DriveShares:
         return answer_page(_MISSING_PAGE, 404)
 
     def _content(self, request: HostRequest) -> HostAnswer:
-        item = self._item(request)
+        item = self._find(request)
         if isinstance(item, HostAnswer):
             return item
         if item.kind != "file":
@@ -166,7 +166,7 @@ class DriveShares:
         if item.state == "quota":
             return answer_page(_QUOTA_PAGE)
         if len(item.content) > self._scan_limit_bytes and request.query.get("confirm") != "t":
-            return answer_page(_scan_page(item), Set_Cookie="NID=511=imitated; Secure; HttpOnly")
+            return answer_page(_scan_page(item), headers={"Set-Cookie": "NID=511=imitated; Secure; HttpOnly"})
         return self._bytes(item, request)
 
     def _bytes(self, item: SharedItem, request: HostRequest) -> HostAnswer:

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -32,6 +31,7 @@ from colabstage.simulate.kaggle_service import HostedDataset, KaggleService, zip
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 pytest.importorskip("kagglehub", reason="needs kagglehub: pip install 'colabstage[kaggle]'")
 
@@ -66,7 +66,12 @@ def out(tmp_path: Path) -> Path:
 
 
 def fetch(
-    dataset: KaggleDataset, out: Path, *, cancellation: Cancellation | None = None, stall_s: float = 60.0
+    dataset: KaggleDataset,
+    out: Path,
+    *,
+    cancellation: Cancellation | None = None,
+    stall_s: float = 60.0,
+    policy: RetryPolicy = QUICK,
 ) -> KaggleFiles:
     """Open with few and quick tries."""
     return open_kaggle(
@@ -75,7 +80,7 @@ def fetch(
         progress=NullProgress(),
         cancellation=cancellation or Cancellation(),
         stall_timeout_s=stall_s,
-        policy=QUICK,
+        policy=policy,
     )
 
 
@@ -162,7 +167,7 @@ def test_a_missing_dataset_is_said(service: KaggleService, out: Path) -> None:
 def test_a_licence_that_was_not_accepted_names_the_page(service: KaggleService, out: Path) -> None:
     """The remedy is a page to open."""
     service.add(HostedDataset("ann", "cats", b"", access="consent"))
-    with pytest.raises(SourceAccessError, match="https://www.kaggle.com/datasets/ann/cats"):
+    with pytest.raises(SourceAccessError, match=r"https://www\.kaggle\.com/datasets/ann/cats"):
         fetch(CATS, out)
 
 
@@ -192,9 +197,9 @@ def test_a_login_of_this_session_is_handed_to_the_worker(service: KaggleService,
 
 def test_cut_connections_are_resumed_while_bytes_come(service: KaggleService, out: Path) -> None:
     """However often the storage hangs up, kagglehub is called again and goes on."""
-    service.add(HostedDataset("ann", "cats", zip_archive(LARGE), cut_every=1_500_000))
+    service.add(HostedDataset("ann", "cats", zip_archive(LARGE), cut_every=2_500_000))
     assert read_tree(fetch(CATS, out).path) == LARGE
-    assert service.count("storage") > QUICK.attempts * 2
+    assert service.count("DownloadDataset") > QUICK.attempts
 
 
 def test_a_wrong_checksum_is_not_taken(service: KaggleService, out: Path) -> None:
@@ -265,8 +270,9 @@ def test_a_killed_download_is_resumed_and_its_worker_is_gone(service: KaggleServ
     left = archive.stat().st_size
     time.sleep(0.5)
     assert archive.stat().st_size == left
+    # The rest fits into one connection, the whole does not, and there is no second try.
     service.add(HostedDataset("ann", "cats", zip_archive(LARGE), cut_every=len(zip_archive(LARGE)) - left + 1))
-    assert read_tree(fetch(CATS, out).path) == LARGE
+    assert read_tree(fetch(CATS, out, policy=RetryPolicy(attempts=1)).path) == LARGE
     assert [path.name for path in out.iterdir()] == ["cats"]
 
 
