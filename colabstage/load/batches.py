@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
+from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import default_collate
 
 from colabstage.load.ahead import TICK, Tick
 from colabstage.load.crew import Crew
+from colabstage.load.nested import map_leaves
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable
@@ -18,6 +20,10 @@ if TYPE_CHECKING:
 
     from colabstage.load.buffers import BufferPool
     from colabstage.load.dataset import dataset_h5
+    from colabstage.load.targets import TargetBatch
+
+# What targets of a batch are where each row has its own number of them.
+Ragged = Literal["list", "pad"]
 
 # Whole range of the integers that images come in.
 _WHITE = {torch.uint8: 255.0, torch.uint16: 65535.0}
@@ -25,7 +31,12 @@ _MOST_CHANNELS = 4
 
 
 def host_batches(
-    dataset: dataset_h5, batches: Iterable[NDArray[np.intp]], *, workers: int, pool: BufferPool
+    dataset: dataset_h5,
+    batches: Iterable[NDArray[np.intp]],
+    *,
+    workers: int,
+    pool: BufferPool,
+    ragged: Ragged = "list",
 ) -> Generator[tuple[Any, Any] | Tick]:
     """Read batch after batch, once the file is in memory if it is to be.
 
@@ -34,6 +45,7 @@ def host_batches(
         batches: rows of each batch, intp `(B,)`.
         workers: threads that copy or decode at once.
         pool: lends the memory of inputs of one shape.
+        ragged: what boxes are handed on as.
 
     Yields:
         `(x, y)`, as `make_loader` describes them, in host memory and of the stored dtype; ticks before the first.
@@ -43,29 +55,36 @@ def host_batches(
     with Crew(workers) as crew:
         for rows in batches:
             # Nothing here may keep a name on a batch: it would occupy a buffer while the next one is made.
-            yield _collated(dataset, rows) if _per_sample(dataset) else _gathered(dataset, rows, crew, pool)
+            yield (
+                _collated(dataset, rows, ragged)
+                if _per_sample(dataset)
+                else _gathered(dataset, rows, crew, pool, ragged)
+            )
 
 
 def _per_sample(dataset: dataset_h5) -> bool:
     return dataset.transform is not None or dataset.target_transform is not None
 
 
-def _collated(dataset: dataset_h5, rows: NDArray[np.intp]) -> tuple[Any, Any]:
+def _collated(dataset: dataset_h5, rows: NDArray[np.intp], ragged: Ragged) -> tuple[Any, Any]:
     samples = dataset.__getitems__(rows.tolist())
     if dataset.return_index:
         samples = [sample for sample, _ in samples]
-    x, y = default_collate(samples)
-    return x, y
+    if not dataset.reader.has_boxes:
+        x, y = default_collate(samples)
+        return x, y
+    xs, ys = zip(*samples, strict=True)
+    return default_collate(list(xs)), _ragged_targets(_tensors(list(ys)), ragged)
 
 
 def _gathered(
-    dataset: dataset_h5, rows: NDArray[np.intp], crew: Crew, pool: BufferPool
-) -> tuple[torch.Tensor | list[torch.Tensor], torch.Tensor]:
+    dataset: dataset_h5, rows: NDArray[np.intp], crew: Crew, pool: BufferPool, ragged: Ragged
+) -> tuple[torch.Tensor | list[torch.Tensor], Any]:
     reader = dataset.reader
     shape = reader.row_shape
     out = None if shape is None else pool.lend((len(rows), *shape), reader.row_dtype)
     x = reader.read_x(rows, out, crew=crew)
-    y = target_tensor(reader.read_y(rows))
+    y = target_tensors(reader.read_y(rows, crew=crew), ragged)
     if isinstance(x, list):
         return [torch.from_numpy(image).permute(2, 0, 1) for image in x], y
     return input_tensor(x), y
@@ -81,6 +100,44 @@ def input_tensor(x: NDArray[Any]) -> torch.Tensor:
     """Inputs as a tensor over the same memory; images `(B, H, W, C)` as a `(B, C, H, W)` view (`channels_last`)."""
     tensor = torch.from_numpy(x)
     return tensor.permute(0, 3, 1, 2) if is_image(x.shape[1:]) else tensor
+
+
+def target_tensors(y: TargetBatch, ragged: Ragged) -> Any:
+    """Targets of a batch as tensors; those of rows with shapes of their own in a list, boxes as `ragged` says."""
+    if not isinstance(y, list):
+        return target_tensor(y)
+    return _ragged_targets(_tensors(y), ragged)
+
+
+def _tensors(values: list[Any]) -> list[Any]:
+    def convert(part: Any) -> Any:
+        return torch.from_numpy(part) if isinstance(part, np.ndarray) else part
+
+    return [map_leaves(value, convert) for value in values]
+
+
+def _ragged_targets(y: list[Any], ragged: Ragged) -> Any:
+    # A target_transform may have made something else of the dicts; that is handed on as it is.
+    is_padded = ragged == "pad" and all(isinstance(target, dict) for target in y)
+    return pad_targets(y) if is_padded else y
+
+
+def pad_targets(targets: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    """Boxes of B rows, of M at the most, as tensors of one shape.
+
+    Returns:
+        Every column as `(B, M, …)`, filled up with 0 for boxes and other floats and with -1 for integers, and
+        `lengths`, int64 `(B,)`: how many of each row are real.
+    """
+    padded = {
+        name: pad_sequence(
+            [target[name] for target in targets],
+            batch_first=True,
+            padding_value=0 if column.is_floating_point() or column.dtype in (torch.uint8, torch.bool) else -1,
+        )
+        for name, column in targets[0].items()
+    }
+    return {**padded, "lengths": torch.tensor([len(target["boxes"]) for target in targets])}
 
 
 def target_tensor(y: NDArray[Any]) -> torch.Tensor:
@@ -102,5 +159,5 @@ def scale_to(x: Any, dtype: torch.dtype) -> Any:
 
 
 def move_to(x: Any, device: torch.device) -> Any:
-    """Copy tensors, also in lists, to a device; those that are there already stay."""
-    return [part.to(device) for part in x] if isinstance(x, list) else x.to(device)
+    """Copy tensors, also in lists and dicts, to a device; those that are there already stay."""
+    return map_leaves(x, lambda part: part.to(device) if isinstance(part, torch.Tensor) else part)

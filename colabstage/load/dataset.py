@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from colabstage.load.rows import Indices
     from colabstage.load.storage import EngineChoice
+    from colabstage.load.targets import TargetBatch
 
     _Base = Dataset[Any]
 else:
@@ -110,7 +111,8 @@ class dataset_h5(_Base):  # noqa: N801 - the name that people know from the reci
 
         `x` is a writable array of its own, as stored, `(H, W, C)` for images, before `transform`. `y` is an int where
         targets are integers, a numpy scalar for other numbers, an array as stored where one target is more (`(1, 1)`
-        for targets of shape `(N, 1, 1)`), and -1 where the file has no targets. A negative index counts from the end.
+        for targets of shape `(N, 1, 1)`, uint8 `(H, W)` for masks), a dict of arrays for boxes (`boxes` float32
+        `(M, 4)`, `labels` int64 `(M,)`, …), and -1 where the file has no targets. A negative index counts from the end.
 
         Raises:
             IndexError: there is no such sample.
@@ -130,7 +132,7 @@ class dataset_h5(_Base):  # noqa: N801 - the name that people know from the reci
 
     def read_batch(
         self, indices: Indices, out: NDArray[Any] | None = None, *, threads: int = 1
-    ) -> tuple[NDArray[Any] | list[NDArray[Any]], NDArray[Any]]:
+    ) -> tuple[NDArray[Any] | list[NDArray[Any]], TargetBatch]:
         """Read a batch as stored, without the transforms: the fastest way to many samples.
 
         Args:
@@ -140,7 +142,8 @@ class dataset_h5(_Base):  # noqa: N801 - the name that people know from the reci
 
         Returns:
             `(x, y)`: x is `(B, H, W, C)`, or a list of B arrays where images have different sizes; y is
-            `(B, *target_shape)` as stored.
+            `(B, *target_shape)` as stored, or a list of B masks where images have different sizes, of B dicts of
+            arrays where targets are boxes.
 
         Raises:
             IndexError: there is no such sample.
@@ -148,15 +151,15 @@ class dataset_h5(_Base):  # noqa: N801 - the name that people know from the reci
             DecodeError: an encoded image is broken; the message names its row.
         """
         with Crew(threads) as crew:
-            return self.reader.read_x(indices, out, crew=crew), self.reader.read_y(indices)
+            return self.reader.read_x(indices, out, crew=crew), self.reader.read_y(indices, crew=crew)
 
     def close(self) -> None:
         """Let go of the file. Reading again opens it again."""
         self.reader.close()
 
-    def _sample(self, x: NDArray[Any], y: NDArray[Any] | np.generic) -> tuple[Any, Any]:
+    def _sample(self, x: NDArray[Any], y: NDArray[Any] | np.generic | dict[str, NDArray[Any]]) -> tuple[Any, Any]:
         # Other scalars stay numpy's: a Python float would be collated to float64.
-        value = y.item() if y.ndim == 0 and y.dtype.kind in "biu" else y
+        value = y if isinstance(y, dict) or y.ndim > 0 or y.dtype.kind not in "biu" else y.item()
         return (
             x if self.transform is None else self.transform(x),
             value if self.target_transform is None else self.target_transform(value),

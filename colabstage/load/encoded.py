@@ -9,6 +9,8 @@ import numpy as np
 
 from colabstage.errors import DamagedPackError, DecodeError
 from colabstage.images.decode import decode_image, decode_image_into, probe_image
+from colabstage.images.masks import decode_mask
+from colabstage.images.options import MaskOptions
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -71,11 +73,13 @@ class H5pyBytes:
 
 
 class EncodedRows:
-    """Image files inside one HDF5 group, decoded when they are read. May be read from several threads at once."""
+    """Image or mask files inside one HDF5 group, decoded when they are read. From several threads at once."""
 
-    def __init__(self, label: str, offsets: NDArray[np.int64], data: ByteRanges, options: ImageOptions) -> None:
+    def __init__(
+        self, label: str, offsets: NDArray[np.int64], data: ByteRanges, options: ImageOptions | MaskOptions
+    ) -> None:
         """`label`: where the rows are, for messages. `offsets`: `(N + 1,)`, row i is bytes `offsets[i]` up to
-        `offsets[i + 1]` of `data`.
+        `offsets[i + 1]` of `data`. `options`: whether they are images or masks, and what is made of them.
 
         Raises:
             DamagedPackError: the offsets do not ascend, or reach outside.
@@ -95,7 +99,8 @@ class EncodedRows:
         return self._data.read(int(self._offsets[row]), int(self._offsets[row + 1]))
 
     def decode_rows(self, rows: NDArray[np.intp], out: NDArray[Any], crew: Crew) -> None:
-        """Decode rows into `out`, `(len(rows), H, W, C)` of the one size and dtype that all of them have.
+        """Decode rows into `out`, `(len(rows), H, W, C)` (masks `(len(rows), H, W)`) of the one size and dtype that
+        all of them have.
 
         Raises:
             DecodeError: a row is broken; the message names it.
@@ -104,14 +109,14 @@ class EncodedRows:
         def decode(start: int, stop: int) -> None:
             for place in range(start, stop):
                 try:
-                    decode_image_into(self.read_bytes(int(rows[place])), self._options, out[place])
+                    self._decode_into(int(rows[place]), out[place])
                 except DecodeError as error:
                     raise self._named(int(rows[place]), error) from error
 
         crew.share(len(rows), decode)
 
     def decode_list(self, rows: NDArray[np.intp], crew: Crew) -> list[NDArray[Any]]:
-        """Decode rows of whatever size each has: arrays `(H, W, C)`.
+        """Decode rows of whatever size each has: arrays `(H, W, C)`, masks `(H, W)`.
 
         Raises:
             DecodeError: a row is broken; the message names it.
@@ -121,7 +126,7 @@ class EncodedRows:
         def decode(start: int, stop: int) -> None:
             for place in range(start, stop):
                 try:
-                    images[place] = decode_image(self.read_bytes(int(rows[place])), self._options)
+                    images[place] = self._decode(int(rows[place]))
                 except DecodeError as error:
                     raise self._named(int(rows[place]), error) from error
 
@@ -136,6 +141,32 @@ class EncodedRows:
                 facts = probe_image(self.read_bytes(int(row)))
                 lengths.append(facts.height * facts.width * facts.channels * facts.dtype.itemsize)
         return lengths
+
+    def own_sizes(self, rows: NDArray[np.intp]) -> NDArray[np.int64]:
+        """Height and width of rows as their files have them, upright, int64 `(len(rows), 2)`, from their headers.
+
+        Raises:
+            DecodeError: a row is broken; the message names it.
+        """
+        sizes = np.empty((len(rows), 2), np.int64)
+        for place, row in enumerate(rows.tolist()):
+            try:
+                facts = probe_image(self.read_bytes(row))
+            except DecodeError as error:
+                raise self._named(row, error) from error
+            sizes[place] = facts.height, facts.width
+        return sizes
+
+    def _decode(self, row: int) -> NDArray[Any]:
+        if isinstance(self._options, MaskOptions):
+            return decode_mask(self.read_bytes(row), self._options)
+        return decode_image(self.read_bytes(row), self._options)
+
+    def _decode_into(self, row: int, out: NDArray[Any]) -> None:
+        if isinstance(self._options, MaskOptions):
+            out[...] = decode_mask(self.read_bytes(row), self._options)
+        else:
+            decode_image_into(self.read_bytes(row), self._options, out)
 
     def _named(self, row: int, error: DecodeError) -> DecodeError:
         return DecodeError(f"Row {row} of {self._label} cannot be decoded. {error}")

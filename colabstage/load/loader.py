@@ -6,13 +6,13 @@ import copy
 import weakref
 from dataclasses import dataclass
 from html import escape
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
 import torch
 
 from colabstage.errors import OptionError
 from colabstage.load.ahead import Ahead
-from colabstage.load.batches import host_batches, move_to, scale_to
+from colabstage.load.batches import Ragged, host_batches, move_to, scale_to
 from colabstage.load.buffers import BufferPool
 from colabstage.load.dataset import dataset_h5
 from colabstage.load.devices import usable_device
@@ -43,6 +43,7 @@ def make_loader(
     dtype: torch.dtype | None = None,
     num_workers: int | Literal["auto"] = "auto",
     prefetch: int | Literal["auto"] = "auto",
+    ragged: Ragged = "list",
 ) -> Loader:
     """Make batches of a dataset, the fastest way this machine has; `loader.plan` says which and why.
 
@@ -55,7 +56,8 @@ def make_loader(
     - `x`: `(B, C, H, W)` for images, in `channels_last` memory, of the stored dtype (uint8) or of `dtype`. Inputs that
       are no images (three axes, the last at most 4 long) keep their axes. Encoded images of many sizes are a list of
       tensors `(C, H, W)`.
-    - `y`: int64 `(B,)` where targets are integers, otherwise as stored.
+    - `y`: int64 `(B,)` where targets are integers, otherwise as stored; masks uint8 `(B, H, W)`. Boxes are a list of B
+      dicts of tensors, as torchvision's detection models take them, or one dict of padded ones.
     - `index`: int64 `(B,)`, the rows.
 
     Each batch is the caller's own: it may be kept and changed. Its memory is used again once nothing refers to it.
@@ -75,6 +77,8 @@ def make_loader(
         dtype: floating-point dtype of x, converted on the device; uint8 and uint16 become [0, 1].
         num_workers: threads that copy or decode at once. They are threads of this process, not processes.
         prefetch: batches prepared ahead.
+        ragged: what boxes are: `"list"` for a list of dicts, `"pad"` for one dict of `boxes` `(B, M, 4)`, `labels`
+            `(B, M)` filled up with -1, and so on, with `lengths` `(B,)`.
 
     Raises:
         OptionError: an argument that cannot work.
@@ -85,10 +89,13 @@ def make_loader(
     if dtype is not None and not dtype.is_floating_point:
         msg = f"dtype={dtype} is not a floating-point dtype; leave it out for batches as they are stored."
         raise OptionError(msg)
+    if ragged not in get_args(Ragged):
+        msg = f"ragged={ragged!r} is unknown; expected one of {', '.join(get_args(Ragged))}."
+        raise OptionError(msg)
     request = LoaderRequest(batch_size, strategy, drop_last, num_workers, prefetch)
     plan = choose_loader(_facts(dataset), request)
     finish = _Finish(None if device is None else usable_device(device), dtype, batch_transform)
-    return Loader(dataset, plan, finish, shuffle=shuffle, seed=seed)
+    return Loader(dataset, plan, finish, shuffle=shuffle, seed=seed, ragged=ragged)
 
 
 def _check_dataset(dataset: object) -> None:
@@ -156,13 +163,16 @@ class Loader:
         dataset: where from.
     """
 
-    def __init__(self, dataset: dataset_h5, plan: LoaderPlan, finish: _Finish, *, shuffle: bool, seed: int) -> None:
+    def __init__(
+        self, dataset: dataset_h5, plan: LoaderPlan, finish: _Finish, *, shuffle: bool, seed: int, ragged: Ragged
+    ) -> None:
         self.dataset = dataset
         self.plan = plan
         self._source = _in_memory(dataset) if plan.strategy == "memory" else dataset
         self._finish = finish
         self._shuffle = shuffle
         self._seed = seed
+        self._ragged = ragged
         self._place = _Place(0, 0)
         self._next = _Place(0, 0)
         # One block with the consumer, one in the making, the others in between.
@@ -262,7 +272,7 @@ class _Epoch:
         self._rows = iter(batches) if loader.dataset.return_index else None
         self._closed = False
         workers, prefetch = loader.plan.workers.value, loader.plan.prefetch.value
-        source = host_batches(loader._source, batches, workers=workers, pool=loader._pool)
+        source = host_batches(loader._source, batches, workers=workers, pool=loader._pool, ragged=loader._ragged)
         self._ahead = Ahead(source, prefetch, "colabstage-loader")
 
     def __iter__(self) -> Self:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -21,30 +21,34 @@ from colabstage.load.engines import (
 )
 from colabstage.load.mapping import MappedFile, ReadFile, check_stamp
 from colabstage.load.residency import resident_part
+from colabstage.load.targets import BoxTargets, FixedTargets, MaskTargets
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     from numpy.typing import NDArray
 
     from colabstage.h5.info import FieldInfo
-    from colabstage.images.options import ImageOptions
+    from colabstage.images.options import ImageOptions, MaskOptions
     from colabstage.load.encoded import ByteRanges
     from colabstage.load.mapping import FileStamp
     from colabstage.load.storage import EngineChoice, StorageFacts
+    from colabstage.load.targets import TargetRows
 
 
 @dataclass(frozen=True, slots=True)
 class FieldSource:
-    """A field of a split and how it is read. For encoded rows `facts` and `choice` are of the bytes, and `offsets`
-    and `image` say where rows begin and how they are decoded."""
+    """A field of a split and how it is read. For encoded rows `facts` and `choice` are of the bytes, `offsets` and
+    `coding` say where rows begin and how they are decoded. For boxes `facts` and `choice` are of their places, and
+    `columns` has them again beside all that is known of each box."""
 
     info: FieldInfo
     facts: StorageFacts
     choice: EngineChoice
     offsets: StorageFacts | None = None
-    image: ImageOptions | None = None
+    coding: ImageOptions | MaskOptions | None = None
+    columns: Mapping[str, tuple[StorageFacts, EngineChoice]] = field(default_factory=dict)
 
 
 class OpenFile:
@@ -63,23 +67,41 @@ class OpenFile:
             return ReadEngine(self._read, facts)
         return H5pyEngine(self._h5[facts.name], facts)
 
-    def encoded(self, field: FieldSource, *, in_memory: bool) -> EncodedRows:
+    def encoded(self, source: FieldSource, *, in_memory: bool) -> EncodedRows:
         """The reader of rows that are image files; with `in_memory` their bytes are all read now."""
-        if field.offsets is None or field.image is None:
-            msg = f"{field.info.name} is no field of encoded rows."
+        if source.offsets is None or source.coding is None:
+            msg = f"{source.info.name} is no field of encoded rows."
             raise TypeError(msg)
-        # Offsets are few and needed for every row: h5py reads them however they are stored.
-        offsets = np.asarray(self._h5[field.offsets.name][()], np.int64)
+        offsets = self._offsets(source.offsets)
         data: ByteRanges
         if in_memory:
-            data = ArrayBytes(self.load(field.facts, field.choice), None)
-        elif field.choice.name == "mapped":
-            data = ArrayBytes(mapped_table(self._mapped, field.facts).reshape(-1), self._mapped)
-        elif field.choice.name == "read":
-            data = ReadBytes(self._read, field.facts)
+            data = ArrayBytes(self.load(source.facts, source.choice), None)
+        elif source.choice.name == "mapped":
+            data = ArrayBytes(mapped_table(self._mapped, source.facts).reshape(-1), self._mapped)
+        elif source.choice.name == "read":
+            data = ReadBytes(self._read, source.facts)
         else:
-            data = H5pyBytes(self._h5[field.facts.name])
-        return EncodedRows(f"{field.info.name} in '{self._path}'", offsets, data, field.image)
+            data = H5pyBytes(self._h5[source.facts.name])
+        return EncodedRows(f"{source.info.name} in '{self._path}'", offsets, data, source.coding)
+
+    def targets(self, source: FieldSource, x: RowEngine | EncodedRows, image: ImageOptions | None) -> TargetRows:
+        """The reader of a split's targets; `x` and `image`, its inputs and how they are decoded, where boxes follow."""
+        if source.info.kind == "encoded":
+            size = source.coding.size if source.coding is not None else None
+            return MaskTargets(self.encoded(source, in_memory=False), size)
+        if source.info.kind == "fixed" or source.offsets is None:
+            return FixedTargets(self.rows(source.facts, source.choice), source.facts)
+        return BoxTargets(
+            f"{source.info.name} in '{self._path}'",
+            self._offsets(source.offsets),
+            {name: (self.rows(facts, choice), facts) for name, (facts, choice) in source.columns.items()},
+            image=image,
+            sizes_of=x.own_sizes if isinstance(x, EncodedRows) else None,
+        )
+
+    def _offsets(self, facts: StorageFacts) -> NDArray[np.int64]:
+        # They are few and needed for every row: h5py reads them however they are stored.
+        return np.asarray(self._h5[facts.name][()], np.int64)
 
     def load(self, facts: StorageFacts, choice: EngineChoice) -> NDArray[Any]:
         """All of a dataset, read front to back."""

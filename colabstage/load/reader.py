@@ -17,7 +17,7 @@ import numpy as np
 
 from colabstage.errors import PackFormatError
 from colabstage.h5.info import open_h5, read_info
-from colabstage.h5.names import BYTES, OFFSETS
+from colabstage.h5.names import BOXES, BYTES, OFFSETS
 from colabstage.images.options import ImageOptions
 from colabstage.load.crew import SOLO
 from colabstage.load.encoded import EncodedRows
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from colabstage.load.engines import RowEngine
     from colabstage.load.rows import Indices
     from colabstage.load.storage import StorageFacts
+    from colabstage.load.targets import TargetBatch, TargetRows
 
 _PROBED_ROWS = 16
 
@@ -52,7 +53,7 @@ class _Opened:
 
     pid: int
     x: RowEngine | EncodedRows
-    y: RowEngine | None
+    y: TargetRows | None
 
 
 class SplitReader:
@@ -81,8 +82,10 @@ class SplitReader:
         with open_h5(self.path) as file:
             self._x = self._examine(file, self.info.x)
             self._y = None if self.info.y is None else self._examine(file, self.info.y)
-        if self._y is not None and self._y.info.kind != "fixed":
-            msg = f"{self._y.info.name} in '{self.path}' holds rows of different lengths; expected one shape."
+        if self._y is not None and self._y.info.image is not None:
+            msg = (
+                f"{self._y.info.name} in '{self.path}' holds image files; expected numbers, masks or boxes as targets."
+            )
             raise PackFormatError(msg)
         self._x = self._considering_cache(self._x)
         self._opened: _Opened | None = None
@@ -116,10 +119,15 @@ class SplitReader:
         """Shape of one input row; `None` when rows have different shapes, and come as lists."""
         if not self.encoded:
             return self._x.info.shape
-        options = self._x.image or ImageOptions()
+        options = self._image or ImageOptions()
         if options.size is None or options.color_mode == "keep":
             return None
         return (*options.size, 1 if options.color_mode == "grayscale" else 3)
+
+    @property
+    def _image(self) -> ImageOptions | None:
+        """How encoded inputs are decoded."""
+        return self._x.info.image
 
     @property
     def row_dtype(self) -> np.dtype[Any]:
@@ -144,8 +152,16 @@ class SplitReader:
 
     @property
     def target_shape(self) -> tuple[int, ...] | None:
-        """Shape of one target; empty for a number, `None` when the file has no targets."""
-        return None if self._y is None else self._y.info.shape
+        """Shape of one target; empty for a number, `None` when the file has no targets, or each has its own."""
+        if self._y is None:
+            return None
+        mask = self._y.info.mask
+        return self._y.info.shape if mask is None else mask.size
+
+    @property
+    def has_boxes(self) -> bool:
+        """Whether targets are boxes, any number of each row."""
+        return self._y is not None and self._y.info.kind == "boxes"
 
     def read_x(
         self, indices: Indices, out: NDArray[Any] | None = None, *, crew: Crew = SOLO
@@ -180,20 +196,21 @@ class SplitReader:
         engine.read_rows(rows, target, crew)
         return target
 
-    def read_y(self, indices: Indices) -> NDArray[Any]:
-        """Read targets as stored, `(B, *target_shape)`, in native byte order; -1 for each where the file has none.
+    def read_y(self, indices: Indices, *, crew: Crew = SOLO) -> TargetBatch:
+        """Read targets.
+
+        Returns:
+            As stored, `(B, *target_shape)`, in native byte order; -1 for each where the file has none. Masks of
+            images of many sizes: a list of B uint8 arrays `(H, W)`. Boxes: a list of B dicts, `boxes` float32
+            `(M, 4)` in pixels of the image as `read_x` gives it, and every further column, `(M, …)`.
 
         Raises:
             IndexError: a row that is not there.
+            DecodeError: an encoded mask is broken, or the header of an image whose boxes are asked for.
         """
         rows = resolve_rows(indices, len(self))
-        if self._y is None:
-            return np.full(len(rows), -1, np.int64)
-        target = np.empty((len(rows), *self._y.facts.shape[1:]), self._y.facts.dtype)
         engine = self._open().y
-        if engine is not None:
-            engine.read_rows(rows, target, SOLO)
-        return target
+        return np.full(len(rows), -1, np.int64) if engine is None else engine.read(rows, crew)
 
     def keys(self, indices: Indices | None = None) -> list[str]:
         """The source key of rows, of all by default: the name of the file that each was made from.
@@ -258,11 +275,17 @@ class SplitReader:
     def _examine(self, file: Any, info: FieldInfo) -> FieldSource:
         """Look at how a field is stored."""
         node = file[info.name]
-        facts = read_facts(node[BYTES] if info.kind == "encoded" else node, self.path)
-        choice = choose_engine(facts, slow_mount=self.slow_mount)
         if info.kind == "fixed":
-            return FieldSource(info, facts, choice)
-        return FieldSource(info, facts, choice, read_facts(node[OFFSETS], self.path), info.image or ImageOptions())
+            return FieldSource(info, *self._look_at(node))
+        offsets = read_facts(node[OFFSETS], self.path)
+        if info.kind == "encoded":
+            return FieldSource(info, *self._look_at(node[BYTES]), offsets, info.mask or info.image or ImageOptions())
+        columns = {name: self._look_at(node[name]) for name in info.columns}
+        return FieldSource(info, *columns[BOXES], offsets, columns=columns)
+
+    def _look_at(self, dataset: Any) -> tuple[StorageFacts, EngineChoice]:
+        facts = read_facts(dataset, self.path)
+        return facts, choose_engine(facts, slow_mount=self.slow_mount)
 
     def _considering_cache(self, field: FieldSource) -> FieldSource:
         """The same field, with its engine chosen by what of it is in memory now."""
@@ -282,7 +305,7 @@ class SplitReader:
         if opened is None or opened.pid != os.getpid():
             file = OpenFile(self.path, self._stamp)
             x = self._loaded or self._open_x(file)
-            y = None if self._y is None else file.rows(self._y.facts, self._y.choice)
+            y = None if self._y is None else file.targets(self._y, x, self._image)
             opened = self._opened = _Opened(os.getpid(), x, y)
         return opened
 

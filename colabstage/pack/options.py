@@ -11,9 +11,12 @@ from colabstage.errors import OptionError
 from colabstage.h5.info import image_options_to_json
 from colabstage.h5.names import FORMAT_VERSION, check_split_name
 from colabstage.images.options import ImageOptions
+from colabstage.pack.code import describe_callable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from colabstage.layouts.detect import LayoutFunction
 
 Encoding = Literal["auto", "pixels", "encoded"]
 OnError = Literal["raise", "skip"]
@@ -23,7 +26,7 @@ OnError = Literal["raise", "skip"]
 class PackOptions:
     """How samples become one file.
 
-    `layout`: name of the layout, `"auto"` to find out.
+    `layout`: name of the layout, `"auto"` to find out; or a function that makes the table of samples of a tree.
     `image`: size, colour and resizing of every image.
     `encoding`: `"pixels"` stores decoded arrays, `"encoded"` the files' own bytes, `"auto"` decides by what fits.
     `splits`: `(name, fraction)` pairs, `None` to take the splits as found.
@@ -31,7 +34,7 @@ class PackOptions:
     `on_error`: what a sample that cannot be decoded does: `"raise"` stops, `"skip"` leaves it out and reports it.
     """
 
-    layout: str = "auto"
+    layout: str | LayoutFunction = "auto"
     image: ImageOptions = field(default_factory=ImageOptions)
     encoding: Encoding = "auto"
     splits: tuple[tuple[str, float], ...] | None = None
@@ -42,7 +45,8 @@ class PackOptions:
         # Here, because options are also made where nothing is packed and numpy is not wanted: the command line's help.
         from colabstage.layouts.detect import check_layout_name
 
-        check_layout_name(self.layout)
+        if isinstance(self.layout, str):
+            check_layout_name(self.layout)
         if self.encoding not in get_args(Encoding):
             msg = f"encoding={self.encoding!r} is unknown; expected one of {', '.join(get_args(Encoding))}."
             raise OptionError(msg)
@@ -55,7 +59,7 @@ class PackOptions:
     def to_json(self) -> dict[str, Any]:
         """All that shapes the samples in the file, as JSON values, as the file keeps it."""
         return {
-            "layout": self.layout,
+            "layout": self.layout if isinstance(self.layout, str) else describe_callable(self.layout),
             "image": image_options_to_json(self.image),
             "encoding": self.encoding,
             "splits": None if self.splits is None else dict(self.splits),

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from os import PathLike
 
     from colabstage.images.options import ColorMode, Resize
+    from colabstage.layouts.detect import LayoutFunction
     from colabstage.pack.options import Encoding, OnError
     from colabstage.pack.report import PackReport
     from colabstage.progress import Progress
@@ -30,7 +31,7 @@ def pack_dataset(
     source: str | PathLike[str],
     out: str | PathLike[str],
     *,
-    layout: str = "auto",
+    layout: str | LayoutFunction = "auto",
     image_size: tuple[int, int] | None = None,
     color_mode: ColorMode = "rgb",
     resize: Resize = "stretch",
@@ -46,7 +47,8 @@ def pack_dataset(
     Args:
         source: a folder, or a zip or tar that is read in place, never extracted.
         out: the file to make. Its manifest `OUT.json` is written beside it, last.
-        layout: how files become samples; `"auto"` tries every layout there is.
+        layout: how files become samples; `"auto"` tries every layout there is. A function of one argument, the tree,
+            that returns a `SampleTable` is a layout of your own.
         image_size: `(height, width)` in pixels of every image; `None` keeps each image's own.
         color_mode: `"rgb"`, `"grayscale"` or `"keep"`.
         resize: `"stretch"`, `"crop"` or `"pad"`.

@@ -1,0 +1,200 @@
+"""Boxes follow their images: stretched, padded, cropped, scaled when packed or when read, in lists or padded."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import h5py
+import numpy as np
+import pytest
+from PIL import Image
+
+from colabstage.errors import LayoutError
+from colabstage.h5.info import read_info
+from colabstage.layouts.fields import Boxes, Images
+from colabstage.layouts.sources import TreeFiles
+from colabstage.layouts.table import SampleTable
+from colabstage.pack.run import pack_dataset
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from colabstage.trees.tree import Tree
+
+COUNT = 40
+
+
+def size_of(number: int) -> tuple[int, int]:
+    """Height and width."""
+    return 40 + number % 7, 60 - number % 5
+
+
+def boxes_of(number: int) -> NDArray[np.float64]:
+    """Up to three boxes that lie inside the image; none in every fourth."""
+    height, width = size_of(number)
+    rng = np.random.default_rng(number)
+    corners = np.sort(rng.integers(0, 1000, (number % 4, 2, 2)) / 1000, axis=1)
+    corners[:, 1] += 1e-3
+    return (corners * (width - 1, height - 1)).reshape(-1, 4)
+
+
+@pytest.fixture
+def street(tmp_path: Path) -> Path:
+    """Grey images of many sizes."""
+    folder = tmp_path / "street"
+    folder.mkdir()
+    for number in range(COUNT):
+        Image.new("RGB", size_of(number)[::-1], (number, number, number)).save(folder / f"{number:02}.png")
+    return folder
+
+
+def boxed(tree: Tree, *, relative: bool = False) -> SampleTable:
+    """Images with their boxes, the number of the image as each box's label, and a weight."""
+    found = [boxes_of(number) for number in range(COUNT)]
+    offsets = np.concatenate([[0], np.cumsum([len(boxes) for boxes in found])]).astype(np.int64)
+    if relative:
+        found = [boxes / np.tile(size_of(number)[::-1], 2) for number, boxes in enumerate(found)]
+    labels = np.repeat(np.arange(COUNT), np.diff(offsets)).astype(np.int64)
+    columns = {"labels": labels, "weight": (labels / 8).astype(np.float32)}
+    boxes = Boxes(offsets, np.concatenate(found), columns, relative=relative)
+    keys = tuple(entry.name for entry in tree.entries)
+    return SampleTable("street", keys, Images(TreeFiles(tree, tree.entries)), boxes, classes=("car",))
+
+
+def relative(tree: Tree) -> SampleTable:
+    """The same, as parts of width and height."""
+    return boxed(tree, relative=True)
+
+
+def expected(number: int, size: tuple[int, int] | None, resize: str) -> NDArray[np.float64]:
+    """Where the boxes are in the resized image."""
+    boxes, (height, width) = boxes_of(number), size_of(number)
+    if size is None:
+        return boxes
+    down, across = size[0] / height, size[1] / width
+    if resize == "stretch":
+        return boxes * (across, down, across, down)
+    if resize == "pad":
+        scale = min(down, across)
+        inner = (round(height * scale), size[1]) if across <= down else (size[0], round(width * scale))
+        moved = boxes * np.tile((inner[1] / width, inner[0] / height), 2)
+        return moved + np.tile(((size[1] - inner[1]) // 2, (size[0] - inner[0]) // 2), 2)
+    scale = max(down, across)
+    moved = boxes * scale - np.tile(((width * scale - size[1]) / 2, (height * scale - size[0]) / 2), 2)
+    cut = np.clip(moved, 0, np.tile(size[::-1], 2))
+    return cut[(cut[:, 2] > cut[:, 0]) & (cut[:, 3] > cut[:, 1])]
+
+
+@pytest.mark.parametrize("layout", [boxed, relative])
+@pytest.mark.parametrize("encoding", ["pixels", "encoded"])
+@pytest.mark.parametrize("resize", ["stretch", "pad", "crop"])
+def test_boxes_move_with_their_images(
+    tmp_path: Path, street: Path, resize: Any, encoding: Any, layout: Callable[[Tree], SampleTable]
+) -> None:
+    """Whether images are resized when they are packed or when they are read, every box is where its part of the image
+    is, and what cropping cut away is gone."""
+    dataset_h5 = pytest.importorskip("colabstage.load.dataset", reason="needs torch").dataset_h5
+    out = tmp_path / "out.h5"
+    size = (32, 24)
+    pack_dataset(
+        street, out, layout=layout, encoding=encoding, image_size=size, resize=resize,
+        splits={"train": 0.5, "test": 0.5}, progress=False,
+    )  # fmt: skip
+    rows = 0
+    for split in ("train", "test"):
+        dataset = dataset_h5(out, split=split)
+        for row, key in enumerate(dataset.reader.keys()):
+            number = int(key[:2])
+            _, y = dataset[row]
+            assert list(y) == ["boxes", "labels", "weight"]
+            assert (y["boxes"].dtype, y["labels"].dtype) == (np.float32, np.int64)
+            np.testing.assert_allclose(y["boxes"], expected(number, size, resize), atol=1e-4)
+            assert y["labels"].tolist() == [number] * len(y["boxes"])
+            np.testing.assert_array_equal(y["weight"], y["labels"].astype(np.float32) / 8)
+            rows += 1
+    assert rows == COUNT
+
+
+def test_plain_h5py_reads_the_same_boxes(tmp_path: Path, street: Path) -> None:
+    """Row i is offsets[i] up to offsets[i + 1] of every column; encoded images keep the boxes of their own pixels."""
+    dataset_h5 = pytest.importorskip("colabstage.load.dataset", reason="needs torch").dataset_h5
+    out = tmp_path / "out.h5"
+    for options in ({"encoding": "encoded"}, {"image_size": (16, 16), "resize": "crop"}):
+        pack_dataset(street, out, layout=boxed, overwrite=True, progress=False, **options)
+        batch = dataset_h5(out).read_batch(range(COUNT))[1]
+        with h5py.File(out) as file:
+            offsets = file["Y_train/offsets"][()]
+            for row, y in enumerate(batch):
+                for name, values in y.items():
+                    stored = file[f"Y_train/{name}"][offsets[row] : offsets[row + 1]]
+                    np.testing.assert_array_equal(values, stored)
+                    assert values.dtype == stored.dtype
+            assert np.all(file["Y_train/labels"][offsets[-1] :] == -1)
+    info = read_info(out).split("train").y
+    assert info is not None
+    assert (info.kind, info.rows, info.columns) == ("boxes", COUNT, ("boxes", "labels", "weight"))
+
+
+@pytest.mark.parametrize("transform", [None, lambda x: x.astype(np.float32)])
+def test_a_batch_has_what_detection_models_take(
+    tmp_path: Path, street: Path, transform: Callable[[Any], Any] | None
+) -> None:
+    """A list of dicts of tensors, one for each image; or one dict of padded ones, when asked."""
+    torch = pytest.importorskip("torch", reason="needs torch: pip install torch")
+    from colabstage.load.dataset import dataset_h5
+    from colabstage.load.loader import make_loader
+
+    out = tmp_path / "out.h5"
+    pack_dataset(street, out, layout=boxed, image_size=(16, 16), progress=False)
+    dataset = dataset_h5(out, transform)
+    with (
+        make_loader(dataset, 7, shuffle=False) as loader,
+        make_loader(dataset, 7, shuffle=False, ragged="pad", device="cpu") as padded,
+    ):
+        for number, ((x, y), (_, filled)) in enumerate(zip(loader, padded, strict=True)):
+            assert len(x) == len(y)
+            longest = max(len(target["labels"]) for target in y)
+            assert filled["boxes"].shape == (len(y), longest, 4)
+            for place, target in enumerate(y):
+                stored = dataset[number * 7 + place][1]
+                count = int(filled["lengths"][place])
+                assert torch.equal(target["boxes"], torch.from_numpy(stored["boxes"]))
+                assert torch.equal(filled["labels"][place, :count], target["labels"])
+                assert torch.equal(filled["boxes"][place, :count], target["boxes"])
+                assert bool((filled["labels"][place, count:] == -1).all())
+
+
+def test_skipped_images_take_their_boxes_with_them(tmp_path: Path, street: Path) -> None:
+    """What is left is what packing without the broken files gives."""
+    whole, gaps = tmp_path / "whole.h5", tmp_path / "gaps.h5"
+    pack_dataset(street, whole, layout=boxed, image_size=(16, 16), resize="crop", progress=False)
+    for name in ("03.png", "17.png"):
+        (street / name).write_bytes(b"no image")
+    report = pack_dataset(
+        street, gaps, layout=boxed, image_size=(16, 16), resize="crop", on_error="skip", progress=False
+    )
+    assert report.samples == {"train": COUNT - 2}
+    with h5py.File(whole) as one, h5py.File(gaps) as other:
+        keys = one["key_train"].asstr()[()].tolist()
+        kept = [row for row, key in enumerate(keys) if key not in ("03.png", "17.png")]
+        starts, ends = one["Y_train/offsets"][:-1], one["Y_train/offsets"][1:]
+        wanted = np.concatenate([np.arange(starts[row], ends[row]) for row in kept])
+        count = other["Y_train/offsets"][-1]
+        assert count == len(wanted)
+        np.testing.assert_array_equal(other["Y_train/boxes"][:count], one["Y_train/boxes"][()][wanted])
+        np.testing.assert_array_equal(other["Y_train/labels"][:count], one["Y_train/labels"][()][wanted])
+
+
+def test_boxes_that_do_not_add_up_are_refused() -> None:
+    """Columns of another length, offsets that do not end at the last box, boxes of three numbers."""
+    two = np.zeros((2, 4))
+    ends = np.array([0, 2])
+    with pytest.raises(LayoutError, match=r"'labels'.*expected 2 rows"):
+        Boxes(ends, two, {"labels": np.zeros(3, np.int64)})
+    with pytest.raises(LayoutError, match="do not ascend"):
+        Boxes(np.array([0, 1]), two)
+    with pytest.raises(LayoutError, match=r"\(2, 3\)"):
+        Boxes(ends, np.zeros((2, 3)))

@@ -1,0 +1,259 @@
+"""Targets of every kind from source to reader: what plain h5py and Pillow say of each is what the Dataset gives."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import h5py
+import numpy as np
+import pytest
+from PIL import Image
+
+from colabstage.errors import DecodeError, LayoutError
+from colabstage.layouts.fields import Arrays, Images, Masks, Values
+from colabstage.layouts.sources import FileSlices, TreeFiles
+from colabstage.layouts.table import SampleTable
+from colabstage.pack.run import pack_dataset
+from colabstage.trees.archive_bytes import LocalBytes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from colabstage.trees.tree import Tree
+
+COUNT = 24
+COLORS = ((0, 0, 0), (255, 0, 0), (0, 255, 0))
+
+
+def size_of(number: int, *, mixed: bool) -> tuple[int, int]:
+    """Height and width of an image."""
+    return (20 + number % 5, 30 - number % 3) if mixed else (20, 30)
+
+
+@pytest.fixture
+def scenes(tmp_path: Path) -> Callable[..., Path]:
+    """Images 00.jpg, 01.png, … and masks of their size beside them, as indices, palettes or colours."""
+
+    def make(*, mixed: bool = False, masks: str = "index") -> Path:
+        folder = tmp_path / "scenes"
+        folder.mkdir()
+        for number in range(COUNT):
+            rng = np.random.default_rng(number)
+            size = size_of(number, mixed=mixed)
+            kind = ("jpg", "png")[number % 2]
+            Image.fromarray(rng.integers(0, 256, (*size, 3), dtype=np.uint8)).save(folder / f"{number:02}.{kind}")
+            indices = rng.integers(0, len(COLORS), size, dtype=np.uint8)
+            if masks == "color":
+                mask = Image.fromarray(np.array(COLORS, np.uint8)[indices])
+            else:
+                mask = Image.fromarray(indices)
+                if masks == "palette":
+                    mask.putpalette([part for color in COLORS for part in color])
+            mask.save(folder / f"{number:02}_mask.png")
+        return folder
+
+    return make
+
+
+def masked(tree: Tree, colors: Any = None) -> SampleTable:
+    """A layout of a user's own: images with the masks beside them."""
+    masks = [entry for entry in tree.entries if "_mask" in entry.name]
+    images = [entry for entry in tree.entries if "_mask" not in entry.name]
+    keys = tuple(entry.name for entry in images)
+    classes = ("sky", "road", "car")
+    return SampleTable(
+        "mine", keys, Images(TreeFiles(tree, images)), Masks(TreeFiles(tree, masks), colors), classes=classes
+    )
+
+
+def painted(tree: Tree) -> SampleTable:
+    """The same with colours."""
+    return masked(tree, COLORS)
+
+
+def expected_mask(folder: Path, key: str, size: tuple[int, int] | None, resize: str) -> NDArray[np.uint8]:
+    """Class indices by Pillow alone."""
+    with Image.open(folder / f"{key[:2]}_mask.png") as opened:
+        if opened.mode == "RGB":
+            colors = np.asarray(opened).astype(int)
+            indices = np.select([(colors == color).all(axis=2) for color in COLORS], range(len(COLORS)))
+            mask = Image.fromarray(indices.astype(np.uint8))
+        else:
+            mask = Image.fromarray(np.asarray(opened))
+    if size is None:
+        return np.asarray(mask)
+    if resize == "stretch":
+        return np.asarray(mask.resize(size[::-1], Image.Resampling.NEAREST))
+    scale = max if resize == "crop" else min
+    height, width = mask.height, mask.width
+    factor = scale(size[0] / height, size[1] / width)
+    if resize == "crop":
+        box_w, box_h = size[1] / factor, size[0] / factor
+        left, top = (width - box_w) / 2, (height - box_h) / 2
+        box = (left, top, left + box_w, top + box_h)
+        return np.asarray(mask.resize(size[::-1], Image.Resampling.NEAREST, box))
+    inner = (round(height * factor), round(width * factor))
+    result = np.full(size, 255, np.uint8)
+    top, left = (size[0] - inner[0]) // 2, (size[1] - inner[1]) // 2
+    scaled = np.asarray(mask.resize(inner[::-1], Image.Resampling.NEAREST))
+    result[top : top + inner[0], left : left + inner[1]] = scaled
+    return result
+
+
+@pytest.mark.parametrize("encoding", ["pixels", "encoded"])
+@pytest.mark.parametrize("masks", ["index", "palette", "color"])
+@pytest.mark.parametrize(
+    ("size", "resize"), [(None, "stretch"), ((10, 12), "stretch"), ((16, 16), "crop"), ((16, 16), "pad")]
+)
+def test_masks_keep_their_classes_and_lie_on_their_images(
+    tmp_path: Path,
+    scenes: Callable[..., Path],
+    encoding: Any,
+    masks: str,
+    size: tuple[int, int] | None,
+    resize: Any,
+) -> None:
+    """Every mask, stored as indices or as its file, is what Pillow makes of it by the nearest pixel."""
+    dataset_h5 = pytest.importorskip("colabstage.load.dataset", reason="needs torch").dataset_h5
+    folder = scenes(mixed=size is not None, masks=masks)
+    layout = painted if masks == "color" else masked
+    out = tmp_path / "out.h5"
+    pack_dataset(folder, out, layout=layout, encoding=encoding, image_size=size, resize=resize, progress=False)
+    dataset = dataset_h5(out)
+    keys = dataset.reader.keys()
+    for row, key in enumerate(keys):
+        x, y = dataset[row]
+        assert y.dtype == np.uint8
+        assert y.shape == x.shape[:2]
+        np.testing.assert_array_equal(y, expected_mask(folder, key, size, resize))
+    with h5py.File(out) as file:
+        if encoding == "pixels":
+            assert file["Y_train"].shape == (COUNT, *(size or (20, 30)))
+            np.testing.assert_array_equal(file["Y_train"][()], dataset.read_batch(range(COUNT))[1])
+        else:
+            first = file["Y_train/bytes"][: file["Y_train/offsets"][1]].tobytes()
+            assert first == (folder / f"{keys[0][:2]}_mask.png").read_bytes()
+
+
+def test_masks_of_many_sizes_come_as_a_list(tmp_path: Path, scenes: Callable[..., Path]) -> None:
+    """As their images do, one by one of its own size; a loader's batch has lists of both."""
+    pytest.importorskip("torch", reason="needs torch: pip install torch")
+    from colabstage.load.dataset import dataset_h5
+    from colabstage.load.loader import make_loader
+
+    folder = scenes(mixed=True)
+    out = tmp_path / "out.h5"
+    assert pack_dataset(folder, out, layout=masked, progress=False).encoding == "encoded"
+    dataset = dataset_h5(out)
+    keys = dataset.reader.keys()
+    x, y = dataset.read_batch([3, 5])
+    assert [mask.shape for mask in y] == [image.shape[:2] for image in x]
+    np.testing.assert_array_equal(y[1], expected_mask(folder, keys[5], None, ""))
+    with make_loader(dataset, 4, shuffle=False) as loader:
+        images, found = next(iter(loader))
+        assert [tuple(mask.shape) for mask in found] == [tuple(image.shape[1:]) for image in images]
+
+
+@pytest.mark.parametrize("encoding", ["pixels", "encoded"])
+def test_a_mask_of_another_size_is_named(tmp_path: Path, scenes: Callable[..., Path], encoding: Any) -> None:
+    """A mask that does not fit its image is one broken sample, by the mask's name."""
+    folder = scenes()
+    Image.new("L", (29, 20)).save(folder / "07_mask.png")
+    options = {"layout": masked, "encoding": encoding, "image_size": (8, 8), "progress": False}
+    with pytest.raises(DecodeError, match=r"07_mask\.png.*20 x 29.*20 x 30"):
+        pack_dataset(folder, tmp_path / "out.h5", **options)
+    report = pack_dataset(folder, tmp_path / "out.h5", on_error="skip", **options)
+    assert report.samples == {"train": COUNT - 1}
+
+
+def test_a_colour_of_no_class_is_named_with_its_place(tmp_path: Path, scenes: Callable[..., Path]) -> None:
+    """No pixel is given a class by guessing."""
+    folder = scenes(masks="color")
+    with Image.open(folder / "03_mask.png") as mask:
+        mask.putpixel((2, 1), (7, 8, 9))
+        mask.save(folder / "03_mask.png")
+    with pytest.raises(DecodeError, match=r"03_mask\.png.*row 1, column 2.*\(7, 8, 9\)"):
+        pack_dataset(folder, tmp_path / "out.h5", layout=painted, image_size=(8, 8), progress=False)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        np.linspace(-1, 1, COUNT, dtype=np.float32),
+        np.arange(COUNT * 3, dtype=np.uint8).reshape(COUNT, 3) % 2,
+        np.arange(COUNT * 2, dtype=np.float64).reshape(COUNT, 2),
+        np.arange(COUNT, dtype=np.int64) % 2 == 0,
+    ],
+    ids=["regression", "several labels", "points", "yes or no"],
+)
+@pytest.mark.parametrize("splits", [None, {"train": 0.75, "test": 0.25}])
+def test_values_are_stored_as_they_are(
+    tmp_path: Path, scenes: Callable[..., Path], values: NDArray[Any], splits: dict[str, float] | None
+) -> None:
+    """Any numbers, one or several for each sample, in every split beside their key."""
+    folder = scenes()
+
+    def layout(tree: Tree) -> SampleTable:
+        entries = [entry for entry in tree.entries if "_mask" not in entry.name]
+        return SampleTable(
+            "mine", tuple(entry.name for entry in entries), Images(TreeFiles(tree, entries)), Values(values)
+        )
+
+    out = tmp_path / "out.h5"
+    report = pack_dataset(folder, out, layout=layout, splits=splits, progress=False)
+    with h5py.File(out) as file:
+        for split in report.samples:
+            stored = file[f"Y_{split}"][()]
+            assert stored.dtype == values.dtype
+            numbers = [int(key[:2]) for key in file[f"key_{split}"].asstr()[()]]
+            np.testing.assert_array_equal(stored, values[numbers])
+
+
+def rows_of_arrays(folder: Path) -> Callable[[Tree], SampleTable]:
+    """A layout of the rows of x.bin and y.bin."""
+
+    def layout(tree: Tree) -> SampleTable:
+        x, y = LocalBytes(folder / "x.bin"), LocalBytes(folder / "y.bin")
+        number = np.arange(COUNT, dtype=np.int64)
+        source = FileSlices(x, number * 40, np.full(COUNT, 40), stamp="1", shape=(5, 2), dtype=np.dtype(np.float32))
+        keys = tuple(f"x[{i}]" for i in range(COUNT))
+        targets = FileSlices(y, number * 2, np.full(COUNT, 2), stamp="1")
+        kind = Arrays(targets, (2,), np.dtype(np.uint8), decode=lambda data: np.frombuffer(data, np.uint8))
+        return SampleTable("rows", keys, Arrays(source, (5, 2), np.dtype(np.float32)), kind)
+
+    return layout
+
+
+def test_rows_of_arrays_become_rows(tmp_path: Path) -> None:
+    """Slices of one file, as inputs and as targets, with and without a decoder."""
+    folder = tmp_path / "arrays"
+    folder.mkdir()
+    x = np.random.default_rng(0).random((COUNT, 5, 2), np.float32)
+    y = np.arange(COUNT * 2, dtype=np.uint8).reshape(COUNT, 2)
+    (folder / "x.bin").write_bytes(x.tobytes())
+    (folder / "y.bin").write_bytes(y.tobytes())
+    report = pack_dataset(folder, tmp_path / "out.h5", layout=rows_of_arrays(folder), progress=False)
+    assert report.encoding == "arrays"
+    with h5py.File(tmp_path / "out.h5") as file:
+        numbers = [int(key[2:-1]) for key in file["key_train"].asstr()[()]]
+        np.testing.assert_array_equal(file["X_train"][()], x[numbers])
+        np.testing.assert_array_equal(file["Y_train"][()], y[numbers])
+
+
+def test_keys_that_are_no_names_are_refused(tmp_path: Path, scenes: Callable[..., Path]) -> None:
+    """Two samples of one name, and a table with a target too few, are typed errors."""
+    folder = scenes()
+
+    def twice(tree: Tree) -> SampleTable:
+        entries = [tree.entries[0], tree.entries[0]]
+        return SampleTable("mine", ("a", "a"), Images(TreeFiles(tree, entries)), None)
+
+    def short(tree: Tree) -> SampleTable:
+        return SampleTable("mine", ("a",), Images(TreeFiles(tree, tree.entries[:1])), Values(np.zeros(2)))
+
+    for layout, says in ((twice, "key 'a'"), (short, "got 2 targets")):
+        with pytest.raises(LayoutError, match=says):
+            pack_dataset(folder, tmp_path / "out.h5", layout=layout, progress=False)
