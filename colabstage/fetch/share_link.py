@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from colabstage.fetch.checksum import Checksum
+    from colabstage.fetch.drive_web import SharedFolder
     from colabstage.progress import Progress
 
 __all__ = ["ShareLink", "download_share_link", "parse_share_link", "share_link_facts"]
@@ -54,7 +55,8 @@ def share_link_facts(
     """Name, size and version of what a link leads to, by one or two small requests.
 
     Args:
-        link: a file or a folder. A folder's `size` is `None`: only asking for each file would tell it.
+        link: a file or a folder. A folder's `size` is `None`, since only asking for each file would tell it; its
+            `version` is another one when files come, go or are renamed, not when one changes in place.
         cancellation: looked at between requests.
         policy: how often a question is asked again.
 
@@ -68,10 +70,16 @@ def share_link_facts(
         try:
             found = web.resolve(link)
             if found.kind == "folder":
-                return RemoteFacts(found.label, web.list_folder(found).name, None, ranges=False, connections=1)
+                return _folder_facts(found, web.list_folder(found))
             return web.facts(found)
         except (PassingError, SourceReadError):
             return None
+
+
+def _folder_facts(link: ShareLink, shared: SharedFolder) -> RemoteFacts:
+    listing = "\n".join(f"{file.link.id} {file.name}" for file in shared.files)
+    version = hash_block(listing.encode())
+    return RemoteFacts(link.label, shared.name, None, version, ranges=False, connections=1)
 
 
 def download_share_link(

@@ -245,11 +245,16 @@ def test_facts_come_before_the_bytes(drive: DriveShares) -> None:
 
 
 def test_facts_of_a_folder_have_its_name(drive: DriveShares) -> None:
-    """A folder's size would take a request for each file, so it stays open."""
+    """A folder's size would take a request for each file, so it stays open; its version follows the listing."""
     drive.add(SharedItem(FOLDER, "Data & more", kind="folder"))
     facts = share_link_facts(ShareLink("folder", FOLDER), policy=QUICK)
     assert facts is not None
     assert (facts.name, facts.size) == ("Data & more", None)
+    drive.add(SharedItem(FILE, "new.bin", content=b"abc"))
+    change(drive, FOLDER, entries=(FILE,))
+    later = share_link_facts(ShareLink("folder", FOLDER), policy=QUICK)
+    assert later is not None
+    assert later.version != facts.version
 
 
 def test_facts_are_none_where_drive_does_not_answer(drive: DriveShares) -> None:
