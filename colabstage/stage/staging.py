@@ -13,15 +13,16 @@ from colabstage.errors import ArchiveError, ColabstageError, DamagedPackError, D
 from colabstage.fetch.identity import SourceIdentity, is_same
 from colabstage.fetch.look import look_quickly
 from colabstage.fetch.opening import SLOW_LISTERS, comes_whole
-from colabstage.fileops import make_folder
+from colabstage.fileops import make_folder, sweep_orphans
 from colabstage.h5.info import read_info
+from colabstage.h5.manifest import read_manifest
 from colabstage.machine.resources import free_space
 from colabstage.pack.execute import space_for
 from colabstage.pack.job import prepare_pack
 from colabstage.progress import Cancellation, NullProgress, Progress
 from colabstage.stage.cache import CachedPack, choose_cache_dir, find_cached, restore_pack
 from colabstage.stage.dataset import StagedDataset
-from colabstage.stage.local import LocalRecord, files_problem, pack_problem, read_record, write_record
+from colabstage.stage.local import LocalRecord, files_problem, find_record, pack_problem, write_record
 from colabstage.stage.making import figure_out, make_local
 from colabstage.stage.plan import StageFigures, StagePlan
 from colabstage.stage.publish import publish_file
@@ -74,7 +75,7 @@ class Staging:
     def reuse(self) -> StagedDataset | None:
         """What is staged on this machine, if it is whole and the source is still the same."""
         request = self._request
-        record = None if request.refresh else read_record(request)
+        record = None if request.refresh else find_record(request)
         if record is None:
             return None
         with self._report.timed("look") as step:
@@ -84,12 +85,23 @@ class Staging:
             self._report.notes.append(f"Staging again: {problem}.")
             return None
         self._report.origin = "local"
-        if self._source is not None:
-            # The quick look was not enough this time; with the times of now it will be.
-            write_record(request, self._source.identity, files=record.files, published=record.published)
-        if request.wants_pack and record.published is False:
+        published = record.published
+        if request.wants_pack and not record.seal:
+            published = self._is_published()
+        if self._source is not None or not record.seal:
+            # The quick look was not enough this time, or a run died before it wrote this down; now it will be.
+            identity = record.identity if self._source is None else self._source.identity
+            write_record(request, identity, files=record.files, published=published)
+        if request.wants_pack and published is False:
             self._publish(record.identity, record.files)
         return self._finish()
+
+    def _is_published(self) -> bool | None:
+        """Whether the pack that is here is the one in the cache; `None` when there is to be none."""
+        if choose_cache_dir(self._request)[0] is None:
+            return None
+        cached = self._find_cached()
+        return cached is not None and cached.manifest == read_manifest(self._request.pack_path)
 
     def restore(self) -> StagedDataset | None:
         """The packed copy in the cache, if there is one, it is whole, and the source is still the same."""
@@ -133,7 +145,8 @@ class Staging:
         files = self._make(pack=True)
         source = self._open()
         identity = source.identity
-        write_record(request, identity, files=files, published=None)
+        to_publish = request.wants_pack and choose_cache_dir(request)[0] is not None
+        write_record(request, identity, files=files, published=False if to_publish else None)
         source.discard()
         publishing = None
         if request.wants_pack and wait:
@@ -145,7 +158,7 @@ class Staging:
     def plan(self) -> StagePlan:
         """What the three would do."""
         request = self._request
-        record = None if request.refresh else read_record(request)
+        record = None if request.refresh else find_record(request)
         problem = "it is not staged on this machine" if record is None else self._problem_here(record)
         if record is not None and problem is None:
             info = read_info(request.pack_path) if request.wants_pack else None
@@ -305,6 +318,8 @@ class Staging:
 
     def _finish(self, publishing: Future[None] | None = None) -> StagedDataset:
         request = self._request
+        # All is here, so nothing that a dead run left will be needed any more.
+        sweep_orphans(request.folder)
         info = read_info(request.pack_path) if request.wants_pack else None
         return StagedDataset(
             path=request.pack_path if info is not None else request.files_path,
