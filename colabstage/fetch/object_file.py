@@ -21,10 +21,10 @@ _FTP_TIME = re.compile(r"\A(\d{14})(?:\.\d+)?\Z")
 
 
 class ObjectFile:
-    """One object as a `RemoteFile`. What arrives is of `facts.version`: after each range the service is asked again.
+    """One object as a `RemoteFile`. What arrives is of `facts.version`: at the end of each range the service is asked.
 
-    That is enough, because a range that ends before the question was read while the version was still the one of the
-    beginning.
+    The last piece of a range is handed out after that, so that a range that is complete is a range that was checked;
+    and what was read before the question was read while the version was still the one of the beginning.
     """
 
     def __init__(self, store: ObjectStore, path: str, facts: RemoteFacts, *, owns_store: bool = True) -> None:
@@ -51,12 +51,18 @@ class ObjectFile:
             raise SourceReadError(msg)
         end = size if length is None else offset + length
         at = offset
+        held = b""
         try:
             for piece in self._store.read(self._path, offset, end) if end is None or offset < end else ():
                 at += len(piece)
                 self._check_length(at, end)
-                yield piece
+                if held:
+                    yield held
+                held = piece
         except PassingError:
+            # Good, and not the end: else a service that breaks off again and again would get nobody further.
+            if held and end is not None and at < end:
+                yield held
             raise
         except SourceError:
             # An object that shrank or vanished answers in many ways.
@@ -66,6 +72,8 @@ class ObjectFile:
         if end is not None and at < end:
             msg = f"'{self._facts.label}' was cut off at byte {at:,} of {end:,}."
             raise PassingError(msg)
+        if held:
+            yield held
 
     def close(self) -> None:
         """Hang up. Calling it twice is fine."""

@@ -65,7 +65,7 @@ class ObjectTree:
         self._store = ObjectStore(url, storage_options)
         self._retry = retry
         try:
-            listed = self._list(workers)
+            listed = self._patiently(lambda: self._list(workers))
         except BaseException:
             self._store.close()
             raise
@@ -134,7 +134,7 @@ class ObjectTree:
         """
         file = self._open(entry)
         at = tries = 0
-        while at < entry.size:
+        while at < entry.size:  # the last piece comes after the question whether it is still the same object
             try:
                 for piece in file.read_range(at, entry.size - at):
                     at += len(piece)
