@@ -192,40 +192,6 @@ def remove_any(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def replace_folder(fresh: Path, target: Path) -> None:
-    """Put a finished folder where another one stands, or nothing; the old one is removed.
-
-    At every moment one of the two stands at `target`, where the file system can exchange names, as those of local
-    disks can; elsewhere there is a moment without either.
-    """
-    if not os.path.lexists(target):
-        fresh.rename(target)
-        return
-    if _exchange(fresh, target):
-        remove_any(fresh)
-        return
-    old = temp_beside(target)
-    target.rename(old)
-    fresh.rename(target)
-    remove_any(old)
-
-
-def _exchange(one: Path, other: Path) -> bool:
-    """Swap two names in one step; `False` where that cannot be done."""
-    import ctypes
-
-    try:
-        renameat2 = ctypes.CDLL(None, use_errno=True).renameat2
-    except (OSError, AttributeError):
-        return False
-    here, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
-    done = renameat2(here, os.fsencode(one), here, os.fsencode(other), exchange)
-    if done and ctypes.get_errno() not in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP):
-        code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code), str(one), None, str(other))
-    return not done
-
-
 def sync_file(path: Path) -> None:
     """Force a file's bytes, or a folder's entries, to the disk.
 

@@ -25,7 +25,7 @@ class Download:
     """
 
     def __init__(self, lasting: Path, state: str) -> None:
-        self._folder = temp_beside(lasting)
+        self.folder = temp_beside(lasting)
         self._state = {"state": state}
         self._closed = False
         for orphan in find_orphans(lasting):
@@ -34,11 +34,11 @@ class Download:
                 continue
             # The rename is atomic, so of several that try, one succeeds.
             with contextlib.suppress(OSError):
-                orphan.rename(self._folder)
+                orphan.rename(self.folder)
                 break
-        with typed_write_errors(self._folder):
-            (self._folder / _CONTENT).mkdir(parents=True, exist_ok=True)
-        write_json(self._folder / _STATE, self._state)
+        with typed_write_errors(self.folder):
+            (self.folder / _CONTENT).mkdir(parents=True, exist_ok=True)
+        write_json(self.folder / _STATE, self._state)
 
     def fetch(self, bring: Callable[[Path], Path]) -> tuple[Path, bool]:
         """What `bring` makes in the folder that it is given, under a name that nothing has before it is whole.
@@ -46,7 +46,7 @@ class Download:
         Returns:
             Its path, and whether an earlier run had brought it.
         """
-        content = self._folder / _CONTENT
+        content = self.folder / _CONTENT
         # What is unfinished has an owned temporary name, which begins with a dot.
         whole = [path for path in content.iterdir() if not path.name.startswith(".colabstage-")]
         return (whole[0], True) if whole else (bring(content), False)
@@ -56,13 +56,13 @@ class Download:
         if self._closed:
             return
         self._closed = True
-        if any((self._folder / _CONTENT).iterdir()):
+        if any((self.folder / _CONTENT).iterdir()):
             with contextlib.suppress(OSError):
-                disown(self._folder)
+                disown(self.folder)
                 return
-        remove_any(self._folder)
+        remove_any(self.folder)
 
     def discard(self) -> None:
         """Keep nothing. Calling it twice is fine."""
         self._closed = True
-        remove_any(self._folder)
+        remove_any(self.folder)

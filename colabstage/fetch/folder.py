@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Self
 from colabstage.errors import CancelledError, DriveError, SourceError
 from colabstage.fetch.copy import typed_write_errors
 from colabstage.fetch.files import fetch_tree
+from colabstage.fetch.swap import swap_in
 from colabstage.fileops import (
     disown,
     find_orphans,
     hash_ranges,
     remove_any,
-    replace_folder,
     sweep_orphans,
     temp_beside,
 )
@@ -172,7 +172,7 @@ def fetch_folder(
                 ledger=ledger,
             )
         with typed_write_errors(target):
-            replace_folder(workspace / _FILES, target)
+            swap_in(workspace / _FILES, target)
     except (KeyboardInterrupt, CancelledError, SourceError, DriveError):
         _leave(workspace)
         raise

@@ -123,8 +123,10 @@ def identify_many(parts: Sequence[SourceIdentity], *, address: str) -> SourceIde
 
 
 def as_loose_file(identity: SourceIdentity) -> SourceIdentity:
-    """One file's identity as that of one of many."""
-    return replace(identity, kind="file")
+    """One file's identity as that of one of many; of one on Google Drive, only its size can be trusted."""
+    if identity.trusts_times:
+        return replace(identity, kind="file")
+    return replace(identity, kind="file", version="", mtime_ns=0)
 
 
 def _hash_lines(lines: Iterable[str]) -> str:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 from urllib.parse import unquote, urlsplit
 
 from colabstage.errors import SourceReadError
+from colabstage.fetch.identity import as_loose_file, identify_remote
 from colabstage.fetch.transfer import read_directly
 from colabstage.retry import RetryPolicy
 from colabstage.trees.messages import foreign_entry
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from types import TracebackType
 
+    from colabstage.fetch.identity import SourceIdentity
     from colabstage.fetch.remote import RemoteFacts, RemoteFile
 
 # How many files are asked for their size at once.
@@ -97,6 +99,7 @@ class LooseFiles:
             except BaseException:
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
+        # In the order of `files`.
         self.facts: dict[str, RemoteFacts] = dict(zip(names, facts, strict=True))
         self._entries = tuple(
             sorted(
@@ -189,6 +192,11 @@ class LooseFiles:
             return file.facts
         finally:
             file.close()
+
+    def identities(self, addresses: Sequence[str]) -> list[SourceIdentity]:
+        """The state of each file when it was listed; `addresses` are theirs, in the order of `files`."""
+        facts = zip(self.facts.values(), addresses, strict=True)
+        return [as_loose_file(identify_remote(one, one.size or 0, address=address)) for one, address in facts]
 
     def close(self) -> None:
         """Nothing is held open."""

@@ -49,6 +49,7 @@ class Opened:
     `path`: where it is on this machine's disks or mounts, `None` for what is only reached over the network.
     `facts`: what the service says of a file that was downloaded whole.
     `download`: where it was brought whole, if it had to be. `resumed`: whether an earlier run had brought it.
+    `movable`: whether what is at `path` was brought for this, so that it may be moved instead of copied.
     `notes`: sentences for whoever reads the report.
     """
 
@@ -61,6 +62,7 @@ class Opened:
     facts: RemoteFacts | None = None
     download: Download | None = None
     resumed: bool = False
+    movable: bool = False
     notes: list[str] = field(default_factory=list)
 
     def identify(self, content: ByteSource | None = None) -> SourceIdentity:
@@ -122,7 +124,7 @@ class Opener:
     def _open(self, source: SingleSource) -> Opened:
         match source:
             case LocalSource():
-                return _open_path(source, source.path, "local disk")
+                return _open_path(source, source.path, "local disk", checksum=self.checksum)
             case WebSource():
                 return self._open_web(source)
             case ObjectSource():
@@ -175,6 +177,7 @@ class Opener:
             path, resumed = download.fetch(bring)
             opened = _open_path(source, path, transport)
             opened.download, opened.resumed = download, resumed
+            opened.movable = path.is_relative_to(download.folder)
             undo.pop_all()
         return opened
 
@@ -233,13 +236,16 @@ def _mounted(path: Path) -> MountedFile:
     return MountedFile(path)
 
 
-def _open_path(source: SingleSource, path: Path, transport: Transport) -> Opened:
+def _open_path(source: SingleSource, path: Path, transport: Transport, *, checksum: Checksum | None = None) -> Opened:
     slow = is_slow_mount(path)
     if slow and transport == "local disk":
         transport = "mount"
     if recognise(path) == "folder":
         return Opened(source, transport, slow, tree=FolderTree(path, workers=SLOW_LISTERS if slow else 1), path=path)
-    return Opened(source, transport, slow, file=MountedFile(path), path=path)
+    file = MountedFile(path)
+    if checksum is not None:
+        file.facts = replace(file.facts, checksum=checksum)
+    return Opened(source, transport, slow, file=file, path=path)
 
 
 def comes_whole(source: Source) -> bool:

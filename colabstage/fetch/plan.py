@@ -28,7 +28,7 @@ class TransferFacts:
     `transport`: how it is reached. `slow`: whether each answer takes its time, as over a network or a Drive mount.
     `cores`: that may be used here. `connections`: parts of one file that the source gives at full speed at once.
     `mount_copy`: whether the mount keeps a second copy of a large file on the local disk, as Google Drive's does.
-    `kept_bytes`: here already, from an interrupted run.
+    `kept_bytes`: that an interrupted run has on the disk already.
     """
 
     transport: Transport
@@ -86,7 +86,7 @@ def plan_transfer(files: Sequence[int], facts: TransferFacts) -> TransferPlan:
     if second:
         reasons.append(f"The mount keeps a second copy of {format_bytes(second)} on this disk meanwhile.")
     if facts.kept_bytes:
-        reasons.append(f"{format_bytes(facts.kept_bytes)} are here already.")
+        reasons.append(f"An interrupted run holds {format_bytes(facts.kept_bytes)} of the room already.")
     return TransferPlan(
         transport=facts.transport,
         files=len(files),

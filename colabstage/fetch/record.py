@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _VERSION = 1
+# As beside an extracted folder: whoever makes what stands there writes the record anew.
+_SUFFIX = ".colabstage.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +48,7 @@ class FetchRecord:
 
 def record_path(target: Path) -> Path:
     """Where the record of a target stands."""
-    return target.with_name(f".colabstage-{target.name}.json")
+    return target.with_name(f".{target.name}{_SUFFIX}")
 
 
 def read_record(target: Path) -> FetchRecord | None:
@@ -90,8 +92,8 @@ def write_record(target: Path, record: FetchRecord) -> None:
 
 def find_record(folder: Path, address: str) -> Path | None:
     """The file in `folder` that was fetched from `address`; `None` when there is none."""
-    for path in sorted(folder.glob(".colabstage-*.json")):
-        target = folder / path.name.removeprefix(".colabstage-").removesuffix(".json")
+    for path in sorted(folder.glob(f".*{_SUFFIX}")):
+        target = folder / path.name.removeprefix(".").removesuffix(_SUFFIX)
         record = read_record(target)
         if record is not None and record.address == address:
             return target

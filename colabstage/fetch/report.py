@@ -10,8 +10,6 @@ from colabstage.units import format_bytes, format_duration, format_rate
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from colabstage.fetch.plan import Transport
-
 
 @dataclass(frozen=True, slots=True)
 class FetchReport:
@@ -27,7 +25,7 @@ class FetchReport:
     nbytes: int
     seconds: float
     kept_bytes: int
-    transport: Transport
+    transport: str
     notes: tuple[str, ...] = ()
 
     @property

@@ -32,7 +32,8 @@ _EXPECTED = (
     "a folder, a file or a pattern such as 'part-*.zip' on this machine or on a mounted Drive, a Google Drive share "
     "link, an https:// address, an address such as s3:// or gs://, kaggle://owner/dataset, or a list of these"
 )
-_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+# The second form is fsspec's for a file system behind another one.
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)(?:://|::)")
 # `Path("s3://bucket/key")` forgets one of the slashes.
 _COLLAPSED = re.compile(r"(https?|s3|gs|gcs|az|abfs|hf|ftp|sftp|kaggle|file):/[^/]")
 _ARCHIVE_SUFFIXES = (".zip", ".tar", ".tgz", ".tbz2", ".txz", ".tzst", ".gz", ".bz2", ".xz", ".zst", ".7z", ".rar")
@@ -290,7 +291,7 @@ def _check_known(scheme: str) -> None:
     known = set(available_protocols())
     if scheme in known:
         return
-    close = difflib.get_close_matches(scheme, sorted({*known, "http", "https", "kaggle"}), n=1)
+    close = difflib.get_close_matches(scheme, ["s3", "gs", *sorted({*known, "kaggle", "gdrive"})], n=1, cutoff=0.5)
     meant = f" Did you mean {close[0]}://?" if close else ""
     msg = f"'{scheme}://' is no kind of address that is known here.{meant} Expected {_EXPECTED}."
     raise OptionError(msg)

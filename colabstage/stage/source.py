@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Self
 
 from colabstage.errors import OptionError
 from colabstage.fetch.globbing import expand_pattern
-from colabstage.fetch.identity import SourceIdentity, as_loose_file, identify_many, identify_remote
+from colabstage.fetch.identity import SourceIdentity, identify_many
 from colabstage.fetch.loose import LooseFile, LooseFiles, name_loose_files
 from colabstage.fetch.opening import Opener, remote_opener
 from colabstage.fetch.sources import LocalSource, ManySource, ObjectSource, WebSource
@@ -51,6 +51,7 @@ class OpenSource:
         self._stack = contextlib.ExitStack()
         self._parts: list[SourcePart] = []
         self._loose: LooseFiles | None = None
+        self._loose_addresses: list[str] = []
         self._tree: Tree | None = None
         opener = Opener(request.folder, progress, cancellation)
         with contextlib.ExitStack() as undo:
@@ -127,6 +128,7 @@ class OpenSource:
         if self._parts[0].opened.file is not None and not self._parts[0].is_archive and _can_be_loose(source.parts):
             self._stack.pop_all().close()
             self._parts.clear()
+            self._loose_addresses = [part.address for part in source.parts]
             self._loose = _open_loose(source.label, source.parts)
             return
         with ThreadPoolExecutor(_OPENERS, thread_name_prefix="colabstage-open") as pool:
@@ -142,9 +144,7 @@ class OpenSource:
     def _identify(self) -> SourceIdentity:
         address = self._request.address
         if self._loose is not None:
-            facts = self._loose.facts.values()
-            files = [identify_remote(one, one.size or 0, address=one.label) for one in facts]
-            return identify_many([as_loose_file(file) for file in files], address=address)
+            return identify_many(self._loose.identities(self._loose_addresses), address=address)
         if len(self._parts) == 1 and not isinstance(self._request.source, ManySource):
             return replace(self._parts[0].identity, address=address)
         return identify_many([part.identity for part in self._parts], address=address)

@@ -42,7 +42,7 @@ def plan_joining(stems: Sequence[str], names: Sequence[Collection[str]]) -> Join
         stems: the readable name of each tree; need not be distinct.
         names: the file names in each tree.
     """
-    folders = _distinct(stems)
+    folders = distinct_names(stems)
     if all(stem.lower() in _SPLIT_NAMES for stem in stems) and folders == tuple(stems):
         prefixes = tuple(
             "" if _lies_in(part, stem) else folder for folder, stem, part in zip(folders, stems, names, strict=True)
@@ -55,8 +55,12 @@ def plan_joining(stems: Sequence[str], names: Sequence[Collection[str]]) -> Join
     return Joining(folders, reason)
 
 
-def _distinct(stems: Sequence[str]) -> tuple[str, ...]:
-    """The stems, those that are there before with a number behind them; two that differ in case are the same."""
+def distinct_names(stems: Sequence[str]) -> tuple[str, ...]:
+    """The stems, those that were there before with a number behind them; two that differ in case are the same.
+
+    >>> distinct_names(["a", "b", "A"])
+    ('a', 'b', 'A-2')
+    """
     taken: set[str] = set()
     found = []
     for stem in stems:
@@ -93,13 +97,14 @@ class JoinedTree:
     Args:
         label: its address, for messages.
         parts: the readable name of each tree, and the tree.
+        joining: how their files are named; decided by `plan_joining` without it.
     """
 
-    def __init__(self, label: str, parts: Sequence[tuple[str, Tree]]) -> None:
+    def __init__(self, label: str, parts: Sequence[tuple[str, Tree]], *, joining: Joining | None = None) -> None:
         self._label = label
         self._trees = [tree for _, tree in parts]
         names = [[entry.name for entry in tree.entries] for tree in self._trees]
-        joining = plan_joining([stem for stem, _ in parts], names)
+        joining = joining or plan_joining([stem for stem, _ in parts], names)
         self._origin: dict[str, tuple[Tree, FileEntry]] = {}
         entries: list[FileEntry] = []
         start = 0
@@ -111,7 +116,10 @@ class JoinedTree:
             # One part after the other is the order that each of them likes best.
             start = max((entry.position + 1 for entry in entries), default=0)
         self._entries = tuple(sorted(entries, key=lambda entry: entry.name))
-        self._notes = (joining.reason, *dict.fromkeys(note for tree in self._trees for note in tree.notes))
+        self._notes = (
+            *filter(None, [joining.reason]),
+            *dict.fromkeys(note for tree in self._trees for note in tree.notes),
+        )
 
     @property
     def kind(self) -> TreeKind:

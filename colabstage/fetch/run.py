@@ -1,0 +1,280 @@
+"""`fetch_files`: what lies somewhere else, as files on the local disk."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from colabstage.errors import OptionError, TargetExistsError
+from colabstage.fetch.checksum import parse_checksum
+from colabstage.fetch.copy import typed_write_errors
+from colabstage.fetch.file import fetch_file
+from colabstage.fetch.folder import fetch_folder, unfinished_bytes
+from colabstage.fetch.globbing import expand_pattern
+from colabstage.fetch.look import look_quickly
+from colabstage.fetch.opening import SLOW_LISTERS, Opener
+from colabstage.fetch.plan import TransferFacts, plan_transfer
+from colabstage.fetch.record import FetchRecord, find_record, read_record, seal_of, write_record
+from colabstage.fetch.report import FetchReport
+from colabstage.fetch.several import OpenedParts
+from colabstage.fetch.sources import LocalSource, ManySource, absolute_path, parse_source
+from colabstage.fetch.swap import swap_in
+from colabstage.fileops import disk_use, find_orphans, make_folder
+from colabstage.machine.drive import drive_root
+from colabstage.machine.resources import check_space, usable_cores
+from colabstage.progress import Cancellation, Progress, resolve_progress
+from colabstage.retry import RetryPolicy
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from colabstage.fetch.checksum import Checksum
+    from colabstage.fetch.identity import SourceIdentity
+    from colabstage.fetch.opening import Opened
+    from colabstage.fetch.plan import TransferPlan
+    from colabstage.fetch.sources import Source, SourceArgument
+    from colabstage.trees.tree import Tree
+
+
+def fetch_files(
+    source: SourceArgument,
+    target: str | os.PathLike[str],
+    *,
+    hash: str | None = None,  # noqa: A002 - the word that people know from other downloaders
+    overwrite: bool = False,
+    progress: bool | Progress = True,
+) -> FetchReport:
+    """Bring a file, or a whole folder of them, to the local disk; an archive stays an archive.
+
+        fetch_files("https://example.org/photos.zip", "/content/photos.zip", hash="sha256:…")
+        fetch_files("s3://bucket/train", "/content/train")
+
+    A large file comes in several parts at once, many small ones come tens at once, each tried again where that helps.
+    `target` appears when all of it is here and verified; until then what stood there stays. A call that was interrupted
+    goes on where it stopped. When neither source nor target has changed since, a second call returns at once: a hidden
+    record beside the target says what was fetched.
+
+    Args:
+        source: as for `stage_dataset`. Of a list, files come under their names and folders under theirs.
+        target: what the file, or the folder, is to become. For one file it may also be a folder that exists, in which
+            the file keeps its name.
+        hash: what one file must hash to, as `"sha256:…"`, `"md5:…"` or the digest alone.
+        overwrite: whether to replace what stands at `target` though this did not make it, or though it was changed.
+        progress: `True` for a bar, `False` for silence, or a `Progress`.
+
+    Returns:
+        What was done, with time and rate.
+
+    Raises:
+        TargetExistsError: something stands at `target` that `fetch_files` did not put there as it is.
+        ChecksumMismatchError: all of it came, but it is another file; it is kept beside the target under a name of
+            its own.
+        SourceNotFoundError, SourceAccessError, SourceReadError, SourceChangedError, WebPageError,
+            DriveDisconnectedError, DriveQuotaError: the source cannot be read.
+        MissingDependencyError: this kind of source needs a package; the message has the install line.
+        NotEnoughSpaceError: it does not fit; raised before the first byte, with figures.
+        TargetNotWritableError, OptionError: an argument cannot work.
+        CancelledError: the progress asked to stop.
+    """
+    checksum = None if hash is None else parse_checksum(hash)
+    parsed = parse_source(source)
+    if checksum is not None and isinstance(parsed, ManySource):
+        msg = "hash= is for one file, and source is a list. Fetch the file alone, or leave the hash out."
+        raise OptionError(msg)
+    place = _read_target(target)
+    fetch = _Fetch(parsed, place, checksum, overwrite, resolve_progress(progress), Cancellation(), time.monotonic())
+    return fetch.reuse() or fetch.run()
+
+
+def _read_target(target: str | os.PathLike[str]) -> Path:
+    text = os.fspath(target)
+    if "://" in text or not text:
+        msg = f"target={text!r} is no path; expected a file or folder on this machine."
+        raise OptionError(msg)
+    return absolute_path(text)
+
+
+@dataclass(frozen=True, slots=True)
+class _Fetch:
+    """One call of `fetch_files`."""
+
+    source: Source
+    target: Path
+    checksum: Checksum | None
+    overwrite: bool
+    progress: Progress
+    cancellation: Cancellation
+    began: float
+
+    def reuse(self) -> FetchReport | None:
+        """What is here, if it is whole and the source is still the same."""
+        place = self.target
+        record = read_record(place)
+        if record is None and place.is_dir():
+            found = find_record(place, self.source.address)
+            place, record = (found, read_record(found)) if found is not None else (place, None)
+        if record is None or record.address != self.source.address or not record.fits(place):
+            return None
+        note = self._unchanged(record.identity)
+        if note is None:
+            return None
+        seconds = time.monotonic() - self.began
+        return FetchReport(
+            place, record.files, record.nbytes, seconds, record.nbytes, record.transport, (note,) if note else ()
+        )
+
+    def _unchanged(self, recorded: SourceIdentity) -> str | None:
+        """`None` when the source may have changed; else a note, which may be empty."""
+        if self.checksum is not None:
+            return "" if recorded.checksum == str(self.checksum) else None
+        look = look_quickly(self.source, recorded, workers=SLOW_LISTERS)
+        if look == "gone":
+            return "The source cannot be reached now; what was fetched before is as it was."
+        return "" if look == "same" else None
+
+    def run(self) -> FetchReport:
+        """Fetch.
+
+        Raises:
+            As `fetch_files`.
+        """
+        make_folder(self.target.parent)
+        opener = Opener(self.target.parent, self.progress, self.cancellation, self.checksum)
+        source = expand_pattern(self.source) if isinstance(self.source, LocalSource) else self.source
+        if isinstance(source, ManySource):
+            return self._run_many(source, opener)
+        opened = opener.open(source)
+        try:
+            report = self._run_file(opened) if opened.file is not None else self._run_tree(opened)
+            opened.discard()
+        finally:
+            opened.close()
+        return report
+
+    def _run_file(self, opened: Opened) -> FetchReport:
+        assert opened.file is not None
+        facts = opened.file.facts
+        place = self.target / facts.name if self.target.is_dir() else self.target
+        self._check_replaceable(place)
+        on_drive = opened.path is not None and drive_root(opened.path) is not None
+        kept = sum(map(disk_use, find_orphans(place)))
+        plan = self._plan([facts.size or 0], opened, connections=facts.connections, on_drive=on_drive, kept=kept)
+        self._check_space(plan)
+        identity = replace(opened.identify(), checksum=str(self.checksum or ""))
+        if opened.movable:
+            return self._move(opened, place, identity, 1, facts.size or 0)
+        with self.progress.step(f"fetch {place.name}", total=facts.size, unit="B") as step:
+            fetched = fetch_file(
+                opened.file,
+                place,
+                step=step,
+                cancellation=self.cancellation,
+                policy=RetryPolicy(),
+                connections=plan.connections,
+            )
+        record = FetchRecord(
+            self.source.address, identity, seal_of(place), fetched.block_hashes, 1, fetched.nbytes, opened.transport
+        )
+        write_record(place, record)
+        return self._report(place, record, fetched.kept_bytes, [*opened.notes, *plan.reasons])
+
+    def _run_tree(self, opened: Opened) -> FetchReport:
+        assert opened.tree is not None
+        identity = opened.identify()
+        if opened.movable:
+            self._check_replaceable(self.target)
+            return self._move(opened, self.target, identity, len(opened.tree.entries), identity.nbytes)
+        return self._fetch_tree(opened.tree, identity, opened, [*opened.notes, *opened.tree.notes])
+
+    def _move(self, opened: Opened, place: Path, identity: SourceIdentity, files: int, nbytes: int) -> FetchReport:
+        """Put in its place what a service's own tool has brought beside it."""
+        assert opened.path is not None
+        with typed_write_errors(place):
+            if opened.tree is None:
+                opened.path.replace(place)
+            else:
+                swap_in(opened.path, place)
+        record = FetchRecord(self.source.address, identity, seal_of(place), (), files, nbytes, opened.transport)
+        write_record(place, record)
+        return self._report(place, record, nbytes if opened.resumed else 0, opened.notes)
+
+    def _run_many(self, source: ManySource, opener: Opener) -> FetchReport:
+        """Files under their names, folders under theirs."""
+        with contextlib.ExitStack() as stack:
+            parts = OpenedParts(source, opener, stack)
+            report = self._fetch_tree(parts.tree, parts.identity, parts.slowest, parts.notes)
+            parts.discard()
+        return report
+
+    def _fetch_tree(self, tree: Tree, identity: SourceIdentity, opened: Opened, notes: list[str]) -> FetchReport:
+        place = self.target
+        self._check_replaceable(place)
+        fingerprint = identity.fingerprint
+        sizes = [entry.size for entry in tree.entries]
+        on_drive = opened.path is not None and drive_root(opened.path) is not None
+        kept = unfinished_bytes(place, fingerprint)
+        plan = self._plan(sizes, opened, connections=1, on_drive=on_drive, kept=kept)
+        self._check_space(plan)
+        with self.progress.step(f"fetch {place.name}", total=plan.nbytes, unit="B") as step:
+            fetched = fetch_folder(
+                tree,
+                place,
+                fingerprint=fingerprint,
+                limits=plan.limits,
+                step=step,
+                cancellation=self.cancellation,
+                policy=RetryPolicy(),
+            )
+        record = FetchRecord(
+            self.source.address, identity, seal_of(place), (), fetched.files, fetched.nbytes, opened.transport
+        )
+        write_record(place, record)
+        return self._report(place, record, fetched.kept_bytes, [*notes, *plan.reasons])
+
+    def _plan(
+        self, sizes: Sequence[int], opened: Opened, *, connections: int, on_drive: bool, kept: int
+    ) -> TransferPlan:
+        facts = TransferFacts(
+            transport=opened.transport,
+            slow=opened.slow,
+            cores=usable_cores(),
+            connections=connections,
+            mount_copy=on_drive,
+            kept_bytes=kept,
+        )
+        return plan_transfer(sizes, facts)
+
+    def _check_space(self, plan: TransferPlan) -> None:
+        check_space(self.target.parent, plan.peak_bytes, f"Fetching '{self.source.label}'")
+
+    def _check_replaceable(self, place: Path) -> None:
+        """Refuse to replace what is not ours, or not as we left it."""
+        if self.overwrite or not os.path.lexists(place) or (place.is_dir() and not any(place.iterdir())):
+            return
+        record = read_record(place)
+        if record is not None and record.address == self.source.address and record.fits(place):
+            return
+        if record is None:
+            what = "was not made by fetch_files"
+        elif record.address != self.source.address:
+            what = f"was fetched from another source ({record.address})"
+        else:
+            what = "was changed since it was fetched"
+        msg = f"'{place}' {what}. Choose another target, or give overwrite=True to replace it."
+        raise TargetExistsError(msg)
+
+    def _report(self, place: Path, record: FetchRecord, kept_bytes: int, notes: Sequence[str]) -> FetchReport:
+        seconds = time.monotonic() - self.began
+        return FetchReport(
+            place,
+            record.files,
+            record.nbytes,
+            seconds,
+            kept_bytes,
+            record.transport,
+            tuple(dict.fromkeys(note for note in notes if note)),
+        )

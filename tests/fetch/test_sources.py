@@ -1,0 +1,154 @@
+"""What a `source` argument is, by its words alone."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from colabstage.errors import OptionError, SourceNotFoundError
+from colabstage.fetch.globbing import expand_pattern
+from colabstage.fetch.sources import (
+    KaggleSource,
+    LocalSource,
+    ManySource,
+    ObjectSource,
+    ShareSource,
+    Source,
+    TreeSource,
+    WebSource,
+    parse_source,
+)
+from colabstage.trees.folder import FolderTree
+
+ID = "1A2b3C4d5E6f7G8h9I0jKlMnOpQrStUvW"
+SECRETS = ("pw", "s3cret", "SIG", "t0p")
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "address", "name"),
+    [
+        ("/data/kitti.tar.gz", LocalSource, "/data/kitti.tar.gz", "kitti"),
+        ("file:///data/My%20photos.zip", LocalSource, "/data/My photos.zip", "My-photos"),
+        ("/data/part-*.zip", LocalSource, "/data/part-*.zip", "part"),
+        ("/content/drive/MyDrive/a.zip", LocalSource, "drive:MyDrive/a.zip", "a"),
+        ("/content/drive/My Drive/a.zip", LocalSource, "drive:MyDrive/a.zip", "a"),
+        ("/content/drive/Shared drives/lab/a", LocalSource, "drive:Shareddrives/lab/a", "a"),
+        ("/content/drive/other", LocalSource, "/content/drive/other", "other"),
+        (f"https://drive.google.com/file/d/{ID}/view?usp=sharing", ShareSource, f"gdrive:{ID}", "gdrive-1A2b3C4d5E6f"),
+        (f"https://drive.google.com/drive/folders/{ID}", ShareSource, f"gdrive:{ID}", "gdrive-1A2b3C4d5E6f"),
+        (ID, ShareSource, f"gdrive:{ID}", "gdrive-1A2b3C4d5E6f"),
+        ("https://Example.org:443/d/a.zip#top", WebSource, "https://example.org/d/a.zip", "a"),
+        ("http://example.org:8080", WebSource, "http://example.org:8080/", "example.org"),
+        ("https://ann:pw@example.org/a.zip", WebSource, "https://example.org/a.zip", "a"),
+        ("https://e.org/a.zip?X-Amz-Signature=SIG&X-Amz-Date=1", WebSource, "https://e.org/a.zip", "a"),
+        ("https://e.org/a.zip?Signature=SIG&Expires=9&Key-Pair-Id=7", WebSource, "https://e.org/a.zip", "a"),
+        ("https://e.org/a.zip?sv=2024&se=9&sp=r&sig=SIG", WebSource, "https://e.org/a.zip", "a"),
+        ("https://e.org/a.zip?token=t0p", WebSource, "https://e.org/a.zip", "a"),
+        ("s3://bucket/train/", ObjectSource, "s3://bucket/train", "train"),
+        ("S3://Bucket", ObjectSource, "s3://Bucket", "Bucket"),
+        ("ftp://ann:s3cret@host/d/a.tar", ObjectSource, "ftp://ann@host/d/a.tar", "a"),
+        ("hf://datasets/ann/cats", ObjectSource, "hf://datasets/ann/cats", "cats"),
+        ("memory://a/b.zip", ObjectSource, "memory://a/b.zip", "b"),
+        ("kaggle://ann/cats", KaggleSource, "kaggle:ann/cats", "cats"),
+        ("https://www.kaggle.com/datasets/ann/cats/data", KaggleSource, "kaggle:ann/cats", "cats"),
+    ],
+)
+def test_words_become_a_source_with_a_lasting_address(text: str, kind: type[Source], address: str, name: str) -> None:
+    """Each spelling is one kind of source, whose address has no secret in it."""
+    source = parse_source(text)
+    assert (type(source), source.address, source.name) == (kind, address, name)
+    shown = f"{source!r} {source.address} {source.label}"
+    assert not [secret for secret in SECRETS if secret in shown]
+
+
+def test_what_distinguishes_addresses_stays_and_what_signs_them_does_not() -> None:
+    """The key follows the object and not the day; what is left of a query is told apart but not written down."""
+
+    def address(query: str) -> str:
+        return parse_source(f"https://e.org/get?{query}").address
+
+    assert address("id=1") != address("id=2")
+    assert address("id=1&X-Amz-Signature=a") == address("id=1&X-Amz-Signature=b") == address("id=1")
+    assert address("key=tok") != address("key=other")
+    assert "tok" not in address("key=tok")
+    assert address("expires=never") != address("")  # no signature beside it: who knows what it means
+
+
+def test_paths_are_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`~` and relative paths mean what they mean here and now; a long name that is here is no id."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / ID).mkdir()
+    for text in (ID, f"~/{ID}", Path(ID), f"./{ID}/../{ID}"):
+        source = parse_source(text)
+        assert isinstance(source, LocalSource)
+        assert source.path == tmp_path / ID
+
+
+def test_a_list_is_one_source(tmp_path: Path) -> None:
+    """Parts keep their order; the address depends on them and on nothing else; one alone is itself."""
+    both = parse_source(["/d/train.zip", "https://e.org/test.zip?token=t0p"])
+    assert isinstance(both, ManySource)
+    assert [part.address for part in both.parts] == ["/d/train.zip", "https://e.org/test.zip"]
+    assert both.name == "train-and-1-more"
+    assert both.address == parse_source(("/d/train.zip", "https://e.org/test.zip?token=new")).address
+    assert both.address != parse_source(["https://e.org/test.zip", "/d/train.zip"]).address
+    assert parse_source(["/d/part-000.zip", "/d/part-001.zip"]).name == "part"
+    assert parse_source(["/d/a.zip"]) == parse_source("/d/a.zip")
+    tree = FolderTree(tmp_path)
+    mixed = parse_source([tree, "/d/a.zip"])
+    assert isinstance(mixed, ManySource)
+    assert isinstance(mixed.parts[0], TreeSource)
+    assert parse_source(tree).address == f"tree:{tmp_path}"
+
+
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        ("", "names nothing"),
+        ("   ", "names nothing"),
+        ([], "empty list"),
+        (None, "NoneType"),
+        (7, "int"),
+        (b"/data", "bytes"),
+        ([["/a"], "/b"], "list"),
+        (Path("s3://bucket/a"), "lost a slash"),
+        ("s4://bucket/a", "Did you mean s3://"),
+        ("simplecache::s3://bucket/a.zip", "another file system"),
+        ("simplecache://bucket/a.zip", "another file system"),
+        ("zip://a.jpg::s3://bucket/a.zip", "another file system"),
+        ("file://server/a.zip", "server"),
+        ("https:///a.zip", "names no server"),
+        ("https://e.org:port/a.zip", "cannot be read"),
+        ("kaggle://cats", "kaggle"),
+        ("https://drive.google.com/drive/my-drive", "Copy link"),
+        (f"https://docs.google.com/document/d/{ID}/edit", "Google Docs"),
+    ],
+)
+def test_what_is_no_source_is_refused_with_what_is(source: object, says: str) -> None:
+    """The message names what is wrong, and what was expected."""
+    with pytest.raises(OptionError, match=says):
+        parse_source(source)  # type: ignore[arg-type]  # on purpose
+
+
+def test_a_pattern_stands_for_what_fits_it_now(tmp_path: Path) -> None:
+    """Sorted by name; a file whose name only looks like a pattern is itself; nothing that fits is an error."""
+    for name in ("b.zip", "a.zip", "c.txt", "d[1].zip"):
+        (tmp_path / name).touch()
+
+    def names(pattern: str) -> list[str]:
+        source = parse_source(tmp_path / pattern)
+        assert isinstance(source, LocalSource)
+        expanded = expand_pattern(source)
+        assert expanded.address == source.address
+        parts = expanded.parts if isinstance(expanded, ManySource) else (expanded,)
+        return [os.path.basename(part.address) for part in parts]  # noqa: PTH119
+
+    assert names("*.zip") == ["a.zip", "b.zip", "d[1].zip"]
+    assert names("[ab].zip") == ["a.zip", "b.zip"]
+    assert names("d[1].zip") == ["d[1].zip"]
+    assert names("nothing.zip") == ["nothing.zip"]
+    with pytest.raises(SourceNotFoundError, match=r"x\*"):
+        names("x*")
