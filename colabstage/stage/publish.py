@@ -115,7 +115,7 @@ def publish_file(
     with resolve_progress(progress).step(f"publish {target.name}", total=state.nbytes, unit="B") as step:
         manifest = _find_published(source, target, state, known)
         if manifest is not None:
-            sweep_orphans(target.parent, name=target.name, remove=_discard)
+            _sweep(target)
             step.advance(state.nbytes)
             kept = state.nbytes
         else:
@@ -205,7 +205,7 @@ def _copy(
 
     try:
         resumed = adopt_orphan(target, temp)
-        sweep_orphans(target.parent, name=target.name, remove=_discard)
+        _sweep(target)
         in_place = min(disk_use(temp), state.nbytes) if resumed else 0
         check_space(target.parent, state.nbytes - in_place, f"The copy of '{source.name}'")
         hashes = copy_blocks(
@@ -269,6 +269,12 @@ def _replace(temp: Path, target: Path) -> None:
         temp.rename(target)
     except OSError as error:
         raise translate_write_error(error, target) from error
+
+
+def _sweep(target: Path) -> None:
+    """Remove what dead runs left of a file, its manifest, or that of the version before it."""
+    for file in (target, manifest_path(target), manifest_path(previous_path(target))):
+        sweep_orphans(target.parent, name=file.name, remove=_discard)
 
 
 def _describe(file: Path) -> Manifest:
