@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
-from colabstage.errors import EmptySourceError, LayoutError, OptionError
-from colabstage.layouts import image_folder
+from colabstage.errors import EmptySourceError, LayoutError, MissingDependencyError, OptionError
+from colabstage.layouts import csv_table, image_folder, pairs
 
 if TYPE_CHECKING:
     from colabstage.layouts.table import SampleTable
@@ -24,7 +24,11 @@ class LayoutReader(NamedTuple):
 
 
 # Asked in this order: the more a layout demands of a tree, the earlier it stands.
-READERS: tuple[LayoutReader, ...] = (LayoutReader(image_folder.NAME, image_folder.read_image_folder),)
+READERS: tuple[LayoutReader, ...] = (
+    LayoutReader(csv_table.NAME, csv_table.read_table),
+    LayoutReader(pairs.NAME, pairs.read_pairs),
+    LayoutReader(image_folder.NAME, image_folder.read_image_folder),
+)
 
 
 def detect_layout(tree: Tree, layout: str | LayoutFunction = "auto") -> SampleTable:
@@ -47,6 +51,10 @@ def detect_layout(tree: Tree, layout: str | LayoutFunction = "auto") -> SampleTa
         if layout in ("auto", reader.name):
             try:
                 return reader.read(tree)
+            except MissingDependencyError as error:
+                if layout != "auto":
+                    raise
+                declined.append((reader.name, LayoutError(str(error))))
             except LayoutError as error:
                 declined.append((reader.name, error))
     if len(declined) == 1:

@@ -7,40 +7,22 @@ of splits are recognised, and a folder that merely wraps the dataset is looked t
 
 from __future__ import annotations
 
-import posixpath
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from colabstage.errors import EmptySourceError, LayoutError
 from colabstage.layouts.fields import Images, Values
+from colabstage.layouts.names import IMAGE_EXTENSIONS, SPLIT_NAMES, count_kinds, is_image, listed
 from colabstage.layouts.sources import TreeFiles
 from colabstage.layouts.table import SampleTable
-from colabstage.trees.messages import count_by
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from colabstage.trees.tree import FileEntry, Tree
 
 NAME = "image_folder"
 
-# torchvision.datasets.folder.IMG_EXTENSIONS
-IMAGE_EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
-
-# What people call the folders of their splits, and the name that each split is stored under; in the order of a table.
-_SPLIT_NAMES = {
-    "train": "train",
-    "training": "train",
-    "val": "val",
-    "valid": "valid",
-    "validation": "validation",
-    "dev": "dev",
-    "test": "test",
-    "testing": "test",
-}
-_SPLIT_ORDER = {split: order for order, split in enumerate(dict.fromkeys(_SPLIT_NAMES.values()))}
-_NAMES_SHOWN = 8
+_SPLIT_ORDER = {split: order for order, split in enumerate(dict.fromkeys(SPLIT_NAMES.values()))}
 
 
 class _Image(NamedTuple):
@@ -91,11 +73,6 @@ def read_image_folder(tree: Tree) -> SampleTable:
     )
 
 
-def is_image(name: str) -> bool:
-    """Whether torchvision would take a file of this name for an image."""
-    return name.lower().endswith(IMAGE_EXTENSIONS)
-
-
 def _find_images(tree: Tree) -> list[_Image]:
     images = [_Image(file, tuple(file.name.split("/")[:-1])) for file in tree.entries if is_image(file.name)]
     if images:
@@ -104,14 +81,10 @@ def _find_images(tree: Tree) -> list[_Image]:
         msg = f"'{tree.label}' holds no files. {' '.join(tree.notes)}".rstrip()
         raise EmptySourceError(msg)
     msg = (
-        f"'{tree.label}' holds no images but {_count_kinds(tree.entries)}. "
+        f"'{tree.label}' holds no images but {count_kinds(tree.entries)}. "
         f"Images are files that end in {', '.join(IMAGE_EXTENSIONS)}."
     )
     raise EmptySourceError(msg)
-
-
-def _count_kinds(files: Iterable[FileEntry]) -> str:
-    return count_by(posixpath.splitext(file.name)[1].lower() or "without extension" for file in files)
 
 
 def _unwrap(images: list[_Image]) -> list[_Image]:
@@ -120,7 +93,7 @@ def _unwrap(images: list[_Image]) -> list[_Image]:
         # Images beside the wrapping folder (a preview, a logo) do not make it a class.
         nested = [image for image in images if image.folders]
         tops = {image.folders[0] for image in nested}
-        if len(tops) != 1 or next(iter(tops)).lower() in _SPLIT_NAMES or any(len(one.folders) == 1 for one in nested):
+        if len(tops) != 1 or next(iter(tops)).lower() in SPLIT_NAMES or any(len(one.folders) == 1 for one in nested):
             return images
         images = [image._replace(folders=image.folders[1:]) for image in images]
 
@@ -128,19 +101,19 @@ def _unwrap(images: list[_Image]) -> list[_Image]:
 def _split_folders(tree: Tree, images: list[_Image]) -> dict[str, str]:
     """The folders of splits with the name that each is stored under; empty where the folders are those of classes."""
     tops = {image.folders[0] for image in images if image.folders}
-    splits = {top: _SPLIT_NAMES[top.lower()] for top in tops if top.lower() in _SPLIT_NAMES}
+    splits = {top: SPLIT_NAMES[top.lower()] for top in tops if top.lower() in SPLIT_NAMES}
     others = sorted(tops - splits.keys())
     if len(splits) < 2 and others:
         return {}  # Among other folders a single "train" is a class of vehicles.
     if others:
         msg = (
-            f"'{tree.label}' mixes folders of splits ({_listed(sorted(splits))}) with others that hold images "
-            f"({_listed(others)}). Move the others away, or into the splits."
+            f"'{tree.label}' mixes folders of splits ({listed(sorted(splits))}) with others that hold images "
+            f"({listed(others)}). Move the others away, or into the splits."
         )
         raise LayoutError(msg)
     if len(set(splits.values())) < len(splits):
         msg = (
-            f"'{tree.label}' holds the folders {_listed(sorted(splits))}, of which several mean the same split. "
+            f"'{tree.label}' holds the folders {listed(sorted(splits))}, of which several mean the same split. "
             "Rename or join them."
         )
         raise LayoutError(msg)
@@ -166,16 +139,11 @@ def _sample(image: _Image, order: int, split: str | None, folders: tuple[str, ..
 
 
 def _flat(tree: Tree, images: list[_Image], splits: dict[str, str]) -> LayoutError:
-    where = f"the folders {_listed(sorted(splits))}" if splits else "one folder"
+    where = f"the folders {listed(sorted(splits))}" if splits else "one folder"
     return LayoutError(
         f"'{tree.label}' holds {len(images):,} images directly in {where} (first '{images[0].file.name}'), but the "
         "layout image_folder needs one folder for each class, with the images of the class in it."
     )
-
-
-def _listed(names: list[str]) -> str:
-    shown = ", ".join(f"'{name}'" for name in names[:_NAMES_SHOWN])
-    return shown if len(names) <= _NAMES_SHOWN else f"{shown} and {len(names) - _NAMES_SHOWN:,} more"
 
 
 def _notes(tree: Tree, images: int, samples: list[_Sample]) -> tuple[str, ...]:
@@ -184,7 +152,7 @@ def _notes(tree: Tree, images: int, samples: list[_Sample]) -> tuple[str, ...]:
         notes.append(f"{images - len(samples):,} images that lie in no class folder were left out.")
     others = [file for file in tree.entries if not is_image(file.name)]
     if others:
-        notes.append(f"{len(others):,} files that are no images were left out ({_count_kinds(others)}).")
+        notes.append(f"{len(others):,} files that are no images were left out ({count_kinds(others)}).")
     return (*notes, *_missing_classes(samples))
 
 
@@ -196,7 +164,7 @@ def _missing_classes(samples: list[_Sample]) -> list[str]:
     everything = set().union(*by_split.values())
     return [
         f"The split '{split}' has no images of {len(everything) - len(found):,} classes: "
-        f"{_listed(sorted(everything - found))}."
+        f"{listed(sorted(everything - found))}."
         for split, found in by_split.items()
         if found != everything
     ]

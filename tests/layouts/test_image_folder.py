@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from colabstage.errors import EmptySourceError, LayoutError
 from colabstage.layouts.fields import Values
-from colabstage.layouts.image_folder import IMAGE_EXTENSIONS, read_image_folder
+from colabstage.layouts.image_folder import read_image_folder
+from colabstage.layouts.names import IMAGE_EXTENSIONS
 from colabstage.trees.archive_bytes import LocalBytes
 from colabstage.trees.folder import FolderTree
 from colabstage.trees.zip import ZipTree
