@@ -49,7 +49,7 @@ def copy_blocks(
     """Copy a file block by block, in order, hashing each block as it passes; one is read while another is written.
 
     Args:
-        source: read once, sequentially, which every mount does best.
+        source: read once, sequentially, by one reader: on the simulated Drive two take 1.15 times as long, four 1.2.
         target: a temporary name; overwritten, unless `keep` is given.
         size: length that `source` must have, in bytes.
         block_bytes: length of a block.

@@ -39,6 +39,7 @@ class RemoteFacts:
     `checksum`: of the whole content, where the service offers one or the caller gave one.
     `ranges`: whether any part can be asked for; otherwise only the whole, from its beginning.
     `connections`: how many parts the service gives at full speed at once; 1 where more do not help.
+    `eager`: whether to ask for that many from the beginning; otherwise for one more as long as that proves faster.
     """
 
     label: str
@@ -49,6 +50,7 @@ class RemoteFacts:
     checksum: Checksum | None = None
     ranges: bool = True
     connections: int = 8
+    eager: bool = True
 
 
 class RemoteFile(Protocol):

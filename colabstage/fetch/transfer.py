@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from colabstage.errors import SourceChangedError, SourceReadError
 from colabstage.fetch.block_hashes import BlockHashes
 from colabstage.fetch.partial import BLOCK_BYTES
+from colabstage.fetch.ramp import Ramp
 from colabstage.fetch.remote import PassingError
 from colabstage.fetch.stretches import ByteRanges, StretchPlan
 from colabstage.retry import translate_read_error
@@ -75,6 +76,7 @@ class Transfer:
         self._freed = threading.Condition(self._lock)
         self._arrived = ByteRanges()
         self._plan: StretchPlan | None = None
+        self._ramp = Ramp(1, 1)
         self._noted = 0
         self._last_moved = time.monotonic()
         self._error: BaseException | None = None
@@ -199,10 +201,11 @@ class Transfer:
             block_bytes = BLOCK_BYTES if self._ranges else max(1, self._size)
             self._plan = StretchPlan(gaps, connections=connections, block_bytes=block_bytes)
             self._last_moved = time.monotonic()
-            self._working = connections
+            eager = self._source.facts.eager
+            self._ramp = Ramp(connections if eager else 1, connections)
+            self._working = 1
             self._wake()
-            for _ in range(connections - 1 if not self._stopping else 0):
-                self._spawn(self._connect)
+            self._grow()
         if kept:
             self._step.advance(sum(length for _, length in kept))
         self._connect()
@@ -219,10 +222,19 @@ class Transfer:
                 else:
                     budget = TryBudget()
 
+    def _grow(self) -> None:
+        """Open as many connections as are wanted now, with the lock held."""
+        while self._working < self._ramp.wanted and not self._ended():
+            self._working += 1
+            self._spawn(self._connect)
+
     def _next_stretch(self) -> Stretch | None:
         with self._lock:
             assert self._plan is not None
             while not self._ended() and self._arrived.total < self._size:
+                if self._working > self._ramp.wanted:
+                    self._working -= 1
+                    return None
                 stretch = self._plan.take(time.monotonic())
                 if stretch is not None:
                     return stretch
@@ -278,6 +290,9 @@ class Transfer:
                 self._plan.advance(stretch, end, now)
             if new:
                 self._last_moved = now
+                if self._ramp.is_due(now):
+                    self._ramp.look(now, self._arrived.total)
+                    self._grow()
             finished = [number for number in self._whole_blocks(offset, end) if number not in was_whole]
             self._moved.notify_all()
         if new:

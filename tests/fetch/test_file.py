@@ -81,9 +81,7 @@ def names(folder: Path) -> list[str]:
 
 def interrupt(fetch: Callable[..., FetchedFile], content: bytes, blocks: int, **options: Any) -> None:
     """Fetch so many blocks, one after the other, and fail."""
-    answer = lambda number, offset: ValueError("interrupted") if offset >= blocks * BLOCK else None  # noqa: E731
-    # With one connection the second round asks for more than a block, so it has to fail at the first byte of one.
-    source = MemoryFile(content, connections=1, answer=answer, at=_failing_at(blocks * BLOCK), **options)
+    source = MemoryFile(content, connections=1, at=_failing_at(blocks * BLOCK), **options)
     with pytest.raises(ValueError, match="interrupted"):
         fetch(source)
 
@@ -241,18 +239,22 @@ def test_source_that_changes_midway_is_begun_anew_once(
     fetch: Callable[..., FetchedFile], content: bytes, target: Path
 ) -> None:
     """With a way to open it again the new version comes whole; a second change is an error, and nothing is left."""
-    answer = lambda number, offset: changed() if offset >= 2 * BLOCK else None  # noqa: E731
+
+    def change(position: int) -> None:
+        if position >= 2 * BLOCK:
+            raise changed()
+
     again: list[MemoryFile] = []
 
     def reopen() -> MemoryFile:
-        again.append(MemoryFile(content[::-1], version="2", answer=answer if len(again) else None))
+        again.append(MemoryFile(content[::-1], version="2", at=change if again else None))
         return again[-1]
 
-    done = fetch(MemoryFile(content, connections=1, answer=answer), reopen=reopen)
+    done = fetch(MemoryFile(content, connections=1, at=change), reopen=reopen)
     assert target.read_bytes() == content[::-1]
     assert (done.version, done.kept_blocks, again[0].closed) == ("2", 0, True)
     with pytest.raises(SourceChangedError):
-        fetch(MemoryFile(content, connections=1, answer=answer), reopen=reopen)
+        fetch(MemoryFile(content, connections=1, at=change), reopen=reopen)
     assert target.read_bytes() == content[::-1]
     assert names(target.parent) == ["data.bin"]
 
