@@ -15,8 +15,11 @@ VENV_WHEEL := .venv-wheel
 PIP_INSTALL := -m pip install -qq --constraint constraints.txt
 # BENCH=name picks one benchmark, or several; all of them otherwise.
 BENCH ?=
+# CAMPAIGN=name picks one kind of work to kill, or several; all of them otherwise. KILLS is for each.
+CAMPAIGN ?=
+KILLS ?= 60
 
-.PHONY: help demo test check format smoke bench clean python313
+.PHONY: help demo test check format smoke bench campaign clean python313
 
 help: ## show these lines
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 18
@@ -45,9 +48,12 @@ smoke: $(VENV)/.installed $(VENV_WHEEL)/bin/pip ## the smoke tests against the b
 bench: $(VENV)/.installed $(VENV)/.fuse ## measure, and write docs/benchmarks.md (BENCH=name for one)
 	$(VENV)/bin/python -m benchmarks $(BENCH)
 
+campaign: $(VENV)/.installed $(VENV)/.fuse ## kill work at random moments, and write docs/campaigns.md (CAMPAIGN=name for one)
+	$(VENV)/bin/python -m campaigns $(CAMPAIGN) --kills $(KILLS)
+
 clean: ## remove what these targets made, the virtual environments included
 	rm -rf $(VENV) $(VENV313) $(VENV_WHEEL) build dist demo-out .mypy_cache .ruff_cache .pytest_cache .hypothesis
-	find colabstage tests benchmarks scripts -name __pycache__ -prune -exec rm -rf {} +
+	find colabstage tests benchmarks campaigns scripts -name __pycache__ -prune -exec rm -rf {} +
 
 $(VENV)/bin/pip $(VENV_WHEEL)/bin/pip:
 	@bash scripts/make_venv.sh 3.11 $(@D)/..

@@ -45,11 +45,12 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What became of one worker: whether it was killed, its `diary`, and the seconds it worked."""
+    """What became of one worker: whether it was killed, its `diary`, the seconds it worked, and what it `said`."""
 
     killed: bool
     diary: list[tuple[str, float]]
     seconds: float
+    said: str
 
     def total(self, name: str) -> float:
         """The sum of what was noted under a name."""
@@ -140,7 +141,7 @@ class _Hunt:
             moment = self._choose(len(finished))
             run = self._run(arguments, moment)
             done.append(self._campaign.done(run.diary))
-            self._history.append(f"{moment}: {'killed' if run.killed else 'ended'}, {done[-1]:,.1f} done")
+            self._history.append(f"{moment}: {'killed' if run.killed else 'ended'}, {done[-1]:,.1f} done; {run.said}")
             if not run.killed:
                 break
             self.outcome.kills += 1
@@ -216,7 +217,7 @@ class _Hunt:
             raise WrongError(msg)
         if killed and moment.step:
             self.outcome.at_steps += 1
-        return Run(killed, _read_diary(diary), seconds)
+        return Run(killed, _read_diary(diary), seconds, said.decode(errors="replace"))
 
 
 def _wait_until_begun(worker: subprocess.Popen[bytes], diary: Path) -> float:

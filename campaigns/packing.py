@@ -153,7 +153,10 @@ def check_pack(out: Path, truth: Path) -> None:
         WrongError: its bytes differ, or it has no manifest that agrees.
     """
     manifest = read_manifest(out)
-    if manifest is None or not same_bytes(out, truth):
-        msg = f"'{out.name}' is not the pack that an undisturbed run makes."
+    if manifest is None:
+        msg = f"'{out}' has no manifest at the end."
+        raise WrongError(msg)
+    if not same_bytes(out, truth):
+        msg = f"'{out}' is not the pack that an undisturbed run makes."
         raise WrongError(msg)
     check_whole(out, manifest, threads=2)

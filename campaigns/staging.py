@@ -118,7 +118,7 @@ class Staging:
     @staticmethod
     def work(arguments: dict[str, Any], diary: Diary) -> None:
         """The one cell."""
-        stage_dataset(arguments["source"], local_dir=arguments["fast"], progress=diary)
+        print(stage_dataset(arguments["source"], local_dir=arguments["fast"], progress=diary).report)
 
     def done(self, diary: Sequence[tuple[str, float]]) -> float:
         """Samples packed, or bytes of the pack that Drive's client handed out, in samples."""
@@ -136,7 +136,9 @@ class Staging:
     def look(self) -> State:
         """The local pack and the cached one: whole, or not counted."""
         truth = self._truths[self._kind]
-        cached = self._mountpoint / "MyDrive" / "colabstage" / truth.name
+        # Where the cache is only read from, looking at it through the mount would spare the next run its reads.
+        folder = self._cache if self._kind == "cache" else self._mountpoint / "MyDrive" / "colabstage"
+        cached = folder / truth.name
         manifest = read_manifest(cached)
         if manifest is not None and cached.is_file() and not same_bytes(cached, truth):
             msg = "stage: the cached pack has a manifest and is not whole after a kill."
