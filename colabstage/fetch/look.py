@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from itertools import repeat
@@ -19,6 +20,7 @@ from colabstage.fetch.sources import (
     TreeSource,
     WebSource,
 )
+from colabstage.retry import RetryPolicy
 from colabstage.trees.folder import folder_stamps
 
 if TYPE_CHECKING:
@@ -34,13 +36,16 @@ _LOOK_TIMEOUT_S = 20.0
 # How many parts of a list are asked at once.
 _ASKERS = 16
 
+# Who is not there now counts as absent; nobody waits for that.
+_ONE_TRY = RetryPolicy(attempts=1)
+
 Look = Literal["same", "unsure", "changed", "gone"]
 
 
 def look_quickly(source: Source, recorded: SourceIdentity, *, workers: int) -> Look:
     """Compare a source with its record by a few calls, under a deadline.
 
-    A share link, and files that are a dataset only together, are not asked again: what they held is what counts.
+    Files that are a dataset only together, and what Kaggle's own tool brought here, are not asked again.
 
     Returns:
         `"same"`: an archive's size and time or version, or the times of all folders, are the recorded ones.
@@ -66,20 +71,23 @@ def _look(source: Source, recorded: SourceIdentity, workers: int) -> Look:
 
 
 def _ask(source: Source, recorded: SourceIdentity, workers: int) -> Look:
+    answer: Look = "unsure"
     match source:
         case LocalSource():
             expanded = expand_pattern(source)
-            if isinstance(expanded, ManySource):
-                return _ask_many(expanded.parts, recorded, workers)
-            return _ask_disk(source.path, recorded, workers)
+            parts = expanded.parts if isinstance(expanded, ManySource) else ()
+            answer = _ask_many(parts, recorded, workers) if parts else _ask_disk(source.path, recorded, workers)
         case WebSource() | ObjectSource():
-            return _ask_service(source, recorded)
-        case ShareSource() | KaggleSource():
-            return "same"
-        case TreeSource():
-            return "unsure"
+            answer = _ask_service(source, recorded)
+        case ShareSource():
+            answer = _ask_shared(source, recorded)
+        case KaggleSource():
+            answer = _ask_kaggle(source, recorded, workers)
         case ManySource():
-            return _ask_many(source.parts, recorded, workers)
+            answer = _ask_many(source.parts, recorded, workers)
+        case TreeSource():
+            pass
+    return answer
 
 
 def _ask_disk(place: Path, recorded: SourceIdentity, workers: int) -> Look:
@@ -101,7 +109,7 @@ def _ask_service(source: WebSource | ObjectSource, recorded: SourceIdentity) -> 
         return "same"
     if recorded.kind != "archive":
         return "unsure"
-    file = open_remote(source)
+    file = open_remote(source, policy=_ONE_TRY)
     try:
         facts = file.facts
     finally:
@@ -116,7 +124,23 @@ def _ask_service(source: WebSource | ObjectSource, recorded: SourceIdentity) -> 
     return "same" if facts.mtime_ns == recorded.mtime_ns else "unsure"
 
 
-def open_remote(source: WebSource | ObjectSource) -> RemoteFile:
+def _ask_shared(source: ShareSource, recorded: SourceIdentity) -> Look:
+    from colabstage.fetch.share_link import share_link_facts
+
+    facts = share_link_facts(source.link, policy=_ONE_TRY)
+    if facts is None:
+        return "gone"
+    return "same" if facts.version == recorded.version else "changed"
+
+
+def _ask_kaggle(source: KaggleSource, recorded: SourceIdentity, workers: int) -> Look:
+    from colabstage.fetch.kaggle import mounted_files
+
+    mounted = mounted_files(source.dataset, os.environ)
+    return "same" if mounted is None else _ask_disk(mounted.path, recorded, workers)
+
+
+def open_remote(source: WebSource | ObjectSource, *, policy: RetryPolicy | None = None) -> RemoteFile:
     """One file at an address; asks the service for its facts.
 
     Raises:
@@ -125,7 +149,7 @@ def open_remote(source: WebSource | ObjectSource) -> RemoteFile:
     if isinstance(source, WebSource):
         from colabstage.fetch.http import open_http
 
-        return open_http(source.url)
+        return open_http(source.url, policy=policy)
     from colabstage.fetch.objects import open_object
 
     return open_object(source.url)

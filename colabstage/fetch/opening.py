@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -71,7 +72,8 @@ class Opened:
         if self.facts is not None and self.facts.size is not None and self.facts.version:
             return identify_remote(self.facts, self.facts.size, address=address)
         if self.tree is not None:
-            return replace(identify_tree(self.tree, address=address), version=getattr(self.tree, "stamp", ""))
+            version = self.facts.version if self.facts is not None else getattr(self.tree, "stamp", "")
+            return replace(identify_tree(self.tree, address=address), version=version)
         assert self.file is not None
         facts = self.file.facts
         if self.path is None and (facts.version or facts.mtime_ns or not facts.ranges):
@@ -171,7 +173,8 @@ class Opener:
         return opened
 
     def _bring(self, source: SingleSource, state: str, transport: Transport, bring: Callable[[Path], Path]) -> Opened:
-        download = Download(self.folder / f"download-{source.name}", state)
+        digest = hashlib.sha256(source.address.encode()).hexdigest()[:8]
+        download = Download(self.folder / f"{source.name}-{digest}", state)
         with contextlib.ExitStack() as undo:
             undo.callback(download.close)
             path, resumed = download.fetch(bring)

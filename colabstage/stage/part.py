@@ -92,6 +92,13 @@ class SourcePart:
             return 0
         return min(self._arriving.size, sum(map(disk_use, find_orphans(self._copy_path))))
 
+    @property
+    def resumed_bytes(self) -> int:
+        """What of an archive's copy, or of a download, an interrupted run had finished and this one used."""
+        if self.opened.resumed:
+            return self.identity.nbytes
+        return self._arriving.kept_bytes if self._arriving is not None else 0
+
     def verify(self, checksum: Checksum) -> None:
         """Hash the whole file, which has to arrive for that.
 

@@ -15,20 +15,20 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Mapping
 
+    from colabstage.fetch.sources import SourceArgument
     from colabstage.images.options import ColorMode, Resize
     from colabstage.pack.options import Encoding, OnError
     from colabstage.progress import Progress
     from colabstage.stage.dataset import StagedDataset
     from colabstage.stage.plan import StagePlan
     from colabstage.stage.request import Keep, Verify
-    from colabstage.trees.tree import Tree
 
 # How long a second notebook waits for the first one that stages the same; then it does the work itself, beside.
 _LOCK_TIMEOUT_S = 1800.0
 
 
 def stage_dataset(
-    source: str | os.PathLike[str] | Tree,
+    source: SourceArgument,
     *,
     layout: str = "auto",
     keep: Keep = "pack",
@@ -43,6 +43,7 @@ def stage_dataset(
     cache_dir: str | os.PathLike[str] | None = "auto",
     refresh: bool = False,
     verify: Verify = "fast",
+    hash: str | None = None,  # noqa: A002 - the word that people know from downloaders
     wait: bool = True,
     progress: bool | Progress = True,
 ) -> StagedDataset:
@@ -99,6 +100,7 @@ def stage_dataset(
         cache_dir=cache_dir,
         refresh=refresh,
         verify=verify,
+        checksum=hash,
     )
     staging = Staging(request, progress=resolve_progress(progress))
     with staging:
@@ -113,7 +115,7 @@ def stage_dataset(
 
 
 def plan_stage(
-    source: str | os.PathLike[str] | Tree,
+    source: SourceArgument,
     *,
     layout: str = "auto",
     keep: Keep = "pack",
@@ -128,6 +130,7 @@ def plan_stage(
     cache_dir: str | os.PathLike[str] | None = "auto",
     refresh: bool = False,
     verify: Verify = "fast",
+    hash: str | None = None,  # noqa: A002 - as above
 ) -> StagePlan:
     """Say what `stage_dataset` would do with the same arguments; writes nothing.
 
@@ -152,6 +155,7 @@ def plan_stage(
         cache_dir=cache_dir,
         refresh=refresh,
         verify=verify,
+        checksum=hash,
     )
     with Staging(request, progress=NullProgress()) as staging:
         return staging.plan()

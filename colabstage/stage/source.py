@@ -53,7 +53,8 @@ class OpenSource:
         self._loose: LooseFiles | None = None
         self._loose_addresses: list[str] = []
         self._tree: Tree | None = None
-        opener = Opener(request.folder, progress, cancellation)
+        # Beside the dataset's own folder: the same source with other options goes on with it.
+        opener = Opener(request.folder.parent, progress, cancellation)
         with contextlib.ExitStack() as undo:
             undo.callback(self.close)
             source = request.source
@@ -81,6 +82,11 @@ class OpenSource:
     def kept_bytes(self) -> int:
         """What of the archives an interrupted run has left on the disk."""
         return sum(part.kept_bytes for part in self._parts)
+
+    @property
+    def resumed_bytes(self) -> int:
+        """What an interrupted run had brought here whole, and this one used."""
+        return sum(part.resumed_bytes for part in self._parts)
 
     def open_tree(self, spool: Path) -> Tree:
         """All files. Archives that can only be read from their beginning start to arrive.

@@ -145,6 +145,8 @@ class Staging:
         files = self._make(pack=True)
         source = self._open()
         identity = source.identity
+        if source.resumed_bytes:
+            self._note(f"{format_bytes(source.resumed_bytes)} of the source were here from a run that was interrupted.")
         to_publish = request.wants_pack and choose_cache_dir(request)[0] is not None
         write_record(request, identity, files=files, published=False if to_publish else None)
         source.discard()
@@ -244,7 +246,7 @@ class Staging:
             return self._source
         whole = comes_whole(self._request.source)
         if whole:
-            make_folder(self._request.folder)
+            make_folder(self._request.folder.parent)
         with self._report.timed("download" if whole else "open source", unit="B", moves=whole) as step:
             try:
                 self._source = self._stack.enter_context(

@@ -13,6 +13,7 @@ from PIL import Image
 
 from colabstage.simulate.drive import SimulatedDrive
 from colabstage.simulate.knobs import DriveKnobs
+from tests.fetch.servers import BucketService, moto_service, use_login
 
 MakeImages = Callable[..., Path]
 
@@ -87,3 +88,20 @@ def my_drive(drive: SimulatedDrive) -> Path:
     """`MyDrive` as a notebook sees it."""
     assert drive.mountpoint is not None
     return drive.mountpoint / "MyDrive"
+
+
+@pytest.fixture(scope="session")
+def moto_server() -> Iterator[BucketService]:
+    """One S3 server for all tests, because it takes a second to start."""
+    with moto_service() as service:
+        yield service
+
+
+@pytest.fixture
+def s3(moto_server: BucketService, monkeypatch: pytest.MonkeyPatch) -> Iterator[BucketService]:
+    """An S3 server with one empty bucket, and a login in the environment that it accepts."""
+    use_login(monkeypatch, moto_server)
+    moto_server.backend.create_bucket(moto_server.bucket, "us-east-1")
+    yield moto_server
+    moto_server.demand_known_logins(wanted=False)
+    moto_server.backend.reset()

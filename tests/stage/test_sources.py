@@ -1,0 +1,395 @@
+"""`stage_dataset` from everywhere: real servers on loopback, archives in parts, interruptions, and no network."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import h5py
+import numpy as np
+import pytest
+from PIL import Image
+
+from colabstage.errors import (
+    ArchiveError,
+    ChecksumMismatchError,
+    DecodeError,
+    OptionError,
+    SourceNotFoundError,
+    SourceReadError,
+    WebPageError,
+)
+from colabstage.simulate.http_knobs import WebFault, WebKnobs
+from colabstage.simulate.http_server import WebServer
+from colabstage.simulate.kaggle_service import HostedDataset, KaggleService, zip_archive
+from colabstage.simulate.share_links import DriveShares, SharedItem
+from colabstage.stage.run import plan_stage, stage_dataset
+
+if TYPE_CHECKING:
+    from colabstage.stage.dataset import StagedDataset
+    from tests.fetch.servers import BucketService
+
+MakeImages = Callable[..., Path]
+MakeZip = Callable[[Path, Path], Path]
+FILE_ID, FOLDER_ID = "1FileAbcdefghijklmnopqrstuvwxyz_0", "1FolderAbcdefghijklmnopqrstuvwxy0"
+
+
+def stage(source: object, **options: object) -> StagedDataset:
+    """In silence, and without a cache unless the test wants one."""
+    return stage_dataset(source, **{"progress": False, "cache_dir": None, **options})  # type: ignore[arg-type]
+
+
+def check_rows(staged: StagedDataset, folder: Path, *, prefix: str = "") -> None:
+    """Every image of a folder is stored as Pillow reads it, and nothing else is."""
+    with h5py.File(staged.path, "r") as file:
+        keys = [key.decode() for key in file["key_train"][()].tolist()]
+        rows = dict(zip(keys, file["X_train"][()], strict=True))
+    assert sorted(rows) == sorted(f"{prefix}{path.relative_to(folder)}" for path in folder.rglob("*.png"))
+    for key, pixels in rows.items():
+        assert np.array_equal(pixels, np.asarray(Image.open(folder / key.removeprefix(prefix))))
+
+
+def left_in(folder: Path) -> list[str]:
+    """What a dataset's folder holds, by kind: nothing temporary, no archive."""
+    return sorted("".join(path.suffixes[-2:]) or path.name for path in folder.iterdir())
+
+
+WHOLE = [".h5", ".h5.json", ".json"]
+
+
+@pytest.fixture
+def archive(photos: Path, tmp_path: Path, make_zip: MakeZip) -> Path:
+    """The twenty images as a zip."""
+    return make_zip(photos, tmp_path / "photos.zip")
+
+
+@pytest.fixture
+def server(archive: Path) -> Iterator[WebServer]:
+    """A web server with the zip."""
+    with WebServer({"d/photos.zip": archive.read_bytes()}) as running:
+        yield running
+
+
+@pytest.mark.parametrize(
+    "knobs",
+    [
+        WebKnobs(),
+        WebKnobs(ranges="none"),
+        WebKnobs(ranges="none", length="chunked"),
+        WebKnobs(ranges="none", length="chunked", etag="none", last_modified=False),
+        WebKnobs(etag="none", last_modified=False),
+        WebKnobs(gzip=True),
+    ],
+    ids=["ranges", "no ranges", "no length", "nothing told", "no version", "gzip"],
+)
+def test_a_zip_on_the_web_is_packed_and_not_asked_for_twice(server: WebServer, photos: Path, knobs: WebKnobs) -> None:
+    """Whatever the server can do, the rows are right, no archive stays, and the second call moves next to nothing."""
+    server.set_knobs(knobs)
+    staged = stage(server.url("d/photos.zip"))
+    check_rows(staged, photos)
+    assert left_in(staged.path.parent) == WHOLE
+    server.forget_requests()
+    assert stage(server.url("d/photos.zip")).report.origin == "local"
+    assert server.bytes_sent < 300_000
+
+
+def test_the_key_does_not_follow_the_signature(server: WebServer) -> None:
+    """Two signed addresses of one file are one dataset, and no token is written down."""
+    first = stage(server.url("d/photos.zip", query="X-Amz-Signature=abc&X-Amz-Date=1"))
+    again = stage(server.url("d/photos.zip", query="X-Amz-Signature=def&X-Amz-Date=2"))
+    assert again.report.origin == "local"
+    written = b"".join(path.read_bytes() for path in first.path.parent.iterdir())
+    assert b"X-Amz" not in written
+
+
+def test_a_new_version_is_staged_again(
+    server: WebServer, tmp_path: Path, make_images: MakeImages, make_zip: MakeZip
+) -> None:
+    """Another ETag is another dataset."""
+    stage(server.url("d/photos.zip"))
+    server.put("d/photos.zip", make_zip(make_images(tmp_path / "other", 6), tmp_path / "other.zip").read_bytes())
+    assert stage(server.url("d/photos.zip")).splits == {"train": 6}
+
+
+def test_offline_the_second_call_returns_at_once(archive: Path) -> None:
+    """What is staged stays usable when the server is gone; a fresh staging fails by name."""
+    with WebServer({"photos.zip": archive.read_bytes()}) as server:
+        url = server.url("photos.zip")
+        stage(url)
+    began = time.monotonic()
+    again = stage(url)
+    assert time.monotonic() - began < 10
+    assert again.report.origin == "local"
+    assert "cannot be reached" in " ".join(again.report.notes)
+    with pytest.raises(SourceReadError, match=r"photos\.zip"):
+        stage(url, refresh=True)
+
+
+def test_a_bad_day_on_the_web(server: WebServer, photos: Path) -> None:
+    """Cut connections and a busy server cost time, not data."""
+    server.set_faults(
+        WebFault(kind="truncate", min_bytes=1000, at_byte=5000, first=3),
+        WebFault(kind="status", status=503, retry_after="0", after=4, first=2),
+    )
+    check_rows(stage(server.url("d/photos.zip")), photos)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "error", "says"),
+    [
+        ("page.zip", b"<!DOCTYPE html><html><title>Sign in</title></html>", WebPageError, "page"),
+        ("notes.txt", b"just some text\n" * 10, ArchiveError, "text file"),
+        ("photo.png", b"\x89PNG\r\n\x1a\n" + bytes(100), ArchiveError, "PNG image"),
+    ],
+)
+def test_a_single_file_that_is_no_archive_is_named(
+    name: str, content: bytes, error: type[Exception], says: str, tmp_path: Path
+) -> None:
+    """The error says what it is; nothing stays."""
+    with WebServer({name: content}) as server, pytest.raises(error, match=says):
+        stage(server.url(name))
+    assert not [path for path in (tmp_path / "fast").rglob("*") if path.is_file() and path.suffix != ".lock"]
+
+
+def test_a_missing_address_is_named(server: WebServer) -> None:
+    """404 is that there is nothing."""
+    with pytest.raises(SourceNotFoundError, match=r"nowhere\.zip"):
+        stage(server.url("nowhere.zip"))
+
+
+def test_a_checksum_is_checked_before_anything_is_made(server: WebServer, archive: Path) -> None:
+    """The right hash passes and is remembered, a wrong one stops the work, and what was staged stays."""
+    right = hashlib.sha256(archive.read_bytes()).hexdigest()
+    url = server.url("d/photos.zip")
+    staged = stage(url, hash=f"sha256:{right}")
+    before = staged.path.read_bytes()
+    server.forget_requests()
+    assert stage(url, hash=right).report.origin == "local"
+    assert server.requests == ()
+    with pytest.raises(ChecksumMismatchError, match="0000"):
+        stage(url, hash="0" * 64)
+    assert staged.path.read_bytes() == before
+    assert left_in(staged.path.parent) == WHOLE
+    assert stage(url, hash=right).report.origin == "local"
+    assert stage(archive, hash=right).report.origin == "source"
+    with pytest.raises(OptionError, match="hash="):
+        stage(archive.with_suffix(""), hash=right)
+
+
+def test_a_killed_download_goes_on(photos: Path, tmp_path: Path) -> None:
+    """A second run takes over the blocks that had arrived."""
+    with tarfile.open(tmp_path / "photos.tar.gz", "w:gz", compresslevel=1) as tar:
+        (tmp_path / "filler").write_bytes(hashlib.shake_128(b"x").digest(60 << 20))
+        tar.add(tmp_path / "filler", "filler.bin")
+        tar.add(photos, ".")
+    content = (tmp_path / "photos.tar.gz").read_bytes()
+    with WebServer({"photos.tar.gz": content}, knobs=WebKnobs(total_bytes_per_s=60 << 20)) as server:
+        code = (
+            "from colabstage.stage.run import stage_dataset\n"
+            f"stage_dataset({server.url('photos.tar.gz')!r}, cache_dir=None, progress=False)"
+        )
+        process = subprocess.Popen([sys.executable, "-c", code])
+        deadline = time.monotonic() + 60
+        while server.bytes_sent < 44 << 20 and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        process.send_signal(signal.SIGKILL)
+        assert process.wait(timeout=30) == -signal.SIGKILL
+        server.set_knobs(WebKnobs())
+        staged = stage(server.url("photos.tar.gz"))
+    (note,) = [note for note in staged.report.notes if "interrupted" in note]
+    assert re.match(r"[1-9][\d.]* MB of the source were here", note)
+    check_rows(staged, photos)
+    assert left_in(staged.path.parent) == WHOLE
+
+
+def test_a_bucket(s3: BucketService, photos: Path, archive: Path) -> None:
+    """An archive and a folder in a bucket give the same rows; a rewritten object is noticed."""
+    s3.put("sets/photos.zip", archive.read_bytes())
+    for path in photos.rglob("*.png"):
+        s3.put(f"sets/photos/{path.relative_to(photos)}", path.read_bytes())
+    check_rows(stage("s3://data/sets/photos.zip"), photos)
+    folder = stage("s3://data/sets/photos")
+    check_rows(folder, photos)
+    assert stage("s3://data/sets/photos/").report.origin == "local"
+    victim, other = sorted(photos.rglob("*.png"))[:2]
+    s3.put(f"sets/photos/{victim.relative_to(photos)}", other.read_bytes())
+    assert stage("s3://data/sets/photos").report.origin == "source"
+
+
+@pytest.fixture
+def shares(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[DriveShares]:
+    """An imitated Google Drive that this process is led to."""
+    with DriveShares(tmp_path) as imitated:
+        for name, value in imitated.hosts.environment().items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setenv("HOME", str(tmp_path))
+        yield imitated
+
+
+def test_share_links(shares: DriveShares, photos: Path, archive: Path) -> None:
+    """A shared archive and a shared folder are downloaded, packed and removed again; the second call asks one thing."""
+    shares.add(SharedItem(FILE_ID, "photos.zip", content=archive.read_bytes()))
+    link = f"https://drive.google.com/file/d/{FILE_ID}/view?usp=sharing"
+    planned = plan_stage(link, cache_dir=None)
+    assert "downloaded first" in str(planned)
+    staged = stage(link)
+    check_rows(staged, photos)
+    assert left_in(staged.path.parent) == WHOLE
+    assert stage(FILE_ID).report.origin == "local"
+    assert shares.starts(FILE_ID) == [0]
+    changed = SharedItem(FILE_ID, "photos.zip", content=archive.read_bytes(), modified="Tue, 03 Mar 2026 10:00:00 GMT")
+    shares.add(changed)
+    assert stage(link).report.origin == "source"
+
+
+def test_a_shared_folder(shares: DriveShares, photos: Path) -> None:
+    """Its class folders become classes."""
+    entries: dict[str, list[str]] = {"cat": [], "dog": []}
+    for number, path in enumerate(sorted(photos.rglob("*.png"))):
+        shares.add(SharedItem(f"1Item{number:028d}", path.name, content=path.read_bytes()))
+        entries[path.parent.name].append(f"1Item{number:028d}")
+    for name, ids in entries.items():
+        shares.add(SharedItem(f"1Folder{name:0>26}", name, kind="folder", entries=tuple(ids)))
+    shares.add(SharedItem(FOLDER_ID, "set", kind="folder", entries=tuple(f"1Folder{name:0>26}" for name in entries)))
+    staged = stage(f"https://drive.google.com/drive/folders/{FOLDER_ID}")
+    check_rows(staged, photos)
+    assert left_in(staged.path.parent) == WHOLE
+    assert stage(f"gdrive://folders/{FOLDER_ID}").report.origin == "local"
+
+
+def test_what_was_downloaded_is_not_downloaded_again(
+    shares: DriveShares, photos: Path, tmp_path: Path, make_zip: MakeZip
+) -> None:
+    """When packing fails after the download, the next run begins with what is here."""
+    bad = photos / "cat" / "0000.png"
+    whole = bad.read_bytes()
+    bad.write_bytes(whole[:100])
+    archive = make_zip(photos, tmp_path / "bad.zip")
+    bad.write_bytes(whole)
+    shares.add(SharedItem(FILE_ID, "bad.zip", content=archive.read_bytes()))
+    with pytest.raises(DecodeError, match="0000"):
+        stage(FILE_ID)
+    assert stage(FILE_ID, on_error="skip").splits == {"train": 19}
+    assert shares.starts(FILE_ID) == [0]
+    assert not list((tmp_path / "fast" / "colabstage").glob(".colabstage-*"))
+
+
+def test_kaggle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, photos: Path) -> None:
+    """A dataset of Kaggle's is downloaded by its own tool and packed; what it brought goes again."""
+    pytest.importorskip("kagglehub", reason="needs kagglehub: pip install 'colabstage[kaggle]'")
+    files = {str(path.relative_to(photos)): path.read_bytes() for path in photos.rglob("*.png")}
+    with KaggleService(tmp_path) as service:
+        for name, value in service.hosts.environment().items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setenv("HOME", str(tmp_path / "home"))
+        service.add(HostedDataset("ann", "pets", zip_archive(files)))
+        staged = stage("kaggle://ann/pets")
+        check_rows(staged, photos)
+        assert left_in(staged.path.parent) == WHOLE
+        assert stage("https://www.kaggle.com/datasets/ann/pets").report.origin == "local"
+        assert service.count("DownloadDataset") == 1
+
+
+def test_kaggle_mounted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, photos: Path) -> None:
+    """Where Kaggle has mounted it, it is read in place."""
+    monkeypatch.setenv("KAGGLE_KERNEL_RUN_TYPE", "Batch")
+    monkeypatch.setenv("COLABSTAGE_LOCAL_DIR", str(tmp_path / "fast"))
+    mounted = tmp_path / "kaggle" / "input" / "datasets" / "ann" / "pets"
+    shutil.copytree(photos, mounted)
+    staged = stage("kaggle://ann/pets")
+    check_rows(staged, photos)
+    assert "where they are mounted" in " ".join(staged.report.notes)
+    assert stage("kaggle://ann/pets").report.origin == "local"
+    assert len(list(mounted.rglob("*.png"))) == 20
+
+
+def split_zips(photos: Path, tmp_path: Path, make_images: MakeImages, make_zip: MakeZip) -> list[Path]:
+    """The twenty images in one zip, and ten others in another."""
+    return [
+        make_zip(photos, tmp_path / "zips" / "part-1.zip"),
+        make_zip(make_images(tmp_path / "more", 10, first=20), tmp_path / "zips" / "part-2.zip"),
+    ]
+
+
+def test_several_archives_are_one_dataset(
+    photos: Path, tmp_path: Path, make_images: MakeImages, make_zip: MakeZip
+) -> None:
+    """A list of local and remote archives, and a pattern, give the rows of all of them."""
+    (tmp_path / "zips").mkdir()
+    first, second = split_zips(photos, tmp_path, make_images, make_zip)
+    together = tmp_path / "together"
+    for part in (photos, tmp_path / "more"):
+        shutil.copytree(part, together, dirs_exist_ok=True)
+    with WebServer({"part-2.zip": second.read_bytes()}) as server:
+        both = [first, server.url("part-2.zip")]
+        staged = stage(both)
+        check_rows(staged, together)
+        assert "united" in " ".join(staged.report.notes)
+        assert left_in(staged.path.parent) == WHOLE
+        assert stage(both).report.origin == "local"
+    assert stage(both).report.origin == "local"
+    check_rows(stage(tmp_path / "zips" / "part-*.zip"), together)
+    assert stage(str(tmp_path / "zips" / "part-*.zip")).report.origin == "local"
+    make_zip(make_images(tmp_path / "even more", 2, first=30), tmp_path / "zips" / "part-3.zip")
+    assert stage(tmp_path / "zips" / "part-*.zip").splits == {"train": 32}
+
+
+def test_archives_named_like_splits_are_splits(
+    photos: Path, tmp_path: Path, make_images: MakeImages, make_zip: MakeZip
+) -> None:
+    """`train.zip` and `val.zip` hold what their names say, even with the same names inside."""
+    zips = [make_zip(photos, tmp_path / "train.zip"), make_zip(photos, tmp_path / "val.zip")]
+    assert stage(zips).splits == {"train": 20, "val": 20}
+
+
+def test_a_list_of_image_addresses_is_a_dataset(photos: Path) -> None:
+    """Class folders come from the addresses; a second call asks for nothing."""
+    files = {f"pets/{path.relative_to(photos)}": path.read_bytes() for path in sorted(photos.rglob("*.png"))}
+    with WebServer(files) as server:
+        urls = [server.url(name) for name in files]
+        staged = stage(urls)
+        check_rows(staged, photos)
+        server.forget_requests()
+        assert stage(urls).report.origin == "local"
+        assert server.requests == ()
+
+
+def test_a_pattern_of_images_is_a_dataset(photos: Path) -> None:
+    """Files that fit are packed with their folders as classes."""
+    staged = stage(photos / "*" / "000?.png")
+    assert staged.splits == {"train": 10}
+    assert staged.classes == ("cat", "dog")
+
+
+def test_a_list_of_archives_with_something_else_is_refused(photos: Path, archive: Path, tmp_path: Path) -> None:
+    """A text among archives is named; nothing is made."""
+    (tmp_path / "notes.txt").write_text("hello", encoding="utf-8")
+    with pytest.raises(ArchiveError, match=r"notes\.txt.*text file"):
+        stage([archive, tmp_path / "notes.txt"])
+
+
+def test_plain_files_of_a_web_archive_are_kept(server: WebServer, photos: Path) -> None:
+    """`keep="files"` extracts what arrives."""
+    staged = stage(server.url("d/photos.zip"), keep="files")
+    assert {p.relative_to(staged.path) for p in staged.path.rglob("*.png")} == {
+        p.relative_to(photos) for p in photos.rglob("*.png")
+    }
+    assert left_in(staged.path.parent) == [".json", "files"]
+
+
+def test_a_plan_of_a_web_archive_reads_little(server: WebServer, tmp_path: Path) -> None:
+    """The plan knows the rows and the peak, and leaves nothing."""
+    before = sorted(tmp_path.rglob("*"))
+    plan = plan_stage(server.url("d/photos.zip"), cache_dir=None)
+    assert plan.samples == {"train": 20}
+    assert plan.figures.archive_bytes > 0
+    assert sorted(tmp_path.rglob("*")) == before
