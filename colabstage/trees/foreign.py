@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 
     from colabstage.trees.tree import ByteSource
 
+# An archive without members is a few headers.
+_EMPTY_BYTES = 128
+
 
 class _Checked(NamedTuple):
     """The files that belong to the dataset, and the names of all that unpacking may leave."""
@@ -81,6 +84,9 @@ class ForeignTree:
 
     def _unpack(self, reader: Reader, limits: ArchiveLimits) -> dict[str, Listed]:
         members = reader.members()
+        if not members and self._source.size > _EMPTY_BYTES:
+            msg = f"'{self.label}' is damaged: no member can be found in it. Copy or upload the archive again."
+            raise CorruptArchiveError(msg)
         total = sum(member.size for member in members)
         check_limits(self.label, len(members), total, self._source.size, limits)
         checked = _check_members(self.label, members)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import resource
 import shutil
@@ -12,7 +13,13 @@ import subprocess
 import time
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
-from colabstage.errors import ArchiveError, CorruptArchiveError, MissingDependencyError
+from colabstage.errors import (
+    ArchiveError,
+    ColabstageError,
+    CorruptArchiveError,
+    MissingDependencyError,
+    NotEnoughSpaceError,
+)
 from colabstage.trees.names import refuse_member
 
 if TYPE_CHECKING:
@@ -142,9 +149,11 @@ class _SevenZip:
             raise self._failed(output, process.returncode)
         return output
 
-    def _failed(self, output: str, code: int) -> ArchiveError:
+    def _failed(self, output: str, code: int) -> ColabstageError:
         if any(mark in output.lower() for mark in _LOCKED):
             return _locked(self._label)
+        if "no space left" in output.lower():
+            return _full(self._label)
         lines = [line.strip() for line in output.splitlines() if "ERROR" in line]
         reason = lines[0] if lines else f"exit code {code}"
         return CorruptArchiveError(
@@ -180,7 +189,8 @@ class _Py7zr:
             return self._module.SevenZipFile(self._path)
         except self._module.exceptions.PasswordRequired as error:
             raise _locked(self._label) from error
-        except (self._module.exceptions.ArchiveError, OSError, EOFError, ValueError) as error:
+        # Its parser trips over damaged bytes with whatever they lead to.
+        except Exception as error:
             raise _unreadable(self._label, error) from error
 
     def members(self) -> list[Listed]:
@@ -203,7 +213,7 @@ class _Py7zr:
         with self._open() as archive:
             try:
                 archive.extractall(folder)
-            except (self._module.exceptions.ArchiveError, OSError, EOFError, ValueError) as error:
+            except Exception as error:
                 raise _unreadable(self._label, error) from error
 
 
@@ -252,5 +262,11 @@ class _RarFile:
                 raise _unreadable(self._label, error) from error
 
 
-def _unreadable(label: str, error: Exception) -> CorruptArchiveError:
+def _full(label: str) -> NotEnoughSpaceError:
+    return NotEnoughSpaceError(f"'{label}' does not fit on the disk when unpacked. Free some space, or choose another.")
+
+
+def _unreadable(label: str, error: Exception) -> ColabstageError:
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return _full(label)
     return CorruptArchiveError(f"'{label}' is damaged ({error}). Copy or upload the archive again.")

@@ -1,0 +1,172 @@
+"""7z and rar: listed, judged, unpacked by whatever reads them here, and looked at again."""
+
+from __future__ import annotations
+
+import shutil
+import struct
+import zlib
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from colabstage.errors import ArchiveError, CorruptArchiveError, MissingDependencyError, UnsafeArchiveError
+from colabstage.trees import foreign_tools
+from colabstage.trees.archive_bytes import LocalBytes
+from colabstage.trees.foreign import ForeignTree
+from colabstage.trees.names import ArchiveLimits
+from colabstage.trees.open import open_tree, recognise
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from colabstage.trees.tree import Tree
+
+FILES = {"train/a.jpg": b"a" * 5000, "train/b.jpg": b"b", "Grüße.txt": "ü".encode(), "empty.txt": b""}
+
+
+def _vint(number: int) -> bytes:
+    out = bytearray()
+    while number > 127:
+        out.append(number & 127 | 128)
+        number >>= 7
+    return bytes([*out, number])
+
+
+def _header(body: bytes) -> bytes:
+    sized = _vint(len(body)) + body
+    return struct.pack("<L", zlib.crc32(sized)) + sized
+
+
+def rar(files: dict[str, bytes], *, crc: int | None = None) -> bytes:
+    """A RAR 5 archive of stored members, as RarLab's format description has it."""
+    parts = [b"Rar!\x1a\x07\x01\0", _header(_vint(1) + _vint(0) + _vint(0))]
+    for name, content in files.items():
+        raw = name.encode()
+        checksum = zlib.crc32(content) if crc is None else crc
+        body = b"".join(
+            (
+                *(_vint(2), _vint(2), _vint(len(content)), _vint(4), _vint(len(content)), _vint(0o100644)),
+                *(struct.pack("<L", checksum), _vint(0), _vint(1), _vint(len(raw)), raw),
+            )
+        )
+        parts += [_header(body), content]
+    return b"".join([*parts, _header(_vint(5) + _vint(0) + _vint(0))])
+
+
+def seven(path: Path, files: dict[str, bytes], **options: Any) -> Path:
+    """A 7z archive."""
+    py7zr = pytest.importorskip("py7zr", reason="needs py7zr: pip install py7zr")
+    with py7zr.SevenZipFile(path, "w", **options) as archive:
+        for name, content in files.items():
+            archive.writestr(content, name)
+    return path
+
+
+@pytest.fixture(params=["7-Zip", "py7zr"])
+def reader(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Each way to read a 7z, where it is there."""
+    name: str = request.param
+    if name == "7-Zip" and not any(shutil.which(command) for command in ("7zz", "7z", "7za")):
+        pytest.skip("needs 7-Zip: apt-get install 7zip")
+    if name == "py7zr":
+        monkeypatch.setattr(foreign_tools, "_COMMANDS", ())
+    return name
+
+
+@pytest.mark.usefixtures("reader")
+def test_a_7z_is_read(tmp_path: Path, read_all: Callable[[Tree], dict[str, bytes]]) -> None:
+    """By its content, whatever its name; nothing stays where it was unpacked."""
+    path = seven(tmp_path / "data.bin", FILES)
+    assert recognise(path) == "7z"
+    with open_tree(path, spool=tmp_path / "spool") as tree:
+        assert tree.kind == "7z"
+        assert read_all(tree) == FILES
+        assert [b"".join(tree.chunks(entry)) for entry in tree.entries] == [FILES[e.name] for e in tree.entries]
+    assert list((tmp_path / "spool").iterdir()) == []
+
+
+@pytest.mark.usefixtures("reader")
+@pytest.mark.parametrize("options", [{}, {"header_encryption": True}])
+def test_an_encrypted_7z_says_so(tmp_path: Path, options: dict[str, Any]) -> None:
+    """Whether only its content or its list of names too."""
+    path = seven(tmp_path / "a.7z", FILES, password="secret", **options)
+    with pytest.raises(ArchiveError, match="encrypted"):
+        open_tree(path, spool=tmp_path / "spool")
+    assert list((tmp_path / "spool").iterdir()) == []
+
+
+@pytest.mark.usefixtures("reader")
+def test_a_damaged_7z_is_noticed(tmp_path: Path) -> None:
+    """Every byte cut or changed."""
+    path = seven(tmp_path / "a.7z", FILES)
+    whole = path.read_bytes()
+    for damaged in (whole[:-10], whole[:40] + b"\xff" + whole[41:], whole[:20]):
+        path.write_bytes(damaged)
+        with pytest.raises(CorruptArchiveError):
+            open_tree(path, spool=tmp_path / "spool")
+        assert list((tmp_path / "spool").iterdir()) == []
+
+
+@pytest.mark.usefixtures("reader")
+def test_a_7z_bomb_is_refused_by_its_list(tmp_path: Path) -> None:
+    """Before it is unpacked."""
+    path = seven(tmp_path / "a.7z", {"zeros": bytes(10_000_000)})
+    with pytest.raises(UnsafeArchiveError, match="max_ratio"):
+        open_tree(path, spool=tmp_path / "spool", limits=ArchiveLimits(max_ratio=10, ratio_from_bytes=1_000_000))
+
+
+@pytest.mark.parametrize(
+    ("names", "reason"),
+    [
+        (("../evil",), "climbs out"),
+        (("/tmp/colabstage-evil",), "absolute"),
+        (("a", "a/b"), "also a folder"),
+        (("a", "./a"), "twice"),
+    ],
+)
+def test_a_hostile_rar_is_refused_before_it_is_unpacked(tmp_path: Path, names: tuple[str, ...], reason: str) -> None:
+    """By its list, with the same rules as a zip."""
+    _needs_rar()
+    (tmp_path / "a.rar").write_bytes(rar(dict.fromkeys(names, b"x")))
+    with pytest.raises(UnsafeArchiveError, match=reason):
+        ForeignTree(LocalBytes(tmp_path / "a.rar"), spool=tmp_path / "spool")
+    assert list((tmp_path / "spool").iterdir()) == []
+
+
+def _needs_rar() -> None:
+    pytest.importorskip("rarfile", reason="needs rarfile: pip install rarfile")
+    if not any(shutil.which(command) for command in ("unrar", "unar", "bsdtar")):
+        pytest.skip("needs unrar or unar: apt-get install unar")
+
+
+def test_a_rar_is_read(tmp_path: Path, read_all: Callable[[Tree], dict[str, bytes]]) -> None:
+    """By its content, whatever its name."""
+    _needs_rar()
+    (tmp_path / "data.bin").write_bytes(rar(FILES))
+    assert recognise(tmp_path / "data.bin") == "rar"
+    with open_tree(tmp_path / "data.bin", spool=tmp_path / "spool") as tree:
+        assert tree.kind == "rar"
+        assert read_all(tree) == FILES
+
+
+def test_a_damaged_rar_is_noticed(tmp_path: Path) -> None:
+    """A wrong checksum, and an end that is missing."""
+    _needs_rar()
+    for content in (rar(FILES, crc=5), rar(FILES)[:3000]):
+        (tmp_path / "a.rar").write_bytes(content)
+        with pytest.raises(CorruptArchiveError):
+            open_tree(tmp_path / "a.rar", spool=tmp_path / "spool")
+
+
+@pytest.mark.parametrize(("kind", "content"), [("7z", b"7z\xbc\xaf\x27\x1c"), ("rar", b"Rar!\x1a\x07\x01\0")])
+def test_without_anything_that_reads_it_the_install_line_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, content: bytes
+) -> None:
+    """Neither command nor package."""
+    (tmp_path / "a").write_bytes(content + bytes(100))
+    monkeypatch.setattr(foreign_tools, "_COMMANDS", ())
+    for package in ("py7zr", "rarfile"):
+        monkeypatch.setitem(__import__("sys").modules, package, None)
+    with pytest.raises(MissingDependencyError, match=f"{kind} archive.*pip install"):
+        open_tree(tmp_path / "a", spool=tmp_path / "spool")
