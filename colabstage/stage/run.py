@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from colabstage.fileops import local_lock, make_folder
 from colabstage.images.options import ImageOptions
+from colabstage.machine.remount import run_with_one_remount
 from colabstage.pack.options import PackOptions, split_fractions
 from colabstage.progress import NullProgress, resolve_progress
 from colabstage.stage.request import make_request
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from colabstage.progress import Progress
     from colabstage.stage.dataset import StagedDataset
     from colabstage.stage.plan import StagePlan
-    from colabstage.stage.request import Keep, Verify
+    from colabstage.stage.request import Keep, StageRequest, Verify
 
 # How long a second notebook waits for the first one that stages the same; then it does the work itself, beside.
 _LOCK_TIMEOUT_S = 1800.0
@@ -102,8 +103,20 @@ def stage_dataset(
         verify=verify,
         checksum=hash,
     )
-    staging = Staging(request, progress=resolve_progress(progress))
-    with staging:
+    shown = resolve_progress(progress)
+    if request.drive_path is None:
+        return _stage(request, wait=wait, progress=shown)
+    notes: list[str] = []
+    # Each try opens everything anew: nothing of the first may be held open on a mount that has died.
+    staged = run_with_one_remount(
+        lambda: _stage(request, wait=wait, progress=shown), place=request.drive_path, notice=notes.append
+    )
+    staged.report.notes += notes
+    return staged
+
+
+def _stage(request: StageRequest, *, wait: bool, progress: Progress) -> StagedDataset:
+    with Staging(request, progress=progress) as staging:
         staged = staging.reuse()
         if staged is not None:
             return staged
