@@ -14,10 +14,11 @@ from colabstage.errors import (
     ArchiveError,
     CancelledError,
     NotEnoughSpaceError,
-    SourceNotFoundError,
+    SourceAccessError,
     TargetExistsError,
     TargetNotWritableError,
 )
+from colabstage.fetch.arriving import ArrivingFile
 from colabstage.fetch.extract_plan import ExtractPlan, plan_extract
 from colabstage.fetch.extract_record import (
     ArchiveIdentity,
@@ -29,10 +30,14 @@ from colabstage.fetch.extract_record import (
     stamp_folders,
     write_record,
 )
-from colabstage.fetch.extract_run import Extraction, archive_ends, released_by
+from colabstage.fetch.extract_run import Extraction, archive_ends, bytes_of, released_by
+from colabstage.fetch.lent import Lent
+from colabstage.fetch.mounted import MountedFile
 from colabstage.fetch.swap import swap_in
 from colabstage.fileops import adopt_orphan, disown, make_folder, remove_any, sweep_orphans, temp_beside
+from colabstage.machine.mounts import is_slow_mount
 from colabstage.progress import Cancellation, resolve_progress
+from colabstage.retry import RetryPolicy
 from colabstage.trees.archive_bytes import LocalBytes
 from colabstage.trees.names import DEFAULT_LIMITS, ArchiveLimits, check_case_collisions, check_lengths, parent_folders
 from colabstage.trees.open import open_archive
@@ -126,16 +131,18 @@ def extract_archive(
         TargetNotWritableError: nothing can be written there.
         CancelledError: `cancellation` was used; another call goes on where this one stopped.
     """
+    archive = Path(path).expanduser()
     place = Path(target).expanduser().absolute()
-    with _open_file(Path(path).expanduser()) as source:
-        mtime_ns = os.fstat(source.fileno()).st_mtime_ns
+    shown = resolve_progress(progress)
+    _check_file(archive)
+    with _opened(archive, place, shown) as (source, mtime_ns):
         return extract_bytes(
             source,
             place,
             identity=identify(source, mtime_ns),
             limits=limits,
             overwrite=overwrite,
-            progress=resolve_progress(progress),
+            progress=shown,
             cancellation=cancellation or Cancellation(),
         )
 
@@ -154,17 +161,19 @@ def extract_bytes(
     """`extract_archive` for an archive whose bytes come from anywhere: a file that is still being copied here too.
 
     An `OwnBytes` is consumed: the disk gets back what has been extracted, so that archive and folder never lie there
-    whole at the same time. The source is closed in any case.
+    whole at the same time. The source stays open.
     """
     began = time.monotonic()
-    with contextlib.closing(source):
+    with Lent(source) as lent:
         found = _reusable(target, identity, overwrite=overwrite)
         if found is not None:
+            # A run that died right after it put the folder in place could not clear up.
+            _sweep(target)
             seconds = time.monotonic() - began
             return ExtractReport(target, found.members, found.content_bytes, seconds, 0, True, 0, ())
         make_folder(target.parent)
         sweep_orphans(target.parent, name=_spool_name(target))
-        with _spool(target) as spool, open_archive(source, spool=spool, limits=limits) as tree:
+        with _spool(target) as spool, open_archive(lent, spool=spool, limits=limits) as tree:
             entries = sorted(tree.entries, key=lambda entry: (entry.position, entry.name))
             _check_names(tree, target)
             plan = plan_for(tree, entries)
@@ -178,7 +187,7 @@ def extract_bytes(
 def plan_for(tree: Tree, entries: list[FileEntry]) -> ExtractPlan:
     """The plan for an open archive on this machine; `entries` by ascending position."""
     own = released_by(tree)
-    local = isinstance(getattr(tree, "source", None), LocalBytes)
+    local = isinstance(bytes_of(tree), LocalBytes)
     return plan_extract(
         entries,
         archive_ends(tree, entries),
@@ -189,18 +198,36 @@ def plan_for(tree: Tree, entries: list[FileEntry]) -> ExtractPlan:
     )
 
 
-def _open_file(path: Path) -> LocalBytes:
+def _check_file(path: Path) -> None:
     if path.is_dir():
         msg = f"'{path}' is a folder, not an archive. Copy it with fetch_files, or name the archive itself."
         raise ArchiveError(msg)
     if path.exists() and not path.is_file():
         msg = f"'{path}' is no file but a device, a pipe or a socket. Name an archive."
         raise ArchiveError(msg)
+
+
+@contextlib.contextmanager
+def _opened(path: Path, target: Path, progress: Progress) -> Iterator[tuple[ByteSource, int]]:
+    """The archive's bytes and its time. One on a slow mount is copied here in one pass, and read while it arrives."""
+    if not is_slow_mount(path):
+        with _local(path) as source:
+            yield source, os.fstat(source.fileno()).st_mtime_ns
+        return
+    with contextlib.closing(MountedFile(path)) as remote:
+        step = progress.step(f"Copying {path.name}", total=remote.facts.size, unit="B")
+        copy = target.with_name(f"{target.name}.archive")
+        with step, ArrivingFile(remote, copy, step=step, policy=RetryPolicy()) as arriving:
+            yield arriving, path.stat().st_mtime_ns
+            arriving.discard()
+
+
+def _local(path: Path) -> LocalBytes:
     try:
         return LocalBytes(path)
     except PermissionError as error:
         msg = f"'{path}' cannot be read by this user ({error.strerror}). Give yourself the right to read it."
-        raise SourceNotFoundError(msg) from error
+        raise SourceAccessError(msg) from error
 
 
 def _reusable(target: Path, identity: ArchiveIdentity, *, overwrite: bool) -> ExtractRecord | None:
@@ -240,6 +267,11 @@ def _spool_name(target: Path) -> str:
     return f"{target.name}.spool"
 
 
+def _sweep(target: Path) -> None:
+    for name in (target.name, _spool_name(target)):
+        sweep_orphans(target.parent, name=name)
+
+
 @contextlib.contextmanager
 def _spool(target: Path) -> Iterator[Path]:
     """A folder beside the target for what must be unpacked before its members are known."""
@@ -266,7 +298,10 @@ def _extract(work: _Work, progress: Progress, cancellation: Cancellation, stall_
     adopt_orphan(work.target, temp)
     try:
         with Extraction(work.tree, work.entries, work.plan, temp, fingerprint=work.identity.edges) as extraction:
-            _check_room(work, extraction.kept_bytes)
+            arriving = _arriving_source(work.tree)
+            _check_room(work, extraction.kept_bytes, 0 if arriving is None else arriving.size)
+            if arriving is not None:
+                arriving.start()
             title = f"Extracting {work.target.name}"
             with progress.step(title, total=work.plan.content_bytes, unit="B") as step:
                 extraction.run(step, cancellation, stall_timeout_s)
@@ -283,9 +318,15 @@ def _extract(work: _Work, progress: Progress, cancellation: Cancellation, stall_
     return extraction.kept_members
 
 
-def _check_room(work: _Work, kept_bytes: int) -> None:
+def _arriving_source(tree: Tree) -> ArrivingFile | None:
+    """The archive itself where it is still to come and its members are read as it does."""
+    source = bytes_of(tree)
+    return source if isinstance(source, ArrivingFile) else None
+
+
+def _check_room(work: _Work, kept_bytes: int, archive_bytes: int) -> None:
     free = shutil.disk_usage(work.target.parent).free
-    needed = max(0, work.plan.peak_bytes - kept_bytes)
+    needed = max(0, work.plan.peak_bytes - kept_bytes) + archive_bytes
     if needed + _RESERVE_BYTES > free:
         msg = (
             f"'{work.tree.label}' needs {format_bytes(needed)} in '{work.target.parent}' for its "
