@@ -8,6 +8,7 @@ with `pwrite`, without HDF5's global lock and in any order, and plain h5py reads
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -75,19 +76,12 @@ def create_pack(path: Path, content: PackContent) -> dict[str, int]:
     Returns:
         Offset in the file, in bytes, of each reserved dataset. Datasets without elements are left out.
     """
-    import h5py
-
     offsets: dict[str, int] = {}
-    with h5py.File(
-        path,
-        "w",
-        libver="v110",
-        locking=False,
-        alignment_threshold=_ALIGNMENT_BYTES,
-        alignment_interval=_ALIGNMENT_BYTES,
-    ) as file:
+    with _new_file(path) as file:
         file.attrs[FORMAT_ATTRIBUTE] = FORMAT_VERSION
         _set_attributes(file, content.attributes)
+        for name in sorted({spec.name for spec in content.reserved} | content.arrays.keys()):
+            _make_group(file, name.rpartition("/")[0])
         for name in sorted(content.arrays):
             _write_array(file, name, content.arrays[name])
         for spec in content.reserved:
@@ -95,8 +89,34 @@ def create_pack(path: Path, content: PackContent) -> dict[str, int]:
             if offset is not None:
                 offsets[spec.name] = offset
         for name, attributes in content.group_attributes.items():
-            _set_attributes(file.require_group(name), attributes)
+            _make_group(file, name)
+            _set_attributes(file[name], attributes)
     return offsets
+
+
+def _new_file(path: Path) -> Any:
+    """An empty file, open for writing. The high-level way would note the time in the root group."""
+    import h5py
+    from h5py import h5f, h5p
+
+    creation = h5p.create(h5p.FILE_CREATE)
+    creation.set_obj_track_times(False)
+    access = h5p.create(h5p.FILE_ACCESS)
+    access.set_fclose_degree(h5f.CLOSE_STRONG)
+    access.set_libver_bounds(h5f.LIBVER_V110, h5f.LIBVER_V110)
+    access.set_alignment(_ALIGNMENT_BYTES, _ALIGNMENT_BYTES)
+    access.set_file_locking(False, True)  # h5py takes them by position
+    return h5py.File(h5f.create(os.fsencode(path), h5f.ACC_TRUNC, fcpl=creation, fapl=access))
+
+
+def _make_group(file: Any, name: str) -> None:
+    """Make a group that does not note when; the root is there already."""
+    from h5py import h5g, h5p
+
+    if name and name not in file:
+        creation = h5p.create(h5p.GROUP_CREATE)
+        creation.set_obj_track_times(False)
+        h5g.create(file.id, name.encode(), gcpl=creation)
 
 
 def reserved_offsets(path: Path, content: PackContent) -> dict[str, int] | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -29,24 +29,29 @@ def without_samples(plan: PackPlan, left_out: NDArray[np.int64]) -> PackPlan:
     return replace(plan, splits=tuple(splits))
 
 
-def copy_rows(
-    plan: PackPlan, *, source: Path, places: Sequence[NDArray[np.int64]], target: Path, offsets: Mapping[str, int]
-) -> None:
-    """Copy `plan`'s samples, which lie at `places` in `source`, to their places in a new file.
+class FieldCopy(NamedTuple):
+    """Where the samples of a field are: in which file, and where in it, int64 `(N,)`."""
+
+    file: Path
+    places: NDArray[np.int64]
+
+
+def copy_rows(plan: PackPlan, sources: Sequence[FieldCopy], *, target: Path, offsets: Mapping[str, int]) -> None:
+    """Copy `plan`'s samples to their places in a new file.
 
     Args:
         plan: what is left.
-        source: the file that has it, and more.
-        places: of each field, int64 `(N,)`: where its samples are.
+        sources: of each field.
         target: the new file, which has room for them at `offsets`, as `create_pack` returned them.
     """
     kept = np.concatenate([split.samples for split in plan.splits])
-    with open(source, "rb") as old, TargetFile(target, fresh=False) as new:
-        for part, old_places in zip(plan.fields, places, strict=True):
-            new_places = part.places(plan.splits, offsets, len(old_places))
-            for start, length, place in _stretches(old_places[kept], new_places[kept], part.lengths_of(kept)):
-                for offset, size in block_ranges(length, _COPY_BYTES):
-                    new.write(pread_exactly(old.fileno(), size, start + offset), place + offset)
+    with TargetFile(target, fresh=False) as new:
+        for part, source in zip(plan.fields, sources, strict=True):
+            places = part.places(plan.splits, offsets, len(source.places))
+            with open(source.file, "rb") as old:
+                for start, length, place in _stretches(source.places[kept], places[kept], part.lengths_of(kept)):
+                    for offset, size in block_ranges(length, _COPY_BYTES):
+                        new.write(pread_exactly(old.fileno(), size, start + offset), place + offset)
 
 
 def _stretches(

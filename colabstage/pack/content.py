@@ -45,6 +45,8 @@ def pack_content(
         elif isinstance(table.targets, Boxes):
             reserved += reserve_boxes(table.targets, split)
         for part in plan.fields:
+            if part.is_open:
+                continue
             arrays.update(part.offsets(split))
             reserved.append(part.reserve(split))
             if part.attributes:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from colabstage.errors import CancelledError, ColabstageError, DecodeError, DriveError, LayoutError, SourceError
-from colabstage.fetch.copy import TargetFile, translate_write_error
+from colabstage.fetch.copy import translate_write_error
 from colabstage.fileops import (
     adopt_orphan,
     disk_use,
@@ -33,17 +33,16 @@ from colabstage.h5.manifest import (
     write_manifest,
 )
 from colabstage.h5.names import FORMAT_VERSION
-from colabstage.images.options import ImageOptions
 from colabstage.layouts.fields import Boxes, Values
 from colabstage.machine.resources import check_space, free_space, usable_cores
-from colabstage.pack.boxes import split_boxes
-from colabstage.pack.compact import copy_rows, without_samples
 from colabstage.pack.content import pack_content
 from colabstage.pack.facts import SampleFacts
+from colabstage.pack.finish import OVERHEAD_BYTES, DecodedPack, finish_pack
 from colabstage.pack.journal import Journal
 from colabstage.pack.plan import plan_pack
 from colabstage.pack.report import PackReport
-from colabstage.pack.samples import MixedImagesError, SampleCoder, array_bytes
+from colabstage.pack.samples import MixedImagesError, SampleCoder
+from colabstage.pack.spool import Spool
 from colabstage.pack.writer import WriteJob, write_samples
 from colabstage.pipeline import PipelineLimits
 from colabstage.retry import RetryPolicy
@@ -62,8 +61,6 @@ if TYPE_CHECKING:
 
 # On a Drive mount, speed grows with the reads in flight up to about twenty, and falls off after thirty-two.
 SLOW_READERS = 32
-# File, journal and tables around the samples.
-_OVERHEAD_BYTES = 4 * 1024 * 1024
 # Whose manifest is the one of the file that was moved to its place last.
 _PUBLISHED = "published"
 
@@ -93,7 +90,7 @@ def run_pack(
         As `pack_dataset`.
     """
     began = time.monotonic()
-    origin = _Origin(key, dict(identity or {}), address or job.tree.label)
+    origin = _Origin(key, dict(identity or {}), address or job.label)
     try:
         return _PackRun(job, out, slow, origin).execute(progress, cancellation, began)
     except MixedImagesError as error:
@@ -161,42 +158,49 @@ class _PackRun:
         fields = [(part.side, part.shape, str(part.dtype), dict(part.attributes)) for part in plan.fields]
         for fact in (FORMAT_VERSION, version("colabstage"), self.origin.address, archive, options, fields):
             digest.update(repr(fact).encode(errors="surrogateescape"))
-        digest.update(repr((table.keys, table.classes)).encode(errors="surrogateescape"))
+        for text in (*table.classes, *table.keys):
+            digest.update(f"{text}\n".encode(errors="surrogateescape"))
         # A listing may come in another order, an archive be packed anew: then the journal means other samples.
-        lengths = [part.lengths for part in plan.fields]
+        lengths = [part.lengths for part in plan.fields if part.lengths is not None]
         for rows in (order, *lengths, *target_arrays(table), *(split.samples for split in plan.splits)):
             digest.update(np.ascontiguousarray(rows).tobytes())
         return digest.hexdigest()
 
     def _fill(self, workspace: Path, progress: Progress, cancellation: Cancellation, began: float) -> PackReport:
-        data = workspace / "data.h5"
+        data, spool = workspace / "data.h5", workspace / "spool"
         coder = SampleCoder(self.job.table, self.job.plan, self.job.options)
         content = pack_content(self.job.table, self.job.plan, self.job.options, attributes=self._attributes())
         order = np.argsort(coder.positions, kind="stable")
-        wants_sizes = isinstance(self.job.table.targets, Boxes)
         with (
             Journal(
                 workspace / "journal",
                 fingerprint=self._fingerprint(order),
                 samples=len(order),
                 stamp=lambda position: coder.stamp(int(order[position])),
+                keep_skipped=self.job.options.skip_share is not None,
             ) as journal,
             SampleFacts(workspace / "facts", len(order)) as facts,
         ):
             offsets = reserved_offsets(data, content) if journal.resumed else None
             if offsets is None:
                 journal.forget()
-                data.unlink(missing_ok=True)
-            needed = max(0, content.nbytes + _OVERHEAD_BYTES - disk_use(data))
-            check_space(self.out.parent, needed, f"The pack of '{self.job.tree.label}'")
+                facts.forget()
+                for leftover in (data, spool):
+                    leftover.unlink(missing_ok=True)
+            needed = content.nbytes + 2 * self.job.plan.open_bytes + OVERHEAD_BYTES
+            check_space(self.out.parent, max(0, needed - disk_use(workspace)), f"The pack of '{self.job.label}'")
             if offsets is None:
                 offsets = create_pack(data, content)
             places = tuple(part.places(self.job.plan.splits, offsets, len(order)) for part in self.job.plan.fields)
             resumed = journal.finished_samples
             packing = time.monotonic()
-            with progress.step("pack", total=len(order), unit="images") as step:
+            with (
+                Spool(spool, start=facts.spool_end() if self.job.plan.x.is_open else 0) as open_spool,
+                progress.step("pack", total=len(order), unit="images") as step,
+            ):
+                noted = facts if self.job.plan.x.is_open or isinstance(self.job.table.targets, Boxes) else None
                 result = write_samples(
-                    WriteJob(coder, order, places, data, facts if wants_sizes else None, RetryPolicy()),
+                    WriteJob(coder, order, places, data, open_spool, noted, RetryPolicy()),
                     journal,
                     limits=pipeline_limits(self.job.tree, slow=self.slow),
                     step=step,
@@ -205,10 +209,13 @@ class _PackRun:
             packing_s = time.monotonic() - packing
             positions = sorted(journal.skipped)
             skipped = tuple(journal.skipped[position] for position in positions)
-            plan, final = self.job.plan, data
-            if skipped:
-                plan, final, offsets = self._close_gaps(workspace, order[positions], places, skipped)
-            self._write_boxes(final, plan, offsets, facts)
+            final, plan = finish_pack(
+                self.job,
+                DecodedPack(data, places, offsets, spool, facts),
+                left_out=order[positions],
+                skipped=skipped,
+                attributes=self._attributes(),
+            )
         self._publish(final, plan, skipped)
         return PackReport(
             path=self.out,
@@ -222,42 +229,8 @@ class _PackRun:
             packing_s=packing_s,
             resumed=resumed,
             readers=result.readers,
-            notes=(*self.job.tree.notes, *self.job.table.notes),
+            notes=self.job.notes,
         )
-
-    def _close_gaps(
-        self,
-        workspace: Path,
-        left_out: NDArray[np.int64],
-        places: tuple[NDArray[np.int64], ...],
-        skipped: tuple[str, ...],
-    ) -> tuple[PackPlan, Path, dict[str, int]]:
-        """The plan, file and offsets without the samples that were left out."""
-        plan = without_samples(self.job.plan, left_out)
-        if not plan.splits:
-            msg = f"None of the {len(self.job.table)} images can be decoded. The first: {skipped[0]}"
-            raise LayoutError(msg)
-        what = f"The pack of '{self.job.tree.label}' without {len(skipped)} images"
-        check_space(self.out.parent, plan.nbytes + _OVERHEAD_BYTES, what)
-        final = workspace / "final.h5"
-        content = pack_content(self.job.table, plan, self.job.options, attributes=self._attributes(), skipped=skipped)
-        offsets = create_pack(final, content)
-        copy_rows(plan, source=workspace / "data.h5", places=places, target=final, offsets=offsets)
-        return plan, final, offsets
-
-    def _write_boxes(self, file: Path, plan: PackPlan, offsets: Mapping[str, int], facts: SampleFacts) -> None:
-        """Write the boxes of all samples, now that every image's own size is known."""
-        boxes = self.job.table.targets
-        if not isinstance(boxes, Boxes):
-            return
-        noted = facts.read()
-        sizes = np.stack([noted["height"], noted["width"]], axis=1).astype(np.int64)
-        image = self.job.options.image if plan.x.shape is not None else ImageOptions()
-        with TargetFile(file, fresh=False) as target:
-            for split in plan.splits:
-                for name, values in split_boxes(boxes, split, sizes, image).items():
-                    if values.nbytes:
-                        target.write(array_bytes(values), offsets[name])
 
     def _publish(self, file: Path, plan: PackPlan, skipped: tuple[str, ...]) -> None:
         manifest = Manifest(

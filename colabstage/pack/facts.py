@@ -43,9 +43,19 @@ class SampleFacts:
         """All records, `(N,)`; zeros for samples that were not noted."""
         return np.fromfile(self._path, _RECORD, self._count)
 
+    def forget(self) -> None:
+        """Begin anew: nothing is noted."""
+        os.truncate(self._path, 0)
+        os.truncate(self._path, self._count * _RECORD.itemsize)
+
+    def spool_end(self) -> int:
+        """Where the last piece of the spool ends that any sample has, in bytes."""
+        noted = self.read()
+        return int((noted["start"] + noted["length"]).max(initial=0))
+
     def close(self) -> None:
         """Let go of the file."""
-        self._file.__exit__(None, None, None)
+        self._file.close()
 
     def __enter__(self) -> Self:
         return self

@@ -25,15 +25,21 @@ class StoredField:
 
     `side`: "x" or "y".
     `shape`, `dtype`: of one row; `shape` is `None` for bytes of each sample's own length.
-    `lengths`: int64 `(N,)`, bytes of each sample, where `shape` is `None`.
+    `lengths`: int64 `(N,)`, bytes of each sample, where `shape` is `None`; `None` while they are not known, which is
+    until all samples have been encoded.
     `attributes`: of the group of bytes: how they are decoded.
     """
 
     side: Literal["x", "y"]
     shape: tuple[int, ...] | None
     dtype: np.dtype[Any]
-    lengths: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    lengths: NDArray[np.int64] | None = None
     attributes: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether its samples have no places yet."""
+        return self.shape is None and self.lengths is None
 
     @property
     def row_bytes(self) -> int:
@@ -46,21 +52,23 @@ class StoredField:
 
     def lengths_of(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
         """Bytes of each of some samples."""
-        return self.lengths[samples] if self.shape is None else np.full(len(samples), self.row_bytes, np.int64)
+        if self.shape is not None:
+            return np.full(len(samples), self.row_bytes, np.int64)
+        return np.zeros(len(samples), np.int64) if self.lengths is None else self.lengths[samples]
 
     def reserve(self, split: SplitPlan) -> ReservedDataset:
         """The dataset that holds a split's samples, to be written later."""
         name = self.name(split.name)
         if self.shape is not None:
             return ReservedDataset(name, (len(split.samples), *self.shape), self.dtype)
-        return ReservedDataset(f"{name}/{BYTES}", (int(self.lengths[split.samples].sum()),), self.dtype)
+        return ReservedDataset(f"{name}/{BYTES}", (int(self.lengths_of(split.samples).sum()),), self.dtype)
 
     def offsets(self, split: SplitPlan) -> dict[str, NDArray[np.int64]]:
         """Where each row of bytes begins and ends, int64 `(rows + 1,)`, by the dataset's name; nothing for rows of one
         shape."""
         if self.shape is not None:
             return {}
-        ends = np.cumsum(self.lengths[split.samples])
+        ends = np.cumsum(self.lengths_of(split.samples))
         return {f"{self.name(split.name)}/{OFFSETS}": np.concatenate([[0], ends]).astype(np.int64)}
 
     def places(self, splits: Sequence[SplitPlan], offsets: Mapping[str, int], count: int) -> NDArray[np.int64]:

@@ -38,6 +38,16 @@ class PackJob:
     plan: PackPlan
     options: PackOptions
 
+    @property
+    def label(self) -> str:
+        """The source's address, for messages."""
+        return self.tree.label
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a person should see about the source."""
+        return (*self.tree.notes, *self.table.notes)
+
 
 def prepare_pack(tree: Tree, options: PackOptions, *, free_bytes: int | None) -> PackJob:
     """Find the samples of a tree and plan their pack; reads names, and the headers of a few images where needed.

@@ -33,16 +33,23 @@ class Journal:
     that is repaired or replaced costs its own block, not the work.
     """
 
-    def __init__(self, path: Path, *, fingerprint: str, samples: int, stamp: Callable[[int], str]) -> None:
+    def __init__(
+        self, path: Path, *, fingerprint: str, samples: int, stamp: Callable[[int], str], keep_skipped: bool = True
+    ) -> None:
         """Open the journal, keeping what an earlier run with the same fingerprint finished.
 
-        `stamp`: what tells one state of the sample at a position from another.
+        `stamp`: what tells one state of the sample at a position from another. `keep_skipped`: whether samples that
+        an earlier run left out may stay out; otherwise they are tried again.
         """
         self._lock = threading.Lock()
         self._samples = samples
         self._stamp = stamp
         self._head = {"fingerprint": fingerprint, "samples": samples, "world": current_world()}
         self._finished, self.skipped = _read(path, self._head, self._block_stamp)
+        if not keep_skipped:
+            for position in self.skipped:
+                self._finished.pop(position // BLOCK_SAMPLES, None)
+            self.skipped = {}
         fresh = path.with_name(f"{path.name}.new")
         self._handle = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o644)
         try:
@@ -106,6 +113,11 @@ class Journal:
             self._left[block] -= 1
             if self._left[block] == 0:
                 os.write(self._handle, _line({"block": block, "stamp": self._block_stamp(block)}))
+
+    def a_reason(self) -> str:
+        """Why one of the samples was left out."""
+        with self._lock:
+            return next(iter(self.skipped.values()), "")
 
     def close(self) -> None:
         """Let go of the file."""

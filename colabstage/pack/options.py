@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -28,18 +29,23 @@ class PackOptions:
 
     `layout`: name of the layout, `"auto"` to find out; or a function that makes the table of samples of a tree.
     `image`: size, colour and resizing of every image.
-    `encoding`: `"pixels"` stores decoded arrays, `"encoded"` the files' own bytes, `"auto"` decides by what fits.
+    `encoding`: `"pixels"` stores decoded arrays, `"encoded"` the files' own bytes, `"jpeg:Q"` JPEGs of quality Q made
+    of the resized images, `"auto"` decides by what fits.
     `splits`: `(name, fraction)` pairs, `None` to take the splits as found.
+    `group_by`: a regular expression that is searched in each sample's key; samples for which it finds the same never
+    end in two splits. `None` for the groups that the layout knows, where it does.
     `seed`: of the assignment to splits and of the row order of `train`.
-    `on_error`: what a sample that cannot be decoded does: `"raise"` stops, `"skip"` leaves it out and reports it.
+    `on_error`: what a sample that cannot be decoded does: `"raise"` stops, `"skip"` leaves it out and reports it,
+    `"skip:1%"` does so until more than that part of all samples is out.
     """
 
     layout: str | LayoutFunction = "auto"
     image: ImageOptions = field(default_factory=ImageOptions)
-    encoding: Encoding = "auto"
+    encoding: str = "auto"
     splits: tuple[tuple[str, float], ...] | None = None
+    group_by: str | None = None
     seed: int = 0
-    on_error: OnError = "raise"
+    on_error: str = "raise"
 
     def __post_init__(self) -> None:
         # Here, because options are also made where nothing is packed and numpy is not wanted: the command line's help.
@@ -47,14 +53,32 @@ class PackOptions:
 
         if isinstance(self.layout, str):
             check_layout_name(self.layout)
-        if self.encoding not in get_args(Encoding):
-            msg = f"encoding={self.encoding!r} is unknown; expected one of {', '.join(get_args(Encoding))}."
+        if self.encoding not in get_args(Encoding) and self.jpeg_quality is None:
+            known = ", ".join(get_args(Encoding))
+            msg = f"encoding={self.encoding!r} is unknown; expected one of {known}, or jpeg:Q with Q from 1 to 100."
             raise OptionError(msg)
-        if self.on_error not in get_args(OnError):
-            msg = f"on_error={self.on_error!r} is unknown; expected one of {', '.join(get_args(OnError))}."
+        if self.on_error != "raise" and self.skip_share is None:
+            known = ", ".join(get_args(OnError))
+            msg = f"on_error={self.on_error!r} is unknown; expected one of {known}, or a limit such as 'skip:1%'."
             raise OptionError(msg)
+        if self.group_by is not None:
+            _check_pattern(self.group_by)
         if self.splits is not None:
             _check_fractions(self.splits)
+
+    @property
+    def jpeg_quality(self) -> int | None:
+        """The Q of `encoding="jpeg:Q"`, 1 to 100; `None` for other encodings."""
+        found = re.fullmatch(r"jpeg:(\d{1,3})", self.encoding)
+        return int(found[1]) if found and 1 <= int(found[1]) <= 100 else None
+
+    @property
+    def skip_share(self) -> float | None:
+        """Which part of all samples may be left out, 0 to 1; `None` where none may."""
+        found = re.fullmatch(r"skip(?::(\d+(?:\.\d+)?)%)?", self.on_error)
+        if found is None or (found[1] is not None and float(found[1]) > 100):
+            return None
+        return 1.0 if found[1] is None else float(found[1]) / 100
 
     def to_json(self) -> dict[str, Any]:
         """All that shapes the samples in the file, as JSON values, as the file keeps it."""
@@ -63,6 +87,7 @@ class PackOptions:
             "image": image_options_to_json(self.image),
             "encoding": self.encoding,
             "splits": None if self.splits is None else dict(self.splits),
+            "group_by": self.group_by,
             "seed": self.seed,
         }
 
@@ -82,6 +107,14 @@ def _digest(values: list[Any]) -> str:
 def split_fractions(splits: Mapping[str, float] | None) -> tuple[tuple[str, float], ...] | None:
     """Turn the public `splits=` argument into the option's form."""
     return None if splits is None else tuple((str(name), float(fraction)) for name, fraction in splits.items())
+
+
+def _check_pattern(pattern: str) -> None:
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        msg = f"group_by={pattern!r} is no regular expression: {error}. Give one such as r'patient\\d+'."
+        raise OptionError(msg) from error
 
 
 def _check_fractions(splits: tuple[tuple[str, float], ...]) -> None:

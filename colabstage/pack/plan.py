@@ -25,17 +25,20 @@ if TYPE_CHECKING:
 
 # Left free on the disk: other things of the session need some, and a full disk fails in ways nobody tested.
 _SPARE_FRACTION = 0.05
+# A photograph as JPEG of quality 90 takes about two bits a pixel; twice that is planned for.
+_PIXELS_OF_A_BYTE = 2
 
 
 @dataclass(frozen=True, slots=True)
 class PackPlan:
     """What will be written.
 
-    `encoding`: how inputs are stored: `"pixels"`, `"encoded"`, or `"arrays"` where they are no images; what `"auto"`
-    came to, with the `reason` in a sentence.
+    `encoding`: how inputs are stored: `"pixels"`, `"encoded"`, `"jpeg:Q"`, or `"arrays"` where they are no images;
+    what `"auto"` came to, with the `reason` in a sentence.
     `x`: the inputs. Where a few images only were looked at, another may yet contradict their shape.
     `y`: targets that are read with the samples, `None` where they are known before.
     `splits`: the samples of each split, in row order.
+    `open_bytes`: about how much inputs will take whose lengths are not known yet.
     """
 
     encoding: str
@@ -43,6 +46,7 @@ class PackPlan:
     x: StoredField
     y: StoredField | None
     splits: tuple[SplitPlan, ...]
+    open_bytes: int = 0
 
     @property
     def fields(self) -> tuple[StoredField, ...]:
@@ -52,13 +56,14 @@ class PackPlan:
     @property
     def nbytes(self) -> int:
         """Length of all samples in the file, in bytes."""
-        return sum(int(part.lengths_of(split.samples).sum()) for part in self.fields for split in self.splits)
+        known = sum(int(part.lengths_of(split.samples).sum()) for part in self.fields for split in self.splits)
+        return known + (self.open_bytes if self.x.is_open else 0)
 
 
 def needs_facts(table: SampleTable, options: PackOptions) -> bool:
     """Whether some images must be looked at before planning."""
     known = options.image.size is not None and options.image.color_mode != "keep"
-    return isinstance(table.inputs, Images) and options.encoding != "encoded" and not known
+    return isinstance(table.inputs, Images) and options.encoding in ("auto", "pixels") and not known
 
 
 def plan_pack(
@@ -80,7 +85,7 @@ def plan_pack(
         LayoutError: pixels are asked for images that have no one size.
         OptionError: splits are asked of a source that has its own; an encoding that these samples cannot have.
     """
-    rows = split_rows(table, options.splits, seed=options.seed)
+    rows = split_rows(table, options.splits, seed=options.seed, group_by=options.group_by)
     splits = tuple(SplitPlan(name, samples) for name, samples in rows.items())
     if isinstance(table.inputs, Arrays):
         return _plan_arrays(table.inputs, table, options, splits)
@@ -111,6 +116,8 @@ def _plan_images(  # noqa: PLR0917  # what one decision needs, each passed on on
         x = StoredField("x", None, np.dtype(np.uint8), lengths=images.source.sizes, attributes=group)
         return PackPlan("encoded", reason, x, _plan_target(table, options, None), splits)
 
+    if options.jpeg_quality is not None:
+        return _plan_jpeg(images, table, options, splits)
     if options.encoding == "encoded":
         _check_files(images, table)
         return encoded("encoding='encoded' was asked for")
@@ -134,6 +141,18 @@ def _plan_images(  # noqa: PLR0917  # what one decision needs, each passed on on
     return replace(
         pixels, reason=f"as {size} pixels they take {format_bytes(nbytes)}, which fits, and are never decoded again"
     )
+
+
+def _plan_jpeg(images: Images, table: SampleTable, options: PackOptions, splits: tuple[SplitPlan, ...]) -> PackPlan:
+    """Images encoded anew: bytes whose lengths show when they are there."""
+    size = options.image.size
+    # What is stored has its size already; fitting it again when it is read changes nothing.
+    x = StoredField(
+        "x", None, np.dtype(np.uint8), attributes={IMAGE_OPTIONS_ATTRIBUTE: image_options_to_json(options.image)}
+    )
+    y = _plan_target(table, options, None if size is None else (*size, 3))
+    guess = int(images.source.sizes.sum()) if size is None else len(table) * size[0] * size[1] // _PIXELS_OF_A_BYTE
+    return PackPlan(options.encoding, f"encoding='{options.encoding}' was asked for", x, y, splits, guess)
 
 
 def _plan_target(

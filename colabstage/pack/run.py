@@ -35,14 +35,15 @@ def pack_dataset(
     image_size: tuple[int, int] | None = None,
     color_mode: ColorMode = "rgb",
     resize: Resize = "stretch",
-    encoding: Encoding = "auto",
+    encoding: Encoding | str = "auto",
     splits: Mapping[str, float] | None = None,
+    group_by: str | None = None,
     seed: int = 0,
-    on_error: OnError = "raise",
+    on_error: OnError | str = "raise",
     overwrite: bool = False,
     progress: bool | Progress = True,
 ) -> PackReport:
-    """Convert a folder or archive on this machine to one HDF5 file; no Google Drive involved.
+    r"""Convert a folder or archive on this machine to one HDF5 file; no Google Drive involved.
 
     Args:
         source: a folder, or a zip or tar that is read in place, never extracted.
@@ -52,10 +53,14 @@ def pack_dataset(
         image_size: `(height, width)` in pixels of every image; `None` keeps each image's own.
         color_mode: `"rgb"`, `"grayscale"` or `"keep"`.
         resize: `"stretch"`, `"crop"` or `"pad"`.
-        encoding: `"pixels"`, `"encoded"`, or `"auto"` for what fits.
+        encoding: `"pixels"`, `"encoded"`, `"jpeg:90"` for JPEGs of that quality made of the resized images, or `"auto"`
+            for what fits.
         splits: fractions by split name, where the source has no split folders.
+        group_by: a regular expression searched in each sample's name, for example r"patient\d+": samples for which it
+            finds the same (its first group, where it has one) never end in two splits.
         seed: of the splits and of the row order of `train`.
-        on_error: `"raise"` at the first image that cannot be decoded, or `"skip"` and report it.
+        on_error: `"raise"` at the first image that cannot be decoded, `"skip"` and report it, or `"skip:1%"` to stop
+            when more than that part of all has been left out. Work that was done before it stopped is kept.
         overwrite: replace a file that stands at `out`.
         progress: `True` for a bar, `False` for silence, or a `Progress`.
 
@@ -69,6 +74,7 @@ def pack_dataset(
         image=ImageOptions(size=image_size, color_mode=color_mode, resize=resize),
         encoding=encoding,
         splits=split_fractions(splits),
+        group_by=group_by,
         seed=seed,
         on_error=on_error,
     )

@@ -10,6 +10,7 @@ import numpy as np
 from colabstage.errors import DecodeError, LayoutError, OptionError, SourceReadError
 from colabstage.images.complete import check_complete
 from colabstage.images.decode import decode_sized, fit_pixels
+from colabstage.images.encode import encode_jpeg
 from colabstage.images.masks import fit_mask, read_mask
 from colabstage.layouts.fields import Arrays, Masks
 from colabstage.pack.plan import mask_options
@@ -108,9 +109,11 @@ class SampleCoder:
         try:
             if isinstance(inputs, Arrays):
                 return _row(_as_array(content, inputs), place, inputs.source.name(index)), (0, 0)
-            if place.shape is None:
-                return _checked_file(content, place, index, inputs.source)
+            if place.shape is None and place.lengths is not None:
+                return _checked_file(content, place.lengths, index, inputs.source)
             pixels, size = self._pixels(content, scratch)
+            if self.options.jpeg_quality is not None:
+                return memoryview(encode_jpeg(pixels, self.options.jpeg_quality)), size
         except DecodeError as error:
             raise BrokenSampleError(inputs.source.name(index), error) from error
         if pixels.shape != place.shape or pixels.dtype != place.dtype:
@@ -136,9 +139,9 @@ class SampleCoder:
         try:
             if isinstance(targets, Arrays):
                 return _row(_as_array(content, targets), place, name)
-            if place.shape is not None:
+            if place.lengths is None:
                 return self._mask(content, targets, size)
-            data, own = _checked_file(content, place, index, targets.source)
+            data, own = _checked_file(content, place.lengths, index, targets.source)
             _check_size(own, size)
         except DecodeError as error:
             raise BrokenSampleError(name, error) from error
@@ -152,14 +155,14 @@ class SampleCoder:
 
 
 def _checked_file(
-    content: Content, place: StoredField, index: int, source: SampleSource
+    content: Content, lengths: NDArray[np.int64], index: int, source: SampleSource
 ) -> tuple[memoryview, tuple[int, int]]:
     """An image file that is kept as it is, and the size it says of itself."""
     if not isinstance(content, bytes):
         msg = f"'{source.name(index)}' came as an array, expected the bytes of an image file."
         raise LayoutError(msg)
     facts = check_complete(content)
-    _check_length(len(content), int(place.lengths[index]), source.name(index))
+    _check_length(len(content), int(lengths[index]), source.name(index))
     return memoryview(content), (facts.height, facts.width)
 
 

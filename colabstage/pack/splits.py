@@ -6,6 +6,7 @@ every library, and a sample that is added later moves few of the others.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -77,7 +78,7 @@ def assign_splits(
 
 
 def split_rows(
-    table: SampleTable, fractions: Sequence[tuple[str, float]] | None, *, seed: int
+    table: SampleTable, fractions: Sequence[tuple[str, float]] | None, *, seed: int, group_by: str | None = None
 ) -> dict[str, NDArray[np.int64]]:
     """Which samples each split holds, in row order.
 
@@ -108,7 +109,7 @@ def split_rows(
         assigned = np.fromiter((index[name] for name in table.splits), dtype=np.int64, count=len(table))
     elif fractions is not None:
         names = [name for name, _ in fractions]
-        assigned = _divide(table, fractions, seed=seed)
+        assigned = _divide(table, fractions, seed=seed, group_by=group_by)
         _check_shares(fractions, np.bincount(assigned, minlength=len(names)))
     else:
         names = ["train"]
@@ -123,10 +124,13 @@ def split_rows(
     return rows
 
 
-def _divide(table: SampleTable, fractions: Sequence[tuple[str, float]], *, seed: int) -> NDArray[np.int64]:
+def _divide(
+    table: SampleTable, fractions: Sequence[tuple[str, float]], *, seed: int, group_by: str | None
+) -> NDArray[np.int64]:
     """The split of each sample, index into `fractions`."""
-    if table.groups is not None:
-        return assign_groups(table.groups, fractions, seed=seed)
+    groups = table.groups if group_by is None else groups_of_keys(table.keys, group_by)
+    if groups is not None:
+        return assign_groups(groups, fractions, seed=seed)
     return assign_splits(table.keys, _strata(table), fractions, seed=seed)
 
 
@@ -136,6 +140,20 @@ def _strata(table: SampleTable) -> NDArray[np.int64]:
     if isinstance(targets, Values) and table.classes and targets.values.ndim == 1 and targets.values.dtype.kind in "iu":
         return targets.values.astype(np.int64)
     return np.zeros(len(table), np.int64)
+
+
+def groups_of_keys(keys: Sequence[str], pattern: str) -> tuple[str, ...]:
+    """What a regular expression finds in each key: its first group where it has one, else all that matches.
+
+    Raises:
+        OptionError: it finds nothing in some key; the message names one.
+    """
+    found = [re.search(pattern, key) for key in keys]
+    missing = next((key for key, match in zip(keys, found, strict=True) if match is None), None)
+    if missing is not None:
+        msg = f"group_by={pattern!r} finds nothing in '{missing}'; expected a part of every sample's name."
+        raise OptionError(msg)
+    return tuple((match[1] or "") if match.re.groups else match[0] for match in found if match is not None)
 
 
 def assign_groups(groups: Sequence[str], fractions: Sequence[tuple[str, float]], *, seed: int) -> NDArray[np.int64]:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from colabstage.layouts.sources import Content, SampleSource
     from colabstage.pack.facts import SampleFacts
     from colabstage.pack.journal import Journal
+    from colabstage.pack.spool import Spool
     from colabstage.progress import Cancellation, ProgressStep
 
 
@@ -30,13 +31,15 @@ class WriteJob:
 
     `order`: int64 `(N,)`, the sample at each position of the reading order.
     `places`: of each field of the plan, int64 `(N,)`: byte offset of each sample in `target`.
-    `facts`: where the images' own sizes are noted, `None` where nobody asks for them.
+    `spool`: takes what has no place yet.
+    `facts`: where the images' own sizes, and places in the spool, are noted, `None` where nobody asks for them.
     """
 
     coder: SampleCoder
     order: NDArray[np.int64]
     places: tuple[NDArray[np.int64], ...]
     target: Path
+    spool: Spool
     facts: SampleFacts | None
     retry: RetryPolicy
 
@@ -71,8 +74,9 @@ def write_samples(
         def use(position: int, raw: RawSample | BrokenSampleError) -> None:
             journal.finish(position, skipped=_store(job, int(job.order[position]), raw, file, scratch.memory))
             step.advance()
+            _check_share(job, journal)
 
-        return run_pipeline(
+        result = run_pipeline(
             left,
             read=read,
             use=use,
@@ -80,6 +84,8 @@ def write_samples(
             limits=limits,
             cancellation=cancellation,
         )
+    _check_share(job, journal)
+    return result
 
 
 class _Scratch(threading.local):
@@ -107,17 +113,36 @@ def _store(
         stored = job.coder.code(index, raw, scratch)
     except BrokenSampleError as error:
         return _leave_out(job, error)
-    for part, places in zip(stored.parts, job.places, strict=True):
-        file.write(part, int(places[index]))
+    start = length = 0
+    for field, part, places in zip(job.coder.plan.fields, stored.parts, job.places, strict=True):
+        if field.is_open:
+            start, length = job.spool.append(part), len(part)
+        else:
+            file.write(part, int(places[index]))
     if job.facts is not None:
-        job.facts.note(index, size=stored.size)
+        job.facts.note(index, size=stored.size, start=start, length=length)
     return None
+
+
+def _check_share(job: WriteJob, journal: Journal) -> None:
+    """Stop when more samples are out than may be.
+
+    Raises:
+        DecodeError: the share, the limit, and one of the reasons.
+    """
+    share, out = job.coder.options.skip_share, len(journal.skipped)
+    if share is not None and out > share * len(job.order):
+        msg = (
+            f"{out:,} of {len(job.order):,} samples cannot be used, more than on_error={job.coder.options.on_error!r} "
+            f"allows. One of them: {journal.a_reason()}. Finished work is kept."
+        )
+        raise DecodeError(msg)
 
 
 def _leave_out(job: WriteJob, error: BrokenSampleError) -> str:
     """Why a sample is left out, or an error with its name."""
     why = str(error.cause).rstrip(".")
-    if job.coder.options.on_error == "skip":
+    if job.coder.options.skip_share is not None:
         return f"{error.part}: {why}"
     msg = f"'{error.part}' cannot be used: {why}. Repair or remove it, or give on_error='skip' to leave such files out."
     kind = CorruptArchiveError if isinstance(error.cause, CorruptArchiveError) else DecodeError

@@ -89,6 +89,21 @@ def test_encoded_splits_killed_again_and_again_end_as_if_undisturbed(
     assert leftovers(tmp_path) == []
 
 
+def test_encoded_anew_and_killed_again_and_again_ends_as_if_undisturbed(
+    tmp_path: Path, many: Path, leftovers: Callable[[Path], list[str]]
+) -> None:
+    """Bytes that have no place before all are made keep their order by row, not by when they were made."""
+    options = {"encoding": "jpeg:70", "splits": [["train", 0.8], ["test", 0.2]]}
+    expected = pack_bytes(many, tmp_path, **options)
+    out = tmp_path / "out.h5"
+    for after in (0, 40, 90, 70):
+        kill(many, out, after, **options)
+        assert not out.exists()
+    assert finish(many, out, **options) > 100
+    assert out.read_bytes() == expected
+    assert leftovers(tmp_path) == []
+
+
 def test_a_kill_leaves_the_old_pack_as_it_was(tmp_path: Path, many: Path) -> None:
     """What stood at the target before is there, whole, until the new one is."""
     out = tmp_path / "out.h5"

@@ -24,6 +24,7 @@ OTHERS: dict[str, Any] = {
     "image": ImageOptions(size=(3, 4)),
     "encoding": "pixels",
     "splits": (("train", 0.5), ("test", 0.5)),
+    "group_by": "a+",
     "seed": 1,
     "on_error": "skip",
 }

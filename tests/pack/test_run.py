@@ -269,6 +269,39 @@ def test_skipping_gives_what_packing_without_the_bad_files_gives(
     assert report.samples == {"train": 27}
 
 
+@pytest.mark.parametrize(("limit", "stops"), [("skip:10%", False), ("skip:9.9%", True), ("skip:0%", True)])
+def test_skipping_has_a_limit(tmp_path: Path, photos: Path, limit: str, stops: bool) -> None:
+    """Three of thirty may be left out where a tenth may, and no more."""
+    for name in ("class0/0000.jpg", "class1/0004.png", "class2/0029.png"):
+        _break(photos / name, "cut")
+    out = tmp_path / "out.h5"
+    if not stops:
+        assert len(pack(photos, out, on_error=limit).skipped) == 3
+        return
+    with pytest.raises(DecodeError, match=r"of 30 samples cannot be used.*skip:"):
+        pack(photos, out, on_error=limit)
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("wrong", ["skip:", "skip:1", "skip:101%", "skip:-1%", "ignore"])
+def test_limits_that_cannot_be_are_refused(tmp_path: Path, photos: Path, wrong: str) -> None:
+    """A limit is a share in percent."""
+    with pytest.raises(OptionError, match="skip:1%"):
+        pack(photos, tmp_path / "out.h5", on_error=wrong)
+
+
+def test_samples_once_skipped_are_tried_again_when_none_may_be(tmp_path: Path, photos: Path) -> None:
+    """A journal written under "skip" hides no broken image from a run under "raise"."""
+    names = ("class0/0000.jpg", "class0/0003.png", "class2/0029.png")
+    for name in names:
+        _break(photos / name, "cut")
+    out = tmp_path / "out.h5"
+    with pytest.raises(DecodeError):
+        pack(photos, out, on_error="skip:7%")
+    with pytest.raises(DecodeError, match="on_error='skip'"):
+        pack(photos, out)
+
+
 def test_a_source_of_nothing_but_bad_images_is_an_error_even_when_skipping(tmp_path: Path, photos: Path) -> None:
     """An empty pack helps nobody; the first reason is in the message."""
     for path in photos.rglob("*.*"):

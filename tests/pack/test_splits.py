@@ -13,7 +13,7 @@ from colabstage.errors import LayoutError, OptionError
 from colabstage.layouts.fields import Images, Values
 from colabstage.layouts.sources import TreeFiles
 from colabstage.layouts.table import SampleTable
-from colabstage.pack.splits import assign_splits, key_hashes, split_rows
+from colabstage.pack.splits import assign_groups, assign_splits, key_hashes, split_rows
 from colabstage.trees.tree import FileEntry
 
 if TYPE_CHECKING:
@@ -174,3 +174,32 @@ def test_keys_that_are_no_utf8_have_hashes() -> None:
     """Names with odd bytes are divided like any other."""
     odd = b"gr\xfcn".decode("utf-8", "surrogateescape")
     assert len(set(key_hashes([odd, "grün"], seed=0, purpose="row").tolist())) == 2
+
+
+def test_no_group_is_in_two_splits() -> None:
+    """Of 40 patients of 1 to 9 images each one is in one split, and the fractions hold about."""
+    groups = tuple(f"p{patient}" for patient in range(40) for _ in range(patient % 9 + 1))
+    table = sample_table([0] * len(groups), groups=groups)
+    rows = split_rows(table, USUAL, seed=0)
+    owners = [{groups[i] for i in samples.tolist()} for samples in rows.values()]
+    assert sum(map(len, owners)) == 40
+    shares = [len(samples) / len(groups) for samples in rows.values()]
+    assert np.abs(np.array(shares) - [0.8, 0.1, 0.1]).max() < 0.05
+
+
+def test_a_group_that_is_added_moves_few_of_the_others() -> None:
+    """As with single samples: only those near an edge change sides."""
+    groups = [f"p{number // 5}" for number in range(1000)]
+    before = assign_groups(groups, USUAL, seed=0)
+    after = assign_groups([*groups, *["new"] * 5], USUAL, seed=0)[:1000]
+    assert np.count_nonzero(before != after) <= 2 * 5
+
+
+def test_groups_may_come_from_the_names() -> None:
+    """A regular expression says what belongs together; one that finds nothing is refused with the name."""
+    table = sample_table([number // 4 for number in range(80)])
+    rows = split_rows(table, (("train", 0.5), ("test", 0.5)), seed=0, group_by=r"^(\d+)/")
+    owners = [{table.keys[i].split("/")[0] for i in samples.tolist()} for samples in rows.values()]
+    assert not owners[0] & owners[1]
+    with pytest.raises(OptionError, match=r"finds nothing in '0/00000\.png'"):
+        split_rows(table, USUAL, seed=0, group_by="patient")

@@ -27,6 +27,7 @@ from colabstage.pack.job import PackJob, prepare_pack
 from colabstage.pack.journal import Journal
 from colabstage.pack.options import PackOptions
 from colabstage.pack.samples import SampleCoder
+from colabstage.pack.spool import Spool
 from colabstage.pack.writer import WriteJob, write_samples
 from colabstage.pipeline import PipelineLimits
 from colabstage.progress import Cancellation, NullProgress
@@ -72,8 +73,10 @@ def _write(job: PackJob, target: Path, limits: PipelineLimits) -> bytes:
     content = pack_content(job.table, job.plan, job.options, attributes={})
     order = np.arange(len(job.table))
     places = (job.plan.x.places(job.plan.splits, create_pack(target, content), len(order)),)
-    work = WriteJob(SampleCoder(job.table, job.plan, job.options), order, places, target, None, RetryPolicy())
+    spool = Spool(target.with_suffix(".spool"), start=0)
+    work = WriteJob(SampleCoder(job.table, job.plan, job.options), order, places, target, spool, None, RetryPolicy())
     with (
+        spool,
         Journal(target.with_suffix(".journal"), fingerprint="", samples=len(order), stamp=str) as journal,
         NullProgress().step("pack", total=None, unit="images") as step,
     ):

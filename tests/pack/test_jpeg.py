@@ -1,0 +1,90 @@
+"""Images encoded anew as JPEG: what a reader decodes is what libjpeg makes of the resized image, in the row's place."""
+
+from __future__ import annotations
+
+import io
+from typing import TYPE_CHECKING, Any
+
+import h5py
+import numpy as np
+import pytest
+from PIL import Image
+
+from colabstage.errors import DecodeError, OptionError
+from colabstage.images.decode import decode_image
+from colabstage.images.options import ImageOptions
+from colabstage.pack.options import PackOptions
+from colabstage.pack.run import pack_dataset
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def stored(path: Path) -> dict[str, bytes]:
+    """The encoded bytes of each key."""
+    with h5py.File(path) as file:
+        offsets, data = file["X_train/offsets"][()], file["X_train/bytes"][()]
+        keys = file["key_train"].asstr()[()].tolist()
+        return {key: data[offsets[row] : offsets[row + 1]].tobytes() for row, key in enumerate(keys)}
+
+
+@pytest.mark.parametrize("size", [None, (8, 12)])
+def test_rows_are_jpegs_of_the_resized_images(tmp_path: Path, photos: Path, size: tuple[int, int] | None) -> None:
+    """Each has the size asked for, and the pixels that Pillow's JPEG of that quality has, but for rounding."""
+    report = pack_dataset(photos, tmp_path / "out.h5", encoding="jpeg:95", image_size=size, progress=False)
+    assert report.encoding == "jpeg:95"
+    found = stored(tmp_path / "out.h5")
+    assert len(found) == 30
+    for key, data in found.items():
+        with Image.open(io.BytesIO(data)) as image:
+            assert (image.format, image.size) == ("JPEG", (size or (16, 20))[::-1])
+        source, buffer = decode_image((photos / key).read_bytes(), ImageOptions(size=size)), io.BytesIO()
+        Image.fromarray(source).save(buffer, "JPEG", quality=95, subsampling="4:2:0")
+        ours, pillows = (decode_image(encoded, ImageOptions()) for encoded in (data, buffer.getvalue()))
+        assert np.abs(ours.astype(int) - pillows).mean() < 2.5
+
+
+def test_reading_does_not_resize_again(tmp_path: Path, photos: Path) -> None:
+    """The Dataset's row is the stored JPEG, decoded."""
+    dataset_h5 = pytest.importorskip("colabstage.load.dataset", reason="needs torch").dataset_h5
+    out = tmp_path / "out.h5"
+    pack_dataset(photos, out, encoding="jpeg:80", image_size=(9, 7), resize="crop", progress=False)
+    dataset, found = dataset_h5(out), stored(out)
+    for row, key in enumerate(dataset.reader.keys()):
+        np.testing.assert_array_equal(dataset[row][0], decode_image(found[key], ImageOptions()))
+
+
+def test_higher_quality_is_larger(tmp_path: Path, photos: Path) -> None:
+    """Q is what the encoder gets."""
+    sizes = []
+    for quality in (10, 60, 95):
+        pack_dataset(photos, tmp_path / f"{quality}.h5", encoding=f"jpeg:{quality}", progress=False)
+        sizes.append(sum(map(len, stored(tmp_path / f"{quality}.h5").values())))
+    assert sizes == sorted(sizes)
+    assert sizes[0] < sizes[1] < sizes[2]
+
+
+def test_left_out_images_leave_no_gap(tmp_path: Path, photos: Path) -> None:
+    """As if the broken ones had never been."""
+    (photos / "class1" / "0004.png").write_bytes(b"no image")
+    report = pack_dataset(photos, tmp_path / "a.h5", encoding="jpeg:80", on_error="skip", progress=False)
+    assert report.samples == {"train": 29}
+    (photos / "class1" / "0004.png").unlink()
+    pack_dataset(photos, tmp_path / "b.h5", encoding="jpeg:80", progress=False)
+    assert stored(tmp_path / "a.h5") == stored(tmp_path / "b.h5")
+
+
+def test_images_that_jpeg_cannot_hold_are_named(tmp_path: Path) -> None:
+    """Alpha is kept with color_mode="keep", and JPEG has none."""
+    place = tmp_path / "deep" / "a"
+    place.mkdir(parents=True)
+    Image.new("RGBA", (4, 4)).save(place / "1.png")
+    with pytest.raises(DecodeError, match=r"1\.png.*4 x 4 x 4.*color_mode"):
+        pack_dataset(tmp_path / "deep", tmp_path / "out.h5", encoding="jpeg:80", color_mode="keep", progress=False)
+
+
+@pytest.mark.parametrize("encoding", ["jpeg", "jpeg:0", "jpeg:101", "jpeg:9.5", "png:3"])
+def test_qualities_that_there_are_not_are_refused(encoding: Any) -> None:
+    """Before anything is read."""
+    with pytest.raises(OptionError, match="jpeg:Q"):
+        PackOptions(encoding=encoding)
