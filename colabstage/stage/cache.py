@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from colabstage.errors import CancelledError, ColabstageError, DriveError, SourceError
 from colabstage.fetch.copy import copy_blocks
@@ -30,12 +30,23 @@ class CachedPack:
 
 
 def choose_cache_dir(request: StageRequest) -> tuple[Path | None, str]:
-    """The folder of lasting packs, `None` for none, with the reason in a few words."""
-    if request.cache_dir is None:
+    """The folder of lasting packs for a request, `None` for none, with the reason in a few words."""
+    return find_cache_dir(request.cache_dir, near=request.drive_path, local=request.folder)
+
+
+def find_cache_dir(asked: Path | Literal["auto"] | None, *, near: Path | None, local: Path) -> tuple[Path | None, str]:
+    """The folder of lasting packs, `None` for none, with the reason in a few words.
+
+    Args:
+        asked: a folder, `"auto"`, or `None` for no cache.
+        near: a path whose Drive is taken before any other.
+        local: where packs are used; a lasting folder on that disk would be no gain.
+    """
+    if asked is None:
         return None, "no cache was asked for"
-    if isinstance(request.cache_dir, Path):
-        return request.cache_dir, "as given"
-    root = None if request.drive_path is None else drive_root(request.drive_path)
+    if isinstance(asked, Path):
+        return asked, "as given"
+    root = None if near is None else drive_root(near)
     drive = root / "MyDrive" if root is not None and (root / "MyDrive").is_dir() else find_drive()
     if drive is not None:
         return drive / "colabstage", "on the mounted Google Drive"
@@ -43,7 +54,7 @@ def choose_cache_dir(request: StageRequest) -> tuple[Path | None, str]:
     lasting = platform.persistent_dir
     if lasting is None or not lasting.is_dir():
         return None, f"no Drive is mounted, and {platform.title} has no other lasting folder"
-    if lasting.stat().st_dev == _device_of(request.folder):
+    if lasting.stat().st_dev == _device_of(local):
         return None, f"'{lasting}' is on the same disk"
     return lasting / "colabstage", f"the lasting folder of {platform.title}"
 

@@ -123,7 +123,7 @@ def publish_file(
         write_manifest(target, manifest)
     previous = previous_path(target)
     if not keep_previous:
-        _discard(previous)
+        discard_file(previous)
     seconds = time.monotonic() - began
     kept_version = previous if previous.is_file() else None
     return PublishReport(target, kept_version, state.nbytes, seconds, drive_root(target) is not None, kept)
@@ -224,7 +224,7 @@ def _copy(
         _replace(temp, target)
     except BaseException as error:
         with contextlib.suppress(OSError):
-            _discard(temp)
+            discard_file(temp)
         if isinstance(error, (DamagedPackError, SourceReadError)):
             _check_unchanged(source, state)
         raise
@@ -262,7 +262,7 @@ def _replace(temp: Path, target: Path) -> None:
         if target.exists():
             # Before the older one goes: an interrupted run may have left this one without.
             manifest = _manifest_of(target, target.stat().st_size) or _describe(target)
-            _discard(previous)
+            discard_file(previous)
             write_manifest(previous, manifest)
             target.rename(previous)
         manifest_path(target).unlink(missing_ok=True)
@@ -274,7 +274,7 @@ def _replace(temp: Path, target: Path) -> None:
 def _sweep(target: Path) -> None:
     """Remove what dead runs left of a file, its manifest, or that of the version before it."""
     for file in (target, manifest_path(target), manifest_path(previous_path(target))):
-        sweep_orphans(target.parent, name=file.name, remove=_discard)
+        sweep_orphans(target.parent, name=file.name, remove=discard_file)
 
 
 def _describe(file: Path) -> Manifest:
@@ -282,7 +282,7 @@ def _describe(file: Path) -> Manifest:
     return Manifest(file.stat().st_size, BLOCK_BYTES, make_hashes(file, threads=usable_cores()))
 
 
-def _discard(path: Path) -> None:
+def discard_file(path: Path) -> None:
     """Remove a file; emptied first, because Drive's trash counts against the account by size."""
     manifest_path(path).unlink(missing_ok=True)
     if path.is_dir():

@@ -98,12 +98,22 @@ def make_request(
     parsed = parse_source(source)
     key = hashlib.sha256(f"{parsed.address}\n{options.fingerprint()}".encode(errors="surrogateescape")).hexdigest()[:16]
     name = f"{parsed.name}-{key[:8]}"
-    base = detect_platform().fast_dir / "colabstage" if local_dir is None else _folder(local_dir, "local_dir")
-    cache: Path | Literal["auto"] | None = None
-    if cache_dir is not None:
-        cache = "auto" if cache_dir == "auto" else _folder(cache_dir, "cache_dir")
+    base = read_local_dir(local_dir)
+    cache = read_cache_dir(cache_dir)
     wanted = None if checksum is None else parse_checksum(checksum)
     return StageRequest(parsed, key, name, options, keep, base / name, cache, refresh, verify, wanted)
+
+
+def read_local_dir(local_dir: str | os.PathLike[str] | None) -> Path:
+    """The folder in which every dataset of this machine has its own."""
+    return detect_platform().fast_dir / "colabstage" if local_dir is None else _folder(local_dir, "local_dir")
+
+
+def read_cache_dir(cache_dir: str | os.PathLike[str] | None) -> Path | Literal["auto"] | None:
+    """The public `cache_dir=` argument, checked."""
+    if cache_dir is None:
+        return None
+    return "auto" if cache_dir == "auto" else _folder(cache_dir, "cache_dir")
 
 
 def _folder(path: str | os.PathLike[str], option: str) -> Path:

@@ -1,0 +1,273 @@
+"""What colabstage keeps on this machine and in the cache: the list of it, and its removal.
+
+Only what carries our mark is ever listed or removed: in the cache a file whose manifest has the key that its name ends
+in, on this machine a folder whose record has it. Everything else, whatever its name, belongs to somebody else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from colabstage.errors import ColabstageError, OptionError
+from colabstage.fileops import disk_use, local_lock, read_json, remove_any, sweep_orphans
+from colabstage.h5.manifest import manifest_path, read_manifest
+from colabstage.stage.cache import find_cache_dir
+from colabstage.stage.publish import PREVIOUS_SUFFIX, discard_file, previous_path
+from colabstage.stage.request import read_cache_dir, read_local_dir
+from colabstage.units import format_bytes, format_duration
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from colabstage.h5.manifest import Manifest
+
+Place = Literal["here", "cache"]
+
+_RECORD = "stage.json"
+_DAY_S = 86_400.0
+
+
+@dataclass(frozen=True, slots=True)
+class StoredDataset:
+    """One dataset that is kept somewhere.
+
+    `place`: `"here"` on this machine, or in the `"cache"`. `name`: of its folder, or of its file without `.h5`.
+    `path`: the folder, or the file. `source`: the address it was made from. `nbytes`: on the disk.
+    `changed_s`: when it was last written, in seconds since 1970. `samples`: rows of each split, where known.
+    `whole`: whether its length is the one that its manifest says; nothing is hashed.
+    `previous`: whether it is the generation before another one in the cache.
+    """
+
+    place: Place
+    name: str
+    path: Path
+    source: str
+    nbytes: int
+    changed_s: float
+    samples: dict[str, int]
+    whole: bool
+    previous: bool = False
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as JSON values."""
+        return {
+            "place": self.place,
+            "name": self.name,
+            "path": str(self.path),
+            "source": self.source,
+            "nbytes": self.nbytes,
+            "changed": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self.changed_s)),
+            "samples": self.samples,
+            "whole": self.whole,
+            "previous": self.previous,
+        }
+
+    def __str__(self) -> str:
+        age = format_duration(max(0.0, time.time() - self.changed_s))
+        rows = ", ".join(f"{split} {count:,}" for split, count in self.samples.items()) or "plain files"
+        marks = [mark for mark, given in (("previous", self.previous), ("not whole", not self.whole)) if given]
+        state = f" ({', '.join(marks)})" if marks else ""
+        where = "here " if self.place == "here" else "cache"
+        return f"{where}  {self.name}{state}  {format_bytes(self.nbytes)}  {rows}  {age} old  from {self.source}"
+
+
+@dataclass(frozen=True, slots=True)
+class PurgeReport:
+    """What a purge did. `removed`, `kept`: datasets; `reasons`: why each of the latter stayed. `nbytes`: freed."""
+
+    removed: tuple[StoredDataset, ...]
+    kept: tuple[StoredDataset, ...]
+    reasons: tuple[str, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that were freed."""
+        return sum(one.nbytes for one in self.removed)
+
+
+def list_datasets(
+    *, local_dir: str | os.PathLike[str] | None = None, cache_dir: str | os.PathLike[str] | None = "auto"
+) -> list[StoredDataset]:
+    """All datasets on this machine and in the cache, those here first, by name.
+
+    Args:
+        local_dir, cache_dir: as for `stage_dataset`.
+    """
+    base, cache = _places(local_dir, cache_dir)
+    return [*_list_here(base), *([] if cache is None else _list_cache(cache))]
+
+
+def _places(
+    local_dir: str | os.PathLike[str] | None, cache_dir: str | os.PathLike[str] | None
+) -> tuple[Path, Path | None]:
+    base = read_local_dir(local_dir)
+    return base, find_cache_dir(read_cache_dir(cache_dir), near=None, local=base)[0]
+
+
+def _list_here(base: Path) -> Iterator[StoredDataset]:
+    for record_file in sorted(base.glob(f"*/{_RECORD}")):
+        folder = record_file.parent
+        record = read_json(record_file)
+        if not isinstance(record, dict) or not _is_named_by(folder.name, record.get("key")):
+            continue
+        pack = folder / f"{folder.name}.h5"
+        manifest = _manifest(pack)
+        yield StoredDataset(
+            place="here",
+            name=folder.name,
+            path=folder,
+            source=str(record.get("address", "")),
+            nbytes=disk_use(folder),
+            changed_s=record_file.stat().st_mtime,
+            samples={} if manifest is None else manifest.samples,
+            whole=_has_length(pack, manifest) if record.get("seal") else record.get("files") is not None,
+        )
+
+
+def _list_cache(cache: Path) -> Iterator[StoredDataset]:
+    # Where publishing was interrupted there may only be the generation before.
+    names = {path.name.removesuffix(PREVIOUS_SUFFIX) for path in (*cache.glob("*.h5"), *cache.glob("*.h5.previous"))}
+    for current in (cache / name for name in sorted(names)):
+        for path in (current, previous_path(current)):
+            manifest = _manifest(path)
+            name = current.name.removesuffix(".h5")
+            if manifest is None or not _is_named_by(name, manifest.key):
+                continue
+            with contextlib.suppress(FileNotFoundError):
+                found = path.stat()
+                yield StoredDataset(
+                    place="cache",
+                    name=name,
+                    path=path,
+                    source=str(manifest.identity.get("address", "")),
+                    nbytes=found.st_size,
+                    changed_s=found.st_mtime,
+                    samples=manifest.samples,
+                    whole=found.st_size == manifest.size,
+                    previous=path != current,
+                )
+
+
+def _manifest(pack: Path) -> Manifest | None:
+    try:
+        return read_manifest(pack)
+    except (OSError, ColabstageError):
+        return None
+
+
+def _has_length(pack: Path, manifest: Manifest | None) -> bool:
+    with contextlib.suppress(OSError):
+        return manifest is not None and pack.stat().st_size == manifest.size
+    return False
+
+
+def _is_named_by(name: str, key: object) -> bool:
+    """Whether a name ends in a key of ours, which is what marks it."""
+    return isinstance(key, str) and len(key) == 16 and name.endswith(f"-{key[:8]}")
+
+
+def select_datasets(
+    datasets: Sequence[StoredDataset],
+    *,
+    names: Sequence[str] = (),
+    older_than_days: float | None = None,
+    everything: bool = False,
+    place: Place | None = None,
+    now_s: float | None = None,
+) -> list[StoredDataset]:
+    """Choose what a purge removes. Pure.
+
+    Args:
+        datasets: as `list_datasets` gives them.
+        names: these; the file's or folder's name, or its path.
+        older_than_days: those that were last written longer ago.
+        everything: all of them.
+        place: only what is there.
+        now_s: the time now, in seconds since 1970; the clock's by default.
+
+    Raises:
+        OptionError: nothing says what to choose, or a name is not among the datasets.
+    """
+    if not names and older_than_days is None and not everything:
+        msg = "Nothing says what to remove. Give names, an age in days, or everything."
+        raise OptionError(msg)
+    now = time.time() if now_s is None else now_s
+    there = [one for one in datasets if place in (None, one.place)]
+    for name in names:
+        if not any(_is_called(one, name) for one in there):
+            known = ", ".join(sorted({one.name for one in there})) or "nothing"
+            msg = f"There is no dataset {name!r} that colabstage made. There is: {known}."
+            raise OptionError(msg)
+    return [
+        one
+        for one in there
+        if (not names or any(_is_called(one, name) for name in names))
+        and (older_than_days is None or now - one.changed_s > older_than_days * _DAY_S)
+    ]
+
+
+def _is_called(one: StoredDataset, name: str) -> bool:
+    return name in (one.name, f"{one.name}.h5", one.path.name, str(one.path))
+
+
+def purge_datasets(datasets: Sequence[StoredDataset]) -> PurgeReport:
+    """Remove datasets, and what interrupted runs left beside them.
+
+    A file in the cache is emptied before it is removed, because the trash of Google Drive counts against the account.
+    A dataset that somebody is staging at this moment stays.
+    """
+    removed: list[StoredDataset] = []
+    kept: list[StoredDataset] = []
+    reasons: list[str] = []
+    for one in datasets:
+        try:
+            problem = _purge_here(one) if one.place == "here" else _purge_cached(one)
+        except OSError as error:
+            problem = f"'{one.path}' could not be removed ({error.strerror or error})"
+        if problem is None:
+            removed.append(one)
+        else:
+            kept.append(one)
+            reasons.append(problem)
+    return PurgeReport(tuple(removed), tuple(kept), tuple(reasons))
+
+
+def _purge_here(one: StoredDataset) -> str | None:
+    lock = one.path.with_name(f"{one.name}.lock")
+    with local_lock(lock, timeout_s=0.1) as held:
+        if not held:
+            return f"'{one.name}' is being staged by another process"
+        # Without its record nothing in the folder counts any more, whatever happens now.
+        (one.path / _RECORD).unlink(missing_ok=True)
+        for part in (one.path / f"{one.name}.h5", one.path / f"{one.name}.h5.json", one.path / "files"):
+            remove_any(part)
+        sweep_orphans(one.path)
+        left = sorted(path.name for path in one.path.iterdir())
+        if left:
+            return f"'{one.path}' holds what colabstage did not make, which stays: {', '.join(left[:5])}"
+        one.path.rmdir()
+    lock.unlink(missing_ok=True)
+    return None
+
+
+def _purge_cached(one: StoredDataset) -> str | None:
+    discard_file(one.path)
+    manifest_path(one.path).unlink(missing_ok=True)
+    sweep_orphans(one.path.parent, name=f"{one.name}.h5", remove=discard_file)
+    return None
+
+
+def sweep_leftovers(
+    *, local_dir: str | os.PathLike[str] | None = None, cache_dir: str | os.PathLike[str] | None = "auto"
+) -> list[Path]:
+    """Remove what runs that have died left unfinished, on this machine and in the cache; returns what was removed."""
+    base, cache = _places(local_dir, cache_dir)
+    removed = sweep_orphans(base)
+    for folder in sorted(base.glob("*/")):
+        removed += sweep_orphans(folder)
+    return removed if cache is None else [*removed, *sweep_orphans(cache, remove=discard_file)]
