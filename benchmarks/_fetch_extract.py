@@ -1,7 +1,7 @@
 """Extracting many small members: ours against what people type, and against only creating as many files.
 
-The members are what deflate is used for: photographs without compression of their own, here tiles of 64 x 64 pixels
-as BMP, 12 kB each, cut out of decoded JPEGs; they deflate to about two thirds. Every round extracts into a fresh folder
+The members are what deflate is used for: pictures without compression of their own, here tiles of 100 x 100 grey pixels
+as PGM, 10 kB each, cut out of decoded JPEGs; they deflate to about two thirds. Every round extracts into a fresh folder
 and nothing is removed until the end, because ext4 takes its time to use the inodes of files that were just deleted,
 and whoever came next would pay for it.
 """
@@ -30,7 +30,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 _KINDS = 24
-_SIDE = 64
+_SIDE = 100
+# Little enough grain for deflate to find something.
+_JPEG_BYTES = 30_000
 _CLASSES = 100
 _TIMEOUT_S = 600
 
@@ -55,14 +57,15 @@ def measure(*, members: int = 20_000, rounds: int = 3, folder: Path | None = Non
 
 
 def _tiles(members: int) -> Iterator[tuple[str, bytes]]:
-    pictures = [np.asarray(Image.open(io.BytesIO(photograph(number)))) for number in range(_KINDS)]
+    jpegs = [photograph(number, target_bytes=_JPEG_BYTES) for number in range(_KINDS)]
+    pictures = [np.asarray(Image.open(io.BytesIO(jpeg)).convert("L")) for jpeg in jpegs]
     random = np.random.default_rng(0)
     for number in range(members):
         picture = pictures[number % _KINDS]
-        top, left = (int(random.integers(0, edge - _SIDE)) for edge in picture.shape[:2])
-        buffer = io.BytesIO()
-        Image.fromarray(picture[top : top + _SIDE, left : left + _SIDE]).save(buffer, "BMP")
-        yield f"train/class_{number * _CLASSES // members:03d}/{number:06d}.bmp", buffer.getvalue()
+        top, left = (int(random.integers(0, edge - _SIDE)) for edge in picture.shape)
+        tile = picture[top : top + _SIDE, left : left + _SIDE]
+        content = f"P5 {_SIDE} {_SIDE} 255\n".encode() + tile.tobytes()
+        yield f"train/class_{number * _CLASSES // members:03d}/{number:06d}.pgm", content
 
 
 def _write_archives(zipped: Path, packed: Path, members: int) -> int:

@@ -31,14 +31,13 @@ from colabstage.fetch.extract_record import (
     write_record,
 )
 from colabstage.fetch.extract_run import Extraction, archive_ends, bytes_of, released_by
-from colabstage.fetch.lent import Lent
 from colabstage.fetch.mounted import MountedFile
 from colabstage.fetch.swap import swap_in
 from colabstage.fileops import adopt_orphan, disown, make_folder, remove_any, sweep_orphans, temp_beside
 from colabstage.machine.mounts import is_slow_mount
 from colabstage.progress import Cancellation, resolve_progress
 from colabstage.retry import RetryPolicy
-from colabstage.trees.archive_bytes import LocalBytes
+from colabstage.trees.archive_bytes import LentBytes, LocalBytes
 from colabstage.trees.names import DEFAULT_LIMITS, ArchiveLimits, check_case_collisions, check_lengths, parent_folders
 from colabstage.trees.open import open_archive
 from colabstage.units import format_bytes, format_duration, format_rate
@@ -164,7 +163,7 @@ def extract_bytes(
     whole at the same time. The source stays open.
     """
     began = time.monotonic()
-    with Lent(source) as lent:
+    with LentBytes(source) as lent:
         found = _reusable(target, identity, overwrite=overwrite)
         if found is not None:
             # A run that died right after it put the folder in place could not clear up.

@@ -14,7 +14,7 @@ from colabstage.fetch.extract_journal import ExtractJournal
 from colabstage.fileops import hash_block, remove_any
 from colabstage.pipeline import PipelineLimits, run_pipeline
 from colabstage.retry import RetryPolicy, read_with_retry
-from colabstage.trees.archive_bytes import LocalBytes, OwnBytes
+from colabstage.trees.archive_bytes import LocalBytes, OwnBytes, owners_bytes
 from colabstage.trees.decompress import ReadAhead
 from colabstage.trees.foreign import ForeignTree
 from colabstage.trees.names import parent_folders
@@ -48,8 +48,14 @@ def archive_ends(tree: Tree, entries: Sequence[FileEntry]) -> list[int]:
 
 def released_by(tree: Tree) -> OwnBytes | None:
     """The bytes that a tree reads from, where they are our own and can be given back as they are used."""
-    source = getattr(tree, "source", None)
+    source = bytes_of(tree)
     return source if isinstance(source, OwnBytes) else None
+
+
+def bytes_of(tree: Tree) -> ByteSource | None:
+    """What an archive's tree reads its members from, by its owner's own object; `None` where it has no such thing."""
+    source = getattr(tree, "source", None)
+    return None if source is None else owners_bytes(source)
 
 
 class Extraction:
@@ -128,7 +134,8 @@ class Extraction:
             self._finish(batch)
 
     def _source(self) -> ByteSource:
-        source: ByteSource = self._tree.source  # type: ignore[attr-defined]  # every archive's tree has it
+        source = bytes_of(self._tree)
+        assert source is not None
         return source
 
     def _jobs(self, batch: Batch) -> list[Job]:

@@ -122,6 +122,41 @@ def punch_hole(handle: int, offset: int, length: int) -> bool:
     return bool(fallocate(handle, _PUNCH_HOLE | _KEEP_SIZE, offset, length) == 0)
 
 
+class LentBytes:
+    """Somebody else's bytes, for a tree that closes what it reads from: closing this leaves `source` open."""
+
+    def __init__(self, source: ByteSource) -> None:
+        self.source = source
+
+    @property
+    def label(self) -> str:
+        """The source's address."""
+        return self.source.label
+
+    @property
+    def size(self) -> int:
+        """The source's length in bytes."""
+        return self.source.size
+
+    def pread(self, length: int, offset: int) -> bytes:
+        """As the source's."""
+        return self.source.pread(length, offset)
+
+    def close(self) -> None:
+        """The source is its owner's to close."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """As `close`."""
+
+
+def owners_bytes(source: ByteSource) -> ByteSource:
+    """The source itself, or the one that was lent."""
+    return source.source if isinstance(source, LentBytes) else source
+
+
 class SourceFile(io.RawIOBase):
     """A read-only, unbuffered file object over a `ByteSource`, for decompressors that want one; for one thread.
 

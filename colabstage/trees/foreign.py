@@ -11,7 +11,7 @@ from isal import isal_zlib
 
 from colabstage.errors import CorruptArchiveError, UnsafeArchiveError
 from colabstage.fileops import block_ranges, make_folder, pread_exactly, remove_any, temp_beside
-from colabstage.trees.archive_bytes import LocalBytes
+from colabstage.trees.archive_bytes import LocalBytes, owners_bytes
 from colabstage.trees.contents import HEAD_BYTES, foreign_kind
 from colabstage.trees.foreign_tools import Listed, Reader, find_reader
 from colabstage.trees.messages import cut_while_read, foreign_entry
@@ -172,8 +172,9 @@ class ForeignTree:
 @contextlib.contextmanager
 def _as_file(source: ByteSource, temp: Path) -> Iterator[tuple[str, int]]:
     """A path at which a tool finds the archive's bytes, and the handle that it depends on."""
-    if isinstance(source, LocalBytes):
-        yield f"/proc/self/fd/{source.fileno()}", source.fileno()
+    owners = owners_bytes(source)
+    if isinstance(owners, LocalBytes):
+        yield f"/proc/self/fd/{owners.fileno()}", owners.fileno()
         return
     try:
         with temp.open("xb") as copy:

@@ -125,7 +125,7 @@ def _end_at(source: ByteSource, tail: bytes, tail_at: int, at: int) -> _End | No
         return None
     if _END_MARK in tail[at + _END.size :]:
         # Other programs take the last mark for the end, and read another archive than this one, or none.
-        msg = f"'{source.label}' is refused: its comment contains the mark of an archive's end. Make it without a comment."
+        msg = f"'{source.label}' is refused: its comment contains the mark of a zip's end. Make it without a comment."
         raise UnsafeArchiveError(msg)
     if found is None and (disk not in (0, 0xFFFF) or first_disk not in (0, 0xFFFF)):
         msg = f"'{source.label}' is one part of an archive in several files (.z01, .z02, …). Join them into one first."

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,6 +13,7 @@ import tarfile
 import threading
 import time
 import zipfile
+import zlib
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,6 +31,7 @@ from colabstage.fetch.extract import extract_archive, extract_bytes
 from colabstage.fetch.extract_plan import plan_extract
 from colabstage.fetch.extract_record import identify
 from colabstage.progress import Cancellation, NullProgress
+from colabstage.simulate.knobs import DriveFaults, OpFault
 from colabstage.trees.archive_bytes import OwnBytes
 from colabstage.trees.names import DEFAULT_LIMITS
 from colabstage.trees.tree import FileEntry
@@ -35,6 +39,8 @@ from colabstage.trees.tree import FileEntry
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
+    from colabstage.simulate.drive import SimulatedDrive
 
 MIB = 1024 * 1024
 
@@ -214,6 +220,13 @@ def test_what_an_interrupted_run_left_is_looked_at(tmp_path: Path) -> None:
         if damage:
             (tmp_path / "out" / "extra").touch()
 
+
+# A RAR 5 archive with a/1.bin (a thousand "1") and b.bin ("2"), stored; there is no free tool that makes one.
+_RAR = zlib.decompress(
+    base64.b85decode(
+        "c-jj}EK-zWXJj}kWo*RE$iT4ZK}?GT6VnTJmKW?xnwi}Fwrpl#WKYyL)Jw|DGaLn@U=$2{Q0<i#BErPP$ifIL0(kdbm11CIO#&4FMv|MXOqp337yxT((~$"
+    )
+)
 
 _KILLED = """
 import os, signal, sys
@@ -416,3 +429,48 @@ def test_the_plan_cuts_batches_and_counts_the_disk() -> None:
     assert (
         plan_extract(entries, ends, kind="tar", cores=4, readable_by_others=True, freed_bytes=at).peak_bytes < 2 * MIB
     )
+
+
+@pytest.mark.fuse
+@pytest.mark.parametrize("kind", ["zip", "tar.gz"])
+def test_an_archive_on_drive_is_copied_once_and_extracted_meanwhile(
+    tmp_path: Path, make_drive: Callable[..., SimulatedDrive], kind: str
+) -> None:
+    """It is not unpacked on the mount; the copy is gone afterwards, and a passing error does not show."""
+    drive = make_drive()
+    assert drive.mountpoint is not None
+    files = many_files(400)
+    place = drive.cloud / "MyDrive" / "data"
+    if kind == "zip":
+        write_zip(place, files)
+    else:
+        write_tar(place, files, "w:gz")
+    drive.set_faults(DriveFaults(ops=(OpFault(op="read", first=1, per_file=True),)))
+    local = tmp_path / "local"
+    local.mkdir()
+    report = extract_archive(drive.mountpoint / "MyDrive" / "data", local / "out", progress=False)
+    assert contents(local / "out") == files
+    assert report.members == 400
+    assert sorted(path.name for path in local.iterdir()) == [".out.colabstage.json", "out"]
+    assert extract_archive(drive.mountpoint / "MyDrive" / "data", local / "out", progress=False).reused
+
+
+@pytest.mark.parametrize("kind", ["7z", "rar"])
+def test_foreign_archives_are_extracted_too(tmp_path: Path, kind: str) -> None:
+    """Their files are moved into place, not copied; modes and record as for the others."""
+    files = {"a/1.bin": b"1" * 1000, "b.bin": b"2"}
+    if kind == "7z":
+        py7zr = pytest.importorskip("py7zr", reason="needs py7zr: pip install py7zr")
+        with py7zr.SevenZipFile(tmp_path / "data", "w") as archive:
+            for name, content in files.items():
+                archive.writestr(content, name)
+    else:
+        pytest.importorskip("rarfile", reason="needs rarfile: pip install rarfile")
+        if not any(shutil.which(command) for command in ("unrar", "unar", "bsdtar")):
+            pytest.skip("needs unrar or unar: apt-get install unar")
+        (tmp_path / "data").write_bytes(_RAR)
+    extract_archive(tmp_path / "data", tmp_path / "out", progress=False)
+    assert contents(tmp_path / "out") == files
+    assert {path.stat().st_mode & 0o777 for path in (tmp_path / "out").rglob("*.bin")} == {0o644}
+    assert leftovers(tmp_path) == []
+    assert extract_archive(tmp_path / "data", tmp_path / "out", progress=False).reused
