@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from colabstage.layouts.sources import SampleSource
+    from colabstage.layouts.sources import Content, SampleSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,17 +42,23 @@ class Arrays:
 
     `source`: the arrays, or bytes for `decode`.
     `shape`, `dtype`: of each; `()` for a number. Another shape is an error that names the sample.
-    `decode`: makes the array of a file's bytes, in a worker thread. Raises `DecodeError` for a broken file; whatever
-    else it raises stops the pack.
+    `decode`: makes the array of what the source gives, in a worker thread. Raises `DecodeError` for a broken file;
+    whatever else it raises stops the pack.
     """
 
     source: SampleSource
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
-    decode: Callable[[bytes], NDArray[Any]] | None = None
+    decode: Callable[[Any], NDArray[Any]] | None = None
 
     def __len__(self) -> int:
         return len(self.source)
+
+    def to_array(self, content: Content) -> NDArray[Any]:
+        """The array of a sample's content."""
+        if self.decode is not None:
+            return self.decode(content)
+        return np.frombuffer(content, self.dtype).reshape(self.shape) if isinstance(content, bytes) else content
 
 
 @dataclass(frozen=True, slots=True)

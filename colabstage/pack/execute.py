@@ -152,7 +152,8 @@ class _PackRun:
         """
         table, plan = self.job.table, self.job.plan
         # Of a folder, the files' own sizes and times say more than the identity, which has the folders' times as well.
-        archive = None if self.job.tree.kind == "folder" else self.origin.identity
+        is_archive = self.job.tree is not None and self.job.tree.kind != "folder"
+        archive = self.origin.identity if is_archive else None
         digest = hashlib.sha256()
         options = self.job.options.places_fingerprint()
         fields = [(part.side, part.shape, str(part.dtype), dict(part.attributes)) for part in plan.fields]
@@ -310,7 +311,7 @@ def space_for(out: Path) -> int:
     return free_space(out.parent) + sum(disk_use(orphan) for orphan in find_orphans(out))
 
 
-def pipeline_limits(tree: Tree, *, slow: bool) -> PipelineLimits:
+def pipeline_limits(tree: Tree | None, *, slow: bool) -> PipelineLimits:
     """How wide the pipeline is on this machine, for a tree that is known to answer slowly or not.
 
     An archive is one file, here or on its way here: more reads at once would only wake each other up whenever some of
@@ -318,6 +319,6 @@ def pipeline_limits(tree: Tree, *, slow: bool) -> PipelineLimits:
     """
     cores = usable_cores()
     few = min(2, cores)
-    if tree.kind != "folder":
+    if tree is None or tree.kind != "folder":
         return PipelineLimits(readers=few, max_readers=few, workers=cores)
     return PipelineLimits(readers=SLOW_READERS if slow else few, max_readers=SLOW_READERS, workers=cores)

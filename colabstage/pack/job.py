@@ -13,6 +13,7 @@ from colabstage.images.decode import ImageFacts, fit_pixels, probe_image
 from colabstage.images.options import ImageOptions
 from colabstage.layouts.detect import detect_layout
 from colabstage.pack.plan import PackPlan, needs_facts, plan_pack
+from colabstage.pack.prepare import prepared_table
 from colabstage.pipeline import PipelineLimits, run_pipeline
 from colabstage.progress import Cancellation
 from colabstage.retry import RetryPolicy, read_with_retry
@@ -31,9 +32,12 @@ _PROBES = 16
 
 @dataclass(frozen=True, slots=True)
 class PackJob:
-    """A pack that is planned but not begun: `table` of the samples of `tree`, `plan` for `options`."""
+    """A pack that is planned but not begun: `table` of the samples of `tree`, `plan` for `options`.
 
-    tree: Tree
+    `tree` is `None` where samples come from Python objects.
+    """
+
+    tree: Tree | None
     table: SampleTable
     plan: PackPlan
     options: PackOptions
@@ -41,12 +45,12 @@ class PackJob:
     @property
     def label(self) -> str:
         """The source's address, for messages."""
-        return self.tree.label
+        return f"a dataset of {len(self.table)} items" if self.tree is None else self.tree.label
 
     @property
     def notes(self) -> tuple[str, ...]:
         """What a person should see about the source."""
-        return (*self.tree.notes, *self.table.notes)
+        return (*(() if self.tree is None else self.tree.notes), *self.table.notes)
 
 
 def prepare_pack(tree: Tree, options: PackOptions, *, free_bytes: int | None) -> PackJob:
@@ -56,8 +60,15 @@ def prepare_pack(tree: Tree, options: PackOptions, *, free_bytes: int | None) ->
         LayoutError, OptionError: as `pack_dataset`.
         SourceReadError, SourceNotFoundError, DriveDisconnectedError: the source cannot be read.
     """
-    table = detect_layout(tree, options.layout)
-    facts = look_at_images(table, spread=tree.kind == "folder") if needs_facts(table, options) else ()
+    return plan_job(tree, detect_layout(tree, options.layout), options, free_bytes=free_bytes)
+
+
+def plan_job(tree: Tree | None, table: SampleTable, options: PackOptions, *, free_bytes: int | None) -> PackJob:
+    """Plan the pack of a table of samples, as `prepare_pack`."""
+    if options.prepare is not None:
+        table = prepared_table(table, options.prepare, options.image)
+    spread = tree is None or tree.kind == "folder"
+    facts = look_at_images(table, spread=spread) if needs_facts(table, options) else ()
     return PackJob(tree, table, plan_pack(table, options, facts=facts, free_bytes=free_bytes), options)
 
 

@@ -15,7 +15,9 @@ from colabstage.images.options import ImageOptions
 from colabstage.pack.code import describe_callable
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
+
+    from numpy.typing import NDArray
 
     from colabstage.layouts.detect import LayoutFunction
 
@@ -34,6 +36,7 @@ class PackOptions:
     `splits`: `(name, fraction)` pairs, `None` to take the splits as found.
     `group_by`: a regular expression that is searched in each sample's key; samples for which it finds the same never
     end in two splits. `None` for the groups that the layout knows, where it does.
+    `prepare`: called with each decoded x, in several threads; returns the array to store, of one shape for all.
     `seed`: of the assignment to splits and of the row order of `train`.
     `on_error`: what a sample that cannot be decoded does: `"raise"` stops, `"skip"` leaves it out and reports it,
     `"skip:1%"` does so until more than that part of all samples is out.
@@ -44,6 +47,7 @@ class PackOptions:
     encoding: str = "auto"
     splits: tuple[tuple[str, float], ...] | None = None
     group_by: str | None = None
+    prepare: Callable[[NDArray[Any]], NDArray[Any]] | None = None
     seed: int = 0
     on_error: str = "raise"
 
@@ -88,6 +92,7 @@ class PackOptions:
             "encoding": self.encoding,
             "splits": None if self.splits is None else dict(self.splits),
             "group_by": self.group_by,
+            "prepare": None if self.prepare is None else describe_callable(self.prepare),
             "seed": self.seed,
         }
 

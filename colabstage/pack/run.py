@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,9 +10,10 @@ from typing import TYPE_CHECKING
 from colabstage.errors import TargetExistsError
 from colabstage.fileops import make_folder, remove_any, sweep_orphans, temp_beside
 from colabstage.images.options import ImageOptions
+from colabstage.layouts.items import read_dataset
 from colabstage.machine.mounts import is_slow_mount
 from colabstage.pack.execute import SLOW_READERS, run_pack, space_for
-from colabstage.pack.job import prepare_pack
+from colabstage.pack.job import plan_job, prepare_pack
 from colabstage.pack.options import PackOptions, split_fractions
 from colabstage.progress import Cancellation, resolve_progress
 from colabstage.trees.open import open_tree
@@ -22,13 +24,15 @@ if TYPE_CHECKING:
 
     from colabstage.images.options import ColorMode, Resize
     from colabstage.layouts.detect import LayoutFunction
+    from colabstage.layouts.items import IndexableDataset
     from colabstage.pack.options import Encoding, OnError
+    from colabstage.pack.prepare import Prepare
     from colabstage.pack.report import PackReport
     from colabstage.progress import Progress
 
 
 def pack_dataset(
-    source: str | PathLike[str],
+    source: str | PathLike[str] | IndexableDataset,
     out: str | PathLike[str],
     *,
     layout: str | LayoutFunction = "auto",
@@ -38,6 +42,7 @@ def pack_dataset(
     encoding: Encoding | str = "auto",
     splits: Mapping[str, float] | None = None,
     group_by: str | None = None,
+    prepare: Prepare | None = None,
     seed: int = 0,
     on_error: OnError | str = "raise",
     overwrite: bool = False,
@@ -46,7 +51,8 @@ def pack_dataset(
     r"""Convert a folder or archive on this machine to one HDF5 file; no Google Drive involved.
 
     Args:
-        source: a folder, or a zip or tar that is read in place, never extracted.
+        source: a folder, or a zip or tar that is read in place, never extracted; or a dataset: an object with a length
+            whose items are `(x, y)`, images, arrays or numbers.
         out: the file to make. Its manifest `OUT.json` is written beside it, last.
         layout: how files become samples; `"auto"` tries every layout there is. A function of one argument, the tree,
             that returns a `SampleTable` is a layout of your own.
@@ -58,6 +64,8 @@ def pack_dataset(
         splits: fractions by split name, where the source has no split folders.
         group_by: a regular expression searched in each sample's name, for example r"patient\d+": samples for which it
             finds the same (its first group, where it has one) never end in two splits.
+        prepare: called with each decoded x (after resizing), in several threads; returns the array to store. All have
+            the shape and dtype of the first.
         seed: of the splits and of the row order of `train`.
         on_error: `"raise"` at the first image that cannot be decoded, `"skip"` and report it, or `"skip:1%"` to stop
             when more than that part of all has been left out. Work that was done before it stopped is kept.
@@ -75,11 +83,16 @@ def pack_dataset(
         encoding=encoding,
         splits=split_fractions(splits),
         group_by=group_by,
+        prepare=prepare,
         seed=seed,
         on_error=on_error,
     )
     _check_target(target, overwrite=overwrite)
     shown = resolve_progress(progress)
+    if not isinstance(source, str | os.PathLike):
+        job = plan_job(None, read_dataset(source), options, free_bytes=space_for(target))
+        make_folder(target.parent)
+        return run_pack(job, target, slow=False, progress=shown, cancellation=Cancellation())
     place = Path(source)
     workers = SLOW_READERS if is_slow_mount(place) else 1
     with _spool(target) as spool, open_tree(place, spool=spool, workers=workers) as tree:

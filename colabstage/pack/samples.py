@@ -108,7 +108,7 @@ class SampleCoder:
         inputs, place = self.table.inputs, self.plan.x
         try:
             if isinstance(inputs, Arrays):
-                return _row(_as_array(content, inputs), place, inputs.source.name(index)), (0, 0)
+                return _row(inputs.to_array(content), place, inputs.source.name(index)), (0, 0)
             if place.shape is None and place.lengths is not None:
                 return _checked_file(content, place.lengths, index, inputs.source)
             pixels, size = self._pixels(content, scratch)
@@ -138,7 +138,7 @@ class SampleCoder:
         name = targets.source.name(index)
         try:
             if isinstance(targets, Arrays):
-                return _row(_as_array(content, targets), place, name)
+                return _row(targets.to_array(content), place, name)
             if place.lengths is None:
                 return self._mask(content, targets, size)
             data, own = _checked_file(content, place.lengths, index, targets.source)
@@ -179,12 +179,6 @@ def _check_size(mask: tuple[int, int], image: tuple[int, int]) -> None:
             "as their EXIF orientation asks); expected the same."
         )
         raise DecodeError(msg)
-
-
-def _as_array(content: Content, kind: Arrays) -> NDArray[Any]:
-    if isinstance(content, bytes):
-        return np.frombuffer(content, kind.dtype) if kind.decode is None else kind.decode(content)
-    return content
 
 
 def _row(values: NDArray[Any], place: StoredField, name: str) -> memoryview:

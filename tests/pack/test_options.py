@@ -25,6 +25,7 @@ OTHERS: dict[str, Any] = {
     "encoding": "pixels",
     "splits": (("train", 0.5), ("test", 0.5)),
     "group_by": "a+",
+    "prepare": np.sqrt,
     "seed": 1,
     "on_error": "skip",
 }

@@ -1,0 +1,123 @@
+"""What people bring themselves: datasets with a length, functions before storing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import h5py
+import numpy as np
+import pytest
+from PIL import Image
+
+from colabstage.errors import DecodeError, EmptySourceError, LayoutError, OptionError
+from colabstage.pack.code import describe_callable
+from colabstage.pack.run import pack_dataset
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+class Items:
+    """A map-style dataset."""
+
+    classes = ("a", "b")
+
+    def __init__(self, count: int, item: Callable[[int], Any]) -> None:
+        self._count = count
+        self._item = item
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: int) -> Any:
+        return self._item(index)
+
+
+def picture(index: int) -> Image.Image:
+    """An image that no other number gives."""
+    return Image.fromarray(np.random.default_rng(index).integers(0, 256, (8, 9, 3), dtype=np.uint8))
+
+
+def mask(index: int) -> Image.Image:
+    """The same as indices."""
+    return Image.fromarray(np.full((8, 9), index, np.uint8))
+
+
+@pytest.mark.parametrize(
+    ("item", "x", "y", "dtypes"),
+    [
+        (lambda i: (picture(i), i % 2), lambda i: np.asarray(picture(i)), lambda i: i % 2, ("u1", "i8")),
+        (
+            lambda i: (picture(i), mask(i)),
+            lambda i: np.asarray(picture(i)),
+            lambda i: np.asarray(mask(i)),
+            ("u1", "u1"),
+        ),
+        (
+            lambda i: (np.full((3, 2), i, np.float64), i / 2),
+            lambda i: np.full((3, 2), i),
+            lambda i: i / 2,
+            ("f8", "f4"),
+        ),
+        (lambda i: np.full(5, i, np.uint16), lambda i: np.full(5, i), None, ("u2", None)),
+    ],
+    ids=["images and classes", "images and masks", "arrays and numbers", "arrays alone"],
+)
+def test_every_item_is_one_row(tmp_path: Path, item: Any, x: Any, y: Any, dtypes: tuple[str, str]) -> None:
+    """x and y as the dataset gives them, by the item's number."""
+    report = pack_dataset(Items(40, item), tmp_path / "out.h5", progress=False)
+    assert report.samples == {"train": 40}
+    with h5py.File(tmp_path / "out.h5") as file:
+        assert file["X_train"].dtype == dtypes[0]
+        for row, key in enumerate(file["key_train"].asstr()[()]):
+            np.testing.assert_array_equal(file["X_train"][row], x(int(key)))
+            if y is not None:
+                assert file["Y_train"].dtype == dtypes[1]
+                np.testing.assert_array_equal(file["Y_train"][row], y(int(key)))
+        assert ("Y_train" in file) == (y is not None)
+
+
+def test_items_that_do_not_fit_are_named(tmp_path: Path) -> None:
+    """Another shape than the first, words, nothing at all."""
+    with pytest.raises(LayoutError, match=r"Items\[7\].*\(8,\).*\(7,\)|Items\[\d\]"):
+        pack_dataset(Items(9, lambda i: np.zeros(i + 1)), tmp_path / "out.h5", progress=False)
+    with pytest.raises(LayoutError, match="expected an image, an array or a number"):
+        pack_dataset(Items(9, lambda i: "word"), tmp_path / "out.h5", progress=False)
+    with pytest.raises(EmptySourceError, match="no items"):
+        pack_dataset(Items(0, picture), tmp_path / "out.h5", progress=False)
+
+
+def test_prepare_changes_what_is_stored(tmp_path: Path, photos: Path) -> None:
+    """It is called with each decoded, resized image; labels and splits stay as they are without it."""
+    options: dict[str, Any] = {"image_size": (6, 4), "splits": {"train": 0.5, "test": 0.5}, "progress": False}
+    pack_dataset(photos, tmp_path / "plain.h5", **options)
+    pack_dataset(photos, tmp_path / "out.h5", prepare=lambda x: x.mean(axis=2, dtype=np.float32), **options)
+    with h5py.File(tmp_path / "plain.h5") as plain, h5py.File(tmp_path / "out.h5") as out:
+        for split in ("train", "test"):
+            expected = plain[f"X_{split}"][()].mean(axis=3, dtype=np.float32)
+            np.testing.assert_array_equal(out[f"X_{split}"][()], expected)
+            np.testing.assert_array_equal(out[f"Y_{split}"][()], plain[f"Y_{split}"][()])
+
+
+def test_prepare_does_not_hide_broken_images(tmp_path: Path, photos: Path) -> None:
+    """They are named, and masks that could not follow are refused."""
+    (photos / "class1" / "0004.png").write_bytes(b"no image")
+    with pytest.raises(DecodeError, match=r"0004\.png"):
+        pack_dataset(photos, tmp_path / "out.h5", prepare=lambda x: x, image_size=(4, 4), progress=False)
+    with pytest.raises(OptionError, match="masks"):
+        pack_dataset(
+            Items(4, lambda i: (picture(i), mask(i))), tmp_path / "out.h5", prepare=lambda x: x, progress=False
+        )
+
+
+def test_functions_are_told_apart_by_what_they_do() -> None:
+    """Other code, other constants, other captured values; not by where they stand."""
+
+    def scaled(factor: int) -> Callable[[Any], Any]:
+        return lambda x: x * factor
+
+    assert describe_callable(scaled(2)) == describe_callable(scaled(2))
+    assert describe_callable(scaled(2)) != describe_callable(scaled(3))
+    first, second = (lambda x: x + 1), (lambda x: x + 2)
+    assert describe_callable(first) != describe_callable(second)
