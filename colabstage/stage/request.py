@@ -10,14 +10,19 @@ from typing import TYPE_CHECKING, Literal, get_args
 from colabstage.errors import OptionError
 from colabstage.fetch.checksum import parse_checksum
 from colabstage.fetch.sources import LocalSource, ManySource, absolute_path, parse_source
+from colabstage.images.options import ImageOptions
 from colabstage.machine.platforms import detect_platform
+from colabstage.pack.options import PackOptions, split_fractions
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from colabstage.fetch.checksum import Checksum
     from colabstage.fetch.sources import Source, SourceArgument
-    from colabstage.pack.options import PackOptions
+    from colabstage.images.options import ColorMode, Resize
+    from colabstage.layouts.detect import LayoutFunction
+    from colabstage.pack.options import Encoding, OnError
 
 Keep = Literal["pack", "files", "both"]
 Verify = Literal["fast", "full"]
@@ -78,15 +83,23 @@ class StageRequest:
 def make_request(
     source: SourceArgument,
     *,
-    options: PackOptions,
-    keep: Keep,
-    local_dir: str | os.PathLike[str] | None,
-    cache_dir: str | os.PathLike[str] | None,
-    refresh: bool,
-    verify: Verify,
-    checksum: str | None = None,
+    layout: str | LayoutFunction = "auto",
+    keep: Keep = "pack",
+    image_size: tuple[int, int] | None = None,
+    color_mode: ColorMode = "rgb",
+    resize: Resize = "stretch",
+    encoding: Encoding | str = "auto",
+    splits: Mapping[str, float] | None = None,
+    group_by: str | None = None,
+    seed: int = 0,
+    on_error: OnError | str = "raise",
+    local_dir: str | os.PathLike[str] | None = None,
+    cache_dir: str | os.PathLike[str] | None = "auto",
+    refresh: bool = False,
+    verify: Verify = "fast",
+    hash: str | None = None,  # noqa: A002 - the word that people know from downloaders
 ) -> StageRequest:
-    """Check the arguments and name the dataset. Touches no sample and writes nothing.
+    """Check the arguments of `stage_dataset` and name the dataset. Touches no sample and writes nothing.
 
     Raises:
         OptionError: an argument cannot work.
@@ -95,12 +108,21 @@ def make_request(
         if value not in get_args(kind):
             msg = f"{name}={value!r} is unknown; expected one of {', '.join(map(repr, get_args(kind)))}."
             raise OptionError(msg)
+    options = PackOptions(
+        layout=layout,
+        image=ImageOptions(size=image_size, color_mode=color_mode, resize=resize),
+        encoding=encoding,
+        splits=split_fractions(splits),
+        group_by=group_by,
+        seed=seed,
+        on_error=on_error,
+    )
     parsed = parse_source(source)
     key = hashlib.sha256(f"{parsed.address}\n{options.fingerprint()}".encode(errors="surrogateescape")).hexdigest()[:16]
     name = f"{parsed.name}-{key[:8]}"
     base = read_local_dir(local_dir)
     cache = read_cache_dir(cache_dir)
-    wanted = None if checksum is None else parse_checksum(checksum)
+    wanted = None if hash is None else parse_checksum(hash)
     return StageRequest(parsed, key, name, options, keep, base / name, cache, refresh, verify, wanted)
 
 

@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import functools
+import inspect
+from typing import TYPE_CHECKING, ParamSpec
 
 from colabstage.fileops import local_lock, make_folder
-from colabstage.images.options import ImageOptions
 from colabstage.machine.remount import run_with_one_remount
-from colabstage.pack.options import PackOptions, split_fractions
 from colabstage.progress import NullProgress, resolve_progress
 from colabstage.stage.request import make_request
 from colabstage.stage.staging import Staging
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from colabstage.fetch.sources import SourceArgument
     from colabstage.images.options import ColorMode, Resize
+    from colabstage.layouts.detect import LayoutFunction
     from colabstage.pack.options import Encoding, OnError
     from colabstage.progress import Progress
     from colabstage.stage.dataset import StagedDataset
     from colabstage.stage.plan import StagePlan
     from colabstage.stage.request import Keep, StageRequest, Verify
+
+_Arguments = ParamSpec("_Arguments")
 
 # How long a second notebook waits for the first one that stages the same; then it does the work itself, beside.
 _LOCK_TIMEOUT_S = 1800.0
@@ -31,15 +34,16 @@ _LOCK_TIMEOUT_S = 1800.0
 def stage_dataset(
     source: SourceArgument,
     *,
-    layout: str = "auto",
+    layout: str | LayoutFunction = "auto",
     keep: Keep = "pack",
     image_size: tuple[int, int] | None = None,
     color_mode: ColorMode = "rgb",
     resize: Resize = "stretch",
-    encoding: Encoding = "auto",
+    encoding: Encoding | str = "auto",
     splits: Mapping[str, float] | None = None,
+    group_by: str | None = None,
     seed: int = 0,
-    on_error: OnError = "raise",
+    on_error: OnError | str = "raise",
     local_dir: str | os.PathLike[str] | None = None,
     cache_dir: str | os.PathLike[str] | None = "auto",
     refresh: bool = False,
@@ -48,7 +52,7 @@ def stage_dataset(
     wait: bool = True,
     progress: bool | Progress = True,
 ) -> StagedDataset:
-    """Make a dataset local and ready, by the shortest way there is.
+    r"""Make a dataset local and ready, by the shortest way there is.
 
     Already staged here: returns at once. A packed copy in the cache: copies and verifies it. Else: reads the source
     with many reads in flight, decodes once, writes one HDF5 file, and publishes that to the cache for the next session.
@@ -57,51 +61,64 @@ def stage_dataset(
         train = data.loader("train", batch_size=64, device="cuda")
 
     Args:
-        source: a folder, or a zip or tar, on this machine or on a mounted Google Drive.
-        layout: how files become samples; `"auto"` tries every layout there is.
+        source: where the dataset is. A folder, an archive, or a pattern such as `"part-*.zip"`, on this machine or on a
+            mounted Google Drive; a share link of Google Drive, or its id; an address: `https://…`, or one that fsspec
+            knows (`s3://`, `gs://`, `az://`, `hf://`, `ftp://`, `sftp://` …), of an archive or a folder;
+            `kaggle://owner/dataset`; a `Tree`; or a list of these, which are one dataset together. An archive is packed
+            while it arrives and never extracted.
+        layout: how files become samples; `"auto"` tries every layout there is. A function of one argument, the tree,
+            that returns a `SampleTable` is a layout of your own.
         keep: `"pack"` one HDF5 file, `"files"` a plain local tree, `"both"`.
         image_size: `(height, width)` in pixels of every image; `None` keeps each image's own.
         color_mode: `"rgb"`, `"grayscale"` or `"keep"`.
         resize: `"stretch"`, `"crop"` or `"pad"`.
-        encoding: `"pixels"`, `"encoded"`, or `"auto"` for what fits.
+        encoding: `"pixels"`, `"encoded"`, `"jpeg:90"` for JPEGs of that quality made of the resized images, or `"auto"`
+            for what fits.
         splits: fractions by split name, for a source without split folders; `None` takes the splits as found, and
             everything is `train` where there are none.
+        group_by: a regular expression searched in each sample's name, for example r"patient\d+": samples for which it
+            finds the same (its first group, where it has one) never end in two splits.
         seed: of the splits and of the row order of `train`.
-        on_error: `"raise"` at the first image that cannot be decoded, or `"skip"` and report it.
+        on_error: `"raise"` at the first image that cannot be decoded, `"skip"` and report it, or `"skip:1%"` to stop
+            when more than that part of all has been left out.
         local_dir: where on the local disk; `None` is `colabstage` in the platform's fast folder.
         cache_dir: where packs last; `"auto"` is `MyDrive/colabstage` on a mounted Drive, else the platform's lasting
             folder if it is another disk; `None` for nowhere.
         refresh: stage again, whatever is here or cached.
         verify: `"fast"` trusts unchanged times and sizes (a file rewritten in place, under its name, is not noticed);
             `"full"` lists the source again and hashes every block of what is here.
+        hash: what the one archive that the source is must hash to, as `"sha256:…"`, `"md5:…"` or the digest alone.
         wait: `False` returns before the copy to the cache is finished; `data.wait_published()` waits for it.
         progress: `True` for bars, `False` for silence, or a `Progress`.
 
     Raises:
         SourceNotFoundError, SourceReadError, DriveDisconnectedError: the source cannot be read.
+        SourceAccessError: a login, a permission or a licence is missing. DriveQuotaError: Drive refuses for now.
+        WebPageError: a web page came in place of the data. ChecksumMismatchError: it is another file than asked for.
+        MissingDependencyError: this kind of source needs a package; the message has the install line.
         ArchiveError: the archive is damaged, unsafe, or none.
         LayoutError: the files form no dataset in any layout. DecodeError: an image cannot be decoded.
         NotEnoughSpaceError: it would not fit; raised before it begins, with figures.
         TargetNotWritableError, OptionError: an argument cannot work.
         In each case, what was staged or cached before is as it was.
     """
-    options = PackOptions(
-        layout=layout,
-        image=ImageOptions(size=image_size, color_mode=color_mode, resize=resize),
-        encoding=encoding,
-        splits=split_fractions(splits),
-        seed=seed,
-        on_error=on_error,
-    )
     request = make_request(
         source,
-        options=options,
+        layout=layout,
         keep=keep,
+        image_size=image_size,
+        color_mode=color_mode,
+        resize=resize,
+        encoding=encoding,
+        splits=splits,
+        group_by=group_by,
+        seed=seed,
+        on_error=on_error,
         local_dir=local_dir,
         cache_dir=cache_dir,
         refresh=refresh,
         verify=verify,
-        checksum=hash,
+        hash=hash,
     )
     shown = resolve_progress(progress)
     if request.drive_path is None:
@@ -127,48 +144,35 @@ def _stage(request: StageRequest, *, wait: bool, progress: Progress) -> StagedDa
             return staging.reuse() or staging.restore() or staging.stage(wait=wait)
 
 
-def plan_stage(
-    source: SourceArgument,
-    *,
-    layout: str = "auto",
-    keep: Keep = "pack",
-    image_size: tuple[int, int] | None = None,
-    color_mode: ColorMode = "rgb",
-    resize: Resize = "stretch",
-    encoding: Encoding = "auto",
-    splits: Mapping[str, float] | None = None,
-    seed: int = 0,
-    on_error: OnError = "raise",
-    local_dir: str | os.PathLike[str] | None = None,
-    cache_dir: str | os.PathLike[str] | None = "auto",
-    refresh: bool = False,
-    verify: Verify = "fast",
-    hash: str | None = None,  # noqa: A002 - as above
-) -> StagePlan:
+def _takes_arguments_of(
+    make: Callable[_Arguments, StageRequest],
+) -> Callable[[Callable[[StageRequest], StagePlan]], Callable[_Arguments, StagePlan]]:
+    """Let a function of a request be called with what makes one, so that the arguments are spelt in one place."""
+
+    def decorate(work: Callable[[StageRequest], StagePlan]) -> Callable[_Arguments, StagePlan]:
+        def call(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> StagePlan:
+            return work(make(*args, **kwargs))
+
+        functools.update_wrapper(call, work)
+        signature = inspect.signature(make)
+        vars(call)["__signature__"] = signature.replace(return_annotation="StagePlan")
+        return call
+
+    return decorate
+
+
+@_takes_arguments_of(make_request)
+def plan_stage(request: StageRequest) -> StagePlan:
     """Say what `stage_dataset` would do with the same arguments; writes nothing.
 
-    Lists the source, and reads the headers of a few images where their size matters.
+    Lists the source, and reads the headers of a few images where their size matters. What has to be downloaded before
+    it can be looked at (a share link, a dataset of Kaggle's) is not.
+
+    Args:
+        The arguments of `stage_dataset`, without `wait` and `progress`.
 
     Raises:
         As `stage_dataset`, for what can be known beforehand.
     """
-    options = PackOptions(
-        layout=layout,
-        image=ImageOptions(size=image_size, color_mode=color_mode, resize=resize),
-        encoding=encoding,
-        splits=split_fractions(splits),
-        seed=seed,
-        on_error=on_error,
-    )
-    request = make_request(
-        source,
-        options=options,
-        keep=keep,
-        local_dir=local_dir,
-        cache_dir=cache_dir,
-        refresh=refresh,
-        verify=verify,
-        checksum=hash,
-    )
     with Staging(request, progress=NullProgress()) as staging:
         return staging.plan()
