@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 import typer
 
 from colabstage.ui import options as o
-from colabstage.ui.outcome import exit_codes, fail, print_json
+from colabstage.ui.cli_cache import cache
+from colabstage.ui.cli_fetch import extract, fetch
+from colabstage.ui.outcome import exit_codes, fail, print_json, shows_progress
 
 if TYPE_CHECKING:
     from colabstage.stage.dataset import StagedDataset
@@ -55,22 +57,11 @@ def colabstage(
 
 
 @app.command()
+@o.with_flags(o.StageFlags)
 def stage(
     source: o.Source,
     *,
-    layout: o.Layout = "auto",
-    image_size: o.Size = None,
-    color_mode: o.Colours = "rgb",
-    resize: o.Resizing = "stretch",
-    encoding: o.Encoded = "auto",
-    splits: o.Splits = None,
-    seed: o.Seed = 0,
-    on_error: o.Errors = "raise",
-    keep: o.Keeping = "pack",
-    local_dir: o.LocalDir = None,
-    cache_dir: o.CacheDir = "auto",
-    refresh: o.Refresh = False,
-    verify: o.Verifying = "fast",
+    flags: o.StageFlags,
     as_json: o.AsJson = False,
     debug: o.Debug = False,
 ) -> None:
@@ -83,29 +74,15 @@ def stage(
     \b
     Examples:
       colabstage stage /content/drive/MyDrive/kitti.zip --image-size 256x256
+      colabstage stage https://example.org/photos.tar.gz --hash sha256:…
+      colabstage stage s3://bucket/part-1.zip s3://bucket/part-2.zip
       colabstage stage photos --splits train=0.8,test=0.2 --on-error skip
       colabstage stage digits.tar.gz --color-mode grayscale --json
     """
     with exit_codes(debug=debug):
         from colabstage.stage.run import stage_dataset
 
-        staged = stage_dataset(
-            source,
-            layout=layout,
-            keep=keep,
-            image_size=image_size,
-            color_mode=color_mode,
-            resize=resize,
-            encoding=encoding,
-            splits=splits,
-            seed=seed,
-            on_error=on_error,
-            local_dir=local_dir,
-            cache_dir=o.read_cache_dir(cache_dir),
-            refresh=refresh,
-            verify=verify,
-            progress=_shows_progress(),
-        )
+        staged = stage_dataset(o.read_sources(source), **flags.arguments(), progress=shows_progress())
         if as_json:
             print_json(_staged_to_dict(staged))
         else:
@@ -123,22 +100,11 @@ def _staged_to_dict(staged: StagedDataset) -> dict[str, object]:
 
 
 @app.command()
+@o.with_flags(o.StageFlags)
 def plan(
     source: o.Source,
     *,
-    layout: o.Layout = "auto",
-    image_size: o.Size = None,
-    color_mode: o.Colours = "rgb",
-    resize: o.Resizing = "stretch",
-    encoding: o.Encoded = "auto",
-    splits: o.Splits = None,
-    seed: o.Seed = 0,
-    on_error: o.Errors = "raise",
-    keep: o.Keeping = "pack",
-    local_dir: o.LocalDir = None,
-    cache_dir: o.CacheDir = "auto",
-    refresh: o.Refresh = False,
-    verify: o.Verifying = "fast",
+    flags: o.StageFlags,
     as_json: o.AsJson = False,
     debug: o.Debug = False,
 ) -> None:
@@ -152,22 +118,7 @@ def plan(
     with exit_codes(debug=debug):
         from colabstage.stage.run import plan_stage
 
-        planned = plan_stage(
-            source,
-            layout=layout,
-            keep=keep,
-            image_size=image_size,
-            color_mode=color_mode,
-            resize=resize,
-            encoding=encoding,
-            splits=splits,
-            seed=seed,
-            on_error=on_error,
-            local_dir=local_dir,
-            cache_dir=o.read_cache_dir(cache_dir),
-            refresh=refresh,
-            verify=verify,
-        )
+        planned = plan_stage(o.read_sources(source), **flags.arguments())
         if as_json:
             print_json(planned.to_dict())
         else:
@@ -175,21 +126,15 @@ def plan(
 
 
 @app.command()
+@o.with_flags(o.PackFlags)
 def pack(
-    source: o.Source,
+    source: o.LocalSource,
     out: Annotated[
         Path, typer.Argument(metavar="OUT", show_default=False, help="The file to make; OUT.json goes beside it.")
     ],
     *,
-    layout: o.Layout = "auto",
-    image_size: o.Size = None,
-    color_mode: o.Colours = "rgb",
-    resize: o.Resizing = "stretch",
-    encoding: o.Encoded = "auto",
-    splits: o.Splits = None,
-    seed: o.Seed = 0,
-    on_error: o.Errors = "raise",
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a file that stands at OUT.")] = False,
+    flags: o.PackFlags,
+    overwrite: o.Overwrite = False,
     as_json: o.AsJson = False,
     debug: o.Debug = False,
 ) -> None:
@@ -203,20 +148,7 @@ def pack(
     with exit_codes(debug=debug):
         from colabstage.pack.run import pack_dataset
 
-        report = pack_dataset(
-            source,
-            out,
-            layout=layout,
-            image_size=image_size,
-            color_mode=color_mode,
-            resize=resize,
-            encoding=encoding,
-            splits=splits,
-            seed=seed,
-            on_error=on_error,
-            overwrite=overwrite,
-            progress=_shows_progress(),
-        )
+        report = pack_dataset(source, out, **flags.arguments(), overwrite=overwrite, progress=shows_progress())
         if as_json:
             from dataclasses import asdict
 
@@ -257,7 +189,7 @@ def verify(file: o.PackFile, as_json: o.AsJson = False, debug: o.Debug = False) 
         from colabstage.progress import resolve_progress
         from colabstage.ui.verifying import verify_file
 
-        found = verify_file(file, progress=resolve_progress(_shows_progress()))
+        found = verify_file(file, progress=resolve_progress(shows_progress()))
         if as_json:
             print_json(found.to_dict())
         elif found.whole:
@@ -299,10 +231,9 @@ def demo(
             fail("The demo did not show what it claims: " + " ".join(result.broken_claims))
 
 
-def _shows_progress() -> bool:
-    """Whether somebody watches: bars are for terminals."""
-    return sys.stderr.isatty()
-
+app.command()(fetch)
+app.command()(extract)
+app.add_typer(cache)
 
 if __name__ == "__main__":
     main()

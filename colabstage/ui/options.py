@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import inspect
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, TypeVar, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeVar, get_args, get_type_hints
 
 import typer
 
 from colabstage.images.options import ColorMode, Resize
-from colabstage.pack.options import Encoding, OnError
 from colabstage.stage.request import Keep, Verify
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 _Word = TypeVar("_Word", bound=str)
+_Flags = TypeVar("_Flags", bound="PackFlags")
 _IMAGES = "What the pack holds"
 _PLACES = "Where, and whether anew"
 
@@ -73,7 +75,18 @@ def _choice(option: str, words: tuple[str, ...], text: str, panel: str) -> typer
     return info
 
 
+read_place = _one_of(("here", "cache"))
+
 Source = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="SOURCE",
+        show_default=False,
+        help="A folder, an archive or a quoted pattern, also on a mounted Drive; a share link; an https://, s3://, "
+        "gs://, hf://, ftp:// … address; kaggle://owner/dataset. Several are one dataset.",
+    ),
+]
+LocalSource = Annotated[
     str, typer.Argument(metavar="SOURCE", show_default=False, help="A folder, or a zip or tar; may be on a Drive.")
 ]
 PackFile = Annotated[Path, typer.Argument(metavar="FILE", show_default=False, help="The HDF5 file.")]
@@ -98,7 +111,13 @@ Resizing = Annotated[
     Resize, _choice("--resize", get_args(Resize), "How an image of another shape reaches the size.", _IMAGES)
 ]
 Encoded = Annotated[
-    Encoding, _choice("--encoding", get_args(Encoding), "Decoded pixels, the files' own bytes, or what fits.", _IMAGES)
+    str,
+    typer.Option(
+        "--encoding",
+        metavar="auto|pixels|encoded|jpeg:Q",
+        help="Decoded pixels, the files' own bytes, JPEGs of a quality, or what fits.",
+        rich_help_panel=_IMAGES,
+    ),
 ]
 Splits = Annotated[
     Fractions | None,
@@ -113,7 +132,23 @@ Splits = Annotated[
 ]
 Seed = Annotated[int, typer.Option("--seed", help="Of the splits and of the row order.", rich_help_panel=_IMAGES)]
 Errors = Annotated[
-    OnError, _choice("--on-error", get_args(OnError), "What an image that cannot be decoded does.", _IMAGES)
+    str,
+    typer.Option(
+        "--on-error",
+        metavar="raise|skip|skip:P%",
+        help="What an image that cannot be decoded does.",
+        rich_help_panel=_IMAGES,
+    ),
+]
+Groups = Annotated[
+    str | None,
+    typer.Option(
+        "--group-by",
+        metavar="REGEX",
+        show_default=False,
+        help="Samples in whose names it finds the same never end in two splits.",
+        rich_help_panel=_IMAGES,
+    ),
 ]
 Keeping = Annotated[Keep, _choice("--keep", get_args(Keep), "One HDF5 file, the plain files, or both.", _PLACES)]
 LocalDir = Annotated[
@@ -142,6 +177,17 @@ Verifying = Annotated[
     Verify,
     _choice("--verify", get_args(Verify), "Trust unchanged times and sizes, or hash every block.", _PLACES),
 ]
+Hash = Annotated[
+    str | None,
+    typer.Option(
+        "--hash",
+        metavar="ALGORITHM:DIGEST",
+        show_default=False,
+        help="What the one file must hash to, for example sha256:…",
+        rich_help_panel=_PLACES,
+    ),
+]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what stands at the target.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON, and nothing else, to stdout.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback when something fails.")]
 
@@ -149,3 +195,69 @@ Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback when so
 def read_cache_dir(text: str) -> str | Literal["auto"] | None:
     """Turn `--cache-dir` into the Python argument; a folder called none is written `./none`."""
     return None if text == "none" else text
+
+
+@dataclass(frozen=True, slots=True)
+class PackFlags:
+    """What shapes a pack."""
+
+    layout: Layout = "auto"
+    image_size: Size = None
+    color_mode: Colours = "rgb"
+    resize: Resizing = "stretch"
+    encoding: Encoded = "auto"
+    splits: Splits = None
+    group_by: Groups = None
+    seed: Seed = 0
+    on_error: Errors = "raise"
+
+    def arguments(self) -> dict[str, Any]:
+        """As the Python functions take them."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class StageFlags(PackFlags):
+    """What shapes a pack, where it goes and whether it is made anew."""
+
+    keep: Keeping = "pack"
+    local_dir: LocalDir = None
+    cache_dir: CacheDir = "auto"
+    refresh: Refresh = False
+    verify: Verifying = "fast"
+    hash: Hash = None
+
+    def arguments(self) -> dict[str, Any]:
+        """As the Python functions take them."""
+        return {**asdict(self), "cache_dir": read_cache_dir(self.cache_dir)}
+
+
+def with_flags(kind: type[_Flags]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command, in place of its parameter `flags`, one option for each field of `kind`."""
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        signature = inspect.signature(command, eval_str=True)
+        hints = get_type_hints(kind, include_extras=True)
+        options = [
+            inspect.Parameter(one.name, inspect.Parameter.KEYWORD_ONLY, default=one.default, annotation=hints[one.name])
+            for one in fields(kind)
+        ]
+        others = [one for one in signature.parameters.values() if one.name != "flags"]
+        first = [one for one in others if one.default is inspect.Parameter.empty]
+        last = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in others if one not in first]
+
+        def run(**given: Any) -> None:
+            flags = kind(**{one.name: given.pop(one.name) for one in options})
+            command(**given, flags=flags)
+
+        run.__name__, run.__doc__ = command.__name__, command.__doc__
+        vars(run)["__signature__"] = inspect.Signature([*first, *options, *last])
+        run.__annotations__ = {one.name: one.annotation for one in (*first, *options, *last)}
+        return run
+
+    return decorate
+
+
+def read_sources(texts: list[str]) -> str | list[str]:
+    """One source as itself, several as a list."""
+    return texts[0] if len(texts) == 1 else texts

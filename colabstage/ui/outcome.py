@@ -23,7 +23,7 @@ INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 
 _QUOTES = "'\""
 _ARGUMENT = re.compile(
-    r"\b(?P<name>color_mode|encoding|image_size|keep|on_error|overwrite|refresh|resize|verify)="
+    r"\b(?P<name>color_mode|encoding|hash|image_size|keep|on_error|overwrite|refresh|resize|verify)="
     r"(?P<value>True|'\w+'|\"\w+\"|\(height, width\))"
 )
 
@@ -78,6 +78,11 @@ def _end(reason: str, code: int, debug: bool) -> NoReturn:
         traceback.print_exc()
     print(f"colabstage: {in_shell_words(' '.join(reason.split()))}", file=sys.stderr)
     raise typer.Exit(code)
+
+
+def shows_progress() -> bool:
+    """Whether somebody watches: bars are for terminals."""
+    return sys.stderr.isatty()
 
 
 def print_json(value: Any) -> None:

@@ -270,7 +270,7 @@ def test_wrong_arguments_end_with_2(run: Run, photos: Path, arguments: tuple[str
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (("s3://bucket/photos",), "s3 address"),
+        (("s4://bucket/photos",), "no kind of address"),
         (("photos", "--splits", "train=0.8"), "add up to 0.8"),
         (("photos", "--image-size", "0x8"), "is not a size"),
         (("photos", "--splits", "a/b=1"), "cannot name a split"),
