@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from colabstage.errors import ColabstageError
+    from colabstage.fetch.extract import extract_archive
+    from colabstage.fetch.run import fetch_files
     from colabstage.load.cuda import CudaDataLoader
     from colabstage.load.dataset import dataset_h5
     from colabstage.load.loader import make_loader
@@ -27,6 +29,8 @@ __all__ = [
     "CudaDataLoader",
     "StagedDataset",
     "dataset_h5",
+    "extract_archive",
+    "fetch_files",
     "flush_drive",
     "make_loader",
     "mount_drive",
@@ -42,6 +46,8 @@ _HOMES = {
     "CudaDataLoader": "load.cuda",
     "StagedDataset": "stage.dataset",
     "dataset_h5": "load.dataset",
+    "extract_archive": "fetch.extract",
+    "fetch_files": "fetch.run",
     "flush_drive": "machine.drive",
     "make_loader": "load.loader",
     "mount_drive": "machine.drive",

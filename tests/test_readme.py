@@ -6,11 +6,14 @@ import re
 import shlex
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
+
+from colabstage.simulate.http_server import WebServer
 
 README = Path(__file__).parents[1] / "README.md"
 
@@ -41,14 +44,21 @@ def test_the_python_examples_run_in_order(here: Path) -> None:
     """Each block after the first, which is for Colab alone, runs with the names that those before it left."""
     colab, *rest = blocks("python")
     compile(colab.replace("%pip", "# %pip"), "README.md", "exec")
-    assert len(rest) == 3
+    assert len(rest) == 5
+    with zipfile.ZipFile(here / "photos.zip", "w") as archive, zipfile.ZipFile(here / "part-2.zip", "w") as second:
+        for number, path in enumerate(sorted((here / "photos").rglob("*.jpg"))):
+            (archive if number % 2 else second).write(path, path.relative_to(here / "photos"))
+    served = {"photos.zip": here / "photos.zip", "part-1.zip": here / "photos.zip"}
     names: dict[str, object] = {}
-    for block in rest:
-        exec(compile(block.replace("/content/", f"{here}/content/"), "README.md", "exec"), names)
+    with WebServer(served) as server:
+        for block in rest:
+            there = block.replace("/content/", f"{here}/content/").replace("https://example.org/", server.url(""))
+            exec(compile(there, "README.md", "exec"), names)
     batches = names["batches"]
     with batches:  # type: ignore[attr-defined]
         x, y = next(iter(batches))  # type: ignore[call-overload]
-    assert tuple(x.shape[1:]) == (3, 224, 224)
+    assert tuple(x.shape[1:]) == (3, 64, 64)
+    assert len(list((here / "downloads" / "photos").rglob("*.jpg"))) == 20
     assert len(x) == len(y)
     assert (here / "content/drive/MyDrive/checkpoints/model.pt").read_bytes() == b"weights"
 
@@ -57,7 +67,7 @@ def test_the_commands_run_in_order(here: Path) -> None:
     """Every line of the command-line section ends well."""
     subprocess.run([sys.executable, "-m", "zipfile", "-c", "photos.zip", "photos/"], check=True)
     lines = [line for block in blocks("bash") for line in block.splitlines() if line.startswith("colabstage ")]
-    assert len(lines) == 5
+    assert len(lines) == 9
     for line in lines:
         command = [sys.executable, "-m", "colabstage", *shlex.split(line)[1:]]
         done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)

@@ -8,6 +8,8 @@ from typing import Any, assert_type
 
 import colabstage
 from colabstage.errors import ColabstageError
+from colabstage.fetch.extract import ExtractReport
+from colabstage.fetch.report import FetchReport
 from colabstage.h5.info import PackInfo
 from colabstage.load.cuda import CudaDataLoader
 from colabstage.load.dataset import dataset_h5
@@ -39,12 +41,17 @@ def staging() -> None:
             cache_dir=None,
             refresh=True,
             verify="full",
+            hash="sha256:" + 64 * "0",
             wait=False,
             progress=False,
         ),
         StagedDataset,
     )
-    assert_type(colabstage.plan_stage("photos.zip"), StagePlan)
+    assert_type(colabstage.stage_dataset(["s3://bucket/a.zip", Path("b.zip")]), StagedDataset)
+    assert_type(colabstage.plan_stage("photos.zip", image_size=(8, 8), hash=None), StagePlan)
+    assert_type(colabstage.plan_stage(("https://example.org/a.zip", Path("b.zip"))), StagePlan)
+    colabstage.plan_stage("photos.zip", wait=False)  # type: ignore[call-arg]
+    colabstage.plan_stage(7)  # type: ignore[arg-type]
     colabstage.stage_dataset("photos.zip", keep="everything")  # type: ignore[arg-type]
     colabstage.stage_dataset("photos.zip", "image_folder")  # type: ignore[call-arg]
     colabstage.plan_stage("photos.zip", color_mode="cmyk")  # type: ignore[arg-type]
@@ -82,6 +89,12 @@ def packing_and_publishing() -> None:
     """The halves of staging that are usable alone."""
     assert_type(colabstage.pack_dataset("photos", "photos.h5", overwrite=True), PackReport)
     assert_type(colabstage.publish_file(Path("model.pt"), "/content/drive/MyDrive"), PublishReport)
+
+
+def fetching() -> None:
+    """Plain files."""
+    assert_type(colabstage.fetch_files(["a.zip", Path("b")], "target", hash=None, overwrite=True), FetchReport)
+    assert_type(colabstage.extract_archive("a.zip", Path("a"), overwrite=True), ExtractReport)
 
 
 def drive() -> None:
