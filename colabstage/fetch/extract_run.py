@@ -11,17 +11,17 @@ from colabstage.fetch.copy import translate_write_error
 from colabstage.fetch.extract_batches import Place, job_chunks, read_block, write_batch, write_large, zip_job
 from colabstage.fetch.extract_crew import Crew, CrewNotStartedError
 from colabstage.fetch.extract_journal import ExtractJournal
+from colabstage.fetch.folders import make_folders
 from colabstage.fileops import hash_block, remove_any
 from colabstage.pipeline import PipelineLimits, run_pipeline
 from colabstage.retry import RetryPolicy, read_with_retry
 from colabstage.trees.archive_bytes import LocalBytes, OwnBytes, owners_bytes
 from colabstage.trees.decompress import ReadAhead
 from colabstage.trees.foreign import ForeignTree
-from colabstage.trees.names import parent_folders
 from colabstage.trees.zip import ZipTree
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from colabstage.fetch.extract_batches import Job
@@ -114,7 +114,7 @@ class Extraction:
         cancellation.check()
         if self.kept_bytes:
             step.advance(self.kept_bytes)
-        _make_folders(self.tree_path, (entry.name for entry in self._entries))
+        make_folders(self.tree_path, (entry.name for entry in self._entries))
         if isinstance(self._tree, ForeignTree):
             self._move(self._tree, step)
             return
@@ -222,13 +222,3 @@ class Extraction:
 def _fingerprint(archive: str, entries: Sequence[FileEntry]) -> str:
     facts = [(entry.name, entry.size, entry.position) for entry in entries]
     return archive + hash_block(marshal.dumps(facts))
-
-
-def _make_folders(root: Path, names: Iterable[str]) -> None:
-    for folder in sorted(parent_folders(names)):
-        try:
-            os.mkdir(f"{root}/{folder}")  # noqa: PTH102  # names, not paths: there may be thousands
-        except FileExistsError:
-            continue
-        except OSError as error:
-            raise translate_write_error(error, root / folder) from error
