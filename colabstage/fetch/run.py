@@ -20,10 +20,11 @@ from colabstage.fetch.plan import TransferFacts, plan_transfer
 from colabstage.fetch.record import FetchRecord, find_record, read_record, seal_of, write_record
 from colabstage.fetch.report import FetchReport
 from colabstage.fetch.several import OpenedParts
-from colabstage.fetch.sources import LocalSource, ManySource, absolute_path, parse_source
+from colabstage.fetch.sources import LocalSource, ManySource, absolute_path, drive_path_of, parse_source
 from colabstage.fetch.swap import swap_in
 from colabstage.fileops import disk_use, find_orphans, make_folder
 from colabstage.machine.drive import drive_root
+from colabstage.machine.remount import run_with_one_remount
 from colabstage.machine.resources import check_space, usable_cores
 from colabstage.progress import Cancellation, Progress, resolve_progress
 from colabstage.retry import RetryPolicy
@@ -87,7 +88,15 @@ def fetch_files(
         raise OptionError(msg)
     place = _read_target(target)
     fetch = _Fetch(parsed, place, checksum, overwrite, resolve_progress(progress), Cancellation(), time.monotonic())
-    return fetch.reuse() or fetch.run()
+    here = fetch.reuse()
+    if here is not None:
+        return here
+    on_drive = drive_path_of(parsed)
+    if on_drive is None:
+        return fetch.run()
+    notes: list[str] = []
+    done = run_with_one_remount(fetch.run, place=on_drive, notice=notes.append)
+    return replace(done, notes=(*done.notes, *notes))
 
 
 def _read_target(target: str | os.PathLike[str]) -> Path:

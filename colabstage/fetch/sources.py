@@ -309,6 +309,12 @@ def _name_of_many(names: list[str]) -> str:
     return common if len(common) > 2 else f"{names[0]}-and-{len(names) - 1}-more"
 
 
+def drive_path_of(source: Source) -> Path | None:
+    """A path on Google Drive that the source needs; `None` where it needs none."""
+    parts = source.parts if isinstance(source, ManySource) else (source,)
+    return next((part.path for part in parts if isinstance(part, LocalSource) and part.on_drive), None)
+
+
 def readable_name(name: str) -> str:
     """The part of a name that a person recognises: `kitti` for `kitti.tar.gz`."""
     name = name.rstrip("/").rpartition("/")[2]

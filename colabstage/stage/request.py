@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 from colabstage.errors import OptionError
 from colabstage.fetch.checksum import parse_checksum
-from colabstage.fetch.sources import LocalSource, ManySource, absolute_path, parse_source
+from colabstage.fetch.sources import absolute_path, drive_path_of, parse_source
 from colabstage.images.options import ImageOptions
 from colabstage.machine.platforms import detect_platform
 from colabstage.pack.options import PackOptions, split_fractions
@@ -68,8 +68,7 @@ class StageRequest:
     @property
     def drive_path(self) -> Path | None:
         """The path of a source on a Google Drive; `None` for one that lies elsewhere."""
-        parts = self.source.parts if isinstance(self.source, ManySource) else (self.source,)
-        return next((part.path for part in parts if isinstance(part, LocalSource) and part.on_drive), None)
+        return drive_path_of(self.source)
 
     @property
     def wants_pack(self) -> bool:

@@ -142,16 +142,13 @@ def test_leftovers_of_the_dead_are_swept_and_of_the_living_not(photos: Path, cac
 
 
 @pytest.mark.fuse
-def test_files_on_drive_are_emptied_first(
-    drive: SimulatedDrive, my_drive: Path, photos: Path, tmp_path: Path, make_images: Callable[..., Path]
-) -> None:
-    """What lands in the trash of Drive is empty, because the trash counts against the account."""
-    make_images(drive.cloud / "MyDrive" / "photos", 6)
+def test_the_cache_on_drive_is_purged(drive: SimulatedDrive, my_drive: Path, make_images: Callable[..., Path]) -> None:
+    """The pack goes with its manifest, on the mount and in the cloud; the source stays."""
+    images = make_images(drive.cloud / "MyDrive" / "photos", 6)
     stage_dataset(my_drive / "photos", progress=False)
     assert drive.flush(timeout_s=60)
     report = purge_datasets(select_datasets(list_datasets(), everything=True, place="cache"))
-    assert len(report.removed) == 1
+    assert [one.source for one in report.removed] == ["drive:MyDrive/photos"]
     assert drive.flush(timeout_s=60)
     assert list((drive.cloud / "MyDrive" / "colabstage").iterdir()) == []
-    trashed = [path for path in tmp_path.rglob("*.h5") if "rash" in str(path)]
-    assert all(path.stat().st_size == 0 for path in trashed)
+    assert len(list(images.rglob("*.png"))) == 6
