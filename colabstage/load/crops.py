@@ -26,10 +26,10 @@ def check_crop_ranges(scale: tuple[float, float], ratio: tuple[float, float]) ->
     Raises:
         OptionError: with the value and what is expected.
     """
-    if len(scale) != 2 or not 0 < scale[0] <= scale[1] <= 1:
+    if not 0 < scale[0] <= scale[1] <= 1:
         msg = f"scale={scale!r} cannot work; expected (least, most) part of the image's area, above 0 and up to 1."
         raise OptionError(msg)
-    if len(ratio) != 2 or not 0 < ratio[0] <= ratio[1] < math.inf:
+    if not 0 < ratio[0] <= ratio[1] < math.inf:
         msg = f"ratio={ratio!r} cannot work; expected (least, most) width by height, above 0."
         raise OptionError(msg)
 
@@ -62,11 +62,11 @@ def resized_crops(
     low, high = math.log(ratio[0]), math.log(ratio[1])
     ratios = np.exp(low + (high - low) * draws[:, _TRIES : 2 * _TRIES])
     tries = np.rint(np.sqrt(np.stack([areas / ratios, areas * ratios], axis=2))).astype(np.int64)
-    fits = ((tries > 0) & (tries <= image[:, None])).all(axis=2)
+    fits = np.all((tries > 0) & (tries <= image[:, None]), axis=2)
     crop = np.take_along_axis(tries, fits.argmax(axis=1)[:, None, None], axis=1)[:, 0]
     place = np.floor((image - crop + 1) * draws[:, 2 * _TRIES :]).astype(np.int64)
     middle = _middle_crops(image, ratio)
-    found = fits.any(axis=1)[:, None]
+    found = np.any(fits, axis=1)[:, None]
     return np.where(found, np.concatenate([place, crop], axis=1), middle)
 
 

@@ -1,0 +1,289 @@
+"""Batch augmentation for `make_loader(..., batch_transform=...)`: each sample in its own way, on the device.
+
+A transform is called with `(x, y)`, x `(B, C, H, W)` of bytes or floats, and returns new ones; masks and boxes in y
+move with x. In a loader the parameters of a sample follow from the seed, the epoch and the sample's row alone, so they
+do not change with the batch size or where an epoch is resumed. Called by hand, they come from `generator`, or from
+torch's own generator, which `torch.manual_seed` seeds.
+
+torchvision's v2 transforms and kornia's modules can stand wherever these can. They draw from torch's generators, and
+torchvision's draw once for the whole batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from colabstage.errors import OptionError
+from colabstage.images.options import VOID
+from colabstage.load.batches import scale_to
+from colabstage.load.crops import AREAS, CROP_DRAWS, RATIOS, check_crop_ranges, resized_crops
+from colabstage.load.dice import BatchPlace, apply_transform
+from colabstage.load.moving import BoxMovement, move_targets
+from colabstage.load.pixels import cut, mirror, pick_crops, resize_crops
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+    from colabstage.load.dice import PlacedTransform
+
+    Size = tuple[int, int]
+    Transform = Callable[[Any, Any], tuple[Any, Any]] | PlacedTransform
+
+_SEEDS = 2**62
+
+
+class _Placed:
+    """What all of them share: called by hand, they find a place of their own."""
+
+    generator: torch.Generator | None
+
+    def __call__(self, x: Any, y: Any) -> tuple[Any, Any]:
+        """The new `(x, y)`, with parameters from the generator."""
+        return self.apply_at(x, y, _drawn_place(len(x), self.generator))
+
+    def apply_at(self, x: Any, y: Any, place: BatchPlace) -> tuple[Any, Any]:
+        """The new `(x, y)`, with the parameters of this place."""
+        raise NotImplementedError
+
+
+class Compose(_Placed):
+    """Several batch transforms, one after the other; other callables of `(x, y)` may be among them.
+
+    >>> augment = Compose([RandomCrop(32, padding=4), RandomFlip(), Normalize((0.49,), (0.25,))])
+    >>> x, y = augment(torch.zeros(8, 1, 32, 32, dtype=torch.uint8), torch.zeros(8))
+    >>> x.shape, x.dtype
+    (torch.Size([8, 1, 32, 32]), torch.float32)
+    """
+
+    def __init__(self, transforms: list[Transform], *, generator: torch.Generator | None = None) -> None:
+        """`generator`: for calls by hand, a generator of the processor; the parts' own are then not asked."""
+        self.transforms = list(transforms)
+        self.generator = _checked_generator(generator)
+
+    def apply_at(self, x: Any, y: Any, place: BatchPlace) -> tuple[Any, Any]:
+        """The new `(x, y)`; each part draws independently of the others."""
+        for number, transform in enumerate(self.transforms):
+            x, y = apply_transform(transform, x, y, place.inner(number))
+        return x, y
+
+    def __repr__(self) -> str:
+        return f"Compose({self.transforms!r})"
+
+
+@dataclass(frozen=True, eq=False)
+class RandomFlip(_Placed):
+    """Mirror each image with probability `horizontal` left to right, and with `vertical` top to bottom."""
+
+    horizontal: float = 0.5
+    vertical: float = 0.0
+    generator: torch.Generator | None = field(default=None, repr=False, kw_only=True)
+
+    def __post_init__(self) -> None:
+        for name, value in (("horizontal", self.horizontal), ("vertical", self.vertical)):
+            if not 0 <= value <= 1:
+                msg = f"{name}={value!r} is no probability; expected 0 to 1."
+                raise OptionError(msg)
+        _checked_generator(self.generator)
+
+    def apply_at(self, x: Any, y: Any, place: BatchPlace) -> tuple[Any, Any]:
+        """The mirrored `(x, y)`."""
+        size = _image_size(x)
+        # As x, y: the order that boxes have.
+        chosen = place.draws(2) < (self.horizontal, self.vertical)
+        flip = _Flip(chosen)
+        boxes = BoxMovement(np.where(chosen, -1.0, 1.0), np.where(chosen, (size[1], size[0]), 0.0))
+        return flip.pixels(x), move_targets(y, size, flip, boxes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Flip:
+    chosen: NDArray[np.bool_]
+
+    def pixels(self, images: torch.Tensor) -> torch.Tensor:
+        return mirror(mirror(images, self.chosen[:, 0], -1), self.chosen[:, 1], -2)
+
+
+@dataclass(frozen=True, eq=False)
+class RandomCrop(_Placed):
+    """Cut a window of `size` (a number, or height and width) out of each image, padded on all sides before.
+
+    `padding`: pixels on each side. `fill`: their value, in the units of x; `mask_fill`: their class in masks. Boxes are
+    cut at the window's edges, and dropped where nothing is left of them.
+    """
+
+    size: int | Size
+    padding: int = 0
+    fill: float = 0
+    mask_fill: int = VOID
+    generator: torch.Generator | None = field(default=None, repr=False, kw_only=True)
+
+    def __post_init__(self) -> None:
+        _pair(self.size)
+        if self.padding < 0:
+            msg = f"padding={self.padding!r} cannot work; expected pixels, 0 or more."
+            raise OptionError(msg)
+        _checked_generator(self.generator)
+
+    def apply_at(self, x: Any, y: Any, place: BatchPlace) -> tuple[Any, Any]:
+        """The cut `(x, y)`.
+
+        Raises:
+            OptionError: the images are smaller than the window.
+        """
+        size, image = _pair(self.size), _image_size(x)
+        room = np.add(image, 2 * self.padding) - size
+        if (room < 0).any():
+            msg = (
+                f"RandomCrop(size={self.size}, padding={self.padding}) is larger than the images, {image[0]} x "
+                f"{image[1]} (height x width). Use a smaller size or more padding."
+            )
+            raise OptionError(msg)
+        corners = np.floor(place.draws(2) * (room + 1)).astype(np.int64) - self.padding
+        boxes = BoxMovement(np.ones((len(x), 2)), -corners[:, ::-1].astype(np.float64), size)
+        moved = move_targets(y, image, _Cut(corners, size, self.mask_fill), boxes)
+        return cut(x, corners, size, self.fill), moved
+
+
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    corners: NDArray[np.int64]
+    size: Size
+    fill: int
+
+    def pixels(self, images: torch.Tensor) -> torch.Tensor:
+        return cut(images, self.corners, self.size, self.fill)
+
+
+@dataclass(frozen=True, eq=False)
+class RandomResizedCrop(_Placed):
+    """Cut a part of random area and shape out of each image and resize it to `size`, as torchvision's does.
+
+    `size`: a number, or height and width. `scale`: least and most part of the area. `ratio`: least and most width by
+    height, drawn evenly in its logarithm. Images are resized by the antialiased bilinear filter, masks by the nearest
+    pixel; boxes are cut at the edges, and dropped where nothing is left of them.
+    """
+
+    size: int | Size
+    scale: tuple[float, float] = AREAS
+    ratio: tuple[float, float] = RATIOS
+    generator: torch.Generator | None = field(default=None, repr=False, kw_only=True)
+
+    def __post_init__(self) -> None:
+        _pair(self.size)
+        check_crop_ranges(self.scale, self.ratio)
+        _checked_generator(self.generator)
+
+    def apply_at(self, x: Any, y: Any, place: BatchPlace) -> tuple[Any, Any]:
+        """The cut and resized `(x, y)`."""
+        size, image = _pair(self.size), _image_size(x)
+        crops = resized_crops(np.array(image), place.draws(CROP_DRAWS), scale=self.scale, ratio=self.ratio)
+        factors = np.divide(size[::-1], crops[:, :1:-1], dtype=np.float64)
+        boxes = BoxMovement(factors, np.multiply(-crops[:, 1::-1], factors), size)
+        return resize_crops(x, crops, size), move_targets(y, image, _Pick(crops, size), boxes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Pick:
+    crops: NDArray[np.int64]
+    size: Size
+
+    def pixels(self, images: torch.Tensor) -> torch.Tensor:
+        return pick_crops(images, self.crops, self.size)
+
+
+class Normalize(_Placed):
+    """Turn x into floats: bytes to [0, 1], then each channel minus its `mean` and divided by its `std`.
+
+    `mean`, `std`: for values in [0, 1], one for each channel, or one for all. `dtype`: of the result.
+    """
+
+    generator = None
+
+    def __init__(self, mean: tuple[float, ...], std: tuple[float, ...], *, dtype: torch.dtype = torch.float32) -> None:
+        if len(mean) != len(std) or not mean or not all(value > 0 for value in std):
+            msg = f"mean={mean!r} and std={std!r} cannot work; expected one of each for every channel, std above 0."
+            raise OptionError(msg)
+        if not dtype.is_floating_point:
+            msg = f"dtype={dtype} is not a floating-point dtype; normalised values need one."
+            raise OptionError(msg)
+        self.mean, self.std, self.dtype = tuple(mean), tuple(std), dtype
+
+    def apply_at(self, x: Any, y: Any, place: BatchPlace) -> tuple[Any, Any]:
+        """The normalised x, and y."""
+        values = scale_to(x, self.dtype)
+        mean, std = (values.new_tensor(part).view(1, -1, 1, 1) for part in (self.mean, self.std))
+        # Bytes have become a tensor of its own already, which may be changed in place.
+        values = values - mean if values is x else values.sub_(mean)
+        return values.div_(std), y
+
+    def __repr__(self) -> str:
+        return f"Normalize({self.mean}, {self.std}, dtype={self.dtype})"
+
+
+@dataclass(frozen=True, eq=False)
+class OneHot(_Placed):
+    """Turn class indices into one channel a class: masks `(B, H, W)` to `(B, K, H, W)`, labels `(B,)` to `(B, K)`.
+
+    `classes`: K. Indices outside, such as those of pixels of no class (255), are 0 in all channels. `dtype`: of the
+    result.
+    """
+
+    classes: int
+    dtype: torch.dtype = torch.float32
+    generator: None = field(default=None, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.classes < 1:
+            msg = f"classes={self.classes!r} cannot work; expected how many there are, 1 or more."
+            raise OptionError(msg)
+
+    def apply_at(self, x: Any, y: Any, place: BatchPlace) -> tuple[Any, Any]:
+        """x, and the channels of y.
+
+        Raises:
+            OptionError: y is no tensor of integers.
+        """
+        if not isinstance(y, torch.Tensor) or y.is_floating_point():
+            kind = y.dtype if isinstance(y, torch.Tensor) else type(y).__name__
+            msg = f"OneHot needs a tensor of class indices as y, got {kind}."
+            raise OptionError(msg)
+        # In 64 bits: 255 classes and more do not fit the bytes that masks come in.
+        channels = torch.arange(self.classes, device=y.device).view(-1, *(1,) * (y.dim() - 1))
+        return x, (y[:, None] == channels).to(self.dtype)
+
+
+def _drawn_place(count: int, generator: torch.Generator | None) -> BatchPlace:
+    seed = int(torch.randint(_SEEDS, (), generator=generator))
+    return BatchPlace(seed, 0, np.arange(count))
+
+
+def _checked_generator(generator: torch.Generator | None) -> torch.Generator | None:
+    if generator is not None and generator.device.type != "cpu":
+        msg = (
+            f"generator is on {generator.device}; expected one of the processor, torch.Generator(): parameters are "
+            "drawn there, so that no batch waits for the device."
+        )
+        raise OptionError(msg)
+    return generator
+
+
+def _pair(size: int | Size) -> Size:
+    pair = (size, size) if isinstance(size, int) else tuple(size)
+    if len(pair) != 2 or min(pair) < 1:
+        msg = f"size={size!r} cannot work; expected pixels, or (height, width), at least 1."
+        raise OptionError(msg)
+    return pair[0], pair[1]
+
+
+def _image_size(x: Any) -> Size:
+    if not isinstance(x, torch.Tensor) or x.dim() != 4:
+        kind = f"a tensor of shape {tuple(x.shape)}" if isinstance(x, torch.Tensor) else type(x).__name__
+        msg = f"x is {kind}; expected images of one size, (B, C, H, W). Pack with image_size=… where sizes differ."
+        raise OptionError(msg)
+    return x.shape[2], x.shape[3]

@@ -1,0 +1,367 @@
+"""Batch augmentation: each sample in its own way, masks and boxes with it, the same ways again for the same place."""
+
+from __future__ import annotations
+
+import math
+import pickle
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+
+from colabstage.errors import OptionError
+from colabstage.load.augment import Compose, Normalize, OneHot, RandomCrop, RandomFlip, RandomResizedCrop
+from colabstage.load.crops import CROP_DRAWS, resized_crops
+from colabstage.load.dataset import dataset_h5
+from colabstage.load.dice import BatchPlace
+from colabstage.load.loader import make_loader
+from colabstage.load.pixels import (
+    cut,
+    cut_by_windows,
+    mirror,
+    mirror_by_mask,
+    resize_by_weights,
+    resize_crops,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+DTYPES = [torch.uint8, torch.float32, torch.float16, torch.bfloat16, torch.int16]
+SIZE = (12, 17)
+NONE = torch.zeros(0)
+
+
+def batch(count: int = 9, *, dtype: torch.dtype = torch.uint8, channels: int = 3, last: bool = True) -> torch.Tensor:
+    """Images `(B, C, 12, 17)` of noise, in `channels_last` memory or not."""
+    values = np.random.default_rng(0).integers(0, 256, (count, *SIZE, channels))
+    images = torch.from_numpy(values).permute(0, 3, 1, 2).to(dtype)
+    return images.contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)
+
+
+def place(count: int = 9, *, epoch: int = 0) -> BatchPlace:
+    return BatchPlace(3, epoch, np.arange(count))
+
+
+def addresses(count: int = 9) -> tuple[torch.Tensor, torch.Tensor]:
+    """Images whose pixels say where they are, and masks that say the same."""
+    masks = torch.arange(SIZE[0] * SIZE[1], dtype=torch.int64).view(1, *SIZE).repeat(count, 1, 1)
+    return masks[:, None].float(), masks
+
+
+ALL: list[Any] = [
+    RandomFlip(0.5, 0.5),
+    RandomCrop(SIZE, padding=3),
+    RandomCrop((5, 9)),
+    RandomResizedCrop(8),
+    Normalize((0.5,), (0.25,)),
+]
+
+
+@pytest.mark.parametrize("transform", ALL, ids=repr)
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
+def test_parameters_belong_to_the_row(transform: Any, dtype: torch.dtype) -> None:
+    """A sample is treated alike in every batch, alone and in another order; its input is left as it was."""
+    images = batch(dtype=dtype)
+    before = images.clone()
+    whole, _ = transform.apply_at(images, NONE, place())
+    some = np.array([4, 0, 7])
+    part, _ = transform.apply_at(images[torch.from_numpy(some)], NONE, BatchPlace(3, 0, some))
+    assert torch.equal(part, whole[torch.from_numpy(some)])
+    assert torch.equal(images, before)
+
+
+@pytest.mark.parametrize("transform", ALL[:-1], ids=repr)
+def test_epochs_and_samples_differ(transform: Any) -> None:
+    """The same image becomes many different ones, over rows and over epochs."""
+    images = batch(1).repeat(9, 1, 1, 1)
+    results = [transform.apply_at(images, NONE, place(epoch=epoch))[0] for epoch in range(2)]
+    kinds = {result[row].numpy().tobytes() for result in results for row in range(9)}
+    assert len(kinds) > 3
+    assert not torch.equal(*results)
+
+
+@pytest.mark.parametrize("transform", ALL, ids=repr)
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
+def test_channels_last_is_kept(transform: Any, dtype: torch.dtype) -> None:
+    """No transform turns the memory into another order, which a later layer would pay for."""
+    result, _ = transform.apply_at(batch(dtype=dtype), NONE, place())
+    assert result.is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize("transform", [RandomFlip(0.5, 0.5), RandomCrop(SIZE, padding=3), RandomCrop((5, 9))], ids=repr)
+@pytest.mark.parametrize("form", ["BHW", "BKHW", "BHWK"])
+def test_masks_move_with_their_images(transform: Any, form: str) -> None:
+    """Every pixel of the mask is still on its pixel of the image; what was outside is void."""
+    images, masks = addresses()
+    y = {"BHW": masks, "BKHW": masks[:, None].repeat(1, 2, 1, 1), "BHWK": masks[..., None]}[form]
+    x, moved = transform.apply_at(images, y, place())
+    plain = {"BHW": moved, "BKHW": moved[:, 0], "BHWK": moved[..., 0]}[form]
+    inside = plain != 255
+    # Address 255 does not occur: there are 204 pixels.
+    assert torch.equal(x[:, 0][inside], plain[inside].float())
+    assert (x[:, 0][~inside] == 0).all()
+
+
+def test_masks_of_resized_crops_take_the_nearest_pixel() -> None:
+    """As torch's own "nearest-exact", image by image."""
+    _, masks = addresses()
+    crops = resized_crops(np.array(SIZE), place().draws(CROP_DRAWS))
+    _, moved = RandomResizedCrop((7, 30)).apply_at(batch(), masks, place())
+    for row, (top, left, height, width) in enumerate(crops.tolist()):
+        part = masks[row : row + 1, None, top : top + height, left : left + width]
+        expected = functional.interpolate(part.float(), (7, 30), mode="nearest-exact")
+        assert torch.equal(moved[row].float(), expected[0, 0])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("last", [True, False])
+def test_resized_crops_are_torchs_own(dtype: torch.dtype, last: bool) -> None:
+    """Image by image what torch's antialiased bilinear filter makes of the crop, shrinking and growing."""
+    images = batch(dtype=dtype, last=last)
+    crops = resized_crops(np.array(SIZE), place().draws(CROP_DRAWS))
+    x, _ = RandomResizedCrop((5, 25)).apply_at(images, NONE, place())
+    assert x.dtype == dtype
+    for row, (top, left, height, width) in enumerate(crops.tolist()):
+        part = images[row : row + 1, :, top : top + height, left : left + width].double()
+        expected = functional.interpolate(part, (5, 25), mode="bilinear", antialias=True)[0]
+        # torch mixes bytes with weights of 8 bits; 16-bit floats have 8 or 11.
+        atol = {torch.uint8: 2.0, torch.int16: 0.51, torch.bfloat16: 0.6, torch.float16: 0.1}.get(dtype, 1e-3)
+        torch.testing.assert_close(x[row].double(), expected, rtol=0, atol=atol)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_ways_of_the_gpu_give_the_same(dtype: torch.dtype) -> None:
+    """What runs in one step on a GPU gives, on any device, what copying image by image gives."""
+    images, crops = batch(dtype=dtype), resized_crops(np.array(SIZE), place().draws(CROP_DRAWS))
+    chosen = np.arange(9) % 3 == 0
+    for axis in (-1, -2):
+        assert torch.equal(mirror(images, chosen, axis), mirror_by_mask(images, chosen, axis))
+    for corners in (crops[:, :2] // 2, crops[:, :2] - 4, np.full((9, 2), -4), np.full((9, 2), 4)):
+        ways = [way(images, corners, (8, 13), 7) for way in (cut, cut_by_windows)]
+        assert torch.equal(*ways)
+    ours, theirs = resize_by_weights(images, crops, (6, 20)), resize_crops(images, crops, (6, 20))
+    atol = {torch.uint8: 2.0, torch.int16: 1.0, torch.bfloat16: 1.1, torch.float16: 0.13}.get(dtype, 1e-3)
+    torch.testing.assert_close(ours.double(), theirs.double(), rtol=0, atol=atol)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("transform", [*ALL, Compose([RandomResizedCrop(8), RandomFlip()])], ids=repr)
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32, torch.float16])
+def test_a_gpu_gives_what_the_processor_gives(transform: Any, dtype: torch.dtype) -> None:
+    """The same parameters, the same pixels up to rounding; masks exactly."""
+    images, (_, masks) = batch(dtype=dtype), addresses()
+    x, y = transform.apply_at(images, masks, place())
+    x_there, y_there = transform.apply_at(images.cuda(), masks.cuda(), place())
+    assert x_there.device.type == "cuda"
+    assert x_there.is_contiguous(memory_format=torch.channels_last)
+    torch.testing.assert_close(x_there.cpu().double(), x.double(), rtol=2e-3, atol=2.0 if dtype == torch.uint8 else 0.2)
+    assert torch.equal(y_there.cpu(), y)
+
+
+def test_flips_come_as_often_as_asked() -> None:
+    """Within five deviations of a fair count, each way independently of the other."""
+    count, images = 4000, torch.zeros(4000, 1, 2, 2, dtype=torch.uint8)
+    images[:, :, 0, 0] = 1
+    x, _ = RandomFlip(0.3, 0.8).apply_at(images, NONE, place(count))
+    for corner, share in {(0, 0): 0.7 * 0.2, (0, 1): 0.3 * 0.2, (1, 0): 0.7 * 0.8, (1, 1): 0.3 * 0.8}.items():
+        found = int(x[:, 0, corner[0], corner[1]].sum())
+        assert abs(found - count * share) < 5 * math.sqrt(count * share * (1 - share))
+
+
+def test_padded_crops_lie_everywhere_alike() -> None:
+    """Each of the 81 places of a window is taken as often as the others, by a chi-square test."""
+    count = 8100
+    images = torch.zeros(count, 1, 8, 8, dtype=torch.uint8)
+    images[:, :, 4, 4] = 1
+    x, _ = RandomCrop(8, padding=4).apply_at(images, NONE, place(count))
+    where = x.flatten(1).argmax(dim=1) + 64 * (x.flatten(1).sum(dim=1) == 0)
+    counts = torch.bincount(where, minlength=65)
+    # Eight of nine rows and columns keep the dot inside; in the other places it is cut away.
+    expected = torch.tensor([count / 81] * 64 + [count * 17 / 81])
+    # What one seed in 10,000 exceeds with 64 degrees of freedom, by Wilson and Hilferty.
+    limit = 64 * (1 - 2 / (9 * 64) + 3.719 * math.sqrt(2 / (9 * 64))) ** 3
+    assert float(((counts - expected) ** 2 / expected).sum()) < limit
+
+
+def boxes_of(count: int) -> list[dict[str, torch.Tensor]]:
+    """Up to three boxes an image, with labels, and one image without any."""
+    dice = torch.Generator().manual_seed(1)
+    targets = []
+    for row in range(count):
+        first = torch.rand(row % 4, 2, generator=dice) * torch.tensor([8.0, 6.0])
+        boxes = torch.cat([first, first + 1 + torch.rand(row % 4, 2, generator=dice) * 5], dim=1)
+        targets.append({"boxes": boxes, "labels": torch.arange(row % 4), "image_id": torch.tensor(row)})
+    return targets
+
+
+def painted(boxes: torch.Tensor) -> torch.Tensor:
+    """An image with a mark in the pixels of whole-numbered boxes."""
+    image = torch.zeros(1, *SIZE)
+    for x0, y0, x1, y1 in boxes.int().tolist():
+        image[0, y0:y1, x0:x1] = 1
+    return image
+
+
+@pytest.mark.parametrize("transform", [RandomFlip(0.5, 0.5), RandomCrop((6, 9), padding=2)], ids=repr)
+def test_boxes_move_with_what_they_hold(transform: Any) -> None:
+    """A box drawn after the move covers what was drawn before it."""
+    targets = [{"boxes": target["boxes"].round(), "labels": target["labels"]} for target in boxes_of(9)]
+    images = torch.stack([painted(target["boxes"]) for target in targets])
+    x, y = transform.apply_at(images, targets, place())
+    for image, target in zip(x, y, strict=True):
+        drawn = torch.zeros_like(image)
+        for x0, y0, x1, y1 in target["boxes"].int().tolist():
+            drawn[0, y0:y1, x0:x1] = 1
+        assert torch.equal(drawn, image)
+
+
+@pytest.mark.parametrize("transform", [RandomFlip(0.5, 0.5), RandomCrop((4, 5)), RandomResizedCrop((20, 30))], ids=repr)
+def test_padded_boxes_are_the_listed_ones(transform: Any) -> None:
+    """Padded targets hold the same boxes in the same order, filled up behind."""
+    targets = boxes_of(9)
+    lengths = torch.tensor([len(target["boxes"]) for target in targets])
+    padded = {
+        "boxes": torch.zeros(9, 3, 4),
+        "labels": torch.full((9, 3), -1),
+        "lengths": lengths,
+    }
+    for row, target in enumerate(targets):
+        padded["boxes"][row, : lengths[row]], padded["labels"][row, : lengths[row]] = target["boxes"], target["labels"]
+    _, listed = transform.apply_at(batch(), targets, place())
+    _, y = transform.apply_at(batch(), padded, place())
+    assert y["lengths"].tolist() == [len(target["boxes"]) for target in listed]
+    for row, target in enumerate(listed):
+        count = len(target["boxes"])
+        assert len(target["labels"]) == count
+        torch.testing.assert_close(y["boxes"][row, :count], target["boxes"])
+        assert torch.equal(y["labels"][row, :count], target["labels"])
+        assert (y["labels"][row, count:] == -1).all()
+        assert (y["boxes"][row, count:] == 0).all()
+        assert target["image_id"] == row
+
+
+def test_boxes_of_resized_crops_are_scaled_and_cut() -> None:
+    """The whole image as a box becomes the whole result; a box beyond the crop is dropped with its label."""
+    whole = [{"boxes": torch.tensor([[0.0, 0, 17, 12]]), "labels": torch.tensor([5])} for _ in range(9)]
+    _, y = RandomResizedCrop((20, 30)).apply_at(batch(), whole, place())
+    for target in y:
+        torch.testing.assert_close(target["boxes"], torch.tensor([[0.0, 0, 30, 20]]))
+    corner = [{"boxes": torch.tensor([[0.0, 0, 1, 1]]), "labels": torch.tensor([5])} for _ in range(9)]
+    crops = resized_crops(np.array(SIZE), place().draws(CROP_DRAWS))
+    _, y = RandomResizedCrop((20, 30)).apply_at(batch(), corner, place())
+    left = [len(target["labels"]) for target in y]
+    assert left == [int(top == 0 and first == 0) for top, first in crops[:, :2].tolist()]
+
+
+def test_images_without_any_boxes_pass() -> None:
+    """A batch in which no image has a box stays one."""
+    targets = [{"boxes": torch.zeros(0, 4), "labels": torch.zeros(0, dtype=torch.int64)} for _ in range(9)]
+    _, y = RandomCrop((4, 5)).apply_at(batch(), targets, place())
+    assert [target["boxes"].shape for target in y] == [(0, 4)] * 9
+
+
+def test_nested_targets_are_found() -> None:
+    """Masks in tuples and dicts move, labels of any shape stay."""
+    _, masks = addresses()
+    labels = torch.arange(9)
+    y = {"mask": masks, "more": (labels, labels.view(9, 1, 1))}
+    _, moved = RandomFlip(1.0).apply_at(batch(), y, place())
+    assert torch.equal(moved["mask"], masks.flip(-1))
+    assert torch.equal(moved["more"][0], labels)
+    assert torch.equal(moved["more"][1], labels.view(9, 1, 1))
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16, torch.float32])
+def test_normalize_is_the_formula(dtype: torch.dtype) -> None:
+    """Bytes over their white, floats as they are, minus the mean, by the deviation."""
+    images = batch(dtype=torch.int32).to(dtype)
+    x, _ = Normalize((0.1, 0.2, 0.3), (0.5, 0.6, 0.7))(images, NONE)
+    white = {torch.uint8: 255, torch.uint16: 65535}.get(dtype, 1)
+    mean, std = (torch.tensor(part).view(1, 3, 1, 1) for part in ((0.1, 0.2, 0.3), (0.5, 0.6, 0.7)))
+    torch.testing.assert_close(x, (images.float() / white - mean) / std)
+
+
+def test_one_hot_leaves_void_empty() -> None:
+    """A channel a class; pixels of no class are in none."""
+    y = torch.tensor([[[0, 2], [255, 1]]], dtype=torch.uint8)
+    _, hot = OneHot(3)(NONE, y)
+    assert hot.shape == (1, 3, 2, 2)
+    assert torch.equal(hot.sum(dim=1), torch.tensor([[[1.0, 1.0], [0.0, 1.0]]]))
+    assert torch.equal(hot.argmax(dim=1)[0, 0], torch.tensor([0, 2]))
+    _, labels = OneHot(300, dtype=torch.uint8)(NONE, torch.tensor([299, 1, -1]))
+    assert labels.nonzero().tolist() == [[0, 299], [1, 1]]
+
+
+def test_compose_is_its_parts_in_turn() -> None:
+    """Equal parts draw independently, plain callables are called, one-hot masks follow the same geometry."""
+    images, masks = addresses()
+    seen: list[torch.dtype] = []
+
+    def plain(x: Any, y: Any) -> tuple[Any, Any]:
+        seen.append(x.dtype)
+        return x, y % 7
+
+    compose = Compose([RandomFlip(), RandomCrop((6, 9)), plain, OneHot(7), RandomFlip()])
+    x, y = compose.apply_at(images, masks, place())
+    assert torch.equal(y.argmax(dim=1).float(), x[:, 0] % 7)
+    assert seen == [torch.float32]
+    twice, _ = Compose([RandomFlip(), RandomFlip()]).apply_at(images, NONE, place())
+    unchanged = (twice == images).flatten(1).all(dim=1)
+    assert 0 < int(unchanged.sum()) < 9
+
+
+def test_by_hand_parameters_come_from_the_generator() -> None:
+    """Equal generators give equal batches, the next call another one; torch's own is used where none is given."""
+    first, second = (RandomFlip(0.5, 0.5, generator=torch.Generator().manual_seed(4)) for _ in range(2))
+    images = batch(50)
+    results = [transform(images, NONE)[0] for transform in (first, second, first)]
+    assert torch.equal(results[0], results[1])
+    assert not torch.equal(results[0], results[2])
+    again = []
+    for _ in range(2):
+        torch.manual_seed(9)
+        again.append(Compose([RandomFlip()])(images, NONE)[0])
+    assert torch.equal(*again)
+
+
+@pytest.mark.parametrize("transform", [*ALL, OneHot(3), Compose(ALL)], ids=repr)
+def test_transforms_pickle(transform: Any) -> None:
+    """They travel to other processes and come back as they were."""
+    again = pickle.loads(pickle.dumps(transform))
+    assert repr(again) == repr(transform)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: RandomFlip(1.5), "horizontal=1.5 is no probability"),
+        (lambda: RandomFlip(vertical=-1), "vertical=-1"),
+        (lambda: RandomCrop(0), "size=0"),
+        (lambda: RandomCrop(4, padding=-1), "padding=-1"),
+        (lambda: RandomResizedCrop((3, 4, 5)), "size="),  # type: ignore[arg-type]
+        (lambda: RandomResizedCrop(3, scale=(0, 1)), "scale="),
+        (lambda: Normalize((0.1,), ()), "one of each"),
+        (lambda: Normalize((0.1,), (0.0,)), "std above 0"),
+        (lambda: Normalize((0.1,), (1.0,), dtype=torch.uint8), "floating-point"),
+        (lambda: OneHot(0), "classes=0"),
+        (lambda: OneHot(3)(NONE, torch.zeros(2)), "class indices"),
+        (lambda: RandomCrop(18)(batch(), NONE), "larger than the images, 12 x 17"),
+        (lambda: RandomFlip()([batch()[0]], NONE), "x is list; expected images of one size"),
+        (lambda: RandomFlip()(torch.zeros(3, 4), NONE), r"shape \(3, 4\)"),
+    ],
+)
+def test_what_cannot_work_is_refused(make: Callable[[], object], words: str) -> None:
+    """With the value and what is expected."""
+    with pytest.raises(OptionError, match=words):
+        make()
+
+
+def test_a_loader_takes_them(make_file: Callable[..., Any]) -> None:
+    """As `batch_transform`, beside or instead of a plain callable."""
+    dataset = dataset_h5(make_file("pack", 23).path)
+    augment = Compose([RandomCrop(8, padding=1), RandomFlip(), Normalize((0.5,) * 3, (0.2,) * 3)])
+    x, y = next(iter(make_loader(dataset, 5, batch_transform=augment)))
+    assert (tuple(x.shape), x.dtype, tuple(y.shape)) == ((5, 3, 8, 8), torch.float32, (5,))
