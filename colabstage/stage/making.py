@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 _SPOOL = "spool"
 
 
-def figure_out(request: StageRequest, source: OpenSource, tree: Tree, job: PackJob | None) -> StageFigures:
-    """Add up what staging moves. Pure."""
-    tree_bytes = sum(entry.size for entry in tree.entries)
+def figure_out(request: StageRequest, source: OpenSource, tree: Tree | None, job: PackJob | None) -> StageFigures:
+    """Add up what staging moves, as far as it is known; `tree` is `None` for what cannot be listed yet."""
+    tree_bytes = 0 if tree is None else sum(entry.size for entry in tree.entries)
     return StageFigures(
         source_bytes=source.identity.nbytes,
         archive_bytes=source.archive_bytes,
@@ -69,6 +69,7 @@ def make_local(
         sweep_orphans(request.folder, name=name)
     with _spool(request) as spool:
         with report.timed("plan", unit="files", moves=False) as step:
+            source.verify()
             tree = source.open_tree(spool)
             step.amount = len(tree.entries)
             wants_pack = pack and request.wants_pack

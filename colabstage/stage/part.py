@@ -13,6 +13,7 @@ from colabstage.fetch.arriving import ArrivingFile
 from colabstage.fetch.download import Download
 from colabstage.fetch.file import fetch_file
 from colabstage.fileops import disk_use, find_orphans
+from colabstage.machine.resources import check_space
 from colabstage.retry import RetryPolicy
 from colabstage.trees.archive_bytes import LocalBytes
 from colabstage.trees.open import open_archive, recognise_archive
@@ -71,6 +72,13 @@ class SourcePart:
         return self._bytes
 
     @property
+    def opens_at_once(self) -> bool:
+        """Whether its files can be listed without bringing all of it here first."""
+        if self._comes_whole:
+            return False
+        return self._arriving is None or recognise_archive(self._arriving) in ("zip", None)
+
+    @property
     def slow(self) -> bool:
         """Whether its files, each read by itself, take their time to answer."""
         return self.opened.slow and self.opened.tree is not None
@@ -82,8 +90,11 @@ class SourcePart:
 
     @property
     def archive_bytes(self) -> int:
-        """Length of an archive that is copied here before it is read; 0 for everything else."""
-        return self._arriving.size if self._arriving is not None else 0
+        """Length of an archive that is still to be copied here, where it is known; 0 for everything else."""
+        if self._arriving is not None:
+            return self._arriving.size
+        file = self.opened.file
+        return (file.facts.size or 0) if file is not None and self._bytes is None else 0
 
     @property
     def kept_bytes(self) -> int:
@@ -130,8 +141,8 @@ class SourcePart:
         """
         if self._tree is None:
             content = self._content
-            if self._arriving is not None and recognise_archive(content) not in ("zip", None):
-                self._arriving.start()
+            if not self.opens_at_once:
+                self.start()
             self._tree = self._stack.enter_context(open_archive(content, spool=spool))
         return self._tree
 
@@ -184,6 +195,7 @@ class SourcePart:
         assert self.opened.file is not None
         file, facts = self.opened.file, self.opened.file.facts
         state = f"{self.opened.source.address} {facts.size} {facts.version} {facts.mtime_ns}"
+        check_space(self._opener.folder, facts.size or 0, f"The copy of '{self.opened.source.label}'")
         self._download = Download(self._copy_path, state)
         self._stack.callback(self._download.close)
 

@@ -64,6 +64,11 @@ class OpenSource:
         self.notes = [note for part in self._parts for note in part.opened.notes]
 
     @property
+    def opens_at_once(self) -> bool:
+        """Whether its files can be listed without bringing all of it here first."""
+        return all(part.opens_at_once for part in self._parts)
+
+    @property
     def slow(self) -> bool:
         """Whether its files, each read by itself, take their time to answer."""
         return self._loose is not None or any(part.slow for part in self._parts)
@@ -96,10 +101,8 @@ class OpenSource:
 
         Raises:
             ArchiveError, CorruptArchiveError, UnsafeArchiveError: as `trees.open_tree`.
-            ChecksumMismatchError: it is not the file whose hash the caller gave.
         """
         if self._tree is None:
-            self._verify()
             self._tree = self._loose if self._loose is not None else self._join(spool)
         return self._tree
 
@@ -155,7 +158,13 @@ class OpenSource:
             return replace(self._parts[0].identity, address=address)
         return identify_many([part.identity for part in self._parts], address=address)
 
-    def _verify(self) -> None:
+    def verify(self) -> None:
+        """Compare the whole file with the hash that the caller gave, if one was given; all of it comes here for that.
+
+        Raises:
+            OptionError: it is not one file.
+            ChecksumMismatchError: it is another file; nothing was made of it.
+        """
         checksum = self._request.checksum
         if checksum is None:
             return

@@ -178,6 +178,9 @@ class Staging:
             reasons.append("It would be downloaded first; what is in it is known only then.")
             return self._planned("stage", tuple(reasons), StageFigures(), {})
         source = self._open()
+        if not source.opens_at_once:
+            reasons.append("It can only be read from its beginning; what is in it is known when it is here.")
+            return self._planned("stage", tuple(reasons), figure_out(request, source, None, None), {})
         with tempfile.TemporaryDirectory() as spool:
             tree = source.open_tree(Path(spool))
             free = space_for(request.pack_path)

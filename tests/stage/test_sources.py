@@ -386,10 +386,18 @@ def test_plain_files_of_a_web_archive_are_kept(server: WebServer, photos: Path) 
     assert left_in(staged.path.parent) == [".json", "files"]
 
 
-def test_a_plan_of_a_web_archive_reads_little(server: WebServer, tmp_path: Path) -> None:
-    """The plan knows the rows and the peak, and leaves nothing."""
+def test_a_plan_of_a_web_archive_reads_little(server: WebServer, archive: Path, photos: Path, tmp_path: Path) -> None:
+    """The plan of a zip knows the rows and the peak; of what only comes as a whole its length; it leaves nothing."""
+    with tarfile.open(tmp_path / "photos.tar.gz", "w:gz") as tar:
+        tar.add(photos, ".")
+    server.put("d/photos.tar.gz", (tmp_path / "photos.tar.gz").read_bytes())
     before = sorted(tmp_path.rglob("*"))
-    plan = plan_stage(server.url("d/photos.zip"), cache_dir=None)
+    plan = plan_stage(server.url("d/photos.zip"), cache_dir=None, hash="0" * 64)
     assert plan.samples == {"train": 20}
-    assert plan.figures.archive_bytes > 0
+    assert plan.figures.archive_bytes == archive.stat().st_size
+    plan = plan_stage(server.url("d/photos.tar.gz"), cache_dir=None)
+    assert (plan.action, plan.samples) == ("stage", {})
+    assert plan.figures.peak_bytes == (tmp_path / "photos.tar.gz").stat().st_size
+    server.set_knobs(WebKnobs(ranges="none"))
+    assert "known when it is here" in str(plan_stage(server.url("d/photos.zip"), cache_dir=None))
     assert sorted(tmp_path.rglob("*")) == before
