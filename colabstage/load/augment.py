@@ -19,7 +19,6 @@ import torch
 
 from colabstage.errors import OptionError
 from colabstage.images.options import VOID
-from colabstage.load.batches import scale_to
 from colabstage.load.crops import AREAS, CROP_DRAWS, RATIOS, check_crop_ranges, resized_crops
 from colabstage.load.dice import BatchPlace, apply_transform
 from colabstage.load.moving import BoxMovement, move_targets
@@ -36,6 +35,8 @@ if TYPE_CHECKING:
     Transform = Callable[[Any, Any], tuple[Any, Any]] | PlacedTransform
 
 _SEEDS = 2**62
+# Whole range of the integers that images come in.
+_WHITE = {torch.uint8: 255.0, torch.uint16: 65535.0}
 
 
 class _Placed:
@@ -216,11 +217,14 @@ class Normalize(_Placed):
 
     def apply_at(self, x: Any, y: Any, place: BatchPlace) -> tuple[Any, Any]:
         """The normalised x, and y."""
-        values = scale_to(x, self.dtype)
-        mean, std = (values.new_tensor(part).view(1, -1, 1, 1) for part in (self.mean, self.std))
-        # Bytes have become a tensor of its own already, which may be changed in place.
-        values = values - mean if values is x else values.sub_(mean)
-        return values.div_(std), y
+        white = _WHITE.get(x.dtype, 1.0)
+        # 65535 is beyond float16.
+        values = x.to(torch.float32 if x.dtype == torch.uint16 else self.dtype)
+        factor = values.new_tensor([1 / (white * std) for std in self.std]).view(1, -1, 1, 1)
+        shift = values.new_tensor([mean / std for mean, std in zip(self.mean, self.std, strict=True)]).view(1, -1, 1, 1)
+        # Bytes have become a tensor of their own already, which may be changed in place.
+        values = values * factor if values is x else values.mul_(factor)
+        return values.sub_(shift).to(self.dtype), y
 
     def __repr__(self) -> str:
         return f"Normalize({self.mean}, {self.std}, dtype={self.dtype})"
