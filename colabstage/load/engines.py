@@ -7,7 +7,6 @@ indices are 4 to 46 times slower than a loop, so they are never used.
 
 from __future__ import annotations
 
-import itertools
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -107,7 +106,7 @@ class ReadEngine:
 
 
 class H5pyEngine:
-    """Rows by h5py, for whatever cannot be mapped: each touched chunk is read once a batch, runs of rows in one go.
+    """Rows by h5py, for whatever has neither one place nor chunks in the file: runs of rows in one go.
 
     h5py holds one lock for the whole process, so more threads would not help.
     """
@@ -132,13 +131,23 @@ class H5pyEngine:
     def _parts(self, wanted: NDArray[np.intp]) -> list[tuple[int, int]]:
         """Split ascending rows into parts `(start, stop)`, each read from its first row to its last in one go."""
         longest = max(1, _SCRATCH_BYTES // max(1, self._facts.row_bytes))
-        chunk_rows = self._facts.chunk_rows
-        if not self._facts.filters or chunk_rows is None:
-            return [(start, start + length) for start, _, length in row_runs(wanted, longest)]
-        # A filtered chunk is decoded whole for any row of it, so all its rows are taken at once.
-        groups = wanted // min(chunk_rows, longest)
-        edges = np.flatnonzero(np.diff(groups, prepend=-1, append=-1)).tolist()
-        return list(itertools.pairwise(edges))
+        return [(start, start + length) for start, _, length in row_runs(wanted, longest)]
+
+
+class TurnedEngine:
+    """Rows whose bytes lie in the other order, turned round once they are read."""
+
+    def __init__(self, engine: RowEngine) -> None:
+        self._engine = engine
+
+    def read_rows(self, rows: NDArray[np.intp], out: NDArray[Any], crew: Crew) -> None:
+        self._engine.read_rows(rows, out, crew)
+        crew.share(len(rows), lambda start, stop: turn_bytes(out[start:stop]))
+
+
+def turn_bytes(values: NDArray[Any]) -> None:
+    """Bring values from the other byte order to this machine's, in place."""
+    values.byteswap(inplace=True)
 
 
 def load_array(engine: RowEngine, facts: StorageFacts, crew: Crew) -> NDArray[Any]:

@@ -9,19 +9,32 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from colabstage.h5.info import open_h5
-from colabstage.load.crew import SOLO
+from colabstage.load.chunks import (
+    CachedChunks,
+    ChunkBytes,
+    ChunkEngine,
+    H5pyChunks,
+    PlacedRows,
+    StoredChunks,
+    cache_bytes,
+    read_table,
+)
+from colabstage.load.crew import Crew
 from colabstage.load.encoded import ArrayBytes, EncodedRows, H5pyBytes, ReadBytes
 from colabstage.load.engines import (
     GatherEngine,
     H5pyEngine,
     ReadEngine,
     RowEngine,
+    TurnedEngine,
     load_array,
     mapped_table,
+    turn_bytes,
 )
 from colabstage.load.mapping import MappedFile, ReadFile, check_stamp
 from colabstage.load.residency import resident_part
 from colabstage.load.targets import BoxTargets, FixedTargets, MaskTargets
+from colabstage.machine.resources import read_resources, usable_cores
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -31,6 +44,7 @@ if TYPE_CHECKING:
 
     from colabstage.h5.info import FieldInfo
     from colabstage.images.options import ImageOptions, MaskOptions
+    from colabstage.load.chunks import ChunkSource
     from colabstage.load.encoded import ByteRanges
     from colabstage.load.mapping import FileStamp
     from colabstage.load.storage import EngineChoice, StorageFacts
@@ -61,11 +75,30 @@ class OpenFile:
 
     def rows(self, facts: StorageFacts, choice: EngineChoice) -> RowEngine:
         """The engine for rows of one shape."""
+        if choice.name in ("mapped", "read"):
+            return _in_native_order(self._contiguous(facts, choice), facts)
+        if facts.chunks is None or not facts.shape[0]:
+            return H5pyEngine(self._h5[facts.name], facts)
+        if choice.name == "chunks" and facts.has_whole_rows:
+            table = read_table(self._h5[facts.name], facts, self._mapped)
+            return _in_native_order(PlacedRows(self._mapped, table, facts), facts)
+        return ChunkEngine(self._chunks(facts, choice), facts)
+
+    def _contiguous(self, facts: StorageFacts, choice: EngineChoice) -> RowEngine:
         if choice.name == "mapped":
             return GatherEngine(mapped_table(self._mapped, facts), self._mapped)
-        if choice.name == "read":
-            return ReadEngine(self._read, facts)
-        return H5pyEngine(self._h5[facts.name], facts)
+        return ReadEngine(self._read, facts)
+
+    def _chunks(self, facts: StorageFacts, choice: EngineChoice) -> ChunkSource:
+        """The chunks of a dataset, kept for a while where taking them is not free."""
+        by_hdf5 = H5pyChunks(self._h5[facts.name], facts)
+        source: ChunkSource = by_hdf5
+        if choice.name == "chunks":
+            table = read_table(self._h5[facts.name], facts, self._mapped)
+            source = StoredChunks(self._mapped, table, facts, by_hdf5)
+            if not facts.filters:
+                return source
+        return CachedChunks(source, cache_bytes(read_resources().free_memory_bytes))
 
     def encoded(self, source: FieldSource, *, in_memory: bool) -> EncodedRows:
         """The reader of rows that are image files; with `in_memory` their bytes are all read now."""
@@ -80,6 +113,8 @@ class OpenFile:
             data = ArrayBytes(mapped_table(self._mapped, source.facts).reshape(-1), self._mapped)
         elif source.choice.name == "read":
             data = ReadBytes(self._read, source.facts)
+        elif source.facts.chunks is not None:
+            data = ChunkBytes(self._chunks(source.facts, source.choice), source.facts)
         else:
             data = H5pyBytes(self._h5[source.facts.name])
         return EncodedRows(f"{source.info.name} in '{self._path}'", offsets, data, source.coding)
@@ -105,12 +140,15 @@ class OpenFile:
 
     def load(self, facts: StorageFacts, choice: EngineChoice) -> NDArray[Any]:
         """All of a dataset, read front to back."""
-        if choice.name == "h5py":
-            return load_array(self.rows(facts, choice), facts, SOLO)
+        if choice.name in ("chunks", "h5py"):
+            with Crew(usable_cores()) as crew:
+                return load_array(self.rows(facts, choice), facts, crew)
         values = np.empty(facts.shape, facts.dtype)
         file = ReadFile(self._path, self._stamp, at_random=False)
         for _ in file.read_blocks(facts.offset or 0, values.reshape(-1).view(np.uint8)):
             pass
+        if facts.stored != facts.dtype:
+            turn_bytes(values)
         return values
 
     def resident_part(self, facts: StorageFacts) -> float:
@@ -134,3 +172,7 @@ class OpenFile:
     def _h5(self) -> Any:
         check_stamp(self._path, self._path.stat(), self._stamp)
         return open_h5(self._path)
+
+
+def _in_native_order(engine: RowEngine, facts: StorageFacts) -> RowEngine:
+    return engine if facts.stored == facts.dtype else TurnedEngine(engine)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from colabstage.errors import PackFormatError
+from colabstage.load.filters import Filter, undecodable
 from colabstage.load.memory import spare_memory
 from colabstage.units import format_bytes
 
@@ -25,8 +26,10 @@ class StorageFacts:
     """What HDF5 says about one dataset.
 
     `name`: in the file. `shape`: of the whole, the row first. `dtype`: of the values as they are read, native byte
-    order. `offset`: of the first byte in the file; `None` where there is no single place. `native`: whether the bytes
-    in the file are the bytes in memory. `chunk_rows`: rows in one chunk, `None` when not chunked. `filters`: names.
+    order. `offset`: of the first byte in the file; `None` where there is no single place. `stored`: dtype of the bytes
+    in the file, perhaps of the other byte order; `None` where they are no dtype of numpy's. `chunks`: shape of one
+    chunk, `None` when not chunked. `filters`: of each chunk, in the order applied. `fill`: what values are that nobody
+    has written.
     """
 
     name: str
@@ -34,9 +37,20 @@ class StorageFacts:
     dtype: np.dtype[Any]
     layout: Layout
     offset: int | None
-    native: bool
-    chunk_rows: int | None
-    filters: tuple[str, ...]
+    stored: np.dtype[Any] | None
+    chunks: tuple[int, ...] | None
+    filters: tuple[Filter, ...]
+    fill: Any
+
+    @property
+    def chunk_rows(self) -> int | None:
+        """Rows in one chunk; `None` when not chunked."""
+        return None if self.chunks is None else self.chunks[0]
+
+    @property
+    def has_whole_rows(self) -> bool:
+        """Whether each row lies whole in one chunk, with no filter over it."""
+        return self.chunks is not None and not self.filters and self.chunks[1:] == self.shape[1:]
 
     @property
     def row_bytes(self) -> int:
@@ -73,12 +87,15 @@ class CacheState:
 class EngineChoice:
     """Which engine reads a dataset, and why.
 
-    `name`: `"mapped"` gathers rows out of the mapped file, `"read"` reads rows from the disk, many at once, `"h5py"`
-    goes through HDF5, `"memory"` gathers from our own memory.
+    `name`: `"mapped"` gathers rows out of the mapped file, `"read"` reads rows from the disk, many at once, `"chunks"`
+    takes chunks out of the mapped file and decodes them in threads, `"h5py"` goes through HDF5, `"memory"` gathers from
+    our own memory. `costly`: whether a row takes much more than a copy, so that all of them once into memory, where
+    they fit, are soon the cheaper way.
     """
 
-    name: Literal["mapped", "read", "h5py", "memory"]
+    name: Literal["mapped", "read", "chunks", "h5py", "memory"]
     reason: str
+    costly: bool = False
 
     def __str__(self) -> str:
         return f"{self.name}: {self.reason}"
@@ -96,16 +113,32 @@ def choose_engine(
     """
     if slow_mount is not None:
         return EngineChoice("h5py", f"the file is on {slow_mount}, which is not safe to map into memory")
-    if facts.filters:
-        return EngineChoice("h5py", f"its chunks are filtered ({', '.join(facts.filters)})")
+    if facts.stored is None:
+        return EngineChoice("h5py", "its values are stored in another form than this machine computes with")
+    if facts.layout == "chunked":
+        return _by_chunks(facts)
     if facts.layout != "contiguous":
         return EngineChoice("h5py", f"its layout is {facts.layout}, not contiguous")
-    if not facts.native:
-        return EngineChoice("h5py", "its values are stored in another form than this machine computes with")
     if facts.offset is None:
         return EngineChoice("h5py", "nothing has been written to it, so it has no place in the file")
-    plain = "one contiguous, unfiltered block of native values on a local disk"
+    kind = "native values" if facts.stored == facts.dtype else "values whose bytes are turned round after reading"
+    plain = f"one contiguous, unfiltered block of {kind} on a local disk"
     return EngineChoice("mapped", plain) if cache is None else _by_cache(plain, cache)
+
+
+def _by_chunks(facts: StorageFacts) -> EngineChoice:
+    names = ", ".join(map(str, facts.filters))
+    left = undecodable(facts.filters)
+    if left:
+        which = ", ".join(map(str, left))
+        alone = f"its chunks are filtered ({names}), and {which} is left to HDF5, which decodes one at a time"
+        return EngineChoice("h5py", alone, costly=True)
+    if facts.has_whole_rows:
+        return EngineChoice("chunks", "its rows lie whole in unfiltered chunks, found by the file's own table")
+    if not facts.filters:
+        return EngineChoice("chunks", f"its unfiltered chunks of {facts.chunks} cut through rows", costly=True)
+    threads = f"its chunks are filtered ({names}), and decoded in threads outside HDF5's lock"
+    return EngineChoice("chunks", threads, costly=True)
 
 
 def _by_cache(plain: str, cache: CacheState) -> EngineChoice:
@@ -140,10 +173,12 @@ def read_facts(dataset: Any, path: Path) -> StorageFacts:
         shape=tuple(dataset.shape),
         dtype=dtype,
         layout=layout,
-        offset=dataset.id.get_offset() if layout == "contiguous" else None,
-        native=_is_native(dataset),
-        chunk_rows=dataset.chunks[0] if dataset.chunks else None,
-        filters=tuple(_filter_name(properties.get_filter(number)) for number in range(properties.get_nfilters())),
+        # Behind a user block, HDF5 says a place even for what was never written.
+        offset=dataset.id.get_offset() if layout == "contiguous" and dataset.id.get_storage_size() else None,
+        stored=np.dtype(dataset.dtype.str) if _is_exact(dataset) else None,
+        chunks=tuple(dataset.chunks) if layout == "chunked" else None,
+        filters=_filters(properties, name, path),
+        fill=dataset.fillvalue,
     )
 
 
@@ -156,17 +191,35 @@ def _layout(properties: Any) -> Layout:
     return names[properties.get_layout()]
 
 
-def _filter_name(described: tuple[int, int, Any, bytes]) -> str:
-    number, _, _, name = described
-    return name.decode("ascii", "replace").rstrip("\0") or f"filter {number}"
+def _filters(properties: Any, name: str, path: Path) -> tuple[Filter, ...]:
+    """The filters of a dataset's chunks.
+
+    Raises:
+        PackFormatError: nothing here can undo one of them.
+    """
+    from h5py import h5z
+
+    described = [properties.get_filter(number) for number in range(properties.get_nfilters())]
+    filters = tuple(
+        Filter(number, label.decode("ascii", "replace").rstrip("\0") or f"filter {number}", tuple(values))
+        for number, _, values, label in described
+    )
+    for step in undecodable(filters):
+        if not h5z.filter_avail(step.number):
+            msg = (
+                f"{name} in '{path}' is compressed by {step} (HDF5 filter {step.number}), which h5py here cannot undo. "
+                "Install it with: pip install hdf5plugin, and `import hdf5plugin` before opening the file."
+            )
+            raise PackFormatError(msg)
+    return filters
 
 
-def _is_native(dataset: Any) -> bool:
-    """Whether the stored type is, bit for bit, the type numpy has: the same order, width, precision and padding."""
+def _is_exact(dataset: Any) -> bool:
+    """Whether the stored type is, bit for bit, a type that numpy has: the same width, precision and padding."""
     from h5py import h5t
 
     stored = dataset.id.get_type()
     if dataset.dtype.kind in "bc":
         # h5py's own enumeration and pair; other numbers of bytes are other things.
-        return bool(dataset.dtype.isnative and stored.get_size() == dataset.dtype.itemsize)
-    return bool(dataset.dtype.isnative and stored.equal(h5t.py_create(dataset.dtype)))
+        return bool(stored.get_size() == dataset.dtype.itemsize)
+    return bool(stored.equal(h5t.py_create(dataset.dtype)))

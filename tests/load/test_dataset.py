@@ -119,7 +119,7 @@ def test_reads_on_after_close_and_pickling(make_file: Callable[..., Any]) -> Non
         again.close()
 
 
-@pytest.mark.parametrize(("kind", "words"), [("pack", "10 x 12 x 3 uint8"), ("gzip", "h5py")])
+@pytest.mark.parametrize(("kind", "words"), [("pack", "10 x 12 x 3 uint8"), ("gzip", "chunks")])
 def test_it_describes_itself(make_file: Callable[..., Any], kind: str, words: str) -> None:
     """repr and the notebook's HTML say what the samples are and how they are read."""
     dataset = dataset_h5(make_file(kind, 23).path)

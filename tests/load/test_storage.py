@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from colabstage.load.filters import Filter
 from colabstage.load.storage import CacheState, StorageFacts, choose_engine
 
 PLAIN = StorageFacts(
@@ -15,10 +16,13 @@ PLAIN = StorageFacts(
     dtype=np.dtype(np.float32),
     layout="contiguous",
     offset=4096,
-    native=True,
-    chunk_rows=None,
+    stored=np.dtype(np.float32),
+    chunks=None,
     filters=(),
+    fill=np.float32(0),
 )
+CHUNKED = replace(PLAIN, layout="chunked", offset=None, chunks=(2, 4, 4, 3))
+DEFLATE, SHUFFLE, LZF = Filter(1, "deflate", (4,)), Filter(2, "shuffle", (4,)), Filter(32000, "lzf")
 
 
 def test_plain_storage_is_mapped() -> None:
@@ -30,11 +34,12 @@ def test_plain_storage_is_mapped() -> None:
     ("facts", "slow", "reason"),
     [
         (PLAIN, "Google Drive", "Google Drive"),
-        (replace(PLAIN, layout="chunked", offset=None, chunk_rows=1, filters=("deflate",)), None, "deflate"),
-        (replace(PLAIN, layout="chunked", offset=None, chunk_rows=1), None, "chunked"),
+        (CHUNKED, "Google Drive", "Google Drive"),
+        (replace(CHUNKED, filters=(SHUFFLE, LZF)), None, "lzf is left to HDF5"),
+        (replace(CHUNKED, stored=None), None, "another form"),
         (replace(PLAIN, layout="virtual", offset=None), None, "virtual"),
         (replace(PLAIN, layout="external"), None, "external"),
-        (replace(PLAIN, native=False), None, "another form"),
+        (replace(PLAIN, stored=None), None, "another form"),
         (replace(PLAIN, offset=None), None, "nothing has been written"),
     ],
 )
@@ -44,6 +49,29 @@ def test_everything_else_goes_through_h5py(facts: StorageFacts, slow: str | None
     assert choice.name == "h5py"
     assert reason in choice.reason
     assert str(choice) == f"h5py: {choice.reason}"
+
+
+@pytest.mark.parametrize(
+    ("facts", "reason"),
+    [
+        (CHUNKED, "rows lie whole in unfiltered chunks"),
+        (replace(CHUNKED, stored=np.dtype(">f4")), "rows lie whole in unfiltered chunks"),
+        (replace(CHUNKED, chunks=(2, 2, 4, 3)), "cut through rows"),
+        (replace(CHUNKED, filters=(SHUFFLE, DEFLATE)), "(shuffle, deflate), and decoded in threads"),
+    ],
+)
+def test_chunks_are_taken_from_the_mapped_file(facts: StorageFacts, reason: str) -> None:
+    """Chunks without filters, or with such as can be undone here, do not need HDF5."""
+    choice = choose_engine(facts)
+    assert choice.name == "chunks"
+    assert reason in choice.reason
+
+
+def test_the_other_byte_order_is_mapped_too() -> None:
+    """A big-endian block is mapped, and the reason says that its bytes are turned."""
+    choice = choose_engine(replace(PLAIN, stored=np.dtype(">f4")))
+    assert choice.name == "mapped"
+    assert "turned round" in choice.reason
 
 
 @pytest.mark.parametrize(
@@ -65,7 +93,7 @@ def test_what_is_in_memory_decides_how_a_plain_file_is_read(cache: CacheState, e
 
 def test_other_obstacles_come_first() -> None:
     """What cannot be mapped goes through h5py, wherever it is."""
-    facts = replace(PLAIN, layout="chunked", offset=None)
+    facts = replace(PLAIN, layout="virtual", offset=None)
     assert choose_engine(facts, cache=CacheState(0, 10**12, 10**9)).name == "h5py"
 
 
