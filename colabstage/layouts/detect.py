@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from colabstage.errors import EmptySourceError, LayoutError, MissingDependencyError, OptionError
-from colabstage.layouts import csv_table, image_folder, pairs
+from colabstage.layouts import csv_table, detection, image_folder, pairs
+from colabstage.layouts.table import ClaimedTreeError
 
 if TYPE_CHECKING:
     from colabstage.layouts.table import SampleTable
@@ -17,7 +19,11 @@ LayoutFunction = Callable[["Tree"], "SampleTable"]
 
 
 class LayoutReader(NamedTuple):
-    """One layout. `read` makes the table, or raises LayoutError with the reason why the tree is not of this layout."""
+    """One layout.
+
+    `read` makes the table, or raises LayoutError with the reason why the tree is not of this layout; ClaimedTreeError
+    where it is and cannot be read.
+    """
 
     name: str
     read: Callable[[Tree], SampleTable]
@@ -25,6 +31,7 @@ class LayoutReader(NamedTuple):
 
 # Asked in this order: the more a layout demands of a tree, the earlier it stands.
 READERS: tuple[LayoutReader, ...] = (
+    LayoutReader(detection.NAME, detection.read_detection),
     LayoutReader(csv_table.NAME, csv_table.read_table),
     LayoutReader(pairs.NAME, pairs.read_pairs),
     LayoutReader(image_folder.NAME, image_folder.read_image_folder),
@@ -36,12 +43,14 @@ def detect_layout(tree: Tree, layout: str | LayoutFunction = "auto") -> SampleTa
 
     Args:
         tree: the dataset's files.
-        layout: name of a layout, "auto" for the first that fits, or a function that makes the table.
+        layout: name of a layout, "auto" for the first that fits, or a function that makes the table. With "auto" the
+            table's last note says which it is and why those asked before declined.
 
     Raises:
         OptionError: there is no layout of that name.
         EmptySourceError: the tree holds no sample of any layout.
         LayoutError: no layout fits; the message has the reason of each.
+        ClaimedTreeError: the layout is found, but something in the tree is broken.
     """
     if not isinstance(layout, str):
         return layout(tree)
@@ -50,7 +59,10 @@ def detect_layout(tree: Tree, layout: str | LayoutFunction = "auto") -> SampleTa
     for reader in READERS:
         if layout in ("auto", reader.name):
             try:
-                return reader.read(tree)
+                table = reader.read(tree)
+                return table if layout != "auto" else replace(table, notes=(*table.notes, _choice(table, declined)))
+            except ClaimedTreeError:
+                raise
             except MissingDependencyError as error:
                 if layout != "auto":
                     raise
@@ -64,6 +76,12 @@ def detect_layout(tree: Tree, layout: str | LayoutFunction = "auto") -> SampleTa
     if all(isinstance(error, EmptySourceError) for _, error in declined):
         raise EmptySourceError(msg)
     raise LayoutError(msg)
+
+
+def _choice(table: SampleTable, declined: list[tuple[str, LayoutError]]) -> str:
+    # The first sentence says why; what follows are details for who asked for that layout.
+    reasons = "; ".join(f"not {name}: {str(error).partition('. ')[0].rstrip('.')}" for name, error in declined)
+    return f"The layout is {table.layout}{f' ({reasons})' if reasons else ''}."
 
 
 def check_layout_name(layout: str) -> None:

@@ -11,6 +11,10 @@ if TYPE_CHECKING:
     from colabstage.layouts.fields import Inputs, Targets
 
 
+class ClaimedTreeError(LayoutError):
+    """The tree is of this layout beyond doubt, and something in it is wrong: no other layout is to be asked."""
+
+
 @dataclass(frozen=True, slots=True)
 class SampleTable:
     """Which content is which sample, with its target and split. N samples.
