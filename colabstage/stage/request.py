@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 from colabstage.errors import OptionError
 from colabstage.fetch.checksum import parse_checksum
-from colabstage.fetch.sources import absolute_path, drive_path_of, parse_source
+from colabstage.fetch.sources import ManySource, absolute_path, drive_path_of, parse_source
 from colabstage.images.options import ImageOptions
 from colabstage.machine.platforms import detect_platform
 from colabstage.pack.options import PackOptions, split_fractions
@@ -122,6 +122,9 @@ def make_request(
     base = read_local_dir(local_dir)
     cache = read_cache_dir(cache_dir)
     wanted = None if hash is None else parse_checksum(hash)
+    if wanted is not None and isinstance(parsed, ManySource):
+        msg = "hash= is for one archive, and source is a list. Leave it out, or stage the archive alone."
+        raise OptionError(msg)
     return StageRequest(parsed, key, name, options, keep, base / name, cache, refresh, verify, wanted)
 
 

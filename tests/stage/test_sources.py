@@ -181,8 +181,9 @@ def test_a_checksum_is_checked_before_anything_is_made(server: WebServer, archiv
     assert left_in(staged.path.parent) == WHOLE
     assert stage(url, hash=right).report.origin == "local"
     assert stage(archive, hash=right).report.origin == "source"
-    with pytest.raises(OptionError, match="hash="):
-        stage(archive.with_suffix(""), hash=right)
+    for several in (archive.with_suffix(""), [archive, archive.with_suffix("")]):
+        with pytest.raises(OptionError, match="hash="):
+            stage(several, hash=right)
 
 
 def test_a_killed_download_goes_on(photos: Path, tmp_path: Path) -> None:
