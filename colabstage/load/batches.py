@@ -67,9 +67,14 @@ def _per_sample(dataset: dataset_h5) -> bool:
 
 
 def _collated(dataset: dataset_h5, rows: NDArray[np.intp], ragged: Ragged) -> tuple[Any, Any]:
-    samples = dataset.__getitems__(rows.tolist())
-    if dataset.return_index:
-        samples = [sample for sample, _ in samples]
+    return batch_of(dataset, *dataset.read_batch(rows), ragged)
+
+
+def batch_of(dataset: dataset_h5, x: Any, y: Any, ragged: Ragged) -> tuple[Any, Any]:
+    """What was read of some rows, as the batch: by the dataset's transforms sample by sample where it has any."""
+    if not _per_sample(dataset):
+        return input_tensors(x), target_tensors(y, ragged)
+    samples = [dataset.sample(*parts) for parts in zip(x, y, strict=True)]
     if not dataset.reader.has_boxes:
         x, y = default_collate(samples)
         return x, y
@@ -84,16 +89,18 @@ def _gathered(
     shape = reader.row_shape
     out = None if shape is None else pool.lend((len(rows), *shape), reader.row_dtype)
     x = reader.read_x(rows, out, crew=crew)
-    y = target_tensors(reader.read_y(rows, crew=crew), ragged)
-    if isinstance(x, list):
-        return [torch.from_numpy(image).permute(2, 0, 1) for image in x], y
-    return input_tensor(x), y
+    return input_tensors(x), target_tensors(reader.read_y(rows, crew=crew), ragged)
 
 
 def is_image(shape: tuple[int, ...] | None) -> bool:
     """Whether rows of this shape are images `(H, W, C)`, to be handed on as `(C, H, W)`: three axes, the last one at
     most 4 long. Rows of many shapes are images always."""
     return shape is None or (len(shape) == 3 and 1 <= shape[-1] <= _MOST_CHANNELS)
+
+
+def input_tensors(x: NDArray[Any] | list[NDArray[Any]]) -> torch.Tensor | list[torch.Tensor]:
+    """Inputs of a batch as tensors; those of rows with shapes of their own in a list of `(C, H, W)`."""
+    return [torch.from_numpy(image).permute(2, 0, 1) for image in x] if isinstance(x, list) else input_tensor(x)
 
 
 def input_tensor(x: NDArray[Any]) -> torch.Tensor:

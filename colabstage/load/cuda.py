@@ -5,27 +5,23 @@ With T1 seconds to load a batch and T2 to train on it, a batch costs max(T1, T2)
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from colabstage.errors import OptionError
-from colabstage.load.ahead import Ahead
 from colabstage.load.devices import usable_device
-from colabstage.load.staging import CudaStager, PlainStager
+from colabstage.load.iteration import Iteration, OneAtATime
+from colabstage.load.staging import make_stager, staged_ahead
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
-    from types import TracebackType
 
     import torch
-
-    from colabstage.load.staging import Staged
 
 T = TypeVar("T")
 
 
-class CudaDataLoader(Generic[T]):
+class CudaDataLoader(OneAtATime, Generic[T]):
     """Runs a loader in a background thread and moves its batches to a device, a few ahead of the model.
 
     >>> for x, y in CudaDataLoader(DataLoader(dataset, 64), "cuda"):  # doctest: +SKIP
@@ -63,8 +59,7 @@ class CudaDataLoader(Generic[T]):
         self.device = usable_device(device)
         self._queue_size = queue_size
         # One for all iterations: its stream and its pinned memory are made once.
-        self._stager = CudaStager(self.device) if self.device.type == "cuda" else PlainStager(self.device)
-        self._running: weakref.ref[_Iteration[T]] | None = None
+        self._stager = make_stager(self.device)
 
     def __len__(self) -> int:
         """Batches in an iteration.
@@ -76,54 +71,16 @@ class CudaDataLoader(Generic[T]):
 
     def __iter__(self) -> Iterator[T]:
         """Start the next iteration; the loader's own begins here, in the caller's thread."""
-        self.close()
+        self._end_iteration()
         # Before our thread is there: worker processes that a loader forks should inherit no locks from it.
         batches = iter(self.loader)
-        iteration = _Iteration(batches, self._stager, self._queue_size, owned=batches is not self.loader)
-        self._running = weakref.ref(iteration)
-        return iteration
-
-    def close(self) -> None:
-        """End the iteration that runs, if one does. The loader can be iterated again."""
-        iteration = None if self._running is None else self._running()
-        self._running = None
-        if iteration is not None:
-            iteration.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+        source = _taken(batches, owned=batches is not self.loader)
+        return self._begun(
+            Iteration(staged_ahead(source, self._stager, self._queue_size, "colabstage-cuda"), self._stager.hand_out)
+        )
 
     def __repr__(self) -> str:
         return f"CudaDataLoader({self.loader!r}, device='{self.device}', queue_size={self._queue_size})"
-
-
-class _Iteration(Generic[T]):
-    """One running iteration. Holds nothing of the `CudaDataLoader`, so that either may be dropped first."""
-
-    def __init__(self, batches: Iterator[T], stager: CudaStager | PlainStager, queue_size: int, *, owned: bool) -> None:
-        stager.begin()
-        self._stager = stager
-        self._closed = False
-        self._ahead: Ahead[Staged[T]] = Ahead(_staged(batches, stager, owned), queue_size, "colabstage-cuda")
-
-    def __iter__(self) -> Self:
-        return self
-
-    def __next__(self) -> T:
-        if self._closed:
-            msg = "This iteration was ended, by a newer one over the same loader or by close(). Start a new one."
-            raise RuntimeError(msg)
-        return self._stager.hand_out(next(self._ahead))
-
-    def close(self) -> None:
-        """End the thread."""
-        self._closed = True
-        self._ahead.close()
 
 
 def _check(loader: object, queue_size: object) -> None:
@@ -136,10 +93,10 @@ def _check(loader: object, queue_size: object) -> None:
         raise OptionError(msg)
 
 
-def _staged(batches: Iterator[T], stager: CudaStager | PlainStager, owned: bool) -> Generator[Staged[T]]:
-    """Stage batch after batch; an iterator that was made for this is closed at the end, if it can be."""
+def _taken(batches: Iterator[T], *, owned: bool) -> Generator[T]:
+    """The batches of an iterator; one that was made for this is closed at the end, if it can be."""
     try:
-        yield from stager.stage(batches)
+        yield from batches
     finally:
         close: Any = getattr(batches, "close", None)
         if owned and callable(close):

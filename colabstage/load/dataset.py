@@ -123,7 +123,7 @@ class dataset_h5(_Base):  # noqa: N801 - the name that people know from the reci
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """Several samples by one read; `DataLoader` calls this for each batch. As `__getitem__` for each index."""
         xs, ys = self.read_batch(indices)
-        samples = [self._sample(x, y) for x, y in zip(xs, ys, strict=True)]
+        samples = [self.sample(x, y) for x, y in zip(xs, ys, strict=True)]
         if not self.return_index:
             return samples
         count = len(self)
@@ -157,7 +157,8 @@ class dataset_h5(_Base):  # noqa: N801 - the name that people know from the reci
         """Let go of the file. Reading again opens it again."""
         self.reader.close()
 
-    def _sample(self, x: NDArray[Any], y: NDArray[Any] | np.generic | dict[str, NDArray[Any]]) -> tuple[Any, Any]:
+    def sample(self, x: NDArray[Any], y: NDArray[Any] | np.generic | dict[str, NDArray[Any]]) -> tuple[Any, Any]:
+        """What `__getitem__` makes of one row as `read_batch` gives it."""
         # Other scalars stay numpy's: a Python float would be collated to float64.
         value = y if isinstance(y, dict) or y.ndim > 0 or y.dtype.kind not in "biu" else y.item()
         return (

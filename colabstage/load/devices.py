@@ -24,3 +24,13 @@ def usable_device(device: str | torch.device) -> torch.device:
         reason = str(error).partition("\n")[0]
         msg = f"device={str(device)!r} cannot be used here ({reason}). On Colab choose Runtime, Change runtime type."
         raise OptionError(msg) from error
+
+
+def free_device_memory(device: torch.device) -> int | None:
+    """Bytes of a CUDA device that this process may still take, what torch holds ready there included; `None` for
+    devices that share this computer's memory or do not tell."""
+    if device.type != "cuda":
+        return None
+    free, _ = torch.cuda.mem_get_info(device)
+    idle = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return int(free) + int(idle)

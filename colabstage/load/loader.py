@@ -1,33 +1,44 @@
-"""`make_loader`: batches as tensors, prepared by threads of this process while the model computes."""
+"""`make_loader`: batches as tensors, prepared in the background while the model computes."""
 
 from __future__ import annotations
 
-import copy
-import weakref
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
-from typing import TYPE_CHECKING, Any, Literal, Self, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
+from torch.utils.data import DataLoader
 
 from colabstage.errors import OptionError
-from colabstage.load.ahead import Ahead
-from colabstage.load.batches import Ragged, host_batches, move_to, scale_to
-from colabstage.load.buffers import BufferPool
+from colabstage.load.batches import Ragged
+from colabstage.load.choices import LoaderRequest
 from colabstage.load.dataset import dataset_h5
 from colabstage.load.devices import usable_device
-from colabstage.load.order import epoch_order
-from colabstage.load.plan import LoaderFacts, LoaderRequest, choose_loader
-from colabstage.machine.resources import read_resources
+from colabstage.load.facts import gather_facts, measure_cost
+from colabstage.load.finish import Collate, Finish
+from colabstage.load.iteration import Iteration, OneAtATime
+from colabstage.load.order import RowOrder
+from colabstage.load.plan import choose_loader
+from colabstage.load.processes import may_gain
+from colabstage.load.sampling import epoch_sampler, is_own_order, sampler_order, shares_out
+from colabstage.load.sharding import Schedule, Shard, choose_shard
+from colabstage.load.sources import make_source
+from colabstage.load.staging import make_stager, staged_ahead
+from colabstage.load.window import WindowOrder
+from colabstage.units import parse_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from types import TracebackType
+    from collections.abc import Callable, Iterable, Iterator
 
-    import numpy as np
-    from numpy.typing import NDArray
+    from colabstage.load.choices import LoaderPlan, Shuffle, Strategy
+    from colabstage.load.order import Order
+    from colabstage.load.sampling import EpochSampler
+    from colabstage.load.sources import BatchSource
+    from colabstage.load.staging import Staged, Stager
 
-    from colabstage.load.plan import LoaderPlan, Strategy
+    _Base = DataLoader[Any]
+else:
+    _Base = DataLoader
 
 
 def make_loader(
@@ -36,7 +47,7 @@ def make_loader(
     *,
     device: str | torch.device | None = None,
     strategy: Strategy = "auto",
-    shuffle: bool = True,
+    shuffle: Shuffle = "auto",
     seed: int = 0,
     drop_last: bool = False,
     batch_transform: Callable[[Any, Any], tuple[Any, Any]] | None = None,
@@ -44,6 +55,10 @@ def make_loader(
     num_workers: int | Literal["auto"] = "auto",
     prefetch: int | Literal["auto"] = "auto",
     ragged: Ragged = "list",
+    sampler: Iterable[int] | None = None,
+    rank: int | None = None,
+    world_size: int | None = None,
+    memory_budget: int | str | None = None,
 ) -> Loader:
     """Make batches of a dataset, the fastest way this machine has; `loader.plan` says which and why.
 
@@ -60,29 +75,51 @@ def make_loader(
       dicts of tensors, as torchvision's detection models take them, or one dict of padded ones.
     - `index`: int64 `(B,)`, the rows.
 
-    Each batch is the caller's own: it may be kept and changed. Its memory is used again once nothing refers to it.
+    Each batch is the caller's own: it may be kept and changed. Its memory is used again once nothing refers to it. On
+    a GPU it may be used on the stream that is current when it is taken.
+
+    In a distributed run each rank gets its part: every sample is visited once an epoch, by one rank, and all ranks
+    have the same number of batches, the last of which may differ by one sample. (With batches of one sample, or fewer
+    samples than ranks, some ranks have one batch fewer.) With `drop_last` all batches are full.
 
     Args:
-        dataset: the samples. Its transforms, where it has any, are called sample by sample in the background thread,
-            and batches are then what torch's `default_collate` makes of the results.
-        batch_size: samples in a batch; the last one of an epoch may have fewer.
-        device: where batches end up; `None` is the memory of this computer.
+        dataset: the samples. Its transforms, where it has any, are called sample by sample in the background, and
+            batches are then what torch's `default_collate` makes of the results.
+        batch_size: samples in a batch, of each rank; the last ones of an epoch may have fewer.
+        device: where batches end up; `None` is the memory of this computer. Batches for a GPU are gathered into
+            pinned memory and copied beside the model's work.
         strategy: `"direct"` reads each batch out of the file. `"memory"` reads all inputs now, front to back, and
-            batches from memory, which the loader keeps as long as it lives. `"auto"` takes memory where the file can
-            only be read through HDF5 (compressed, chunked, on a mounted Drive) and half of what is free is enough.
-        shuffle: visit the samples in a random order, another one each epoch.
+            batches from memory, which the loader keeps as long as it lives. `"device"` reads all inputs and targets
+            onto the device, now, and gathers batches there. `"workers"` has processes make batches, by a stock
+            `DataLoader`. `"auto"` takes the device where that is a GPU and a quarter of its free memory is enough,
+            processes where a probe of two seconds at the most shows that the dataset's transform is worth them,
+            memory where the file is slow to read at random (compressed, on a mounted Drive) and half of what is free
+            is enough, and the file otherwise.
+        shuffle: `True` visits the samples in a random order, another one each epoch, `False` in the file's order.
+            `"window"` shuffles blocks of neighbouring rows, and then rows in windows of as much memory as
+            `memory_budget` allows: for files larger than memory, at the rate of sequential reading. It is fair where
+            the file's rows are in random order, as those of `train` in packs are. `"auto"` is `"window"` where that
+            is so and the file is neither in memory nor fits there, and `True` otherwise.
         seed: what that order depends on, together with the epoch.
         drop_last: leave out a last batch that is not full.
         batch_transform: called with `(x, y)` of each batch, on the device, after `dtype`; returns the new `(x, y)`.
         dtype: floating-point dtype of x, converted on the device; uint8 and uint16 become [0, 1].
-        num_workers: threads that copy or decode at once. They are threads of this process, not processes.
-        prefetch: batches prepared ahead.
+        num_workers: threads that copy or decode at once; with `strategy="workers"`, processes.
+        prefetch: batches prepared ahead; with `strategy="workers"`, by each process.
         ragged: what boxes are: `"list"` for a list of dicts, `"pad"` for one dict of `boxes` `(B, M, 4)`, `labels`
             `(B, M)` filled up with -1, and so on, with `lengths` `(B,)`.
+        sampler: which samples an epoch visits. A torch sampler, such as `WeightedRandomSampler`, which decides the
+            order too: what it draws from torch's generators depends on seed and epoch alone. Or rows, in a list, an
+            array or a tensor: a subset, shuffled unless `shuffle` is `False`. Ranks share out what it gives, except
+            of a `DistributedSampler`, which does that by itself.
+        rank, world_size: which part of how many; those of `torch.distributed` by default, where that is initialised.
+        memory_budget: most memory that a window shuffle takes, in bytes or as `"2GB"`; by default a quarter of what
+            can be spared, 2 GiB at the most.
 
     Raises:
         OptionError: an argument that cannot work.
-        NotEnoughSpaceError: with `strategy="memory"`, when the inputs do not fit; nothing has been read.
+        NotEnoughSpaceError: with `strategy="memory"` or `"device"`, when the split does not fit; nothing has been
+            read.
     """
     _check_dataset(dataset)
     seed = _whole("seed", seed)
@@ -92,10 +129,23 @@ def make_loader(
     if ragged not in get_args(Ragged):
         msg = f"ragged={ragged!r} is unknown; expected one of {', '.join(get_args(Ragged))}."
         raise OptionError(msg)
-    request = LoaderRequest(batch_size, strategy, drop_last, num_workers, prefetch)
-    plan = choose_loader(_facts(dataset), request)
-    finish = _Finish(None if device is None else usable_device(device), dtype, batch_transform)
-    return Loader(dataset, plan, finish, shuffle=shuffle, seed=seed, ragged=ragged)
+    shard = Shard() if shares_out(sampler) and rank is None else choose_shard(rank, world_size)
+    subset = None if sampler is None else sampler_order(sampler, len(dataset), shuffle=shuffle is not False, seed=seed)
+    request = LoaderRequest(
+        batch_size,
+        strategy,
+        drop_last,
+        num_workers,
+        prefetch,
+        shuffle,
+        None if memory_budget is None else parse_bytes(memory_budget),
+        is_own_order(sampler),
+    )
+    place = None if device is None else usable_device(device)
+    plan = _plan(dataset, request, place, shard, None if subset is None else subset.count)
+    order = subset or _order(plan, len(dataset), seed)
+    schedule = Schedule(order, batch_size, drop_last, shard)
+    return _build(dataset, plan, schedule, Finish(dtype, batch_transform), device=place, ragged=ragged, seed=seed)
 
 
 def _check_dataset(dataset: object) -> None:
@@ -107,41 +157,50 @@ def _check_dataset(dataset: object) -> None:
         raise OptionError(msg)
 
 
-def _facts(dataset: dataset_h5) -> LoaderFacts:
-    resources = read_resources()
-    return LoaderFacts(
-        rows=len(dataset),
-        row_bytes=dataset.reader.estimate_row_bytes(),
-        stored_bytes=dataset.reader.stored_bytes,
-        engine=dataset.engine,
-        encoded=dataset.reader.encoded,
-        per_sample=dataset.transform is not None or dataset.target_transform is not None,
-        cores=resources.cores,
-        free_memory_bytes=resources.free_memory_bytes,
+def _plan(
+    dataset: dataset_h5, request: LoaderRequest, device: torch.device | None, shard: Shard, epoch_rows: int | None
+) -> LoaderPlan:
+    facts = gather_facts(dataset, device=device, shard=shard, epoch_rows=epoch_rows)
+    if may_gain(facts, request):
+        facts = replace(facts, cost=measure_cost(dataset))
+    return choose_loader(facts, request)
+
+
+def _order(plan: LoaderPlan, samples: int, seed: int) -> Order:
+    if plan.order.name == "window":
+        return WindowOrder(samples, plan.order.window_rows, plan.order.block_rows, seed)
+    return RowOrder(samples, plan.order.name == "permutation", seed)
+
+
+def _build(
+    dataset: dataset_h5,
+    plan: LoaderPlan,
+    schedule: Schedule,
+    finish: Finish,
+    *,
+    device: torch.device | None,
+    ragged: Ragged,
+    seed: int,
+) -> Loader:
+    place = torch.device("cpu") if device is None else device
+    source, view = make_source(dataset, plan, place, ragged=ragged, seed=seed)
+    shown = epoch_sampler(schedule.order, schedule.shard)
+    has_processes = plan.strategy == "workers"
+    loader = Loader(
+        view,
+        schedule.batch_size,
+        sampler=shown,
+        drop_last=schedule.drop_last,
+        collate_fn=Collate(finish),  # type: ignore[arg-type]  # a BatchView gives it batches, not lists of samples
+        num_workers=plan.workers.value if has_processes else 0,
+        prefetch_factor=plan.prefetch.value if has_processes else None,
+        persistent_workers=has_processes,
+        multiprocessing_context=None if plan.start is None else plan.start.method,
     )
-
-
-def _in_memory(dataset: dataset_h5) -> dataset_h5:
-    """The same dataset over memory. A copy: the caller's goes on reading from the file, and keeps none of it."""
-    source = copy.copy(dataset)
-    source.reader = dataset.reader.into_memory()
-    return source
-
-
-@dataclass(frozen=True, slots=True)
-class _Finish:
-    """What happens to a batch when the consumer takes it."""
-
-    device: torch.device | None
-    dtype: torch.dtype | None
-    batch_transform: Callable[[Any, Any], tuple[Any, Any]] | None
-
-    def __call__(self, x: Any, y: Any) -> tuple[Any, Any]:
-        if self.device is not None:
-            x, y = move_to(x, self.device), move_to(y, self.device)
-        if self.dtype is not None:
-            x = scale_to(x, self.dtype)
-        return (x, y) if self.batch_transform is None else self.batch_transform(x, y)
+    loader._machine = _Machine(plan, schedule, source, make_stager(place), finish, place, shown, seed)
+    loader.plan = plan
+    loader.set_epoch(0)
+    return loader
 
 
 @dataclass(slots=True)
@@ -152,44 +211,88 @@ class _Place:
     batches_done: int
 
 
-class Loader:
+@dataclass(frozen=True, slots=True)
+class _Machine:
+    """What makes a loader's batches."""
+
+    plan: LoaderPlan
+    schedule: Schedule
+    source: BatchSource
+    stager: Stager
+    finish: Finish
+    device: torch.device
+    sampler: EpochSampler
+    seed: int
+
+    def start(self, place: _Place) -> Iteration[Any, Any]:
+        """Begin to make the batches that are left of an epoch; `place` moves on as they are handed out."""
+        batches, rows_before = self.schedule.rows_left(place.epoch, place.batches_done)
+        source = self.source.start(batches, rows_before)
+        finish = self.finish
+        if not self.source.in_background:
+            return Iteration(source, _counted(place, lambda batch: finish.transform(finish.scale(batch))))
+        on_cpu = self.device.type == "cpu"
+        if on_cpu and finish.dtype is not None:
+            # Here it would take the consumer's time.
+            source = finish.scale_each(source)
+        stager = self.stager
+
+        def hand_out(staged: Staged[tuple[Any, ...]]) -> Any:
+            batch = stager.hand_out(staged)
+            return finish.transform(batch if on_cpu else finish.scale(batch))
+
+        ahead = staged_ahead(source, stager, max(1, self.plan.prefetch.value), "colabstage-loader")
+        return Iteration(ahead, _counted(place, hand_out))
+
+
+def _counted(place: _Place, hand_out: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def count(given: Any) -> Any:
+        batch = hand_out(given)
+        place.batches_done += 1
+        return batch
+
+    return count
+
+
+class Loader(OneAtATime, _Base):
     """Iterates over batches; each iteration is the next epoch. Made by `make_loader`.
 
     One iteration runs at a time: a new one ends the one before, whose next step is then an error. Leaving a loop
-    early, by `break` or an exception, ends the background threads with it.
+    early, by `break` or an exception, ends the background threads with it; worker processes wait for the next
+    iteration, and end with `close` or with the loader.
+
+    It is a `torch.utils.data.DataLoader`, so frameworks that insist on one take it. Those that use it as it is
+    (Lightning on one device) get its full speed. Those that take it apart and build one of their own (Accelerate,
+    Lightning's own sharding) find a dataset, a sampler and a `collate_fn` that give the same batches in the same
+    order, whole ones by one read each, but not prepared ahead unless they run workers; the sampler gives the samples
+    of all ranks, for they share them out by themselves. A loader that shares out by itself shows a
+    `DistributedSampler`, which Lightning leaves alone.
 
     Attributes:
         plan: how batches are loaded, and why.
         dataset: where from.
     """
 
-    def __init__(
-        self, dataset: dataset_h5, plan: LoaderPlan, finish: _Finish, *, shuffle: bool, seed: int, ragged: Ragged
-    ) -> None:
-        self.dataset = dataset
-        self.plan = plan
-        self._source = _in_memory(dataset) if plan.strategy == "memory" else dataset
-        self._finish = finish
-        self._shuffle = shuffle
-        self._seed = seed
-        self._ragged = ragged
-        self._place = _Place(0, 0)
-        self._next = _Place(0, 0)
-        # One block with the consumer, one in the making, the others in between.
-        self._pool = BufferPool(max_idle=plan.prefetch.value + 2)
-        self._running: weakref.ref[_Epoch] | None = None
+    plan: LoaderPlan
+    # None of a loader that a framework built of another one's parts: that is a plain DataLoader.
+    _machine: _Machine | None = None
+    _done: _Place
+    _next: _Place
 
     def __len__(self) -> int:
-        """Batches in an epoch."""
-        return self.plan.batches
+        """Batches in an epoch, of this rank."""
+        return super().__len__() if self._machine is None else self._machine.schedule.batches
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # the base promises a class of its own
         """Start the next epoch, or go on where `load_state_dict` said."""
-        self.close()
-        self._place, self._next = self._next, _Place(self._next.epoch + 1, 0)
-        epoch = _Epoch(self, self._place, self._batches(self._place))
-        self._running = weakref.ref(epoch)
-        return epoch
+        if self._machine is None:
+            return super().__iter__()
+        self._end_iteration()
+        asked, self._machine.sampler.asked = self._machine.sampler.asked, None
+        if asked is not None and asked != self._next.epoch:
+            self._next = _Place(asked, 0)
+        self._done, self._next = self._next, _Place(self._next.epoch + 1, 0)
+        return self._begun(self._machine.start(self._done))
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next iteration epoch `epoch`, from its first batch.
@@ -197,24 +300,24 @@ class Loader:
         Raises:
             OptionError: a negative number, or none.
         """
-        self._next = _Place(_whole("epoch", epoch), 0)
-        self._place = self._next
+        self._done = self._next = _Place(_whole("epoch", epoch), 0)
 
     def state_dict(self) -> dict[str, int]:
         """Where the loader is: seed, epoch and batches handed out, and what else a resumed loader must share.
 
-        Taken inside the loop, the batch at hand counts as done.
+        Taken inside the loop, the batch at hand counts as done. All ranks have the same state at the same step, so
+        one rank's serves all.
         """
-        place = self._place
-        if place.batches_done >= len(self) > 0:
-            place = _Place(place.epoch + 1, 0)
-        return {**self._identity(), "epoch": place.epoch, "batches_done": place.batches_done}
+        done = self._done
+        if done.batches_done >= len(self) > 0:
+            done = _Place(done.epoch + 1, 0)
+        return {**self._identity(), "epoch": done.epoch, "batches_done": done.batches_done}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Make the next iteration go on exactly where `state_dict` was taken.
 
         Raises:
-            OptionError: the state is of a loader with another seed, batch size, order or number of samples.
+            OptionError: the state is of a loader with another seed, batch size, order, number of samples or of ranks.
         """
         for name, here in self._identity().items():
             if state.get(name) != here:
@@ -224,76 +327,37 @@ class Loader:
         if done > len(self):
             msg = f"This state has batches_done={done}, but an epoch has {len(self)} batches."
             raise OptionError(msg)
-        self._next = _Place(_whole("epoch", state.get("epoch")), done)
-        self._place = self._next
+        self._done = self._next = _Place(_whole("epoch", state.get("epoch")), done)
 
     def close(self) -> None:
-        """End the iteration that runs, if one does. The loader can be iterated again."""
-        epoch = None if self._running is None else self._running()
-        self._running = None
-        if epoch is not None:
-            epoch.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+        """End the iteration that runs, if one does, and worker processes. The loader can be iterated again."""
+        self._end_iteration()
+        if self._machine is not None:
+            self._machine.source.close()
 
     def __repr__(self) -> str:
-        return f"Loader of {self.dataset!r}\n  {self.plan}"
+        return f"Loader of {self.dataset!r}\n  {self._described}"
 
     def _repr_html_(self) -> str:
-        return f"<b>Loader</b> {escape(str(self.plan))}<br>{self.dataset._repr_html_()}"
+        dataset = self.dataset._repr_html_() if isinstance(self.dataset, dataset_h5) else escape(repr(self.dataset))
+        return f"<b>Loader</b> {escape(self._described)}<br>{dataset}"
+
+    @property
+    def _described(self) -> str:
+        return "as another framework built it" if self._machine is None else str(self.plan)
 
     def _identity(self) -> dict[str, int]:
+        if self._machine is None:
+            msg = "Another framework built this loader; it keeps its place itself, or not at all."
+            raise OptionError(msg)
+        schedule = self._machine.schedule
         return {
-            "seed": self._seed,
-            "shuffle": int(self._shuffle),
-            "batch_size": self.plan.batch_size,
-            "samples": len(self.dataset),
+            "seed": self._machine.seed,
+            **schedule.order.identity(),
+            "batch_size": schedule.batch_size,
+            "samples": len(self.dataset),  # type: ignore[arg-type]  # a BatchView
+            "world_size": schedule.shard.world_size,
         }
-
-    def _batches(self, place: _Place) -> list[NDArray[np.intp]]:
-        """Rows of the batches that are left of an epoch."""
-        order = epoch_order(len(self.dataset), shuffle=self._shuffle, seed=self._seed, epoch=place.epoch)
-        size = self.plan.batch_size
-        return [order[number * size : (number + 1) * size] for number in range(place.batches_done, len(self))]
-
-
-class _Epoch:
-    """One running iteration. Holds nothing of the loader but what it needs, so that either may be dropped first."""
-
-    def __init__(self, loader: Loader, place: _Place, batches: list[NDArray[np.intp]]) -> None:
-        self._place = place
-        self._finish = loader._finish
-        self._rows = iter(batches) if loader.dataset.return_index else None
-        self._closed = False
-        workers, prefetch = loader.plan.workers.value, loader.plan.prefetch.value
-        source = host_batches(loader._source, batches, workers=workers, pool=loader._pool, ragged=loader._ragged)
-        self._ahead = Ahead(source, prefetch, "colabstage-loader")
-
-    def __iter__(self) -> Self:
-        return self
-
-    def __next__(self) -> Any:
-        if self._closed:
-            msg = "This iteration was ended, by a newer one over the same loader or by close(). Start a new one."
-            raise RuntimeError(msg)
-        x, y = next(self._ahead)
-        batch = self._finish(x, y)
-        self._place.batches_done += 1
-        if self._rows is None:
-            return batch
-        index = torch.from_numpy(next(self._rows).copy())
-        return batch, index if self._finish.device is None else index.to(self._finish.device)
-
-    def close(self) -> None:
-        """End the threads."""
-        self._closed = True
-        self._ahead.close()
 
 
 def _whole(name: str, value: object) -> int:

@@ -1,27 +1,31 @@
-"""Copies from host memory to one CUDA device that overlap with the model's work there, and are safe.
+"""Copies from host memory to one device that overlap with the model's work there, and are safe.
 
-The copies run on one side stream for as long as the object lives (a new stream each epoch would strand the memory
-that the allocator keeps for the old one). Four things make them safe:
+The copies go onto one lane for as long as the object lives. Four things make them safe:
 
-- The stream first waits for all that the consumer had begun when an iteration starts: batches may be made from it.
-- Host memory is pinned and used in turns; an event, recorded after the copies out of it, is awaited before it is
-  filled again.
-- The consumer's stream waits for an event, recorded after the batch's copies, before the batch is handed out.
+- The lane first waits for all that the consumer had begun when an iteration starts: batches may be made from it.
+- Host memory is used in turns: a mark, made after the copies out of it, is awaited before it is filled again, and
+  pinned batches are kept until theirs is reached.
+- The consumer's stream waits for a mark, made after the batch's copies, before the batch is handed out.
 - Everything handed out is recorded on the consumer's stream, so the allocator gives its memory to no later batch
-  while kernels that the consumer has queued still read it. The side stream need not wait for them.
+  while kernels that the consumer has queued still read it. The lane need not wait for them.
 """
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
 
+from colabstage.load.ahead import Ahead, Tick
+from colabstage.load.lanes import CudaLane
 from colabstage.load.nested import map_leaves, moves_itself
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator, Sequence
+    from collections.abc import Generator, Sequence
+
+    from colabstage.load.lanes import Lane, Mark
 
 T = TypeVar("T")
 
@@ -33,10 +37,10 @@ _ALIGNMENT_BYTES = 64
 
 @dataclass(frozen=True, slots=True)
 class Staged(Generic[T]):
-    """A batch on its way to a device; `copied` is the event after which it is there, `None` on a CPU."""
+    """A batch on its way to a device; `copied` is the mark after which it is there, `None` on a CPU."""
 
     batch: T
-    copied: torch.cuda.Event | None
+    copied: Mark | None
 
 
 class HostStage:
@@ -68,68 +72,83 @@ class HostStage:
 
 
 class _Slot:
-    """Pinned memory, and the event after which it may be filled again."""
+    """Host memory that copies are under way from, and the mark after which it may be filled again."""
 
-    def __init__(self) -> None:
-        self.stage = HostStage(pinned=True)
-        # Blocking, so that the thread that waits sleeps instead of turning on a core.
-        self.emptied = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+    def __init__(self, *, pinned: bool) -> None:
+        self.stage = HostStage(pinned=pinned)
+        self.lent: list[torch.Tensor] = []
+        self.emptied: Mark | None = None
+
+    def empty(self) -> None:
+        """Wait until nothing is copied from here any more."""
+        if self.emptied is not None:
+            self.emptied.synchronize()
+        self.lent.clear()
 
 
-class CudaStager:
-    """Takes batches to one CUDA device. `stage` belongs to the thread that prepares, the rest to the consumer."""
+class LaneStager:
+    """Takes batches to a device by a lane. `stage` belongs to the thread that prepares, the rest to the consumer."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, lane: Lane, device: torch.device) -> None:
+        self._lane = lane
         self._device = device
-        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._slots = [_Slot() for _ in range(_SLOTS)]
+        self._slots = [_Slot(pinned=lane.pinned) for _ in range(_SLOTS)]
         self._turn = 0
 
     def begin(self) -> None:
         """Let the copies of an iteration come after all that the caller's stream was given so far."""
-        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        self._lane.follow()
 
-    def stage(self, batches: Iterator[T]) -> Generator[Staged[T]]:
+    def stage(self, batches: Generator[T | Tick]) -> Generator[Staged[T] | Tick]:
         """Start the copies of batch after batch.
 
-        Batches are also made on the side stream, so those that are on the device already are ordered like the rest.
+        Batches are also made on the lane, so those that are on the device already are ordered like the rest.
         """
-        with torch.cuda.stream(self._stream), torch.no_grad():
-            yield from map(self._start, batches)
+        with closing(batches), self._lane.entered(), torch.no_grad():
+            try:
+                yield from map(self._start, batches)  # type: ignore[arg-type]  # mypy loses T here
+            finally:
+                # Before the memory goes back to where it came from.
+                for slot in self._slots:
+                    slot.empty()
 
     def hand_out(self, staged: Staged[T]) -> T:
         """Make a batch the caller's: what its stream is given from now on finds the batch on the device."""
-        consumer = torch.cuda.current_stream(self._device)
         if staged.copied is not None:
-            consumer.wait_event(staged.copied)
+            self._lane.lead(staged.copied)
 
         def finish(leaf: Any) -> Any:
             if moves_itself(leaf):
                 # Here, because nobody could record what is inside of it on the consumer's stream.
                 return leaf.to(self._device)
-            if isinstance(leaf, torch.Tensor) and leaf.is_cuda:
-                leaf.record_stream(consumer)
+            if isinstance(leaf, torch.Tensor):
+                self._lane.used(leaf)
             return leaf
 
         return map_leaves(staged.batch, finish)  # type: ignore[no-any-return]
 
-    def _start(self, batch: T) -> Staged[T]:
+    def _start(self, batch: T | Tick) -> Staged[T] | Tick:
+        if isinstance(batch, Tick):
+            return batch
         tensors: list[torch.Tensor] = []
         map_leaves(batch, lambda leaf: tensors.append(leaf) if _is_stageable(leaf) else None)
-        staged = iter(self._copy(tensors))
-        moved = map_leaves(batch, lambda leaf: next(staged) if _is_stageable(leaf) else self._moved(leaf))
-        copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        copied.record(self._stream)
-        return Staged(moved, copied)
+        copies = iter(self._copy(tensors))
+        moved = map_leaves(batch, lambda leaf: next(copies) if _is_stageable(leaf) else self._moved(leaf))
+        return Staged(moved, self._lane.mark())
 
     def _copy(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         slot = self._slots[self._turn]
         self._turn = (self._turn + 1) % _SLOTS
-        slot.emptied.synchronize()
-        copies = [torch.empty_like(tensor, device=self._device) for tensor in tensors]
-        for copy, host in zip(copies, slot.stage.fill(tensors), strict=True):
-            copy.copy_(host, non_blocking=True)
-        slot.emptied.record(self._stream)
+        slot.empty()
+        # What the loader gathered into pinned memory needs no second copy there.
+        ready = [self._lane.pinned and tensor.is_pinned() for tensor in tensors]
+        placed = iter(slot.stage.fill([tensor for tensor, there in zip(tensors, ready, strict=True) if not there]))
+        copies = []
+        for tensor, there in zip(tensors, ready, strict=True):
+            if there:
+                slot.lent.append(tensor)
+            copies.append(self._lane.copy(tensor if there else next(placed)))
+        slot.emptied = self._lane.mark()
         return copies
 
     def _moved(self, leaf: Any) -> Any:
@@ -143,7 +162,7 @@ def _is_stageable(leaf: Any) -> bool:
 
 
 class PlainStager:
-    """Takes batches to a device that has no streams of ours, such as the CPU itself; same methods as `CudaStager`."""
+    """Takes batches to a device that has no streams of ours, such as the CPU itself; same methods as `LaneStager`."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -151,16 +170,40 @@ class PlainStager:
     def begin(self) -> None:
         """Nothing to wait for."""
 
-    def stage(self, batches: Iterator[T]) -> Generator[Staged[T]]:
+    def stage(self, batches: Generator[T | Tick]) -> Generator[Staged[T] | Tick]:
         """Move batch after batch; what is there already stays what it is."""
-        yield from map(self._start, batches)
+        with closing(batches):
+            yield from map(self._start, batches)  # type: ignore[arg-type]  # mypy loses T here
 
     def hand_out(self, staged: Staged[T]) -> T:
         """The batch."""
         return staged.batch
 
-    def _start(self, batch: T) -> Staged[T]:
+    def _start(self, batch: T | Tick) -> Staged[T] | Tick:
+        if isinstance(batch, Tick):
+            return batch
+
         def move(leaf: Any) -> Any:
             return leaf.to(self._device) if isinstance(leaf, torch.Tensor) or moves_itself(leaf) else leaf
 
         return Staged(map_leaves(batch, move), None)
+
+
+Stager = LaneStager | PlainStager
+
+
+def make_stager(device: torch.device) -> Stager:
+    """The way of taking batches to a device that this device allows."""
+    return LaneStager(CudaLane(device), device) if device.type == "cuda" else PlainStager(device)
+
+
+def staged_ahead(batches: Generator[T | Tick], stager: Stager, depth: int, name: str) -> Ahead[Staged[T]]:
+    """Prepare batches in a thread of that name and start their copies, at most `depth` ahead of the caller."""
+    stager.begin()
+    return Ahead(stager.stage(batches), depth, name)
+
+
+def pinned_block(nbytes: int) -> memoryview:
+    """Pinned memory that batches can be gathered into."""
+    memory: Any = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True).numpy()
+    return memoryview(memory)

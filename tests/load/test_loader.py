@@ -376,7 +376,7 @@ def test_an_error_while_reading_comes_out_in_the_loop(make_encoded: Callable[...
         ({"dtype": torch.int64}, "torch.int64"),
         ({"device": "mps:7"}, "device='mps:7'"),
         ({"device": "abacus"}, "device='abacus'"),
-        ({"strategy": "workers"}, "expected one of auto, direct, memory"),
+        ({"strategy": "magic"}, "expected one of auto, device, memory, direct, workers"),
     ],
 )
 def test_arguments_that_cannot_work_are_refused(

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from colabstage.errors import NotEnoughSpaceError, OptionError
-from colabstage.load.plan import LoaderFacts, LoaderRequest, choose_loader
+from colabstage.load.choices import LoaderFacts, LoaderRequest
+from colabstage.load.plan import choose_loader
 from colabstage.load.storage import EngineChoice
 
 FACTS = LoaderFacts(
@@ -87,7 +88,7 @@ def test_plan_says_why() -> None:
         ({"num_workers": 0}, "num_workers=0"),
         ({"num_workers": True}, "num_workers=True"),
         ({"prefetch": -1}, "prefetch=-1"),
-        ({"strategy": "workers"}, "expected one of auto, direct, memory"),
+        ({"strategy": "magic"}, "expected one of auto, device, memory, direct, workers"),
         ({"batch_size": 2000, "drop_last": True}, "no batch of 1,000 samples"),
     ],
 )
