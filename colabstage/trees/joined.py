@@ -144,15 +144,20 @@ class JoinedTree:
 
     def read(self, entry: FileEntry) -> bytes:
         """The whole content of one file, as its own tree gives it."""
-        tree, own = self._find(entry)
+        tree, own = self.origin(entry)
         return tree.read(own)
 
     def chunks(self, entry: FileEntry) -> Iterator[bytes]:
         """The content of one file in pieces, as its own tree gives them."""
-        tree, own = self._find(entry)
+        tree, own = self.origin(entry)
         return tree.chunks(own)
 
-    def _find(self, entry: FileEntry) -> tuple[Tree, FileEntry]:
+    def origin(self, entry: FileEntry) -> tuple[Tree, FileEntry]:
+        """The part that has a file, and the file as that part has it.
+
+        Raises:
+            SourceReadError: the entry is another tree's.
+        """
         found = self._origin.get(entry.name)
         if found is None:
             raise foreign_entry(self.label, entry.name)
