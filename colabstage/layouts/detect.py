@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from colabstage.errors import EmptySourceError, LayoutError, MissingDependencyError, OptionError
-from colabstage.layouts import csv_table, detection, image_folder, pairs
+from colabstage.layouts import csv_table, detection, image_folder, pairs, webdataset
 from colabstage.layouts.table import ClaimedTreeError
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ class LayoutReader(NamedTuple):
 # Asked in this order: the more a layout demands of a tree, the earlier it stands.
 READERS: tuple[LayoutReader, ...] = (
     LayoutReader(detection.NAME, detection.read_detection),
+    LayoutReader(webdataset.NAME, webdataset.read_webdataset),
     LayoutReader(csv_table.NAME, csv_table.read_table),
     LayoutReader(pairs.NAME, pairs.read_pairs),
     LayoutReader(image_folder.NAME, image_folder.read_image_folder),
