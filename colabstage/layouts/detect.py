@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from colabstage.errors import EmptySourceError, LayoutError, MissingDependencyError, OptionError
-from colabstage.layouts import csv_table, detection, image_folder, pairs, webdataset
+from colabstage.layouts import arrays, csv_table, detection, image_folder, pairs, webdataset
 from colabstage.layouts.table import ClaimedTreeError
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ READERS: tuple[LayoutReader, ...] = (
     LayoutReader(csv_table.NAME, csv_table.read_table),
     LayoutReader(pairs.NAME, pairs.read_pairs),
     LayoutReader(image_folder.NAME, image_folder.read_image_folder),
+    LayoutReader(arrays.NAME, arrays.read_arrays),
 )
 
 

@@ -14,6 +14,8 @@ from colabstage.layouts.names import SPLIT_NAMES, listed
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from numpy.typing import NDArray
+
 # The first of these that a table has is its label, where nobody says which is.
 _LABELS = (
     "label", "labels", "class", "class_name", "classname", "category", "target", "targets", "tags", "diagnosis",
@@ -120,9 +122,15 @@ def _numbers(cells: Sequence[str]) -> tuple[Values, tuple[str, ...]]:
     if not np.isfinite(values).all() or np.any(values != np.rint(values)) or np.abs(values).max() >= 2**53:
         return Values(values.astype(np.float32)), ()
     whole = values.astype(np.int64)
+    return Values(whole), class_numbers(whole)
+
+
+def class_numbers(whole: NDArray[np.int64]) -> tuple[str, ...]:
+    """The numbers of classes as their names, where whole numbers count classes from 0; else nothing."""
     found = np.unique(whole)
-    counts_classes = found[0] == 0 and found[-1] == len(found) - 1 and 2 * len(found) <= len(cells)
-    return Values(whole), tuple(str(number) for number in found.tolist()) if counts_classes else ()
+    if not len(found) or found[0] != 0 or found[-1] != len(found) - 1 or 2 * len(found) > len(whole):
+        return ()
+    return tuple(str(number) for number in found.tolist())
 
 
 def _words(cells: Sequence[str]) -> tuple[Values, tuple[str, ...]]:

@@ -58,6 +58,23 @@ def open_unpacked(tree: Tree, entry: FileEntry) -> ByteSource:
         source.close()
 
 
+def read_head(tree: Tree, entry: FileEntry, length: int) -> bytes:
+    """The first bytes of one file, `length` of them or as many as there are, without reading the rest where possible.
+
+    Raises:
+        As `Tree.chunks`.
+    """
+    if isinstance(tree, JoinedTree):
+        return read_head(*tree.origin(entry), length)
+    if isinstance(tree, FolderTree | TarTree):
+        source = open_member(tree, entry)
+        try:
+            return source.pread(length, 0)
+        finally:
+            source.close()
+    return next(iter(tree.chunks(entry)), b"")[:length]
+
+
 def stamp_of(entry: FileEntry) -> str:
     """Differs whenever the file may have changed since it was listed."""
     return f"{entry.name!r} {entry.size} {entry.mtime_ns}"

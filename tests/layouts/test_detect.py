@@ -33,7 +33,7 @@ def test_a_folder_of_classes_is_found(tree: FolderTree, layout: str) -> None:
 
 def test_an_unknown_layout_lists_those_there_are(tree: FolderTree) -> None:
     """Before anything is opened, where the caller asks for that."""
-    with pytest.raises(OptionError, match=r"'images'.*auto, detection, .*table, pairs, image_folder"):
+    with pytest.raises(OptionError, match=r"'images'.*auto, detection, .*table, pairs, image_folder, arrays"):
         detect_layout(tree, "images")
     with pytest.raises(OptionError):
         check_layout_name("")
