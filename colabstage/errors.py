@@ -4,6 +4,7 @@
     ├── NotSupportedHereError  (NotImplementedError)   this platform cannot do what was asked
     ├── MissingDependencyError (ImportError)           an optional package is not installed
     ├── CancelledError         (RuntimeError)          the caller asked to stop
+    ├── WorkersLostError       (RuntimeError)          an executor's workers died again and again, or fell silent
     ├── OptionError            (ValueError)            an argument has a value that cannot work
     ├── DriveError             (OSError)               something about the Google Drive mount
     │   ├── DriveNotMountedError
@@ -55,6 +56,10 @@ class MissingDependencyError(ColabstageError, ImportError):
 
 class CancelledError(ColabstageError, RuntimeError):
     """The caller asked to stop; what was there before is untouched."""
+
+
+class WorkersLostError(ColabstageError, RuntimeError):
+    """An executor's workers died again and again, or fell silent; finished work is kept."""
 
 
 class OptionError(ColabstageError, ValueError):

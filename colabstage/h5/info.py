@@ -23,6 +23,7 @@ from colabstage.h5.names import (
     IMAGE_OPTIONS_ATTRIBUTE,
     MASK_OPTIONS_ATTRIBUTE,
     OFFSETS,
+    SHARD_SET_ATTRIBUTE,
     SKIPPED,
     key_name,
     split_of,
@@ -88,7 +89,8 @@ class PackInfo:
 
     `format_version`: `None` for a file that colabstage did not write.
     `layout`, `options`, `source`: as the file says them. `skipped`: one sentence for each sample left out.
-    `encoding_reason`: why samples are stored as they are; `None` where the file does not say.
+    `encoding`, `encoding_reason`: how samples are stored, and why; `None` where the file does not say.
+    `shard_set`: of a shard, what all that were written with it have in common.
     """
 
     path: Path
@@ -100,6 +102,8 @@ class PackInfo:
     source: str | None = None
     skipped: tuple[str, ...] = ()
     encoding_reason: str | None = None
+    encoding: str | None = None
+    shard_set: str | None = None
 
     def split(self, name: str) -> SplitInfo:
         """The split called `name`.
@@ -138,6 +142,8 @@ def read_info(path: Path) -> PackInfo:
                 source=_text_attribute(file, "source"),
                 skipped=_texts(file, SKIPPED),
                 encoding_reason=_text_attribute(file, "encoding_reason"),
+                encoding=_text_attribute(file, "encoding"),
+                shard_set=_text_attribute(file, SHARD_SET_ATTRIBUTE),
             )
         except ColabstageError:
             raise

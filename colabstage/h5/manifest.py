@@ -29,7 +29,7 @@ class Manifest:
     `size`: bytes. `block_bytes`: length of a block. `hashes`: xxh3-64 of each block, 16 hexadecimal digits.
     `key`: which source and options made it, as `stage` names them. `identity`: the source's state at that time.
     `samples`: rows of each split. `skipped`: one sentence for each sample left out.
-    `written_by`: the version of colabstage.
+    `written_by`: the version of colabstage. `shard`: of a shard, which one of which set; empty for other files.
     """
 
     size: int
@@ -40,6 +40,7 @@ class Manifest:
     samples: dict[str, int] = field(default_factory=dict)
     skipped: tuple[str, ...] = ()
     written_by: str = ""
+    shard: str = ""
     version: int = MANIFEST_VERSION
 
     @property
@@ -83,6 +84,7 @@ def read_manifest(file: Path) -> Manifest | None:
             samples={str(split): int(rows) for split, rows in raw["samples"].items()},
             skipped=tuple(str(line) for line in raw["skipped"]),
             written_by=str(raw["written_by"]),
+            shard=str(raw.get("shard", "")),
         )
         complete = len(manifest.hashes) == len(manifest.ranges)
     except (KeyError, TypeError, ValueError, AttributeError):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from colabstage.errors import MissingDependencyError
 from colabstage.load.crew import Crew
-from colabstage.load.reader import SplitReader
+from colabstage.load.joined import open_reader
 from colabstage.units import format_bytes
 
 try:
@@ -19,12 +19,12 @@ except ImportError as error:
     raise MissingDependencyError(_msg) from error
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Callable, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
 
+    from colabstage.h5.parts import Files
     from colabstage.load.rows import Indices
     from colabstage.load.storage import EngineChoice
     from colabstage.load.targets import TargetBatch
@@ -46,12 +46,12 @@ class dataset_h5(_Base):  # noqa: N801 - the name that people know from the reci
     Attributes:
         transform: called with each x; `target_transform` with each y.
         return_index: whether samples are `((x, y), index)`.
-        reader: the `SplitReader` below, for reading without torch.
+        reader: the `SplitReader` below, or `JoinedReader` of several files, for reading without torch.
     """
 
     def __init__(
         self,
-        in_file: str | os.PathLike[str],
+        in_file: Files,
         transform: Callable[[Any], Any] | None = None,
         *,
         split: str = "train",
@@ -62,7 +62,8 @@ class dataset_h5(_Base):  # noqa: N801 - the name that people know from the reci
         """Look at the file; no sample is read, except with `in_memory`.
 
         Args:
-            in_file: the HDF5 file.
+            in_file: the HDF5 file; a pattern that several match, such as `"data-*.h5"`, or a list of files: they are
+                read as one, in the order of shards, what was appended last.
             transform: called with each x, an array `(H, W, C)` as stored; its result takes the place of x.
             split: which split: `"train"` reads `X_train` and `Y_train`.
             target_transform: called with each y.
@@ -71,11 +72,12 @@ class dataset_h5(_Base):  # noqa: N801 - the name that people know from the reci
                 it is refused when it does not fit.
 
         Raises:
-            SourceNotFoundError, PackFormatError, NewerFormatError, DamagedPackError: the file cannot be read.
+            SourceNotFoundError, PackFormatError, NewerFormatError, DamagedPackError: the file cannot be read; several
+                are not alike (the message names the difference), or shards of them are missing.
             SplitNotFoundError: it has no such split; the message lists those it has.
             NotEnoughSpaceError: with `in_memory`, when the inputs do not fit.
         """
-        self.reader = SplitReader(in_file, split, in_memory=in_memory)
+        self.reader = open_reader(in_file, split, in_memory=in_memory)
         self.transform = transform
         self.target_transform = target_transform
         self.return_index = return_index

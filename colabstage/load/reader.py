@@ -59,13 +59,16 @@ class _Opened:
 class SplitReader:
     """Random access to the rows of one split. Lazy, picklable, safe under fork and spawn, and from several threads."""
 
-    def __init__(self, path: str | os.PathLike[str], split: str = "train", *, in_memory: bool = False) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], split: str = "train", *, in_memory: bool = False, beside_bytes: int = 0
+    ) -> None:
         """Look at the file; no sample is read, except with `in_memory`.
 
         Args:
             path: an HDF5 file with `X_<split>`, and `Y_<split>` unless there are no targets.
             split: which split.
             in_memory: read all inputs into memory now, in one sequential pass. Children made by fork share them.
+            beside_bytes: length of what is read at random beside this file: the system's cache has to hold that too.
 
         Raises:
             SourceNotFoundError, PackFormatError, NewerFormatError, DamagedPackError: the file cannot be read.
@@ -78,6 +81,7 @@ class SplitReader:
         self.info: SplitInfo = info.split(split)
         self.classes = info.classes
         self._stamp = FileStamp.of(self.path.stat())
+        self._beside_bytes = beside_bytes
         self.slow_mount = slow_reason(mount_of(self.path))
         with open_h5(self.path) as file:
             self._x = self._examine(file, self.info.x)
@@ -187,12 +191,12 @@ class SplitReader:
         shape = self.row_shape
         if isinstance(engine, EncodedRows):
             if shape is None:
-                _refuse_out(out)
+                refuse_out(out)
                 return engine.decode_list(rows, crew)
-            target = _target(out, (len(rows), *shape), self.row_dtype)
+            target = target_array(out, (len(rows), *shape), self.row_dtype)
             engine.decode_rows(rows, target, crew)
             return target
-        target = _target(out, (len(rows), *self._x.facts.shape[1:]), self.row_dtype)
+        target = target_array(out, (len(rows), *self._x.facts.shape[1:]), self.row_dtype)
         engine.read_rows(rows, target, crew)
         return target
 
@@ -295,7 +299,8 @@ class SplitReader:
         return replace(field, choice=choose_engine(field.facts, cache=cache))
 
     def _cache_state(self, file: OpenFile, facts: StorageFacts) -> CacheState:
-        return CacheState(file.resident_part(facts), facts.nbytes, read_resources().free_memory_bytes)
+        nbytes = facts.nbytes + self._beside_bytes
+        return CacheState(file.resident_part(facts), nbytes, read_resources().free_memory_bytes)
 
     def _open(self) -> _Opened:
         """What this process has open, opened now if it was not."""
@@ -330,7 +335,7 @@ class SplitReader:
         return GatherEngine(memory_table(file.load(self._x.facts, self._x.choice)), None)
 
 
-def _target(out: NDArray[Any] | None, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+def target_array(out: NDArray[Any] | None, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
     """`out` if it is what is needed, a new array if there is none."""
     if out is None:
         return np.empty(shape, dtype)
@@ -343,7 +348,7 @@ def _target(out: NDArray[Any] | None, shape: tuple[int, ...], dtype: np.dtype[An
     return out
 
 
-def _refuse_out(out: NDArray[Any] | None) -> None:
+def refuse_out(out: NDArray[Any] | None) -> None:
     if out is not None:
         msg = "These images have different shapes and cannot share one out array. Leave out=None: they come as a list."
         raise ValueError(msg)

@@ -7,7 +7,7 @@ import time
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -32,7 +32,7 @@ from colabstage.h5.manifest import (
     read_manifest,
     write_manifest,
 )
-from colabstage.h5.names import FORMAT_VERSION
+from colabstage.h5.names import FORMAT_VERSION, SHARD_SET_ATTRIBUTE
 from colabstage.layouts.fields import Boxes, Values
 from colabstage.machine.resources import check_space, free_space, usable_cores
 from colabstage.pack.content import pack_content
@@ -75,6 +75,7 @@ def run_pack(
     key: str = "",
     identity: Mapping[str, Any] | None = None,
     address: str = "",
+    shard: ShardName | None = None,
 ) -> PackReport:
     """Write a planned pack to `out`, replacing what stands there only at the very end.
 
@@ -85,23 +86,44 @@ def run_pack(
         progress, cancellation: where the work is shown, and how it is stopped.
         key, identity: what the manifest says of the source.
         address: what the file itself says of the source.
+        shard: which part of a set of files this is, `None` for a file of its own.
 
     Raises:
         As `pack_dataset`.
     """
     began = time.monotonic()
-    origin = _Origin(key, dict(identity or {}), address or job.label)
+    origin = _Origin(key, dict(identity or {}), address or job.label, shard)
     try:
         return _PackRun(job, out, slow, origin).execute(progress, cancellation, began)
     except MixedImagesError as error:
+        if shard is not None:
+            raise  # All shards are stored alike, so all have to be written again.
         if job.options.encoding == "pixels":
             msg = f"These images cannot be stored as pixels: {error}."
             raise LayoutError(msg) from error
-    # The few images that were looked at had one size and this one has not: what "auto" promises then is to keep
-    # every image as it came.
+    return _PackRun(as_they_came(job), out, slow, origin).execute(progress, cancellation, began)
+
+
+def as_they_came(job: PackJob) -> PackJob:
+    """The same job, every image kept as it came.
+
+    What "auto" promises when the few images that were looked at had one size, and another then has not.
+    """
     encoded = plan_pack(job.table, replace(job.options, encoding="encoded"), facts=(), free_bytes=None)
     plan = replace(encoded, reason="the images have many sizes, so they are kept as they came")
-    return _PackRun(replace(job, plan=plan), out, slow, origin).execute(progress, cancellation, began)
+    return replace(job, plan=plan)
+
+
+class ShardName(NamedTuple):
+    """One file of a set that was written together. `made_of`: hexadecimal digits that all of them share, and no other
+    set has. `number` of `total`, from 0."""
+
+    made_of: str
+    number: int
+    total: int
+
+    def __str__(self) -> str:
+        return f"{self.made_of} {self.number}/{self.total}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +133,7 @@ class _Origin:
     key: str
     identity: dict[str, Any]
     address: str
+    shard: ShardName | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +162,9 @@ class _PackRun:
         return report
 
     def _attributes(self) -> dict[str, Any]:
+        shard = self.origin.shard
         return {
+            **({} if shard is None else {SHARD_SET_ATTRIBUTE: shard.made_of, "shard": [shard.number, shard.total]}),
             "source": self.origin.address,
             "encoding": self.job.plan.encoding,
             "encoding_reason": self.job.plan.reason,
@@ -155,9 +180,9 @@ class _PackRun:
         is_archive = self.job.tree is not None and self.job.tree.kind != "folder"
         archive = self.origin.identity if is_archive else None
         digest = hashlib.sha256()
-        options = self.job.options.places_fingerprint()
+        options, shard = self.job.options.places_fingerprint(), self.origin.shard
         fields = [(part.side, part.shape, str(part.dtype), dict(part.attributes)) for part in plan.fields]
-        for fact in (FORMAT_VERSION, version("colabstage"), self.origin.address, archive, options, fields):
+        for fact in (FORMAT_VERSION, version("colabstage"), self.origin.address, archive, options, fields, shard):
             digest.update(repr(fact).encode(errors="surrogateescape"))
         for text in (*table.classes, *table.keys):
             digest.update(f"{text}\n".encode(errors="surrogateescape"))
@@ -243,14 +268,25 @@ class _PackRun:
             samples={split.name: len(split.samples) for split in plan.splits},
             skipped=skipped,
             written_by=version("colabstage"),
+            shard="" if self.origin.shard is None else str(self.origin.shard),
         )
         write_manifest(file, manifest)
         write_manifest(file.with_name(_PUBLISHED), manifest)
-        # Without its manifest a pack does not count, so between these three steps there is either the old pack, or
-        # none that anybody trusts. None of them needs space.
-        manifest_path(self.out).unlink(missing_ok=True)
-        file.replace(self.out)
-        manifest_path(file).replace(manifest_path(self.out))
+        place_pack(file, self.out)
+
+
+def place_pack(file: Path, out: Path) -> None:
+    """Move a finished pack with its manifest to its place. None of the steps needs space."""
+    if not out.exists():
+        # Readers of a pattern take what they find, so a new file appears in one step, and whole.
+        manifest_path(file).replace(manifest_path(out))
+        file.replace(out)
+        return
+    # Without its manifest a pack does not count, so between these three steps there is either the old pack, or none
+    # that anybody trusts.
+    manifest_path(out).unlink(missing_ok=True)
+    file.replace(out)
+    manifest_path(file).replace(manifest_path(out))
 
 
 def target_arrays(table: SampleTable) -> tuple[NDArray[Any], ...]:

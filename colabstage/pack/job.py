@@ -63,13 +63,27 @@ def prepare_pack(tree: Tree, options: PackOptions, *, free_bytes: int | None) ->
     return plan_job(tree, detect_layout(tree, options.layout), options, free_bytes=free_bytes)
 
 
-def plan_job(tree: Tree | None, table: SampleTable, options: PackOptions, *, free_bytes: int | None) -> PackJob:
-    """Plan the pack of a table of samples, as `prepare_pack`."""
+def plan_job(
+    tree: Tree | None,
+    table: SampleTable,
+    options: PackOptions,
+    *,
+    free_bytes: int | None,
+    facts: Sequence[ImageFacts] | None = None,
+) -> PackJob:
+    """Plan the pack of a table of samples, as `prepare_pack`. `facts`: of a few images, where somebody has looked."""
     if options.prepare is not None:
         table = prepared_table(table, options.prepare, options.image)
-    spread = tree is None or tree.kind == "folder"
-    facts = look_at_images(table, spread=spread) if needs_facts(table, options) else ()
+    if facts is None:
+        facts = seen_facts(tree, table, options)
     return PackJob(tree, table, plan_pack(table, options, facts=facts, free_bytes=free_bytes), options)
+
+
+def seen_facts(tree: Tree | None, table: SampleTable, options: PackOptions) -> Sequence[ImageFacts]:
+    """Look at a few images, where that is needed to plan their pack."""
+    if options.prepare is not None or not needs_facts(table, options):
+        return ()
+    return look_at_images(table, spread=tree is None or tree.kind == "folder")
 
 
 def look_at_images(table: SampleTable, *, spread: bool) -> Sequence[ImageFacts]:

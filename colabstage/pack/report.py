@@ -22,6 +22,7 @@ class PackReport:
     `nbytes`: length of the file. `seconds`: how long it took, `packing_s` of it reading, decoding and writing.
     `resumed`: samples that an earlier, interrupted run had already put in place.
     `readers`: reads in flight at the most. `notes`: what else a person should know.
+    `files`: of shards, all of them; `path` is then a pattern that they match, which `dataset_h5` reads.
     """
 
     path: Path
@@ -36,6 +37,7 @@ class PackReport:
     resumed: int
     readers: int
     notes: tuple[str, ...]
+    files: tuple[Path, ...] = ()
 
     def __str__(self) -> str:
         total = sum(self.samples.values())

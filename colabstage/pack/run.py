@@ -1,30 +1,34 @@
-"""`pack_dataset`: a local folder or archive becomes one HDF5 file."""
+"""`pack_dataset`: a local folder or archive becomes one HDF5 file, or several."""
 
 from __future__ import annotations
 
+import hashlib
 import os
-from contextlib import contextmanager
+import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from colabstage.errors import TargetExistsError
-from colabstage.fileops import make_folder, remove_any, sweep_orphans, temp_beside
+from colabstage.errors import OptionError, TargetExistsError
+from colabstage.fileops import local_lock, make_folder
+from colabstage.h5.parts import appended_beside, next_appended, shards_beside
 from colabstage.images.options import ImageOptions
-from colabstage.layouts.items import read_dataset
-from colabstage.machine.mounts import is_slow_mount
-from colabstage.pack.execute import SLOW_READERS, run_pack, space_for
-from colabstage.pack.job import plan_job, prepare_pack
+from colabstage.pack.append import check_fits, dataset_of, options_like, read_base, repeated_names, with_classes
+from colabstage.pack.execute import run_pack, space_for
+from colabstage.pack.job import plan_job
+from colabstage.pack.opening import open_source
 from colabstage.pack.options import PackOptions, split_fractions
+from colabstage.pack.shards import ShardSet
 from colabstage.progress import Cancellation, resolve_progress
-from colabstage.trees.open import open_tree
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
+    from concurrent.futures import Executor
     from os import PathLike
 
     from colabstage.images.options import ColorMode, Resize
     from colabstage.layouts.detect import LayoutFunction
-    from colabstage.layouts.items import IndexableDataset
+    from colabstage.pack.opening import PackSource
     from colabstage.pack.options import Encoding, OnError
     from colabstage.pack.prepare import Prepare
     from colabstage.pack.report import PackReport
@@ -32,8 +36,8 @@ if TYPE_CHECKING:
 
 
 def pack_dataset(
-    source: str | PathLike[str] | IndexableDataset,
-    out: str | PathLike[str],
+    source: PackSource,
+    out: str | PathLike[str] | None = None,
     *,
     layout: str | LayoutFunction = "auto",
     image_size: tuple[int, int] | None = None,
@@ -45,15 +49,18 @@ def pack_dataset(
     prepare: Prepare | None = None,
     seed: int = 0,
     on_error: OnError | str = "raise",
+    append_to: str | PathLike[str] | None = None,
+    shards: int | None = None,
+    executor: Executor | None = None,
     overwrite: bool = False,
     progress: bool | Progress = True,
 ) -> PackReport:
-    r"""Convert a folder or archive on this machine to one HDF5 file; no Google Drive involved.
+    r"""Convert a folder or archive on this machine to one HDF5 file, or several; no Google Drive involved.
 
     Args:
         source: a folder, or a zip or tar that is read in place, never extracted; or a dataset: an object with a length
             whose items are `(x, y)`, images, arrays or numbers.
-        out: the file to make. Its manifest `OUT.json` is written beside it, last.
+        out: the file to make. Its manifest `OUT.json` is written beside it; without that it does not count.
         layout: how files become samples; `"auto"` tries every layout there is. A function of one argument, the tree,
             that returns a `SampleTable` is a layout of your own.
         image_size: `(height, width)` in pixels of every image; `None` keeps each image's own.
@@ -69,14 +76,24 @@ def pack_dataset(
         seed: of the splits and of the row order of `train`.
         on_error: `"raise"` at the first image that cannot be decoded, `"skip"` and report it, or `"skip:1%"` to stop
             when more than that part of all has been left out. Work that was done before it stopped is kept.
-        overwrite: replace a file that stands at `out`.
+        append_to: in place of `out`: a dataset `NAME.h5` that was packed before, in one file or in shards. The samples
+            are written to `NAME-append-00001.h5` beside it (or 00002, …), and `dataset_h5("NAME*.h5")` reads all as
+            one, what was appended last. Options that are left at their defaults are those of `NAME.h5`; a source whose
+            samples would be stored in another form is refused. Classes may be some of those that are there.
+        shards: write so many files `OUT-00000-of-00008.h5`, … in place of one. They hold the rows that one would, and
+            `report.path` is a pattern by which `dataset_h5` reads them as one.
+        executor: a `concurrent.futures.Executor` whose workers write one shard each; without `shards`, about one for
+            each GB, and 8 at the least where there are samples for them. Workers on other machines, as those behind
+            dask's `Client.get_executor()`, must see source and `out` under the same names. Shards of workers that
+            die are written again. The files are the same, byte for byte, whoever writes them.
+        overwrite: replace what stands at `out`.
         progress: `True` for a bar, `False` for silence, or a `Progress`.
 
     Raises:
         SourceNotFoundError, ArchiveError, LayoutError, DecodeError, OptionError, NotEnoughSpaceError,
         TargetExistsError, TargetNotWritableError: nothing at `out` has changed.
+        WorkersLostError: the executor's workers died again and again, or fell silent.
     """
-    target = Path(out)
     options = PackOptions(
         layout=layout,
         image=ImageOptions(size=image_size, color_mode=color_mode, resize=resize),
@@ -87,45 +104,64 @@ def pack_dataset(
         seed=seed,
         on_error=on_error,
     )
-    _check_target(target, overwrite=overwrite)
     shown = resolve_progress(progress)
-    if not isinstance(source, str | os.PathLike):
-        job = plan_job(None, read_dataset(source), options, free_bytes=space_for(target))
+    in_shards = shards is not None or executor is not None
+    if append_to is not None:
+        if out is not None or in_shards or overwrite:
+            msg = "append_to= names what is appended to and writes one file; leave out, shards, executor and overwrite."
+            raise OptionError(msg)
+        return _append(source, dataset_of(Path(append_to)), options, shown)
+    if out is None:
+        msg = "Neither out nor append_to= says where the pack goes; give the name of a file, for example 'data.h5'."
+        raise OptionError(msg)
+    target = Path(out)
+    _check_target(target, overwrite=overwrite, in_shards=in_shards)
+    if in_shards:
+        return ShardSet(source, target, options, shards, executor, overwrite=overwrite).pack(shown)
+    with open_source(source, options, beside=target) as opened:
+        job = plan_job(opened.tree, opened.table, options, free_bytes=space_for(target))
         make_folder(target.parent)
-        return run_pack(job, target, slow=False, progress=shown, cancellation=Cancellation())
-    place = Path(source)
-    workers = SLOW_READERS if is_slow_mount(place) else 1
-    with _spool(target) as spool, open_tree(place, spool=spool, workers=workers) as tree:
-        job = prepare_pack(tree, options, free_bytes=space_for(target))
-        make_folder(target.parent)
-        identity = {} if tree.kind == "folder" else _look_at(place)
-        return run_pack(job, target, slow=workers > 1, progress=shown, cancellation=Cancellation(), identity=identity)
+        return run_pack(
+            job, target, slow=opened.slow, progress=shown, cancellation=Cancellation(), identity=opened.identity
+        )
 
 
-def _check_target(target: Path, *, overwrite: bool) -> None:
+def _append(source: PackSource, dataset: Path, options: PackOptions, progress: Progress) -> PackReport:
+    """Write a further file of the dataset that would be called `dataset` if it were one file."""
+    base = read_base(dataset)
+    options = options_like(base, options)
+    name = hashlib.sha256(os.fsencode(dataset.absolute())).hexdigest()[:16]
+    # The number is chosen before the work and taken after it.
+    with local_lock(Path(tempfile.gettempdir()) / f"colabstage-append-{name}.lock", timeout_s=0) as alone:
+        if not alone:
+            msg = f"Something is being appended to '{dataset}' by another process. Append when it is done."
+            raise TargetExistsError(msg)
+        target = next_appended(dataset)
+        with open_source(source, options, beside=target) as opened:
+            table = with_classes(opened.table, base.classes)
+            job = plan_job(opened.tree, table, options, free_bytes=space_for(target))
+            check_fits(base, job.table, job.plan, options)
+            report = run_pack(
+                job, target, slow=opened.slow, progress=progress, cancellation=Cancellation(), identity=opened.identity
+            )
+        again = repeated_names(dataset, job.table, but=target)
+    if not again:
+        return report
+    note = f"{again:,} of the samples have the names of samples that were there; they may be the same ones"
+    return replace(report, notes=(*report.notes, note))
+
+
+def _check_target(target: Path, *, overwrite: bool, in_shards: bool) -> None:
     if target.is_dir():
         msg = f"'{target}' is a folder; expected the name of a file, for example '{target / 'pack.h5'}'."
         raise TargetExistsError(msg)
     if target.exists() and not overwrite:
         msg = f"'{target}' exists. Choose another name, or give overwrite=True to replace it."
         raise TargetExistsError(msg)
+    # A pattern that finds the new files would find these too, and nobody can tell whether they are still wanted.
+    stale = appended_beside(target) + ([] if in_shards else shards_beside(target))
+    if stale:
+        msg = f"'{stale[0]}' belongs to a dataset of this name. Remove such files, or choose another name."
+        raise TargetExistsError(msg)
     if target.parent.exists():
         make_folder(target.parent)
-
-
-def _look_at(archive: Path) -> dict[str, int]:
-    """What tells an archive from one that replaces it with members of the same names, sizes and times."""
-    status = archive.stat()
-    return {"nbytes": status.st_size, "mtime_ns": status.st_mtime_ns}
-
-
-@contextmanager
-def _spool(target: Path) -> Iterator[Path]:
-    """A name beside `target` for the unpacked form of a compressed tar; the folder is made only where there is one."""
-    model = target.with_name(f"{target.name}-spool")
-    sweep_orphans(target.parent, name=model.name)
-    folder = temp_beside(model)
-    try:
-        yield folder
-    finally:
-        remove_any(folder)

@@ -1,0 +1,161 @@
+"""Handing tasks to an executor whose workers may die, and handing those of the dead out again."""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, CancelledError, Future, ProcessPoolExecutor, wait
+from contextlib import suppress
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from colabstage.errors import WorkersLostError
+from colabstage.machine.resources import usable_cores
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from concurrent.futures import Executor
+
+Task = TypeVar("Task")
+Result = TypeVar("Result")
+
+# How often one task may lose its worker. Dask itself tries three times before it says so.
+_MOST_LOSSES = 4
+_LOOK_S = 0.5
+# With no result, and no sign of work, for so long, nobody works any more. A busy cluster may keep tasks waiting.
+_SILENCE_S = 1800.0
+# Workers that are told to stop do so between two samples.
+_END_S = 60.0
+
+
+def run_tasks(
+    executor: Executor,
+    function: Callable[[Task], Result],
+    tasks: Sequence[Task],
+    *,
+    signs: Callable[[], object] = lambda: None,
+    stop: Callable[[], None] = lambda: None,
+    silence_s: float = _SILENCE_S,
+) -> Iterator[tuple[Task, Result]]:
+    """Run `function(task)` for every task somewhere; yields `(task, result)` as they come.
+
+    A task whose worker died is submitted again. A broken process pool cannot take it any more, so one of our own, of
+    as many processes, takes its place.
+
+    Args:
+        executor: any; stays open.
+        function: picklable where the executor's workers are other processes; may be called again for a task.
+        tasks: likewise.
+        signs: another value whenever somebody has worked since the last call.
+        stop: called when the results are not wanted any more, so that running tasks end.
+        silence_s: with no result and no sign for so many seconds, the workers count as lost.
+
+    Raises:
+        WorkersLostError: a task lost its worker again and again, or there is no sign of work.
+        What `function` raises, for the first task that fails; the others are cancelled.
+    """
+    run = _Run(executor, function, tasks)
+    watch = _Watch(signs, silence_s)
+    try:
+        while run.pending:
+            finished, _ = wait(run.pending, timeout=_LOOK_S, return_when=FIRST_COMPLETED)
+            watch.look(len(finished), len(run.pending))
+            yield from run.collect(finished)
+    except BaseException:
+        stop()
+        raise
+    finally:
+        run.close()
+
+
+class _Watch:
+    """Notices when nobody works any more."""
+
+    def __init__(self, signs: Callable[[], object], silence_s: float) -> None:
+        self._signs = signs
+        self._silence_s = silence_s
+        self._sign = signs()
+        self._heard = time.monotonic()
+
+    def look(self, finished: int, pending: int) -> None:
+        """Look for a sign of work.
+
+        Raises:
+            WorkersLostError: there has been none for too long.
+        """
+        sign = self._signs()
+        if finished or sign != self._sign:
+            self._sign, self._heard = sign, time.monotonic()
+        elif time.monotonic() - self._heard > self._silence_s:
+            msg = (
+                f"{pending} tasks are with the executor, and for {self._silence_s:,.0f} s none has ended or written "
+                "anything. Look at its workers, then start again: finished work is kept."
+            )
+            raise WorkersLostError(msg)
+
+
+class _Run(Generic[Task, Result]):
+    """Tasks under way: `pending`, by their futures."""
+
+    def __init__(self, executor: Executor, function: Callable[[Task], Result], tasks: Sequence[Task]) -> None:
+        self.pending: dict[Future[Result], int] = {}
+        self._executor = executor
+        self._own: ProcessPoolExecutor | None = None
+        self._function = function
+        self._tasks = tasks
+        self._losses = [0] * len(tasks)
+        for number in range(len(tasks)):
+            self._submit(number)
+
+    def collect(self, finished: set[Future[Result]]) -> Iterator[tuple[Task, Result]]:
+        """Results of finished tasks; those that lost their worker are submitted again."""
+        lost: list[tuple[int, Exception]] = []
+        for future in finished:
+            number = self.pending.pop(future)
+            try:
+                result = future.result()
+            except Exception as error:
+                if not _is_loss(error):
+                    raise
+                lost.append((number, error))
+            else:
+                yield self._tasks[number], result
+        for number, why in lost:
+            self._losses[number] += 1
+            if self._losses[number] >= _MOST_LOSSES:
+                msg = (
+                    f"The worker died {_MOST_LOSSES} times on the same task ({why}). It may have too little memory, "
+                    "or one file crashes the decoder. Finished work is kept."
+                )
+                raise WorkersLostError(msg) from why
+            self._submit(number)
+
+    def _submit(self, number: int) -> None:
+        try:
+            future = self._executor.submit(self._function, self._tasks[number])
+        except BrokenExecutor:
+            self._replace()
+            future = self._executor.submit(self._function, self._tasks[number])
+        self.pending[future] = number
+
+    def _replace(self) -> None:
+        """A pool like the broken one. Spawned, since forking a process with threads may hang the child."""
+        size = getattr(self._executor, "_max_workers", None) or usable_cores()
+        if self._own is not None:
+            self._own.shutdown(wait=False, cancel_futures=True)
+        self._executor = self._own = ProcessPoolExecutor(size, mp_context=multiprocessing.get_context("spawn"))
+
+    def close(self) -> None:
+        """Cancel what has not begun, and wait for what runs."""
+        for future in self.pending:
+            future.cancel()
+        with suppress(ValueError):  # there are none
+            wait(self.pending, timeout=_END_S)
+        if self._own is not None:
+            self._own.shutdown(wait=False, cancel_futures=True)
+
+
+def _is_loss(error: Exception) -> bool:
+    """Whether the worker failed, not the task. Dask's own errors are told by where they come from."""
+    return isinstance(error, BrokenExecutor | CancelledError) or type(error).__module__.partition(".")[0] == (
+        "distributed"
+    )

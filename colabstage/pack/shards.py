@@ -1,0 +1,383 @@
+"""One dataset in several files, each written by a task of its own, here or on another machine.
+
+Which rows a shard holds follows from the samples and the number of shards alone, so the files are the same bytes
+whoever writes them. A task opens the source by its address, plans as the caller did, and makes sure that it came to the
+same; it writes into a folder beside the target. When all shards are there they take their places.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from colabstage.errors import DecodeError, LayoutError, OptionError, SourceChangedError, TargetExistsError
+from colabstage.fileops import adopt_orphan, disk_use, disown, make_folder, remove_any, sweep_orphans, temp_beside
+from colabstage.h5.manifest import manifest_path, read_manifest
+from colabstage.h5.parts import shard_path, shard_pattern, shards_beside
+from colabstage.machine.resources import check_space, free_space
+from colabstage.pack.dispatch import run_tasks
+from colabstage.pack.execute import ShardName, as_they_came, place_pack, run_pack, target_arrays
+from colabstage.pack.job import plan_job, seen_facts
+from colabstage.pack.opening import open_source
+from colabstage.pack.report import PackReport
+from colabstage.pack.samples import MixedImagesError
+from colabstage.pack.splits import SplitPlan
+from colabstage.pack.subset import take_rows, take_samples
+from colabstage.progress import Cancellation, NullProgress
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from concurrent.futures import Executor
+
+    from colabstage.images.decode import ImageFacts
+    from colabstage.pack.job import PackJob
+    from colabstage.pack.opening import OpenSource, PackSource
+    from colabstage.pack.options import PackOptions
+    from colabstage.progress import Progress
+
+_SHARD_BYTES = 1_000_000_000
+# Fewer would leave the workers of a small cluster idle; where shards get too few samples they cost more than they give.
+_FEWEST = 8
+_FEWEST_SAMPLES = 64
+_MOST = 99_999
+# In the folder that shards are written in: as long as it is there, they are wanted.
+_WANTED = "wanted"
+_LOOK_S = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class ShardTask:
+    """All that a worker needs to write one shard. Picklable where `source` and the functions in `options` are.
+
+    `folder`: where to write it. `target`: the file whose shards these are, for their names. `facts`, `free_bytes`: what
+    the caller planned with. `encoded`: whether images turned out to be of many sizes, so that all stay as they came.
+    """
+
+    source: PackSource
+    folder: str
+    target: str
+    options: PackOptions
+    facts: tuple[ImageFacts, ...]
+    free_bytes: int
+    encoded: bool
+    name: ShardName
+
+    @property
+    def path(self) -> Path:
+        """The shard's file."""
+        return shard_path(Path(self.folder) / Path(self.target).name, self.name.number, self.name.total)
+
+
+@dataclass(frozen=True, slots=True)
+class ShardResult:
+    """What became of one shard: rows of each split, and one sentence for each sample that was left out."""
+
+    samples: dict[str, int]
+    skipped: tuple[str, ...]
+    resumed: int
+    readers: int
+
+
+def default_shards(job: PackJob) -> int:
+    """How many shards a dataset has if nobody says: about one for each GB. Depends on the samples alone."""
+    by_size = max(_FEWEST, -(-job.plan.nbytes // _SHARD_BYTES))
+    return max(1, min(by_size, len(job.table) // _FEWEST_SAMPLES, _MOST))
+
+
+def check_shards(count: int, job: PackJob) -> int:
+    """Return `count` if so many shards can be made.
+
+    Raises:
+        OptionError: it is no such number, or some shards would hold nothing.
+    """
+    most = min(_MOST, max(len(split.samples) for split in job.plan.splits))
+    if not 1 <= count <= most:
+        msg = f"shards={count!r} cannot work; expected 1 to {most:,}, the rows of the largest split at the most."
+        raise OptionError(msg)
+    return count
+
+
+def shard_splits(splits: Sequence[SplitPlan], number: int, count: int) -> list[SplitPlan]:
+    """The rows of one shard: of every split its part in turn, so that all shards together are the one file's rows."""
+    parts = []
+    for split in splits:
+        rows = len(split.samples)
+        own = split.samples[rows * number // count : rows * (number + 1) // count]
+        if len(own):
+            parts.append(SplitPlan(split.name, own))
+    return parts
+
+
+def shard_job(job: PackJob, number: int, count: int) -> PackJob:
+    """The part of a job that is one shard."""
+    splits = shard_splits(job.plan.splits, number, count)
+    chosen = np.sort(np.concatenate([split.samples for split in splits]))
+    return replace(job, table=take_samples(job.table, chosen), plan=take_rows(job.plan, chosen, splits))
+
+
+def made_of(job: PackJob, count: int) -> str:
+    """16 hexadecimal digits that differ whenever some shard of the set would."""
+    digest = hashlib.sha256()
+    facts = (version("colabstage"), job.label, job.options.places_fingerprint(), job.plan.encoding, count)
+    digest.update(repr(facts).encode(errors="surrogateescape"))
+    for text in (*job.table.classes, *job.table.keys):
+        digest.update(f"{text}\n".encode(errors="surrogateescape"))
+    rows = (job.table.inputs.source.sizes, *target_arrays(job.table), *(split.samples for split in job.plan.splits))
+    for values in rows:
+        digest.update(np.ascontiguousarray(values).tobytes())
+    return digest.hexdigest()[:16]
+
+
+def write_shard(task: ShardTask) -> ShardResult:
+    """Write one shard, unless it is there. Called in a worker; may be called again when one died.
+
+    Raises:
+        SourceChangedError: the source is not what the caller planned with.
+        MixedImagesError: an image is not of the shape that was planned; all shards have to be planned anew.
+        CancelledError: the caller does not want it any more.
+        As `pack_dataset`.
+    """
+    done = finished_shard(task.path, task.name)
+    if done is not None:
+        return done
+    with open_source(task.source, task.options, beside=task.path) as opened:
+        job = plan_job(opened.tree, opened.table, task.options, free_bytes=task.free_bytes, facts=task.facts)
+        return write_shard_of(as_they_came(job) if task.encoded else job, opened, task)
+
+
+def write_shard_of(job: PackJob, opened: OpenSource, task: ShardTask) -> ShardResult:
+    """Write one shard of a job that is planned, unless it is there; raises as `write_shard`."""
+    done = finished_shard(task.path, task.name)
+    if done is not None:
+        return done
+    if made_of(job, task.name.total) != task.name.made_of:
+        msg = (
+            f"'{job.label}' has other files here than where the pack was planned, or changed meanwhile. Make sure that "
+            "all workers see the same source, and pack it again."
+        )
+        raise SourceChangedError(msg)
+    report = run_pack(
+        shard_job(job, task.name.number, task.name.total),
+        task.path,
+        slow=opened.slow,
+        progress=NullProgress(),
+        cancellation=_AsLongAs(Path(task.folder) / _WANTED),
+        identity=opened.identity,
+        address=job.label,
+        shard=task.name,
+    )
+    return ShardResult(dict(report.samples), report.skipped, report.resumed, report.readers)
+
+
+def finished_shard(path: Path, name: ShardName) -> ShardResult | None:
+    """What became of a shard that is there and whole; `None` when it is not, or is another set's."""
+    manifest = read_manifest(path)
+    if manifest is None or manifest.shard != str(name) or not path.is_file() or path.stat().st_size != manifest.size:
+        return None
+    return ShardResult(manifest.samples, manifest.skipped, sum(manifest.samples.values()), 0)
+
+
+class _AsLongAs(Cancellation):
+    """Cancelled once a file is gone: how other processes, on other machines, are told to stop."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self._path = path
+        self._looked = 0.0
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether the file is gone, or `cancel` has been called."""
+        now = time.monotonic()
+        if now - self._looked > _LOOK_S:
+            self._looked = now
+            if not self._path.exists():
+                self.cancel()
+        return super().cancelled
+
+    def check(self) -> None:
+        """Raise `CancelledError` if it is."""
+        if self.cancelled:
+            super().check()
+
+
+@dataclass(frozen=True, slots=True)
+class ShardSet:
+    """What is to be packed into how many shards of the dataset that one file `target` would hold."""
+
+    source: PackSource
+    target: Path
+    options: PackOptions
+    shards: int | None
+    executor: Executor | None
+    overwrite: bool
+
+    def pack(self, progress: Progress) -> PackReport:
+        """Write all shards.
+
+        Raises:
+            As `pack_dataset`.
+        """
+        began = time.monotonic()
+        with open_source(self.source, self.options, beside=self.target) as opened:
+            facts = tuple(seen_facts(opened.tree, opened.table, self.options))
+            free_bytes = free_space(self.target.parent)
+            job = plan_job(opened.tree, opened.table, self.options, free_bytes=free_bytes, facts=facts)
+            count = default_shards(job) if self.shards is None else check_shards(self.shards, job)
+            plan = _SetPlan(self, opened, job, count, facts, free_bytes)
+            make_folder(self.target.parent)
+            try:
+                return plan.execute(progress, began)
+            except MixedImagesError as error:
+                if self.options.encoding == "pixels":
+                    msg = f"These images cannot be stored as pixels: {error}."
+                    raise LayoutError(msg) from error
+            return replace(plan, job=as_they_came(job), encoded=True).execute(progress, began)
+
+
+@dataclass(frozen=True, slots=True)
+class _SetPlan:
+    """One attempt to write a planned set."""
+
+    wanted: ShardSet
+    opened: OpenSource
+    job: PackJob
+    count: int
+    facts: tuple[ImageFacts, ...]
+    free_bytes: int
+    encoded: bool = False
+
+    def execute(self, progress: Progress, began: float) -> PackReport:
+        """Write beside, then publish; what a failure leaves is kept for the next try."""
+        target = self.wanted.target
+        names = [ShardName(made_of(self.job, self.count), number, self.count) for number in range(self.count)]
+        others = self._others(names)
+        model = target.with_name(f"{target.stem}-shards{target.suffix}")
+        folder = temp_beside(model)
+        adopt_orphan(model, folder)
+        sweep_orphans(target.parent, name=model.name)
+        folder.mkdir(exist_ok=True)
+        try:
+            check_space(
+                target.parent, max(0, self.job.plan.nbytes - disk_use(folder)), f"The pack of '{self.job.label}'"
+            )
+            (folder / _WANTED).touch()
+            results = self._write(folder, names, progress)
+            self._check_share(results)
+            for name in names:
+                file = shard_path(folder / target.name, name.number, name.total)
+                if file.exists():
+                    place_pack(file, shard_path(target, name.number, name.total))
+            for other in others:
+                manifest_path(other).unlink(missing_ok=True)
+                other.unlink(missing_ok=True)
+        except (MixedImagesError, TargetExistsError):
+            remove_any(folder)
+            raise
+        except BaseException:
+            (folder / _WANTED).unlink(missing_ok=True)
+            disown(folder)
+            raise
+        remove_any(folder)
+        return self._report(results, began)
+
+    def _others(self, names: list[ShardName]) -> list[Path]:
+        """What stands in the way and goes at the end; shards of this very set do not, nor those that are replaced.
+
+        Raises:
+            TargetExistsError: there is something, and it must not be replaced.
+        """
+        target = self.wanted.target
+        own = {shard_path(target, name.number, name.total): name for name in names}
+        there = [path for path in (target, *shards_beside(target)) if path.exists()]
+        foreign = [path for path in there if path not in own or finished_shard(path, own[path]) is None]
+        if foreign and not self.wanted.overwrite:
+            msg = f"'{foreign[0]}' exists. Choose another name, or give overwrite=True to replace it."
+            raise TargetExistsError(msg)
+        return [path for path in foreign if path not in own]
+
+    def _write(self, folder: Path, names: list[ShardName], progress: Progress) -> list[ShardResult]:
+        """The results of all shards, in order."""
+        target, options = self.wanted.target, self.job.options
+        if options.skip_share is not None:
+            options = replace(options, on_error="skip")  # the share is of all shards together
+        results: dict[int, ShardResult] = {}
+        tasks = []
+        for name in names:
+            placed = finished_shard(shard_path(target, name.number, name.total), name)
+            if placed is not None:
+                results[name.number] = placed
+            else:
+                source = self.wanted.source
+                tasks.append(
+                    ShardTask(
+                        str(Path(source).absolute()) if isinstance(source, Path) else source,
+                        str(folder.absolute()),
+                        str(target),
+                        options,
+                        self.facts,
+                        self.free_bytes,
+                        self.encoded,
+                        name,
+                    )
+                )
+        with progress.step("pack", total=len(self.job.table), unit="images") as step:
+            step.advance(sum(_rows(result) for result in results.values()))
+            for task, result in self._run(tasks, folder):
+                results[task.name.number] = result
+                step.advance(_rows(result))
+                self._check_share(list(results.values()))
+        return [results[name.number] for name in names]
+
+    def _run(self, tasks: list[ShardTask], folder: Path) -> Iterator[tuple[ShardTask, ShardResult]]:
+        if self.wanted.executor is None:
+            yield from ((task, write_shard_of(self.job, self.opened, task)) for task in tasks)
+            return
+        yield from run_tasks(
+            self.wanted.executor,
+            write_shard,
+            tasks,
+            signs=lambda: disk_use(folder),
+            stop=lambda: (folder / _WANTED).unlink(missing_ok=True),
+        )
+
+    def _check_share(self, results: list[ShardResult]) -> None:
+        """Stop when more samples are out than may be."""
+        share = self.job.options.skip_share
+        skipped = [why for result in results for why in result.skipped]
+        if share is not None and len(skipped) > share * len(self.job.table):
+            msg = (
+                f"{len(skipped):,} of {len(self.job.table):,} samples cannot be used, more than "
+                f"on_error={self.job.options.on_error!r} allows. One of them: {skipped[0]}. Finished work is kept."
+            )
+            raise DecodeError(msg)
+
+    def _report(self, results: list[ShardResult], began: float) -> PackReport:
+        target, plan = self.wanted.target, self.job.plan
+        files = tuple(shard_path(target, number, self.count) for number in range(self.count))
+        seconds = time.monotonic() - began
+        return PackReport(
+            path=shard_pattern(target, self.count),
+            encoding=plan.encoding,
+            reason=plan.reason,
+            samples={split.name: sum(result.samples.get(split.name, 0) for result in results) for split in plan.splits},
+            classes=self.job.table.classes,
+            skipped=tuple(why for result in results for why in result.skipped),
+            nbytes=sum(file.stat().st_size for file in files),
+            seconds=seconds,
+            packing_s=seconds,
+            resumed=sum(result.resumed for result in results),
+            readers=max(result.readers for result in results),
+            notes=self.job.notes,
+            files=files,
+        )
+
+
+def _rows(result: ShardResult) -> int:
+    return sum(result.samples.values()) + len(result.skipped)
