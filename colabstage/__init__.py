@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from colabstage.errors import ColabstageError
-    from colabstage.fetch.extract import extract_archive
+    from colabstage.fetch.extract.archive import extract_archive
     from colabstage.fetch.run import fetch_files
     from colabstage.load.cuda import CudaDataLoader
     from colabstage.load.dataset import dataset_h5

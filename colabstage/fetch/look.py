@@ -125,7 +125,7 @@ def _ask_service(source: WebSource | ObjectSource, recorded: SourceIdentity) -> 
 
 
 def _ask_shared(source: ShareSource, recorded: SourceIdentity) -> Look:
-    from colabstage.fetch.share_link import share_link_facts
+    from colabstage.fetch.shared.link import share_link_facts
 
     facts = share_link_facts(source.link, policy=_ONE_TRY)
     if facts is None:
@@ -134,7 +134,7 @@ def _ask_shared(source: ShareSource, recorded: SourceIdentity) -> Look:
 
 
 def _ask_kaggle(source: KaggleSource, recorded: SourceIdentity, workers: int) -> Look:
-    from colabstage.fetch.kaggle import mounted_files
+    from colabstage.fetch.kaggle.dataset import mounted_files
 
     mounted = mounted_files(source.dataset, os.environ)
     return "same" if mounted is None else _ask_disk(mounted.path, recorded, workers)
@@ -147,10 +147,10 @@ def open_remote(source: WebSource | ObjectSource, *, policy: RetryPolicy | None 
         As `open_http` and `open_object`.
     """
     if isinstance(source, WebSource):
-        from colabstage.fetch.http import open_http
+        from colabstage.fetch.web.http import open_http
 
         return open_http(source.url, policy=policy)
-    from colabstage.fetch.objects import open_object
+    from colabstage.fetch.objects.open import open_object
 
     return open_object(source.url)
 

@@ -11,7 +11,7 @@ from urllib.parse import unquote, urlsplit
 
 from colabstage.errors import SourceReadError
 from colabstage.fetch.identity import as_loose_file, identify_remote
-from colabstage.fetch.transfer import read_directly
+from colabstage.fetch.transfer.connections import read_directly
 from colabstage.retry import RetryPolicy
 from colabstage.trees.messages import foreign_entry
 from colabstage.trees.names import check_collisions, clean_member_name

@@ -11,7 +11,6 @@ from colabstage.errors import OptionError, SourceReadError
 from colabstage.fetch.download import Download
 from colabstage.fetch.identity import SourceIdentity, identify_archive, identify_remote, identify_tree
 from colabstage.fetch.look import open_remote
-from colabstage.fetch.mounted import MountedFile
 from colabstage.fetch.sources import (
     KaggleSource,
     LocalSource,
@@ -21,7 +20,8 @@ from colabstage.fetch.sources import (
     TreeSource,
     WebSource,
 )
-from colabstage.fetch.transfer import read_directly
+from colabstage.fetch.transfer.connections import read_directly
+from colabstage.fetch.transfer.mounted import MountedFile
 from colabstage.machine.mounts import is_slow_mount
 from colabstage.retry import RetryPolicy
 from colabstage.trees.folder import FolderTree
@@ -139,19 +139,19 @@ class Opener:
                 return Opened(source, "tree", slow=False, tree=source.tree)
 
     def _open_web(self, source: WebSource) -> Opened:
-        from colabstage.fetch.http import open_http
+        from colabstage.fetch.web.http import open_http
 
         return Opened(source, "http", slow=True, file=open_http(source.url, checksum=self.checksum))
 
     def _open_object(self, source: ObjectSource) -> Opened:
-        from colabstage.fetch.objects import ObjectTree, object_kind, open_object
+        from colabstage.fetch.objects.open import ObjectTree, object_kind, open_object
 
         if object_kind(source.url) == "folder":
             return Opened(source, "object store", slow=True, tree=ObjectTree(source.url, workers=SLOW_LISTERS))
         return Opened(source, "object store", slow=True, file=open_object(source.url, checksum=self.checksum))
 
     def _open_shared(self, source: ShareSource) -> Opened:
-        from colabstage.fetch.share_link import download_share_link, share_link_facts
+        from colabstage.fetch.shared.link import download_share_link, share_link_facts
 
         facts = share_link_facts(source.link, cancellation=self.cancellation)
         state = f"{source.address} {facts.size if facts else None} {facts.version if facts else ''}"
@@ -185,7 +185,7 @@ class Opener:
         return opened
 
     def _open_kaggle(self, source: KaggleSource) -> Opened:
-        from colabstage.fetch.kaggle import KaggleFiles, open_kaggle
+        from colabstage.fetch.kaggle.dataset import KaggleFiles, open_kaggle
 
         in_place: list[KaggleFiles] = []
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from colabstage.fetch.identity import SourceIdentity, identify_tree
-from colabstage.fetch.partial import BLOCK_BYTES
+from colabstage.fetch.transfer.partial import BLOCK_BYTES
 from colabstage.fileops import block_ranges, current_world, hash_ranges, read_json, write_json
 from colabstage.machine.resources import usable_cores
 from colabstage.trees.folder import FolderTree

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from colabstage.errors import OptionError, TargetExistsError
 from colabstage.fetch.checksum import parse_checksum
 from colabstage.fetch.copy import typed_write_errors
-from colabstage.fetch.file import fetch_file
 from colabstage.fetch.folder import fetch_folder, unfinished_bytes
 from colabstage.fetch.globbing import expand_pattern
 from colabstage.fetch.look import look_quickly
@@ -22,6 +21,7 @@ from colabstage.fetch.report import FetchReport
 from colabstage.fetch.several import OpenedParts
 from colabstage.fetch.sources import LocalSource, ManySource, absolute_path, drive_path_of, parse_source
 from colabstage.fetch.swap import swap_in
+from colabstage.fetch.transfer.file import fetch_file
 from colabstage.fileops import disk_use, find_orphans, make_folder
 from colabstage.machine.drive import drive_root
 from colabstage.machine.remount import run_with_one_remount

@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING, Union, cast
 from urllib.parse import SplitResult, parse_qsl, unquote, urlencode, urlsplit, urlunsplit
 
 from colabstage.errors import OptionError
-from colabstage.fetch.kaggle import parse_kaggle
-from colabstage.fetch.public_url import public_url
-from colabstage.fetch.share_address import parse_share_link
+from colabstage.fetch.kaggle.dataset import parse_kaggle
+from colabstage.fetch.shared.address import parse_share_link
+from colabstage.fetch.web.public_url import public_url
 from colabstage.machine.drive import DEFAULT_MOUNTPOINT, drive_root, normalise_drive_path
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from colabstage.fetch.kaggle import KaggleDataset
-    from colabstage.fetch.share_address import ShareLink
+    from colabstage.fetch.kaggle.dataset import KaggleDataset
+    from colabstage.fetch.shared.address import ShareLink
     from colabstage.trees.tree import Tree
 
 _EXPECTED = (

@@ -9,9 +9,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Self
 
 from colabstage.errors import ChecksumMismatchError
-from colabstage.fetch.arriving import ArrivingFile
 from colabstage.fetch.download import Download
-from colabstage.fetch.file import fetch_file
+from colabstage.fetch.transfer.arriving import ArrivingFile
+from colabstage.fetch.transfer.file import fetch_file
 from colabstage.fileops import disk_use, find_orphans
 from colabstage.machine.resources import check_space
 from colabstage.retry import RetryPolicy

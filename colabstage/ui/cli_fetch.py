@@ -72,7 +72,7 @@ def extract(
       colabstage extract photos.tar.zst photos --overwrite --json
     """
     with exit_codes(debug=debug):
-        from colabstage.fetch.extract import extract_archive
+        from colabstage.fetch.extract.archive import extract_archive
 
         done = extract_archive(archive, target, overwrite=overwrite, progress=shows_progress())
         if as_json:

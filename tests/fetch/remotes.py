@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from colabstage.errors import SourceChangedError
-from colabstage.fetch.file import fetch_file
 from colabstage.fetch.remote import PassingError, RemoteFacts
+from colabstage.fetch.transfer.file import fetch_file
 from colabstage.progress import Cancellation, NullProgress
 from colabstage.retry import RetryPolicy
 

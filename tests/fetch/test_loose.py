@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from colabstage.errors import SourceNotFoundError, SourceReadError
-from colabstage.fetch.http import open_http
 from colabstage.fetch.loose import LooseFile, LooseFiles, name_loose_files
+from colabstage.fetch.web.http import open_http
 from colabstage.retry import RetryPolicy
 from colabstage.simulate.http_knobs import WebFault, WebKnobs
 from colabstage.simulate.http_server import WebServer

@@ -8,7 +8,7 @@ from typing import Any, assert_type
 
 import colabstage
 from colabstage.errors import ColabstageError
-from colabstage.fetch.extract import ExtractReport
+from colabstage.fetch.extract.archive import ExtractReport
 from colabstage.fetch.report import FetchReport
 from colabstage.h5.info import PackInfo
 from colabstage.load.cuda import CudaDataLoader

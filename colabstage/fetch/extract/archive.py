@@ -18,9 +18,8 @@ from colabstage.errors import (
     TargetExistsError,
     TargetNotWritableError,
 )
-from colabstage.fetch.arriving import ArrivingFile
-from colabstage.fetch.extract_plan import ExtractPlan, plan_extract
-from colabstage.fetch.extract_record import (
+from colabstage.fetch.extract.plan import ExtractPlan, plan_extract
+from colabstage.fetch.extract.record import (
     ArchiveIdentity,
     ExtractRecord,
     identify,
@@ -30,9 +29,10 @@ from colabstage.fetch.extract_record import (
     stamp_folders,
     write_record,
 )
-from colabstage.fetch.extract_run import Extraction, archive_ends, bytes_of, released_by
-from colabstage.fetch.mounted import MountedFile
+from colabstage.fetch.extract.run import Extraction, archive_ends, bytes_of, released_by
 from colabstage.fetch.swap import swap_in
+from colabstage.fetch.transfer.arriving import ArrivingFile
+from colabstage.fetch.transfer.mounted import MountedFile
 from colabstage.fileops import adopt_orphan, disown, make_folder, remove_any, sweep_orphans, temp_beside
 from colabstage.machine.mounts import is_slow_mount
 from colabstage.progress import Cancellation, resolve_progress

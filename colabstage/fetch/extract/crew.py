@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from colabstage.errors import SourceReadError
-from colabstage.fetch.extract_worker import LENGTH, packed
+from colabstage.fetch.extract.worker import LENGTH, packed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from colabstage.fetch.extract_batches import Job, Place
-    from colabstage.fetch.extract_plan import Batch
+    from colabstage.fetch.extract.batches import Job, Place
+    from colabstage.fetch.extract.plan import Batch
     from colabstage.progress import Cancellation, ProgressStep
 
 # Batches that a process has in hand: the one it works at and the next.
@@ -35,7 +35,7 @@ _END_S = 10.0
 _PROGRAM = """
 import sys
 sys.path[:] = {path!r}
-from colabstage.fetch.extract_worker import main
+from colabstage.fetch.extract.worker import main
 main({archive}, {label!r}, {place}, {folder!r}, {parent})
 """
 
@@ -51,7 +51,7 @@ class _Member:
         if not sys.executable:  # Python inside another program
             raise CrewNotStartedError
         program = _PROGRAM.format(
-            path=[*sys.path, str(Path(__file__).parents[2])],
+            path=[*sys.path, str(Path(__file__).parents[3])],
             archive=archive,
             label=label,
             place=place.handle,

@@ -8,9 +8,9 @@ import threading
 from typing import TYPE_CHECKING, Self
 
 from colabstage.fetch.copy import translate_write_error
-from colabstage.fetch.extract_batches import Place, job_chunks, read_block, write_batch, write_large, zip_job
-from colabstage.fetch.extract_crew import Crew, CrewNotStartedError
-from colabstage.fetch.extract_journal import ExtractJournal
+from colabstage.fetch.extract.batches import Place, job_chunks, read_block, write_batch, write_large, zip_job
+from colabstage.fetch.extract.crew import Crew, CrewNotStartedError
+from colabstage.fetch.extract.journal import ExtractJournal
 from colabstage.fetch.folders import make_folders
 from colabstage.fileops import hash_block, remove_any
 from colabstage.pipeline import PipelineLimits, run_pipeline
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from colabstage.fetch.extract_batches import Job
-    from colabstage.fetch.extract_plan import Batch, ExtractPlan
+    from colabstage.fetch.extract.batches import Job
+    from colabstage.fetch.extract.plan import Batch, ExtractPlan
     from colabstage.progress import Cancellation, ProgressStep
     from colabstage.trees.tree import ByteSource, FileEntry, Tree
 

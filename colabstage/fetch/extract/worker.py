@@ -16,7 +16,7 @@ import struct
 import sys
 from typing import TYPE_CHECKING, Any
 
-from colabstage.fetch.extract_batches import Place, job_chunks, read_block, write_batch, write_large
+from colabstage.fetch.extract.batches import Place, job_chunks, read_block, write_batch, write_large
 from colabstage.fileops import pread_exactly
 
 if TYPE_CHECKING:

@@ -324,7 +324,7 @@ def _run_worker(
 ) -> dict[str, Any]:
     """One run of kagglehub; what it answered."""
     # -P: what lies in the current folder is not for this process.
-    command = [sys.executable, "-P", "-m", "colabstage.fetch.kaggle_worker", dataset.handle]
+    command = [sys.executable, "-P", "-m", "colabstage.fetch.kaggle.worker", dataset.handle]
     watch.begin()
     with (
         log.open("wb") as errors,

@@ -1,6 +1,6 @@
-"""A process of its own for kagglehub, which may wait for ever: started, watched and ended by `fetch/kaggle.py`.
+"""A process of its own for kagglehub, which may wait for ever: started, watched and ended by `dataset.py`.
 
-Run as `python -m colabstage.fetch.kaggle_worker OWNER/DATASET`. Standard output carries one JSON object, everything
+Run as `python -m colabstage.fetch.kaggle.worker OWNER/DATASET`. Standard output carries one JSON object, everything
 that kagglehub prints goes to standard error, and the process ends when its standard input does, so it cannot outlive
 whoever started it.
 """

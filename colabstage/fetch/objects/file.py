@@ -14,7 +14,7 @@ from colabstage.fetch.remote import PassingError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from colabstage.fetch.object_store import ObjectStore
+    from colabstage.fetch.objects.store import ObjectStore
     from colabstage.fetch.remote import RemoteFacts
 
 _FTP_TIME = re.compile(r"\A(\d{14})(?:\.\d+)?\Z")

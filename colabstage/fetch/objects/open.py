@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal
 
 from colabstage.errors import SourceReadError
-from colabstage.fetch.object_file import ObjectFile, checksum_of, mtime_ns_of, size_of, version_of
-from colabstage.fetch.object_store import ObjectStore
-from colabstage.fetch.object_tree import ObjectTree
+from colabstage.fetch.objects.file import ObjectFile, checksum_of, mtime_ns_of, size_of, version_of
+from colabstage.fetch.objects.store import ObjectStore
+from colabstage.fetch.objects.tree import ObjectTree
 from colabstage.fetch.remote import RemoteFacts
 
 if TYPE_CHECKING:

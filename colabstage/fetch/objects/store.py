@@ -20,7 +20,7 @@ from colabstage.errors import (
     SourceError,
     SourceNotFoundError,
 )
-from colabstage.fetch.object_dialects import (
+from colabstage.fetch.objects.dialects import (
     CALL_TIMEOUT_S,
     AsyncDialect,
     BlockingDialect,
@@ -30,7 +30,7 @@ from colabstage.fetch.object_dialects import (
     SftpDialect,
     call_within,
 )
-from colabstage.fetch.object_errors import public_address, secrets_in, translate_error
+from colabstage.fetch.objects.errors import public_address, secrets_in, translate_error
 from colabstage.fetch.remote import PassingError
 
 if TYPE_CHECKING:

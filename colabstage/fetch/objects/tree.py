@@ -6,8 +6,8 @@ import time
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 
 from colabstage.errors import SourceChangedError, SourceReadError
-from colabstage.fetch.object_file import ObjectFile, mtime_ns_of, size_of, version_of
-from colabstage.fetch.object_store import ObjectStore
+from colabstage.fetch.objects.file import ObjectFile, mtime_ns_of, size_of, version_of
+from colabstage.fetch.objects.store import ObjectStore
 from colabstage.fetch.remote import PassingError, RemoteFacts
 from colabstage.fileops import hash_block
 from colabstage.retry import RetryPolicy

@@ -20,9 +20,9 @@ from colabstage.errors import (
     SourceReadError,
     TargetNotWritableError,
 )
-from colabstage.fetch.drive_pages import OWN_COPY, WebAnswer, judge_answer
-from colabstage.fetch.drive_web import CONNECT_TIMEOUT_S, READ_TIMEOUT_S, short_reason, wait_or_cancel
 from colabstage.fetch.remote import PassingError
+from colabstage.fetch.shared.pages import OWN_COPY, WebAnswer, judge_answer
+from colabstage.fetch.shared.service import CONNECT_TIMEOUT_S, READ_TIMEOUT_S, short_reason, wait_or_cancel
 from colabstage.fileops import read_json, remove_any, write_json
 
 if TYPE_CHECKING:
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from colabstage.fetch.checksum import Checksum, Hasher
-    from colabstage.fetch.drive_web import DriveWeb
     from colabstage.fetch.remote import RemoteFacts
-    from colabstage.fetch.share_address import ShareLink
+    from colabstage.fetch.shared.address import ShareLink
+    from colabstage.fetch.shared.service import DriveWeb
     from colabstage.progress import Cancellation, ProgressStep
     from colabstage.retry import RetryPolicy
 

@@ -20,10 +20,17 @@ from colabstage.errors import (
     SourceReadError,
     TargetExistsError,
 )
-from colabstage.fetch.drive_web import IN_FLIGHT, DriveWeb, SharedFile
-from colabstage.fetch.gdown_file import FileTask, GdownRun, StopSignal, download_file, mismatch_path, require_gdown
 from colabstage.fetch.remote import PassingError, RemoteFacts
-from colabstage.fetch.share_address import ShareLink, parse_share_link
+from colabstage.fetch.shared.address import ShareLink, parse_share_link
+from colabstage.fetch.shared.gdown_file import (
+    FileTask,
+    GdownRun,
+    StopSignal,
+    download_file,
+    mismatch_path,
+    require_gdown,
+)
+from colabstage.fetch.shared.service import IN_FLIGHT, DriveWeb, SharedFile
 from colabstage.fileops import adopt_orphan, disk_use, disown, hash_block, make_folder, remove_any, temp_beside
 from colabstage.progress import Cancellation
 from colabstage.retry import RetryPolicy
@@ -35,7 +42,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from colabstage.fetch.checksum import Checksum
-    from colabstage.fetch.drive_web import SharedFolder
+    from colabstage.fetch.shared.service import SharedFolder
     from colabstage.progress import Progress
 
 __all__ = ["ShareLink", "download_share_link", "parse_share_link", "share_link_facts"]

@@ -14,7 +14,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from colabstage.errors import OptionError, SourceReadError
-from colabstage.fetch.drive_pages import (
+from colabstage.fetch.remote import PassingError, RemoteFacts
+from colabstage.fetch.shared.address import ShareLink, parse_share_link
+from colabstage.fetch.shared.pages import (
     FolderPage,
     WebAnswer,
     confirmation_address,
@@ -24,8 +26,6 @@ from colabstage.fetch.drive_pages import (
     read_folder_page,
     safe_name,
 )
-from colabstage.fetch.remote import PassingError, RemoteFacts
-from colabstage.fetch.share_address import ShareLink, parse_share_link
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

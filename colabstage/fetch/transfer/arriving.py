@@ -12,15 +12,15 @@ import threading
 from typing import TYPE_CHECKING, Self
 
 from colabstage.errors import DriveDisconnectedError, SourceReadError
-from colabstage.fetch.partial import take_partial
-from colabstage.fetch.transfer import Transfer, read_directly
+from colabstage.fetch.transfer.connections import Transfer, read_directly
+from colabstage.fetch.transfer.partial import take_partial
 
 if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
 
-    from colabstage.fetch.partial import Partial
     from colabstage.fetch.remote import RemoteFile
+    from colabstage.fetch.transfer.partial import Partial
     from colabstage.progress import Cancellation, ProgressStep
     from colabstage.retry import RetryPolicy
 

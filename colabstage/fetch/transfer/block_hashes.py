@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from colabstage.fetch.partial import BLOCK_BYTES
+from colabstage.fetch.transfer.partial import BLOCK_BYTES
 
 if TYPE_CHECKING:
     from xxhash import xxh3_64

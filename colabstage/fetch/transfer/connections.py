@@ -13,19 +13,19 @@ import time
 from typing import TYPE_CHECKING
 
 from colabstage.errors import SourceChangedError, SourceReadError
-from colabstage.fetch.block_hashes import BlockHashes
-from colabstage.fetch.partial import BLOCK_BYTES
-from colabstage.fetch.ramp import Ramp
 from colabstage.fetch.remote import PassingError
-from colabstage.fetch.stretches import ByteRanges, StretchPlan
+from colabstage.fetch.transfer.block_hashes import BlockHashes
+from colabstage.fetch.transfer.partial import BLOCK_BYTES
+from colabstage.fetch.transfer.ramp import Ramp
+from colabstage.fetch.transfer.stretches import ByteRanges, StretchPlan
 from colabstage.retry import translate_read_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from colabstage.fetch.partial import Partial
     from colabstage.fetch.remote import RemoteFacts, RemoteFile
-    from colabstage.fetch.stretches import Stretch
+    from colabstage.fetch.transfer.partial import Partial
+    from colabstage.fetch.transfer.stretches import Stretch
     from colabstage.progress import Cancellation, ProgressStep
     from colabstage.retry import RetryPolicy
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from colabstage.errors import ChecksumMismatchError, SourceChangedError, TargetExistsError
-from colabstage.fetch.arriving import ArrivingFile
-from colabstage.fetch.partial import take_partial
-from colabstage.fetch.stream import Stream
+from colabstage.fetch.transfer.arriving import ArrivingFile
+from colabstage.fetch.transfer.partial import take_partial
+from colabstage.fetch.transfer.stream import Stream
 from colabstage.fileops import make_folder, sweep_orphans
 
 if TYPE_CHECKING:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from colabstage.errors import SourceChangedError
-from colabstage.fetch.block_hashes import BlockHashes
 from colabstage.fetch.remote import PassingError
-from colabstage.fetch.transfer import TryBudget, closing_pieces, final_error, sleep_unless
+from colabstage.fetch.transfer.block_hashes import BlockHashes
+from colabstage.fetch.transfer.connections import TryBudget, closing_pieces, final_error, sleep_unless
 
 if TYPE_CHECKING:
     from colabstage.fetch.checksum import Hasher
-    from colabstage.fetch.partial import Partial
     from colabstage.fetch.remote import RemoteFile
+    from colabstage.fetch.transfer.partial import Partial
     from colabstage.progress import Cancellation, ProgressStep
     from colabstage.retry import RetryPolicy
 

@@ -20,8 +20,8 @@ from urllib.parse import unquote, urlsplit
 
 from colabstage.errors import OptionError, SourceAccessError, SourceError, SourceNotFoundError, SourceReadError
 from colabstage.fetch.checksum import Checksum, parse_checksum
-from colabstage.fetch.public_url import is_signed_url
 from colabstage.fetch.remote import PassingError
+from colabstage.fetch.web.public_url import is_signed_url
 from colabstage.trees.contents import is_html
 
 if TYPE_CHECKING:

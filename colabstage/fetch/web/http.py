@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from colabstage.errors import OptionError, SourceChangedError, SourceReadError, WebPageError
-from colabstage.fetch.http_answers import (
+from colabstage.fetch.remote import PassingError, RemoteFacts
+from colabstage.fetch.web.answers import (
     Validators,
     coding_of,
     content_length,
@@ -24,8 +25,7 @@ from colabstage.fetch.http_answers import (
     status_error,
     validators,
 )
-from colabstage.fetch.http_session import HttpSession
-from colabstage.fetch.remote import PassingError, RemoteFacts
+from colabstage.fetch.web.session import HttpSession
 from colabstage.retry import RetryPolicy
 
 if TYPE_CHECKING:

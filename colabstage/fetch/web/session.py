@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 from colabstage.errors import ColabstageError, OptionError, SourceError, SourceReadError
-from colabstage.fetch.public_url import public_url
 from colabstage.fetch.remote import PassingError
+from colabstage.fetch.web.public_url import public_url
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -87,11 +87,14 @@ class HttpSession:
 
     def _send(self, url: str, headers: dict[str, str]) -> requests.Response:
         import requests
+        from requests.auth import HTTPBasicAuth
 
         self._check_open()
         login = self._login if _origin(url) == _origin(self.url) else None
         try:
-            return self._session.get(url, headers=headers, auth=login, timeout=self._timeouts, stream=True)
+            return self._session.get(
+                url, headers=headers, auth=login and HTTPBasicAuth(*login), timeout=self._timeouts, stream=True
+            )
         except ValueError as error:
             if isinstance(error, requests.exceptions.RequestException):
                 raise

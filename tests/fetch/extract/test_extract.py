@@ -27,9 +27,9 @@ from colabstage.errors import (
     SourceNotFoundError,
     TargetExistsError,
 )
-from colabstage.fetch.extract import extract_archive, extract_bytes
-from colabstage.fetch.extract_plan import plan_extract
-from colabstage.fetch.extract_record import identify
+from colabstage.fetch.extract.archive import extract_archive, extract_bytes
+from colabstage.fetch.extract.plan import plan_extract
+from colabstage.fetch.extract.record import identify
 from colabstage.progress import Cancellation, NullProgress
 from colabstage.simulate.knobs import DriveFaults, OpFault
 from colabstage.trees.archive_bytes import OwnBytes
@@ -230,7 +230,7 @@ _RAR = zlib.decompress(
 
 _KILLED = """
 import os, signal, sys
-from colabstage.fetch.extract import extract_archive
+from colabstage.fetch.extract.archive import extract_archive
 from tests_progress import Dying
 extract_archive(sys.argv[1], sys.argv[2], progress=Dying(int(sys.argv[3])))
 """
@@ -374,8 +374,7 @@ def test_a_file_that_is_still_arriving_is_extracted_meanwhile(tmp_path: Path) ->
 
 _LARGE = """
 import resource, sys
-from colabstage.fetch import extract
-from colabstage.fetch.extract import extract_archive
+from colabstage.fetch.extract.archive import extract_archive
 extract_archive(sys.argv[1], sys.argv[2], progress=False)
 own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
 print(max(own) // 1024)

@@ -11,7 +11,6 @@ import shutil
 import stat
 import struct
 import subprocess
-import sys
 import tarfile
 import unicodedata
 import warnings
@@ -23,7 +22,7 @@ import pytest
 import zstandard
 
 from colabstage.errors import ArchiveError
-from colabstage.fetch.extract import extract_archive
+from colabstage.fetch.extract.archive import extract_archive
 from colabstage.trees.names import ArchiveLimits
 
 if TYPE_CHECKING:
@@ -279,6 +278,13 @@ def room(tmp_path: Path) -> Iterator[Path]:
     assert not os.path.lexists("/tmp/colabstage-evil")
 
 
+# What zipfile and tarfile raise for an archive that they will not extract.
+_REFUSALS = (
+    *(OSError, ValueError, RuntimeError, NotImplementedError, EOFError),
+    *(zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError),
+)
+
+
 @pytest.mark.parametrize("key", [key for key, case in CASES.items() if case.refused])
 def test_a_hostile_archive_is_refused_and_leaves_nothing(room: Path, key: str) -> None:
     """A typed error with the reason; neither target nor temporary folder nor record; what was beside is untouched."""
@@ -350,12 +356,10 @@ def _unpacked(content: bytes) -> bytes:
     return zstandard.ZstdDecompressor().decompress(content)
 
 
-@pytest.mark.parametrize("key", CASES)
+@pytest.mark.parametrize("key", [key for key, case in CASES.items() if case.like == "python"])
 def test_what_others_refuse_is_refused_here(room: Path, key: str) -> None:
     """Whatever tarfile's data filter or zipfile will not extract, this has not extracted either."""
     case = CASES[key]
-    if case.like != "python":
-        pytest.skip("is judged by another program")
     archive = room / "archive"
     archive.write_bytes(case.content)
     (room / "reference").mkdir()
@@ -368,8 +372,7 @@ def test_what_others_refuse_is_refused_here(room: Path, key: str) -> None:
             else:
                 with tarfile.open(archive) as packed:
                     packed.extractall(room / "reference", filter="data")
-        except (OSError, ValueError, RuntimeError, EOFError, zipfile.BadZipFile, tarfile.TarError, zlib.error):
-            assert case.refused is not None
-        except (NotImplementedError, lzma.LZMAError):
-            assert case.refused is not None
-    assert sys.version_info >= (3, 11)
+            others_refuse = False
+        except _REFUSALS:
+            others_refuse = True
+    assert case.refused is not None or not others_refuse

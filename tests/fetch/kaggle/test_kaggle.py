@@ -22,8 +22,8 @@ from colabstage.errors import (
     SourceReadError,
     TargetExistsError,
 )
-from colabstage.fetch import kaggle
-from colabstage.fetch.kaggle import KaggleDataset, KaggleFiles, judge_failure, open_kaggle, parse_kaggle, scrub
+from colabstage.fetch.kaggle import dataset as kaggle
+from colabstage.fetch.kaggle.dataset import KaggleDataset, KaggleFiles, judge_failure, open_kaggle, parse_kaggle, scrub
 from colabstage.fetch.remote import PassingError
 from colabstage.progress import Cancellation, NullProgress
 from colabstage.retry import RetryPolicy
@@ -249,7 +249,7 @@ def test_a_cancellation_ends_the_worker(service: KaggleService, out: Path) -> No
 _CHILD = """
 import sys
 from pathlib import Path
-from colabstage.fetch.kaggle import KaggleDataset, open_kaggle
+from colabstage.fetch.kaggle.dataset import KaggleDataset, open_kaggle
 from colabstage.progress import Cancellation, NullProgress
 open_kaggle(KaggleDataset("ann", "cats"), Path(sys.argv[1]), progress=NullProgress(), cancellation=Cancellation())
 """

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from colabstage.errors import SourceAccessError, SourceNotFoundError, SourceReadError
-from colabstage.fetch.object_errors import (
+from colabstage.fetch.objects.errors import (
     clean_text,
     judge_error,
     public_address,

@@ -17,7 +17,7 @@ from colabstage.errors import (
     UnsafeArchiveError,
 )
 from colabstage.fetch.files import fetch_tree
-from colabstage.fetch.objects import ObjectTree
+from colabstage.fetch.objects.open import ObjectTree
 from colabstage.pipeline import PipelineLimits
 from colabstage.progress import Cancellation
 from colabstage.retry import RetryPolicy

@@ -20,8 +20,8 @@ from colabstage.errors import (
     SourceReadError,
 )
 from colabstage.fetch.checksum import Checksum
-from colabstage.fetch.object_dialects import PIECE_BYTES, call_within, cut_spans
-from colabstage.fetch.objects import ObjectFile, object_kind, open_object
+from colabstage.fetch.objects.dialects import PIECE_BYTES, call_within, cut_spans
+from colabstage.fetch.objects.open import ObjectFile, object_kind, open_object
 from colabstage.fetch.remote import PassingError
 from tests.fetch.servers import PASSWORD, USER, BucketService, FolderService, ftp_service, use_login
 

@@ -29,11 +29,11 @@ from colabstage.errors import (
     WebPageError,
 )
 from colabstage.fetch.checksum import Checksum
-from colabstage.fetch.drive_pages import WebAnswer, disposition_name, judge_answer, safe_name
-from colabstage.fetch.drive_web import SharedFile, distinct_names
-from colabstage.fetch.gdown_file import gdown_problem
 from colabstage.fetch.remote import PassingError
-from colabstage.fetch.share_link import ShareLink, download_share_link, parse_share_link, share_link_facts
+from colabstage.fetch.shared.gdown_file import gdown_problem
+from colabstage.fetch.shared.link import ShareLink, download_share_link, parse_share_link, share_link_facts
+from colabstage.fetch.shared.pages import WebAnswer, disposition_name, judge_answer, safe_name
+from colabstage.fetch.shared.service import SharedFile, distinct_names
 from colabstage.progress import Cancellation, NullProgress
 from colabstage.retry import RetryPolicy
 from colabstage.simulate.https_hosts import answer_page
@@ -379,7 +379,7 @@ def test_what_is_there_already_stays(drive: DriveShares, out: Path) -> None:
 _CHILD = """
 import sys
 from pathlib import Path
-from colabstage.fetch.share_link import ShareLink, download_share_link
+from colabstage.fetch.shared.link import ShareLink, download_share_link
 from colabstage.progress import Cancellation, NullProgress
 download_share_link(ShareLink(*sys.argv[1:3]), Path(sys.argv[3]), progress=NullProgress(), cancellation=Cancellation())
 """

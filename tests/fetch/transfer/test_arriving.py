@@ -23,9 +23,9 @@ from colabstage.errors import (
     SourceReadError,
     TargetNotWritableError,
 )
-from colabstage.fetch.arriving import ArrivingFile
-from colabstage.fetch.mounted import MountedFile
 from colabstage.fetch.remote import PassingError
+from colabstage.fetch.transfer.arriving import ArrivingFile
+from colabstage.fetch.transfer.mounted import MountedFile
 from colabstage.fileops import hash_block
 from colabstage.retry import RetryPolicy
 from colabstage.simulate.knobs import ContentFault, DriveFaults, DriveKnobs, OpFault

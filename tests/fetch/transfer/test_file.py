@@ -23,7 +23,7 @@ from colabstage.errors import (
     TargetExistsError,
 )
 from colabstage.fetch.checksum import Checksum
-from colabstage.fetch.file import fetch_file
+from colabstage.fetch.transfer.file import fetch_file
 from colabstage.fileops import block_ranges, hash_ranges, temp_beside
 from colabstage.progress import Cancellation
 from colabstage.retry import RetryPolicy
@@ -33,7 +33,7 @@ from tests.fetch.remotes import MemoryFile, changed, random_bytes
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from colabstage.fetch.file import FetchedFile
+    from colabstage.fetch.transfer.file import FetchedFile
 
 MIB = 1024 * 1024
 BLOCK = 8 * MIB
@@ -294,7 +294,7 @@ def test_time_of_the_source_is_kept(fetch: Callable[..., FetchedFile], tmp_path:
 @contextmanager
 def fetching(target: Path, bytes_per_s: float) -> Iterator[subprocess.Popen[str]]:
     """Fetch in a process of its own; whatever is left of it at the end is killed."""
-    root = Path(__file__).parents[2]
+    root = Path(__file__).parents[3]
     command = [sys.executable, str(remotes.__file__), str(target), str(SIZE), str(SEED), str(bytes_per_s)]
     environment = {**os.environ, "PYTHONPATH": str(root)}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:

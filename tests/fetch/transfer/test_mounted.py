@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from colabstage.errors import DriveDisconnectedError, SourceChangedError, SourceNotFoundError, SourceReadError
-from colabstage.fetch.file import fetch_file
-from colabstage.fetch.mounted import MountedFile
 from colabstage.fetch.remote import PassingError
+from colabstage.fetch.transfer.file import fetch_file
+from colabstage.fetch.transfer.mounted import MountedFile
 from colabstage.progress import Cancellation
 from colabstage.retry import RetryPolicy
 from colabstage.simulate.knobs import ContentFault, DriveFaults, OpFault

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from colabstage.fetch.ramp import Ramp
+from colabstage.fetch.transfer.ramp import Ramp
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from colabstage.fetch.stretches import ByteRanges, Stretch, StretchPlan, preferred_bytes
+from colabstage.fetch.transfer.stretches import ByteRanges, Stretch, StretchPlan, preferred_bytes
 
 MIB = 1024 * 1024
 BLOCK = 8 * MIB

@@ -24,8 +24,8 @@ from colabstage.errors import (
     WebPageError,
 )
 from colabstage.fetch.checksum import Checksum
-from colabstage.fetch.http import HttpFile, open_http
 from colabstage.fetch.remote import PassingError, RemoteFile
+from colabstage.fetch.web.http import HttpFile, open_http
 from colabstage.retry import RetryPolicy
 from colabstage.simulate.http_knobs import WebFault, WebKnobs
 from colabstage.simulate.http_server import WebServer

@@ -12,7 +12,8 @@ from requests.structures import CaseInsensitiveDict
 
 from colabstage.errors import SourceAccessError, SourceNotFoundError, SourceReadError
 from colabstage.fetch.checksum import Checksum
-from colabstage.fetch.http_answers import (
+from colabstage.fetch.remote import PassingError
+from colabstage.fetch.web.answers import (
     ContentRange,
     Validators,
     coding_of,
@@ -25,7 +26,6 @@ from colabstage.fetch.http_answers import (
     retry_after_s,
     status_error,
 )
-from colabstage.fetch.remote import PassingError
 
 URL = "https://example.org/files/data.zip"
 SIGNED = f"{URL}?X-Amz-Signature=0f"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from colabstage.fetch.public_url import is_signed_url, public_url
+from colabstage.fetch.web.public_url import is_signed_url, public_url
 
 SECRET = "hunter2S3cr3tValue"
 JWT = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.c2lnbmF0dXJl"

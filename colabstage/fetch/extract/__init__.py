@@ -1,0 +1,1 @@
+"""Archives unpacked to a folder."""
