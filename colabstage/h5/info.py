@@ -14,6 +14,7 @@ from colabstage.errors import (
     SourceNotFoundError,
     SplitNotFoundError,
 )
+from colabstage.h5.damage import check_heaps, reading_contents
 from colabstage.h5.names import (
     BOXES,
     BYTES,
@@ -128,32 +129,22 @@ def read_info(path: Path) -> PackInfo:
         NewerFormatError: a newer colabstage wrote it.
         DamagedPackError: it is HDF5, but cut off or broken.
     """
-    with open_h5(path) as file:
-        try:
-            version = _format_version(file, path)
-            splits = _read_splits(file, path)
-            return PackInfo(
-                path=path,
-                format_version=version,
-                layout=_text_attribute(file, "layout"),
-                classes=_texts(file, CLASSES),
-                splits=splits,
-                options=_json_attribute(file, "options"),
-                source=_text_attribute(file, "source"),
-                skipped=_texts(file, SKIPPED),
-                encoding_reason=_text_attribute(file, "encoding_reason"),
-                encoding=_text_attribute(file, "encoding"),
-                shard_set=_text_attribute(file, SHARD_SET_ATTRIBUTE),
-            )
-        except ColabstageError:
-            raise
-        # What h5py and the readers of attributes answer where bytes are not what they were.
-        except (LookupError, RuntimeError, OSError, ValueError, TypeError, AttributeError) as error:
-            msg = (
-                f"'{path}' is an HDF5 file whose table of contents is damaged ({error}). "
-                "Stage or copy it again; what it was made from is untouched."
-            )
-            raise DamagedPackError(msg) from error
+    with open_h5(path) as file, reading_contents(path):
+        version = _format_version(file, path)
+        splits = _read_splits(file, path)
+        return PackInfo(
+            path=path,
+            format_version=version,
+            layout=_text_attribute(file, "layout"),
+            classes=_texts(file, CLASSES),
+            splits=splits,
+            options=_json_attribute(file, "options"),
+            source=_text_attribute(file, "source"),
+            skipped=_texts(file, SKIPPED),
+            encoding_reason=_text_attribute(file, "encoding_reason"),
+            encoding=_text_attribute(file, "encoding"),
+            shard_set=_text_attribute(file, SHARD_SET_ATTRIBUTE),
+        )
 
 
 def open_h5(path: Path) -> Any:
@@ -175,7 +166,10 @@ def open_h5(path: Path) -> Any:
         msg = f"'{path}' is a folder; expected an HDF5 file, for example the .path of a staged dataset."
         raise PackFormatError(msg)
     try:
+        check_heaps(path)
         return _open_with_any_locking(path)
+    except ColabstageError:
+        raise
     except OSError as error:
         raise _open_error(path, size, error) from error
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from colabstage.errors import PackFormatError
+from colabstage.h5.damage import reading_contents
 from colabstage.h5.info import open_h5, read_info
 from colabstage.h5.names import BOXES, BYTES, OFFSETS
 from colabstage.images.options import ImageOptions
@@ -83,7 +84,7 @@ class SplitReader:
         self._stamp = FileStamp.of(self.path.stat())
         self._beside_bytes = beside_bytes
         self.slow_mount = slow_reason(mount_of(self.path))
-        with open_h5(self.path) as file:
+        with open_h5(self.path) as file, reading_contents(self.path):
             self._x = self._examine(file, self.info.x)
             self._y = None if self.info.y is None else self._examine(file, self.info.y)
         if self._y is not None and self._y.info.image is not None:
@@ -227,7 +228,7 @@ class SplitReader:
             msg = f"'{self.path}' keeps no source keys for the split '{self.split}'; files that colabstage packs do."
             raise PackFormatError(msg)
         check_stamp(self.path, self.path.stat(), self._stamp)
-        with open_h5(self.path) as file:
+        with open_h5(self.path) as file, reading_contents(self.path):
             raw = file[self.info.keys].asstr()[()].tolist()
         chosen = raw if indices is None else [raw[row] for row in resolve_rows(indices, len(self))]
         return [str(key) for key in chosen]
@@ -309,8 +310,9 @@ class SplitReader:
         # spares a lock that a fork could leave locked.
         if opened is None or opened.pid != os.getpid():
             file = OpenFile(self.path, self._stamp)
-            x = self._loaded or self._open_x(file)
-            y = None if self._y is None else file.targets(self._y, x, self._image)
+            with reading_contents(self.path):
+                x = self._loaded or self._open_x(file)
+                y = None if self._y is None else file.targets(self._y, x, self._image)
             opened = self._opened = _Opened(os.getpid(), x, y)
         return opened
 

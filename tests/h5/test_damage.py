@@ -1,0 +1,122 @@
+"""Files that would make HDF5 search for ever, or answer in no agreed way."""
+
+from __future__ import annotations
+
+import random
+import struct
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING, Literal
+
+import h5py
+import numpy as np
+import pytest
+
+from colabstage.errors import DamagedPackError
+from colabstage.h5.create import PackContent, ReservedDataset, create_pack
+from colabstage.h5.damage import check_heaps
+from colabstage.h5.info import open_h5, read_info
+from colabstage.load.reader import SplitReader
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+# Opens each file and reads from it; prints every error that is not a typed one.
+READER = """
+import sys
+from pathlib import Path
+from colabstage.errors import ColabstageError
+from colabstage.load.reader import SplitReader
+
+for line in sys.stdin:
+    try:
+        reader = SplitReader(Path(line.strip()))
+        reader.read_x([0, -1])
+        reader.read_y([0])
+    except (ColabstageError, MemoryError):
+        continue
+    except Exception as error:
+        print(line.strip(), repr(error))
+"""
+
+
+def _foreign(path: Path, libver: Literal["earliest", "latest"] = "earliest") -> Path:
+    with h5py.File(path, "w", libver=libver) as file:
+        images = np.random.default_rng(0).integers(0, 256, (50, 8, 8, 3), dtype=np.uint8)
+        file.create_dataset("X_train", data=images, chunks=(5, 8, 8, 3), compression="gzip")
+        file["Y_train"] = np.arange(50)
+        file.attrs["layout"] = "image_folder"
+        file.attrs["source"] = "a source " * 300
+    return path
+
+
+@pytest.mark.parametrize("libver", ["earliest", "latest"])
+@pytest.mark.parametrize("length", [0, 8, 2**64 - 8, 2**40])
+def test_a_heap_without_end_is_refused(tmp_path: Path, libver: Literal["earliest", "latest"], length: int) -> None:
+    """An object of no length, or of one that leads back or out, is damage before HDF5 looks at it."""
+    path = _foreign(tmp_path / "scrambled.h5", libver)
+    data = bytearray(path.read_bytes())
+    first = data.index(b"GCOL") + 16
+    # Free space of this length: HDF5 goes on behind it.
+    struct.pack_into("<HHIQ", data, first, 0, 0, 0, length)
+    path.write_bytes(data)
+    with pytest.raises(DamagedPackError, match="search its texts for ever"):
+        read_info(path)
+
+
+@pytest.mark.parametrize("libver", ["earliest", "latest"])
+def test_sound_heaps_are_let_through(tmp_path: Path, libver: Literal["earliest", "latest"]) -> None:
+    """Texts of all lengths, thousands of them, raise no doubt, wherever the view of the file ends."""
+    path = tmp_path / "texts.h5"
+    with h5py.File(path, "w", libver=libver) as file:
+        file["texts"] = np.array(["é" * (number % 700) for number in range(5000)], dtype=object)
+        file["more"] = np.array([str(number) for number in range(50_000)], dtype=object)
+    assert path.stat().st_size > 2 * 1024 * 1024
+    check_heaps(path)
+    with open_h5(path) as file:
+        assert file["more"][49_999] == b"49999"
+
+
+def test_scrambled_files_end_in_typed_errors_and_in_time(tmp_path: Path) -> None:
+    """Of files with changed, swapped or erased bytes anywhere, none hangs, and none fails with anything untyped."""
+    dice = random.Random(5)
+    names = []
+    for libver in ("earliest", "latest"):
+        raw = _foreign(tmp_path / f"{libver}.h5", libver).read_bytes()
+        for number in range(150):
+            data, span = bytearray(raw), dice.choice([400, 4000, len(raw)])
+            place, length = dice.randrange(8, span), dice.choice([1, 8, 64])
+            kind = dice.choice(["change", "swap", "erase"])
+            if kind == "swap":
+                other = dice.randrange(8, span)
+                data[place : place + length], data[other : other + length] = (
+                    data[other : other + length],
+                    data[place : place + length],
+                )
+            else:
+                data[place : place + length] = dice.randbytes(length) if kind == "change" else bytes(length)
+            path = tmp_path / f"{libver}-{number}.h5"
+            path.write_bytes(data[: len(raw)])
+            names.append(str(path))
+    done = subprocess.run(
+        [sys.executable, "-c", READER], input="\n".join(names), capture_output=True, text=True, timeout=100, check=True
+    )
+    assert done.stdout == ""
+
+
+def test_a_pack_of_many_rows_opens_in_an_instant(tmp_path: Path) -> None:
+    """Opening costs no more for 200,000 rows with their keys than a frame of a film."""
+    path, count = tmp_path / "pack.h5", 200_000
+    keys = np.array([f"class_{row % 10}/image_{row:06}.jpg" for row in range(count)], dtype=object)
+    reserved = [
+        ReservedDataset("X_train", (count, 8, 8, 1), np.dtype(np.uint8)),
+        ReservedDataset("Y_train", (count,), np.dtype(np.int64)),
+    ]
+    create_pack(path, PackContent(reserved, {"key_train": keys}, {"layout": "image_folder"}, {}))
+    seconds = []
+    for _ in range(10):
+        start = time.perf_counter()
+        SplitReader(path)
+        seconds.append(time.perf_counter() - start)
+    assert min(seconds) < 0.02
