@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from colabstage.errors import EmptySourceError, LayoutError, MissingDependencyError, OptionError
-from colabstage.layouts import arrays, csv_table, detection, image_folder, pairs, webdataset
+from colabstage.layouts import arrays, audio, csv_table, detection, image_folder, pairs, tfrecord, webdataset
 from colabstage.layouts.table import ClaimedTreeError
 
 if TYPE_CHECKING:
@@ -33,10 +33,12 @@ class LayoutReader(NamedTuple):
 READERS: tuple[LayoutReader, ...] = (
     LayoutReader(detection.NAME, detection.read_detection),
     LayoutReader(webdataset.NAME, webdataset.read_webdataset),
+    LayoutReader(tfrecord.NAME, tfrecord.read_tfrecord),
     LayoutReader(csv_table.NAME, csv_table.read_table),
     LayoutReader(pairs.NAME, pairs.read_pairs),
     LayoutReader(image_folder.NAME, image_folder.read_image_folder),
     LayoutReader(arrays.NAME, arrays.read_arrays),
+    LayoutReader(audio.NAME, audio.read_audio),
 )
 
 

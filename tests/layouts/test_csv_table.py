@@ -142,8 +142,8 @@ def test_labels_that_cannot_be_told_are_asked_for(table: Callable[..., SampleTab
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("a,b\nx,y\n", "lead to an image"),
-        ("", "lead to an image"),
+        ("a,b\nx,y\n", "lead to images"),
+        ("", "lead to images"),
         ("file,label\n0.jpg,a,b\n", "3 cells in row 2"),
         ("file,label\n0.jpg,a\n1.jpg,\n2.jpg,b\n", "no label"),
     ],
