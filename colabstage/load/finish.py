@@ -7,11 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from colabstage.load.ahead import Tick
 from colabstage.load.batches import scale_to
+from colabstage.load.dice import apply_transform
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
     import torch
+
+    from colabstage.load.dice import BatchPlace
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +28,17 @@ class Finish:
         """The batch with x in its dtype, on the device that it is on."""
         return batch if self.dtype is None else (scale_to(batch[0], self.dtype), *batch[1:])
 
-    def transform(self, batch: tuple[Any, ...]) -> Any:
-        """The batch as the caller gets it: `(x, y)`, or `((x, y), index)`."""
+    def transform(self, batch: tuple[Any, ...], place: BatchPlace | None = None) -> Any:
+        """The batch as the caller gets it: `(x, y)`, or `((x, y), index)`. `place`: where it stands, if that is known,
+        for transforms that take it."""
         x, y, *index = batch
-        sample = (x, y) if self.batch_transform is None else self.batch_transform(x, y)
+        sample = self._transformed(x, y, place)
         return (sample, index[0]) if index else sample
+
+    def _transformed(self, x: Any, y: Any, place: BatchPlace | None) -> tuple[Any, Any]:
+        if self.batch_transform is None:
+            return x, y
+        return self.batch_transform(x, y) if place is None else apply_transform(self.batch_transform, x, y, place)
 
     def scale_each(self, batches: Generator[tuple[Any, ...] | Tick]) -> Generator[tuple[Any, ...] | Tick]:
         """The batches, each in its dtype, made where they are: in the thread that prepares them."""

@@ -14,6 +14,7 @@ from colabstage.load.batches import Ragged
 from colabstage.load.choices import LoaderRequest
 from colabstage.load.dataset import dataset_h5
 from colabstage.load.devices import usable_device
+from colabstage.load.dice import BatchPlace
 from colabstage.load.facts import gather_facts, measure_cost
 from colabstage.load.finish import Collate, Finish
 from colabstage.load.iteration import Iteration, OneAtATime
@@ -103,6 +104,7 @@ def make_loader(
         seed: what that order depends on, together with the epoch.
         drop_last: leave out a last batch that is not full.
         batch_transform: called with `(x, y)` of each batch, on the device, after `dtype`; returns the new `(x, y)`.
+            Those of `colabstage.load.augment` get seed, epoch and rows too, and so treat a sample alike in any batch.
         dtype: floating-point dtype of x, converted on the device; uint8 and uint16 become [0, 1].
         num_workers: threads that copy or decode at once; with `strategy="workers"`, processes.
         prefetch: batches prepared ahead; with `strategy="workers"`, by each process.
@@ -228,9 +230,13 @@ class _Machine:
         """Begin to make the batches that are left of an epoch; `place` moves on as they are handed out."""
         batches, rows_before = self.schedule.rows_left(place.epoch, place.batches_done)
         source = self.source.start(batches, rows_before)
-        finish = self.finish
+        finish, seed, first = self.finish, self.seed, place.batches_done
+
+        def where() -> BatchPlace:
+            return BatchPlace(seed, place.epoch, batches[place.batches_done - first])
+
         if not self.source.in_background:
-            return Iteration(source, _counted(place, lambda batch: finish.transform(finish.scale(batch))))
+            return Iteration(source, _counted(place, lambda batch: finish.transform(finish.scale(batch), where())))
         on_cpu = self.device.type == "cpu"
         if on_cpu and finish.dtype is not None:
             # Here it would take the consumer's time.
@@ -239,7 +245,7 @@ class _Machine:
 
         def hand_out(staged: Staged[tuple[Any, ...]]) -> Any:
             batch = stager.hand_out(staged)
-            return finish.transform(batch if on_cpu else finish.scale(batch))
+            return finish.transform(batch if on_cpu else finish.scale(batch), where())
 
         ahead = staged_ahead(source, stager, max(1, self.plan.prefetch.value), "colabstage-loader")
         return Iteration(ahead, _counted(place, hand_out))

@@ -359,6 +359,27 @@ def test_what_cannot_work_is_refused(make: Callable[[], object], words: str) -> 
         make()
 
 
+def test_in_a_loader_a_sample_is_treated_alike_in_any_batch(make_file: Callable[..., Any]) -> None:
+    """In each epoch in another way, whatever the batch size, and after a resume in the middle."""
+    dataset = dataset_h5(make_file("pack", 23).path, return_index=True)
+    augment = Compose([RandomCrop(8, padding=1), RandomFlip()])
+
+    def by_row(batches: Any) -> dict[int, bytes]:
+        return {
+            int(row): image.numpy().tobytes() for (x, _), rows in batches for image, row in zip(x, rows, strict=True)
+        }
+
+    loaders = [make_loader(dataset, size, seed=6, batch_transform=augment) for size in (5, 4)]
+    epochs = [[by_row(loader) for _ in range(2)] for loader in loaders]
+    assert epochs[0] == epochs[1]
+    assert all(epochs[0][0][row] != epochs[0][1][row] for row in (0, 1, 2))
+    resumed = make_loader(dataset, 5, seed=6, batch_transform=augment)
+    resumed.load_state_dict({**resumed.state_dict(), "epoch": 1, "batches_done": 3})
+    left = by_row(resumed)
+    assert len(left) == 8
+    assert left.items() <= epochs[0][1].items()
+
+
 def test_a_loader_takes_them(make_file: Callable[..., Any]) -> None:
     """As `batch_transform`, beside or instead of a plain callable."""
     dataset = dataset_h5(make_file("pack", 23).path)
