@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from colabstage.fetch.run import fetch_files
     from colabstage.load.cuda import CudaDataLoader
     from colabstage.load.dataset import dataset_h5
+    from colabstage.load.keras import to_keras
     from colabstage.load.loader import make_loader
+    from colabstage.load.tensorflow import to_tf_data
     from colabstage.machine.drive import flush_drive, mount_drive, refresh_drive
     from colabstage.pack.run import pack_dataset
     from colabstage.stage.dataset import StagedDataset
@@ -39,6 +41,8 @@ __all__ = [
     "publish_file",
     "refresh_drive",
     "stage_dataset",
+    "to_keras",
+    "to_tf_data",
 ]
 
 _HOMES = {
@@ -56,6 +60,8 @@ _HOMES = {
     "publish_file": "stage.publish",
     "refresh_drive": "machine.drive",
     "stage_dataset": "stage.run",
+    "to_keras": "load.keras",
+    "to_tf_data": "load.tensorflow",
 }
 
 

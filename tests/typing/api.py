@@ -13,6 +13,7 @@ from colabstage.fetch.report import FetchReport
 from colabstage.h5.info import PackInfo
 from colabstage.load.cuda import CudaDataLoader
 from colabstage.load.dataset import dataset_h5
+from colabstage.load.keras_dataset import KerasBatches
 from colabstage.load.loader import Loader
 from colabstage.machine.drive import FlushReport
 from colabstage.pack.report import PackReport
@@ -75,6 +76,14 @@ def reading(dataset: dataset_h5) -> None:
     assert_type(dataset[0], Any)
     assert_type(len(dataset), int)
     assert_type(colabstage.make_loader(dataset, 64), Loader)
+
+
+def other_frameworks(dataset: dataset_h5) -> None:
+    """Keras and TensorFlow take datasets and files; TensorFlow has no types of its own."""
+    assert_type(colabstage.to_keras(dataset, 64, one_hot=10), KerasBatches)
+    assert_type(colabstage.to_keras("data.h5", 64, split="dev", shuffle=False, dtype="float32"), KerasBatches)
+    assert_type(colabstage.to_tf_data(Path("data.h5"), 64, one_hot="auto", epoch=3), Any)
+    colabstage.to_keras(dataset, 64, workers=4)  # type: ignore[call-arg]
 
 
 def moving(batches: list[tuple[int, str]]) -> None:
