@@ -27,6 +27,9 @@ class Lane(Protocol):
     pinned: bool
     """Whether host memory must be pinned for its copies to be asynchronous."""
 
+    def takes(self, host: torch.Tensor) -> bool:
+        """Whether copies of this tensor are asynchronous as it is, without a stop in pinned memory."""
+
     def follow(self) -> None:
         """Let what comes from now on wait for all that the caller's own stream was given so far."""
 
@@ -57,6 +60,9 @@ class CudaLane:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    def takes(self, host: torch.Tensor) -> bool:
+        return host.is_pinned()
 
     def follow(self) -> None:
         self._stream.wait_stream(torch.cuda.current_stream(self._device))

@@ -141,7 +141,7 @@ class LaneStager:
         self._turn = (self._turn + 1) % _SLOTS
         slot.empty()
         # What the loader gathered into pinned memory needs no second copy there.
-        ready = [self._lane.pinned and tensor.is_pinned() for tensor in tensors]
+        ready = [self._lane.takes(tensor) for tensor in tensors]
         placed = iter(slot.stage.fill([tensor for tensor, there in zip(tensors, ready, strict=True) if not there]))
         copies = []
         for tensor, there in zip(tensors, ready, strict=True):

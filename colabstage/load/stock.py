@@ -76,6 +76,7 @@ class Workers:
         # Its own, so that starting an epoch draws nothing from the dice that the training uses.
         self._dice = torch.Generator().manual_seed(seed)
         self._loader: DataLoader[Any] | None = None
+        self._epoch: Any = None
 
     def batches(self, batches: list[NDArray[np.intp]]) -> Generator[Any]:
         """Start an epoch, the processes too if none run; from the thread that may fork."""
@@ -92,12 +93,15 @@ class Workers:
                 collate_fn=as_it_is,
                 generator=self._dice,
             )
-        return _each(iter(self._loader))
+        self._epoch = iter(self._loader)
+        return _each(self._epoch)
 
     def close(self) -> None:
         """End the processes; the next epoch starts others."""
-        # A DataLoader ends its processes when nothing refers to it any more.
-        self._loader = None
+        # A DataLoader ends its processes when nothing refers to them any more; the traceback of an error may for long.
+        epoch, self._epoch, self._loader = self._epoch, None, None
+        if callable(end := getattr(epoch, "_shutdown_workers", None)):
+            end()
 
 
 def _each(batches: Any) -> Generator[Any]:

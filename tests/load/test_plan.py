@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from colabstage.errors import NotEnoughSpaceError, OptionError
-from colabstage.load.choices import LoaderFacts, LoaderRequest
+from colabstage.load.choices import DeviceFacts, LoaderFacts, LoaderRequest
 from colabstage.load.plan import choose_loader
+from colabstage.load.sharding import Shard
 from colabstage.load.storage import EngineChoice
 
 FACTS = LoaderFacts(
@@ -151,3 +152,85 @@ def test_memory_that_is_not_there_is_refused() -> None:
 def test_no_samples_is_no_batch() -> None:
     """An empty split has no batches, and that is fine."""
     assert choose_loader(replace(FACTS, rows=0), LoaderRequest(64, drop_last=True)).batches == 0
+
+
+NEEDED = 1000 * (196_608 + 8)
+GPU = DeviceFacts("cuda", 4 * NEEDED)
+
+
+@pytest.mark.parametrize(
+    ("changes", "strategy"),
+    [
+        ({}, "device"),
+        ({"device": DeviceFacts("cuda", 4 * NEEDED - 1)}, "direct"),
+        ({"device": DeviceFacts("cpu", 10**12)}, "direct"),
+        ({"device": None}, "direct"),
+        ({"uniform": False}, "direct"),
+        ({"per_sample": True}, "direct"),
+    ],
+)
+def test_auto_takes_a_gpu_with_room(changes: dict[str, Any], strategy: str) -> None:
+    """A quarter of what is free there is taken unasked, for rows that can lie there."""
+    plan = choose_loader(replace(FACTS, **{"device": GPU, **changes}), LoaderRequest(64))
+    assert plan.strategy == strategy
+    if strategy == "device":
+        assert "197 MB of the 786 MB that are free there" in plan.engine.reason
+
+
+def test_a_gpu_that_is_too_small_is_refused() -> None:
+    """Asked for, all but a reserve is taken, and beyond that refused with the figures."""
+    request = LoaderRequest(64, strategy="device")
+    fits = replace(FACTS, device=DeviceFacts("cuda", NEEDED + 500_000_000))
+    assert choose_loader(fits, request).strategy == "device"
+    with pytest.raises(NotEnoughSpaceError, match="needs 197 MB of the device's memory, of which 697 MB are free"):
+        choose_loader(replace(FACTS, device=DeviceFacts("cuda", NEEDED + 499_999_999)), request)
+
+
+COLD = replace(FACTS, engine=EngineChoice("read", "a test"), random_rows=True, rows=1_000_000)
+
+
+@pytest.mark.parametrize(
+    ("facts", "shuffle", "order"),
+    [
+        (COLD, "auto", "window"),
+        (COLD, True, "permutation"),
+        (COLD, False, "file"),
+        (COLD, "window", "window"),
+        (replace(COLD, random_rows=False), "auto", "permutation"),
+        (replace(COLD, free_memory_bytes=1_000_000_100), "auto", "permutation"),
+        (FACTS, "auto", "permutation"),
+        (FACTS, "window", "window"),
+        (replace(COLD, epoch_rows=500), "auto", "permutation"),
+    ],
+)
+def test_order_follows_from_what_reading_costs(facts: LoaderFacts, shuffle: Any, order: str) -> None:
+    """A window is taken unasked where random rows are slow and the file's own are in random order; what is asked for
+    is done."""
+    plan = choose_loader(facts, LoaderRequest(64, strategy="direct", shuffle=shuffle))
+    assert plan.order.name == order
+    assert plan.order.reason in str(plan)
+
+
+@pytest.mark.parametrize("budget", [100_000_000, 500_000_000, 2**31, None])
+def test_windows_take_no_more_than_asked(budget: int | None) -> None:
+    """Two windows and the batches in flight fit into the budget, windows hold whole batches, and there is no room for
+    another batch in each."""
+    order = choose_loader(COLD, LoaderRequest(64, shuffle="window", memory_budget=budget)).order
+    row_bytes = 196_608 + 8
+    # 7 GB can be spared; a quarter of that, as a power of two.
+    budget = budget or 2**30
+    in_flight = (2 + 2) * 64 * row_bytes
+    assert (
+        2 * order.window_rows * row_bytes + in_flight <= budget < 2 * (order.window_rows + 64) * row_bytes + in_flight
+    )
+    assert order.window_rows % 64 == 0
+    assert 1 <= order.block_rows <= order.window_rows // 16 + 1
+
+
+@pytest.mark.parametrize(("drop_last", "batches"), [(False, 6), (True, 5)])
+def test_ranks_have_their_part_of_the_batches(drop_last: bool, batches: int) -> None:
+    """1,000 samples in batches of 64 are six steps of three ranks, five of them full."""
+    facts = replace(FACTS, shard=Shard(1, 3))
+    assert choose_loader(facts, LoaderRequest(64, drop_last=drop_last)).batches == batches
+    with pytest.raises(OptionError, match="no batch of 1,000 samples for 3 ranks"):
+        choose_loader(facts, LoaderRequest(400, drop_last=True))

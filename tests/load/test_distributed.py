@@ -1,0 +1,84 @@
+"""Real process groups: ranks of `torch.distributed` share out epochs exactly, and resume in the middle of one."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+RANK = """
+import json, sys
+from pathlib import Path
+import torch
+from torch import distributed
+from torch.utils.data import WeightedRandomSampler
+from colabstage.load.dataset import dataset_h5
+from colabstage.load.loader import make_loader
+
+file, store, out, rank, world = Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3]), int(sys.argv[4]), int(sys.argv[5])
+distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
+dataset = dataset_h5(file, return_index=True)
+found = {}
+for name, options in {
+    "shuffled": {},
+    "window": {"shuffle": "window", "memory_budget": 20_000, "strategy": "direct", "prefetch": 1},
+    "sampler": {"sampler": WeightedRandomSampler([1.0] * 61, 50)},
+    "device": {"strategy": "device", "device": "cpu"},
+}.items():
+    loader = make_loader(dataset, 4, **options)
+    rows, state = [], None
+    for number, (_, index) in enumerate(loader):
+        rows.append(index.tolist())
+        # As a step of training does: it waits for all ranks, for ever if one makes fewer steps.
+        distributed.all_reduce(torch.ones(1))
+        if number == 2:
+            state = loader.state_dict()
+    # One rank's state serves all.
+    states = [state if rank == 0 else None]
+    distributed.broadcast_object_list(states, src=0)
+    resumed = make_loader(dataset, 4, **options)
+    resumed.load_state_dict(states[0])
+    rest = [index.tolist() for _, index in resumed]
+    found[name] = {"rows": rows, "rest": rest, "batches": len(loader)}
+out.write_text(json.dumps(found))
+distributed.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_ranks_of_a_process_group_share_out(make_file: Callable[..., Any], tmp_path: Path, world: int) -> None:
+    """Each row once an epoch, equally many steps on all ranks, and the same rest after a resume, in every order."""
+    sample = make_file("pack", 61)
+    outs = [tmp_path / f"rank{rank}.json" for rank in range(world)]
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", RANK, str(sample.path), str(tmp_path / "store"), str(out), str(rank), str(world)],
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank, out in enumerate(outs)
+    ]
+    try:
+        errors = [process.communicate(timeout=100)[1] for process in ranks]
+    finally:
+        for process in ranks:
+            process.kill()
+            process.wait(30)
+    assert [process.returncode for process in ranks] == [0] * world, errors
+    found = [json.loads(out.read_text(encoding="utf-8")) for out in outs]
+    for name in ("shuffled", "window", "device"):
+        rows = [row for part in found for batch in part[name]["rows"] for row in batch]
+        assert sorted(rows) == list(range(61)), name
+    assert sum(len(batch) for part in found for batch in part["sampler"]["rows"]) == 50
+    for part in found:
+        for name, kept in part.items():
+            assert kept["rest"] == kept["rows"][3:], name
+            assert len(kept["rows"]) == kept["batches"] == found[0][name]["batches"], name
+    assert found[0]["shuffled"] == found[0]["device"]

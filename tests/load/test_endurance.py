@@ -1,0 +1,80 @@
+"""A thousand epochs that are left early, or not, leave nothing behind: threads, processes, files, memory."""
+
+from __future__ import annotations
+
+import gc
+import re
+import threading
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import h5py
+import numpy as np
+import psutil
+import pytest
+
+from colabstage.load.cuda import CudaDataLoader
+from colabstage.load.dataset import dataset_h5
+from colabstage.load.loader import make_loader
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+STRATEGIES: dict[str, dict[str, Any]] = {
+    "direct": {"strategy": "direct"},
+    "memory": {"strategy": "memory"},
+    "device": {"strategy": "device", "device": "cpu"},
+    "window": {"strategy": "direct", "shuffle": "window", "memory_budget": 3_000_000},
+    "workers": {"strategy": "workers", "num_workers": 1},
+}
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A split whose batches are large enough for lent memory: 60 images of 49 kB."""
+    with h5py.File(tmp_path / "large.h5", "w") as file:
+        file["X_train"] = np.random.default_rng(0).integers(0, 256, (60, 128, 128, 3), dtype=np.uint8)
+        file["Y_train"] = np.arange(60, dtype=np.uint8)
+    return tmp_path / "large.h5"
+
+
+def leave_early(loader: Any, epochs: int) -> None:
+    """Every third epoch is gone through, the others are left after the first batch."""
+    for number in range(epochs):
+        for _batch in loader:
+            if number % 3:
+                break
+
+
+def held() -> tuple[int, int, int]:
+    """Threads, descriptors and worker processes."""
+    gc.collect()
+    process = psutil.Process()
+    # What multiprocessing keeps for the life of a process, to start others and to clean up after them.
+    kept = re.compile(r"resource_tracker|forkserver import main")
+    workers = 0
+    for child in process.children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            workers += child.ppid() == process.pid and not kept.search(" ".join(child.cmdline()))
+            workers += child.ppid() != process.pid
+    return threading.active_count(), process.num_fds(), workers
+
+
+@pytest.mark.parametrize(
+    "epochs", [30, pytest.param(1000, marks=[pytest.mark.slow, pytest.mark.timeout(600)])], ids=["short", "thousand"]
+)
+@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("through", ["loader", "CudaDataLoader"])
+def test_epochs_leave_nothing(path: Path, name: str, through: str, epochs: int) -> None:
+    """Threads, descriptors and processes are as many as after the first epochs, memory hardly more."""
+    loader: Any = make_loader(dataset_h5(path), 8, **STRATEGIES[name])
+    outer: Any = CudaDataLoader(loader, "cpu") if through == "CudaDataLoader" else loader
+    leave_early(outer, 10)
+    outer.close()
+    before, memory = held(), psutil.Process().memory_info().rss
+    leave_early(outer, epochs)
+    outer.close()
+    assert held()[:2] == before[:2]
+    assert psutil.Process().memory_info().rss - memory < 30_000_000
+    loader.close()
+    assert held()[2] == 0

@@ -1,0 +1,147 @@
+"""Samplers and subsets: what an epoch visits is the caller's to say, and is repeated exactly all the same."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DistributedSampler, RandomSampler, Sampler, SubsetRandomSampler, WeightedRandomSampler
+
+from colabstage.errors import OptionError
+from colabstage.load.dataset import dataset_h5
+from colabstage.load.loader import make_loader
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+@pytest.fixture
+def dataset(make_file: Callable[..., Any]) -> Iterator[dataset_h5]:
+    """23 samples that say which they are."""
+    made = dataset_h5(make_file("pack", 23).path, return_index=True)
+    yield made
+    made.close()
+
+
+def visited(loader: Any) -> list[int]:
+    return [int(row) for _, index in loader for row in index]
+
+
+def test_weights_are_followed(dataset: dataset_h5) -> None:
+    """Samples come as often as their weights say, and those of no weight not at all."""
+    weights = torch.arange(23) % 3
+    loader = make_loader(dataset, 64, sampler=WeightedRandomSampler(weights.tolist(), 30_000))
+    counts = np.bincount(visited(loader), minlength=23)
+    assert not counts[::3].any()
+    expected = 30_000 * weights.numpy() / float(weights.sum())
+    with np.errstate(invalid="ignore"):
+        assert np.nansum((counts - expected) ** 2 / expected) < 36.1  # chi-square, 14 degrees, once in a thousand
+
+
+SAMPLERS: dict[str, Callable[[], Any]] = {
+    "weighted": lambda: WeightedRandomSampler([1.0] * 23, 40),
+    "weighted, own dice": lambda: WeightedRandomSampler([1.0] * 23, 40, generator=torch.Generator().manual_seed(5)),
+    "random": lambda: RandomSampler(range(23)),
+    "replacing": lambda: RandomSampler(range(23), replacement=True, num_samples=31),
+    "subset": lambda: SubsetRandomSampler([4, 7, 9, 11, 20]),
+}
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+@pytest.mark.parametrize("done", [0, 1, 2])
+def test_resuming_is_exact(dataset: dataset_h5, name: str, done: int) -> None:
+    """A loader made anew, with a sampler made anew, goes on with the very next batch and epoch."""
+    first = make_loader(dataset, 2, sampler=SAMPLERS[name](), seed=6)
+    one, two = visited(first), visited(first)
+    assert one != two
+    first.set_epoch(1)
+    for number, _ in enumerate(first):
+        if number + 1 == done:
+            break
+    state = first.state_dict() if done else {**first.state_dict(), "epoch": 1, "batches_done": 0}
+    resumed = make_loader(dataset, 2, sampler=SAMPLERS[name](), seed=6)
+    resumed.load_state_dict(state)
+    assert visited(resumed) == two[2 * done :]
+
+
+def test_drawing_leaves_the_dice_of_others_alone(dataset: dataset_h5) -> None:
+    """Neither torch's generator nor the sampler's own is moved by an epoch."""
+    own = torch.Generator().manual_seed(5)
+    loader = make_loader(dataset, 4, sampler=RandomSampler(range(23), generator=own))
+    torch.manual_seed(3)
+    before = (torch.get_rng_state(), own.get_state())
+    visited(loader)
+    assert torch.equal(before[0], torch.get_rng_state())
+    assert torch.equal(before[1], own.get_state())
+
+
+@pytest.mark.parametrize("make", [list, np.array, torch.tensor, tuple, iter], ids=lambda make: make.__name__)
+def test_rows_are_a_subset(dataset: dataset_h5, make: Any) -> None:
+    """Rows in any form are visited once each an epoch, shuffled or as given; negative ones count from the end."""
+    rows = [5, 3, -1, 8, 3]
+    shuffled = make_loader(dataset, 2, sampler=make(rows))
+    epochs = [visited(shuffled) for _ in range(4)]
+    assert {tuple(sorted(epoch)) for epoch in epochs} == {(3, 3, 5, 8, 22)}
+    assert len({tuple(epoch) for epoch in epochs}) > 1
+    assert visited(make_loader(dataset, 2, sampler=make(rows), shuffle=False)) == [5, 3, 22, 8, 3]
+    assert len(shuffled) == 3
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_ranks_share_out_what_a_sampler_gives(dataset: dataset_h5, world: int) -> None:
+    """All draw the same, and together visit exactly that."""
+    alone = visited(make_loader(dataset, 4, sampler=WeightedRandomSampler([1.0] * 23, 31)))
+    together = [
+        visited(make_loader(dataset, 4, sampler=WeightedRandomSampler([1.0] * 23, 31), rank=rank, world_size=world))
+        for rank in range(world)
+    ]
+    assert sorted(row for part in together for row in part) == sorted(alone)
+
+
+def test_a_distributed_sampler_shares_out_by_itself(dataset: dataset_h5) -> None:
+    """What it gives is taken as it is, and its epoch is set."""
+    parts = []
+    for rank in range(2):
+        sampler: Any = DistributedSampler(range(23), num_replicas=2, rank=rank, drop_last=True)  # type: ignore[arg-type]
+        loader = make_loader(dataset, 4, sampler=sampler)
+        parts.append([visited(loader), visited(loader)])
+    assert not set(parts[0][0]) & set(parts[1][0])
+    assert parts[0][0] != parts[0][1]
+
+
+class Counting(Sampler[int]):
+    """Says one length and gives another."""
+
+    def __init__(self, rows: list[int], length: int) -> None:
+        self.rows, self.length = rows, length
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.rows)
+
+    def __len__(self) -> int:
+        return self.length
+
+
+@pytest.mark.parametrize(
+    ("sampler", "message"),
+    [
+        ([0, 23], "Index 23 is out of range"),
+        ([0.5], "float64"),
+        (7, "sampler=7 cannot be iterated over"),
+        (["a"], "sampler has rows that cannot be read"),
+        (Counting([1, 2], 3), r"gave 2 rows, and len\(sampler\) is 3"),
+        (Counting([1, 99], 2), "Index 99 is out of range"),
+    ],
+)
+def test_what_is_no_sampler_is_refused(dataset: dataset_h5, sampler: Any, message: str) -> None:
+    """Each is an OptionError, at the latest where the epoch begins."""
+    with pytest.raises(OptionError, match=message):
+        iter(make_loader(dataset, 4, sampler=sampler))
+
+
+def test_a_state_of_another_subset_is_refused(dataset: dataset_h5) -> None:
+    """A place in other samples is none here."""
+    with pytest.raises(OptionError, match="sampled"):
+        make_loader(dataset, 4, sampler=[1, 2, 3]).load_state_dict(make_loader(dataset, 4, sampler=[1, 2]).state_dict())
