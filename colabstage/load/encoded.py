@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -11,6 +12,8 @@ from colabstage.errors import DamagedPackError, DecodeError
 from colabstage.images.decode import decode_image, decode_image_into, probe_image
 from colabstage.images.masks import decode_mask
 from colabstage.images.options import MaskOptions
+from colabstage.images.region import decode_region
+from colabstage.load.resizing import resize_into
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -93,6 +96,9 @@ class EncodedRows:
         self._offsets = offsets
         self._data = data
         self._options = options
+        self._own = threading.local()
+        # Height and width of each row's image once its header was read, 0 before.
+        self._sizes = np.zeros((max(0, len(offsets) - 1), 2), np.int32)
 
     def read_bytes(self, row: int) -> bytes:
         """The file of one row, as it was packed."""
@@ -112,6 +118,38 @@ class EncodedRows:
                     self._decode_into(int(rows[place]), out[place])
                 except DecodeError as error:
                     raise self._named(int(rows[place]), error) from error
+
+        crew.share(len(rows), decode)
+
+    def decode_crops(
+        self, rows: NDArray[np.intp], crops: NDArray[np.int64], out: NDArray[np.uint8], crew: Crew
+    ) -> None:
+        """Decode a part of each row, resized by the antialiased bilinear filter, into `out`.
+
+        Args:
+            rows: `(B,)`.
+            crops: int64 `(B, 4)`: top, left, height and width of each part in the upright image, in pixels.
+            out: uint8 `(B, H, W, C)`, C-contiguous; 3 channels, or 1 for images that are decoded to grayscale.
+            crew: who shares the work.
+
+        Raises:
+            DecodeError: a row is broken; the message names it.
+        """
+        if isinstance(self._options, MaskOptions):
+            msg = f"{self._label} holds masks; only images are cropped when they are read."
+            raise TypeError(msg)
+        mode, (height, width) = self._options.color_mode, out.shape[1:3]
+
+        def decode(start: int, stop: int) -> None:
+            for place in range(start, stop):
+                try:
+                    cut(self.read_bytes(int(rows[place])), place)
+                except DecodeError as error:
+                    raise self._named(int(rows[place]), error) from error
+
+        def cut(data: bytes, place: int) -> None:
+            crop = tuple(crops[place].tolist())
+            resize_into(decode_region(data, mode, crop, (height, width), scratch=self._scratch()), out[place])
 
         crew.share(len(rows), decode)
 
@@ -148,14 +186,13 @@ class EncodedRows:
         Raises:
             DecodeError: a row is broken; the message names it.
         """
-        sizes = np.empty((len(rows), 2), np.int64)
-        for place, row in enumerate(rows.tolist()):
+        for row in rows[self._sizes[rows, 0] == 0].tolist():
             try:
                 facts = probe_image(self.read_bytes(row))
             except DecodeError as error:
                 raise self._named(row, error) from error
-            sizes[place] = facts.height, facts.width
-        return sizes
+            self._sizes[row] = facts.height, facts.width
+        return self._sizes[rows].astype(np.int64)
 
     def _decode(self, row: int) -> NDArray[Any]:
         if isinstance(self._options, MaskOptions):
@@ -166,7 +203,14 @@ class EncodedRows:
         if isinstance(self._options, MaskOptions):
             out[...] = decode_mask(self.read_bytes(row), self._options)
         else:
-            decode_image_into(self.read_bytes(row), self._options, out)
+            decode_image_into(self.read_bytes(row), self._options, out, scratch=self._scratch())
+
+    def _scratch(self) -> bytearray:
+        """Memory to decode into, of the calling thread alone."""
+        if not hasattr(self._own, "scratch"):
+            self._own.scratch = bytearray()
+        scratch: bytearray = self._own.scratch
+        return scratch
 
     def _named(self, row: int, error: DecodeError) -> DecodeError:
         return DecodeError(f"Row {row} of {self._label} cannot be decoded. {error}")

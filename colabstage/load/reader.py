@@ -32,7 +32,7 @@ from colabstage.machine.mounts import mount_of, slow_reason
 from colabstage.machine.resources import read_resources
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from numpy.typing import NDArray
 
@@ -199,6 +199,46 @@ class SplitReader:
             return target
         target = target_array(out, (len(rows), *self._x.facts.shape[1:]), self.row_dtype)
         engine.read_rows(rows, target, crew)
+        return target
+
+    @property
+    def can_crop(self) -> bool:
+        """Whether `read_crops` can read these inputs: encoded images of 8 bits at their own sizes."""
+        return (
+            self.encoded and self._image is not None and self._image.size is None and self._image.color_mode != "keep"
+        )
+
+    def read_crops(
+        self,
+        indices: Indices,
+        size: tuple[int, int],
+        choose: Callable[[NDArray[np.int64]], NDArray[np.int64]],
+        out: NDArray[Any] | None = None,
+        *,
+        crew: Crew = SOLO,
+    ) -> NDArray[np.uint8]:
+        """Read a part of each image, resized: only what the part needs is decoded, at no more detail than it needs.
+
+        Args:
+            indices: rows in the order wanted, B of them; negative ones count from the end, repeats are fine.
+            size: height and width of the result.
+            choose: makes the parts of the images' sizes: int64 `(B, 2)`, height and width, to int64 `(B, 4)`, top,
+                left, height and width, all in pixels of the upright image.
+            out: where to put them, C-contiguous uint8 `(B, *size, C)`; a new array by default.
+            crew: threads to share the decoding among.
+
+        Raises:
+            IndexError, DecodeError, DamagedPackError, ValueError: as `read_x`.
+            TypeError: these inputs cannot be cropped when they are read (`can_crop`).
+        """
+        engine = self._loaded or self._open().x
+        if not self.can_crop or not isinstance(engine, EncodedRows):
+            msg = f"{self._x.info.name} in '{self.path}' is not made of image files of their own sizes."
+            raise TypeError(msg)
+        rows = resolve_rows(indices, len(self))
+        channels = 1 if self._image is not None and self._image.color_mode == "grayscale" else 3
+        target = target_array(out, (len(rows), *size, channels), np.dtype(np.uint8))
+        engine.decode_crops(rows, choose(engine.own_sizes(rows)), target, crew)
         return target
 
     def read_y(self, indices: Indices, *, crew: Crew = SOLO) -> TargetBatch:
