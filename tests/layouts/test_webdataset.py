@@ -20,7 +20,6 @@ from colabstage.layouts.detect import detect_layout
 from colabstage.layouts.fields import Values
 from colabstage.layouts.shards import ScanWindow, split_of_shard
 from colabstage.layouts.table import ClaimedTreeError
-from colabstage.load.dataset import dataset_h5
 from colabstage.pack.run import pack_dataset
 from colabstage.trees.folder import FolderTree
 from colabstage.trees.joined import JoinedTree
@@ -228,6 +227,7 @@ def test_broken_samples_are_named(tmp_path: Path, files: list[tuple[str, bytes]]
 @pytest.mark.parametrize("encoding", ["pixels", "encoded"])
 def test_shards_are_packed(tmp_path: Path, encoding: str) -> None:
     """End to end: the packed pixels and labels are those that WebDataset decodes."""
+    dataset_h5 = pytest.importorskip("colabstage.load.dataset", reason="needs torch").dataset_h5
     paths = [write(tmp_path / "d" / f"test-{n}.tar", samples(4 * n, 4)) for n in range(3)]
     pack_dataset(tmp_path / "d", tmp_path / "out.h5", encoding=encoding, progress=False)
     theirs = read_back(paths)
