@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from colabstage.errors import EmptySourceError, LayoutError, MissingDependencyError, OptionError
-from colabstage.layouts import arrays, audio, csv_table, detection, image_folder, pairs, tfrecord, webdataset
+from colabstage.layouts import arrays, audio, csv_table, detection, image_folder, pairs, tfrecord, tokens, webdataset
 from colabstage.layouts.table import ClaimedTreeError
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ READERS: tuple[LayoutReader, ...] = (
     LayoutReader(image_folder.NAME, image_folder.read_image_folder),
     LayoutReader(arrays.NAME, arrays.read_arrays),
     LayoutReader(audio.NAME, audio.read_audio),
+    LayoutReader(tokens.NAME, tokens.read_tokens),
 )
 
 
