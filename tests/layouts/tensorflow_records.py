@@ -55,10 +55,6 @@ FILES = {
     "train-00001-of-00002": range(5, 9),
     "validation-00000-of-00001": range(9, 12),
 }
-    "train-00000-of-00002": range(5),
-    "train-00001-of-00002": range(5, 9),
-    "validation-00000-of-00001": range(9, 12),
-}
 
 
 def main(folder: Path) -> None:
