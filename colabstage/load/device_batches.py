@@ -36,14 +36,15 @@ class DeviceTable:
         """`shape`: of one row."""
         self._shape = tuple(shape)
         self._dtype = dtype
-        row_bytes = dtype.itemsize * int(np.prod(self._shape, dtype=np.int64))
+        self._length = int(np.prod(self._shape, dtype=np.int64))
+        row_bytes = dtype.itemsize * self._length
         word = next((word for word in _WORDS if row_bytes % word.itemsize == 0), torch.uint8)
         self._words = torch.empty((count, row_bytes // word.itemsize), dtype=word, device=device)
 
     def fill(self, start: int, rows: torch.Tensor) -> None:
         """Put `rows`, `(n, *shape)` on any device, at place `start`."""
         part = self._words[start : start + len(rows)]
-        part.copy_(rows.contiguous().view(len(rows), -1).view(torch.uint8).view(part.dtype).view(part.shape))
+        part.copy_(rows.contiguous().view(len(rows), self._length).view(torch.uint8).view(part.dtype).view(part.shape))
 
     def take(self, index: torch.Tensor) -> torch.Tensor:
         """Copies of the rows of `index`, int64 `(B,)` on the device: `(B, *shape)`."""

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import torch
 
     from colabstage.h5.info import PackInfo
+    from colabstage.load.choices import Shuffle
     from colabstage.load.dataset import dataset_h5
     from colabstage.load.loader import Loader
     from colabstage.stage.report import StageReport
@@ -66,7 +67,7 @@ class StagedDataset:
         batch_size: int,
         *,
         device: str | torch.device | None = None,
-        shuffle: bool | None = None,
+        shuffle: Shuffle | None = None,
         seed: int = 0,
         drop_last: bool = False,
         batch_transform: Callable[..., Any] | None = None,
@@ -85,7 +86,7 @@ class StagedDataset:
             self[split],
             batch_size,
             device=device,
-            shuffle=split == "train" if shuffle is None else shuffle,
+            shuffle=("auto" if split == "train" else False) if shuffle is None else shuffle,
             seed=seed,
             drop_last=drop_last,
             batch_transform=batch_transform,

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from colabstage.errors import DecodeError, OptionError
+from colabstage.h5.names import FORMAT_ATTRIBUTE, FORMAT_VERSION
 from colabstage.load.crew import SOLO
 from colabstage.load.dataset import dataset_h5
 from colabstage.load.loader import make_loader
@@ -163,6 +164,20 @@ def test_windows_that_cannot_be_are_refused(
     arguments: dict[str, Any] = {"shuffle": "window", **changes}
     with pytest.raises(OptionError, match=message):
         make_loader(dataset_h5(make_file("pack", 23).path), 4, **arguments)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_auto_takes_windows_for_large_packs(tmp_path: Path, packed: bool) -> None:
+    """A file that is neither in memory nor fits there is read in windows, where its rows are in random order."""
+    with h5py.File(tmp_path / "huge.h5", "w") as file:
+        file.create_dataset("X_train", (2**22, 512, 512), "u1")
+        file["X_train"][0] = 1
+        if packed:
+            file.attrs[FORMAT_ATTRIBUTE] = FORMAT_VERSION
+    loader = make_loader(dataset_h5(tmp_path / "huge.h5"), 64)
+    assert loader.plan.engine.name == "read"
+    assert loader.plan.order.name == ("window" if packed else "permutation")
+    assert 'shuffle="window"' in str(loader.plan) or packed
 
 
 def test_dtype_and_transform_work_on_windows(make_file: Callable[..., Any]) -> None:
