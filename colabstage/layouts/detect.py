@@ -7,7 +7,18 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from colabstage.errors import EmptySourceError, LayoutError, MissingDependencyError, OptionError
-from colabstage.layouts import arrays, audio, csv_table, detection, image_folder, pairs, tfrecord, tokens, webdataset
+from colabstage.layouts import (
+    arrays,
+    audio,
+    csv_table,
+    detection,
+    image_folder,
+    lmdb_folder,
+    pairs,
+    tfrecord,
+    tokens,
+    webdataset,
+)
 from colabstage.layouts.table import ClaimedTreeError
 
 if TYPE_CHECKING:
@@ -34,6 +45,7 @@ READERS: tuple[LayoutReader, ...] = (
     LayoutReader(detection.NAME, detection.read_detection),
     LayoutReader(webdataset.NAME, webdataset.read_webdataset),
     LayoutReader(tfrecord.NAME, tfrecord.read_tfrecord),
+    LayoutReader(lmdb_folder.NAME, lmdb_folder.read_lmdb),
     LayoutReader(csv_table.NAME, csv_table.read_table),
     LayoutReader(pairs.NAME, pairs.read_pairs),
     LayoutReader(image_folder.NAME, image_folder.read_image_folder),

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+# How image files begin: JPEG, PNG, GIF, BMP, TIFF, WebP.
+IMAGE_HEADS = (b"\xff\xd8\xff", b"\x89PNG", b"GIF8", b"BM", b"II*\0", b"MM\0*", b"RIFF")
+
 # A disk answers in microseconds, and reading on would only cost; a mount takes milliseconds and more for an answer,
 # in which time it could have sent megabytes.
 _NEAR_BYTES = 32 * 1024

@@ -12,6 +12,7 @@ from colabstage.layouts.fields import Boxes, Images
 from colabstage.layouts.sample_labels import Label, make_labels, names_of
 from colabstage.layouts.shard_files import open_shard
 from colabstage.layouts.shards import (
+    IMAGE_HEADS,
     Part,
     ScanWindow,
     Shard,
@@ -52,8 +53,6 @@ _LABELS = ("image/class/label", "label", "class", "class_id", "image/class/index
 _TEXTS = ("image/class/text", "class_name", "label_name", "label_text", "class/text", "image/class/synset", "text")
 _CORNERS = tuple(f"image/object/bbox/{side}" for side in ("xmin", "ymin", "xmax", "ymax"))
 _BOX_LABEL, _BOX_TEXT = "image/object/class/label", "image/object/class/text"
-# JPEG, PNG, GIF, BMP, TIFF, WebP.
-_IMAGE_HEADS = (b"\xff\xd8\xff", b"\x89PNG", b"GIF8", b"BM", b"II*\0", b"MM\0*", b"RIFF")
 
 
 class _Box(NamedTuple):
@@ -185,7 +184,7 @@ def _image_feature(tree: Tree, shards: Sequence[Shard]) -> str:
     order = [*_IMAGES, *(name for name in features if name not in _IMAGES)]
     for name in order:
         first = next(iter(features.get(name, [])), None)
-        if isinstance(first, Span) and data[slice(*first)].startswith(_IMAGE_HEADS):
+        if isinstance(first, Span) and data[slice(*first)].startswith(IMAGE_HEADS):
             return name
     msg = (
         f"The first record of '{tree.label}' holds no image file (JPEG, PNG, GIF, BMP, TIFF, WebP) but the features "
