@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
 
@@ -20,6 +21,8 @@ def resize_into(pixels: NDArray[np.uint8], out: NDArray[np.uint8]) -> None:
     if pixels.shape == out.shape:
         out[...] = pixels
         return
-    source = torch.from_numpy(pixels).permute(2, 0, 1)[None]
+    # torch would share the copy of a part out among threads of its own, which costs a hundred times as much when the
+    # cores are busy with other images.
+    source = torch.from_numpy(np.ascontiguousarray(pixels)).permute(2, 0, 1)[None]
     target = torch.from_numpy(out).permute(2, 0, 1)[None]
     torch.ops.aten._upsample_bilinear2d_aa.out(source, list(out.shape[:2]), False, None, None, out=target)

@@ -1,0 +1,162 @@
+"""Random resized crops per second out of JPEGs: decoded on read, against FFCV and ImageFolder with a DataLoader.
+
+    python -m benchmarks.read_jpeg [--rounds 5] [--samples 2048] [--json OUT]
+
+JPEGs of 500x375 (about 64 kB, 24 different ones in turn), batches of 64 of 224x224 in random order, all in the
+system's cache, as many threads or processes as there are cores. Contenders take turns, round after round; the table has
+the median of the rounds, after one that is not counted. FFCV and torchvision run in an environment of their own
+(benchmarks/_peers.py). FFCV's file holds the same images compressed again at the same quality, as its writer makes it.
+
+Ends with exit code 1 when crops come slower than FFCV's, or less than twice as fast as ImageFolder's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import statistics
+import sys
+import tempfile
+import time
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import h5py
+import numpy as np
+from PIL import Image
+from simplejpeg import decode_jpeg
+
+from benchmarks import _peers
+from benchmarks._photographs import photograph
+from benchmarks.read_pixels import describe_machine, median_ratio
+from colabstage.load.ahead import Ahead
+from colabstage.load.buffers import BufferPool
+from colabstage.load.crew import Crew
+from colabstage.load.crops import CROP_DRAWS, resized_crops
+from colabstage.load.dice import BatchPlace
+from colabstage.load.order import epoch_order
+from colabstage.load.reader import SplitReader
+from colabstage.machine.resources import usable_cores
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+
+    from numpy.typing import NDArray
+
+SIZE, BATCH, KINDS = 224, 64, 24
+OURS, FFCV, FOLDER = "crops decoded on read", "FFCV", "ImageFolder"
+
+
+def write_files(folder: Path, samples: int) -> Path:
+    """The same JPEGs as files in class folders and in one pack."""
+    kinds = [photograph(number, target_bytes=64_000) for number in range(KINDS)]
+    files = [kinds[number % KINDS] for number in range(samples)]
+    for number, data in enumerate(files):
+        place = folder / "images" / f"class_{number % 10}"
+        place.mkdir(parents=True, exist_ok=True)
+        (place / f"{number:06}.jpg").write_bytes(data)
+    path = folder / "images.h5"
+    with h5py.File(path, "w") as file:
+        group = file.create_group("X_train")
+        group["bytes"] = np.frombuffer(b"".join(files), np.uint8)
+        group["offsets"] = np.cumsum([0, *map(len, files)], dtype=np.int64)
+        file["Y_train"] = np.arange(samples) % 10
+    return path
+
+
+def our_batches(reader: SplitReader, epoch: int, pool: BufferPool, threads: int) -> Generator[NDArray[np.uint8]]:
+    """Crops of one epoch, batch after batch, into memory that is used again."""
+    order = epoch_order(len(reader), shuffle=True, seed=0, epoch=epoch)
+    with Crew(threads) as crew:
+        for start in range(0, len(order), BATCH):
+            rows = order[start : start + BATCH]
+            draws = BatchPlace(0, epoch, rows).draws(CROP_DRAWS)
+            out = pool.lend((len(rows), SIZE, SIZE, 3), np.uint8)
+            yield reader.read_crops(
+                rows, (SIZE, SIZE), lambda sizes, draws=draws: resized_crops(sizes, draws), out, crew=crew
+            )
+
+
+def run_ours(reader: SplitReader, pool: BufferPool) -> float:
+    """Images per second of one epoch, prepared in the background as a loader does."""
+    start, count = time.perf_counter(), 0
+    with contextlib.closing(Ahead(our_batches(reader, 0, pool, usable_cores()), 2, "benchmark")) as batches:
+        for x in batches:
+            count += len(x)
+    return count / (time.perf_counter() - start)
+
+
+def run_pillow(reader: SplitReader) -> float:
+    """The same crops by one thread with the whole image decoded and resized by Pillow: what the parts bring."""
+    rows = np.arange(min(256, len(reader)))
+    draws, start = BatchPlace(0, 0, rows).draws(CROP_DRAWS), time.perf_counter()
+    engine = reader._open().x
+    for row in rows.tolist():
+        pixels = decode_jpeg(engine.read_bytes(row), "RGB")  # type: ignore[union-attr]
+        top, left, height, width = resized_crops(np.array(pixels.shape[:2]), draws[row : row + 1])[0].tolist()
+        box = (left, top, left + width, top + height)
+        np.asarray(Image.fromarray(pixels).resize((SIZE, SIZE), Image.Resampling.BILINEAR, box))
+    return len(rows) / (time.perf_counter() - start)
+
+
+def measure(folder: Path, samples: int, rounds: int) -> dict[str, list[float]]:
+    """Images per second of each contender in each round."""
+    path = write_files(folder, samples)
+    reader, pool = SplitReader(path), BufferPool(4)
+    contenders: dict[str, Callable[[], float]] = {
+        OURS: partial(run_ours, reader, pool),
+        "decoded whole, resized by Pillow, 1 thread": partial(run_pillow, reader),
+    }
+    with contextlib.ExitStack() as stack:
+        missing = _peers.why_missing("ffcv")
+        if missing is not None:
+            print(f"\n{missing}")
+        else:
+            peer = stack.enter_context(
+                _peers.Peer(Path(__file__).with_name("_peer_jpeg.py"), folder / "images", folder, str(usable_cores()))
+            )
+            for name in (FFCV, FOLDER, f"{FOLDER}, no workers"):
+                contenders[name] = partial(peer.ask, name)
+        rates: dict[str, list[float]] = {name: [] for name in contenders}
+        for number in range(rounds + 1):
+            for name, run in contenders.items():
+                rate = run()
+                if number:
+                    rates[name].append(rate)
+    return rates
+
+
+def report(rates: dict[str, list[float]]) -> bool:
+    """Print the table; whether the promised ratios hold, as far as they could be measured."""
+    print(f"\n{'images/s':44}{'median':>10}{'lowest':>10}{'highest':>10}{'ours x':>10}")
+    for name, values in rates.items():
+        middle, ratio = statistics.median(values), median_ratio(rates[OURS], values)
+        print(f"{name:44}{middle:10,.0f}{min(values):10,.0f}{max(values):10,.0f}{ratio:10.2f}")
+    wanted = {FFCV: 1.0, FOLDER: 2.0, f"{FOLDER}, no workers": 2.0}
+    return all(median_ratio(rates[OURS], rates[name]) >= least for name, least in wanted.items() if name in rates)
+
+
+def main() -> int:
+    """Run the benchmark; 0 when the ratios hold."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=5, help="rounds that are counted")
+    parser.add_argument("--samples", type=int, default=2048, help="images")
+    parser.add_argument("--json", type=Path, help="write machine and figures there")
+    arguments = parser.parse_args()
+    machine = describe_machine()
+    for name, value in machine.items():
+        print(f"{name:10} {value}")
+    with tempfile.TemporaryDirectory(prefix="read-jpeg-") as folder:
+        rates = measure(Path(folder), arguments.samples, arguments.rounds)
+    fast_enough = report(rates)
+    if arguments.json:
+        arguments.json.write_text(
+            json.dumps({"machine": machine, "images_per_s": rates}, indent=1) + "\n", encoding="utf-8"
+        )
+    return 0 if fast_enough else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
