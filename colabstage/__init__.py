@@ -50,7 +50,7 @@ _HOMES = {
     "CudaDataLoader": "load.cuda",
     "StagedDataset": "stage.dataset",
     "dataset_h5": "load.dataset",
-    "extract_archive": "fetch.extract",
+    "extract_archive": "fetch.extract.archive",
     "fetch_files": "fetch.run",
     "flush_drive": "machine.drive",
     "make_loader": "load.loader",
