@@ -59,6 +59,7 @@ def test_no_more_than_asked_is_ready_and_no_thread_waits() -> None:
     wait_until(lambda: len(made) == 5 and not running())
 
 
+@pytest.mark.alone
 def test_results_are_made_while_the_consumer_works() -> None:
     """Twenty steps of 10 ms and results of 10 ms take far less than both together."""
 
