@@ -72,11 +72,9 @@ def our_batches(reader: SplitReader, epoch: int, pool: BufferPool, threads: int)
     with Crew(threads) as crew:
         for start in range(0, len(order), BATCH):
             rows = order[start : start + BATCH]
-            draws = BatchPlace(0, epoch, rows).draws(CROP_DRAWS)
+            choose = partial(resized_crops, draws=BatchPlace(0, epoch, rows).draws(CROP_DRAWS))
             out = pool.lend((len(rows), SIZE, SIZE, 3), np.uint8)
-            yield reader.read_crops(
-                rows, (SIZE, SIZE), lambda sizes, draws=draws: resized_crops(sizes, draws), out, crew=crew
-            )
+            yield reader.read_crops(rows, (SIZE, SIZE), choose, out, crew=crew)
 
 
 def run_ours(reader: SplitReader, pool: BufferPool) -> float:

@@ -7,6 +7,7 @@ indices are 4 to 46 times slower than a loop, so they are never used.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -74,7 +75,8 @@ def mapped_table(file: MappedFile, facts: StorageFacts) -> NDArray[np.uint8]:
 
 def memory_table(values: NDArray[Any]) -> NDArray[np.uint8]:
     """A C-contiguous array, the row first, as uint8 `(N, row_bytes)`."""
-    row_bytes = int(np.prod(values.shape[1:], dtype=np.int64)) * values.itemsize
+    # math's product of a few numbers takes a tenth of numpy's time; a small batch is gathered in as long.
+    row_bytes = math.prod(values.shape[1:]) * values.itemsize
     return values.reshape(-1).view(np.uint8).reshape(len(values), row_bytes)
 
 

@@ -35,6 +35,9 @@ def resolve_rows(indices: Indices, count: int) -> NDArray[np.intp]:
     if rows.ndim != 1 or rows.dtype.kind not in "iu":
         msg = f"Expected a one-dimensional list of integers as indices, got {rows.ndim} dimensions of {rows.dtype}."
         raise TypeError(msg)
+    # As unsigned numbers negative ones are beyond any count, so that one look is enough for the usual rows.
+    if rows.dtype == np.intp and rows.view(np.uintp).max() < count:
+        return rows
     low, high = int(rows.min()), int(rows.max())
     if low < -count or high >= count:
         msg = f"Index {high if high >= count else low} is out of range for {count:,} samples."
