@@ -47,7 +47,7 @@ def _files(draw: st.DrawFn) -> dict[str, Any]:
     kwargs: dict[str, Any] = {**draw(st.sampled_from(FILTERS))}
     dtype = draw(st.sampled_from(DTYPES))
     if np.dtype(dtype).kind in "cb":
-        kwargs = {name: value for name, value in kwargs.items() if name != "scaleoffset" and value != "szip"}
+        kwargs = {} if kwargs.get("compression") == "szip" or "scaleoffset" in kwargs else kwargs
     if np.dtype(dtype).kind == "f":
         kwargs.pop("scaleoffset", None)
     if kwargs or draw(st.sampled_from([True, False])):
@@ -78,7 +78,7 @@ def _write(path: Path, kind: dict[str, Any]) -> None:
                 dataset[row] = values[row].astype(kind["dtype"])
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(kind=_files(), data=st.data(), threads=st.sampled_from([1, 3]))
 def test_every_foreign_file_gives_what_h5py_gives(kind: dict[str, Any], data: st.DataObject, threads: int) -> None:
     """Any rows, repeated, negative or none, of any layout, dtype and filter are bit for bit those of h5py."""
