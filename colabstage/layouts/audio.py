@@ -125,14 +125,12 @@ def _look_at(source: TreeFiles, options: AudioOptions) -> list[_Seen]:
     order = np.argsort(source.sizes, kind="stable")
     chosen = sorted({int(order[place]) for place in np.linspace(0, len(order) - 1, _PROBES).astype(int)})
 
-    def look(index: int, content: Content) -> _Seen | None:
-        try:
-            clip = read_clip(bytes(content), options.dtype)
-        except DecodeError:
-            return None  # named when it is packed
+    def look(index: int, content: Content) -> _Seen:
+        clip = read_clip(bytes(content), options.dtype)
         return _Seen(source.name(index), len(clip.values), clip.values.shape[1], clip.rate)
 
-    seen = [one for one in read_each(source, chosen, look, readers=4) if one is not None]
+    # What is broken is named when it is packed.
+    seen = read_each(source, chosen, look, readers=4, skip_broken=True)
     if not seen:
         msg = f"None of the clips that were looked at can be decoded (first '{source.name(chosen[0])}')."
         raise ClaimedTreeError(msg)

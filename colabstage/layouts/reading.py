@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
 
+from colabstage.errors import CorruptArchiveError, DecodeError
 from colabstage.layouts.sources import TreeFiles
 from colabstage.pipeline import PipelineLimits, run_pipeline
 from colabstage.progress import Cancellation
@@ -22,7 +24,12 @@ _MAX_READERS = 32
 
 
 def read_each(
-    source: SampleSource, chosen: Sequence[int], make: Callable[[int, Content], T], *, readers: int = 2
+    source: SampleSource,
+    chosen: Sequence[int],
+    make: Callable[[int, Content], T],
+    *,
+    readers: int = 2,
+    skip_broken: bool = False,
 ) -> list[T]:
     """`make(index, content)` of some contents of a source, in the order of `chosen`.
 
@@ -31,20 +38,27 @@ def read_each(
         chosen: which of them.
         make: called in one thread, as contents come.
         readers: reads in flight at the start; there are up to 32 when they prove slow.
+        skip_broken: leave out what is damaged, where packing names it later; else the first stops the reading.
 
     Raises:
         SourceReadError, SourceNotFoundError, DriveDisconnectedError: the source cannot be read.
         Everything that `make` raises; the first stops the reading.
     """
     policy = RetryPolicy()
+    passed_over = (CorruptArchiveError, DecodeError) if skip_broken else ()
     found: dict[int, T] = {}
 
-    def read(place: int) -> Content:
+    def read(place: int) -> Content | None:
         index = chosen[place]
-        return read_with_retry(lambda: source.read(index), source.name(index), policy=policy)
+        try:
+            return read_with_retry(lambda: source.read(index), source.name(index), policy=policy)
+        except passed_over:
+            return None
 
-    def use(place: int, content: Content) -> None:
-        found[place] = make(chosen[place], content)
+    def use(place: int, content: Content | None) -> None:
+        if content is not None:
+            with suppress(*passed_over):
+                found[place] = make(chosen[place], content)
 
     positions = source.positions
     run_pipeline(
@@ -55,7 +69,7 @@ def read_each(
         limits=PipelineLimits(readers=readers, max_readers=max(readers, _MAX_READERS), workers=1),
         cancellation=Cancellation(),
     )
-    return [found[place] for place in range(len(chosen))]
+    return [found[place] for place in sorted(found)]
 
 
 def read_files(tree: Tree, entries: Sequence[FileEntry], make: Callable[[FileEntry, bytes], T]) -> list[T]:

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from colabstage.errors import CorruptArchiveError, DecodeError
 from colabstage.images.decode import ImageFacts, fit_pixels, probe_image
 from colabstage.images.options import ImageOptions
 from colabstage.layouts.detect import detect_layout
+from colabstage.layouts.reading import read_each
 from colabstage.pack.plan import PackPlan, needs_facts, plan_pack
 from colabstage.pack.prepare import prepared_table
-from colabstage.pipeline import PipelineLimits, run_pipeline
-from colabstage.progress import Cancellation
-from colabstage.retry import RetryPolicy, read_with_retry
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -90,30 +86,8 @@ def look_at_images(table: SampleTable, *, spread: bool) -> Sequence[ImageFacts]:
     """Look at a few images: with `spread` over all, else at the first ones of an archive, which arrive first."""
     source, count = table.inputs.source, min(_PROBES, len(table))
     chosen = np.linspace(0, len(table) - 1, count).astype(int) if spread else np.argsort(source.positions)[:count]
-    policy = RetryPolicy()
-    found: dict[int, ImageFacts] = {}
-
-    def read(number: int) -> Content:
-        index = int(chosen[number])
-        try:
-            return read_with_retry(lambda: source.read(index), source.name(index), policy=policy)
-        except (CorruptArchiveError, DecodeError):
-            return b""
-
-    def use(number: int, content: Content) -> None:
-        # What is no image is met again, and named, when it is packed.
-        with suppress(DecodeError):
-            found[number] = _facts_of(content)
-
-    run_pipeline(
-        range(len(chosen)),
-        read=read,
-        use=use,
-        cost=lambda number: int(source.sizes[chosen[number]]),
-        limits=PipelineLimits(readers=_PROBES, max_readers=_PROBES, workers=1),
-        cancellation=Cancellation(),
-    )
-    return [found[number] for number in sorted(found)]
+    # What is no image is met again, and named, when it is packed.
+    return read_each(source, chosen.tolist(), lambda _, content: _facts_of(content), readers=_PROBES, skip_broken=True)
 
 
 def _facts_of(content: Content) -> ImageFacts:

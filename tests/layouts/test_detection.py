@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import time
 import xml.etree.ElementTree as ET
 import zipfile
 from typing import TYPE_CHECKING, Any
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from colabstage.layouts.table import SampleTable
+    from colabstage.trees.tree import FileEntry
 
 COUNT = 12
 NAMES = ("zebra", "car", "big dog", "bus")
@@ -531,3 +533,21 @@ def test_label_files_that_vanish_are_named(tmp_path: Path, name: str) -> None:
     (tmp_path / name).unlink()
     with pytest.raises(FileNotFoundError, match=name):
         read_detection(tree)
+
+
+def test_label_files_of_a_slow_tree_are_read_many_at_once(tmp_path: Path) -> None:
+    """A mount's latency is paid a few times, not once for each label file."""
+    count, delay_s = 300, 0.02
+    for number in range(count):
+        put(tmp_path / f"images/{number}.jpg", b"")
+        put(tmp_path / f"labels/{number}.txt", f"{number % 3} .5 .5 1 1")
+
+    class SlowTree(FolderTree):
+        def read(self, entry: FileEntry) -> bytes:
+            time.sleep(delay_s)
+            return super().read(entry)
+
+    began = time.monotonic()
+    found = read_detection(SlowTree(tmp_path))
+    assert time.monotonic() - began < count * delay_s / 3
+    assert [int(boxes_in(found, key)["labels"][0]) for key in found.keys] == [int(key[7:-4]) % 3 for key in found.keys]
