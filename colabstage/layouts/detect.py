@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from colabstage.errors import EmptySourceError, LayoutError, MissingDependencyError, OptionError
 from colabstage.layouts import (
     arrays,
+    arrow_tables,
     audio,
     csv_table,
     detection,
@@ -46,6 +47,7 @@ READERS: tuple[LayoutReader, ...] = (
     LayoutReader(webdataset.NAME, webdataset.read_webdataset),
     LayoutReader(tfrecord.NAME, tfrecord.read_tfrecord),
     LayoutReader(lmdb_folder.NAME, lmdb_folder.read_lmdb),
+    LayoutReader(arrow_tables.NAME, arrow_tables.read_arrow),
     LayoutReader(csv_table.NAME, csv_table.read_table),
     LayoutReader(pairs.NAME, pairs.read_pairs),
     LayoutReader(image_folder.NAME, image_folder.read_image_folder),

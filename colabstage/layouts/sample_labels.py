@@ -105,6 +105,7 @@ def _whole(labels: Sequence[Label], samples: Sequence[str]) -> np.ndarray[tuple[
 
 def _class_names(values: np.ndarray[tuple[int], np.dtype[np.int64]], names: Mapping[int, str]) -> tuple[str, ...]:
     top = max([int(values.max()), *names])
-    if not names or min([int(values.min()), *names]) < 0 or top >= _MAX_CLASSES:
+    # -1 is what test sets have whose labels are kept secret.
+    if not names or min(names) < 0 or values.min() < -1 or top >= _MAX_CLASSES:
         return ()
     return tuple(names.get(number, str(number)) for number in range(top + 1))

@@ -1,0 +1,282 @@
+"""Parquet and Arrow files, as Hugging Face's `datasets` and pyarrow write them, read as they read them."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from colabstage.errors import CorruptArchiveError, EmptySourceError, LayoutError
+from colabstage.layouts.detect import detect_layout
+from colabstage.layouts.fields import Values
+from colabstage.layouts.table import ClaimedTreeError
+from colabstage.pack.run import pack_dataset
+from colabstage.trees.folder import FolderTree
+from colabstage.trees.open import open_tree
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from colabstage.layouts.table import SampleTable
+
+arrow = pytest.importorskip("pyarrow", reason="needs pyarrow: pip install 'colabstage[arrow]'")
+parquet = pytest.importorskip("pyarrow.parquet")
+
+
+def picture(number: int) -> bytes:
+    """An image file that no other number gives."""
+    values = np.random.default_rng(number).integers(0, 255, (8, 6, 3), np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(values).save(file, "PNG")
+    return file.getvalue()
+
+
+def rows(first: int, count: int) -> dict[str, list[Any]]:
+    """Images as `datasets` keeps them, with a number."""
+    numbers = range(first, first + count)
+    return {
+        "image": [{"bytes": picture(n), "path": f"{n}.png"} for n in numbers],
+        "label": [n % 2 for n in numbers],
+    }
+
+
+def write_parquet(path: Path, columns: dict[str, Any], **options: Any) -> Path:
+    """Make a file with pyarrow."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    parquet.write_table(arrow.table(columns), path, **options)
+    return path
+
+
+def write_stream(path: Path, columns: dict[str, Any], *, batch: int = 3, compression: str | None = None) -> Path:
+    """Make an Arrow stream with pyarrow, several batches long."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    table = arrow.table(columns)
+    options = arrow.ipc.IpcWriteOptions(compression=compression)
+    with arrow.OSFile(str(path), "wb") as sink, arrow.ipc.new_stream(sink, table.schema, options=options) as writer:
+        writer.write_table(table, max_chunksize=batch)
+    return path
+
+
+def contents(table: SampleTable) -> list[bytes]:
+    """The images of a table."""
+    source = table.inputs.source
+    return [bytes(source.read(i)) for i in range(len(source))]
+
+
+def labels(table: SampleTable) -> list[Any]:
+    """The targets of a table."""
+    assert isinstance(table.targets, Values)
+    return table.targets.values.tolist()  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def hugging(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The package `datasets`, which writes to the test's folder only, and asks nobody."""
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    found = pytest.importorskip("datasets", reason="needs datasets: pip install -c constraints.txt datasets")
+    monkeypatch.setattr("tqdm.std.tqdm.monitor_interval", 0)
+    return found
+
+
+@pytest.fixture
+def pets(hugging: Any) -> Any:
+    """Two splits of images with named classes."""
+    kinds = hugging.Features({"image": hugging.Image(), "label": hugging.ClassLabel(names=["cat", "dog"])})
+    return hugging.DatasetDict(
+        {
+            "train": hugging.Dataset.from_dict(rows(0, 7), features=kinds),
+            "test": hugging.Dataset.from_dict(rows(7, 4), features=kinds),
+        }
+    )
+
+
+def decoded(dataset: Any) -> list[tuple[bytes, int]]:
+    """Pixels and labels as `datasets` gives them."""
+    return [(np.asarray(row["image"]).tobytes(), row["label"]) for row in dataset]
+
+
+def pixels(image: bytes) -> bytes:
+    """An image's pixels by Pillow."""
+    return np.asarray(Image.open(io.BytesIO(image))).tobytes()
+
+
+def test_datasets_saved_to_disk_are_what_datasets_reads(tmp_path: Path, hugging: Any, pets: Any) -> None:
+    """Sample by sample, of several files; splits by folder, classes by the names that the files have."""
+    pets.save_to_disk(tmp_path / "pets", num_shards={"train": 2, "test": 1})
+    table = detect_layout(FolderTree(tmp_path / "pets"))
+    theirs = hugging.load_from_disk(tmp_path / "pets")
+    assert table.layout == "arrow"
+    found = list(zip(map(pixels, contents(table)), labels(table), strict=True))
+    assert found == decoded(theirs["test"]) + decoded(theirs["train"])
+    assert table.splits == ("test",) * 4 + ("train",) * 7
+    assert table.classes == ("cat", "dog")
+    assert table.keys[4] == "train/data-00000-of-00002.arrow[0]"
+
+
+def test_parquet_of_the_hub_is_what_datasets_reads(tmp_path: Path, hugging: Any, pets: Any) -> None:
+    """As the Hub names the files: one folder, splits in their names."""
+    folder = tmp_path / "hub" / "data"
+    folder.mkdir(parents=True)
+    for split, dataset in pets.items():
+        dataset.to_parquet(folder / f"{split}-00000-of-00001.parquet", batch_size=3)
+    table = detect_layout(FolderTree(tmp_path / "hub"))
+    found = list(zip(map(pixels, contents(table)), labels(table), strict=True))
+    theirs = [
+        hugging.Dataset.from_parquet(str(path), cache_dir=str(tmp_path / "cache")) for path in sorted(folder.iterdir())
+    ]
+    assert found == [row for dataset in theirs for row in decoded(dataset)]
+    assert table.splits == ("test",) * 4 + ("train",) * 7
+    assert table.classes == ("cat", "dog")
+
+
+@pytest.mark.parametrize("encoding", ["pixels", "encoded"])
+@pytest.mark.parametrize("form", ["arrow", "parquet"])
+def test_datasets_are_packed(tmp_path: Path, hugging: Any, pets: Any, form: str, encoding: str) -> None:
+    """End to end: the packed pixels and labels are those that `datasets` decodes."""
+    dataset_h5 = pytest.importorskip("colabstage.load.dataset", reason="needs torch").dataset_h5
+    if form == "arrow":
+        pets.save_to_disk(tmp_path / "pets")
+    else:
+        (tmp_path / "pets").mkdir()
+        for split, dataset in pets.items():
+            dataset.to_parquet(tmp_path / "pets" / f"{split}.parquet")
+    pack_dataset(tmp_path / "pets", tmp_path / "out.h5", encoding=encoding, progress=False)
+    packed = dataset_h5(tmp_path / "out.h5", split="test")
+    found = [(np.asarray(x).tobytes(), int(y)) for x, y in (packed[i] for i in range(len(packed)))]
+    packed.close()
+    assert found == decoded(pets["test"])
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda path, data: write_parquet(path.with_suffix(".parquet"), data, row_group_size=2),
+        lambda path, data: write_parquet(path.with_suffix(".parquet"), data, compression="zstd", use_dictionary=False),
+        lambda path, data: write_stream(path.with_suffix(".arrow"), data),
+        lambda path, data: write_stream(path.with_suffix(".arrow"), data, compression="zstd"),
+        lambda path, data: arrow.feather.write_feather(arrow.table(data), path.with_suffix(".arrow"), "lz4"),
+    ],
+    ids=["row groups", "zstd", "stream", "compressed stream", "feather"],
+)
+@pytest.mark.parametrize("form", ["struct", "binary", "large"])
+def test_every_form_of_a_file_is_read(tmp_path: Path, write: Callable[[Path, Any], Any], form: str) -> None:
+    """Also where images are no struct; more rows than are in memory at once."""
+    pytest.importorskip("pyarrow.feather")
+    data: dict[str, Any] = rows(0, 250)
+    images = [image["bytes"] for image in data["image"]]
+    if form != "struct":
+        data["image"] = arrow.array(images, arrow.binary() if form == "binary" else arrow.large_binary())
+    (tmp_path / "d").mkdir()
+    write(tmp_path / "d" / "val", data)
+    table = detect_layout(FolderTree(tmp_path / "d"))
+    assert contents(table) == images
+    assert labels(table) == data["label"]
+    assert table.splits == ("val",) * 250
+
+
+def test_files_inside_a_tar_are_read(tmp_path: Path) -> None:
+    """By their places in the archive."""
+    path = write_stream(tmp_path / "a.arrow", rows(0, 9))
+    other = write_parquet(tmp_path / "b.parquet", rows(9, 3))
+    with tarfile.open(tmp_path / "d.tar", "w") as archive:
+        archive.add(path, "d/a.arrow")
+        archive.add(other, "d/b.parquet")
+    with open_tree(tmp_path / "d.tar", spool=tmp_path) as tree:
+        assert contents(detect_layout(tree)) == [picture(n) for n in range(12)]
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "classes"),
+    [
+        ({"label": ["dog", "cat", "dog"]}, [1, 0, 1], ("cat", "dog")),
+        ({"label": [0.5, 1.0, 2.0]}, [0.5, 1.0, 2.0], ()),
+        ({"fine_label": [3, 1, 2]}, [3, 1, 2], ()),
+        ({"label": [True, False, True]}, [1, 0, 1], ()),
+    ],
+)
+def test_labels_are_found_by_name(tmp_path: Path, column: dict[str, Any], values: list[Any], classes: Any) -> None:
+    """Numbers, words, of a column that people call so."""
+    data = {"png": [picture(n) for n in range(3)], "width": [6, 6, 6], **column}
+    write_parquet(tmp_path / "a.parquet", data)
+    table = detect_layout(FolderTree(tmp_path))
+    assert labels(table) == values
+    assert table.classes == classes
+    assert any("width" in note for note in table.notes)
+
+
+def test_labels_kept_secret_keep_the_classes(tmp_path: Path, hugging: Any) -> None:
+    """Test sets have -1 in place of a label."""
+    kinds = hugging.Features({"image": hugging.Image(), "label": hugging.ClassLabel(names=["cat", "dog"])})
+    data = hugging.Dataset.from_dict({**rows(0, 3), "label": [-1, 0, 1]}, features=kinds)
+    data.to_parquet(tmp_path / "a.parquet")
+    table = detect_layout(FolderTree(tmp_path))
+    assert labels(table) == [-1, 0, 1]
+    assert table.classes == ("cat", "dog")
+
+
+@pytest.mark.parametrize(
+    ("columns", "kind", "says"),
+    [
+        ({"text": ["a"], "label": [1]}, LayoutError, "no column of images, but text, label"),
+        ({"image": [{"bytes": None, "path": "1.jpg"}], "label": [1]}, LayoutError, "no column of images|no bytes"),
+        (
+            {"image": [{"bytes": b"x", "path": ""}, {"bytes": None, "path": "1.jpg"}]},
+            ClaimedTreeError,
+            "Row 1 of 'a.(arrow|parquet)' has no bytes",
+        ),
+    ],
+)
+@pytest.mark.parametrize("form", ["parquet", "arrow"])
+def test_tables_without_images_are_refused(
+    tmp_path: Path, columns: dict[str, Any], kind: type[Exception], says: str, form: str
+) -> None:
+    """With the columns there are, or the row."""
+    (write_parquet if form == "parquet" else write_stream)(tmp_path / f"a.{form}", columns)
+    with pytest.raises(kind, match=says):
+        detect_layout(FolderTree(tmp_path), "arrow")
+
+
+def test_files_of_different_datasets_are_refused(tmp_path: Path) -> None:
+    """By their columns, or by their classes."""
+    write_parquet(tmp_path / "a.parquet", rows(0, 2))
+    write_parquet(tmp_path / "b.parquet", {"image": rows(0, 2)["image"]})
+    with pytest.raises(ClaimedTreeError, match=r"'b\.parquet' and 'a\.parquet' have different columns"):
+        detect_layout(FolderTree(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "a.arrow"])
+def test_cut_files_are_named(tmp_path: Path, name: str) -> None:
+    """At any place: never fewer samples in silence."""
+    path = (write_parquet if name.endswith("parquet") else write_stream)(tmp_path / name, rows(0, 20))
+    content = path.read_bytes()
+    for cut in (len(content) - 1, len(content) - 8, len(content) - 30, len(content) // 2, 100, 5, 0):
+        path.write_bytes(content[:cut])
+        with pytest.raises(CorruptArchiveError, match=name):
+            detect_layout(FolderTree(tmp_path), "arrow")
+
+
+@pytest.mark.parametrize("beside", ["images/1.jpg", "only a text"])
+def test_tables_beside_images_are_another_layout(tmp_path: Path, beside: str) -> None:
+    """A parquet of paths and labels belongs to the images that it names."""
+    (tmp_path / beside).parent.mkdir(exist_ok=True)
+    (tmp_path / beside).write_bytes(b"")
+    kind: type[Exception] = EmptySourceError
+    if beside.endswith("jpg"):
+        write_parquet(tmp_path / "labels.parquet", {"path": ["images/1.jpg"], "label": ["cat"]})
+        kind = LayoutError
+        assert detect_layout(FolderTree(tmp_path)).layout == "table"
+    with pytest.raises(kind):
+        detect_layout(FolderTree(tmp_path), "arrow")
+
+
+def test_what_datasets_computes_is_no_data(tmp_path: Path) -> None:
+    """Its caches lie beside the files that they were made of."""
+    write_stream(tmp_path / "train.arrow", rows(0, 4))
+    write_stream(tmp_path / "cache-0123.arrow", {"x": [1]})
+    assert len(detect_layout(FolderTree(tmp_path))) == 4
