@@ -36,10 +36,9 @@ _LONGEST_PROBE_S = 2.0
 def gather_facts(
     dataset: dataset_h5, *, device: torch.device | None, shard: Shard, epoch_rows: int | None
 ) -> LoaderFacts:
-    """Look at a dataset, this computer and this process. Reads one target, and no input."""
+    """Look at a dataset, this computer and this process. Reads no sample, but a few headers of encoded ones."""
     resources = read_resources()
     reader = dataset.reader
-    target_bytes, one_shape = _target(dataset)
     needs_memory = None if device is None else free_device_memory(device)
     free = resources.free_memory_bytes if needs_memory is None else needs_memory
     return LoaderFacts(
@@ -51,8 +50,9 @@ def gather_facts(
         per_sample=dataset.transform is not None or dataset.target_transform is not None,
         cores=resources.cores,
         free_memory_bytes=resources.free_memory_bytes,
-        target_bytes=target_bytes,
-        uniform=one_shape and reader.row_shape is not None,
+        # Single integers become int64.
+        target_bytes=max(8, reader.target_bytes or 0),
+        uniform=reader.target_bytes is not None and reader.row_shape is not None,
         random_rows=_rows_are_random(dataset),
         epoch_rows=epoch_rows,
         shard=shard,
@@ -111,16 +111,6 @@ def _dice_kept() -> Iterator[None]:
     finally:
         random.setstate(python)
         np.random.set_state(numpy)  # noqa: NPY002
-
-
-def _target(dataset: dataset_h5) -> tuple[int, bool]:
-    """Bytes of one target, and whether all have one shape."""
-    if not len(dataset):
-        return 0, True
-    y = dataset.reader.read_y([0])
-    if isinstance(y, np.ndarray):
-        return max(y.nbytes, 8 if y.ndim == 1 else 0), True
-    return sum(part.nbytes for part in (y[0].values() if isinstance(y[0], dict) else [y[0]])), False
 
 
 def _rows_are_random(dataset: dataset_h5) -> bool:

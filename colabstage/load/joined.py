@@ -126,6 +126,11 @@ class JoinedReader:
         return self._parts[0].target_shape
 
     @property
+    def target_bytes(self) -> int | None:
+        """As `SplitReader.target_bytes`."""
+        return self._parts[0].target_bytes
+
+    @property
     def has_boxes(self) -> bool:
         """As `SplitReader.has_boxes`."""
         return self._parts[0].has_boxes

@@ -164,6 +164,14 @@ class SplitReader:
         return self._y.info.shape if mask is None else mask.size
 
     @property
+    def target_bytes(self) -> int | None:
+        """Length of one target in memory, in bytes; 0 when the file has none, `None` when each has its own."""
+        if self._y is None:
+            return 0
+        shape = self.target_shape
+        return None if shape is None else int(np.prod(shape, dtype=np.int64)) * self._y.info.dtype.itemsize
+
+    @property
     def has_boxes(self) -> bool:
         """Whether targets are boxes, any number of each row."""
         return self._y is not None and self._y.info.kind == "boxes"
