@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from colabstage.images.decode import decode_image, probe_image
+from colabstage.images.jpeg import read_jpeg_header
 from colabstage.images.options import ImageOptions
 
 if TYPE_CHECKING:
@@ -18,7 +19,8 @@ def check_complete(data: bytes) -> ImageFacts:
     """Check that an image file has a readable header and is there to its end.
 
     JPEG, PNG and WebP say where they end, so that a look suffices; what follows the end (padding, a second picture)
-    is no matter. A file without its closing mark, and one of any other format, passes when it can be decoded.
+    is no matter. A file without its closing mark, one of any other format, and a JPEG that is coded as few are, passes
+    when it can be decoded. Damage among the pixels does not show here.
 
     Returns:
         What its header says.
@@ -35,7 +37,7 @@ def check_complete(data: bytes) -> ImageFacts:
 def _has_end(data: bytes, kind: str) -> bool:
     if kind == "JPEG":
         # Not the mark of a thumbnail in the header: the picture's own comes after its pixels' start.
-        return 0 < _scan_start(data) < data.rfind(_END_OF_IMAGE)
+        return read_jpeg_header(data).is_common and 0 < _scan_start(data) < data.rfind(_END_OF_IMAGE)
     if kind == "PNG":
         return _PNG_END in data
     return kind == "WEBP" and len(data) >= 8 + int.from_bytes(data[4:8], "little")

@@ -9,6 +9,7 @@ from colabstage.errors import DecodeError
 
 # Start-of-frame markers; 0xC4, 0xC8 and 0xCC share the range but are tables and extensions.
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+_COMMON_FRAMES = (0xC0, 0xC1, 0xC2)
 _STANDALONE = frozenset((0x01, *range(0xD0, 0xD9)))
 _APP1, _SCAN, _END = 0xE1, 0xDA, 0xD9
 _ORIENTATION_TAG = 0x0112
@@ -22,6 +23,7 @@ class JpegHeader:
     `components`: 1 grayscale, 3 colour, 4 CMYK or YCCK.
     `precision`: bits per sample, 8 in all but exotic files.
     `orientation`: EXIF orientation 1 to 8; 1 where there is none.
+    `frame`: the marker of the frame, which says how pixels are coded: 0xC0, 0xC1 and 0xC2 in nearly all files.
     """
 
     height: int
@@ -29,6 +31,12 @@ class JpegHeader:
     components: int
     precision: int
     orientation: int
+    frame: int
+
+    @property
+    def is_common(self) -> bool:
+        """Whether it is coded as nearly all are: 8 bits, baseline or progressive, with Huffman's codes."""
+        return self.precision == 8 and self.frame in _COMMON_FRAMES
 
 
 def is_jpeg(data: bytes) -> bool:
@@ -59,7 +67,7 @@ def read_jpeg_header(data: bytes) -> JpegHeader:
         body, length = position + 4, struct.unpack_from(">H", data, position + 2)[0]
         if marker in _FRAMES and body + 6 <= len(data):
             precision, height, width, components = struct.unpack_from(">BHHB", data, body)
-            return JpegHeader(height, width, components, precision, orientation)
+            return JpegHeader(height, width, components, precision, orientation, marker)
         if marker == _APP1 and data[body : body + 6] == b"Exif\0\0":
             orientation = read_tiff_orientation(data[body + 6 : body + length - 2])
         position += 2 + length

@@ -48,7 +48,7 @@ from colabstage.pipeline import PipelineLimits
 from colabstage.retry import RetryPolicy
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -112,6 +112,13 @@ def as_they_came(job: PackJob) -> PackJob:
     encoded = plan_pack(job.table, replace(job.options, encoding="encoded"), facts=(), free_bytes=None)
     plan = replace(encoded, reason="the images have many sizes, so they are kept as they came")
     return replace(job, plan=plan)
+
+
+def animation_notes(names: Sequence[str]) -> tuple[str, ...]:
+    """What a person should know about images that have further frames."""
+    if not names:
+        return ()
+    return (f"{len(names):,} files are animations ('{names[0]}' first); the first frame of each counts",)
 
 
 class ShardName(NamedTuple):
@@ -235,6 +242,7 @@ class _PackRun:
             packing_s = time.monotonic() - packing
             positions = sorted(journal.skipped)
             skipped = tuple(journal.skipped[position] for position in positions)
+            animated = [self.job.table.inputs.source.name(int(order[i])) for i in sorted(journal.animated)]
             final, plan = finish_pack(
                 self.job,
                 DecodedPack(data, places, offsets, spool, facts),
@@ -255,7 +263,8 @@ class _PackRun:
             packing_s=packing_s,
             resumed=resumed,
             readers=result.readers,
-            notes=self.job.notes,
+            notes=(*self.job.notes, *animation_notes(animated)),
+            animated=tuple(animated),
         )
 
     def _publish(self, file: Path, plan: PackPlan, skipped: tuple[str, ...]) -> None:

@@ -45,7 +45,7 @@ class Journal:
         self._samples = samples
         self._stamp = stamp
         self._head = {"fingerprint": fingerprint, "samples": samples, "world": current_world()}
-        self._finished, self.skipped = _read(path, self._head, self._block_stamp)
+        self._finished, self.skipped, self.animated = _read(path, self._head, self._block_stamp)
         if not keep_skipped:
             for position in self.skipped:
                 self._finished.pop(position // BLOCK_SAMPLES, None)
@@ -71,7 +71,7 @@ class Journal:
 
     def forget(self) -> None:
         """Begin anew: nothing is finished. Only before the first `finish`."""
-        self._finished, self.skipped = {}, {}
+        self._finished, self.skipped, self.animated = {}, {}, set()
         os.ftruncate(self._handle, 0)
         self._begin()
 
@@ -79,6 +79,7 @@ class Journal:
         lines: list[dict[str, object]] = [self._head]
         lines += ({"block": block, "stamp": stamp} for block, stamp in sorted(self._finished.items()))
         lines += ({"skipped": position, "why": why} for position, why in sorted(self.skipped.items()))
+        lines += ({"animated": position} for position in sorted(self.animated))
         os.write(self._handle, b"".join(_line(line) for line in lines))
         self._left = self._count_left()
 
@@ -100,13 +101,16 @@ class Journal:
         """Whether the sample at this position of the reading order is in its place."""
         return position // BLOCK_SAMPLES in self._finished
 
-    def finish(self, position: int, *, skipped: str | None = None) -> None:
+    def finish(self, position: int, *, skipped: str | None = None, animated: bool = False) -> None:
         """Note that a sample is in its place, or was left out for the reason `skipped`; once for each sample.
 
-        May be called from any thread.
+        `animated`: whether only the first of its frames is stored. May be called from any thread.
         """
         block = position // BLOCK_SAMPLES
         with self._lock:
+            if animated:
+                self.animated.add(position)
+                os.write(self._handle, _line({"animated": position}))
             if skipped is not None:
                 self.skipped[position] = skipped
                 os.write(self._handle, _line({"skipped": position, "why": skipped}))
@@ -138,16 +142,24 @@ def _line(value: dict[str, object]) -> bytes:
     return (json.dumps(value) + "\n").encode()
 
 
-def _read(path: Path, head: dict[str, object], stamp: Callable[[int], str]) -> tuple[dict[int, str], dict[int, str]]:
-    """Finished blocks with their stamps, and the reasons of samples left out in them; nothing of another work's."""
+def _read(
+    path: Path, head: dict[str, object], stamp: Callable[[int], str]
+) -> tuple[dict[int, str], dict[int, str], set[int]]:
+    """Finished blocks with their stamps, the reasons of samples left out in them, and those that are animated; nothing
+    of another work's."""
     try:
         lines = path.read_bytes().split(b"\n")[:-1]  # a last line without its end was cut off
         values = [json.loads(line) for line in lines]
     except (FileNotFoundError, ValueError):
-        return {}, {}
+        return {}, {}, set()
     if not values or values[0] != head:
-        return {}, {}
+        return {}, {}, set()
     noted = {value["block"]: value["stamp"] for value in values if "block" in value}
     blocks = {block: noted_stamp for block, noted_stamp in noted.items() if stamp(block) == noted_stamp}
     skipped = {value["skipped"]: value["why"] for value in values if "skipped" in value}
-    return blocks, {position: why for position, why in skipped.items() if position // BLOCK_SAMPLES in blocks}
+    animated = {value["animated"] for value in values if "animated" in value}
+    return (
+        blocks,
+        {position: why for position, why in skipped.items() if position // BLOCK_SAMPLES in blocks},
+        {position for position in animated if position // BLOCK_SAMPLES in blocks},
+    )

@@ -23,6 +23,7 @@ class PackReport:
     `resumed`: samples that an earlier, interrupted run had already put in place.
     `readers`: reads in flight at the most. `notes`: what else a person should know.
     `files`: of shards, all of them; `path` is then a pattern that they match, which `dataset_h5` reads.
+    `animated`: names of images that have further frames; the first one counts.
     """
 
     path: Path
@@ -38,6 +39,7 @@ class PackReport:
     readers: int
     notes: tuple[str, ...]
     files: tuple[Path, ...] = ()
+    animated: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         total = sum(self.samples.values())

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from colabstage.errors import DecodeError, LayoutError, OptionError, SourceReadError
+from colabstage.images.animation import is_animated
 from colabstage.images.complete import check_complete
 from colabstage.images.decode import decode_sized, fit_pixels
 from colabstage.images.encode import encode_jpeg
 from colabstage.images.masks import fit_mask, read_mask
-from colabstage.layouts.fields import Arrays, Masks
+from colabstage.layouts.fields import Arrays, Images, Masks
 from colabstage.pack.plan import mask_options
 
 if TYPE_CHECKING:
@@ -38,10 +39,11 @@ class RawSample(NamedTuple):
 
 class StoredSample(NamedTuple):
     """A sample as it is stored. `size`: height and width of its upright image before it was resized; zeros for what
-    is no image."""
+    is no image. `animated`: whether its image has further frames."""
 
     parts: tuple[memoryview, ...]
     size: tuple[int, int]
+    animated: bool
 
 
 class BrokenSampleError(Exception):
@@ -100,9 +102,10 @@ class SampleCoder:
             SourceReadError: a file is not as long as it was listed.
         """
         x, size = self._code_x(index, raw.x, scratch)
+        animated = isinstance(self.table.inputs, Images) and isinstance(raw.x, bytes) and is_animated(raw.x)
         if self.plan.y is None or raw.y is None:
-            return StoredSample((x,), size)
-        return StoredSample((x, self._code_y(index, raw.y, size)), size)
+            return StoredSample((x,), size, animated)
+        return StoredSample((x, self._code_y(index, raw.y, size)), size, animated)
 
     def _code_x(self, index: int, content: Content, scratch: bytearray) -> tuple[memoryview, tuple[int, int]]:
         inputs, place = self.table.inputs, self.plan.x
@@ -110,7 +113,9 @@ class SampleCoder:
             if isinstance(inputs, Arrays):
                 return _row(inputs.to_array(content), place, inputs.source.name(index)), (0, 0)
             if place.shape is None and place.lengths is not None:
-                return _checked_file(content, place.lengths, index, inputs.source)
+                return _checked_file(
+                    content, place.lengths, index, inputs.source, needs_range=self.options.image.color_mode != "keep"
+                )
             pixels, size = self._pixels(content, scratch)
             if self.options.jpeg_quality is not None:
                 return memoryview(encode_jpeg(pixels, self.options.jpeg_quality)), size
@@ -155,13 +160,17 @@ class SampleCoder:
 
 
 def _checked_file(
-    content: Content, lengths: NDArray[np.int64], index: int, source: SampleSource
+    content: Content, lengths: NDArray[np.int64], index: int, source: SampleSource, *, needs_range: bool = False
 ) -> tuple[memoryview, tuple[int, int]]:
-    """An image file that is kept as it is, and the size it says of itself."""
+    """An image file that is kept as it is, and the size it says of itself. `needs_range`: whether 8 bits will be made
+    of its pixels."""
     if not isinstance(content, bytes):
         msg = f"'{source.name(index)}' came as an array, expected the bytes of an image file."
         raise LayoutError(msg)
     facts = check_complete(content)
+    if needs_range and facts.dtype.kind == "f":
+        msg = f'{facts.format} pixels of floating point have no agreed range to make 8 bits of. Pass color_mode="keep".'
+        raise DecodeError(msg)
     _check_length(len(content), int(lengths[index]), source.name(index))
     return memoryview(content), (facts.height, facts.width)
 

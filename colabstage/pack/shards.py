@@ -22,7 +22,7 @@ from colabstage.h5.manifest import manifest_path, read_manifest
 from colabstage.h5.parts import shard_path, shard_pattern, shards_beside
 from colabstage.machine.resources import check_space, free_space
 from colabstage.pack.dispatch import run_tasks
-from colabstage.pack.execute import ShardName, as_they_came, place_pack, run_pack, target_arrays
+from colabstage.pack.execute import ShardName, animation_notes, as_they_came, place_pack, run_pack, target_arrays
 from colabstage.pack.job import plan_job, seen_facts
 from colabstage.pack.opening import open_source
 from colabstage.pack.report import PackReport
@@ -76,12 +76,14 @@ class ShardTask:
 
 @dataclass(frozen=True, slots=True)
 class ShardResult:
-    """What became of one shard: rows of each split, and one sentence for each sample that was left out."""
+    """What became of one shard: rows of each split, one sentence for each sample that was left out, and the names of
+    animations, as far as this run has seen them."""
 
     samples: dict[str, int]
     skipped: tuple[str, ...]
     resumed: int
     readers: int
+    animated: tuple[str, ...] = ()
 
 
 def default_shards(job: PackJob) -> int:
@@ -172,7 +174,7 @@ def write_shard_of(job: PackJob, opened: OpenSource, task: ShardTask) -> ShardRe
         address=job.label,
         shard=task.name,
     )
-    return ShardResult(dict(report.samples), report.skipped, report.resumed, report.readers)
+    return ShardResult(dict(report.samples), report.skipped, report.resumed, report.readers, report.animated)
 
 
 def finished_shard(path: Path, name: ShardName) -> ShardResult | None:
@@ -362,6 +364,7 @@ class _SetPlan:
         target, plan = self.wanted.target, self.job.plan
         files = tuple(shard_path(target, number, self.count) for number in range(self.count))
         seconds = time.monotonic() - began
+        animated = tuple(name for result in results for name in result.animated)
         return PackReport(
             path=shard_pattern(target, self.count),
             encoding=plan.encoding,
@@ -374,8 +377,9 @@ class _SetPlan:
             packing_s=seconds,
             resumed=sum(result.resumed for result in results),
             readers=max(result.readers for result in results),
-            notes=self.job.notes,
+            notes=(*self.job.notes, *animation_notes(animated)),
             files=files,
+            animated=animated,
         )
 
 

@@ -72,7 +72,8 @@ def write_samples(
     with TargetFile(job.target, fresh=False) as file:
 
         def use(position: int, raw: RawSample | BrokenSampleError) -> None:
-            journal.finish(position, skipped=_store(job, int(job.order[position]), raw, file, scratch.memory))
+            why, animated = _store(job, int(job.order[position]), raw, file, scratch.memory)
+            journal.finish(position, skipped=why, animated=animated)
             step.advance()
             _check_share(job, journal)
 
@@ -105,14 +106,15 @@ def _read_part(source: SampleSource, index: int, retry: RetryPolicy) -> Content:
 
 def _store(
     job: WriteJob, index: int, raw: RawSample | BrokenSampleError, file: TargetFile, scratch: bytearray
-) -> str | None:
-    """Decode one sample and write it; returns why it is left out, `None` when it is in its place."""
+) -> tuple[str | None, bool]:
+    """Decode one sample and write it; returns why it is left out, `None` when it is in its place, and whether only its
+    first frame is."""
     if isinstance(raw, BrokenSampleError):
-        return _leave_out(job, raw)
+        return _leave_out(job, raw), False
     try:
         stored = job.coder.code(index, raw, scratch)
     except BrokenSampleError as error:
-        return _leave_out(job, error)
+        return _leave_out(job, error), False
     start = length = 0
     for field, part, places in zip(job.coder.plan.fields, stored.parts, job.places, strict=True):
         if field.is_open:
@@ -121,7 +123,7 @@ def _store(
             file.write(part, int(places[index]))
     if job.facts is not None:
         job.facts.note(index, size=stored.size, start=start, length=length)
-    return None
+    return None, stored.animated
 
 
 def _check_share(job: WriteJob, journal: Journal) -> None:

@@ -1,0 +1,229 @@
+"""Three hundred image files that are damaged or odd, made here by Pillow and by hand, the same every time."""
+
+from __future__ import annotations
+
+import io
+import struct
+import zlib
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from PIL import Image, features
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_SUFFIX = {"JPEG": "jpg", "PNG": "png", "GIF": "gif", "BMP": "bmp", "TIFF": "tif", "WEBP": "webp", "PPM": "ppm"}
+HEIGHT, WIDTH = 41, 53
+
+
+def picture(seed: int = 0, height: int = HEIGHT, width: int = WIDTH) -> Image.Image:
+    """A smooth picture with some noise."""
+    dice = np.random.default_rng(seed)
+    coarse = Image.fromarray(dice.integers(0, 256, (5, 6, 3), dtype=np.uint8))
+    fine = np.asarray(coarse.resize((width, height), Image.Resampling.BICUBIC)).astype(np.int16)
+    return Image.fromarray(np.clip(fine + dice.integers(-9, 10, fine.shape), 0, 255).astype(np.uint8))
+
+
+def encode(image: Image.Image, kind: str, **how: Any) -> bytes:
+    """A file of an image."""
+    buffer = io.BytesIO()
+    image.save(buffer, kind, **how)
+    return buffer.getvalue()
+
+
+def odd_images() -> dict[str, bytes]:
+    """All of them by name. What a name begins with says what is odd."""
+    parts = (_cut, _broken, _misnamed, _extreme, _modes, _deep, _turned, _animated, _jpegs, _trailing)
+    return {name: data for part in parts for name, data in part()}
+
+
+def _containers() -> dict[str, bytes]:
+    found = {kind: encode(picture(1), kind) for kind in ("JPEG", "PNG", "BMP", "TIFF", "PPM")}
+    found["GIF"] = encode(picture(1).quantize(64), "GIF")
+    found["progressive"] = encode(picture(1), "JPEG", progressive=True)
+    found["lzw"] = encode(picture(1), "TIFF", compression="tiff_lzw")
+    if features.check("webp"):
+        found["WEBP"] = encode(picture(1), "WEBP", lossless=True)
+    return found
+
+
+def _suffix(kind: str) -> str:
+    return _SUFFIX.get(kind, {"progressive": "jpg", "lzw": "tif"}.get(kind, "bin"))
+
+
+def _cut() -> Iterator[tuple[str, bytes]]:
+    """Truncated at every stage: in the signature, the header, the pixels, right before the end."""
+    for kind, data in _containers().items():
+        for end in (0, 1, 4, 11, 25, 60, *(len(data) * part // 10 for part in range(1, 10)), len(data) - 1):
+            yield f"cut-{kind}-{end:06}.{_suffix(kind)}", data[:end]
+
+
+def _broken() -> Iterator[tuple[str, bytes]]:
+    """Bytes changed in the middle; zeros where the tail was, as a file that never finished copying."""
+    for kind, data in _containers().items():
+        for number in range(4):
+            dice = np.random.default_rng(number)
+            wrong = bytearray(data)
+            for place in dice.integers(len(data) // 8, len(data), 3 + 6 * number).tolist():
+                wrong[place] ^= int(dice.integers(1, 256))
+            yield f"flipped-{kind}-{number}.{_suffix(kind)}", bytes(wrong)
+        for part in (2, 5, 8):
+            keep = len(data) * part // 10
+            yield f"zeros-{kind}-{part}.{_suffix(kind)}", data[:keep] + bytes(len(data) - keep)
+
+
+def _misnamed() -> Iterator[tuple[str, bytes]]:
+    """Other content than the extension says, and no image at all."""
+    for kind, data in _containers().items():
+        yield f"named-{kind}.{'png' if _suffix(kind) == 'jpg' else 'jpg'}", data
+    for name, data in {
+        "empty": b"",
+        "zeros": bytes(5000),
+        "text": b"no image\n" * 40,
+        "html": b"<!DOCTYPE html><title>Google Drive - Virus scan warning</title>",
+        "svg": b'<svg xmlns="http://www.w3.org/2000/svg"><rect/></svg>',
+        "zip": b"PK\x03\x04" + bytes(60),
+        "pdf": b"%PDF-1.4\n%%EOF",
+        "noise": np.random.default_rng(0).bytes(3000),
+        "soi": b"\xff\xd8\xff",
+        "soi-noise": b"\xff\xd8\xff" + np.random.default_rng(1).bytes(3000),
+    }.items():
+        yield f"none-{name}.jpg", data
+
+
+def _chunk(kind: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+
+def _extreme() -> Iterator[tuple[str, bytes]]:
+    """One pixel, one row, one column; and headers that promise more than any memory holds."""
+    for kind in ("JPEG", "PNG", "BMP", "TIFF"):
+        for height, width in ((1, 1), (1, 20_000), (20_000, 1), (2, 3)):
+            yield f"size-{kind}-{height}x{width}.{_SUFFIX[kind]}", encode(picture(2, height, width), kind)
+    for side in (20_000, 60_000, 2**31 - 1):
+        head = struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)
+        body = _chunk(b"IHDR", head) + _chunk(b"IDAT", zlib.compress(bytes(1000))) + _chunk(b"IEND", b"")
+        yield f"bomb-{side}.png", b"\x89PNG\r\n\x1a\n" + body
+    jpeg = bytearray(encode(picture(2), "JPEG"))
+    frame = jpeg.index(b"\xff\xc0")
+    jpeg[frame + 5 : frame + 9] = struct.pack(">HH", 65_000, 65_000)
+    yield "bomb-65000.jpg", bytes(jpeg)
+    jpeg[frame + 5 : frame + 9] = struct.pack(">HH", 0, 100)
+    yield "bomb-none.jpg", bytes(jpeg)
+    yield "bomb-60000.bmp", b"BM" + struct.pack("<IHHIIiiHHIIiiII", 54, 0, 0, 54, 40, 60_000, 60_000, 1, 24, *[0] * 6)
+
+
+def _modes() -> Iterator[tuple[str, bytes]]:
+    """Palettes, alpha, bilevel, CMYK, and transparency of each kind."""
+    image = picture(3)
+    alpha = Image.fromarray(np.tile(np.arange(WIDTH, dtype=np.uint8) * 4, (HEIGHT, 1)))
+    with_alpha = image.copy()
+    with_alpha.putalpha(alpha)
+    gray_alpha = Image.merge("LA", (image.convert("L"), alpha))
+    palette = image.quantize(40)
+    for name, one, kind, how in (
+        ("L", image.convert("L"), "PNG", {}),
+        ("L", image.convert("L"), "JPEG", {}),
+        ("1", image.convert("1"), "PNG", {}),
+        ("1", image.convert("1"), "TIFF", {}),
+        ("P", palette, "PNG", {}),
+        ("P", palette, "BMP", {}),
+        ("P-transparent", palette, "PNG", {"transparency": 3}),
+        ("P-alphas", palette, "PNG", {"transparency": bytes(range(40))}),
+        ("P-transparent", palette, "GIF", {"transparency": 2}),
+        ("RGB-transparent", image, "PNG", {"transparency": (1, 2, 3)}),
+        ("L-transparent", image.convert("L"), "PNG", {"transparency": 7}),
+        ("RGBA", with_alpha, "PNG", {}),
+        ("RGBA", with_alpha, "TIFF", {}),
+        ("LA", gray_alpha, "PNG", {}),
+        ("LA", gray_alpha, "TIFF", {}),
+        ("CMYK", image.convert("CMYK"), "JPEG", {}),
+        ("CMYK", image.convert("CMYK"), "TIFF", {}),
+        ("LAB", image.convert("LAB"), "TIFF", {}),
+        ("YCbCr", image.convert("YCbCr"), "TIFF", {}),
+        ("P-four", image.quantize(4), "PNG", {"bits": 2}),
+    ):
+        yield f"mode-{name}.{_SUFFIX[kind]}", encode(one, kind, **how)
+    palette_alpha = palette.convert("PA") if palette.mode != "PA" else palette
+    yield "mode-PA.tif", encode(palette_alpha.convert("RGBA"), "TIFF")
+    yield "mode-YCCK.jpg", _as_ycck(encode(image.convert("CMYK"), "JPEG"))
+
+
+def _as_ycck(data: bytes) -> bytes:
+    """A CMYK JPEG whose Adobe marker says YCCK."""
+    place = data.index(b"Adobe") + 11
+    return data[:place] + b"\x02" + data[place + 1 :]
+
+
+def _deep() -> Iterator[tuple[str, bytes]]:
+    """Sixteen bits, thirty-two, and floating point."""
+    values = np.asarray(picture(4).convert("L")).astype(np.uint16) * 257
+    deep = Image.fromarray(values)
+    yield "deep-16.png", encode(deep, "PNG")
+    yield "deep-16.tif", encode(deep, "TIFF")
+    yield "deep-16-lzw.tif", encode(deep, "TIFF", compression="tiff_lzw")
+    yield "float-32.tif", encode(Image.fromarray(values.astype(np.float32) / 65535), "TIFF")
+    yield "float-int.tif", encode(Image.fromarray(values.astype(np.int32)), "TIFF")
+    color = np.asarray(picture(4)).astype(">u2") * 257
+    rows = b"".join(b"\0" + row.tobytes() for row in color)
+    head = struct.pack(">IIBBBBB", WIDTH, HEIGHT, 16, 2, 0, 0, 0)
+    chunks = _chunk(b"IHDR", head) + _chunk(b"IDAT", zlib.compress(rows)) + _chunk(b"IEND", b"")
+    yield "deep-color-16.png", b"\x89PNG\r\n\x1a\n" + chunks
+
+
+def _exif(orientation: int) -> bytes:
+    block = Image.Exif()
+    block[0x0112] = orientation
+    return block.tobytes()
+
+
+def _turned() -> Iterator[tuple[str, bytes]]:
+    """Every EXIF orientation, the meaningless ones too."""
+    for orientation in (*range(1, 9), 0, 9):
+        for kind in ("JPEG", "PNG", "TIFF", *(("WEBP",) if features.check("webp") else ())):
+            how: dict[str, Any] = {"lossless": True} if kind == "WEBP" else {}
+            data = encode(picture(5), kind, exif=_exif(orientation), **how)
+            yield f"turned-{kind}-{orientation}.{_SUFFIX[kind]}", data
+    yield "turned-broken.jpg", encode(picture(5), "JPEG", exif=b"Exif\0\0II*\0\xff\xff\xff\xff")
+
+
+def _animated() -> Iterator[tuple[str, bytes]]:
+    """Several frames, of which the first counts."""
+    frames = [picture(seed) for seed in (6, 7, 8)]
+    for kind in ("GIF", "PNG", "WEBP"):
+        if kind != "WEBP" or features.check("webp"):
+            data = encode(frames[0], kind, save_all=True, append_images=frames[1:])
+            yield f"animated-{kind}.{_SUFFIX[kind]}", data
+    yield "pages.tif", encode(frames[0], "TIFF", save_all=True, append_images=frames[1:])
+
+
+def _jpegs() -> Iterator[tuple[str, bytes]]:
+    """JPEG's own corners: progressive, restarts, no tables of its own, arithmetic coding, twelve bits, broken ICC."""
+    image = picture(9)
+    for subsampling in ("4:4:4", "4:2:2", "4:2:0"):
+        for progressive in (False, True):
+            how: dict[str, Any] = {"subsampling": subsampling, "progressive": progressive}
+            yield f"jpeg-{subsampling.replace(':', '')}-{progressive}.jpg", encode(image, "JPEG", **how)
+    yield "jpeg-restarts.jpg", encode(image, "JPEG", restart_marker_rows=1)
+    yield "jpeg-quality-1.jpg", encode(image, "JPEG", quality=1)
+    yield "jpeg-icc-broken.jpg", encode(image, "JPEG", icc_profile=b"no profile" * 50)
+    yield "png-icc-broken.png", encode(image, "PNG", icc_profile=b"no profile" * 50)
+    yield "jpeg-comment.jpg", encode(image, "JPEG", comment=b"\xff\xd9\xff\xda" * 9)
+    plain = encode(image, "JPEG")
+    frame = plain.index(b"\xff\xc0")
+    yield "jpeg-arithmetic.jpg", plain[: frame + 1] + b"\xc9" + plain[frame + 2 :]
+    yield "jpeg-twelve.jpg", plain[: frame + 1] + b"\xc1" + plain[frame + 2 : frame + 4] + b"\x0c" + plain[frame + 5 :]
+    yield "jpeg-lossless.jpg", plain[: frame + 1] + b"\xc3" + plain[frame + 2 :]
+    tables = plain.index(b"\xff\xdb")
+    yield "jpeg-no-tables.jpg", plain[:tables] + plain[frame:]
+    yield "jpeg-fill.jpg", plain[:frame] + b"\xff\xff" + plain[frame:]
+    yield "jpeg-stray.jpg", plain[:frame] + b"\0\0\0" + plain[frame:]
+    yield "jpeg-twice.jpg", plain + plain
+
+
+def _trailing() -> Iterator[tuple[str, bytes]]:
+    """Whole files with something behind them."""
+    for kind, data in _containers().items():
+        for name, tail in (("zeros", bytes(999)), ("noise", np.random.default_rng(2).bytes(999))):
+            yield f"trailing-{kind}-{name}.{_suffix(kind)}", data + tail

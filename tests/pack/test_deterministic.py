@@ -1,0 +1,89 @@
+"""The same source and options give the same bytes, with one thread or eight."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from colabstage.layouts.fields import Arrays, Boxes, Images, Masks, Values
+from colabstage.layouts.sources import TreeFiles
+from colabstage.layouts.table import SampleTable
+from colabstage.pack import execute
+from colabstage.pack.run import pack_dataset
+from colabstage.pipeline import PipelineLimits
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from colabstage.layouts.detect import LayoutFunction
+    from colabstage.trees.tree import Tree
+
+N = 60
+
+
+def _rows(content: Any) -> NDArray[np.float32]:
+    return np.frombuffer(content, np.uint8)[:24].astype(np.float32).reshape(4, 6)
+
+
+def _table(tree: Tree, kind: str) -> SampleTable:
+    """Every file is an x; what its y is, `kind` says."""
+    files = TreeFiles(tree, tree.entries)
+    numbers = np.arange(len(files))
+    keys = tuple(entry.name for entry in tree.entries)
+    if kind == "arrays":
+        return SampleTable(kind, keys, Arrays(files, (4, 6), np.dtype(np.float32), _rows), Values(numbers / 7))
+    if kind == "masks":
+        masks = tuple(entry for entry in tree.entries if entry.name.endswith("png"))
+        found = TreeFiles(tree, masks)
+        return SampleTable(kind, tuple(entry.name for entry in masks), Images(found), Masks(found))
+    offsets = np.concatenate([[0], np.cumsum(numbers % 4)])
+    dice = np.random.default_rng(0)
+    corners = np.sort(dice.random((offsets[-1], 2, 2)), axis=1).reshape(-1, 4)
+    return SampleTable(
+        kind, keys, Images(files), Boxes(offsets, corners, {"labels": np.arange(offsets[-1]) % 3}, relative=True)
+    )
+
+
+def _layout(kind: str) -> LayoutFunction:
+    return lambda tree: _table(tree, kind)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("labels", {"encoding": "pixels"}),
+        ("labels", {"encoding": "encoded"}),
+        ("labels", {"encoding": "jpeg:85", "image_size": (9, 8)}),
+        ("labels", {"encoding": "jpeg:85", "shards": 3}),
+        ("labels", {"encoding": "pixels", "on_error": "skip"}),
+        ("labels", {"prepare": np.negative}),
+        ("masks", {"encoding": "pixels", "image_size": (11, 7), "resize": "pad"}),
+        ("masks", {"encoding": "encoded"}),
+        ("boxes", {"encoding": "jpeg:70", "image_size": (10, 10), "resize": "crop"}),
+        ("boxes", {"encoding": "pixels", "image_size": (10, 10), "resize": "crop"}),
+        ("arrays", {"splits": {"train": 0.5, "test": 0.5}}),
+    ],
+)
+def test_threads_do_not_show(
+    tmp_path: Path, make_images: Any, monkeypatch: pytest.MonkeyPatch, kind: str, options: dict[str, Any]
+) -> None:
+    """One reader and one worker, or eight of each."""
+    folder = make_images(tmp_path / "photos", N, mode="L" if kind == "masks" else "RGB")
+    if options.get("on_error") == "skip":
+        for number in (3, 17, 40):
+            next(folder.rglob(f"{number:04}.*")).write_bytes(b"no image")
+    if kind != "labels":
+        options = {**options, "layout": _layout(kind)}
+    found = []
+    for threads in (1, 8):
+        limits = PipelineLimits(readers=threads, max_readers=threads, workers=threads)
+        monkeypatch.setattr(execute, "pipeline_limits", lambda tree, slow, limits=limits: limits)
+        place = tmp_path / str(threads)
+        place.mkdir()
+        pack_dataset(folder, place / "data.h5", progress=False, **options)
+        found.append({path.name: path.read_bytes() for path in place.iterdir()})
+    assert found[0] == found[1]

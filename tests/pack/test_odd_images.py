@@ -1,0 +1,142 @@
+"""Three hundred damaged or odd images: each is stored as Pillow reads it, or named in the report."""
+
+from __future__ import annotations
+
+import io
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from PIL import Image, ImageOps
+
+from colabstage.errors import DecodeError
+from colabstage.layouts.fields import Images
+from colabstage.layouts.sources import TreeFiles
+from colabstage.layouts.table import SampleTable
+from colabstage.load.joined import open_reader
+from colabstage.pack.run import pack_dataset
+from tests.pack.odd_images import odd_images
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from colabstage.pack.report import PackReport
+    from colabstage.trees.tree import Tree
+
+# Pillow warns of broken EXIF blocks and large pictures; what comes of the files is what is looked at here.
+pytestmark = [pytest.mark.filterwarnings("ignore:::PIL"), pytest.mark.filterwarnings("ignore::UserWarning")]
+
+# No picture of the corpus shrinks by two or more to this, but those that are 20,000 pixels long.
+SIZE = (28, 34)
+
+# Files that are kept as they came are not decoded, so damage among their pixels shows when they are read.
+UNSEEN = ("flipped-", "jpeg-no-tables")
+
+
+def by_pillow(data: bytes, size: tuple[int, int] | None) -> NDArray[Any] | None:
+    """What Pillow reads, upright and as RGB; `None` where it refuses. Of 16 bits the upper 8, as documented."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            image: Image.Image = Image.open(io.BytesIO(data))
+            deep = image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PNG")
+            image = ImageOps.exif_transpose(image)
+            if deep:
+                image = Image.fromarray((np.asarray(image).astype(np.uint16) >> 8).astype(np.uint8))
+            elif image.mode in ("I", "F"):
+                return None
+            image = image.convert("RGB")
+            return np.asarray(image if size is None else image.resize(size[::-1], Image.Resampling.BILINEAR))
+    except Exception:  # noqa: BLE001  # whatever Pillow's plugins let through
+        return None
+
+
+def every_file(tree: Tree) -> SampleTable:
+    """A layout that takes each file for an image, whatever its name ends in."""
+    names = tuple(entry.name for entry in tree.entries)
+    return SampleTable("every_file", names, Images(TreeFiles(tree, tree.entries)), None)
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, bytes]]:
+    """A class folder with all of them."""
+    images = odd_images()
+    folder = tmp_path_factory.mktemp("odd") / "all"
+    (folder / "any").mkdir(parents=True)
+    for name, data in images.items():
+        (folder / "any" / name).write_bytes(data)
+    return folder, images
+
+
+def _named(report: PackReport) -> set[str]:
+    return {why.partition(": ")[0].removeprefix("any/") for why in report.skipped}
+
+
+def test_the_corpus_is_large_and_mixed(corpus: tuple[Path, dict[str, bytes]]) -> None:
+    """Three hundred files at least, many that Pillow reads and many that it does not."""
+    readable = sum(by_pillow(data, None) is not None for data in corpus[1].values())
+    assert len(corpus[1]) >= 300
+    assert readable > 100
+    assert len(corpus[1]) - readable > 100
+
+
+@pytest.mark.parametrize("encoding", ["pixels", "encoded"])
+def test_each_is_stored_as_pillow_reads_it_or_named(
+    tmp_path: Path, corpus: tuple[Path, dict[str, bytes]], encoding: str
+) -> None:
+    """No crash, no wrong row, and nothing that Pillow reads is left out."""
+    folder, images = corpus
+    size = SIZE if encoding == "pixels" else None
+    report = pack_dataset(
+        folder,
+        tmp_path / "odd.h5",
+        layout=every_file,
+        encoding=encoding,
+        image_size=size,
+        on_error="skip",
+        progress=False,
+    )
+    reader = open_reader(report.path)
+    rows = {key.removeprefix("any/"): row for row, key in enumerate(reader.keys())}
+    named = _named(report)
+    assert set(rows) | named == set(images)
+    assert not set(rows) & named
+    wrong = []
+    for name, data in images.items():
+        expected = by_pillow(data, size)
+        if name in named:
+            if expected is not None:
+                wrong.append(f"{name} is left out, but Pillow reads it: {[w for w in report.skipped if name in w]}")
+            continue
+        if expected is None and encoding == "encoded" and name.startswith(UNSEEN):
+            with pytest.raises(DecodeError, match=f"Row {rows[name]} of X_train"):
+                reader.read_x([rows[name]])
+            continue
+        if expected is None:
+            wrong.append(f"{name} is stored, but Pillow does not read it")
+            continue
+        found = reader.read_x([rows[name]])[0]
+        if found.shape != expected.shape:
+            wrong.append(f"{name} has shape {found.shape}, Pillow's {expected.shape}")
+            continue
+        difference = np.abs(found.astype(int) - expected.astype(int))
+        # Long sides of photographs are reduced by blocks first.
+        allowed = 4.0 if "20000" in name and name.endswith("jpg") and size is not None else 0.0
+        if difference.mean() > allowed:
+            wrong.append(f"{name} differs by {difference.mean():.2f} in the mean")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_animations_are_noted(tmp_path: Path, corpus: tuple[Path, dict[str, bytes]]) -> None:
+    """The report names those of which only the first frame counts."""
+    report = pack_dataset(
+        corpus[0], tmp_path / "odd.h5", layout=every_file, encoding="encoded", on_error="skip", progress=False
+    )
+    found = {name.removeprefix("any/") for name in report.animated}
+    assert {name for name in found if name.startswith("animated")} == {
+        name for name in corpus[1] if name.startswith("animated")
+    }
+    assert any("animations" in note for note in report.notes)
