@@ -27,7 +27,7 @@ help: ## show these lines
 demo: $(VENV)/.installed $(VENV)/.fuse ## train from a simulated Drive, straight and staged; prints the comparison
 	$(VENV)/bin/colabstage demo
 
-test: $(VENV)/.installed $(VENV)/.keras $(VENV)/.fuse python313 ## all tests on Python 3.11, those without torch also on 3.13
+test: $(VENV)/.installed $(VENV)/.large $(VENV)/.fuse python313 ## all tests on Python 3.11, those without torch also on 3.13
 	@$(VENV)/bin/python scripts/run_tests.py
 
 check: $(VENV)/.installed ## format, lint, types, floors, tests, then a smoke test of the built wheel
@@ -45,7 +45,7 @@ format: $(VENV)/.installed ## put the code into the house's format
 smoke: $(VENV)/.installed $(VENV_WHEEL)/bin/pip ## the smoke tests against the built wheel, from an empty folder
 	@bash scripts/smoke_wheel.sh $(VENV) $(VENV_WHEEL)
 
-bench: $(VENV)/.installed $(VENV)/.keras $(VENV)/.fuse ## measure, and write docs/benchmarks.md (BENCH=name for one)
+bench: $(VENV)/.installed $(VENV)/.large $(VENV)/.fuse ## measure, and write docs/benchmarks.md (BENCH=name for one)
 	$(VENV)/bin/python -m benchmarks $(BENCH)
 
 campaign: $(VENV)/.installed $(VENV)/.fuse ## kill work at random moments, and write docs/campaigns.md (CAMPAIGN=name for one)
@@ -69,9 +69,9 @@ $(VENV)/.installed: pyproject.toml constraints.txt | $(VENV)/bin/pip
 	@touch $@
 
 # Beside the rest, because it is large and the demo does without.
-$(VENV)/.keras: pyproject.toml constraints.txt $(VENV)/.installed
-	@echo "Installing Keras and its backends into $(VENV) ..."
-	@$(VENV)/bin/python $(PIP_INSTALL) --group keras
+$(VENV)/.large: pyproject.toml constraints.txt $(VENV)/.installed
+	@echo "Installing Keras, its backends and Arrow into $(VENV) ..."
+	@$(VENV)/bin/python $(PIP_INSTALL) --group keras --group arrow
 	@touch $@
 
 # Without torch, so that the tests show what works without it.
