@@ -57,7 +57,7 @@ def crc32c_by_lanes(data: bytes) -> int:
     return int(_join(crc)) ^ _ALL_ONES
 
 
-def _join(crc: NDArray[np.uint32]) -> np.uint32:
+def _join(crc: NDArray[np.uint32]) -> int:
     level = 0
     while len(crc) > 1:
         if len(crc) % 2:
@@ -69,7 +69,7 @@ def _join(crc: NDArray[np.uint32]) -> np.uint32:
             moved = moved ^ tables[number][left >> (8 * number) & 255]
         crc = moved ^ crc[1::2]
         level += 1
-    return crc[0]
+    return int(crc[0])
 
 
 def _by_loop(data: bytes) -> int:
@@ -118,7 +118,8 @@ def _shift_bits(doublings: int) -> NDArray[np.uint32]:
     """Where each of the 32 bits of a remainder ends when `2 ** doublings` bytes of zeros follow it."""
     bits = np.uint32(1) << np.arange(32, dtype=np.uint32)
     if doublings == 0:
-        return _byte_table()[bits & 255] ^ bits >> 8
+        moved: NDArray[np.uint32] = _byte_table()[bits & 255] ^ bits >> 8
+        return moved
     half = _shift_bits(doublings - 1)
     return np.array([_apply(half, int(value)) for value in half], np.uint32)
 

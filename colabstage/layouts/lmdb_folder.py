@@ -142,9 +142,7 @@ def _check_image(shard: Shard, name: str, head: bytes) -> None:
     raise LayoutError(msg)
 
 
-def _targets(
-    scanned: Sequence[_Scanned], names: Sequence[str]
-) -> tuple[Values | None, tuple[str, ...], tuple[str, ...]]:
+def _targets(scanned: Sequence[_Scanned], names: Sequence[str]) -> _Targets:
     if not any(found.labels for found in scanned):
         targets, classes = make_labels(_folders(scanned), names)
         return _Targets(targets, classes)

@@ -93,7 +93,7 @@ def test_labels_are_what_the_cells_say(
     table: Callable[..., SampleTable], header: str, line: str, expected: Any, dtype: Any, classes: tuple[str, ...]
 ) -> None:
     """Words are classes, numbers are numbers, several of 0 and 1 are several labels."""
-    columns = {"word": WORDS, "two": [0, 1] * 3, "tags": ["a", "b", "a|b", "", "a", "b"]}
+    columns: dict[str, list[Any]] = {"word": WORDS, "two": [0, 1] * 3, "tags": ["a", "b", "a|b", "", "a", "b"]}
     found = table({"t.csv": csv(header, line, **columns)})
     assert values(found).dtype == dtype
     assert values(found).tolist() == expected

@@ -67,6 +67,7 @@ def test_every_engine_equals_h5py(make_file: Callable[..., Any], kind: str, in_m
     for request in REQUESTS.values():
         x, y = reader.read_x(request), reader.read_y(request)
         assert isinstance(x, np.ndarray)
+        assert isinstance(y, np.ndarray)
         picked = np.asarray(request, dtype=np.intp)
         assert (x.dtype, y.dtype) == (sample.x.dtype, sample.y.dtype)
         np.testing.assert_array_equal(x, sample.x[picked])
@@ -172,7 +173,7 @@ def test_split_without_targets_gives_minus_one(tmp_path: Path) -> None:
         file["X_test"] = np.zeros((5, 2, 2, 1), np.uint8)
     reader = SplitReader(tmp_path / "test.h5", "test")
     assert reader.target_shape is None
-    assert reader.read_y([0, 4]).tolist() == [-1, -1]
+    assert np.asarray(reader.read_y([0, 4])).tolist() == [-1, -1]
 
 
 def test_unknown_split_lists_those_there_are(make_file: Callable[..., Any]) -> None:

@@ -58,7 +58,7 @@ def boxed(tree: Tree, *, relative: bool = False) -> SampleTable:
     if relative:
         found = [boxes / np.tile(size_of(number)[::-1], 2) for number, boxes in enumerate(found)]
     labels = np.repeat(np.arange(COUNT), np.diff(offsets)).astype(np.int64)
-    columns = {"labels": labels, "weight": (labels / 8).astype(np.float32)}
+    columns: dict[str, NDArray[Any]] = {"labels": labels, "weight": (labels / 8).astype(np.float32)}
     boxes = Boxes(offsets, np.concatenate(found), columns, relative=relative)
     keys = tuple(entry.name for entry in tree.entries)
     return SampleTable("street", keys, Images(TreeFiles(tree, tree.entries)), boxes, classes=("car",))
@@ -71,20 +71,23 @@ def relative(tree: Tree) -> SampleTable:
 
 def expected(number: int, size: tuple[int, int] | None, resize: str) -> NDArray[np.float64]:
     """Where the boxes are in the resized image."""
-    boxes, (height, width) = boxes_of(number), size_of(number)
+    (height, width) = size_of(number)
+    boxes = boxes_of(number)
     if size is None:
         return boxes
     down, across = size[0] / height, size[1] / width
     if resize == "stretch":
-        return boxes * (across, down, across, down)
+        boxes *= np.array((across, down, across, down))
+        return boxes
     if resize == "pad":
         scale = min(down, across)
         inner = (round(height * scale), size[1]) if across <= down else (size[0], round(width * scale))
-        moved = boxes * np.tile((inner[1] / width, inner[0] / height), 2)
-        return moved + np.tile(((size[1] - inner[1]) // 2, (size[0] - inner[0]) // 2), 2)
+        moved: NDArray[np.float64] = boxes * np.tile((inner[1] / width, inner[0] / height), 2)
+        moved += np.tile(((size[1] - inner[1]) // 2, (size[0] - inner[0]) // 2), 2)
+        return moved
     scale = max(down, across)
     moved = boxes * scale - np.tile(((width * scale - size[1]) / 2, (height * scale - size[0]) / 2), 2)
-    cut = np.clip(moved, 0, np.tile(size[::-1], 2))
+    cut: NDArray[np.float64] = np.clip(moved, 0, np.tile(size[::-1], 2))
     return cut[(cut[:, 2] > cut[:, 0]) & (cut[:, 3] > cut[:, 1])]
 
 

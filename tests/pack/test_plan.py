@@ -104,7 +104,7 @@ def test_images_are_looked_at_only_where_their_shape_is_open(options: PackOption
 def test_places_follow_the_rows_of_each_split(encoding: str) -> None:
     """Every sample has a place of exactly its length, in row order, inside its split's dataset."""
     table = _table((100, 7, 50, 60, 1, 30, 2, 9))
-    options = PackOptions(encoding=encoding, splits=(("train", 0.5), ("test", 0.5)))  # type: ignore[arg-type]
+    options = PackOptions(encoding=encoding, splits=(("train", 0.5), ("test", 0.5)))
     plan = plan_pack(table, options, facts=ONE_SIZE, free_bytes=None)
     content = pack_content(table, plan, options, attributes={})
     starts = {spec.name: 10_000 * (number + 1) for number, spec in enumerate(content.reserved)}

@@ -150,7 +150,7 @@ def test_masks_of_many_sizes_come_as_a_list(tmp_path: Path, scenes: Callable[...
     dataset = dataset_h5(out)
     keys = dataset.reader.keys()
     x, y = dataset.read_batch([3, 5])
-    assert [mask.shape for mask in y] == [image.shape[:2] for image in x]
+    assert [np.asarray(mask).shape for mask in y] == [image.shape[:2] for image in x]
     np.testing.assert_array_equal(y[1], expected_mask(folder, keys[5], None, ""))
     with make_loader(dataset, 4, shuffle=False) as loader:
         images, found = next(iter(loader))

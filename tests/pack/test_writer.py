@@ -87,7 +87,7 @@ def _write(job: PackJob, target: Path, limits: PipelineLimits) -> bytes:
 @pytest.mark.parametrize("encoding", ["pixels", "encoded"])
 def test_one_thread_and_many_write_the_same_bytes(tmp_path: Path, make_images: MakeImages, encoding: str) -> None:
     """The order in which samples arrive leaves no trace in the file."""
-    options = PackOptions(encoding=encoding)  # type: ignore[arg-type]
+    options = PackOptions(encoding=encoding)
     with FolderTree(make_images(tmp_path / "photos", 150)) as tree:
         job = prepare_pack(tree, options, free_bytes=None)
         one = _write(job, tmp_path / "one.h5", PipelineLimits(readers=1, max_readers=1, workers=1))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import TYPE_CHECKING
 from zipfile import ZipFile
 
 import pytest
@@ -13,6 +13,9 @@ from colabstage.trees.folder import FolderTree
 from colabstage.trees.joined import JoinedTree, plan_joining
 from colabstage.trees.tree import FileEntry
 from colabstage.trees.zip import ZipTree
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 @pytest.mark.parametrize(
