@@ -204,7 +204,9 @@ def _unescape(text: str) -> str:
 
 def _covering(path: Path, mounts: Sequence[Mount]) -> Mount:
     """The mount with the longest mount point above `path`; of two at one place the later one, which hides the other."""
-    above = [mount for mount in mounts if path.is_relative_to(mount.mountpoint)]
+    # By names, which paths keep: is_relative_to makes new paths, a hundred for one look, 8 ms of opening a file.
+    parts = path.parts
+    above = [mount for mount in mounts if parts[: len(mount.mountpoint.parts)] == mount.mountpoint.parts]
     return max(reversed(above), key=lambda mount: len(mount.mountpoint.parts), default=Mount(Path("/"), "", ""))
 
 
