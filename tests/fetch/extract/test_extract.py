@@ -376,8 +376,9 @@ _LARGE = """
 import resource, sys
 from colabstage.fetch.extract.archive import extract_archive
 extract_archive(sys.argv[1], sys.argv[2], progress=False)
-own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
-print(max(own) // 1024)
+# Not ru_maxrss for this process: that begins with what the process that started it has held.
+own = next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM"))
+print(max(own, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss) // 1024)
 """
 
 
