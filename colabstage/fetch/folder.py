@@ -28,6 +28,7 @@ from colabstage.fileops import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
     from types import TracebackType
 
@@ -144,6 +145,7 @@ def fetch_folder(
     step: ProgressStep,
     cancellation: Cancellation,
     policy: RetryPolicy,
+    announce: Callable[[Path], object] = lambda _: None,
 ) -> FetchedFolder:
     """Bring all files of a tree to `target`, a folder, replacing what stands there only at the very end.
 
@@ -153,6 +155,7 @@ def fetch_folder(
         fingerprint: of the tree's state; what an interrupted run left of the same one is gone on with. "" where
             nothing can tell one state from another.
         limits, step, cancellation, policy: as for `fetch_tree`.
+        announce: called with the complete folder right before it is renamed to `target`.
 
     Raises:
         As `fetch_tree`; what stood at `target` is as it was.
@@ -172,6 +175,7 @@ def fetch_folder(
                 ledger=ledger,
             )
         with typed_write_errors(target):
+            announce(workspace / _FILES)
             swap_in(workspace / _FILES, target)
     except (KeyboardInterrupt, CancelledError, SourceError, DriveError):
         _leave(workspace)

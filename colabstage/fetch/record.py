@@ -1,13 +1,17 @@
-"""What `fetch_files` leaves beside what it made: one hidden record, by which it knows its own work again."""
+"""What `fetch_files` leaves beside what it made: one hidden record, by which it knows its own work again.
+
+A record is announced under another name before the work is put in its place, and takes its own name after that: so
+whoever is killed in between has still said what stands there.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from colabstage.fetch.identity import SourceIdentity, identify_tree
 from colabstage.fetch.transfer.partial import BLOCK_BYTES
-from colabstage.fileops import block_ranges, current_world, hash_ranges, read_json, write_json
+from colabstage.fileops import block_ranges, current_world, hash_ranges, read_json, sweep_orphans, write_json
 from colabstage.machine.resources import usable_cores
 from colabstage.trees.folder import FolderTree
 
@@ -17,6 +21,7 @@ if TYPE_CHECKING:
 _VERSION = 1
 # As beside an extracted folder: whoever makes what stands there writes the record anew.
 _SUFFIX = ".colabstage.json"
+_COMING = ".coming"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +43,7 @@ class FetchRecord:
 
     def fits(self, target: Path) -> bool:
         """Whether the target is as it was left: by its times, or by its content where a file's times say nothing."""
-        if self.seal == seal_of(target):
+        if self.seal and self.seal.items() <= seal_of(target).items():
             return True
         if not self.hashes or not target.is_file() or target.stat().st_size != self.nbytes:
             return False
@@ -52,8 +57,20 @@ def record_path(target: Path) -> Path:
 
 
 def read_record(target: Path) -> FetchRecord | None:
-    """The record of what was fetched to `target`; `None` when there is none."""
-    raw = read_json(record_path(target))
+    """The record of what was fetched to `target`; `None` when there is none.
+
+    Of one that was only announced, when it fits what stands there.
+    """
+    coming = _read(_coming_path(target))
+    return coming if coming is not None and coming.fits(target) else _read(record_path(target))
+
+
+def _coming_path(target: Path) -> Path:
+    return target.with_name(f"{record_path(target).name}{_COMING}")
+
+
+def _read(path: Path) -> FetchRecord | None:
+    raw = read_json(path)
     if not isinstance(raw, dict) or raw.get("version") != _VERSION:
         return None
     identity = SourceIdentity.from_json(raw.get("identity"))
@@ -75,8 +92,32 @@ def read_record(target: Path) -> FetchRecord | None:
 
 def write_record(target: Path, record: FetchRecord) -> None:
     """Write the record of a target, atomically; from then on a second call knows it."""
+    _write(record_path(target), record)
+    _coming_path(target).unlink(missing_ok=True)
+    for path in (record_path(target), _coming_path(target)):
+        sweep_orphans(target.parent, name=path.name)
+
+
+def announce_record(target: Path, record: FetchRecord) -> None:
+    """Say what is about to be put at `target`.
+
+    The record's seal may be that of what will be renamed to `target`, or empty for a file whose hashes it has.
+    """
+    # Renaming changes it.
+    seal = {name: value for name, value in record.seal.items() if name != "ctime_ns"}
+    _write(_coming_path(target), replace(record, seal=seal))
+
+
+def settle_record(target: Path, record: FetchRecord) -> None:
+    """Finish what a run left that died once its work was in place; nothing to do after any other."""
+    if _coming_path(target).exists():
+        write_record(target, replace(record, seal=seal_of(target)))
+        sweep_orphans(target.parent, name=target.name)
+
+
+def _write(path: Path, record: FetchRecord) -> None:
     write_json(
-        record_path(target),
+        path,
         {
             "version": _VERSION,
             "address": record.address,
@@ -92,8 +133,8 @@ def write_record(target: Path, record: FetchRecord) -> None:
 
 def find_record(folder: Path, address: str) -> Path | None:
     """The file in `folder` that was fetched from `address`; `None` when there is none."""
-    for path in sorted(folder.glob(f".*{_SUFFIX}")):
-        target = folder / path.name.removeprefix(".").removesuffix(_SUFFIX)
+    for path in sorted((*folder.glob(f".*{_SUFFIX}"), *folder.glob(f".*{_SUFFIX}{_COMING}"))):
+        target = folder / path.name.removeprefix(".").removesuffix(_COMING).removesuffix(_SUFFIX)
         record = read_record(target)
         if record is not None and record.address == address:
             return target

@@ -6,7 +6,7 @@ import contextlib
 import os
 import time
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from colabstage.errors import OptionError, TargetExistsError
 from colabstage.fetch.checksum import parse_checksum
@@ -16,7 +16,15 @@ from colabstage.fetch.globbing import expand_pattern
 from colabstage.fetch.look import look_quickly
 from colabstage.fetch.opening import SLOW_LISTERS, Opener
 from colabstage.fetch.plan import TransferFacts, plan_transfer
-from colabstage.fetch.record import FetchRecord, find_record, read_record, seal_of, write_record
+from colabstage.fetch.record import (
+    FetchRecord,
+    announce_record,
+    find_record,
+    read_record,
+    seal_of,
+    settle_record,
+    write_record,
+)
 from colabstage.fetch.report import FetchReport
 from colabstage.fetch.several import OpenedParts
 from colabstage.fetch.sources import LocalSource, ManySource, absolute_path, drive_path_of, parse_source
@@ -131,6 +139,7 @@ class _Fetch:
         note = self._unchanged(record.identity)
         if note is None:
             return None
+        settle_record(place, record)
         seconds = time.monotonic() - self.began
         return FetchReport(
             place, record.files, record.nbytes, seconds, record.nbytes, record.transport, (note,) if note else ()
@@ -176,6 +185,10 @@ class _Fetch:
         identity = replace(opened.identify(), checksum=str(self.checksum or ""))
         if opened.movable:
             return self._move(opened, place, identity, 1, facts.size or 0)
+
+        def record_of(seal: dict[str, Any], hashes: tuple[str, ...], nbytes: int) -> FetchRecord:
+            return FetchRecord(self.source.address, identity, seal, hashes, 1, nbytes, opened.transport)
+
         with self.progress.step(f"fetch {place.name}", total=facts.size, unit="B") as step:
             fetched = fetch_file(
                 opened.file,
@@ -184,10 +197,9 @@ class _Fetch:
                 cancellation=self.cancellation,
                 policy=RetryPolicy(),
                 connections=plan.connections,
+                announce=lambda hashes, nbytes: announce_record(place, record_of({}, hashes, nbytes)),
             )
-        record = FetchRecord(
-            self.source.address, identity, seal_of(place), fetched.block_hashes, 1, fetched.nbytes, opened.transport
-        )
+        record = record_of(seal_of(place), fetched.block_hashes, fetched.nbytes)
         write_record(place, record)
         return self._report(place, record, fetched.kept_bytes, [*opened.notes, *plan.reasons])
 
@@ -202,12 +214,14 @@ class _Fetch:
     def _move(self, opened: Opened, place: Path, identity: SourceIdentity, files: int, nbytes: int) -> FetchReport:
         """Put in its place what a service's own tool has brought beside it."""
         assert opened.path is not None
+        coming = FetchRecord(self.source.address, identity, seal_of(opened.path), (), files, nbytes, opened.transport)
+        announce_record(place, coming)
         with typed_write_errors(place):
             if opened.tree is None:
                 opened.path.replace(place)
             else:
                 swap_in(opened.path, place)
-        record = FetchRecord(self.source.address, identity, seal_of(place), (), files, nbytes, opened.transport)
+        record = replace(coming, seal=seal_of(place))
         write_record(place, record)
         return self._report(place, record, nbytes if opened.resumed else 0, opened.notes)
 
@@ -228,6 +242,7 @@ class _Fetch:
         kept = unfinished_bytes(place, fingerprint)
         plan = self._plan(sizes, opened, connections=1, on_drive=on_drive, kept=kept)
         self._check_space(plan)
+        coming = FetchRecord(self.source.address, identity, {}, (), len(sizes), sum(sizes), opened.transport)
         with self.progress.step(f"fetch {place.name}", total=plan.nbytes, unit="B") as step:
             fetched = fetch_folder(
                 tree,
@@ -237,10 +252,9 @@ class _Fetch:
                 step=step,
                 cancellation=self.cancellation,
                 policy=RetryPolicy(),
+                announce=lambda made: announce_record(place, replace(coming, seal=seal_of(made))),
             )
-        record = FetchRecord(
-            self.source.address, identity, seal_of(place), (), fetched.files, fetched.nbytes, opened.transport
-        )
+        record = replace(coming, seal=seal_of(place))
         write_record(place, record)
         return self._report(place, record, fetched.kept_bytes, [*notes, *plan.reasons])
 

@@ -22,12 +22,12 @@ from colabstage.fetch.extract.plan import ExtractPlan, plan_extract
 from colabstage.fetch.extract.record import (
     ArchiveIdentity,
     ExtractRecord,
+    announce_record,
     identify,
     is_untouched,
     read_record,
-    record_path,
+    settle_record,
     stamp_folders,
-    write_record,
 )
 from colabstage.fetch.extract.run import Extraction, archive_ends, bytes_of, released_by
 from colabstage.fetch.swap import swap_in
@@ -167,6 +167,7 @@ def extract_bytes(
         found = _reusable(target, identity, overwrite=overwrite)
         if found is not None:
             # A run that died right after it put the folder in place could not clear up.
+            settle_record(target)
             _sweep(target)
             seconds = time.monotonic() - began
             return ExtractReport(target, found.members, found.content_bytes, seconds, 0, True, 0, ())
@@ -338,8 +339,9 @@ def _check_room(work: _Work, kept_bytes: int, archive_bytes: int) -> None:
 
 def _put_in_place(made: Path, work: _Work) -> None:
     target = work.target
-    # A record of what stood there before must not vouch for what comes.
-    record_path(target).unlink(missing_ok=True)
+    # Renaming the folder changes none of these.
+    stamps = stamp_folders(made, sorted(parent_folders(entry.name for entry in work.entries)))
+    announce_record(target, ExtractRecord(work.identity, work.plan.members, work.plan.content_bytes, stamps))
     try:
         swap_in(made, target)
     except OSError as error:
@@ -348,5 +350,4 @@ def _put_in_place(made: Path, work: _Work) -> None:
             return  # another process extracted the same archive here meanwhile
         msg = f"'{target}' cannot be put in place ({error.strerror}). Choose another target."
         raise TargetNotWritableError(msg) from error
-    stamps = stamp_folders(target, sorted(parent_folders(entry.name for entry in work.entries)))
-    write_record(target, ExtractRecord(work.identity, work.plan.members, work.plan.content_bytes, stamps))
+    settle_record(target)

@@ -9,7 +9,7 @@ import os
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-from colabstage.fileops import hash_block, read_json, write_json
+from colabstage.fileops import hash_block, read_json, sweep_orphans, write_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -74,14 +74,32 @@ def _stamp(path: str) -> tuple[int, int]:
     return (status.st_ino, status.st_mtime_ns)
 
 
-def write_record(target: Path, record: ExtractRecord) -> None:
-    """Note what `target` holds; only after it stands there."""
-    write_json(record_path(target), {"format": _FORMAT, **asdict(record)})
+def announce_record(target: Path, record: ExtractRecord) -> None:
+    """Say what is about to be put at `target`, in case whoever does it dies before it can write the record."""
+    write_json(_coming_path(target), {"format": _FORMAT, **asdict(record)})
+
+
+def settle_record(target: Path) -> None:
+    """Give what was announced its own name, if it stands at `target` now; clear away what dead runs left of records."""
+    coming = _read(_coming_path(target))
+    if coming is not None and is_untouched(target, coming):
+        _coming_path(target).replace(record_path(target))
+    for path in (record_path(target), _coming_path(target)):
+        sweep_orphans(target.parent, name=path.name)
 
 
 def read_record(target: Path) -> ExtractRecord | None:
-    """What was noted of `target`; `None` when nothing was."""
-    value = read_json(record_path(target))
+    """What was noted of `target`, or announced and stands there; `None` when nothing was."""
+    coming = _read(_coming_path(target))
+    return coming if coming is not None and is_untouched(target, coming) else _read(record_path(target))
+
+
+def _coming_path(target: Path) -> Path:
+    return target.with_name(f"{record_path(target).name}.coming")
+
+
+def _read(path: Path) -> ExtractRecord | None:
+    value = read_json(path)
     try:
         if value["format"] != _FORMAT:
             return None

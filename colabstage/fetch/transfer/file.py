@@ -58,6 +58,7 @@ def fetch_file(
     connections: int | None = None,
     stall_timeout_s: float = 180.0,
     reopen: Callable[[], RemoteFile] | None = None,
+    announce: Callable[[tuple[str, ...], int], object] = lambda _hashes, _nbytes: None,
 ) -> FetchedFile:
     """Bring a whole file to `target`, which is replaced only when all of it is here and verified.
 
@@ -75,6 +76,7 @@ def fetch_file(
         stall_timeout_s: seconds without a byte after which the source counts as dead.
         reopen: opens the source again, as it is now, when it has become another file midway: then the fetch begins
             anew, once. What it returns is closed here.
+        announce: called with the hash of each 8 MiB block and the length, right before the file takes its name.
 
     Raises:
         TargetExistsError: `target` is a folder.
@@ -90,7 +92,7 @@ def fetch_file(
         msg = f"'{target}' is a folder; expected the name that the file is to have."
         raise TargetExistsError(msg)
     make_folder(target.parent)
-    fetch = _Fetch(target, step, cancellation, policy, connections, stall_timeout_s)
+    fetch = _Fetch(target, step, cancellation, policy, connections, stall_timeout_s, announce)
     try:
         return fetch.run(source)
     except SourceChangedError:
@@ -114,6 +116,7 @@ class _Fetch:
     policy: RetryPolicy
     connections: int | None
     stall_timeout_s: float
+    announce: Callable[[tuple[str, ...], int], object]
 
     def run(self, source: RemoteFile) -> FetchedFile:
         self.cancellation.check()
@@ -139,8 +142,9 @@ class _Fetch:
             except SourceChangedError:
                 arriving.discard()
                 raise
-            self._publish(arriving.move_to, facts.label, facts.checksum, digest)
             hashes = arriving.block_hashes
+            move_to = self._announcing(arriving.move_to, hashes, arriving.size)
+            self._publish(move_to, facts.label, facts.checksum, digest)
             return FetchedFile(
                 path=self.target,
                 nbytes=arriving.size,
@@ -172,7 +176,8 @@ class _Fetch:
         try:
             stream = Stream(source, partial, step=self.step, cancellation=self.cancellation)
             stream.run(self.policy)
-            self._publish(partial.move_to, facts.label, facts.checksum, stream.digest)
+            move_to = self._announcing(partial.move_to, stream.block_hashes, stream.nbytes)
+            self._publish(move_to, facts.label, facts.checksum, stream.digest)
         except BaseException:
             partial.remove()
             raise
@@ -180,6 +185,18 @@ class _Fetch:
         return FetchedFile(
             self.target, stream.nbytes, 0, 0, len(hashes), time.monotonic() - began, hashes, facts.version
         )
+
+    def _announcing(
+        self, move_to: Callable[[Path], None], hashes: tuple[str, ...], nbytes: int
+    ) -> Callable[[Path], None]:
+        """As `move_to`, but what goes to the target itself is announced before."""
+
+        def move(place: Path) -> None:
+            if place == self.target:
+                self.announce(hashes, nbytes)
+            move_to(place)
+
+        return move
 
     def _publish(
         self, move_to: Callable[[Path], None], label: str, checksum: Checksum | None, digest: str | None

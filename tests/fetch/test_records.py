@@ -1,0 +1,72 @@
+"""Records of runs that died right after their work was in place, or right before."""
+
+from __future__ import annotations
+
+import zipfile
+from typing import TYPE_CHECKING
+
+import pytest
+
+from colabstage.errors import TargetExistsError
+from colabstage.fetch.extract.archive import extract_archive
+from colabstage.fetch.record import record_path
+from colabstage.fetch.run import fetch_files
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def unsettle(target: Path) -> None:
+    """Leave the record of `target` as a run does that dies before it gives it its name."""
+    record = record_path(target)
+    record.rename(record.with_name(f"{record.name}.coming"))
+
+
+def names(folder: Path) -> list[str]:
+    """What is in a folder."""
+    return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_a_fetch_that_died_before_its_record_is_not_done_again(tmp_path: Path, kind: str) -> None:
+    """The announced record fits what stands there: nothing is refused, nothing is read, the record is settled."""
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "a.bin").write_bytes(b"a" * 100_000)
+    here = tmp_path / "here"
+    target = here / "it"
+    wanted = source / "a.bin" if kind == "file" else source
+    fetch_files(wanted, target, progress=False)
+    before = names(here)
+    unsettle(target)
+    again = fetch_files(wanted, target, progress=False)
+    assert again.fetched_bytes == 0
+    assert names(here) == before
+
+
+def test_an_announced_record_does_not_vouch_for_something_else(tmp_path: Path) -> None:
+    """What died before its rename has announced another file than the one that stands there."""
+    (tmp_path / "a.bin").write_bytes(b"a" * 1000)
+    target = tmp_path / "here" / "it"
+    fetch_files(tmp_path / "a.bin", target, progress=False)
+    unsettle(target)
+    target.write_bytes(b"mine")
+    with pytest.raises(TargetExistsError, match="not made by fetch_files"):
+        fetch_files(tmp_path / "a.bin", target, progress=False)
+    assert target.read_bytes() == b"mine"
+
+
+def test_an_extraction_that_died_before_its_record_is_not_done_again(tmp_path: Path) -> None:
+    """The folder counts as extracted, and its record is settled."""
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        archive.writestr("b/c.txt", "c")
+    target = tmp_path / "here" / "a"
+    extract_archive(tmp_path / "a.zip", target, progress=False)
+    before = names(target.parent)
+    unsettle(target)
+    assert extract_archive(tmp_path / "a.zip", target, progress=False).reused
+    assert names(target.parent) == before
+    unsettle(target)
+    (target / "b" / "more.txt").write_text("mine", encoding="utf-8")
+    with pytest.raises(TargetExistsError):
+        extract_archive(tmp_path / "a.zip", target, progress=False)
