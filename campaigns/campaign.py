@@ -79,3 +79,17 @@ def same_bytes(one: Path, other: Path) -> bool:
 def leftovers(folder: Path) -> list[str]:
     """Temporary files and folders anywhere below a folder."""
     return sorted(str(path.relative_to(folder)) for path in folder.rglob(".colabstage-*"))
+
+
+def same_tree(found: Path, truth: Path, who: str) -> None:
+    """Compare two folders, file by file and byte by byte; hidden files beside the truth's do not count.
+
+    Raises:
+        WrongError: a file is missing, is one too many, or differs.
+    """
+    names = {path.relative_to(truth) for path in truth.rglob("*") if path.is_file()}
+    there = {path.relative_to(found) for path in found.rglob("*") if path.is_file() and path.name[0] != "."}
+    wrong = [name for name in names & there if not same_bytes(found / name, truth / name)]
+    if names != there or wrong:
+        msg = f"{who}: '{found.name}' has {len(there)} of {len(names)} files, {len(wrong)} of them with other content."
+        raise WrongError(msg)

@@ -31,8 +31,9 @@ _RUN_S = 120.0
 _LOOK_S = 0.001
 # After so many kills a round is let through, so that ends are compared with the truth often.
 _KILLS_A_ROUND = 6
-# Of all the work: what manifests and records come to, where bytes are counted.
-_CRUMBS = 2e-4
+# Of all the work, for each run: what manifests and records come to where bytes are counted, and the ends of ranges that
+# one connection takes over from another.
+_CRUMBS = 2e-3
 
 
 @dataclass(frozen=True, slots=True)

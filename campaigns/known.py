@@ -10,6 +10,8 @@ if TYPE_CHECKING:
 
 # In the order of a dataset's way: fetched, extracted, packed, published; and all of it in one cell.
 _PLACES = {
+    "fetch": ("campaigns.fetching", "Fetching"),
+    "extract": ("campaigns.extracting", "Extracting"),
     "pack": ("campaigns.packing", "Packing"),
     "publish": ("campaigns.publishing", "Publishing"),
     "stage": ("campaigns.staging", "Staging"),

@@ -55,7 +55,7 @@ class Packing:
     def _make_truth(self, kind: str) -> Path:
         """An undisturbed pack, itself compared with the photographs by Pillow and plain h5py."""
         truth = self._home / f"truth-{kind}.h5"
-        pack_dataset(self._sources[kind], truth, encoding=kind, progress=False)  # type: ignore[arg-type]
+        pack_dataset(self._sources[kind], truth, encoding=kind, progress=False)
         with h5py.File(truth) as file:
             names = [name.decode() for name in file["key_train"][()].tolist()]
             for row in range(0, len(names), 7):
