@@ -71,6 +71,7 @@ def check_rows(found: dict[str, tuple[Any, Any]], name: str, x: NDArray[Any], y:
             np.testing.assert_array_equal(got[1], y[row])
 
 
+@pytest.mark.torch
 def test_npy_files_of_images_and_labels(tmp_path: Path) -> None:
     """As np.load has them; uint8 (N, H, W, 3) are images, numbered labels classes."""
     folder = tmp_path / "data"
@@ -85,6 +86,7 @@ def test_npy_files_of_images_and_labels(tmp_path: Path) -> None:
     check_rows(found, "X.npy", np.load(folder / "X.npy"), labels())
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
 @pytest.mark.parametrize("place", ["inside", "beside"])
 def test_npz_as_keras_has_mnist(tmp_path: Path, save: Any, place: str) -> None:
@@ -107,6 +109,7 @@ def test_npz_as_keras_has_mnist(tmp_path: Path, save: Any, place: str) -> None:
     check_rows(found, f"{prefix}x_test{suffix}", parts["x_test"][..., None], parts["y_test"])
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("kind", ["zip", "deflated", "tar"])
 def test_arrays_in_archives(tmp_path: Path, kind: str) -> None:
     """Rows are read out of a zip and a tar without extracting it; a deflated npz in a zip is unpacked once."""
@@ -138,6 +141,7 @@ def test_a_damaged_npz_member_is_named(tmp_path: Path) -> None:
         pack_dataset(tmp_path / "a.npz", tmp_path / "out.h5", progress=False)
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("dtype", [">f4", "<f8", ">i2", "<u2", "?", ">u8", "<f2"])
 @pytest.mark.parametrize("shape", [(COUNT, 7), (COUNT, 2, 3, 4), (COUNT,)])
 def test_other_arrays_stay_as_they_are(tmp_path: Path, dtype: str, shape: tuple[int, ...]) -> None:
@@ -154,6 +158,7 @@ def test_other_arrays_stay_as_they_are(tmp_path: Path, dtype: str, shape: tuple[
     check_rows(read_back(folder, tmp_path / "out.h5"), "features.npy", values, np.linspace(0, 1, COUNT))
 
 
+@pytest.mark.torch
 def test_masks_words_and_tables_of_targets(tmp_path: Path) -> None:
     """What targets are follows from their shape: masks of the images' size, words as classes, several numbers."""
     x = photos()
@@ -191,6 +196,7 @@ def foreign(tmp_path: Path) -> Callable[..., Path]:
     return write
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize(
     "options",
     [
@@ -230,6 +236,7 @@ def test_contiguous_rows_are_read_without_hdf5(foreign: Callable[..., Path]) -> 
             np.testing.assert_array_equal(table.inputs.source.read(row), file["X"][row])
 
 
+@pytest.mark.torch
 def test_hdf5_in_an_archive(tmp_path: Path, foreign: Callable[..., Path]) -> None:
     """Groups as splits, text as labels, chunks through a file object."""
     words = np.array(["no", "yes"], dtype=object)[labels() % 2]
@@ -246,6 +253,7 @@ def test_hdf5_in_an_archive(tmp_path: Path, foreign: Callable[..., Path]) -> Non
     check_rows(found, "set.hdf5/test/images", photos(4), numbers[:4])
 
 
+@pytest.mark.torch
 def test_the_recipes_file_is_one(tmp_path: Path, foreign: Callable[..., Path]) -> None:
     """X_train, Y_train (N, 1, 1), X_dev and so on, as the recipe makes them."""
     y = labels().astype(np.uint8)[:, None, None]
@@ -255,6 +263,7 @@ def test_the_recipes_file_is_one(tmp_path: Path, foreign: Callable[..., Path]) -
     check_rows(found, "data.h5/X_dev", photos(6), labels(6))
 
 
+@pytest.mark.torch
 def test_matlab_axes_are_turned(tmp_path: Path) -> None:
     """A .mat of version 7.3 keeps its axes from the other end, behind a block of 512 bytes of its own."""
     x, y = photos(), labels().astype(np.float64) + 1
@@ -382,6 +391,7 @@ def test_names_that_say_nothing_are_asked_for(names: list[str]) -> None:
         find_splits(names)
 
 
+@pytest.mark.torch
 def test_names_can_be_given(tmp_path: Path) -> None:
     """By the key alone."""
     np.savez(tmp_path / "a.npz", faces=photos(), ages=labels(), noise=labels())

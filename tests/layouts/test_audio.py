@@ -102,6 +102,7 @@ def test_flac_and_others_go_through_soundfile(soundfile: Any, form: str, subtype
         np.testing.assert_array_equal(read_clip(buffer.getvalue(), "int16").values, values)
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("dtype", ["float32", "int16"])
 def test_folders_of_classes_become_rows(tmp_path: Path, commands: Path, dtype: Any) -> None:
     """From the folder to the Dataset: the very numbers of the files, with their classes."""

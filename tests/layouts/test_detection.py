@@ -146,6 +146,7 @@ class TestKitti:
             ["The", "last", "class,"],
         ]
 
+    @pytest.mark.torch
     def test_a_pack_has_all_of_it(self, tmp_path: Path, folder: Path) -> None:
         """Boxes scaled with their images, every column beside them."""
         samples = packed(folder, tmp_path / "out.h5", image_size=(20, 30))
@@ -216,6 +217,7 @@ class TestYolo:
             assert found.splits[found.keys.index(key)] == split_of(number)
         assert found.notes[0] == "2 images have no label file; they are kept without boxes."
 
+    @pytest.mark.torch
     def test_a_pack_scales_them(self, tmp_path: Path) -> None:
         """Whatever size each image had, boxes are in pixels of the stored one."""
         self.write(tmp_path / "yolo", "{split}/{kind}/{stem}")
@@ -353,6 +355,7 @@ class TestCoco:
                 np.testing.assert_allclose(got["area"], [one["area"] for one in wanted])
                 assert got["iscrowd"].tolist() == [one["iscrowd"] for one in wanted]
 
+    @pytest.mark.torch
     def test_a_zip_packs_the_same(self, tmp_path: Path, folder: Path) -> None:
         """From the archive, with images of their own sizes kept as they came."""
         with zipfile.ZipFile(tmp_path / "coco.zip", "w") as archive:
@@ -447,6 +450,7 @@ class TestVoc:
         put(root / "ImageSets/Main/trainval.txt", "".join(f"{number:06}\n" for number in range(COUNT - 1)))
         return tmp_path
 
+    @pytest.mark.torch
     def test_objects_are_those_of_the_files(self, tmp_path: Path, folder: Path) -> None:
         """Every object with its flags, in the split that the lists say, from the table to the Dataset."""
         found = read(folder)

@@ -47,6 +47,7 @@ def stream(found: SampleTable, split: str | None = None) -> tuple[NDArray[Any], 
     return sides[0], sides[1]
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("in_zip", [False, True])
 def test_nanogpt_files_are_taken_as_they_are(tmp_path: Path, in_zip: bool) -> None:
     """train.bin and val.bin of uint16: every token in its place, from file to Dataset, the next as its target."""

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+pytestmark = pytest.mark.torch
+
 DTYPES = ["u1", "<u2", ">u2", "<i4", ">i8", "<f2", ">f2", "<f4", ">f4", "<f8", ">f8", "?", "<c8", ">c16"]
 FILTERS: list[dict[str, Any]] = [
     {},

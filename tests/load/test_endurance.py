@@ -20,6 +20,8 @@ from colabstage.load.loader import make_loader
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.torch
+
 STRATEGIES: dict[str, dict[str, Any]] = {
     "direct": {"strategy": "direct"},
     "memory": {"strategy": "memory"},

@@ -14,6 +14,8 @@ from colabstage.load.order import RowOrder
 from colabstage.load.sharding import Schedule, Shard, choose_shard
 from colabstage.load.window import WindowOrder
 
+pytestmark = pytest.mark.torch
+
 
 def parts(count: int, size: int, world: int, *, drop_last: bool, window: bool = False) -> list[list[list[int]]]:
     """The batches of each rank."""

@@ -91,6 +91,7 @@ def expected(number: int, size: tuple[int, int] | None, resize: str) -> NDArray[
     return cut[(cut[:, 2] > cut[:, 0]) & (cut[:, 3] > cut[:, 1])]
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("layout", [boxed, relative])
 @pytest.mark.parametrize("encoding", ["pixels", "encoded"])
 @pytest.mark.parametrize("resize", ["stretch", "pad", "crop"])
@@ -121,6 +122,7 @@ def test_boxes_move_with_their_images(
     assert rows == COUNT
 
 
+@pytest.mark.torch
 def test_plain_h5py_reads_the_same_boxes(tmp_path: Path, street: Path) -> None:
     """Row i is offsets[i] up to offsets[i + 1] of every column; encoded images keep the boxes of their own pixels."""
     dataset_h5 = pytest.importorskip("colabstage.load.dataset", reason="needs torch").dataset_h5

@@ -44,6 +44,7 @@ def test_rows_are_jpegs_of_the_resized_images(tmp_path: Path, photos: Path, size
         assert np.abs(ours.astype(int) - pillows).mean() < 2.5
 
 
+@pytest.mark.torch
 def test_reading_does_not_resize_again(tmp_path: Path, photos: Path) -> None:
     """The Dataset's row is the stored JPEG, decoded."""
     dataset_h5 = pytest.importorskip("colabstage.load.dataset", reason="needs torch").dataset_h5

@@ -103,6 +103,7 @@ def expected_mask(folder: Path, key: str, size: tuple[int, int] | None, resize: 
     return result
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("encoding", ["pixels", "encoded"])
 @pytest.mark.parametrize("masks", ["index", "palette", "color"])
 @pytest.mark.parametrize(
