@@ -26,11 +26,15 @@ from colabstage.errors import TargetNotWritableError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    import filelock
+
 _MARK = ".colabstage-"
 _SUFFIX = ".tmp"
 _counter = itertools.count()
 # 255 less the mark, the owner's token, the number and the suffix at their longest.
 _MAX_NAME_BYTES = 160
+# A lock that is free so soon is not worth a word.
+_SOON_S = 0.5
 _NO_FSYNC = frozenset({errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EBADF, errno.EROFS})
 
 
@@ -328,23 +332,59 @@ def hash_ranges(path: Path, ranges: Sequence[tuple[int, int]], *, threads: int) 
 
 
 @contextlib.contextmanager
-def local_lock(path: Path, *, timeout_s: float) -> Iterator[bool]:
+def local_lock(path: Path, *, timeout_s: float, notice: Callable[[str], object] = lambda _: None) -> Iterator[bool]:
     """Hold a lock file on a local disk; yields whether the lock is really held.
 
     The lock only spares work. Where it cannot be had (a file system without locks, or a holder that does not finish
     in `timeout_s` seconds) the caller goes on without it, and unique temporary names keep the result correct.
+    `notice` is told in a sentence for whom it waits, and when it goes on without.
     """
     import filelock
 
     lock = filelock.FileLock(path)
     held = False
     try:
-        lock.acquire(timeout=timeout_s)
-        held = True
-    except (filelock.Timeout, OSError, NotImplementedError):
+        held = _acquire(lock, path, timeout_s, notice)
+    except (OSError, NotImplementedError):
         held = False
     try:
         yield held
     finally:
         if held:
             lock.release()
+
+
+def _acquire(lock: filelock.BaseFileLock, path: Path, timeout_s: float, notice: Callable[[str], object]) -> bool:
+    import filelock
+
+    soon_s = min(timeout_s, _SOON_S)
+    try:
+        lock.acquire(timeout=soon_s)
+    except filelock.Timeout:
+        if timeout_s <= soon_s:
+            return False
+    else:
+        return True
+    began = time.monotonic()
+    notice(f"Waited for {lock_holder(path)}, which holds '{path}'.")
+    try:
+        lock.acquire(timeout=timeout_s - soon_s)
+    except filelock.Timeout:
+        waited_s = time.monotonic() - began + soon_s
+        notice(f"Went on beside {lock_holder(path)}, which has held '{path}' for more than {waited_s:.0f} s.")
+        return False
+    return True
+
+
+def lock_holder(path: Path) -> str:
+    """Who holds a lock file, in words, as far as the kernel tells."""
+    try:
+        found = path.stat()
+        place = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
+        lines = Path("/proc/locks").read_text(encoding="ascii").splitlines()
+        # proc_locks(5): number, FLOCK, ADVISORY, WRITE, process, place, start, end; a second field "->" is a waiter.
+        pids = [fields[4] for fields in map(str.split, lines) if fields[5:6] == [place] and fields[1] != "->"]
+        command = Path(f"/proc/{pids[0]}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+    except (OSError, IndexError):
+        return "another process"
+    return f"process {pids[0]} ({command[:80]})"

@@ -360,6 +360,19 @@ class TestLocalLock:
                 other.join()
         assert answers == [False, False]
 
+    def test_who_waits_is_told_for_whom(self, tmp_path: Path) -> None:
+        """Both sentences name the process that holds the lock, and the deadline is kept."""
+        said: list[str] = []
+        with (
+            fileops.local_lock(tmp_path / "lock", timeout_s=1),
+            fileops.local_lock(tmp_path / "lock", timeout_s=0.8, notice=said.append) as held,
+        ):
+            assert not held
+        assert len(said) == 2
+        assert all(f"process {os.getpid()} (" in sentence for sentence in said)
+        assert said[0].startswith("Waited for")
+        assert said[1].startswith("Went on beside")
+
     def test_no_place_for_a_lock_is_no_error(self) -> None:
         """Where no lock file can be made, the work goes on without."""
         with fileops.local_lock(Path("/proc/colabstage.lock"), timeout_s=0.05) as held:

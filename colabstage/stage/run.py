@@ -139,7 +139,8 @@ def _stage(request: StageRequest, *, wait: bool, progress: Progress) -> StagedDa
             return staged
         staging.check_possible()
         make_folder(request.folder.parent)
-        with local_lock(request.folder.with_name(f"{request.name}.lock"), timeout_s=_LOCK_TIMEOUT_S):
+        lock = request.folder.with_name(f"{request.name}.lock")
+        with local_lock(lock, timeout_s=_LOCK_TIMEOUT_S, notice=staging.note):
             # Whoever held the lock before may have done the work.
             return staging.reuse() or staging.restore() or staging.stage(wait=wait)
 

@@ -146,7 +146,7 @@ class Staging:
         source = self._open()
         identity = source.identity
         if source.resumed_bytes:
-            self._note(f"{format_bytes(source.resumed_bytes)} of the source were here from a run that was interrupted.")
+            self.note(f"{format_bytes(source.resumed_bytes)} of the source were here from a run that was interrupted.")
         to_publish = request.wants_pack and choose_cache_dir(request)[0] is not None
         write_record(request, identity, files=files, published=False if to_publish else None)
         source.discard()
@@ -230,16 +230,17 @@ class Staging:
         if request.verify == "fast" and self._source is None:
             look = look_quickly(request.source, recorded, workers=SLOW_LISTERS if request.drive_path else 1)
             if look == "gone":
-                self._note("The source cannot be reached now; what was made of it before is used.")
+                self.note("The source cannot be reached now; what was made of it before is used.")
             if look != "unsure":
                 return look in ("same", "gone")
         source = self._try_open()
         if source is None:
-            self._note(f"The source cannot be read now ({self._source_problem}); what was made of it before is used.")
+            self.note(f"The source cannot be read now ({self._source_problem}); what was made of it before is used.")
             return True
         return is_same(recorded, source.identity)
 
-    def _note(self, sentence: str) -> None:
+    def note(self, sentence: str) -> None:
+        """Have the report say something, once."""
         if sentence not in self._report.notes:
             self._report.notes.append(sentence)
 
@@ -305,7 +306,7 @@ class Staging:
         cache_dir, why = choose_cache_dir(request)
         if cache_dir is None:
             if request.cache_dir is not None:
-                self._note(f"Not cached: {why}.")
+                self.note(f"Not cached: {why}.")
             return
         published = False
         with self._report.timed("publish to cache", unit="B") as step:
@@ -318,7 +319,7 @@ class Staging:
                 published = True
             except (ColabstageError, OSError) as error:
                 step.note = "failed"
-                self._note(f"Not cached, so the next session stages from the source again: {error}")
+                self.note(f"Not cached, so the next session stages from the source again: {error}")
         write_record(request, identity, files=files, published=published)
 
     def _finish(self, publishing: Future[None] | None = None) -> StagedDataset:
