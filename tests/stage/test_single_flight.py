@@ -1,0 +1,100 @@
+"""Four processes that stage the same source at once: the work is done once; without locks at least nothing breaks."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from colabstage.h5.manifest import check_whole, read_manifest
+from colabstage.simulate.knobs import DriveFaults, OpFault
+from colabstage.stage.run import stage_dataset
+
+if TYPE_CHECKING:
+    from colabstage.simulate.drive import SimulatedDrive
+
+pytestmark = pytest.mark.fuse
+MakeImages = Callable[..., Path]
+
+_SCRIPT = Path(__file__).with_name("stager.py")
+_COUNT = 4
+_IMAGES = 120
+
+
+def stage_at_once(source: Path, local_dir: Path, locks: str) -> list[dict[str, Any]]:
+    """What four processes report that begin together."""
+    with ExitStack() as stack:
+        command = [sys.executable, str(_SCRIPT), str(source), str(local_dir), locks]
+        processes = [
+            stack.enter_context(
+                subprocess.Popen(
+                    command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+                )
+            )
+            for _ in range(_COUNT)
+        ]
+        for process in processes:
+            stack.callback(process.kill)
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+        for process in processes:
+            assert process.stdin is not None
+            process.stdin.write("go\n")
+            process.stdin.flush()
+        answers = [process.communicate(timeout=90) for process in processes]
+    assert [process.returncode for process in processes] == [0] * _COUNT, [wrong for _, wrong in answers]
+    return [json.loads(said) for said, _ in answers]
+
+
+@pytest.fixture
+def images(drive: SimulatedDrive, my_drive: Path, make_images: MakeImages) -> Path:
+    """The images on the mounted Drive; every read of them is counted, past the kernel's memory."""
+    make_images(drive.cloud / "MyDrive" / "photos", _IMAGES)
+    # Never fails.
+    drive.set_faults(DriveFaults(ops=(OpFault(op="read", pattern="MyDrive/photos/*", every=1_000_000_000),)))
+    return my_drive / "photos"
+
+
+def opens(drive: SimulatedDrive) -> int:
+    """How many files have been opened on the Drive and read."""
+    stats = drive.stats()
+    return stats.cold_opens + stats.warm_opens
+
+
+def check_all(found: list[dict[str, Any]], truth: bytes, drive: SimulatedDrive, local_dir: Path) -> None:
+    """Every process ended with the same verified bytes, also in the cache, and nothing temporary is left."""
+    assert len({answer["path"] for answer in found}) == 1
+    path = Path(found[0]["path"])
+    assert path.read_bytes() == truth
+    assert drive.flush(timeout_s=60)
+    cached = drive.cloud / "MyDrive" / "colabstage" / path.name
+    for pack in (path, cached):
+        manifest = read_manifest(pack)
+        assert manifest is not None
+        check_whole(pack, manifest, threads=2)
+    assert cached.read_bytes() == truth
+    assert list(local_dir.rglob(".colabstage-*")) == []
+    assert [entry.name for entry in cached.parent.iterdir() if entry.name.startswith(".colabstage-")] == []
+
+
+def test_the_work_is_done_once(images: Path, drive: SimulatedDrive, tmp_path: Path) -> None:
+    """One reads the source, each image once; the others wait and find the pack."""
+    truth = stage_dataset(images, local_dir=tmp_path / "truth", cache_dir=None, progress=False).path.read_bytes()
+    alone = opens(drive)
+    found = stage_at_once(images, tmp_path / "fast", "real")
+    assert sorted(answer["origin"] for answer in found) == ["local", "local", "local", "source"]
+    # Four times would be 360 more; what reading back and looking into the cache takes is a few.
+    assert opens(drive) - alone <= alone + 20
+    check_all(found, truth, drive, tmp_path / "fast")
+
+
+def test_with_locks_that_hold_nobody_off_nothing_breaks(images: Path, drive: SimulatedDrive, tmp_path: Path) -> None:
+    """All four work at once on one place, and end with the same whole pack, here and in the cache."""
+    truth = stage_dataset(images, local_dir=tmp_path / "truth", cache_dir=None, progress=False).path.read_bytes()
+    check_all(stage_at_once(images, tmp_path / "fast", "none"), truth, drive, tmp_path / "fast")
