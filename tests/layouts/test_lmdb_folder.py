@@ -218,6 +218,7 @@ def test_other_files_are_not_claimed(tmp_path: Path) -> None:
         detect_layout(FolderTree(tmp_path), "lmdb")
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("encoding", ["pixels", "encoded"])
 def test_databases_are_packed(tmp_path: Path, encoding: str) -> None:
     """End to end: the packed pixels and labels are those that the lmdb package reads."""

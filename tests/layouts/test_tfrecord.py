@@ -285,6 +285,7 @@ def test_a_cut_message_is_no_example() -> None:
         parse_example(data[:-1])
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("encoding", ["pixels", "encoded"])
 def test_records_are_packed(tmp_path: Path, encoding: str) -> None:
     """End to end: the packed pixels and labels are those that the package tfrecord reads and Pillow decodes."""

@@ -224,6 +224,7 @@ def test_broken_samples_are_named(tmp_path: Path, files: list[tuple[str, bytes]]
         detect_layout(FolderTree(tmp_path / "d"))
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("encoding", ["pixels", "encoded"])
 def test_shards_are_packed(tmp_path: Path, encoding: str) -> None:
     """End to end: the packed pixels and labels are those that WebDataset decodes."""
