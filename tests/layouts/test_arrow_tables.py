@@ -135,11 +135,13 @@ def test_parquet_of_the_hub_is_what_datasets_reads(tmp_path: Path, hugging: Any,
     assert table.classes == ("cat", "dog")
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("encoding", ["pixels", "encoded"])
 @pytest.mark.parametrize("form", ["arrow", "parquet"])
 def test_datasets_are_packed(tmp_path: Path, hugging: Any, pets: Any, form: str, encoding: str) -> None:
     """End to end: the packed pixels and labels are those that `datasets` decodes."""
-    dataset_h5 = pytest.importorskip("colabstage.load.dataset", reason="needs torch").dataset_h5
+    from colabstage.load.dataset import dataset_h5
+
     if form == "arrow":
         pets.save_to_disk(tmp_path / "pets")
     else:
