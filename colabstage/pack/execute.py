@@ -13,6 +13,7 @@ import numpy as np
 
 from colabstage.errors import CancelledError, ColabstageError, DecodeError, DriveError, LayoutError, SourceError
 from colabstage.fetch.copy import translate_write_error
+from colabstage.fetch.plan import SLOW_READERS
 from colabstage.fileops import (
     adopt_orphan,
     disk_use,
@@ -59,8 +60,6 @@ if TYPE_CHECKING:
     from colabstage.progress import Cancellation, Progress
     from colabstage.trees.tree import Tree
 
-# On a Drive mount, speed grows with the reads in flight up to about twenty, and falls off after thirty-two.
-SLOW_READERS = 32
 # Whose manifest is the one of the file that was moved to its place last.
 _PUBLISHED = "published"
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from colabstage.fetch.plan import SLOW_READERS
 from colabstage.fileops import remove_any, sweep_orphans, temp_beside
 from colabstage.layouts.detect import detect_layout
 from colabstage.layouts.items import read_dataset
 from colabstage.machine.mounts import is_slow_mount
-from colabstage.pack.execute import SLOW_READERS
 from colabstage.trees.open import open_tree
 
 if TYPE_CHECKING:
