@@ -23,7 +23,7 @@ from colabstage.fetch.sources import (
 from colabstage.fetch.transfer.connections import read_directly
 from colabstage.fetch.transfer.mounted import MountedFile
 from colabstage.machine.mounts import is_slow_mount
-from colabstage.retry import RetryPolicy
+from colabstage.retry import RetryPolicy, read_with_retry
 from colabstage.trees.folder import FolderTree
 from colabstage.trees.open import recognise
 
@@ -243,7 +243,8 @@ def _open_path(source: SingleSource, path: Path, transport: Transport, *, checks
     slow = is_slow_mount(path)
     if slow and transport == "local disk":
         transport = "mount"
-    if recognise(path) == "folder":
+    # The first look at a file reads its beginning, and a mount may fail there as anywhere.
+    if read_with_retry(lambda: recognise(path), str(path), policy=RetryPolicy()) == "folder":
         return Opened(source, transport, slow, tree=FolderTree(path, workers=SLOW_LISTERS if slow else 1), path=path)
     file = MountedFile(path)
     if checksum is not None:

@@ -4,6 +4,8 @@ The Drive client of Colab dies now and then in the middle of a session: for a mo
 call answers 'Transport endpoint is not connected'. Only mounting again helps, and only the notebook's main thread can
 do that, because it may ask the person for permission. Work that keeps what it has finished goes on from there. It is
 tried once: a client that dies twice has a reason that mounting does not cure.
+
+The one place that all work on Drive passes through, so a used-up download quota is told from other errors here too.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from colabstage.errors import DriveDisconnectedError, SourceNotFoundError, SourceReadError
 from colabstage.machine.drive import drive_root, mount_drive
+from colabstage.machine.drive_log import drive_log_size, quota_error
 from colabstage.machine.mounts import follow_links, mount_of, probe_mount
 from colabstage.machine.platforms import detect_platform
 
@@ -74,6 +77,7 @@ def run_with_one_remount(
         notice: told in a sentence that Drive was mounted again.
 
     Raises:
+        DriveQuotaError: the file could not be read because Drive's download quota is used up.
         DriveError, NotSupportedHereError: mounting again failed; the reason for it is the error's cause.
         Exception: whatever `work` raises. Where Drive died and was not mounted again, a note of the error says why.
     """
@@ -82,7 +86,7 @@ def run_with_one_remount(
         return work()
     readonly = mount_of(place).readonly
     try:
-        return work()
+        return _work_watched(work)
     except _SYMPTOMS as error:
         obstacle = remount_obstacle(_look(root))
         if obstacle is not None:
@@ -92,7 +96,19 @@ def run_with_one_remount(
         mount_drive(root, readonly=readonly, timeout_s=mount_timeout_s)
         if notice is not None:
             notice(f"The Drive client died ({error}) and was mounted again; finished work was kept.")
-    return work()
+    return _work_watched(work)
+
+
+def _work_watched(work: Callable[[], T]) -> T:
+    """Call `work()`; a failure that the client's log explains by a quota is raised as that."""
+    log_size = drive_log_size()
+    try:
+        return work()
+    except SourceReadError as error:
+        quota = quota_error(error, log_size)
+        if quota is None:
+            raise
+        raise quota from error
 
 
 def _look(root: Path) -> RemountFacts:

@@ -20,7 +20,7 @@ from colabstage.simulate.cache import Content, ContentCache, Visit
 from colabstage.simulate.knobs import ContentFault, DriveFaults, DriveKnobs, DriveStats, FaultOp
 from colabstage.simulate.model import FaultLedger, Traffic
 from colabstage.simulate.names import MY_DRIVE, SHARED_DRIVES, Entry, Folders, canonical, is_below_root
-from colabstage.simulate.quota import Account
+from colabstage.simulate.quota import Account, note_quota_exceeded
 from colabstage.simulate.uploads import Pending, UploadQueue
 
 if TYPE_CHECKING:
@@ -314,6 +314,8 @@ class DriveFileSystem:
             if not handle.visit.counted and not handle.content.complete and not handle.failing:
                 self._downloads[key] = self._downloads.get(key, 0) + 1
                 handle.failing = self._downloads[key] > (self._knobs.downloads_per_file or 0)
+                if handle.failing:
+                    note_quota_exceeded(handle.path)
         if handle.failing:
             _fail(errno.EIO, handle.path)
 

@@ -1,13 +1,17 @@
-"""The account's storage: what the cloud holds, its trash included, and what is on the way there."""
+"""The account's limits: what the cloud holds, its trash included, with what is on the way there; and downloads."""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from colabstage.machine.drive_log import drive_log_path
+from colabstage.machine.platforms import system_root
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -16,6 +20,20 @@ if TYPE_CHECKING:
 
 _BLOCK_BYTES = 4096
 _FRESH_S = 0.5
+
+
+def note_quota_exceeded(path: str) -> None:
+    """Write into the client's log what the real one writes when a file's downloads are used up.
+
+    Only on a practice machine: elsewhere that log is the real client's.
+    """
+    if system_root() == Path("/"):
+        return
+    log = drive_log_path()
+    with contextlib.suppress(OSError):
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("a", encoding="utf-8") as file:
+            file.write(f"content_fetcher: download of '{path}' failed: QUOTA_EXCEEDED\n")
 
 
 class Account:
