@@ -45,9 +45,10 @@ PROMISES = (
 
 
 def judge(promise: Promise, rows: Sequence[Row]) -> tuple[Literal["ok", "MISS", "????"], str]:
-    """Whether a part's rows keep a promise, and a line that says by how much; "????" when nothing can be compared."""
-    ours = next((row.seconds for row in rows if row.tool == OURS), None)
-    others = [row for row in rows if row.tool != OURS and promise.tool in row.tool]
+    """Whether a part's first task keeps a promise, and by how much, as a line; "????" when nothing can be compared."""
+    task = [row for row in rows if row.task == rows[0].task]
+    ours = next((row.seconds for row in task if row.tool == OURS), None)
+    others = [row for row in task if row.tool != OURS and promise.tool in row.tool]
     name = promise.tool or "every other"
     if ours is None or not others:
         return "????", f"{promise.part}: {name} could not be compared; is it installed?"
@@ -62,10 +63,10 @@ def table(rows: Sequence[Row]) -> str:
     lines = []
     for task in dict.fromkeys(row.task for row in rows):
         mine = [row for row in rows if row.task == task]
-        ours = next((row.seconds for row in mine if row.tool == OURS), float("nan"))
+        ours = next((row.seconds for row in mine if row.tool == OURS), None)
         lines += ["", task]
         for row in sorted(mine, key=lambda row: (row.tool != OURS, row.seconds)):
-            times = "" if row.tool == OURS else f"{row.seconds / ours:6.2f} x"
+            times = "" if row.tool == OURS or ours is None else f"{row.seconds / ours:6.2f} x"
             lines.append(f"  {row.tool:<26} {row.seconds:8.2f} s  {times:<9} {row.note}".rstrip())
     return "\n".join(lines)
 
