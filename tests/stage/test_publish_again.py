@@ -1,0 +1,238 @@
+"""Checkpoints published again and again: unfinished runs, files that change meanwhile, many versions, odd places."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from colabstage.errors import ColabstageError, NotEnoughSpaceError, SourceChangedError, TargetExistsError
+from colabstage.h5.manifest import BLOCK_BYTES, check_whole, manifest_path, read_manifest
+from colabstage.simulate.knobs import DriveFaults, OpFault
+from colabstage.stage.publish import previous_path, publish_file
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+    from typing import Self
+
+    from colabstage.progress import ProgressStep
+    from colabstage.simulate.drive import SimulatedDrive
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    """A file of two and a half blocks, with spaces in its name."""
+    path = tmp_path / "my model 1.pt"
+    path.write_bytes(os.urandom(20_000_000))
+    return path
+
+
+class Meddler:
+    """A `Progress` that calls a function once, when the first block has been copied."""
+
+    def __init__(self, meddle: Callable[[], object]) -> None:
+        self._meddle: Callable[[], object] | None = meddle
+
+    def step(self, name: str, *, total: int | None, unit: str) -> ProgressStep:
+        """Every step is this."""
+        return self
+
+    def advance(self, amount: int = 1) -> None:
+        """The moment."""
+        meddle, self._meddle = self._meddle, None
+        if meddle is not None:
+            meddle()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing to close."""
+
+
+def names(folder: Path) -> list[str]:
+    """What is in a folder."""
+    return sorted(path.name for path in folder.iterdir())
+
+
+def check_manifest(place: Path) -> None:
+    """The file is the one that its manifest describes."""
+    manifest = read_manifest(place)
+    assert manifest is not None
+    check_whole(place, manifest, threads=2)
+
+
+_DIES = """
+import os, signal, sys
+from colabstage.stage.publish import publish_file
+class Step:
+    left = int(sys.argv[3])
+    def step(self, *_, **__): return self
+    def advance(self, amount=1):
+        self.left -= 1
+        if self.left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+    def __enter__(self): return self
+    def __exit__(self, *_): pass
+publish_file(sys.argv[1], sys.argv[2], progress=Step())
+"""
+
+
+def publish_and_die(source: Path, target: Path, *, after_blocks: int) -> None:
+    """Publish in a process that dies once so many blocks are there."""
+    command = [sys.executable, "-c", _DIES, str(source), str(target), str(after_blocks)]
+    assert subprocess.run(command, check=False, timeout=60).returncode == -9
+
+
+@pytest.mark.fuse
+def test_an_interrupted_publish_goes_on_with_the_blocks_that_are_there(
+    checkpoint: Path, my_drive: Path, drive: SimulatedDrive
+) -> None:
+    """Two of three blocks were on Drive: one is written, and what the dead run left is gone, here and in the cloud."""
+    target = my_drive / "checkpoints of today" / checkpoint.name
+    target.parent.mkdir()
+    publish_and_die(checkpoint, target, after_blocks=2)
+    assert not target.exists()
+    written = drive.stats().bytes_written
+    report = publish_file(checkpoint, target, progress=False)
+    assert report.kept_bytes == 2 * BLOCK_BYTES
+    assert "in place from before" in str(report)
+    assert drive.stats().bytes_written - written < 20_000_000 - 2 * BLOCK_BYTES + 10_000
+    assert drive.flush(timeout_s=60)
+    cloud = drive.cloud / "MyDrive" / target.parent.name
+    for folder in (target.parent, cloud):
+        assert names(folder) == [checkpoint.name, f"{checkpoint.name}.json"]
+        assert (folder / checkpoint.name).read_bytes() == checkpoint.read_bytes()
+
+
+def test_what_an_interrupted_publish_left_of_another_version_is_written_over(checkpoint: Path, tmp_path: Path) -> None:
+    """A checkpoint that moved on meanwhile shares no block with what lies there: nothing of it is kept."""
+    target = tmp_path / "there" / "model.pt"
+    target.parent.mkdir()
+    publish_and_die(checkpoint, target, after_blocks=2)
+    checkpoint.write_bytes(os.urandom(9_000_000))
+    report = publish_file(checkpoint, target, progress=False)
+    assert report.kept_bytes == 0
+    assert target.read_bytes() == checkpoint.read_bytes()
+    assert names(target.parent) == ["model.pt", "model.pt.json"]
+
+
+@pytest.mark.parametrize("append", [True, False], ids=["grows", "rewritten"])
+def test_a_file_that_changes_meanwhile_is_refused(checkpoint: Path, tmp_path: Path, append: bool) -> None:
+    """Half of one state and half of another is no checkpoint; the version that was there stays."""
+    target = tmp_path / "there" / "model.pt"
+    publish_file(checkpoint, target, progress=False)
+    before = target.read_bytes()
+
+    def meddle() -> None:
+        with checkpoint.open("ab" if append else "r+b") as file:
+            file.write(b"later")
+
+    checkpoint.write_bytes(os.urandom(20_000_000))
+    with pytest.raises(SourceChangedError, match="finished and closed"):
+        publish_file(checkpoint, target, progress=Meddler(meddle))
+    assert target.read_bytes() == before
+    assert names(target.parent) == ["model.pt", "model.pt.json"]
+
+
+@pytest.mark.fuse
+def test_of_many_versions_two_stay(tmp_path: Path, my_drive: Path, drive: SimulatedDrive) -> None:
+    """After ten checkpoints the last and the one before it are there with manifests, and nothing else."""
+    target = my_drive / "last.pt"
+    versions = [os.urandom(300_000) for _ in range(10)]
+    for version in versions:
+        (tmp_path / "last.pt").write_bytes(version)
+        report = publish_file(tmp_path / "last.pt", target, progress=False)
+    assert report.previous == previous_path(target)
+    assert target.read_bytes() == versions[-1]
+    assert previous_path(target).read_bytes() == versions[-2]
+    for place in (target, previous_path(target)):
+        check_manifest(place)
+    assert drive.flush(timeout_s=60)
+    assert names(my_drive) == names(drive.cloud / "MyDrive")
+    assert len(names(my_drive)) == 4
+
+
+def test_the_same_again_keeps_the_version_before(checkpoint: Path, tmp_path: Path) -> None:
+    """Publishing what is there already copies nothing, and does not push the older version out."""
+    target = tmp_path / "model.pt"
+    older = os.urandom(1000)
+    (tmp_path / "older").write_bytes(older)
+    publish_file(tmp_path / "older", target, progress=False)
+    for kept in (0, 20_000_000):
+        assert publish_file(checkpoint, target, progress=False).kept_bytes == kept
+        assert previous_path(target).read_bytes() == older
+
+
+def test_a_version_without_manifest_gets_one_when_it_makes_room(checkpoint: Path, tmp_path: Path) -> None:
+    """A run that died before its manifest left a whole file: as the previous version it is one to be trusted."""
+    target = tmp_path / "model.pt"
+    first = checkpoint.read_bytes()
+    publish_file(checkpoint, target, progress=False)
+    manifest_path(target).unlink()
+    checkpoint.write_bytes(os.urandom(1000))
+    publish_file(checkpoint, target, progress=False)
+    assert previous_path(target).read_bytes() == first
+    check_manifest(previous_path(target))
+
+
+def test_a_file_of_somebody_elses_in_the_manifests_place_is_refused(checkpoint: Path, tmp_path: Path) -> None:
+    """`model.pt.json` may be a training log: it is not overwritten."""
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "model.pt.json").write_text('{"epoch": 3}', encoding="utf-8")
+    with pytest.raises(TargetExistsError, match="Rename it"):
+        publish_file(checkpoint, tmp_path / "there" / "model.pt", progress=False)
+    assert names(tmp_path / "there") == ["model.pt.json"]
+
+
+def test_a_disk_that_fills_up_midway_keeps_what_is_there(tmp_path: Path, make_disk: Callable[[int], Path]) -> None:
+    """Room was there when it began, and then was not: the old version stays, no fragment does."""
+    disk = make_disk(64)
+    target = disk / "model.pt"
+    old = os.urandom(1_000_000)
+    (tmp_path / "model.pt").write_bytes(old)
+    publish_file(tmp_path / "model.pt", target, progress=False)
+    before = names(disk)
+    (tmp_path / "model.pt").write_bytes(os.urandom(40_000_000))
+    with pytest.raises(NotEnoughSpaceError, match="full"):
+        publish_file(tmp_path / "model.pt", target, progress=Meddler(lambda: fill(disk)))
+    (disk / "filler").unlink()
+    assert names(disk) == before
+    assert target.read_bytes() == old
+
+
+def fill(disk: Path) -> None:
+    """Take all the room there is."""
+    with (disk / "filler").open("wb", buffering=0) as file:
+        try:
+            while True:
+                file.write(bytes(1 << 20))
+        except OSError:
+            pass
+
+
+@pytest.mark.fuse
+@pytest.mark.parametrize("op", ["write", "read", "rename", "create", "unlink"])
+def test_each_operation_that_fails_once_leaves_a_whole_version(
+    op: str, checkpoint: Path, my_drive: Path, drive: SimulatedDrive
+) -> None:
+    """Whatever the mount refuses, the old or the new version is whole, and the next try ends with the new one."""
+    target = my_drive / "model.pt"
+    old = checkpoint.read_bytes()
+    publish_file(checkpoint, target, progress=False)
+    checkpoint.write_bytes(os.urandom(9_000_000))
+    drive.set_faults(DriveFaults(ops=(OpFault(op=op, pattern="MyDrive/*", first=1),)))  # type: ignore[arg-type]
+    try:
+        publish_file(checkpoint, target, progress=False)
+    except (ColabstageError, OSError):
+        whole = target if target.exists() else previous_path(target)
+        assert whole.read_bytes() in {old, checkpoint.read_bytes()}
+    drive.set_faults(DriveFaults())
+    publish_file(checkpoint, target, progress=False)
+    assert target.read_bytes() == checkpoint.read_bytes()
+    check_manifest(target)
+    assert [name for name in names(my_drive) if name.startswith(".")] == []
