@@ -42,11 +42,11 @@ def image_bytes() -> Callable[..., bytes]:
 def make_images(image_bytes: Callable[..., bytes]) -> MakeImages:
     """Write PNGs into class folders."""
 
-    def make(folder: Path, count: int, *, first: int = 0) -> Path:
+    def make(folder: Path, count: int, *, first: int = 0, size: tuple[int, int] = (24, 32)) -> Path:
         for number in range(first, first + count):
             place = folder / ("cat", "dog")[number % 2] / f"{number:04d}.png"
             place.parent.mkdir(parents=True, exist_ok=True)
-            place.write_bytes(image_bytes(number))
+            place.write_bytes(image_bytes(number, size=size))
         return folder
 
     return make

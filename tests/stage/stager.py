@@ -31,7 +31,7 @@ def main() -> None:
     """Wait for the word, so that all begin at once; then stage."""
     source, local_dir, locks = sys.argv[1:]
     if locks == "none":
-        filelock.FileLock = IdleLock  # type: ignore[assignment,misc]
+        filelock.FileLock = IdleLock  # type: ignore[assignment]
     sys.stdout.write("ready\n")
     sys.stdout.flush()
     sys.stdin.readline()
