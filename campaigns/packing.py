@@ -12,8 +12,8 @@ from PIL import Image
 
 from campaigns.campaign import State, WrongError, leftovers, same_bytes
 from campaigns.material import write_photographs, zip_folder
+from colabstage.fetch.plan import SLOW_READERS
 from colabstage.h5.manifest import check_whole, manifest_path, read_manifest
-from colabstage.pack.execute import SLOW_READERS
 from colabstage.pack.journal import BLOCK_SAMPLES
 from colabstage.pack.run import pack_dataset
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from campaigns.campaign import State, WrongError, leftovers, same_bytes
 from campaigns.material import write_photographs, zip_folder
 from campaigns.packing import check_pack, look_at_pack
+from colabstage.fetch.plan import SLOW_READERS
 from colabstage.h5.manifest import manifest_path, read_manifest
-from colabstage.pack.execute import SLOW_READERS
 from colabstage.pack.journal import BLOCK_SAMPLES
 from colabstage.simulate.drive import SimulatedDrive
 from colabstage.simulate.knobs import DriveFaults, DriveKnobs, OpFault
