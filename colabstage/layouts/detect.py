@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
@@ -79,7 +80,11 @@ def detect_layout(tree: Tree, layout: str | LayoutFunction = "auto") -> SampleTa
         if layout in ("auto", reader.name):
             try:
                 table = reader.read(tree)
-                return table if layout != "auto" else replace(table, notes=(*table.notes, _choice(table, declined)))
+                return (
+                    table
+                    if layout != "auto"
+                    else replace(table, notes=(*table.notes, _choice(table, declined, tree.label)))
+                )
             except ClaimedTreeError:
                 raise
             except MissingDependencyError as error:
@@ -97,10 +102,15 @@ def detect_layout(tree: Tree, layout: str | LayoutFunction = "auto") -> SampleTa
     raise LayoutError(msg)
 
 
-def _choice(table: SampleTable, declined: list[tuple[str, LayoutError]]) -> str:
-    # The first sentence says why; what follows are details for who asked for that layout.
-    reasons = "; ".join(f"not {name}: {str(error).partition('. ')[0].rstrip('.')}" for name, error in declined)
+def _choice(table: SampleTable, declined: list[tuple[str, LayoutError]], label: str) -> str:
+    reasons = "; ".join(f"not {name}: {_in_short(str(error), label)}" for name, error in declined)
     return f"The layout is {table.layout}{f' ({reasons})' if reasons else ''}."
+
+
+def _in_short(reason: str, label: str) -> str:
+    """What the first sentence begins with; the rest are details for who asked for that layout."""
+    reason = reason.replace(f"'{label}' ", "").partition(". ")[0].rstrip(".")
+    return re.split(r" \(|: ", reason, maxsplit=1)[0]
 
 
 def check_layout_name(layout: str) -> None:
