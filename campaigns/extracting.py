@@ -69,7 +69,7 @@ class Extracting:
         # A batch is small against all that was finished, so the two cannot be taken for each other.
         took_over = bool(amounts) and self._in_place > 4 * _BATCH_MB and amounts[0] > self._in_place / 2
         done = sum(amounts[1:] if took_over else amounts)
-        self._in_place = sum(amounts)
+        self._in_place = max(self._in_place, sum(amounts))
         return done
 
     def look(self) -> State:
