@@ -148,12 +148,14 @@ def sweep_orphans(
     folder: Path,
     *,
     name: str = "",
+    prefix: str = "",
     foreign_age_s: float = 3600.0,
     remove: Callable[[Path], None] | None = None,
 ) -> list[Path]:
     """Remove the temporary files and folders in `folder` whose owners are dead; return what was removed.
 
-    With `name`, only those that were to become a file or folder of that name. `remove` is for places where removing
+    With `name`, only those that were to become a file or folder of that name; with `prefix`, of one that begins so.
+    `remove` is for places where removing
     takes more than `remove_any` does.
 
     Leftovers of another boot or container, whose owner cannot be looked up, go once nothing has touched them for
@@ -164,7 +166,7 @@ def sweep_orphans(
         return removed
     for entry in folder.iterdir():
         found = _name_and_owner(entry)
-        if found is None or (name and found[0] != _short(name)):
+        if found is None or (name and found[0] != _short(name)) or not found[0].startswith(prefix):
             continue
         alive = owner_is_alive(found[1])
         if alive or (alive is None and time.time() - _last_touched(entry) < foreign_age_s):

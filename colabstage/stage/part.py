@@ -12,7 +12,7 @@ from colabstage.errors import ChecksumMismatchError
 from colabstage.fetch.download import Download
 from colabstage.fetch.transfer.arriving import ArrivingFile
 from colabstage.fetch.transfer.file import fetch_file
-from colabstage.fileops import disk_use, find_orphans
+from colabstage.fileops import disk_use, find_orphans, sweep_orphans
 from colabstage.machine.resources import check_space
 from colabstage.retry import RetryPolicy
 from colabstage.trees.archive_bytes import LocalBytes
@@ -29,6 +29,15 @@ if TYPE_CHECKING:
     from colabstage.trees.tree import ByteSource, Tree
 
 _HASH_BYTES = 8 * 1024 * 1024
+
+
+def sweep_copies(folder: Path, address: str) -> None:
+    """Remove what dead runs brought of a source into `folder` only to read it."""
+    sweep_orphans(folder, prefix=_copy_prefix(address))
+
+
+def _copy_prefix(address: str) -> str:
+    return f"{hashlib.sha256(address.encode(errors='surrogateescape')).hexdigest()[:8]}-"
 
 
 class SourcePart:
@@ -187,8 +196,7 @@ class SourcePart:
     def _copy_path(self) -> Path:
         """What an archive's copy is named for; no two sources of one dataset share a name."""
         assert self.opened.file is not None
-        digest = hashlib.sha256(self.opened.source.address.encode(errors="surrogateescape")).hexdigest()[:8]
-        return self._opener.folder / f"{digest}-{self.opened.file.facts.name}"
+        return self._opener.folder / f"{_copy_prefix(self.opened.source.address)}{self.opened.file.facts.name}"
 
     def _fetch_whole(self) -> Path:
         """Bring a file of which no parts can be had."""

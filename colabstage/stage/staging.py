@@ -13,6 +13,7 @@ from colabstage.errors import ArchiveError, ColabstageError, DamagedPackError, D
 from colabstage.fetch.identity import SourceIdentity, is_same
 from colabstage.fetch.look import look_quickly
 from colabstage.fetch.opening import SLOW_LISTERS, comes_whole
+from colabstage.fetch.sources import ManySource
 from colabstage.fileops import make_folder, sweep_orphans
 from colabstage.h5.info import read_info
 from colabstage.h5.manifest import read_manifest
@@ -24,6 +25,7 @@ from colabstage.stage.cache import CachedPack, choose_cache_dir, find_cached, re
 from colabstage.stage.dataset import StagedDataset
 from colabstage.stage.local import LocalRecord, files_problem, find_record, pack_problem, write_record
 from colabstage.stage.making import figure_out, make_local
+from colabstage.stage.part import sweep_copies
 from colabstage.stage.plan import StageFigures, StagePlan
 from colabstage.stage.publish import publish_file
 from colabstage.stage.report import StageReport
@@ -92,9 +94,18 @@ class Staging:
             # The quick look was not enough this time, or a run died before it wrote this down; now it will be.
             identity = record.identity if self._source is None else self._source.identity
             write_record(request, identity, files=record.files, published=published)
+        if not record.seal or published is False:
+            # The run that made it may have died before it cleared up.
+            self._sweep_copies()
         if request.wants_pack and published is False:
             self._publish(record.identity, record.files)
         return self._finish()
+
+    def _sweep_copies(self) -> None:
+        """Remove what dead runs brought of the source only to read it."""
+        source = self._request.source
+        for part in source.parts if isinstance(source, ManySource) else (source,):
+            sweep_copies(self._request.folder.parent, part.address)
 
     def _is_published(self) -> bool | None:
         """Whether the pack that is here is the one in the cache; `None` when there is to be none."""
@@ -150,6 +161,8 @@ class Staging:
         to_publish = request.wants_pack and choose_cache_dir(request)[0] is not None
         write_record(request, identity, files=files, published=False if to_publish else None)
         source.discard()
+        # This run may not have needed what a dead one left.
+        self._sweep_copies()
         publishing = None
         if request.wants_pack and wait:
             self._publish(identity, files)
