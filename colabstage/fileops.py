@@ -118,10 +118,21 @@ def find_orphans(path: Path) -> list[Path]:
     return found
 
 
+def walk_parts(path: Path) -> Iterator[Path]:
+    """`path` itself, and all files and folders below it, while others may be making and removing some.
+
+    What goes meanwhile is left out or, when it went after it was seen, named all the same; `Path.rglob` would raise.
+    """
+    yield path
+    for folder, folders, files in os.walk(path):
+        for name in (*folders, *files):
+            yield Path(folder, name)
+
+
 def disk_use(path: Path) -> int:
     """Bytes that a file, or all files in a folder, take on the disk; holes take none. 0 where there is nothing."""
     total = 0
-    for part in (path, *path.rglob("*")):
+    for part in walk_parts(path):
         with contextlib.suppress(FileNotFoundError):
             total += part.lstat().st_blocks * 512
     return total
@@ -182,7 +193,7 @@ def sweep_orphans(
 def _last_touched(path: Path) -> float:
     """When a file, or anything in a folder, was last written, in seconds since 1970; infinity when it just went."""
     latest = -math.inf
-    for part in (path, *path.rglob("*")):
+    for part in walk_parts(path):
         try:
             latest = max(latest, part.lstat().st_mtime)
         except FileNotFoundError:

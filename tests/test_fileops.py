@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -384,3 +386,26 @@ class TestLocalLock:
             raise ValueError("work")
         with fileops.local_lock(tmp_path / "lock", timeout_s=0.05) as held:
             assert held
+
+
+def test_a_folder_is_measured_while_others_clear_it(tmp_path: Path) -> None:
+    """Folders that come and go during the walk neither raise nor hide what stays."""
+    (tmp_path / "stays").write_bytes(bytes(4096))
+    stop = threading.Event()
+
+    def churn(number: int) -> None:
+        while not stop.is_set():
+            folder = tmp_path / f"comes-{number}" / "and" / "goes"
+            folder.mkdir(parents=True)
+            (folder / "file").write_bytes(b"x")
+            shutil.rmtree(tmp_path / f"comes-{number}")
+
+    with ThreadPoolExecutor(3) as pool:
+        churns = [pool.submit(churn, number) for number in range(3)]
+        try:
+            sizes = [fileops.disk_use(tmp_path) for _ in range(300)]
+        finally:
+            stop.set()
+        for done in churns:
+            done.result(timeout=10)
+    assert min(sizes) >= 4096
