@@ -35,18 +35,18 @@ import numpy as np
 
 from benchmarks.read_pixels import describe_machine, median_ratio
 from colabstage.h5.info import open_h5
-from colabstage.load.crew import Crew
 from colabstage.load.dataset import dataset_h5
+from colabstage.load.epoch.order import epoch_order
 from colabstage.load.loader import make_loader
-from colabstage.load.mapping import FileStamp
-from colabstage.load.opening import OpenFile
-from colabstage.load.order import epoch_order
-from colabstage.load.storage import EngineChoice, read_facts
+from colabstage.load.reading.crew import Crew
+from colabstage.load.reading.mapping import FileStamp
+from colabstage.load.reading.opening import OpenFile
+from colabstage.load.reading.storage import EngineChoice, read_facts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from colabstage.load.storage import StorageFacts
+    from colabstage.load.reading.storage import StorageFacts
 
 SIDE, BATCH, FIRST = 256, 64, 1024
 MAPPED, READ, THROUGH = "mapped, 1 thread", "read by rows, 16 threads", "make_loader: read through, then mapped"

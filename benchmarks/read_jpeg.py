@@ -31,13 +31,13 @@ from simplejpeg import decode_jpeg
 from benchmarks import _peers
 from benchmarks._photographs import photograph
 from benchmarks.read_pixels import describe_machine, median_ratio
-from colabstage.load.ahead import Ahead
-from colabstage.load.buffers import BufferPool
-from colabstage.load.crew import Crew
-from colabstage.load.crops import CROP_DRAWS, resized_crops
-from colabstage.load.dice import BatchPlace
-from colabstage.load.order import epoch_order
-from colabstage.load.reader import SplitReader
+from colabstage.load.batching.ahead import Ahead
+from colabstage.load.batching.buffers import BufferPool
+from colabstage.load.epoch.dice import BatchPlace
+from colabstage.load.epoch.order import epoch_order
+from colabstage.load.geometry.crops import CROP_DRAWS, resized_crops
+from colabstage.load.reading.crew import Crew
+from colabstage.load.reading.reader import SplitReader
 from colabstage.machine.resources import usable_cores
 
 if TYPE_CHECKING:

@@ -36,8 +36,8 @@ import numpy as np
 import tensorflow as tf
 
 from benchmarks._photographs import write_photographs
-from colabstage.load.keras import to_keras
-from colabstage.load.tensorflow import to_tf_data
+from colabstage.load.frameworks.keras import to_keras
+from colabstage.load.frameworks.tensorflow import to_tf_data
 from colabstage.pack.run import pack_dataset
 
 if TYPE_CHECKING:

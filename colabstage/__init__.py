@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from colabstage.fetch.run import fetch_files
     from colabstage.load.cuda import CudaDataLoader
     from colabstage.load.dataset import dataset_h5
-    from colabstage.load.keras import to_keras
+    from colabstage.load.frameworks.keras import to_keras
+    from colabstage.load.frameworks.tensorflow import to_tf_data
     from colabstage.load.loader import make_loader
-    from colabstage.load.tensorflow import to_tf_data
     from colabstage.machine.drive import flush_drive, mount_drive, refresh_drive
     from colabstage.pack.run import pack_dataset
     from colabstage.stage.dataset import StagedDataset
@@ -60,8 +60,8 @@ _HOMES = {
     "publish_file": "stage.publish",
     "refresh_drive": "machine.drive",
     "stage_dataset": "stage.run",
-    "to_keras": "load.keras",
-    "to_tf_data": "load.tensorflow",
+    "to_keras": "load.frameworks.keras",
+    "to_tf_data": "load.frameworks.tensorflow",
 }
 
 

@@ -8,20 +8,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from colabstage.errors import EmptySourceError, LayoutError, MissingDependencyError, OptionError
-from colabstage.layouts import (
-    arrays,
-    arrow_tables,
-    audio,
-    csv_table,
-    detection,
-    image_folder,
-    lmdb_folder,
-    pairs,
-    tfrecord,
-    tokens,
-    webdataset,
-)
+from colabstage.layouts.arrays import row_arrays
+from colabstage.layouts.boxes import detection
+from colabstage.layouts.folders import image_folder, pairs
+from colabstage.layouts.sequences import audio, tokens
+from colabstage.layouts.shards import arrow_tables, lmdb_folder, tfrecord, webdataset
 from colabstage.layouts.table import ClaimedTreeError
+from colabstage.layouts.tables import csv_table
 
 if TYPE_CHECKING:
     from colabstage.layouts.table import SampleTable
@@ -52,7 +45,7 @@ READERS: tuple[LayoutReader, ...] = (
     LayoutReader(csv_table.NAME, csv_table.read_table),
     LayoutReader(pairs.NAME, pairs.read_pairs),
     LayoutReader(image_folder.NAME, image_folder.read_image_folder),
-    LayoutReader(arrays.NAME, arrays.read_arrays),
+    LayoutReader(row_arrays.NAME, row_arrays.read_arrays),
     LayoutReader(audio.NAME, audio.read_audio),
     LayoutReader(tokens.NAME, tokens.read_tokens),
 )

@@ -19,17 +19,17 @@ import torch
 
 from colabstage.errors import OptionError
 from colabstage.images.options import VOID
-from colabstage.load.crops import AREAS, CROP_DRAWS, RATIOS, check_crop_ranges, resized_crops
-from colabstage.load.dice import BatchPlace, apply_transform
-from colabstage.load.moving import BoxMovement, move_targets
-from colabstage.load.pixels import cut, mirror, pick_crops, resize_crops
+from colabstage.load.epoch.dice import BatchPlace, apply_transform
+from colabstage.load.geometry.crops import AREAS, CROP_DRAWS, RATIOS, check_crop_ranges, resized_crops
+from colabstage.load.geometry.moving import BoxMovement, move_targets
+from colabstage.load.geometry.pixels import cut, mirror, pick_crops, resize_crops
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from numpy.typing import NDArray
 
-    from colabstage.load.dice import PlacedTransform
+    from colabstage.load.epoch.dice import PlacedTransform
 
     Size = tuple[int, int]
     Transform = Callable[[Any, Any], tuple[Any, Any]] | PlacedTransform

@@ -9,9 +9,9 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from colabstage.errors import OptionError
-from colabstage.load.devices import usable_device
-from colabstage.load.iteration import Iteration, OneAtATime
-from colabstage.load.staging import make_stager, staged_ahead
+from colabstage.load.batching.iteration import Iteration, OneAtATime
+from colabstage.load.device.devices import usable_device
+from colabstage.load.device.staging import make_stager, staged_ahead
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator

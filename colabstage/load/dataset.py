@@ -8,8 +8,8 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from colabstage.errors import MissingDependencyError
-from colabstage.load.crew import Crew
-from colabstage.load.joined import open_reader
+from colabstage.load.reading.crew import Crew
+from colabstage.load.reading.joined import open_reader
 from colabstage.units import format_bytes
 
 try:
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from colabstage.h5.parts import Files
-    from colabstage.load.rows import Indices
-    from colabstage.load.storage import EngineChoice
-    from colabstage.load.targets import TargetBatch
+    from colabstage.load.reading.rows import Indices
+    from colabstage.load.reading.storage import EngineChoice
+    from colabstage.load.reading.targets import TargetBatch
 
     _Base = Dataset[Any]
 else:

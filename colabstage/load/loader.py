@@ -10,32 +10,32 @@ import torch
 from torch.utils.data import DataLoader
 
 from colabstage.errors import OptionError
-from colabstage.load.batches import Ragged
-from colabstage.load.choices import LoaderRequest
+from colabstage.load.batching.batches import Ragged
+from colabstage.load.batching.finish import Collate, Finish
+from colabstage.load.batching.iteration import Iteration, OneAtATime
+from colabstage.load.batching.sources import make_source
+from colabstage.load.batching.window import WindowOrder
+from colabstage.load.choosing.choices import LoaderRequest
+from colabstage.load.choosing.facts import gather_facts, measure_cost
+from colabstage.load.choosing.plan import choose_loader
+from colabstage.load.choosing.processes import may_gain
 from colabstage.load.dataset import dataset_h5
-from colabstage.load.devices import usable_device
-from colabstage.load.dice import BatchPlace
-from colabstage.load.facts import gather_facts, measure_cost
-from colabstage.load.finish import Collate, Finish
-from colabstage.load.iteration import Iteration, OneAtATime
-from colabstage.load.order import RowOrder
-from colabstage.load.plan import choose_loader
-from colabstage.load.processes import may_gain
-from colabstage.load.sampling import epoch_sampler, is_own_order, sampler_order, shares_out
-from colabstage.load.sharding import Schedule, Shard, choose_shard
-from colabstage.load.sources import make_source
-from colabstage.load.staging import make_stager, staged_ahead
-from colabstage.load.window import WindowOrder
+from colabstage.load.device.devices import usable_device
+from colabstage.load.device.staging import make_stager, staged_ahead
+from colabstage.load.epoch.dice import BatchPlace
+from colabstage.load.epoch.order import RowOrder
+from colabstage.load.epoch.sampling import epoch_sampler, is_own_order, sampler_order, shares_out
+from colabstage.load.epoch.sharding import Schedule, Shard, choose_shard
 from colabstage.units import parse_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from colabstage.load.choices import LoaderPlan, Shuffle, Strategy
-    from colabstage.load.order import Order
-    from colabstage.load.sampling import EpochSampler
-    from colabstage.load.sources import BatchSource
-    from colabstage.load.staging import Staged, Stager
+    from colabstage.load.batching.sources import BatchSource
+    from colabstage.load.choosing.choices import LoaderPlan, Shuffle, Strategy
+    from colabstage.load.device.staging import Staged, Stager
+    from colabstage.load.epoch.order import Order
+    from colabstage.load.epoch.sampling import EpochSampler
 
     _Base = DataLoader[Any]
 else:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import torch
 
     from colabstage.h5.info import PackInfo
-    from colabstage.load.choices import Shuffle
+    from colabstage.load.choosing.choices import Shuffle
     from colabstage.load.dataset import dataset_h5
     from colabstage.load.loader import Loader
     from colabstage.stage.report import StageReport

@@ -17,7 +17,7 @@ from colabstage.errors import DamagedPackError
 from colabstage.h5.create import PackContent, ReservedDataset, create_pack
 from colabstage.h5.damage import check_heaps
 from colabstage.h5.info import open_h5, read_info
-from colabstage.load.reader import SplitReader
+from colabstage.load.reading.reader import SplitReader
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,7 +27,7 @@ READER = """
 import sys
 from pathlib import Path
 from colabstage.errors import ColabstageError
-from colabstage.load.reader import SplitReader
+from colabstage.load.reading.reader import SplitReader
 
 for line in sys.stdin:
     try:

@@ -13,11 +13,10 @@ from torch.nn import functional
 
 from colabstage.errors import OptionError
 from colabstage.load.augment import Compose, Normalize, OneHot, RandomCrop, RandomFlip, RandomResizedCrop
-from colabstage.load.crops import CROP_DRAWS, resized_crops
 from colabstage.load.dataset import dataset_h5
-from colabstage.load.dice import BatchPlace
-from colabstage.load.loader import make_loader
-from colabstage.load.pixels import (
+from colabstage.load.epoch.dice import BatchPlace
+from colabstage.load.geometry.crops import CROP_DRAWS, resized_crops
+from colabstage.load.geometry.pixels import (
     cut,
     cut_by_windows,
     mirror,
@@ -25,6 +24,7 @@ from colabstage.load.pixels import (
     resize_by_weights,
     resize_crops,
 )
+from colabstage.load.loader import make_loader
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -14,13 +14,13 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from colabstage.load.choices import LoaderFacts, LoaderRequest, ProcessFacts, SampleCost
+from colabstage.load.choosing.choices import LoaderFacts, LoaderRequest, ProcessFacts, SampleCost
+from colabstage.load.choosing.facts import measure_cost
+from colabstage.load.choosing.plan import choose_loader
+from colabstage.load.choosing.processes import choose_start
 from colabstage.load.dataset import dataset_h5
-from colabstage.load.facts import measure_cost
 from colabstage.load.loader import make_loader
-from colabstage.load.plan import choose_loader
-from colabstage.load.processes import choose_start
-from colabstage.load.storage import EngineChoice
+from colabstage.load.reading.storage import EngineChoice
 
 if TYPE_CHECKING:
     from collections.abc import Callable

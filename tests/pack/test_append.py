@@ -14,7 +14,7 @@ from PIL import Image
 
 from colabstage.errors import LayoutError, OptionError, SourceNotFoundError, TargetExistsError
 from colabstage.h5.manifest import check_whole, manifest_path, read_manifest
-from colabstage.load.joined import open_reader
+from colabstage.load.reading.joined import open_reader
 from colabstage.pack.run import pack_dataset
 
 if TYPE_CHECKING:

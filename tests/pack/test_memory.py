@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.pack_memory import PackMemory, measure, memory_holds
 from colabstage.h5.create import PackContent, ReservedDataset, create_pack
-from colabstage.load.joined import open_reader
+from colabstage.load.reading.joined import open_reader
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -14,7 +14,7 @@ from colabstage.errors import DecodeError
 from colabstage.layouts.fields import Images
 from colabstage.layouts.sources import TreeFiles
 from colabstage.layouts.table import SampleTable
-from colabstage.load.joined import open_reader
+from colabstage.load.reading.joined import open_reader
 from colabstage.pack.run import pack_dataset
 from tests.pack.odd_images import odd_images
 

@@ -26,7 +26,7 @@ from colabstage.errors import (
 )
 from colabstage.h5.manifest import check_whole, read_manifest
 from colabstage.h5.parts import shards_beside
-from colabstage.load.joined import open_reader
+from colabstage.load.reading.joined import open_reader
 from colabstage.pack.dispatch import run_tasks
 from colabstage.pack.run import pack_dataset
 

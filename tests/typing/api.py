@@ -13,7 +13,7 @@ from colabstage.fetch.report import FetchReport
 from colabstage.h5.info import PackInfo
 from colabstage.load.cuda import CudaDataLoader
 from colabstage.load.dataset import dataset_h5
-from colabstage.load.keras_dataset import KerasBatches
+from colabstage.load.frameworks.keras_dataset import KerasBatches
 from colabstage.load.loader import Loader
 from colabstage.machine.drive import FlushReport
 from colabstage.pack.report import PackReport

@@ -1,0 +1,1 @@
+"""Images with boxes: KITTI, YOLO, COCO and Pascal VOC."""

@@ -1,0 +1,132 @@
+"""YOLO's text files: images/a.jpg with labels/a.txt, one box in a line of class, centre, width and height."""
+
+from __future__ import annotations
+
+import posixpath
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from colabstage.errors import LayoutError
+from colabstage.layouts.boxes.class_names import read_class_names
+from colabstage.layouts.boxes.image_boxes import LabelledImage, detection_table, split_of_folders, without_boxes_note
+from colabstage.layouts.names import is_image
+from colabstage.layouts.reading import read_files
+from colabstage.layouts.table import ClaimedTreeError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from colabstage.layouts.table import SampleTable
+    from colabstage.trees.tree import FileEntry, Tree
+
+_IMAGES, _LABELS = "images", "labels"
+# Tools write 1.0000001 for the edge; more than this is another unit.
+_SLACK = 0.01
+_SNIFFED = 8
+
+_Rows = list[list[float]]
+
+
+def read_yolo(tree: Tree) -> SampleTable:
+    """Make a table of a tree with text files of YOLO's form, in folders `labels` beside `images`, or beside the images.
+
+    Boxes are x0, y0, x1, y1 in parts of width and height; of a polygon, the box around it. An empty file means no
+    boxes, and so does a missing one, which is noted. Names of classes come from data.yaml, classes.txt or obj.names;
+    splits from folders.
+
+    Raises:
+        LayoutError: no image has such a file.
+        ClaimedTreeError: a line is not of this form, or its class has no name; it is named.
+    """
+    texts = {entry.name: entry for entry in tree.entries if entry.name.endswith(".txt")}
+    images = [entry for entry in tree.entries if texts and is_image(entry.name)]
+    labels = [_label_of(image.name, texts) for image in images]
+    files = [label for label in labels if label is not None]
+    names = read_class_names(tree)
+    beside = sum(posixpath.dirname(a.name) == posixpath.dirname(b.name) for a, b in _both(images, labels))
+    if not files or (beside and not names):
+        msg = (
+            f"'{tree.label}' has no text file for any image, neither in a folder {_LABELS} beside one called "
+            f"{_IMAGES}, nor beside the images with a classes.txt."
+        )
+        raise LayoutError(msg)
+    _check_form(tree, files)
+    rows = dict(zip([file.name for file in files], read_files(tree, files, _parse), strict=True))
+    count = max((int(row[4]) + 1 for found in rows.values() for row in found), default=0)
+    if names and count > len(names):
+        worst = next(name for name, found in rows.items() if any(row[4] >= len(names) for row in found))
+        line = 1 + next(i for i, row in enumerate(rows[worst]) if row[4] >= len(names))
+        msg = f"'{worst}', box {line}: there is no class {count - 1}; {len(names)} are named ({names[0]}, …)."
+        raise ClaimedTreeError(msg)
+    samples = [
+        LabelledImage(image, [] if label is None else rows[label.name], split_of_folders(image.name))
+        for image, label in zip(images, labels, strict=True)
+    ]
+    notes = without_boxes_note(len(images) - len(files), "label file")
+    return detection_table(tree, samples, names or [str(number) for number in range(count)], relative=True, notes=notes)
+
+
+def _both(images: Sequence[FileEntry], labels: Sequence[FileEntry | None]) -> list[tuple[FileEntry, FileEntry]]:
+    return [(image, label) for image, label in zip(images, labels, strict=True) if label is not None]
+
+
+def _label_of(image: str, texts: dict[str, FileEntry]) -> FileEntry | None:
+    """The file that Ultralytics would look for: the last folder `images` of the path is `labels`; or the one beside."""
+    stem = posixpath.splitext(image)[0]
+    head, found, tail = f"/{stem}".rpartition(f"/{_IMAGES}/")
+    moved = f"{head}/{_LABELS}/{tail}.txt".lstrip("/") if found else ""
+    return texts.get(moved) or texts.get(f"{stem}.txt")
+
+
+def _check_form(tree: Tree, files: Sequence[FileEntry]) -> None:
+    """Decline where none of the first files has a line of this form: they hold captions, or labels of other tools."""
+    looked_at = [file for file in files if file.size][:_SNIFFED]
+
+    def is_right(file: FileEntry, content: bytes) -> bool:
+        try:
+            _parse(file, content)
+        except ClaimedTreeError:
+            return False
+        return True
+
+    if looked_at and not any(read_files(tree, looked_at, is_right)):
+        msg = f"The text files of the images in '{tree.label}' have no lines of YOLO's form (first '{files[0].name}')."
+        raise LayoutError(msg)
+
+
+def _parse(file: FileEntry, content: bytes) -> _Rows:
+    """x0, y0, x1, y1 and the class of each box."""
+    rows = []
+    for number, line in enumerate(content.decode("utf-8-sig", "replace").splitlines(), 1):
+        words = line.split()
+        if not words:
+            continue
+        try:
+            values = [float(word) for word in words]
+        except ValueError:
+            values = []
+        if not _is_box(values):
+            msg = (
+                f"'{file.name}', line {number}: {line.strip()[:120]!r} is no box of YOLO; expected a class and four "
+                "numbers from 0 to 1 (centre x, centre y, width, height), or a polygon of at least three points."
+            )
+            raise ClaimedTreeError(msg)
+        rows.append([*_corners(values[1:]), values[0]])
+    return rows
+
+
+def _is_box(values: Sequence[float]) -> bool:
+    if len(values) != 5 and not (len(values) >= 7 and len(values) % 2):
+        return False
+    places = np.array(values[1:])
+    inside = bool(np.all((places >= -_SLACK) & (places <= 1 + _SLACK)))
+    return inside and values[0] >= 0 and values[0] == int(values[0])
+
+
+def _corners(values: Sequence[float]) -> tuple[float, float, float, float]:
+    if len(values) > 4:
+        xs, ys = values[::2], values[1::2]
+        return min(xs), min(ys), max(xs), max(ys)
+    x, y, width, height = values
+    return x - width / 2, y - height / 2, x + width / 2, y + height / 2

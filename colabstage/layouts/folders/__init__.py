@@ -1,0 +1,1 @@
+"""Samples that are files in folders: of one class each, or in pairs of image and mask."""

@@ -1,0 +1,183 @@
+"""Images and their masks: two folders with files of one stem, or both in one with a suffix that tells them apart."""
+
+from __future__ import annotations
+
+import posixpath
+from typing import TYPE_CHECKING, NamedTuple
+
+from colabstage.errors import EmptySourceError, LayoutError
+from colabstage.layouts.fields import Images, Masks
+from colabstage.layouts.names import IMAGE_EXTENSIONS, SPLIT_NAMES, is_image
+from colabstage.layouts.sources import TreeFiles
+from colabstage.layouts.table import SampleTable
+from colabstage.layouts.tables.columns import is_table, read_rows
+
+if TYPE_CHECKING:
+    from colabstage.trees.tree import FileEntry, Tree
+
+NAME = "pairs"
+
+_IMAGE_FOLDERS = ("images", "image", "imgs", "img", "jpegimages", "photos", "pictures", "leftimg8bit", "inputs")
+_MASK_FOLDERS = (
+    "masks", "mask", "labels", "label", "annotations", "annotation", "annot", "gt", "groundtruth", "ground_truth",
+    "gtfine", "segmentation", "segmentations", "segmentationclass", "targets",
+)  # fmt: skip
+# What stands behind the stem of a mask whose image has none; the longest first.
+_MASK_SUFFIXES = (
+    "_gtFine_labelTrainIds", "_gtFine_labelIds", "_segmentation", "_labelIds", "_labels", "_masks", "_label", "_mask",
+    "-mask", "_annot", "_seg", "_gt", "_L",
+)  # fmt: skip
+_IMAGE_SUFFIXES = ("_leftImg8bit", "_image", "_img", "_sat", "-image")
+_MASK_EXTENSIONS = (*IMAGE_EXTENSIONS, ".gif")
+
+
+class _Where(NamedTuple):
+    """What a file is matched by: folders that are neither the images' nor the masks' own, and the bare stem."""
+
+    folders: tuple[str, ...]
+    stem: str
+
+
+def read_pairs(tree: Tree) -> SampleTable:
+    """Make a table of a tree in which every image has a mask of the same stem.
+
+    Masks lie in a folder of their own (masks, labels, annotations, train_labels, …), or have a suffix (_mask, _L, …)
+    beside their images. A `class_dict.csv` with the columns name, r, g, b says which colour is which class; without
+    one, masks hold class indices. Folders of splits are recognised. Samples come sorted by the images' names.
+
+    Raises:
+        EmptySourceError: there are no images.
+        LayoutError: less than half of the images have a mask, or several.
+    """
+    files = [entry for entry in tree.entries if entry.name.lower().endswith(_MASK_EXTENSIONS)]
+    if not files:
+        msg = f"'{tree.label}' holds no images."
+        raise EmptySourceError(msg)
+    masks = [file for file in files if _is_mask(file.name)]
+    known = {file.name for file in masks}
+    images = [file for file in files if file.name not in known and is_image(file.name)]
+    if not masks or not images:
+        msg = (
+            f"'{tree.label}' has no masks beside its images: neither a folder called masks, labels, annotations or the "
+            "like, nor files that end in _mask."
+        )
+        raise LayoutError(msg)
+    by_place = _by_place(masks)
+    pairs = [(image, by_place[place]) for image in images if (place := _image_place(image.name)) in by_place]
+    if 2 * len(pairs) < len(images):
+        msg = (
+            f"Of {len(images):,} images in '{tree.label}' {len(pairs):,} have a mask of the same name (first without: "
+            f"'{_first_without(images, by_place)}'); expected at least half."
+        )
+        raise LayoutError(msg)
+    classes, colors = _class_colors(tree)
+    return SampleTable(
+        layout=NAME,
+        keys=tuple(image.name for image, _ in pairs),
+        inputs=Images(TreeFiles(tree, [image for image, _ in pairs])),
+        targets=Masks(TreeFiles(tree, [mask for _, mask in pairs]), colors),
+        splits=_splits(pairs),
+        classes=classes,
+        notes=_notes(len(images) - len(pairs), len(masks) - len(pairs)),
+    )
+
+
+def _is_mask(name: str) -> bool:
+    folders, stem = _parts(name)
+    return any(_mask_folder(folder) is not None for folder in folders) or (
+        _without_suffix(stem, _MASK_SUFFIXES) != stem and not any(folder in _IMAGE_FOLDERS for folder in folders)
+    )
+
+
+def _parts(name: str) -> tuple[list[str], str]:
+    folder, base = posixpath.split(name)
+    return folder.lower().split("/") if folder else [], posixpath.splitext(base)[0]
+
+
+def _mask_folder(folder: str) -> str | None:
+    """What is left of the name of a masks' folder: "" of "masks", "train" of "train_labels", `None` of others."""
+    for name in _MASK_FOLDERS:
+        if folder == name:
+            return ""
+        for joint in ("_", "-", ""):
+            # Without a joint only the one that people write so: trainannot.
+            if folder.endswith(joint + name) and (joint or name == "annot"):
+                return folder.removesuffix(joint + name)
+    return None
+
+
+def _image_folder(folder: str) -> str:
+    for name in _IMAGE_FOLDERS:
+        if folder == name:
+            return ""
+        for joint in ("_", "-"):
+            if folder.endswith(joint + name):
+                return folder.removesuffix(joint + name)
+    return folder
+
+
+def _without_suffix(stem: str, suffixes: tuple[str, ...]) -> str:
+    for suffix in suffixes:
+        if stem.endswith(suffix) and len(stem) > len(suffix):
+            return stem.removesuffix(suffix)
+    return stem
+
+
+def _image_place(name: str) -> _Where:
+    folders, stem = _parts(name)
+    kept = tuple(left for folder in folders if (left := _image_folder(folder)))
+    return _Where(kept, _without_suffix(stem, _IMAGE_SUFFIXES))
+
+
+def _by_place(masks: list[FileEntry]) -> dict[_Where, FileEntry]:
+    found: dict[_Where, FileEntry] = {}
+    for mask in masks:
+        folders, stem = _parts(mask.name)
+        left = [name if (name := _mask_folder(folder)) is not None else _image_folder(folder) for folder in folders]
+        place = _Where(tuple(folder for folder in left if folder), _without_suffix(stem, _MASK_SUFFIXES))
+        if place in found:
+            msg = f"'{found[place].name}' and '{mask.name}' are masks of the same image; expected one for each."
+            raise LayoutError(msg)
+        found[place] = mask
+    return found
+
+
+def _first_without(images: list[FileEntry], by_place: dict[_Where, FileEntry]) -> str:
+    return next((image.name for image in images if _image_place(image.name) not in by_place), "")
+
+
+def _splits(pairs: list[tuple[FileEntry, FileEntry]]) -> tuple[str, ...] | None:
+    """The split that each image's folders name, where they all do."""
+    found = [
+        next((SPLIT_NAMES[folder] for folder in _image_place(image.name).folders if folder in SPLIT_NAMES), None)
+        for image, _ in pairs
+    ]
+    named = [split for split in found if split is not None]
+    return tuple(named) if len(named) == len(found) else None
+
+
+def _class_colors(tree: Tree) -> tuple[tuple[str, ...], tuple[tuple[int, int, int], ...] | None]:
+    """Names and colours of the classes, from a table with the columns name, r, g, b; nothing where there is none."""
+    for entry in tree.entries:
+        if not is_table(entry.name) or "class" not in posixpath.basename(entry.name).lower():
+            continue
+        rows = read_rows(tree, entry)
+        header = [cell.lower() for cell in rows[0]] if rows else []
+        if set("rgb") <= set(header) and "name" in header:
+            places = [header.index(name) for name in ("r", "g", "b")]
+            try:
+                colors = [tuple(int(row[place]) for place in places) for row in rows[1:]]
+            except ValueError as error:
+                msg = f"'{entry.name}' has a colour that is no whole number: {error}."
+                raise LayoutError(msg) from error
+            return tuple(row[header.index("name")] for row in rows[1:]), tuple((r, g, b) for r, g, b in colors)
+    return (), None
+
+
+def _notes(images: int, masks: int) -> tuple[str, ...]:
+    notes = []
+    if images:
+        notes.append(f"{images:,} images that have no mask were left out.")
+    if masks:
+        notes.append(f"{masks:,} masks that have no image were left out.")
+    return tuple(notes)

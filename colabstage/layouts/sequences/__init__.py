@@ -1,0 +1,1 @@
+"""Sound and tokens as rows of one length."""

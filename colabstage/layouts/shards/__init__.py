@@ -1,0 +1,1 @@
+"""Samples that others packed: WebDataset, TFRecord, LMDB, Arrow and parquet."""

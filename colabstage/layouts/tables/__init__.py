@@ -1,0 +1,1 @@
+"""Samples that a table of paths and labels names."""

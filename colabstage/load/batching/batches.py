@@ -1,0 +1,170 @@
+"""Batches as torch sees them: host tensors over lent memory, their axes, and how bytes become numbers in [0, 1]."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import torch
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils.data import default_collate
+
+from colabstage.load.batching.ahead import TICK, Tick
+from colabstage.load.batching.nested import map_leaves
+from colabstage.load.reading.crew import Crew
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterable
+
+    from numpy.typing import NDArray
+
+    from colabstage.load.batching.buffers import BufferPool
+    from colabstage.load.dataset import dataset_h5
+    from colabstage.load.reading.targets import TargetBatch
+
+# What targets of a batch are where each row has its own number of them.
+Ragged = Literal["list", "pad"]
+
+# Whole range of the integers that images come in.
+_WHITE = {torch.uint8: 255.0, torch.uint16: 65535.0}
+_MOST_CHANNELS = 4
+
+
+def host_batches(
+    dataset: dataset_h5,
+    batches: Iterable[NDArray[np.intp]],
+    *,
+    workers: int,
+    pool: BufferPool,
+    ragged: Ragged = "list",
+) -> Generator[tuple[Any, Any] | Tick]:
+    """Read batch after batch, once the file is in memory if it is to be.
+
+    Args:
+        dataset: where from.
+        batches: rows of each batch, intp `(B,)`.
+        workers: threads that copy or decode at once.
+        pool: lends the memory of inputs of one shape.
+        ragged: what boxes are handed on as.
+
+    Yields:
+        `(x, y)`, as `make_loader` describes them, in host memory and of the stored dtype; ticks before the first.
+    """
+    for _ in dataset.reader.warm_up():
+        yield TICK
+    with Crew(workers) as crew:
+        for rows in batches:
+            # Nothing here may keep a name on a batch: it would occupy a buffer while the next one is made.
+            yield (
+                _collated(dataset, rows, ragged)
+                if _per_sample(dataset)
+                else _gathered(dataset, rows, crew, pool, ragged)
+            )
+
+
+def _per_sample(dataset: dataset_h5) -> bool:
+    return dataset.transform is not None or dataset.target_transform is not None
+
+
+def _collated(dataset: dataset_h5, rows: NDArray[np.intp], ragged: Ragged) -> tuple[Any, Any]:
+    return batch_of(dataset, *dataset.read_batch(rows), ragged)
+
+
+def batch_of(dataset: dataset_h5, x: Any, y: Any, ragged: Ragged) -> tuple[Any, Any]:
+    """What was read of some rows, as the batch: by the dataset's transforms sample by sample where it has any."""
+    if not _per_sample(dataset):
+        return input_tensors(x), target_tensors(y, ragged)
+    samples = [dataset.sample(*parts) for parts in zip(x, y, strict=True)]
+    if not dataset.reader.has_boxes:
+        x, y = default_collate(samples)
+        return x, y
+    xs, ys = zip(*samples, strict=True)
+    return default_collate(list(xs)), _ragged_targets(_tensors(list(ys)), ragged)
+
+
+def _gathered(
+    dataset: dataset_h5, rows: NDArray[np.intp], crew: Crew, pool: BufferPool, ragged: Ragged
+) -> tuple[torch.Tensor | list[torch.Tensor], Any]:
+    reader = dataset.reader
+    shape = reader.row_shape
+    out = None if shape is None else pool.lend((len(rows), *shape), reader.row_dtype)
+    x = reader.read_x(rows, out, crew=crew)
+    return input_tensors(x), target_tensors(reader.read_y(rows, crew=crew), ragged)
+
+
+def is_image(shape: tuple[int, ...] | None) -> bool:
+    """Whether rows of this shape are images `(H, W, C)`, to be handed on as `(C, H, W)`: three axes, the last one at
+    most 4 long. Rows of many shapes are images always."""
+    return shape is None or (len(shape) == 3 and 1 <= shape[-1] <= _MOST_CHANNELS)
+
+
+def input_tensors(x: NDArray[Any] | list[NDArray[Any]]) -> torch.Tensor | list[torch.Tensor]:
+    """Inputs of a batch as tensors; those of rows with shapes of their own in a list of `(C, H, W)`."""
+    return [torch.from_numpy(image).permute(2, 0, 1) for image in x] if isinstance(x, list) else input_tensor(x)
+
+
+def input_tensor(x: NDArray[Any]) -> torch.Tensor:
+    """Inputs as a tensor over the same memory; images `(B, H, W, C)` as a `(B, C, H, W)` view (`channels_last`)."""
+    tensor = torch.from_numpy(x)
+    return tensor.permute(0, 3, 1, 2) if is_image(x.shape[1:]) else tensor
+
+
+def target_tensors(y: TargetBatch, ragged: Ragged) -> Any:
+    """Targets of a batch as tensors; those of rows with shapes of their own in a list, boxes as `ragged` says."""
+    if not isinstance(y, list):
+        return target_tensor(y)
+    return _ragged_targets(_tensors(y), ragged)
+
+
+def _tensors(values: list[Any]) -> list[Any]:
+    def convert(part: Any) -> Any:
+        return torch.from_numpy(part) if isinstance(part, np.ndarray) else part
+
+    return [map_leaves(value, convert) for value in values]
+
+
+def _ragged_targets(y: list[Any], ragged: Ragged) -> Any:
+    # A target_transform may have made something else of the dicts; that is handed on as it is.
+    is_padded = ragged == "pad" and all(isinstance(target, dict) for target in y)
+    return pad_targets(y) if is_padded else y
+
+
+def pad_targets(targets: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    """Boxes of B rows, of M at the most, as tensors of one shape.
+
+    Returns:
+        Every column as `(B, M, …)`, filled up with 0 for boxes and other floats and with -1 for integers, and
+        `lengths`, int64 `(B,)`: how many of each row are real.
+    """
+    padded = {
+        name: pad_sequence(
+            [target[name] for target in targets],
+            batch_first=True,
+            padding_value=0 if column.is_floating_point() or column.dtype in (torch.uint8, torch.bool) else -1,
+        )
+        for name, column in targets[0].items()
+    }
+    return {**padded, "lengths": torch.tensor([len(target["boxes"]) for target in targets])}
+
+
+def target_tensor(y: NDArray[Any]) -> torch.Tensor:
+    """Targets as a tensor: int64 where each is one integer, as losses expect them; as stored otherwise."""
+    return torch.from_numpy(y.astype(np.int64) if y.ndim == 1 and y.dtype.kind in "iu" else y)
+
+
+def scale_to(x: Any, dtype: torch.dtype) -> Any:
+    """Convert tensors, also in lists, to a floating-point dtype on the device they are on; uint8 and uint16 become
+    [0, 1], other values stay."""
+    if isinstance(x, list):
+        return [scale_to(part, dtype) for part in x]
+    white = _WHITE.get(x.dtype)
+    if white is None:
+        return x.to(dtype)
+    # 65535 is beyond float16, so its range is divided first.
+    wide = torch.float32 if x.dtype == torch.uint16 else dtype
+    return x.to(wide).div_(white).to(dtype)
+
+
+def move_to(x: Any, device: torch.device) -> Any:
+    """Copy tensors, also in lists and dicts, to a device; those that are there already stay."""
+    return map_leaves(x, lambda part: part.to(device) if isinstance(part, torch.Tensor) else part)

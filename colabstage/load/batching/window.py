@@ -1,0 +1,192 @@
+"""Window shuffle: for files larger than memory, random order at the rate of sequential reading.
+
+The file is cut into blocks of neighbouring rows. Blocks come in a random order; as many rows as a window holds are
+shuffled among each other. While one window is used, the next is read, block by block: two windows are all the memory
+that is taken. It is fair where the rows of the file are in random order themselves, as those of `train` are that
+colabstage packs.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import closing
+from dataclasses import dataclass
+from threading import Event
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from colabstage.load.batching.ahead import TICK, Tick
+from colabstage.load.batching.batches import batch_of
+from colabstage.load.epoch.order import random_order
+from colabstage.load.reading.crew import Crew
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Sequence
+
+    from numpy.typing import NDArray
+
+    from colabstage.load.batching.batches import Ragged
+    from colabstage.load.batching.buffers import BufferPool
+    from colabstage.load.dataset import dataset_h5
+    from colabstage.load.epoch.sharding import Shard
+
+# Bytes read between two looks at whether anybody still waits.
+_PART_BYTES = 64 * 1024 * 1024
+_LOOK_S = 0.5
+
+
+@dataclass(frozen=True)
+class WindowOrder:
+    """Blocks of `block_rows` rows in random order, shuffled in windows of `window_rows` rows."""
+
+    samples: int
+    window_rows: int
+    block_rows: int
+    seed: int
+
+    @property
+    def count(self) -> int:
+        return self.samples
+
+    def rows(self, epoch: int, shard: Shard) -> NDArray[np.intp]:
+        starts = self.block_rows * random_order(-(-self.samples // self.block_rows), self.seed, epoch, 1)
+        blocks = (starts[:, None] + np.arange(self.block_rows)).reshape(-1)
+        # Ranks take whole stretches, so that each reads its own part of the file and no other.
+        rows = shard.part(blocks[blocks < self.samples])
+        # Sorting by (window, dice) shuffles all windows at once.
+        windows = np.arange(len(rows)) // self.window_rows
+        dice = random_order(len(rows), self.seed, epoch, 2, shard.rank)
+        return rows[np.lexsort((dice, windows))]
+
+    def identity(self) -> dict[str, int]:
+        return {"window_rows": self.window_rows, "block_rows": self.block_rows}
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Rows that are in memory together: `rows`, ascending, with the inputs and targets of each in that order."""
+
+    rows: NDArray[np.intp]
+    x: NDArray[Any] | list[NDArray[Any]]
+    y: Any
+
+    def take(self, rows: NDArray[np.intp], x: NDArray[Any] | None) -> tuple[Any, Any]:
+        """Copies of some rows' inputs, into `x` where there is one, and their targets."""
+        places = np.searchsorted(self.rows, rows)
+        return _take(self.x, places, x), _take(self.y, places, None)
+
+
+def _take(values: Any, places: NDArray[np.intp], out: NDArray[Any] | None) -> Any:
+    if isinstance(values, np.ndarray):
+        return np.take(values, places, axis=0, out=out, mode="clip")
+    return [values[place] for place in places.tolist()]
+
+
+def group_by_window(
+    batches: Sequence[NDArray[np.intp]], rows_before: int, window_rows: int
+) -> list[list[NDArray[np.intp]]]:
+    """Batches that come out of the same window, together. Windows hold whole batches.
+
+    Args:
+        batches: rows of the batches that are left.
+        rows_before: how many rows of the epoch come before them.
+        window_rows: how many rows make up a window, counted from the epoch's first.
+    """
+    groups: dict[int, list[NDArray[np.intp]]] = {}
+    for rows in batches:
+        groups.setdefault(rows_before // window_rows, []).append(rows)
+        rows_before += len(rows)
+    return list(groups.values())
+
+
+class WindowReader:
+    """Reads windows, one ahead of the one in use, into two buffers that take turns."""
+
+    def __init__(self, dataset: dataset_h5, crew: Crew, windows: list[NDArray[np.intp]]) -> None:
+        self._reader = dataset.reader
+        self._crew = crew
+        self._windows = windows
+        self._buffers: list[NDArray[Any] | None] = [None, None]
+        self._stop = Event()
+        self._thread = ThreadPoolExecutor(1, "colabstage-window")
+        self._next: Future[Window] | None = self._thread.submit(self._read, 0) if windows else None
+
+    def windows(self) -> Generator[Window | Tick]:
+        """Each window when it is there, ticks while it is not. One that was yielded is overwritten by the next but
+        one."""
+        for number in range(len(self._windows)):
+            while self._next is not None and not self._next.done():
+                yield TICK
+                wait([self._next], timeout=_LOOK_S)
+            if self._next is None:
+                return
+            window = self._next.result()
+            # Into the buffer of the window before, which is in use no more.
+            self._next = self._thread.submit(self._read, number + 1) if number + 1 < len(self._windows) else None
+            yield window
+            del window
+
+    def close(self) -> None:
+        """Stop reading."""
+        self._stop.set()
+        self._thread.shutdown(wait=True, cancel_futures=True)
+        self._next = None
+
+    def _read(self, number: int) -> Window:
+        rows, reader = self._windows[number], self._reader
+        x = self._buffer(number % 2, len(rows))
+        step = max(1, _PART_BYTES // max(1, reader.row_bytes))
+        images: list[NDArray[Any]] = []
+        for start in range(0, len(rows), step):
+            if self._stop.is_set():
+                break
+            part = rows[start : start + step]
+            if x is None:
+                images += reader.read_x(part, crew=self._crew)
+            else:
+                reader.read_x(part, x[start : start + len(part)], crew=self._crew)
+        return Window(rows, images if x is None else x, reader.read_y(rows, crew=self._crew))
+
+    def _buffer(self, turn: int, count: int) -> NDArray[Any] | None:
+        shape = self._reader.row_shape
+        if shape is None:
+            return None
+        buffer = self._buffers[turn]
+        if buffer is None or len(buffer) < count:
+            buffer = self._buffers[turn] = np.empty((count, *shape), self._reader.row_dtype)
+        return buffer[:count]
+
+
+def window_batches(
+    dataset: dataset_h5,
+    batches: Sequence[NDArray[np.intp]],
+    rows_before: int,
+    window_rows: int,
+    *,
+    workers: int,
+    pool: BufferPool,
+    ragged: Ragged,
+) -> Generator[tuple[Any, Any] | Tick]:
+    """Batches out of windows: as `host_batches`, for batches in the order of `WindowOrder`.
+
+    Args:
+        rows_before: how many rows of the epoch come before these batches.
+        window_rows: how many rows make up a window.
+    """
+    reader = dataset.reader
+    groups = group_by_window(batches, rows_before, window_rows)
+    with Crew(workers) as crew, closing(WindowReader(dataset, crew, [_ascending(group) for group in groups])) as ahead:
+        waiting = iter(groups)
+        for window in ahead.windows():
+            if isinstance(window, Tick):
+                yield TICK
+                continue
+            for rows in next(waiting):
+                out = None if reader.row_shape is None else pool.lend((len(rows), *reader.row_shape), reader.row_dtype)
+                yield batch_of(dataset, *window.take(rows, out), ragged)
+                del out
+
+
+def _ascending(group: list[NDArray[np.intp]]) -> NDArray[np.intp]:
+    return np.sort(np.concatenate(group))

@@ -1,0 +1,153 @@
+"""Gathering what the decision about loading rests on."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import pickle
+import random
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from colabstage.h5.info import read_info
+from colabstage.load.batching.nested import map_leaves
+from colabstage.load.choosing.choices import DeviceFacts, LoaderFacts, ProcessFacts, SampleCost
+from colabstage.load.device.devices import free_device_memory
+from colabstage.machine.resources import read_resources
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from colabstage.load.dataset import dataset_h5
+    from colabstage.load.epoch.sharding import Shard
+
+_SHARED_MEMORY = "/dev/shm"  # where torch puts results of worker processes
+# A probe ends after these many samples or seconds, whichever comes first; one slow sample is let go on alone.
+_PROBED = 64
+_PROBE_S = 0.5
+_LONGEST_PROBE_S = 2.0
+
+
+def gather_facts(
+    dataset: dataset_h5, *, device: torch.device | None, shard: Shard, epoch_rows: int | None
+) -> LoaderFacts:
+    """Look at a dataset, this computer and this process. Reads no sample, but a few headers of encoded ones."""
+    resources = read_resources()
+    reader = dataset.reader
+    needs_memory = None if device is None else free_device_memory(device)
+    free = resources.free_memory_bytes if needs_memory is None else needs_memory
+    return LoaderFacts(
+        rows=len(dataset),
+        row_bytes=reader.estimate_row_bytes(),
+        stored_bytes=reader.stored_bytes,
+        engine=dataset.engine,
+        encoded=reader.encoded,
+        per_sample=dataset.transform is not None or dataset.target_transform is not None,
+        cores=resources.cores,
+        free_memory_bytes=resources.free_memory_bytes,
+        # Single integers become int64.
+        target_bytes=max(8, reader.target_bytes or 0),
+        uniform=reader.target_bytes is not None and reader.row_shape is not None,
+        random_rows=_rows_are_random(dataset),
+        epoch_rows=epoch_rows,
+        shard=shard,
+        device=None if device is None else DeviceFacts(device.type, free),
+        processes=_processes(dataset),
+    )
+
+
+def measure_cost(dataset: dataset_h5) -> SampleCost | None:
+    """Time a few samples with their transforms, in a thread, for two seconds at the most.
+
+    What the transforms draw from the generators of Python, numpy and torch is put back.
+
+    Returns:
+        `None` where not one sample was done in that time, or one failed: it will again, where it is asked for.
+    """
+    found: list[SampleCost] = []
+    with _dice_kept():
+        thread = threading.Thread(target=_probe, args=(dataset, found), name="colabstage-probe", daemon=True)
+        thread.start()
+        thread.join(_LONGEST_PROBE_S)
+    return found[0] if found else None
+
+
+def _probe(dataset: dataset_h5, found: list[SampleCost]) -> None:
+    rows = np.linspace(0, len(dataset) - 1, min(_PROBED, len(dataset))).astype(np.intp).tolist()
+    done, result_bytes, start = 0, 0, time.perf_counter()
+    # Whatever a transform raises is the loop's to raise, where it says which batch.
+    with contextlib.suppress(Exception):
+        for row in rows:
+            result_bytes += _nbytes(dataset[row])
+            done += 1
+            elapsed_s = time.perf_counter() - start
+            found[:] = [SampleCost(elapsed_s / done, result_bytes // done)]
+            if elapsed_s > _PROBE_S:
+                return
+
+
+def _nbytes(sample: Any) -> int:
+    total = 0
+
+    def add(leaf: Any) -> None:
+        nonlocal total
+        total += int(getattr(leaf, "nbytes", 8))
+
+    map_leaves(sample, add)
+    return total
+
+
+@contextlib.contextmanager
+def _dice_kept() -> Iterator[None]:
+    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 - what transforms draw from
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)  # noqa: NPY002
+
+
+def _rows_are_random(dataset: dataset_h5) -> bool:
+    """Whether the rows of the file are in random order: those of `train` are that colabstage packs."""
+    if dataset.engine.name != "read" or dataset.split != "train":
+        return False
+    return read_info(dataset.reader.path).format_version is not None
+
+
+def _processes(dataset: dataset_h5) -> ProcessFacts:
+    return ProcessFacts(
+        threads=threading.active_count(),
+        cuda_started=bool(torch.cuda.is_initialized()),  # type: ignore[no-untyped-call]
+        unpicklable=_pickle_problem(dataset),
+        methods=tuple(multiprocessing.get_all_start_methods()),
+        shared_memory_bytes=_shared_memory(),
+    )
+
+
+def _pickle_problem(dataset: dataset_h5) -> str | None:
+    """Why another process could not be sent the dataset's transforms; `None` when it could."""
+    try:
+        pickle.dumps((dataset.transform, dataset.target_transform))
+    except Exception as error:  # noqa: BLE001 - whatever a transform's own pickling raises
+        return str(error).partition("\n")[0] or type(error).__name__
+    main = __import__("__main__")
+    homes = {
+        getattr(part, "__module__", type(part).__module__) for part in (dataset.transform, dataset.target_transform)
+    }
+    if "__main__" in homes and not hasattr(main, "__file__"):
+        return "its transform is defined in a notebook, which another process cannot import"
+    return None
+
+
+def _shared_memory() -> int:
+    try:
+        facts = os.statvfs(_SHARED_MEMORY)
+    except OSError:
+        return 0
+    return facts.f_bavail * facts.f_frsize

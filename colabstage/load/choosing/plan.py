@@ -1,0 +1,198 @@
+"""Deciding how batches are loaded, from facts alone, with the reason beside every number."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal, get_args
+
+from colabstage.errors import NotEnoughSpaceError, OptionError
+from colabstage.load.choosing.choices import LoaderFacts, LoaderPlan, LoaderRequest, Reasoned, Strategy
+from colabstage.load.choosing.processes import choose_processes, processes_gain
+from colabstage.load.choosing.window_size import choose_order
+from colabstage.load.epoch.sharding import count_batches
+from colabstage.load.reading.memory import check_memory, spare_memory
+from colabstage.load.reading.storage import EngineChoice
+from colabstage.units import format_bytes
+
+# More threads than this do not copy faster: the memory is the limit (benchmarks/read_pixels.py).
+_MOST_COPY_THREADS = 4
+# Reads under way at once from a disk; twice as many are hardly faster (benchmarks/read_cold.py).
+_READ_THREADS = 16
+_PREFETCH = 2
+# Part of the free memory that batches in flight may take by default.
+_MEMORY_PART = 4
+# Part of the memory to spare that a split may take unasked: other splits and the model come after it.
+_UNASKED_PART = 2
+# The same on a GPU, where the model, its gradients and its activations are what the memory is for.
+_UNASKED_DEVICE_PART = 4
+# What stays free of a GPU's memory when it was asked for: batches, and the least that a model can do with.
+_DEVICE_RESERVE_BYTES = 500_000_000
+
+_Resolved = tuple[Literal["device", "memory", "direct", "workers"], EngineChoice]
+
+
+def choose_loader(facts: LoaderFacts, request: LoaderRequest) -> LoaderPlan:
+    """Decide how to load.
+
+    Raises:
+        OptionError: a value that cannot work, with those that can.
+        NotEnoughSpaceError: `"memory"` or `"device"` was asked for, and the split does not fit there.
+    """
+    _check(request)
+    rows = facts.rows if facts.epoch_rows is None else facts.epoch_rows
+    batches = count_batches(rows, request.batch_size, facts.shard, drop_last=request.drop_last)
+    if request.drop_last and rows and not batches:
+        ranks = "" if facts.shard.world_size == 1 else f" for {facts.shard.world_size} ranks"
+        msg = (
+            f"batch_size={request.batch_size} with drop_last=True leaves no batch of {rows:,} samples{ranks}. "
+            "Use a smaller batch_size, or drop_last=False."
+        )
+        raise OptionError(msg)
+    strategy, engine = _choose_strategy(facts, request)
+    facts = replace(facts, engine=engine)
+    prefetch = _choose_prefetch(facts, request)
+    workers, start = _choose_workers(facts, request), None
+    if strategy == "workers":
+        workers, prefetch, start = choose_processes(facts, request)
+    if strategy == "device":
+        prefetch = Reasoned(0, "the device makes a batch when it is asked for")
+    return LoaderPlan(
+        strategy=strategy,
+        reason=_strategy_reason(strategy, facts, request),
+        batch_size=request.batch_size,
+        batches=batches,
+        workers=workers,
+        prefetch=prefetch,
+        engine=facts.engine,
+        order=choose_order(facts, request, strategy, prefetch.value),
+        start=start,
+    )
+
+
+def _check(request: LoaderRequest) -> None:
+    if request.strategy not in get_args(Strategy):
+        msg = f"strategy={request.strategy!r} is unknown; expected one of {', '.join(get_args(Strategy))}."
+        raise OptionError(msg)
+    if not isinstance(request.shuffle, bool) and request.shuffle not in ("auto", "window"):
+        msg = f'shuffle={request.shuffle!r} is unknown; expected True, False, "window" or "auto".'
+        raise OptionError(msg)
+    counts = {"batch_size": request.batch_size, "num_workers": request.num_workers, "prefetch": request.prefetch}
+    for name, value in counts.items():
+        if value == "auto" and name != "batch_size":
+            continue
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            words = "a whole number, 1 or more" + ("" if name == "batch_size" else ', or "auto"')
+            msg = f"{name}={value!r} cannot work; expected {words}."
+            raise OptionError(msg)
+
+
+def _choose_strategy(facts: LoaderFacts, request: LoaderRequest) -> _Resolved:
+    """Where batches come from, and the engine that reads them there."""
+    asked = request.strategy
+    if asked == "device":
+        return "device", _on_device(facts)
+    if asked == "auto" and _belongs_on_device(facts):
+        free = format_bytes(facts.device.free_bytes if facts.device else 0)
+        part = f"{format_bytes(_device_bytes(facts))} of the {free} that are free there"
+        return "device", EngineChoice("memory", f"the whole split is on the device and takes {part}")
+    if asked == "workers" or (asked == "auto" and processes_gain(facts, request)):
+        return "workers", facts.engine
+    return ("direct", facts.engine) if asked == "direct" else _file_or_memory(facts, request)
+
+
+def _file_or_memory(facts: LoaderFacts, request: LoaderRequest) -> _Resolved:
+    engine, size = facts.engine, format_bytes(facts.stored_bytes)
+    if engine.name == "memory":
+        return "memory", engine
+    if request.strategy == "memory":
+        check_memory(
+            facts.stored_bytes, facts.free_memory_bytes, 'strategy="memory"', remedy='Use strategy="direct" or "auto".'
+        )
+        return "memory", EngineChoice("memory", f"as asked, all {size} are read once")
+    slow = engine.name == "h5py" or engine.costly
+    if slow and facts.stored_bytes * _UNASKED_PART <= spare_memory(facts.free_memory_bytes):
+        why = f"reading in random order would be slow, as {engine.reason}; its {size} fit, and are read once"
+        return "memory", EngineChoice("memory", why)
+    return "direct", engine
+
+
+def _device_bytes(facts: LoaderFacts) -> int:
+    return facts.rows * (facts.row_bytes + facts.target_bytes)
+
+
+def _belongs_on_device(facts: LoaderFacts) -> bool:
+    if facts.device is None or facts.device.type == "cpu" or not facts.uniform or facts.per_sample:
+        return False
+    return _device_bytes(facts) * _UNASKED_DEVICE_PART <= facts.device.free_bytes
+
+
+def _on_device(facts: LoaderFacts) -> EngineChoice:
+    """The engine of a split that is to lie on the device.
+
+    Raises:
+        OptionError: its rows cannot lie there.
+        NotEnoughSpaceError: they do not fit; the message has both figures.
+    """
+    if facts.per_sample:
+        msg = (
+            'strategy="device" cannot work with the dataset\'s transforms, which take samples one by one in this '
+            "computer's memory. Use batch_transform, which takes whole batches on the device."
+        )
+        raise OptionError(msg)
+    if not facts.uniform:
+        msg = (
+            'strategy="device" needs inputs of one shape and targets of one shape; here rows have their own. Stage '
+            'with image_size=… or use strategy="auto".'
+        )
+        raise OptionError(msg)
+    free = facts.free_memory_bytes if facts.device is None else facts.device.free_bytes
+    needed = _device_bytes(facts)
+    if needed > max(0, free - _DEVICE_RESERVE_BYTES):
+        msg = (
+            f'strategy="device" needs {format_bytes(needed)} of the device\'s memory, of which {format_bytes(free)} '
+            f'are free, and {format_bytes(_DEVICE_RESERVE_BYTES)} must stay so. Use strategy="auto".'
+        )
+        raise NotEnoughSpaceError(msg)
+    return EngineChoice("memory", f"as asked, all {format_bytes(needed)} are on the device")
+
+
+def _strategy_reason(strategy: str, facts: LoaderFacts, request: LoaderRequest) -> str:
+    if strategy == "device":
+        return "the device gathers each batch out of its own memory"
+    if strategy == "workers":
+        asked = "" if request.strategy == "auto" else "as asked, "
+        return f"{asked}processes call the dataset's transform, each for whole batches"
+    source = "memory" if facts.engine.name == "memory" else "the file"
+    if facts.per_sample:
+        return (
+            "a background thread reads each batch at once, then calls the dataset's transform sample by sample; "
+            "batch_transform would work on whole batches"
+        )
+    if facts.encoded:
+        return f"threads decode each batch straight out of {source}"
+    return f"a background thread copies each batch straight out of {source}"
+
+
+def _choose_workers(facts: LoaderFacts, request: LoaderRequest) -> Reasoned:
+    if request.num_workers != "auto":
+        return Reasoned(request.num_workers, "as asked")
+    if facts.engine.name == "read":
+        return Reasoned(max(_READ_THREADS, facts.cores), "most wait for the disk")
+    if facts.encoded:
+        return Reasoned(facts.cores, "decoding keeps every core busy")
+    if facts.engine.name == "h5py":
+        return Reasoned(1, "HDF5 lets only one thread read at a time")
+    if facts.cores <= _MOST_COPY_THREADS:
+        return Reasoned(facts.cores, "one for each core")
+    return Reasoned(_MOST_COPY_THREADS, "more do not copy faster, memory is the limit")
+
+
+def _choose_prefetch(facts: LoaderFacts, request: LoaderRequest) -> Reasoned:
+    if request.prefetch != "auto":
+        return Reasoned(request.prefetch, "as asked")
+    # One more is with the consumer, and one in the making.
+    batch_bytes = max(1, request.batch_size * facts.row_bytes)
+    fitting = facts.free_memory_bytes // _MEMORY_PART // batch_bytes - 2
+    if fitting >= _PREFETCH:
+        return Reasoned(_PREFETCH, "evens out batches that take longer")
+    return Reasoned(1, f"batches of {format_bytes(batch_bytes)} leave memory for no more")

@@ -1,0 +1,73 @@
+"""The orders in which an epoch visits the samples: each a pure function of the seed and the epoch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from colabstage.load.epoch.sharding import Shard
+
+
+class Order(Protocol):
+    """In which order an epoch visits which rows."""
+
+    @property
+    def count(self) -> int:
+        """Rows visited in an epoch, by all ranks together."""
+
+    def rows(self, epoch: int, shard: Shard) -> NDArray[np.intp]:
+        """The rows that one rank visits, intp; those of all ranks together are the epoch's, each once."""
+
+    def identity(self) -> dict[str, int]:
+        """What two loaders must share to visit rows in the same order, seed and number of samples apart."""
+
+
+def random_order(count: int, *entropy: int) -> NDArray[np.intp]:
+    """A permutation of `range(count)` that depends on nothing but the numbers given, each at least 0.
+
+    The same on every machine and with every version of numpy: numpy promises that for the raw numbers of its
+    generators, not for `permutation`.
+    """
+    dice = np.random.PCG64(np.random.SeedSequence(entropy))
+    return np.argsort(dice.random_raw(count), kind="stable")
+
+
+def epoch_order(count: int, *, shuffle: bool, seed: int, epoch: int) -> NDArray[np.intp]:
+    """The rows of one epoch.
+
+    Args:
+        count: number of samples.
+        shuffle: a random permutation; otherwise the file's order.
+        seed, epoch: what the permutation depends on, both at least 0.
+
+    Returns:
+        intp `(count,)`, each row once.
+    """
+    return random_order(count, seed, epoch) if shuffle else np.arange(count)
+
+
+@dataclass(frozen=True, eq=False)
+class RowOrder:
+    """All rows, or those of `subset`, shuffled or not. Rank r of W takes every W-th, from its r-th on: then what all
+    ranks see in a step is what one process would see in a batch W times as large."""
+
+    samples: int
+    shuffle: bool
+    seed: int
+    subset: NDArray[np.intp] | None = None
+
+    @property
+    def count(self) -> int:
+        return self.samples if self.subset is None else len(self.subset)
+
+    def rows(self, epoch: int, shard: Shard) -> NDArray[np.intp]:
+        order = epoch_order(self.count, shuffle=self.shuffle, seed=self.seed, epoch=epoch)
+        return shard.every(order if self.subset is None else self.subset[order])
+
+    def identity(self) -> dict[str, int]:
+        return {"shuffle": int(self.shuffle)} | ({} if self.subset is None else {"sampled": len(self.subset)})

@@ -1,0 +1,1 @@
+"""The same batches for Keras and TensorFlow, without torch."""

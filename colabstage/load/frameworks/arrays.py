@@ -1,0 +1,322 @@
+"""Batches as numpy arrays, for frameworks beside torch: the rows and values of `make_loader`, without torch.
+
+Every batch is a pure function of (epoch, number): who reads ahead, and in how many threads, is the caller's business.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from colabstage.errors import OptionError
+from colabstage.h5.names import BOXES
+from colabstage.load.batching.buffers import BufferPool
+from colabstage.load.choosing.choices import LoaderFacts, LoaderRequest
+from colabstage.load.choosing.plan import choose_loader
+from colabstage.load.epoch.order import epoch_order
+from colabstage.load.reading.crew import SOLO
+from colabstage.load.reading.joined import JoinedReader, open_reader
+from colabstage.load.reading.reader import SplitReader
+from colabstage.machine.resources import read_resources
+
+if TYPE_CHECKING:
+    from numpy.typing import DTypeLike, NDArray
+
+    from colabstage.h5.parts import Files
+    from colabstage.load.choosing.choices import LoaderPlan
+    from colabstage.load.dataset import dataset_h5
+    from colabstage.load.reading.crew import Crew
+
+    Reader = SplitReader | JoinedReader
+    Source = dataset_h5 | Reader | Files
+    Batch = tuple[Any, Any]
+
+# Whole range of the integers that images come in.
+_WHITE = {np.dtype(np.uint8): 255.0, np.dtype(np.uint16): 65535.0}
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayRequest:
+    """What the caller asked for; `to_keras` says what each means."""
+
+    batch_size: int
+    shuffle: bool = True
+    seed: int = 0
+    drop_last: bool = False
+    dtype: DTypeLike | None = None
+    one_hot: int | Literal["auto"] | None = None
+    num_workers: int | Literal["auto"] = "auto"
+    prefetch: int | Literal["auto"] = "auto"
+
+
+@dataclass(frozen=True, slots=True)
+class ArraySpec:
+    """Shape, `None` where it differs from batch to batch, and dtype of an array of a batch."""
+
+    shape: tuple[int | None, ...]
+    dtype: np.dtype[Any]
+
+
+class ArrayBatches:
+    """The batches of every epoch. May be read from any thread, from several at once; pickles.
+
+    Attributes:
+        plan: how they are read, and why.
+    """
+
+    def __init__(self, source: Source, request: ArrayRequest, *, split: str | None = None) -> None:
+        """Look at the file; all inputs are read into memory now where the plan says so.
+
+        Args:
+            source: a `dataset_h5`, a reader, or files as `dataset_h5` takes them.
+            request: what is wanted.
+            split: which one, where `source` is files; `"train"` by default.
+
+        Raises:
+            OptionError: an argument that cannot work, or data that have no arrays of one shape.
+            SourceNotFoundError, PackFormatError, SplitNotFoundError: there is nothing to read.
+        """
+        self._dataset, reader = _resolved(source, split)
+        check_whole("seed", request.seed)
+        if not len(reader):
+            msg = f"The split '{reader.split}' of '{reader.path}' has no samples, so there is nothing to train on."
+            raise OptionError(msg)
+        if reader.row_shape is None and self._dataset is None:
+            msg = (
+                f"The images of '{reader.path}' have sizes of their own, and a batch here is one array. Pack them with "
+                "image_size=(height, width), or give a dataset_h5 whose transform makes them one size."
+            )
+            raise OptionError(msg)
+        self._request = replace(
+            request, one_hot=_class_count(request.one_hot, reader), dtype=_float_dtype(request.dtype)
+        )
+        self.plan: LoaderPlan = choose_loader(_facts(reader, per_sample=self._dataset is not None), _loading(request))
+        if self.plan.strategy == "memory":
+            reader = reader.into_memory()
+            if self._dataset is not None:
+                self._dataset = copy.copy(self._dataset)
+                self._dataset.reader = reader
+        self.reader = reader
+        self._pool = BufferPool(max_idle=self.plan.prefetch.value + 2)
+        self._order: tuple[int, NDArray[np.intp]] | None = None
+
+    def __len__(self) -> int:
+        """Batches in an epoch."""
+        return self.plan.batches
+
+    @property
+    def shuffled(self) -> bool:
+        """Whether samples come in a random order."""
+        return self._request.shuffle
+
+    def rows(self, epoch: int, number: int) -> NDArray[np.intp]:
+        """Which rows a batch has: those that `make_loader` gives it for the same seed, epoch and batch size."""
+        order = self._order
+        if order is None or order[0] != epoch:
+            seed, shuffle = self._request.seed, self._request.shuffle
+            order = self._order = (epoch, epoch_order(len(self.reader), shuffle=shuffle, seed=seed, epoch=epoch))
+        size = self._request.batch_size
+        return order[1][number * size : (number + 1) * size]
+
+    def read(self, epoch: int, number: int, crew: Crew = SOLO) -> Batch:
+        """Read a batch: `(x, y)`, the caller's own arrays.
+
+        Raises:
+            DecodeError: an encoded row is broken; the message names it.
+            DamagedPackError: the file changed since it was opened, or is cut off.
+        """
+        return self._read_rows(self.rows(epoch, number), crew)
+
+    def specs(self) -> tuple[Any, Any]:
+        """What a batch looks like: an `ArraySpec` for x and one for y, or where y is a dict a dict of them."""
+        x, y = self._read_rows(np.zeros(1, np.intp), SOLO)
+        is_full = len(self.reader) % self._request.batch_size == 0 or self._request.drop_last
+        count = self._request.batch_size if is_full else None
+        if not isinstance(y, dict):
+            return ArraySpec((count, *x.shape[1:]), x.dtype), ArraySpec((count, *y.shape[1:]), y.dtype)
+        # The number of boxes, the second axis, is that of the row that has most.
+        columns = {
+            name: ArraySpec((count, *(None for _ in part.shape[1:2]), *part.shape[2:]), part.dtype)
+            for name, part in y.items()
+        }
+        return ArraySpec((count, *x.shape[1:]), x.dtype), columns
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_pool": None, "_order": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _pool=BufferPool(max_idle=state["plan"].prefetch.value + 2))
+
+    def _read_rows(self, rows: NDArray[np.intp], crew: Crew) -> Batch:
+        x, y = self._stored(rows, crew) if self._dataset is None else _sampled(self._dataset, rows)
+        if self._request.one_hot is not None:
+            y = one_hot(y, int(self._request.one_hot))
+        return self._scaled(x, crew), y
+
+    def _stored(self, rows: NDArray[np.intp], crew: Crew) -> Batch:
+        shape = self.reader.row_shape or ()
+        out = self._pool.lend((len(rows), *shape), self.reader.row_dtype)
+        y = self.reader.read_y(rows, crew=crew)
+        return self.reader.read_x(rows, out, crew=crew), _target_arrays(y)
+
+    def _scaled(self, x: NDArray[Any], crew: Crew) -> NDArray[Any]:
+        """x in the dtype asked for: the numbers that `make_loader` gives."""
+        if self._request.dtype is None:
+            return x
+        wanted = np.dtype(self._request.dtype)
+        # 65535 is beyond float16, so its range is divided first.
+        wide = np.dtype(np.float32) if x.dtype == np.uint16 else wanted
+        white = np.array(_WHITE.get(x.dtype, 1.0), wide)
+        scaled = self._pool.lend(x.shape, wanted)
+
+        def scale(start: int, stop: int) -> None:
+            np.divide(x[start:stop], white, out=scaled[start:stop], dtype=wide, casting="unsafe")
+
+        crew.share(len(x), scale)
+        return scaled
+
+
+def _resolved(source: Source, split: str | None) -> tuple[Any, Reader]:
+    """The dataset whose transforms must be called, if any, and the reader."""
+    if isinstance(source, str | os.PathLike | list | tuple):
+        return None, open_reader(source, split or "train")
+    if split is not None:
+        msg = f"split={split!r} is for the path of a file; a {type(source).__name__} has its split already."
+        raise OptionError(msg)
+    if isinstance(source, SplitReader | JoinedReader):
+        return None, source
+    # By what it has: asking for the class would import torch.
+    dataset: Any = source
+    reader = getattr(dataset, "reader", None)
+    if not isinstance(reader, SplitReader | JoinedReader):
+        msg = f"Got {type(source).__name__}; expected a dataset_h5 or the path of an HDF5 file."
+        raise OptionError(msg)
+    if dataset.return_index:
+        msg = "The dataset has return_index=True, and training takes (x, y). Make it without."
+        raise OptionError(msg)
+    has_transforms = dataset.transform is not None or dataset.target_transform is not None
+    return (dataset if has_transforms else None), reader
+
+
+def _facts(reader: Reader, *, per_sample: bool) -> LoaderFacts:
+    resources = read_resources()
+    return LoaderFacts(
+        rows=len(reader),
+        row_bytes=reader.estimate_row_bytes(),
+        stored_bytes=reader.stored_bytes,
+        engine=reader.engine,
+        encoded=reader.encoded,
+        per_sample=per_sample,
+        cores=resources.cores,
+        free_memory_bytes=resources.free_memory_bytes,
+    )
+
+
+def _loading(request: ArrayRequest) -> LoaderRequest:
+    return LoaderRequest(
+        request.batch_size, drop_last=request.drop_last, num_workers=request.num_workers, prefetch=request.prefetch
+    )
+
+
+def check_whole(name: str, value: object) -> None:
+    """Refuse what is no whole number, 0 or more."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        msg = f"{name}={value!r} cannot work; expected a whole number, 0 or more."
+        raise OptionError(msg)
+
+
+def _float_dtype(dtype: DTypeLike | None) -> np.dtype[Any] | None:
+    if dtype is None:
+        return None
+    try:
+        found = np.dtype(dtype)
+    except TypeError:
+        found = np.dtype(object)
+    if found.kind != "f":
+        msg = f'dtype={dtype!r} cannot work; expected "float16", "float32", "float64", or None for values as stored.'
+        raise OptionError(msg)
+    return found
+
+
+def _class_count(wanted: object, reader: Reader) -> int | None:
+    if wanted == "auto":
+        if not reader.classes:
+            msg = f"'{reader.path}' names no classes; give their number, for example one_hot=10."
+            raise OptionError(msg)
+        return len(reader.classes)
+    if wanted is None:
+        return None
+    if not isinstance(wanted, int) or isinstance(wanted, bool) or wanted < 1:
+        msg = f'one_hot={wanted!r} cannot work; expected the number of classes, "auto" or None.'
+        raise OptionError(msg)
+    return wanted
+
+
+def _target_arrays(y: Any) -> Any:
+    """int64 where each target is one integer, as losses expect them; boxes padded; as stored otherwise."""
+    if isinstance(y, list):
+        return pad_boxes(y)
+    return y.astype(np.int64) if y.ndim == 1 and y.dtype.kind in "iu" else y
+
+
+def _sampled(dataset: dataset_h5, rows: NDArray[np.intp]) -> Batch:
+    """Sample by sample, through the dataset's transforms."""
+    xs, ys = zip(*dataset.__getitems__(rows.tolist()), strict=True)
+    is_boxes = all(isinstance(target, dict) and BOXES in target for target in ys)
+    return _stacked("transform", xs), pad_boxes(list(ys)) if is_boxes else _stacked("target_transform", ys)
+
+
+def _stacked(name: str, values: tuple[Any, ...]) -> NDArray[Any]:
+    arrays = [np.asarray(value) for value in values]
+    shapes = {array.shape for array in arrays}
+    if len(shapes) > 1 or arrays[0].dtype == object:
+        found = "things that are no arrays" if arrays[0].dtype == object else f"shapes {sorted(shapes)[:3]}"
+        msg = f"A batch here is one array, but its samples are {found}. Have {name} make arrays of one shape."
+        raise OptionError(msg)
+    return np.stack(arrays)
+
+
+def pad_boxes(targets: list[dict[str, NDArray[Any]]]) -> dict[str, NDArray[Any]]:
+    """Boxes of B rows, of M at the most, as arrays of one shape.
+
+    Returns:
+        Every column as `(B, M, …)`, filled up with 0 for boxes, other floats and bytes and with -1 for other integers,
+        and `lengths`, int64 `(B,)`: how many of each row are real.
+    """
+    lengths = np.array([len(target[BOXES]) for target in targets], np.int64)
+    most = int(lengths.max(initial=0))
+    padded: dict[str, NDArray[Any]] = {}
+    for name, first in targets[0].items():
+        filler = -1 if first.dtype.kind in "iu" and first.dtype != np.uint8 else 0
+        padded[name] = np.full((len(targets), most, *first.shape[1:]), filler, first.dtype)
+        for row, target in enumerate(targets):
+            padded[name][row, : lengths[row]] = target[name]
+    return {**padded, "lengths": lengths}
+
+
+def one_hot(y: Any, classes: int) -> NDArray[np.float32]:
+    """Class indices as one number a class, along a new last axis.
+
+    Args:
+        y: integers `(B, …)`; where each target is one integer, `(B,)`, `(B, 1, 1)` and the like, `(B,)` is taken.
+        classes: K. Indices outside, such as 255 for pixels of no class, are 0 everywhere.
+
+    Returns:
+        float32 `(B, K)` or `(B, …, K)`.
+
+    Raises:
+        OptionError: y are no integers.
+    """
+    if not isinstance(y, np.ndarray) or y.dtype.kind not in "iub":
+        kind = y.dtype if isinstance(y, np.ndarray) else "boxes"
+        msg = f"one_hot={classes} needs class indices as targets, and these are {kind}. Leave it out."
+        raise OptionError(msg)
+    indices = y.reshape(len(y)) if y.size == len(y) else y
+    # One row more, of zeros, for what is outside.
+    table = np.eye(classes + 1, classes, dtype=np.float32)
+    wide = indices.astype(np.int64)
+    return np.take(table, np.where((wide >= 0) & (wide < classes), wide, classes), axis=0)

@@ -1,0 +1,151 @@
+"""The `keras.utils.PyDataset` that `to_keras` makes. Importing this imports keras, and so chooses its backend."""
+
+from __future__ import annotations
+
+import operator
+import threading
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from colabstage.errors import MissingDependencyError, OptionError
+from colabstage.load.frameworks.arrays import check_whole
+from colabstage.load.frameworks.passes import Passes
+from colabstage.load.frameworks.refill import Refill
+
+try:
+    from keras.utils import PyDataset
+except ImportError as error:
+    _msg = (
+        f"to_keras needs keras and the backend it is set to ({error}). Install them with: pip install keras tensorflow"
+    )
+    raise MissingDependencyError(_msg) from error
+
+if TYPE_CHECKING:
+    from colabstage.load.choosing.choices import LoaderPlan
+    from colabstage.load.frameworks.arrays import ArrayBatches, Batch
+
+
+class KerasBatches(PyDataset):  # type: ignore[misc]  # keras has no type information
+    """Batches for `model.fit`, `evaluate` and `predict`, read ahead by a thread of this process. Made by `to_keras`.
+
+    Each pass over the data is the next epoch. One pass runs at a time. The thread ends whenever enough batches wait, so
+    that none is left whenever training stops.
+
+    Attributes:
+        plan: how batches are read, and why.
+    """
+
+    def __init__(self, batches: ArrayBatches) -> None:
+        super().__init__(workers=1, use_multiprocessing=False)
+        self.plan: LoaderPlan = batches.plan
+        self._batches = batches
+        self._passes = Passes(len(batches), by_turn=batches.shuffled)
+        self._ahead: Refill[Batch] | None = None
+        # What the read-ahead gives next: epoch and batch.
+        self._coming = (0, 0)
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        """Batches in an epoch."""
+        return len(self._batches)
+
+    @property
+    def num_batches(self) -> int:
+        """Batches in an epoch. Keras asks for this whenever it begins a pass, which is how passes are told apart."""
+        with self._lock:
+            self._passes.begin()
+        return len(self._batches)
+
+    def __getitem__(self, index: int) -> Batch:
+        """A batch, `(x, y)`. Where samples are shuffled, the first request of a pass gets the epoch's first batch,
+        whatever its index: Keras's `fit` shuffles indices too.
+
+        Raises:
+            IndexError: an epoch has no batch of this number.
+            DecodeError, DamagedPackError: it cannot be read.
+        """
+        number = operator.index(index)
+        if not 0 <= number < len(self):
+            msg = f"There is no batch {number}; an epoch has {len(self):,}."
+            raise IndexError(msg)
+        with self._lock:
+            return self._take(*self._passes.request(number))
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make the next pass epoch `epoch`: when training goes on after a restart.
+
+        Raises:
+            OptionError: a negative number, or none.
+        """
+        check_whole("epoch", epoch)
+        with self._lock:
+            self._passes.start_epoch(epoch)
+
+    def on_epoch_end(self) -> None:
+        """Called by Keras. What was read ahead is let go, and read again if the pass goes on."""
+        self.close()
+
+    def close(self) -> None:
+        """Let go of what was read ahead. The dataset can be used again."""
+        with self._lock:
+            self._end()
+
+    @property
+    def workers(self) -> int:
+        """1: threads of this dataset's own read ahead."""
+        return 1
+
+    @workers.setter
+    def workers(self, value: int) -> None:
+        if value > 1:
+            msg = (
+                f"workers={value!r} would have Keras call this dataset from several threads or processes, which it "
+                "does not need: it reads ahead by itself. Use to_keras(..., num_workers=…) for more threads."
+            )
+            raise OptionError(msg)
+
+    @property
+    def use_multiprocessing(self) -> bool:
+        """False: see `workers`."""
+        return False
+
+    @use_multiprocessing.setter
+    def use_multiprocessing(self, value: bool) -> None:
+        if value:
+            msg = (
+                "use_multiprocessing=True would fork processes that copy every batch back through a pipe, each with an "
+                "epoch count of its own. This dataset reads ahead in threads, which need none of that; leave it False."
+            )
+            raise OptionError(msg)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_lock": None, "_ahead": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _lock=threading.Lock())
+
+    def _take(self, epoch: int, number: int) -> Batch:
+        if self._ahead is None or self._coming != (epoch, number):
+            is_next = number == 0 or (self._coming == (epoch, number) and self._ahead is None)
+            self._end()
+            if not is_next:
+                # Out of order: nobody knows what comes next.
+                self._coming = (epoch, number + 1)
+                return self._batches.read(epoch, number)
+            self._ahead = Refill(
+                partial(self._batches.read, epoch),
+                range(number, len(self)),
+                depth=self.plan.prefetch.value,
+                threads=self.plan.workers.value,
+                prepare=self._batches.reader.warm_up,
+            )
+        self._coming = (epoch, number + 1)
+        batch = self._ahead.take()
+        if number + 1 == len(self):
+            self._end()
+        return batch
+
+    def _end(self) -> None:
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None:
+            ahead.close()

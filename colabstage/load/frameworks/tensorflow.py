@@ -1,0 +1,127 @@
+"""`to_tf_data`: a split as a `tf.data.Dataset`.
+
+TensorFlow's own threads call the reader and keep batches ahead, so nothing of ours runs between batches, and an
+iterator that is dropped takes everything with it.
+"""
+
+from __future__ import annotations
+
+from itertools import count
+from typing import TYPE_CHECKING, Any, Literal
+from weakref import ref
+
+import numpy as np
+
+from colabstage.errors import MissingDependencyError
+from colabstage.load.frameworks.arrays import ArrayBatches, ArrayRequest, check_whole
+from colabstage.load.reading.crew import Crew
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import DTypeLike, NDArray
+
+    from colabstage.h5.parts import Files
+    from colabstage.load.dataset import dataset_h5
+    from colabstage.load.frameworks.arrays import ArraySpec
+    from colabstage.load.reading.joined import JoinedReader
+    from colabstage.load.reading.reader import SplitReader
+
+_MOST_AT_ONCE = 4
+
+
+def to_tf_data(
+    dataset: dataset_h5 | SplitReader | JoinedReader | Files,
+    batch_size: int,
+    *,
+    split: str | None = None,
+    shuffle: bool = True,
+    seed: int = 0,
+    epoch: int = 0,
+    drop_last: bool = False,
+    dtype: DTypeLike | None = None,
+    one_hot: int | Literal["auto"] | None = None,
+    num_workers: int | Literal["auto"] = "auto",
+    prefetch: int | Literal["auto"] = "auto",
+) -> Any:
+    """Make a `tf.data.Dataset` of batches, with the samples of `make_loader` for the same seed, epoch and batch size.
+
+    >>> train = to_tf_data("data.h5", 64)  # doctest: +SKIP
+    >>> train = train.map(augment, num_parallel_calls=tf.data.AUTOTUNE)  # doctest: +SKIP
+    >>> model.fit(train, epochs=10)  # doctest: +SKIP
+
+    An element is `(x, y)`, as `to_keras` gives them, with shapes that are known beforehand: the first axis is
+    `batch_size`, or `None` where the last batch may have fewer samples. Each iterator is the next epoch, those of
+    `repeat` too. (Keras's `fit` takes one iterator to look at the data before it trains.)
+
+    Needs tensorflow; torch only for a `dataset_h5`.
+
+    Args:
+        dataset, batch_size, split, shuffle, seed, drop_last, dtype, one_hot: as in `to_keras`.
+        epoch: of the first iterator; when training goes on after a restart.
+        num_workers: threads that copy or decode at once, each a batch of its own or parts of one.
+        prefetch: batches kept ahead.
+
+    Returns:
+        A `tf.data.Dataset` of known cardinality.
+
+    Raises:
+        MissingDependencyError: tensorflow is not installed.
+        OptionError: an argument that cannot work, or data that have no arrays of one shape.
+        SourceNotFoundError, PackFormatError, SplitNotFoundError: there is nothing to read.
+    """
+    try:
+        import tensorflow as tf
+    except ImportError as error:
+        msg = f"to_tf_data needs tensorflow ({error}). Install it with: pip install tensorflow"
+        raise MissingDependencyError(msg) from error
+    check_whole("epoch", epoch)
+    request = ArrayRequest(batch_size, shuffle, seed, drop_last, dtype, one_hot, num_workers, prefetch)
+    return _dataset(tf, ArrayBatches(dataset, request, split=split), count(epoch))
+
+
+def _dataset(tf: Any, batches: ArrayBatches, epochs: Iterator[int]) -> Any:
+    specs = batches.specs()
+    flat: list[ArraySpec] = tf.nest.flatten(specs)
+    total, workers = len(batches), batches.plan.workers.value
+    # Each batch that is read at once takes memory; beyond these few, threads share a batch out.
+    read_at_once = min(workers, _MOST_AT_ONCE, total)
+    threads = workers // read_at_once
+
+    # TensorFlow keeps every function that it was given for the life of the process. These must not keep a file open.
+    reference = ref(batches)
+
+    def begin() -> NDArray[np.int64]:
+        for _ in _alive(reference).reader.warm_up():
+            pass
+        return np.array(next(epochs), np.int64)
+
+    def read(epoch: NDArray[np.int64], number: NDArray[np.int64]) -> list[NDArray[Any]]:
+        with Crew(threads) as crew:
+            return list(tf.nest.flatten(_alive(reference).read(int(epoch), int(number), crew)))
+
+    def batch(epoch: Any, number: Any) -> Any:
+        parts = tf.numpy_function(read, [epoch, number], [spec.dtype for spec in flat])
+        for part, spec in zip(parts, flat, strict=True):
+            part.set_shape(spec.shape)
+        return tf.nest.pack_sequence_as(specs, parts)
+
+    def numbers(_: Any) -> Any:
+        epoch = tf.numpy_function(begin, [], tf.int64)
+        epoch.set_shape(())
+        return tf.data.Dataset.range(total).map(lambda number: (epoch, number))
+
+    # The epoch is counted where an iterator begins, not where the dataset is made.
+    requests = tf.data.Dataset.range(1).flat_map(numbers)
+    made = requests.map(batch, num_parallel_calls=read_at_once, deterministic=True)
+    # Whatever is made of a dataset, iterators too, refers to it: so the batches live as long as any of those.
+    made.colabstage_batches = batches
+    return made.apply(tf.data.experimental.assert_cardinality(total)).prefetch(batches.plan.prefetch.value)
+
+
+def _alive(reference: ref[ArrayBatches]) -> ArrayBatches:
+    batches = reference()
+    if batches is None:
+        msg = "The dataset that to_tf_data made is gone, and its iterator with it. Keep one of them."
+        raise RuntimeError(msg)
+    return batches

@@ -1,0 +1,1 @@
+"""Where pixels, masks and boxes go when images are cut, mirrored and resized."""

@@ -1,0 +1,288 @@
+"""Rows of chunked datasets: where each chunk lies, which are decoded already, and rows put together from them.
+
+A file's chunks lie in any order with gaps between them, so their places come from HDF5's own table of chunks, never
+from an assumed stride. HDF5 is asked for nothing else: it holds one lock for the whole process, and decodes a chunk
+again for every row that is asked for when its own small cache has moved on.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from colabstage.errors import DamagedPackError, DecodeError
+from colabstage.load.reading.filters import decode_chunk
+from colabstage.load.reading.mapping import cut_off
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from colabstage.load.reading.crew import Crew
+    from colabstage.load.reading.mapping import MappedFile
+    from colabstage.load.reading.storage import StorageFacts
+
+# Below this, one indexed copy of all rows is faster than a copy for each; above it, its temporary array costs more.
+_SMALL_ROW_BYTES = 8 * 1024
+# Of the memory that is free, at most this part is used for chunks kept decoded, and never more than that.
+_CACHE_PART = 8
+_MOST_CACHE_BYTES = 2 * 1024**3
+_NOWHERE = -1
+
+Place = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkTable:
+    """Where the chunks of a dataset lie in its file; each array has an axis for each of the dataset's, of as many
+    chunks as it is long.
+
+    `addresses`: int64, of the first byte, -1 for chunks never written. `sizes`: int64, as stored, in bytes.
+    `skipped`: int64, HDF5's mask of the filters that were not applied.
+    """
+
+    addresses: NDArray[np.int64]
+    sizes: NDArray[np.int64]
+    skipped: NDArray[np.int64]
+
+
+def chunk_grid(facts: StorageFacts) -> tuple[int, ...]:
+    """How many chunks the dataset has along each axis."""
+    return tuple(-(-length // chunk) for length, chunk in zip(facts.shape, facts.chunks or (), strict=True))
+
+
+def read_table(dataset: Any, facts: StorageFacts, file: MappedFile) -> ChunkTable:
+    """Ask HDF5 for the places of all chunks; a few microseconds for each.
+
+    Raises:
+        DamagedPackError: one lies outside the file.
+    """
+    grid, found = chunk_grid(facts), list[tuple[Place, int, int, int]]()
+    dataset.id.chunk_iter(
+        lambda chunk: found.append((chunk.chunk_offset, chunk.byte_offset, chunk.size, chunk.filter_mask))
+    )
+    table = ChunkTable(np.full(grid, _NOWHERE, np.int64), np.zeros(grid, np.int64), np.zeros(grid, np.int64))
+    if not found:
+        return table
+    corners, addresses, sizes, skipped = zip(*found, strict=True)
+    places = tuple((np.array(corners, np.int64) // np.array(facts.chunks, np.int64)).T)
+    base = _address_base(dataset, found[0], file)
+    table.addresses[places] = np.array(addresses, np.int64) + base
+    table.sizes[places] = sizes
+    table.skipped[places] = skipped
+    end = int((table.addresses + table.sizes).max())
+    if end > len(file.data) or int(table.addresses[places].min()) < 0:
+        raise cut_off(file.path, end, len(file.data))
+    return table
+
+
+def _address_base(dataset: Any, found: tuple[Place, int, int, int], file: MappedFile) -> int:
+    """What must be added to the addresses that HDF5 says: some versions count them from the end of the user block."""
+    block = int(dataset.file.userblock_size)
+    if block:
+        corner, address, size, _ = found
+        stored = dataset.id.read_direct_chunk(corner)[1]
+        for base in (0, block):
+            if file.data[address + base : address + base + size].tobytes() == bytes(stored):
+                return base
+        msg = f"'{file.path}' has chunks of {dataset.name} where HDF5's table does not say. Copy or stage it again."
+        raise DamagedPackError(msg)
+    return 0
+
+
+class ChunkSource(Protocol):
+    """Chunks by their place in the grid. May be called from any thread, from several at once."""
+
+    def chunk(self, place: Place) -> NDArray[Any] | None:
+        """The values of a chunk, at the dataset's edge perhaps beyond it; `None` for one never written."""
+
+    def check(self) -> None:
+        """Make sure that the file is the one that was opened, once for each batch."""
+
+
+class H5pyChunks:
+    """Chunks decoded by HDF5, one at a time in the whole process."""
+
+    def __init__(self, dataset: Any, facts: StorageFacts) -> None:
+        self._dataset = dataset
+        self._facts = facts
+
+    def chunk(self, place: Place) -> NDArray[Any] | None:
+        sides = zip(place, self._facts.chunks or (), self._facts.shape, strict=True)
+        part = tuple(slice(number * side, min(length, (number + 1) * side)) for number, side, length in sides)
+        try:
+            values: NDArray[Any] = self._dataset[part]
+        except OSError as error:
+            where = f"{self._facts.name} in '{self._dataset.file.filename}'"
+            msg = f"HDF5 cannot read a chunk of {where} ({error}). Copy or stage the file again."
+            raise DamagedPackError(msg) from error
+        return values
+
+    def check(self) -> None:
+        """HDF5 keeps its handle on the file that was opened."""
+
+
+class StoredChunks:
+    """Chunks taken from the mapped file and decoded by the caller's thread."""
+
+    def __init__(self, file: MappedFile, table: ChunkTable, facts: StorageFacts, by_hdf5: H5pyChunks) -> None:
+        """`by_hdf5`: who has the last word on a chunk that cannot be decoded here."""
+        self._file = file
+        self._table = table
+        self._facts = facts
+        self._by_hdf5 = by_hdf5
+
+    def chunk(self, place: Place) -> NDArray[Any] | None:
+        table, facts = self._table, self._facts
+        address = int(table.addresses[place])
+        if address == _NOWHERE:
+            return None
+        shape, stored = facts.chunks or (), facts.stored or facts.dtype
+        data = self._file.data[address : address + int(table.sizes[place])]
+        try:
+            values = decode_chunk(data, facts.filters, int(table.skipped[place]), math.prod(shape) * stored.itemsize)
+        except DecodeError:
+            return self._by_hdf5.chunk(place)
+        return values.view(stored).reshape(shape)
+
+    def check(self) -> None:
+        self._file.check()
+
+
+class CachedChunks:
+    """Chunks that were decoded lately, so that rows of one chunk in batch after batch decode it once."""
+
+    def __init__(self, source: ChunkSource, budget_bytes: int) -> None:
+        self._source = source
+        self._budget = budget_bytes
+        self._held: OrderedDict[Place, NDArray[Any]] = OrderedDict()
+        self._bytes = 0
+        # Never held while anything is decoded. Each process has its own: engines are made after a fork.
+        self._lock = threading.Lock()
+
+    def chunk(self, place: Place) -> NDArray[Any] | None:
+        with self._lock:
+            values = self._held.get(place)
+            if values is not None:
+                self._held.move_to_end(place)
+                return values
+        values = self._source.chunk(place)
+        if values is not None and values.nbytes <= self._budget:
+            self._keep(place, values)
+        return values
+
+    def _keep(self, place: Place, values: NDArray[Any]) -> None:
+        with self._lock:
+            if place in self._held:
+                return
+            self._held[place] = values
+            self._bytes += values.nbytes
+            while self._bytes > self._budget:
+                self._bytes -= self._held.popitem(last=False)[1].nbytes
+
+    def check(self) -> None:
+        self._source.check()
+
+
+def cache_bytes(free_memory_bytes: int) -> int:
+    """How much of the free memory chunks may take that are kept decoded."""
+    return min(_MOST_CACHE_BYTES, free_memory_bytes // _CACHE_PART)
+
+
+class ChunkEngine:
+    """Rows put together from chunks, each touched chunk asked for once a batch, shared among the crew."""
+
+    def __init__(self, source: ChunkSource, facts: StorageFacts) -> None:
+        self._source = source
+        self._facts = facts
+        self._sides = facts.chunks or ()
+        self._across: list[Place] = list(np.ndindex(*chunk_grid(facts)[1:]))
+
+    def read_rows(self, rows: NDArray[np.intp], out: NDArray[Any], crew: Crew) -> None:
+        self._source.check()
+        if out.nbytes == 0:
+            return
+        groups = rows // self._sides[0]
+        order = np.argsort(groups, kind="stable")
+        edges = np.flatnonzero(np.diff(groups[order], prepend=-1, append=-1)).tolist()
+        parts = [(start, stop, across) for start, stop in itertools.pairwise(edges) for across in self._across]
+
+        def copy(first: int, last: int) -> None:
+            for start, stop, across in parts[first:last]:
+                places = order[start:stop]
+                group = int(groups[places[0]])
+                self._copy((group, *across), places, rows[places] - group * self._sides[0], out)
+
+        crew.share(len(parts), copy)
+
+    def _copy(self, place: Place, places: NDArray[np.intp], rows: NDArray[np.intp], out: NDArray[Any]) -> None:
+        """Copy `rows` of one chunk to `places` of `out`, as far as the chunk's other axes reach."""
+        axes = list(zip(place[1:], self._sides[1:], out.shape[1:], strict=True))
+        target = tuple(slice(number * side, (number + 1) * side) for number, side, _ in axes)
+        values = self._source.chunk(place)
+        if values is None:
+            for where in places.tolist():
+                out[(where, *target)] = self._facts.fill
+            return
+        inside = tuple(slice(0, min(side, length - number * side)) for number, side, length in axes)
+        # A copy for each row: indexing with lists would make a second one of them all.
+        for where, row in zip(places.tolist(), rows.tolist(), strict=True):
+            out[(where, *target)] = values[(row, *inside)]
+
+
+class PlacedRows:
+    """Rows that each lie whole in an unfiltered chunk, copied straight out of the mapped file."""
+
+    def __init__(self, file: MappedFile, table: ChunkTable, facts: StorageFacts) -> None:
+        self._file = file
+        self._addresses = table.addresses.reshape(-1)
+        self._facts = facts
+        self._fill = np.full(facts.shape[1:], facts.fill, facts.stored).reshape(-1).view(np.uint8)
+
+    def read_rows(self, rows: NDArray[np.intp], out: NDArray[Any], crew: Crew) -> None:
+        self._file.check()
+        if out.nbytes == 0:
+            return
+        length, side = self._facts.row_bytes, (self._facts.chunks or (1,))[0]
+        chunks = self._addresses[rows // side]
+        places = np.where(chunks == _NOWHERE, _NOWHERE, chunks + rows % side * length)
+        target = out.reshape(-1).view(np.uint8).reshape(len(rows), length)
+        copy = self._copy_small if length < _SMALL_ROW_BYTES else self._copy_large
+        crew.share(len(rows), lambda start, stop: copy(places[start:stop], target[start:stop]))
+
+    def _copy_small(self, places: NDArray[np.int64], target: NDArray[np.uint8]) -> None:
+        data, length = self._file.data, target.shape[1]
+        # Every run of bytes in the file as one element, each beginning a byte after the one before.
+        everywhere: NDArray[np.void] = np.ndarray((len(data) - length + 1,), f"V{length}", data, strides=(1,))
+        target.view(f"V{length}")[:, 0] = everywhere[np.maximum(places, 0)]
+        target[places == _NOWHERE] = self._fill
+
+    def _copy_large(self, places: NDArray[np.int64], target: NDArray[np.uint8]) -> None:
+        data, length = self._file.data, target.shape[1]
+        for number, place in enumerate(places.tolist()):
+            target[number] = self._fill if place == _NOWHERE else data[place : place + length]
+
+
+class ChunkBytes:
+    """Ranges of a long dataset of bytes that lies in chunks."""
+
+    def __init__(self, source: ChunkSource, facts: StorageFacts) -> None:
+        self._source = source
+        self._side = (facts.chunks or (1,))[0]
+        self._fill = int(facts.fill)
+        self.length = facts.shape[0]
+
+    def read(self, start: int, stop: int) -> bytes:
+        """The bytes from `start` up to `stop`."""
+        self._source.check()
+        side, parts = self._side, list[bytes]()
+        for number in range(start // side, -(-stop // side)):
+            begin, end = max(start - number * side, 0), min(stop - number * side, side)
+            values = self._source.chunk((number,))
+            parts.append(bytes([self._fill]) * (end - begin) if values is None else values[begin:end].tobytes())
+        return b"".join(parts)

@@ -1,0 +1,216 @@
+"""Rows of different lengths: one long dataset of bytes and the offsets where each row begins, decoded on read."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from colabstage.errors import DamagedPackError, DecodeError
+from colabstage.images.decode import decode_image, decode_image_into, probe_image
+from colabstage.images.masks import decode_mask
+from colabstage.images.options import MaskOptions
+from colabstage.images.region import decode_region
+from colabstage.load.geometry.resizing import resize_into
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from colabstage.images.options import ImageOptions
+    from colabstage.load.reading.crew import Crew
+    from colabstage.load.reading.mapping import MappedFile, ReadFile
+    from colabstage.load.reading.storage import StorageFacts
+
+
+class ByteRanges(Protocol):
+    """Random access to a long dataset of bytes."""
+
+    @property
+    def length(self) -> int:
+        """How many bytes there are."""
+
+    def read(self, start: int, stop: int) -> bytes:
+        """The bytes from `start` up to `stop`."""
+
+
+class ArrayBytes:
+    """Bytes of a one-dimensional array: own memory, or a mapped file, which is checked before each read."""
+
+    def __init__(self, data: NDArray[np.uint8], file: MappedFile | None) -> None:
+        self._data = data
+        self._file = file
+        self.length = len(data)
+
+    def read(self, start: int, stop: int) -> bytes:
+        if self._file is not None:
+            self._file.check()
+        return self._data[start:stop].tobytes()
+
+
+class ReadBytes:
+    """Bytes of a contiguous dataset, read from the disk when they are asked for."""
+
+    def __init__(self, file: ReadFile, facts: StorageFacts) -> None:
+        self._file = file
+        self._start = facts.offset or 0
+        self.length = facts.nbytes
+
+    def read(self, start: int, stop: int) -> bytes:
+        self._file.check()
+        target = np.empty(stop - start, np.uint8)
+        self._file.read_into(self._start + start, target)
+        return target.tobytes()
+
+
+class H5pyBytes:
+    """Bytes of a dataset that cannot be mapped."""
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+        self.length = int(dataset.shape[0])
+
+    def read(self, start: int, stop: int) -> bytes:
+        return bytes(self._dataset[start:stop].tobytes())
+
+
+class EncodedRows:
+    """Image or mask files inside one HDF5 group, decoded when they are read. From several threads at once."""
+
+    def __init__(
+        self, label: str, offsets: NDArray[np.int64], data: ByteRanges, options: ImageOptions | MaskOptions
+    ) -> None:
+        """`label`: where the rows are, for messages. `offsets`: `(N + 1,)`, row i is bytes `offsets[i]` up to
+        `offsets[i + 1]` of `data`. `options`: whether they are images or masks, and what is made of them.
+
+        Raises:
+            DamagedPackError: the offsets do not ascend, or reach outside.
+        """
+        if len(offsets) and (offsets[0] < 0 or offsets[-1] > data.length or bool((np.diff(offsets) < 0).any())):
+            msg = (
+                f"The offsets of {label} do not ascend inside its {data.length:,} bytes. Stage or copy the file again."
+            )
+            raise DamagedPackError(msg)
+        self._label = label
+        self._offsets = offsets
+        self._data = data
+        self._options = options
+        self._own = threading.local()
+        # Height and width of each row's image once its header was read, 0 before.
+        self._sizes = np.zeros((max(0, len(offsets) - 1), 2), np.int32)
+
+    def read_bytes(self, row: int) -> bytes:
+        """The file of one row, as it was packed."""
+        return self._data.read(int(self._offsets[row]), int(self._offsets[row + 1]))
+
+    def decode_rows(self, rows: NDArray[np.intp], out: NDArray[Any], crew: Crew) -> None:
+        """Decode rows into `out`, `(len(rows), H, W, C)` (masks `(len(rows), H, W)`) of the one size and dtype that
+        all of them have.
+
+        Raises:
+            DecodeError: a row is broken; the message names it.
+        """
+
+        def decode(start: int, stop: int) -> None:
+            for place in range(start, stop):
+                try:
+                    self._decode_into(int(rows[place]), out[place])
+                except DecodeError as error:
+                    raise self._named(int(rows[place]), error) from error
+
+        crew.share(len(rows), decode)
+
+    def decode_crops(
+        self, rows: NDArray[np.intp], crops: NDArray[np.int64], out: NDArray[np.uint8], crew: Crew
+    ) -> None:
+        """Decode a part of each row, resized by the antialiased bilinear filter, into `out`.
+
+        Args:
+            rows: `(B,)`.
+            crops: int64 `(B, 4)`: top, left, height and width of each part in the upright image, in pixels.
+            out: uint8 `(B, H, W, C)`, C-contiguous; 3 channels, or 1 for images that are decoded to grayscale.
+            crew: who shares the work.
+
+        Raises:
+            DecodeError: a row is broken; the message names it.
+        """
+        if isinstance(self._options, MaskOptions):
+            msg = f"{self._label} holds masks; only images are cropped when they are read."
+            raise TypeError(msg)
+        mode, (height, width) = self._options.color_mode, out.shape[1:3]
+
+        def decode(start: int, stop: int) -> None:
+            for place in range(start, stop):
+                try:
+                    cut(self.read_bytes(int(rows[place])), place)
+                except DecodeError as error:
+                    raise self._named(int(rows[place]), error) from error
+
+        def cut(data: bytes, place: int) -> None:
+            crop = tuple(crops[place].tolist())
+            resize_into(decode_region(data, mode, crop, (height, width), scratch=self._scratch()), out[place])
+
+        crew.share(len(rows), decode)
+
+    def decode_list(self, rows: NDArray[np.intp], crew: Crew) -> list[NDArray[Any]]:
+        """Decode rows of whatever size each has: arrays `(H, W, C)`, masks `(H, W)`.
+
+        Raises:
+            DecodeError: a row is broken; the message names it.
+        """
+        images: list[NDArray[Any]] = [np.empty(0)] * len(rows)
+
+        def decode(start: int, stop: int) -> None:
+            for place in range(start, stop):
+                try:
+                    images[place] = self._decode(int(rows[place]))
+                except DecodeError as error:
+                    raise self._named(int(rows[place]), error) from error
+
+        crew.share(len(rows), decode)
+        return images
+
+    def decoded_lengths(self, rows: NDArray[np.intp]) -> list[int]:
+        """Lengths in bytes of rows at their files' own sizes, from their headers; those of broken rows are left out."""
+        lengths = []
+        for row in rows:
+            with contextlib.suppress(DecodeError):
+                facts = probe_image(self.read_bytes(int(row)))
+                lengths.append(facts.height * facts.width * facts.channels * facts.dtype.itemsize)
+        return lengths
+
+    def own_sizes(self, rows: NDArray[np.intp]) -> NDArray[np.int64]:
+        """Height and width of rows as their files have them, upright, int64 `(len(rows), 2)`, from their headers.
+
+        Raises:
+            DecodeError: a row is broken; the message names it.
+        """
+        for row in rows[self._sizes[rows, 0] == 0].tolist():
+            try:
+                facts = probe_image(self.read_bytes(row))
+            except DecodeError as error:
+                raise self._named(row, error) from error
+            self._sizes[row] = facts.height, facts.width
+        return self._sizes[rows].astype(np.int64)
+
+    def _decode(self, row: int) -> NDArray[Any]:
+        if isinstance(self._options, MaskOptions):
+            return decode_mask(self.read_bytes(row), self._options)
+        return decode_image(self.read_bytes(row), self._options)
+
+    def _decode_into(self, row: int, out: NDArray[Any]) -> None:
+        if isinstance(self._options, MaskOptions):
+            out[...] = decode_mask(self.read_bytes(row), self._options)
+        else:
+            decode_image_into(self.read_bytes(row), self._options, out, scratch=self._scratch())
+
+    def _scratch(self) -> bytearray:
+        """Memory to decode into, of the calling thread alone."""
+        if not hasattr(self._own, "scratch"):
+            self._own.scratch = bytearray()
+        scratch: bytearray = self._own.scratch
+        return scratch
+
+    def _named(self, row: int, error: DecodeError) -> DecodeError:
+        return DecodeError(f"Row {row} of {self._label} cannot be decoded. {error}")

@@ -1,0 +1,239 @@
+"""Several files read as one: rows of the first come first, and a batch is what one file of all rows would give."""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from colabstage.errors import DamagedPackError, SplitNotFoundError
+from colabstage.h5.info import read_info
+from colabstage.h5.parts import PartName, find_parts
+from colabstage.h5.schema import check_schemas
+from colabstage.load.reading.crew import SOLO
+from colabstage.load.reading.memory import check_memory
+from colabstage.load.reading.reader import SplitReader, refuse_out, target_array
+from colabstage.load.reading.rows import resolve_rows
+from colabstage.load.reading.storage import EngineChoice
+from colabstage.machine.resources import read_resources
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from colabstage.h5.info import PackInfo
+    from colabstage.h5.parts import Files
+    from colabstage.load.reading.crew import Crew
+    from colabstage.load.reading.rows import Indices
+    from colabstage.load.reading.targets import TargetBatch
+
+
+def open_reader(files: Files, split: str = "train", *, in_memory: bool = False) -> SplitReader | JoinedReader:
+    """The reader of one file, of all that match a pattern, or of a list of files.
+
+    Raises:
+        Everything that `SplitReader` raises; and as `JoinedReader`.
+    """
+    parts = find_parts(files)
+    if len(parts) == 1:
+        return SplitReader(parts[0], split, in_memory=in_memory)
+    return JoinedReader(parts, split, in_memory=in_memory)
+
+
+class JoinedReader:
+    """Random access to the rows of one split of several files, as `SplitReader` to those of one."""
+
+    def __init__(self, paths: tuple[Path, ...], split: str = "train", *, in_memory: bool = False) -> None:
+        """Look at all files; no sample is read, except with `in_memory`.
+
+        Args:
+            paths: of the files, in the order of their rows. One without the split has no rows of it.
+            split: which split.
+            in_memory: read all inputs into memory now.
+
+        Raises:
+            PackFormatError: a file's samples are not like those of the others; the message names the difference.
+            DamagedPackError: the files are shards of different sets.
+            SplitNotFoundError: none has the split.
+            Everything else that `SplitReader` raises.
+        """
+        infos = [read_info(path) for path in paths]
+        _check_one_set(infos)
+        having = [info for info in infos if split in info.splits]
+        if not having:
+            there = ", ".join(f"'{name}'" for name in dict.fromkeys(name for info in infos for name in info.splits))
+            msg = f"None of the {len(infos)} files has a split '{split}'. They have {there}."
+            raise SplitNotFoundError(msg)
+        check_schemas(having, split)
+        total = sum(info.split(split).x.nbytes for info in having)
+        self.path = paths[0]
+        self.paths = paths
+        self.split = split
+        self.classes = having[0].classes
+        self.in_memory = False
+        self._parts = tuple(
+            SplitReader(info.path, split, beside_bytes=total - info.split(split).x.nbytes) for info in having
+        )
+        self._ends = np.cumsum([len(part) for part in self._parts])
+        self.slow_mount = next((part.slow_mount for part in self._parts if part.slow_mount is not None), None)
+        if in_memory:
+            self._load()
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    @property
+    def engine(self) -> EngineChoice:
+        """How most of the inputs are read, and why."""
+        largest = max(self._parts, key=len).engine
+        return EngineChoice(largest.name, f"{len(self._parts)} files; of the largest: {largest.reason}")
+
+    @property
+    def encoded(self) -> bool:
+        """As `SplitReader.encoded`."""
+        return self._parts[0].encoded
+
+    @property
+    def stored_bytes(self) -> int:
+        """As `SplitReader.stored_bytes`, of all files."""
+        return sum(part.stored_bytes for part in self._parts)
+
+    @property
+    def row_shape(self) -> tuple[int, ...] | None:
+        """As `SplitReader.row_shape`."""
+        return self._parts[0].row_shape
+
+    @property
+    def row_dtype(self) -> np.dtype[Any]:
+        """As `SplitReader.row_dtype`."""
+        return self._parts[0].row_dtype
+
+    @property
+    def row_bytes(self) -> int:
+        """As `SplitReader.row_bytes`, the mean of all files."""
+        return sum(part.row_bytes * len(part) for part in self._parts) // max(1, len(self))
+
+    def estimate_row_bytes(self) -> int:
+        """As `SplitReader.estimate_row_bytes`, by the largest file."""
+        return max(self._parts, key=len).estimate_row_bytes()
+
+    @property
+    def target_shape(self) -> tuple[int, ...] | None:
+        """As `SplitReader.target_shape`."""
+        return self._parts[0].target_shape
+
+    @property
+    def target_bytes(self) -> int | None:
+        """As `SplitReader.target_bytes`."""
+        return self._parts[0].target_bytes
+
+    @property
+    def has_boxes(self) -> bool:
+        """As `SplitReader.has_boxes`."""
+        return self._parts[0].has_boxes
+
+    def read_x(
+        self, indices: Indices, out: NDArray[Any] | None = None, *, crew: Crew = SOLO
+    ) -> NDArray[Any] | list[NDArray[Any]]:
+        """As `SplitReader.read_x`."""
+        rows = resolve_rows(indices, len(self))
+        shape = self.row_shape
+        if shape is None:
+            refuse_out(out)
+            images: list[Any] = [None] * len(rows)
+            for part, own, places in self._shares(rows):
+                for place, image in zip(places.tolist(), part.read_x(own, crew=crew), strict=True):
+                    images[place] = image
+            return images
+        target = target_array(out, (len(rows), *shape), self.row_dtype)
+        for part, own, places in self._shares(rows):
+            run = slice(int(places[0]), int(places[-1]) + 1)
+            if run.stop - run.start == len(places):
+                part.read_x(own, target[run], crew=crew)
+            else:
+                target[places] = part.read_x(own, crew=crew)
+        return target
+
+    def read_y(self, indices: Indices, *, crew: Crew = SOLO) -> TargetBatch:
+        """As `SplitReader.read_y`."""
+        rows = resolve_rows(indices, len(self))
+        shares = [(part.read_y(own, crew=crew), places) for part, own, places in self._shares(rows)]
+        if not shares:
+            return self._parts[0].read_y(rows, crew=crew)
+        first = shares[0][0]
+        if isinstance(first, np.ndarray):
+            joined = np.empty((len(rows), *first.shape[1:]), first.dtype)
+            for values, places in shares:
+                joined[places] = values
+            return joined
+        found: list[Any] = [None] * len(rows)
+        for values, places in shares:
+            for place, value in zip(places.tolist(), values, strict=True):
+                found[place] = value
+        return found
+
+    def keys(self, indices: Indices | None = None) -> list[str]:
+        """As `SplitReader.keys`."""
+        found: list[str] = []
+        for part in self._parts:
+            found += part.keys()
+        return found if indices is None else [found[row] for row in resolve_rows(indices, len(self))]
+
+    def into_memory(self) -> JoinedReader:
+        """As `SplitReader.into_memory`."""
+        if self.in_memory:
+            return self
+        loaded = copy.copy(self)
+        loaded._load()
+        return loaded
+
+    def warm_up(self) -> Iterator[None]:
+        """As `SplitReader.warm_up`, file by file."""
+        for part in self._parts:
+            yield from part.warm_up()
+
+    def close(self) -> None:
+        """As `SplitReader.close`."""
+        for part in self._parts:
+            part.close()
+
+    def _load(self) -> None:
+        check_memory(
+            self.stored_bytes,
+            read_resources().free_memory_bytes,
+            f"The split '{self.split}' of {len(self._parts)} files",
+            remedy="Leave in_memory=False: files on a local disk are read from the system's cache, as far as that "
+            "reaches.",
+        )
+        self._parts = tuple(part.into_memory() for part in self._parts)
+        self.in_memory = True
+
+    def _shares(self, rows: NDArray[np.intp]) -> Iterator[tuple[SplitReader, NDArray[np.intp], NDArray[np.intp]]]:
+        """For each file with any of `rows`: its reader, its own row numbers, and their places in the batch."""
+        owners = np.searchsorted(self._ends, rows, side="right")
+        for number in np.unique(owners).tolist():
+            part, places = self._parts[number], np.flatnonzero(owners == number)
+            yield part, rows[places] - (int(self._ends[number]) - len(part)), places
+
+
+def _check_one_set(infos: list[PackInfo]) -> None:
+    """Shards that were written together say so.
+
+    Raises:
+        DamagedPackError: shards of one name and number come from different runs.
+    """
+    sets: dict[tuple[str, str, str], PackInfo] = {}
+    for info in infos:
+        if info.shard_set is None:
+            continue
+        other = sets.setdefault(PartName.of(info.path).dataset, info)
+        if other.shard_set != info.shard_set:
+            msg = (
+                f"'{other.path.name}' and '{info.path.name}' in '{info.path.parent}' are of different sets: packing "
+                "was interrupted while it replaced one by the other, or they were copied together. Pack or copy them "
+                "again."
+            )
+            raise DamagedPackError(msg)

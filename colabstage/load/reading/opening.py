@@ -1,0 +1,178 @@
+"""One process's way into a file: mapped, through h5py, or both, each opened when it is first needed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from colabstage.h5.info import open_h5
+from colabstage.load.reading.chunks import (
+    CachedChunks,
+    ChunkBytes,
+    ChunkEngine,
+    H5pyChunks,
+    PlacedRows,
+    StoredChunks,
+    cache_bytes,
+    read_table,
+)
+from colabstage.load.reading.crew import Crew
+from colabstage.load.reading.encoded import ArrayBytes, EncodedRows, H5pyBytes, ReadBytes
+from colabstage.load.reading.engines import (
+    GatherEngine,
+    H5pyEngine,
+    ReadEngine,
+    RowEngine,
+    TurnedEngine,
+    load_array,
+    mapped_table,
+    turn_bytes,
+)
+from colabstage.load.reading.mapping import MappedFile, ReadFile, check_stamp
+from colabstage.load.reading.residency import resident_part
+from colabstage.load.reading.targets import BoxTargets, FixedTargets, MaskTargets
+from colabstage.machine.resources import read_resources, usable_cores
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from colabstage.h5.info import FieldInfo
+    from colabstage.images.options import ImageOptions, MaskOptions
+    from colabstage.load.reading.chunks import ChunkSource
+    from colabstage.load.reading.encoded import ByteRanges
+    from colabstage.load.reading.mapping import FileStamp
+    from colabstage.load.reading.storage import EngineChoice, StorageFacts
+    from colabstage.load.reading.targets import TargetRows
+
+
+@dataclass(frozen=True, slots=True)
+class FieldSource:
+    """A field of a split and how it is read. For encoded rows `facts` and `choice` are of the bytes, `offsets` and
+    `coding` say where rows begin and how they are decoded. For boxes `facts` and `choice` are of their places, and
+    `columns` has them again beside all that is known of each box."""
+
+    info: FieldInfo
+    facts: StorageFacts
+    choice: EngineChoice
+    offsets: StorageFacts | None = None
+    coding: ImageOptions | MaskOptions | None = None
+    columns: Mapping[str, tuple[StorageFacts, EngineChoice]] = field(default_factory=dict)
+
+
+class OpenFile:
+    """Makes engines for the fields of one file. What is open closes when the last engine over it is dropped."""
+
+    def __init__(self, path: Path, stamp: FileStamp) -> None:
+        """`stamp`: the state of the file that the fields were described from; another one is refused on opening."""
+        self._path = path
+        self._stamp = stamp
+
+    def rows(self, facts: StorageFacts, choice: EngineChoice) -> RowEngine:
+        """The engine for rows of one shape."""
+        if choice.name in ("mapped", "read"):
+            return _in_native_order(self._contiguous(facts, choice), facts)
+        if facts.chunks is None or not facts.shape[0]:
+            return H5pyEngine(self._h5[facts.name], facts)
+        if choice.name == "chunks" and facts.has_whole_rows:
+            table = read_table(self._h5[facts.name], facts, self._mapped)
+            return _in_native_order(PlacedRows(self._mapped, table, facts), facts)
+        return ChunkEngine(self._chunks(facts, choice), facts)
+
+    def _contiguous(self, facts: StorageFacts, choice: EngineChoice) -> RowEngine:
+        if choice.name == "mapped":
+            return GatherEngine(mapped_table(self._mapped, facts), self._mapped)
+        return ReadEngine(self._read, facts)
+
+    def _chunks(self, facts: StorageFacts, choice: EngineChoice) -> ChunkSource:
+        """The chunks of a dataset, kept for a while where taking them is not free."""
+        by_hdf5 = H5pyChunks(self._h5[facts.name], facts)
+        source: ChunkSource = by_hdf5
+        if choice.name == "chunks":
+            table = read_table(self._h5[facts.name], facts, self._mapped)
+            source = StoredChunks(self._mapped, table, facts, by_hdf5)
+            if not facts.filters:
+                return source
+        return CachedChunks(source, cache_bytes(read_resources().free_memory_bytes))
+
+    def encoded(self, source: FieldSource, *, in_memory: bool) -> EncodedRows:
+        """The reader of rows that are image files; with `in_memory` their bytes are all read now."""
+        if source.offsets is None or source.coding is None:
+            msg = f"{source.info.name} is no field of encoded rows."
+            raise TypeError(msg)
+        offsets = self._offsets(source.offsets)
+        data: ByteRanges
+        if in_memory:
+            data = ArrayBytes(self.load(source.facts, source.choice), None)
+        elif source.choice.name == "mapped":
+            data = ArrayBytes(mapped_table(self._mapped, source.facts).reshape(-1), self._mapped)
+        elif source.choice.name == "read":
+            data = ReadBytes(self._read, source.facts)
+        elif source.facts.chunks is not None:
+            data = ChunkBytes(self._chunks(source.facts, source.choice), source.facts)
+        else:
+            data = H5pyBytes(self._h5[source.facts.name])
+        return EncodedRows(f"{source.info.name} in '{self._path}'", offsets, data, source.coding)
+
+    def targets(self, source: FieldSource, x: RowEngine | EncodedRows, image: ImageOptions | None) -> TargetRows:
+        """The reader of a split's targets; `x` and `image`, its inputs and how they are decoded, where boxes follow."""
+        if source.info.kind == "encoded":
+            size = source.coding.size if source.coding is not None else None
+            return MaskTargets(self.encoded(source, in_memory=False), size)
+        if source.info.kind == "fixed" or source.offsets is None:
+            return FixedTargets(self.rows(source.facts, source.choice), source.facts)
+        return BoxTargets(
+            f"{source.info.name} in '{self._path}'",
+            self._offsets(source.offsets),
+            {name: (self.rows(facts, choice), facts) for name, (facts, choice) in source.columns.items()},
+            image=image,
+            sizes_of=x.own_sizes if isinstance(x, EncodedRows) else None,
+        )
+
+    def _offsets(self, facts: StorageFacts) -> NDArray[np.int64]:
+        # They are few and needed for every row: h5py reads them however they are stored.
+        return np.asarray(self._h5[facts.name][()], np.int64)
+
+    def load(self, facts: StorageFacts, choice: EngineChoice) -> NDArray[Any]:
+        """All of a dataset, read front to back."""
+        if choice.name in ("chunks", "h5py"):
+            with Crew(usable_cores()) as crew:
+                return load_array(self.rows(facts, choice), facts, crew)
+        values = np.empty(facts.shape, facts.dtype)
+        file = ReadFile(self._path, self._stamp, at_random=False)
+        for _ in file.read_blocks(facts.offset or 0, values.reshape(-1).view(np.uint8)):
+            pass
+        if facts.stored != facts.dtype:
+            turn_bytes(values)
+        return values
+
+    def resident_part(self, facts: StorageFacts) -> float:
+        """Which part of a contiguous dataset the system holds in memory, 0 to 1."""
+        start = facts.offset or 0
+        return resident_part(self._mapped.data[start : start + facts.nbytes])
+
+    def warm(self, facts: StorageFacts) -> Iterator[None]:
+        """Have the system hold a contiguous dataset in memory, with a pause after each block read."""
+        yield from ReadFile(self._path, self._stamp, at_random=False).read_through(facts.offset or 0, facts.nbytes)
+
+    @cached_property
+    def _mapped(self) -> MappedFile:
+        return MappedFile(self._path, self._stamp)
+
+    @cached_property
+    def _read(self) -> ReadFile:
+        return ReadFile(self._path, self._stamp, at_random=True)
+
+    @cached_property
+    def _h5(self) -> Any:
+        check_stamp(self._path, self._path.stat(), self._stamp)
+        return open_h5(self._path)
+
+
+def _in_native_order(engine: RowEngine, facts: StorageFacts) -> RowEngine:
+    return engine if facts.stored == facts.dtype else TurnedEngine(engine)

@@ -1,0 +1,404 @@
+"""One split of an HDF5 file as rows: the part of reading that needs no torch.
+
+A `SplitReader` is a description until it is read from. Each process opens the file for itself on first use (HDF5
+handles and locks do not survive fork or pickling), and refuses a file that is no longer the one described.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from colabstage.errors import PackFormatError
+from colabstage.h5.damage import reading_contents
+from colabstage.h5.info import open_h5, read_info
+from colabstage.h5.names import BOXES, BYTES, OFFSETS
+from colabstage.images.options import ImageOptions
+from colabstage.load.reading.crew import SOLO
+from colabstage.load.reading.encoded import EncodedRows
+from colabstage.load.reading.engines import GatherEngine, memory_table
+from colabstage.load.reading.mapping import FileStamp, check_stamp
+from colabstage.load.reading.memory import check_memory
+from colabstage.load.reading.opening import FieldSource, OpenFile
+from colabstage.load.reading.rows import resolve_rows
+from colabstage.load.reading.storage import CacheState, EngineChoice, choose_engine, read_facts
+from colabstage.machine.mounts import mount_of, slow_reason
+from colabstage.machine.resources import read_resources
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from numpy.typing import NDArray
+
+    from colabstage.h5.info import FieldInfo, SplitInfo
+    from colabstage.load.reading.crew import Crew
+    from colabstage.load.reading.engines import RowEngine
+    from colabstage.load.reading.rows import Indices
+    from colabstage.load.reading.storage import StorageFacts
+    from colabstage.load.reading.targets import TargetBatch, TargetRows
+
+_PROBED_ROWS = 16
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    """What one process has open. `x` is an engine for fixed rows, `EncodedRows` otherwise."""
+
+    pid: int
+    x: RowEngine | EncodedRows
+    y: TargetRows | None
+
+
+class SplitReader:
+    """Random access to the rows of one split. Lazy, picklable, safe under fork and spawn, and from several threads."""
+
+    def __init__(
+        self, path: str | os.PathLike[str], split: str = "train", *, in_memory: bool = False, beside_bytes: int = 0
+    ) -> None:
+        """Look at the file; no sample is read, except with `in_memory`.
+
+        Args:
+            path: an HDF5 file with `X_<split>`, and `Y_<split>` unless there are no targets.
+            split: which split.
+            in_memory: read all inputs into memory now, in one sequential pass. Children made by fork share them.
+            beside_bytes: length of what is read at random beside this file: the system's cache has to hold that too.
+
+        Raises:
+            SourceNotFoundError, PackFormatError, NewerFormatError, DamagedPackError: the file cannot be read.
+            SplitNotFoundError: it has no such split; the message lists those it has.
+            NotEnoughSpaceError: with `in_memory`, when the inputs do not fit; nothing has been read.
+        """
+        self.path = Path(path).expanduser().absolute()
+        info = read_info(self.path)
+        self.split = split
+        self.info: SplitInfo = info.split(split)
+        self.classes = info.classes
+        self._stamp = FileStamp.of(self.path.stat())
+        self._beside_bytes = beside_bytes
+        self.slow_mount = slow_reason(mount_of(self.path))
+        with open_h5(self.path) as file, reading_contents(self.path):
+            self._x = self._examine(file, self.info.x)
+            self._y = None if self.info.y is None else self._examine(file, self.info.y)
+        if self._y is not None and self._y.info.image is not None:
+            msg = (
+                f"{self._y.info.name} in '{self.path}' holds image files; expected numbers, masks or boxes as targets."
+            )
+            raise PackFormatError(msg)
+        self._x = self._considering_cache(self._x)
+        self._opened: _Opened | None = None
+        self.in_memory = in_memory
+        self._loaded: RowEngine | EncodedRows | None = None
+        if in_memory:
+            self._open()
+
+    def __len__(self) -> int:
+        return self.info.rows
+
+    @property
+    def engine(self) -> EngineChoice:
+        """How the inputs are read, and why."""
+        if self.in_memory:
+            return EngineChoice("memory", "the whole split was read into memory")
+        return self._x.choice
+
+    @property
+    def encoded(self) -> bool:
+        """Whether rows are image files that are decoded when they are read."""
+        return self._x.info.kind == "encoded"
+
+    @property
+    def stored_bytes(self) -> int:
+        """Length of all inputs as they are stored, in bytes: what `into_memory` takes."""
+        return self._x.facts.nbytes
+
+    @property
+    def row_shape(self) -> tuple[int, ...] | None:
+        """Shape of one input row; `None` when rows have different shapes, and come as lists."""
+        if not self.encoded:
+            return self._x.info.shape
+        options = self._image or ImageOptions()
+        if options.size is None or options.color_mode == "keep":
+            return None
+        return (*options.size, 1 if options.color_mode == "grayscale" else 3)
+
+    @property
+    def _image(self) -> ImageOptions | None:
+        """How encoded inputs are decoded."""
+        return self._x.info.image
+
+    @property
+    def row_dtype(self) -> np.dtype[Any]:
+        """Dtype of the inputs, in native byte order. Encoded rows of 16-bit or float images have their own."""
+        return self._x.facts.dtype
+
+    @property
+    def row_bytes(self) -> int:
+        """Length of one input row in memory, in bytes; for encoded rows of different shapes, of the mean file."""
+        if self.row_shape is None:
+            return self._x.facts.nbytes // max(1, len(self))
+        return int(np.prod(self.row_shape, dtype=np.int64)) * self.row_dtype.itemsize
+
+    def estimate_row_bytes(self) -> int:
+        """Length of one input row once it is in memory, in bytes: exact where all have one shape, otherwise the mean
+        of a few images whose headers are read."""
+        engine = None if self.row_shape is not None else self._loaded or self._open().x
+        if not isinstance(engine, EncodedRows) or not len(self):
+            return self.row_bytes
+        lengths = engine.decoded_lengths(np.linspace(0, len(self) - 1, _PROBED_ROWS).astype(np.intp))
+        return sum(lengths) // len(lengths) if lengths else self.row_bytes
+
+    @property
+    def target_shape(self) -> tuple[int, ...] | None:
+        """Shape of one target; empty for a number, `None` when the file has no targets, or each has its own."""
+        if self._y is None:
+            return None
+        mask = self._y.info.mask
+        return self._y.info.shape if mask is None else mask.size
+
+    @property
+    def target_bytes(self) -> int | None:
+        """Length of one target in memory, in bytes; 0 when the file has none, `None` when each has its own."""
+        if self._y is None:
+            return 0
+        shape = self.target_shape
+        return None if shape is None else int(np.prod(shape, dtype=np.int64)) * self._y.info.dtype.itemsize
+
+    @property
+    def has_boxes(self) -> bool:
+        """Whether targets are boxes, any number of each row."""
+        return self._y is not None and self._y.info.kind == "boxes"
+
+    def read_x(
+        self, indices: Indices, out: NDArray[Any] | None = None, *, crew: Crew = SOLO
+    ) -> NDArray[Any] | list[NDArray[Any]]:
+        """Read inputs.
+
+        Args:
+            indices: rows in the order wanted, B of them; negative ones count from the end, repeats are fine.
+            out: where to put them, C-contiguous, writable `(B, *row_shape)` of `row_dtype`; a new array by default.
+            crew: threads to share the copying and decoding among; the caller's alone by default.
+
+        Returns:
+            `out`, or a new array like it; a list of B arrays where `row_shape` is `None`.
+
+        Raises:
+            IndexError: a row that is not there.
+            ValueError: `out` is not of the right shape, dtype or order, or rows of different shapes have no `out`.
+            DecodeError: an encoded row is broken; the message names it.
+            DamagedPackError: the file changed since it was opened, or is cut off.
+        """
+        rows = resolve_rows(indices, len(self))
+        engine = self._loaded or self._open().x
+        shape = self.row_shape
+        if isinstance(engine, EncodedRows):
+            if shape is None:
+                refuse_out(out)
+                return engine.decode_list(rows, crew)
+            target = target_array(out, (len(rows), *shape), self.row_dtype)
+            engine.decode_rows(rows, target, crew)
+            return target
+        target = target_array(out, (len(rows), *self._x.facts.shape[1:]), self.row_dtype)
+        engine.read_rows(rows, target, crew)
+        return target
+
+    @property
+    def can_crop(self) -> bool:
+        """Whether `read_crops` can read these inputs: encoded images of 8 bits at their own sizes."""
+        return (
+            self.encoded and self._image is not None and self._image.size is None and self._image.color_mode != "keep"
+        )
+
+    def read_crops(
+        self,
+        indices: Indices,
+        size: tuple[int, int],
+        choose: Callable[[NDArray[np.int64]], NDArray[np.int64]],
+        out: NDArray[Any] | None = None,
+        *,
+        crew: Crew = SOLO,
+    ) -> NDArray[np.uint8]:
+        """Read a part of each image, resized: only what the part needs is decoded, at no more detail than it needs.
+
+        Args:
+            indices: rows in the order wanted, B of them; negative ones count from the end, repeats are fine.
+            size: height and width of the result.
+            choose: makes the parts of the images' sizes: int64 `(B, 2)`, height and width, to int64 `(B, 4)`, top,
+                left, height and width, all in pixels of the upright image.
+            out: where to put them, C-contiguous uint8 `(B, *size, C)`; a new array by default.
+            crew: threads to share the decoding among.
+
+        Raises:
+            IndexError, DecodeError, DamagedPackError, ValueError: as `read_x`.
+            TypeError: these inputs cannot be cropped when they are read (`can_crop`).
+        """
+        engine = self._loaded or self._open().x
+        if not self.can_crop or not isinstance(engine, EncodedRows):
+            msg = f"{self._x.info.name} in '{self.path}' is not made of image files of their own sizes."
+            raise TypeError(msg)
+        rows = resolve_rows(indices, len(self))
+        channels = 1 if self._image is not None and self._image.color_mode == "grayscale" else 3
+        target = target_array(out, (len(rows), *size, channels), np.dtype(np.uint8))
+        engine.decode_crops(rows, choose(engine.own_sizes(rows)), target, crew)
+        return target
+
+    def read_y(self, indices: Indices, *, crew: Crew = SOLO) -> TargetBatch:
+        """Read targets.
+
+        Returns:
+            As stored, `(B, *target_shape)`, in native byte order; -1 for each where the file has none. Masks of
+            images of many sizes: a list of B uint8 arrays `(H, W)`. Boxes: a list of B dicts, `boxes` float32
+            `(M, 4)` in pixels of the image as `read_x` gives it, and every further column, `(M, …)`.
+
+        Raises:
+            IndexError: a row that is not there.
+            DecodeError: an encoded mask is broken, or the header of an image whose boxes are asked for.
+        """
+        rows = resolve_rows(indices, len(self))
+        engine = self._open().y
+        return np.full(len(rows), -1, np.int64) if engine is None else engine.read(rows, crew)
+
+    def keys(self, indices: Indices | None = None) -> list[str]:
+        """The source key of rows, of all by default: the name of the file that each was made from.
+
+        Raises:
+            PackFormatError: the file has none.
+            IndexError: a row that is not there.
+        """
+        if self.info.keys is None:
+            msg = f"'{self.path}' keeps no source keys for the split '{self.split}'; files that colabstage packs do."
+            raise PackFormatError(msg)
+        check_stamp(self.path, self.path.stat(), self._stamp)
+        with open_h5(self.path) as file, reading_contents(self.path):
+            raw = file[self.info.keys].asstr()[()].tolist()
+        chosen = raw if indices is None else [raw[row] for row in resolve_rows(indices, len(self))]
+        return [str(key) for key in chosen]
+
+    def into_memory(self) -> SplitReader:
+        """Another reader of the same rows, with all inputs read into memory now; this one if it has them there.
+
+        Raises:
+            NotEnoughSpaceError: they do not fit; nothing has been read.
+        """
+        if self.in_memory:
+            return self
+        loaded = copy.copy(self)
+        loaded.in_memory = True
+        loaded._open()
+        return loaded
+
+    def warm_up(self) -> Iterator[None]:
+        """Have the system hold a mapped file's inputs in memory, if they mostly are not and fit there.
+
+        One sequential pass, with a pause after each block. A file that does not stay in memory all the same, as in a
+        container whose page cache is limited, is from then on read row by row.
+
+        Raises:
+            DamagedPackError: the file changed since it was opened.
+        """
+        if self.in_memory or self._x.choice.name != "mapped":
+            return
+        file = OpenFile(self.path, self._stamp)
+        before = self._cache_state(file, self._x.facts)
+        if before.warm or not before.fits:
+            return
+        yield from file.warm(self._x.facts)
+        part = file.resident_part(self._x.facts)
+        if not replace(before, resident_part=part).warm:
+            reason = f"after reading all of it once, only {part:.0%} has stayed in memory"
+            _log.warning("'%s' is read row by row: %s.", self.path, reason)
+            self._x = replace(self._x, choice=EngineChoice("read", reason))
+            self._opened = None
+
+    def close(self) -> None:
+        """Let go of the file; the next read opens it again. Reads under way in other threads finish first."""
+        # What is open closes with its last reference: unmapping under a reader would crash the process.
+        self._opened = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_opened": None, "_loaded": None}
+
+    def _examine(self, file: Any, info: FieldInfo) -> FieldSource:
+        """Look at how a field is stored."""
+        node = file[info.name]
+        if info.kind == "fixed":
+            return FieldSource(info, *self._look_at(node))
+        offsets = read_facts(node[OFFSETS], self.path)
+        if info.kind == "encoded":
+            return FieldSource(info, *self._look_at(node[BYTES]), offsets, info.mask or info.image or ImageOptions())
+        columns = {name: self._look_at(node[name]) for name in info.columns}
+        return FieldSource(info, *columns[BOXES], offsets, columns=columns)
+
+    def _look_at(self, dataset: Any) -> tuple[StorageFacts, EngineChoice]:
+        facts = read_facts(dataset, self.path)
+        return facts, choose_engine(facts, slow_mount=self.slow_mount)
+
+    def _considering_cache(self, field: FieldSource) -> FieldSource:
+        """The same field, with its engine chosen by what of it is in memory now."""
+        if field.choice.name != "mapped":
+            return field
+        cache = self._cache_state(OpenFile(self.path, self._stamp), field.facts)
+        return replace(field, choice=choose_engine(field.facts, cache=cache))
+
+    def _cache_state(self, file: OpenFile, facts: StorageFacts) -> CacheState:
+        nbytes = facts.nbytes + self._beside_bytes
+        return CacheState(file.resident_part(facts), nbytes, read_resources().free_memory_bytes)
+
+    def _open(self) -> _Opened:
+        """What this process has open, opened now if it was not."""
+        opened = self._opened
+        # Two threads may both find it closed; then one of the two openings is dropped, which costs a millisecond and
+        # spares a lock that a fork could leave locked.
+        if opened is None or opened.pid != os.getpid():
+            file = OpenFile(self.path, self._stamp)
+            with reading_contents(self.path):
+                x = self._loaded or self._open_x(file)
+                y = None if self._y is None else file.targets(self._y, x, self._image)
+            opened = self._opened = _Opened(os.getpid(), x, y)
+        return opened
+
+    def _open_x(self, file: OpenFile) -> RowEngine | EncodedRows:
+        if not self.in_memory:
+            return file.encoded(self._x, in_memory=False) if self.encoded else file.rows(self._x.facts, self._x.choice)
+        # Kept beside what is open, because children made by fork share it; a pickled reader reads its own.
+        self._loaded = self._load(file)
+        return self._loaded
+
+    def _load(self, file: OpenFile) -> RowEngine | EncodedRows:
+        """Read all inputs, as stored, into memory."""
+        check_memory(
+            self.stored_bytes,
+            read_resources().free_memory_bytes,
+            f"{self._x.info.name} in '{self.path}'",
+            remedy="Leave in_memory=False: a file on a local disk is read from the system's cache, as far as that "
+            "reaches.",
+        )
+        if self.encoded:
+            return file.encoded(self._x, in_memory=True)
+        return GatherEngine(memory_table(file.load(self._x.facts, self._x.choice)), None)
+
+
+def target_array(out: NDArray[Any] | None, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """`out` if it is what is needed, a new array if there is none."""
+    if out is None:
+        return np.empty(shape, dtype)
+    if out.shape != shape or out.dtype != dtype or not out.flags.c_contiguous or not out.flags.writeable:
+        msg = (
+            f"out is {out.shape} {out.dtype}; expected a writable, C-contiguous array of shape {shape} and "
+            f"dtype {dtype}."
+        )
+        raise ValueError(msg)
+    return out
+
+
+def refuse_out(out: NDArray[Any] | None) -> None:
+    if out is not None:
+        msg = "These images have different shapes and cannot share one out array. Leave out=None: they come as a list."
+        raise ValueError(msg)

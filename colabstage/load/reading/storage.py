@@ -1,0 +1,226 @@
+"""How a dataset's bytes lie in the file, and which way of reading that allows. The choice is a pure function."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from colabstage.errors import PackFormatError
+from colabstage.load.reading.filters import Filter, undecodable
+from colabstage.load.reading.memory import spare_memory
+from colabstage.units import format_bytes
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+# With this part of a file in memory, a batch waits for the disk too rarely for another way to be faster.
+_WARM_PART = 0.8
+
+Layout = Literal["contiguous", "chunked", "compact", "virtual", "external"]
+
+
+@dataclass(frozen=True, slots=True)
+class StorageFacts:
+    """What HDF5 says about one dataset.
+
+    `name`: in the file. `shape`: of the whole, the row first. `dtype`: of the values as they are read, native byte
+    order. `offset`: of the first byte in the file; `None` where there is no single place. `stored`: dtype of the bytes
+    in the file, perhaps of the other byte order; `None` where they are no dtype of numpy's. `chunks`: shape of one
+    chunk, `None` when not chunked. `filters`: of each chunk, in the order applied. `fill`: what values are that nobody
+    has written.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    layout: Layout
+    offset: int | None
+    stored: np.dtype[Any] | None
+    chunks: tuple[int, ...] | None
+    filters: tuple[Filter, ...]
+    fill: Any
+
+    @property
+    def chunk_rows(self) -> int | None:
+        """Rows in one chunk; `None` when not chunked."""
+        return None if self.chunks is None else self.chunks[0]
+
+    @property
+    def has_whole_rows(self) -> bool:
+        """Whether each row lies whole in one chunk, with no filter over it."""
+        return self.chunks is not None and not self.filters and self.chunks[1:] == self.shape[1:]
+
+    @property
+    def row_bytes(self) -> int:
+        """Length of one row in memory, in bytes."""
+        return math.prod(self.shape[1:]) * self.dtype.itemsize
+
+    @property
+    def nbytes(self) -> int:
+        """Length of all rows in memory, in bytes."""
+        return self.shape[0] * self.row_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class CacheState:
+    """What of a dataset the system holds in memory: `resident_part`, 0 to 1, of its `nbytes`. `free_memory_bytes`: what
+    this process may use, page cache included."""
+
+    resident_part: float
+    nbytes: int
+    free_memory_bytes: int
+
+    @property
+    def warm(self) -> bool:
+        """Whether random rows mostly come out of memory."""
+        return self.resident_part >= _WARM_PART
+
+    @property
+    def fits(self) -> bool:
+        """Whether memory can hold all of it."""
+        return self.nbytes <= spare_memory(self.free_memory_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineChoice:
+    """Which engine reads a dataset, and why.
+
+    `name`: `"mapped"` gathers rows out of the mapped file, `"read"` reads rows from the disk, many at once, `"chunks"`
+    takes chunks out of the mapped file and decodes them in threads, `"h5py"` goes through HDF5, `"memory"` gathers from
+    our own memory. `costly`: whether a row takes much more than a copy, so that all of them once into memory, where
+    they fit, are soon the cheaper way.
+    """
+
+    name: Literal["mapped", "read", "chunks", "h5py", "memory"]
+    reason: str
+    costly: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.reason}"
+
+
+def choose_engine(
+    facts: StorageFacts, *, slow_mount: str | None = None, cache: CacheState | None = None
+) -> EngineChoice:
+    """Pick how to read a dataset.
+
+    Args:
+        facts: how it is stored.
+        slow_mount: why the file's mount must not be mapped, `None` for a local disk.
+        cache: what is in memory of a dataset that can be mapped, `None` when nobody looked.
+    """
+    if slow_mount is not None:
+        return EngineChoice("h5py", f"the file is on {slow_mount}, which is not safe to map into memory")
+    if facts.stored is None:
+        return EngineChoice("h5py", "its values are stored in another form than this machine computes with")
+    if facts.layout == "chunked":
+        return _by_chunks(facts)
+    if facts.layout != "contiguous":
+        return EngineChoice("h5py", f"its layout is {facts.layout}, not contiguous")
+    if facts.offset is None:
+        return EngineChoice("h5py", "nothing has been written to it, so it has no place in the file")
+    kind = "native values" if facts.stored == facts.dtype else "values whose bytes are turned round after reading"
+    plain = f"one contiguous, unfiltered block of {kind} on a local disk"
+    return EngineChoice("mapped", plain) if cache is None else _by_cache(plain, cache)
+
+
+def _by_chunks(facts: StorageFacts) -> EngineChoice:
+    names = ", ".join(map(str, facts.filters))
+    left = undecodable(facts.filters)
+    if left:
+        which = ", ".join(map(str, left))
+        alone = f"its chunks are filtered ({names}), and {which} is left to HDF5, which decodes one at a time"
+        return EngineChoice("h5py", alone, costly=True)
+    if facts.has_whole_rows:
+        return EngineChoice("chunks", "its rows lie whole in unfiltered chunks, found by the file's own table")
+    if not facts.filters:
+        return EngineChoice("chunks", f"its unfiltered chunks of {facts.chunks} cut through rows", costly=True)
+    threads = f"its chunks are filtered ({names}), and decoded in threads outside HDF5's lock"
+    return EngineChoice("chunks", threads, costly=True)
+
+
+def _by_cache(plain: str, cache: CacheState) -> EngineChoice:
+    """A cold mapped file reads 20 times the bytes asked for, so it is read through once where it fits into memory, and
+    row by row where it does not."""
+    if cache.warm:
+        return EngineChoice("mapped", f"{plain}, {cache.resident_part:.0%} of it in memory")
+    if cache.fits:
+        first = "read through once, front to back, before the first batch of a loader"
+        return EngineChoice("mapped", f"{plain}, {cache.resident_part:.0%} of it in memory, where it fits: {first}")
+    size, spare = format_bytes(cache.nbytes), format_bytes(spare_memory(cache.free_memory_bytes))
+    return EngineChoice(
+        "read", f"{plain}, {cache.resident_part:.0%} of it in memory, and its {size} do not fit into {spare}"
+    )
+
+
+def read_facts(dataset: Any, path: Path) -> StorageFacts:
+    """Ask HDF5 how an open `h5py.Dataset` is stored.
+
+    Raises:
+        PackFormatError: its values are no numbers.
+    """
+    name = str(dataset.name).lstrip("/")
+    dtype = dataset.dtype.newbyteorder("=")
+    if dtype.kind not in "biufc":
+        msg = f"{name} in '{path}' holds {dataset.dtype} values; expected numbers."
+        raise PackFormatError(msg)
+    properties = dataset.id.get_create_plist()
+    layout = _layout(properties)
+    return StorageFacts(
+        name=name,
+        shape=tuple(dataset.shape),
+        dtype=dtype,
+        layout=layout,
+        # Behind a user block, HDF5 says a place even for what was never written.
+        offset=dataset.id.get_offset() if layout == "contiguous" and dataset.id.get_storage_size() else None,
+        stored=np.dtype(dataset.dtype.str) if _is_exact(dataset) else None,
+        chunks=tuple(dataset.chunks) if layout == "chunked" else None,
+        filters=_filters(properties, name, path),
+        fill=dataset.fillvalue,
+    )
+
+
+def _layout(properties: Any) -> Layout:
+    from h5py import h5d
+
+    if properties.get_layout() == h5d.CONTIGUOUS:
+        return "external" if properties.get_external_count() else "contiguous"
+    names: dict[int, Layout] = {h5d.CHUNKED: "chunked", h5d.COMPACT: "compact", h5d.VIRTUAL: "virtual"}
+    return names[properties.get_layout()]
+
+
+def _filters(properties: Any, name: str, path: Path) -> tuple[Filter, ...]:
+    """The filters of a dataset's chunks.
+
+    Raises:
+        PackFormatError: nothing here can undo one of them.
+    """
+    from h5py import h5z
+
+    described = [properties.get_filter(number) for number in range(properties.get_nfilters())]
+    filters = tuple(
+        Filter(number, label.decode("ascii", "replace").rstrip("\0") or f"filter {number}", tuple(values))
+        for number, _, values, label in described
+    )
+    for step in undecodable(filters):
+        if not h5z.filter_avail(step.number):
+            msg = (
+                f"{name} in '{path}' is compressed by {step} (HDF5 filter {step.number}), which h5py here cannot undo. "
+                "Install it with: pip install hdf5plugin, and `import hdf5plugin` before opening the file."
+            )
+            raise PackFormatError(msg)
+    return filters
+
+
+def _is_exact(dataset: Any) -> bool:
+    """Whether the stored type is, bit for bit, a type that numpy has: the same width, precision and padding."""
+    from h5py import h5t
+
+    stored = dataset.id.get_type()
+    if dataset.dtype.kind in "bc":
+        # h5py's own enumeration and pair; other numbers of bytes are other things.
+        return bool(stored.get_size() == dataset.dtype.itemsize)
+    return bool(stored.equal(h5t.py_create(dataset.dtype)))

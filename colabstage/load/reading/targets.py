@@ -1,0 +1,121 @@
+"""Targets of every kind as rows: numbers and arrays of one shape, masks that are decoded, boxes of any number."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from colabstage.errors import DamagedPackError
+from colabstage.h5.names import BOXES
+from colabstage.images.geometry import fit_boxes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from colabstage.images.options import ImageOptions
+    from colabstage.load.reading.crew import Crew
+    from colabstage.load.reading.encoded import EncodedRows
+    from colabstage.load.reading.engines import RowEngine
+    from colabstage.load.reading.storage import StorageFacts
+
+# Targets of B rows: one array `(B, …)`, or where rows have their own shapes a list of B.
+TargetBatch = NDArray[Any] | list[NDArray[Any]] | list[dict[str, NDArray[Any]]]
+
+
+class TargetRows(Protocol):
+    """Reads targets of rows. May be called from any thread, from several at once."""
+
+    def read(self, rows: NDArray[np.intp], crew: Crew) -> TargetBatch:
+        """The targets of `rows`, each in `[0, N)`, in their order."""
+
+
+class FixedTargets:
+    """Targets of one shape, as stored."""
+
+    def __init__(self, engine: RowEngine, facts: StorageFacts) -> None:
+        self._engine = engine
+        self._facts = facts
+
+    def read(self, rows: NDArray[np.intp], crew: Crew) -> NDArray[Any]:
+        """`(B, …)` as stored."""
+        target = np.empty((len(rows), *self._facts.shape[1:]), self._facts.dtype)
+        self._engine.read_rows(rows, target, crew)
+        return target
+
+
+class MaskTargets:
+    """Masks that are decoded when they are read, into the geometry of their images."""
+
+    def __init__(self, encoded: EncodedRows, size: tuple[int, int] | None) -> None:
+        """`size`: height and width of all, `None` where each has its own."""
+        self._encoded = encoded
+        self._size = size
+
+    def read(self, rows: NDArray[np.intp], crew: Crew) -> NDArray[Any] | list[NDArray[Any]]:
+        """uint8 `(B, H, W)`, or a list of `(H, W)`."""
+        if self._size is None:
+            return self._encoded.decode_list(rows, crew)
+        target = np.empty((len(rows), *self._size), np.uint8)
+        self._encoded.decode_rows(rows, target, crew)
+        return target
+
+
+class BoxTargets:
+    """Boxes of each row, and what else is known of them.
+
+    Where images are resized when they are read, boxes move with them: then the images' own sizes are read from their
+    headers, and `image` says how they are fitted.
+    """
+
+    def __init__(
+        self,
+        label: str,
+        offsets: NDArray[np.int64],
+        columns: Mapping[str, tuple[RowEngine, StorageFacts]],
+        *,
+        image: ImageOptions | None = None,
+        sizes_of: Callable[[NDArray[np.intp]], NDArray[np.int64]] | None = None,
+    ) -> None:
+        """`label`: where they are, for messages. `offsets`: int64 `(N + 1,)`. `columns`: by name, `boxes` among them.
+        `sizes_of`: height and width of rows' images, int64 `(B, 2)`.
+
+        Raises:
+            DamagedPackError: the offsets do not ascend, or reach outside.
+        """
+        count = columns[BOXES][1].shape[0]
+        if len(offsets) and (offsets[0] < 0 or offsets[-1] > count or bool((np.diff(offsets) < 0).any())):
+            msg = f"The offsets of {label} do not ascend inside its {count:,} boxes. Stage or copy the file again."
+            raise DamagedPackError(msg)
+        self._offsets = offsets
+        self._columns = columns
+        self._image = image
+        self._sizes_of = sizes_of
+
+    def read(self, rows: NDArray[np.intp], crew: Crew) -> list[dict[str, NDArray[Any]]]:
+        """For each row a dict: `boxes`, float32 `(M, 4)`, and every other column, `(M, …)`."""
+        starts = self._offsets[rows]
+        counts = self._offsets[rows + 1] - starts
+        ends = np.cumsum(counts)
+        wanted = (np.repeat(starts - (ends - counts), counts) + np.arange(counts.sum())).astype(np.intp)
+        values = {name: _gather(engine, facts, wanted, crew) for name, (engine, facts) in self._columns.items()}
+        if self._image is not None and self._sizes_of is not None and self._image.size is not None:
+            sizes = np.repeat(self._sizes_of(rows), counts, axis=0)
+            moved, kept = fit_boxes(values[BOXES].astype(np.float64), sizes, self._image.size, self._image.resize)
+            values[BOXES] = moved.astype(values[BOXES].dtype)
+            values = {name: column[kept] for name, column in values.items()}
+            ends = np.concatenate([[0], np.cumsum(kept)])[ends]
+        starts = np.concatenate([[0], ends[:-1]])
+        # Of each row its own: a view would keep the boxes of the whole batch.
+        return [
+            {name: column[start:end].copy() for name, column in values.items()}
+            for start, end in zip(starts.tolist(), ends.tolist(), strict=True)
+        ]
+
+
+def _gather(engine: RowEngine, facts: StorageFacts, rows: NDArray[np.intp], crew: Crew) -> NDArray[Any]:
+    values = np.empty((len(rows), *facts.shape[1:]), facts.dtype)
+    if len(rows):
+        engine.read_rows(rows, values, crew)
+    return values

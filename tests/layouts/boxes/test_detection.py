@@ -1,0 +1,557 @@
+"""Boxes of every format come out as other libraries read them, and a broken label is named with its file and line."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import time
+import xml.etree.ElementTree as ET
+import zipfile
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from colabstage.errors import EmptySourceError, LayoutError
+from colabstage.layouts.boxes.class_names import parse_names
+from colabstage.layouts.boxes.detection import read_detection
+from colabstage.layouts.boxes.voc import POSES
+from colabstage.layouts.detect import detect_layout
+from colabstage.layouts.fields import Boxes
+from colabstage.layouts.table import ClaimedTreeError
+from colabstage.pack.run import pack_dataset
+from colabstage.trees.archive_bytes import LocalBytes
+from colabstage.trees.folder import FolderTree
+from colabstage.trees.zip import ZipTree
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from colabstage.layouts.table import SampleTable
+    from colabstage.trees.tree import FileEntry
+
+COUNT = 12
+NAMES = ("zebra", "car", "big dog", "bus")
+
+
+def size_of(number: int) -> tuple[int, int]:
+    """Height and width."""
+    return 40 + number % 7, 60 - number % 5
+
+
+def boxes_of(number: int) -> Iterator[tuple[int, NDArray[np.int64]]]:
+    """Class and x0, y0, x1, y1 in whole pixels of up to three boxes; none in every fourth image."""
+    height, width = size_of(number)
+    rng = np.random.default_rng(number)
+    for _ in range(number % 4):
+        (x0, x1), (y0, y1) = np.sort(rng.choice(width, 2, False)), np.sort(rng.choice(height, 2, False))
+        yield int(rng.integers(len(NAMES))), np.array([x0, y0, x1, y1])
+
+
+def put(place: Path, content: str | bytes) -> Path:
+    """Write a file, and the folders above it."""
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.write_bytes(content.encode() if isinstance(content, str) else content)
+    return place
+
+
+def put_image(place: Path, number: int) -> Path:
+    """Write an image of the number's size."""
+    place.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", size_of(number)[::-1], (number, 2 * number, 9)).save(place)
+    return place
+
+
+def split_of(number: int) -> str:
+    """Two thirds are for training."""
+    return "val" if number % 3 == 2 else "train"
+
+
+def read(folder: Path, layout: str = "auto") -> SampleTable:
+    """The table of a folder."""
+    found = detect_layout(FolderTree(folder), layout)
+    assert found.layout == "detection"
+    return found
+
+
+def boxes_in(found: SampleTable, key: str) -> dict[str, NDArray[Any]]:
+    """Boxes and columns of one sample."""
+    assert isinstance(found.targets, Boxes)
+    row = found.keys.index(key)
+    part = slice(found.targets.offsets[row], found.targets.offsets[row + 1])
+    return {"boxes": found.targets.boxes[part], **{name: v[part] for name, v in found.targets.columns.items()}}
+
+
+def packed(folder: Path, out: Path, **options: Any) -> dict[str, tuple[Any, dict[str, NDArray[Any]]]]:
+    """Pack a folder and read all of it back, by key."""
+    dataset_h5 = pytest.importorskip("colabstage.load.dataset", reason="needs torch").dataset_h5
+    report = pack_dataset(folder, out, progress=False, **options)
+    found: dict[str, Any] = {}
+    for split in report.samples:
+        dataset = dataset_h5(out, split=split)
+        found |= {key: dataset[row] for row, key in enumerate(dataset.reader.keys())}
+    return found
+
+
+class TestKitti:
+    """KITTI's object benchmark."""
+
+    TYPES = ("Pedestrian", "Car", "DontCare", "Cyclist")
+
+    def line(self, kind: int, box: NDArray[Any]) -> str:
+        """One object; numbers that tell columns apart."""
+        if self.TYPES[kind] == "DontCare":
+            return f"DontCare -1 -1 -10 {' '.join(f'{v:.2f}' for v in box)} -1 -1 -1 -1000 -1000 -1000 -10"
+        places = " ".join(f"{v:.2f}" for v in box)
+        return f"{self.TYPES[kind]} 0.{kind}5 {kind} -1.57 {places} 1.65 1.67 3.64 -0.65 1.71 46.70 -1.59"
+
+    @pytest.fixture
+    def folder(self, tmp_path: Path) -> Path:
+        """Training images with labels, and two for testing without."""
+        root = tmp_path / "kitti"
+        for number in range(COUNT):
+            put_image(root / f"training/image_2/{number:06}.png", number)
+            lines = [self.line(kind, box) for kind, box in boxes_of(number)]
+            put(root / f"training/label_2/{number:06}.txt", "".join(f"{line}\n" for line in lines))
+        for number in range(2):
+            put_image(root / f"testing/image_2/{number:06}.png", number)
+        return root
+
+    def test_columns_are_those_of_the_readme(self, folder: Path) -> None:
+        """As torchvision's Kitti reads the same lines: bbox from column 4, dimensions from 8, location from 11."""
+        found = read(folder)
+        assert found.classes == ("Car", "Pedestrian", "Cyclist", "DontCare")
+        assert found.splits is not None
+        assert dict(zip(found.keys, found.splits, strict=True))["testing/image_2/000001.png"] == "test"
+        for number in range(COUNT):
+            got = boxes_in(found, f"training/image_2/{number:06}.png")
+            lines = (folder / f"training/label_2/{number:06}.txt").read_text().splitlines()
+            for row, words in enumerate(line.split(" ") for line in lines):
+                values = [float(word) for word in words[1:]]
+                assert found.classes[got["labels"][row]] == words[0]
+                np.testing.assert_allclose(got["truncated"][row], values[0], rtol=1e-6)
+                assert got["occluded"][row] == int(words[2])
+                np.testing.assert_allclose(got["alpha"][row], values[2], rtol=1e-6)
+                np.testing.assert_array_equal(got["boxes"][row], values[3:7])
+                np.testing.assert_allclose(got["dimensions"][row], values[7:10], rtol=1e-6)
+                np.testing.assert_allclose(got["location"][row], values[10:13], rtol=1e-6)
+                np.testing.assert_allclose(got["rotation_y"][row], values[13], rtol=1e-6)
+            assert len(got["labels"]) == len(lines)
+        assert [note.split(" ", 3)[:3] for note in found.notes[:2]] == [
+            ["2", "images", "have"],
+            ["The", "last", "class,"],
+        ]
+
+    @pytest.mark.torch
+    def test_a_pack_has_all_of_it(self, tmp_path: Path, folder: Path) -> None:
+        """Boxes scaled with their images, every column beside them."""
+        samples = packed(folder, tmp_path / "out.h5", image_size=(20, 30))
+        assert len(samples) == COUNT + 2
+        for number in range(COUNT):
+            height, width = size_of(number)
+            x, y = samples[f"training/image_2/{number:06}.png"]
+            wanted = [box for _, box in boxes_of(number)]
+            assert x.shape == (20, 30, 3)
+            scale = np.array([30 / width, 20 / height] * 2)
+            np.testing.assert_allclose(y["boxes"], np.reshape(wanted, (-1, 4)) * scale, atol=1e-4)
+            assert y["dimensions"].shape == (len(wanted), 3)
+        assert len(samples["testing/image_2/000000.png"][1]["boxes"]) == 0
+
+    @pytest.mark.parametrize(
+        "line", ["Car 0 0 0 1 2 3", "Car 0.00 0 -1.57 a 1 2 3 1 1 1 1 1 1 1", f"Car {'nan ' * 14}", "{}"]
+    )
+    def test_a_broken_line_is_named(self, folder: Path, line: str) -> None:
+        """By file and line; no other layout takes the tree over."""
+        file = folder / "training/label_2/000003.txt"
+        file.write_text(f"{file.read_text()}{line}\n")
+        with pytest.raises(ClaimedTreeError, match=r"'training/label_2/000003\.txt', line 4"):
+            detect_layout(FolderTree(folder))
+
+
+class TestYolo:
+    """Text files of Ultralytics and darknet."""
+
+    def write(self, root: Path, form: str, numbers: range = range(COUNT)) -> None:
+        """Images and labels; `form` has the place of `images`."""
+        for number in numbers:
+            height, width = size_of(number)
+            image = root / form.format(kind="images", split=split_of(number), stem=f"{number:02}.jpg")
+            put_image(image, number)
+            lines = []
+            for label, (x0, y0, x1, y1) in boxes_of(number):
+                places = ((x0 + x1) / 2 / width, (y0 + y1) / 2 / height, (x1 - x0) / width, (y1 - y0) / height)
+                lines.append(" ".join([str(label), *(f"{value:.9f}" for value in places)]))
+            label_file = root / form.format(kind="labels", split=split_of(number), stem=f"{number:02}.txt")
+            if lines or number % 8:
+                put(label_file, "\n".join(lines))
+
+    @pytest.mark.parametrize(
+        ("form", "names"),
+        [
+            ("{kind}/{split}/{stem}", ("data.yaml", "path: x\nnc: 4\nnames: [zebra, car, 'big dog', bus]\n")),
+            ("{split}/{kind}/{stem}", ("data.yaml", "names:\n  0: zebra\n  1: car\n  2: big dog\n  3: bus\nnc: 4\n")),
+            ("data/{kind}/{split}2017/{stem}", ("data/classes.txt", "zebra\ncar\nbig dog\nbus\n")),
+        ],
+    )
+    def test_boxes_are_corners_in_parts_of_the_image(self, tmp_path: Path, form: str, names: tuple[str, str]) -> None:
+        """Folders as tools lay them out; an empty label file and a missing one mean no boxes."""
+        root = tmp_path / "yolo"
+        self.write(root, form)
+        put(root / names[0], names[1])
+        found = read(root)
+        assert found.classes == NAMES
+        assert found.splits is not None
+        assert isinstance(found.targets, Boxes)
+        assert found.targets.relative
+        for number in range(COUNT):
+            key = form.format(kind="images", split=split_of(number), stem=f"{number:02}.jpg")
+            got = boxes_in(found, key)
+            wanted = list(boxes_of(number))
+            scale = np.array(size_of(number)[::-1] * 2)
+            np.testing.assert_allclose(got["boxes"] * scale, np.reshape([b for _, b in wanted], (-1, 4)), atol=1e-5)
+            assert got["labels"].tolist() == [label for label, _ in wanted]
+            assert found.splits[found.keys.index(key)] == split_of(number)
+        assert found.notes[0] == "2 images have no label file; they are kept without boxes."
+
+    @pytest.mark.torch
+    def test_a_pack_scales_them(self, tmp_path: Path) -> None:
+        """Whatever size each image had, boxes are in pixels of the stored one."""
+        self.write(tmp_path / "yolo", "{split}/{kind}/{stem}")
+        samples = packed(tmp_path / "yolo", tmp_path / "out.h5", image_size=(32, 32), resize="pad")
+        for number in range(COUNT):
+            height, width = size_of(number)
+            _, y = samples[f"{split_of(number)}/images/{number:02}.jpg"]
+            scale = 32 / max(height, width)
+            inner = round(height * scale), round(width * scale)
+            part = np.array([inner[1] / width, inner[0] / height] * 2)
+            shift = np.array([(32 - inner[1]) // 2, (32 - inner[0]) // 2] * 2)
+            wanted = np.reshape([box for _, box in boxes_of(number)], (-1, 4)) * part + shift
+            np.testing.assert_allclose(y["boxes"], wanted, atol=1e-4)
+
+    def test_labels_beside_images_need_names(self, tmp_path: Path) -> None:
+        """Darknet puts both into one folder; so do captions, which are no boxes."""
+        root = tmp_path / "darknet"
+        for number in range(3):
+            put_image(root / f"obj_train_data/{number}.jpg", number)
+            put(root / f"obj_train_data/{number}.txt", f"{number % 2} 0.5 0.5 0.25 0.5\n")
+        with pytest.raises(LayoutError, match="no text file for any image"):
+            read_detection(FolderTree(root))
+        put(root / "obj.names", "car\nbus\n")
+        assert read(root).classes == ("car", "bus")
+        for number in range(3):
+            put(root / f"obj_train_data/{number}.txt", "a photo of 2 dogs\n")
+        with pytest.raises(LayoutError, match="no lines of YOLO's form"):
+            read_detection(FolderTree(root))
+
+    def test_a_polygon_has_the_box_around_it(self, tmp_path: Path) -> None:
+        """Labels for segmentation, as Ultralytics' segments2boxes."""
+        put_image(tmp_path / "images/0.jpg", 0)
+        put(tmp_path / "labels/0.txt", "3 0.1 0.5 0.4 0.2 0.8 0.6 0.3 0.9")
+        got = boxes_in(read(tmp_path), "images/0.jpg")
+        np.testing.assert_allclose(got["boxes"], [[0.1, 0.2, 0.8, 0.9]])
+
+    @pytest.mark.parametrize(
+        "line",
+        ["1 0.5 0.5 0.1", "x 0.5 0.5 0.1 0.1", "1 50 50 10 10", "0.5 .5 .5 .1 .1", "1 .5 .5 .1 .1 .9", "-1 0 0 1 1"],
+    )
+    def test_a_broken_line_is_named(self, tmp_path: Path, line: str) -> None:
+        """Pixels in place of parts, a score, a class that is no number."""
+        self.write(tmp_path, "{kind}/{split}/{stem}")
+        put(tmp_path / "labels/val/05.txt", f"0 0.5 0.5 0.1 0.1\n\n{line}\n")
+        with pytest.raises(ClaimedTreeError, match=r"'labels/val/05\.txt', line 3"):
+            detect_layout(FolderTree(tmp_path))
+
+    def test_a_class_without_a_name_is_named(self, tmp_path: Path) -> None:
+        """A label beyond the list of names is a mistake in one of the two."""
+        self.write(tmp_path, "{kind}/{split}/{stem}")
+        put(tmp_path / "classes.txt", "a\nb\n")
+        with pytest.raises(ClaimedTreeError, match=r"box \d+: there is no class 3; 2 are named"):
+            detect_layout(FolderTree(tmp_path))
+
+    @pytest.mark.parametrize(
+        ("text", "names"),
+        [
+            ("names: [a, b]", ("a", "b")),
+            ("names: ['a, b', \"c\\td\", e]  # three", ("a, b", "c\td", "e")),
+            ("names: [\n  'a',\n  'b'\n]\nnc: 2", ("a", "b")),
+            ("names: {0: a, 1: 'it''s'}", ("a", "it's")),
+            ("nc: 2\nnames:\n- a # x\n- 'b # y'\nroboflow:\n  license: z", ("a", "b # y")),
+            ("names:\n  1: b\n\n  0: a: b\n", ("a: b", "b")),
+            ("train: x", ()),
+        ],
+    )
+    def test_names_are_read_from_yaml(self, text: str, names: tuple[str, ...]) -> None:
+        """The forms that Ultralytics, Roboflow and people write, as PyYAML reads them."""
+        assert parse_names(text, "data.yaml") == names
+
+    @pytest.mark.parametrize("text", ["names: coco.names", "names:\n  0: a\n  2: b", "names: {a: 0}"])
+    def test_other_names_are_refused(self, text: str) -> None:
+        """No class is named by guessing."""
+        with pytest.raises(ClaimedTreeError, match=r"'data\.yaml'"):
+            parse_names(text, "data.yaml")
+
+
+class TestCoco:
+    """Instances in JSON, against pycocotools."""
+
+    IDS = (90, 3, 18, 6)  # of NAMES: with gaps, and not in order
+
+    def document(self, numbers: list[int]) -> dict[str, Any]:
+        """Images with their annotations."""
+        annotations: list[dict[str, Any]] = []
+        for number in numbers:
+            for label, (x0, y0, x1, y1) in boxes_of(number):
+                box = [float(v) for v in (x0, y0, x1 - x0, y1 - y0)]
+                annotations.append(
+                    {
+                        "id": len(annotations) + 1, "image_id": 1000 - number, "category_id": self.IDS[label],
+                        "bbox": box, "area": box[2] * box[3] / 2, "iscrowd": number % 2,
+                        "segmentation": [[x0, y0, x1, y0, x1, y1]],
+                    }
+                )  # fmt: skip
+        images = [
+            {"id": 1000 - n, "file_name": f"{n:012}.jpg", "height": size_of(n)[0], "width": size_of(n)[1]}
+            for n in numbers
+        ]
+        categories = [{"id": key, "name": name} for key, name in zip(self.IDS, NAMES, strict=True)]
+        return {"images": images, "annotations": annotations, "categories": categories}
+
+    @pytest.fixture
+    def folder(self, tmp_path: Path) -> Path:
+        """Two splits with one file of annotations each, and captions that are none."""
+        root = tmp_path / "coco"
+        for split in ("train", "val"):
+            numbers = [number for number in range(COUNT) if split_of(number) == split]
+            for number in numbers:
+                put_image(root / f"{split}2017/{number:012}.jpg", number)
+            text = json.dumps(self.document(numbers), default=int)
+            put(root / f"annotations/instances_{split}2017.json", text)
+            captions = {"images": [], "annotations": [{"image_id": 1, "caption": "a"}], "categories": []}
+            put(root / f"annotations/captions_{split}2017.json", json.dumps(captions))
+        return root
+
+    def test_boxes_are_those_that_pycocotools_reads(self, folder: Path) -> None:
+        """Every annotation of every image; ids with gaps become indices into the names."""
+        coco = pytest.importorskip("pycocotools.coco", reason="needs pycocotools: pip install pycocotools")
+        found = read(folder)
+        assert found.classes == ("car", "bus", "big dog", "zebra")
+        assert len(found) == COUNT
+        assert found.splits is not None
+        for split in ("train", "val"):
+            own = coco.COCO(folder / f"annotations/instances_{split}2017.json")
+            for image in own.loadImgs(own.getImgIds()):
+                key = f"{split}2017/{image['file_name']}"
+                assert found.splits[found.keys.index(key)] == split
+                got = boxes_in(found, key)
+                wanted = own.loadAnns(own.getAnnIds(imgIds=image["id"]))
+                corners = [[x, y, x + w, y + h] for x, y, w, h in (one["bbox"] for one in wanted)]
+                np.testing.assert_array_equal(got["boxes"], np.reshape(corners, (-1, 4)))
+                names = [own.loadCats(one["category_id"])[0]["name"] for one in wanted]
+                assert [found.classes[label] for label in got["labels"]] == names
+                np.testing.assert_allclose(got["area"], [one["area"] for one in wanted])
+                assert got["iscrowd"].tolist() == [one["iscrowd"] for one in wanted]
+
+    @pytest.mark.torch
+    def test_a_zip_packs_the_same(self, tmp_path: Path, folder: Path) -> None:
+        """From the archive, with images of their own sizes kept as they came."""
+        with zipfile.ZipFile(tmp_path / "coco.zip", "w") as archive:
+            for path in folder.rglob("*.*"):
+                archive.write(path, path.relative_to(folder))
+        with ZipTree(LocalBytes(tmp_path / "coco.zip")) as tree:
+            table = detect_layout(tree)
+        samples = packed(tmp_path / "coco.zip", tmp_path / "out.h5")
+        assert sorted(samples) == sorted(table.keys)
+        for key, (x, y) in samples.items():
+            assert x.shape[:2] == size_of(int(key[-8:-4]))
+            assert sorted(y) == ["area", "boxes", "iscrowd", "labels"]
+            np.testing.assert_array_equal(y["boxes"], boxes_in(table, key)["boxes"])
+
+    def test_files_in_folders_of_splits_name_images_beside_them(self, tmp_path: Path) -> None:
+        """As Roboflow exports: the same file names in several splits."""
+        for split in ("train", "valid"):
+            put_image(tmp_path / split / f"{3:012}.jpg", 3)
+            put(tmp_path / split / "_annotations.coco.json", json.dumps(self.document([3]), default=int))
+        found = read(tmp_path)
+        assert found.keys == (f"train/{3:012}.jpg", f"valid/{3:012}.jpg")
+        assert found.splits == ("train", "valid")
+
+    @pytest.mark.parametrize(
+        ("change", "says"),
+        [
+            ({"bbox": [1, 2, 3]}, r"annotation 2 \(id 3\) has a bbox"),
+            ({"bbox": [1, 2, 3, None]}, r"annotation 2 \(id 3\) has a bbox"),
+            ({"bbox": [1, 2, -3, 4]}, r"annotation 2 \(id 3\) has a bbox"),
+            ({"category_id": 4}, "category 4, which is not listed"),
+            ({"image_id": 4}, "image 4, which is not listed"),
+        ],
+    )
+    def test_a_broken_annotation_is_named(self, folder: Path, change: dict[str, Any], says: str) -> None:
+        """By file, place and id."""
+        file = folder / "annotations/instances_train2017.json"
+        document = json.loads(file.read_text())
+        document["annotations"][2] |= change
+        file.write_text(json.dumps(document))
+        with pytest.raises(ClaimedTreeError, match=f"instances_train2017.json.*{says}"):
+            detect_layout(FolderTree(folder))
+
+    def test_a_cut_file_and_missing_images_are_named(self, folder: Path) -> None:
+        """What looks like COCO and is not whole is not taken for another layout."""
+        file = folder / "annotations/instances_val2017.json"
+        text = file.read_text()
+        file.write_text(text[:-2])
+        with pytest.raises(ClaimedTreeError, match=r"instances_val2017\.json.*no JSON"):
+            detect_layout(FolderTree(folder))
+        file.write_text(text)
+        for image in (folder / "val2017").iterdir():
+            image.unlink()
+        with pytest.raises(ClaimedTreeError, match=r"Of 4 images .* 0 are there"):
+            detect_layout(FolderTree(folder))
+
+
+class TestVoc:
+    """Pascal VOC's XML, against the standard library's parser."""
+
+    def annotation(self, number: int) -> bytes:
+        """As VOC's own, with a person's head as a part."""
+        root = ET.Element("annotation")
+        ET.SubElement(root, "filename").text = f"{number:06}.jpg"
+        for label, box in boxes_of(number):
+            item = ET.SubElement(root, "object")
+            for name, value in (("name", NAMES[label]), ("pose", POSES[label]), ("difficult", number % 2)):
+                ET.SubElement(item, name).text = str(value)
+            ET.SubElement(item, "truncated").text = "1"
+            corners, part = ET.SubElement(item, "bndbox"), ET.SubElement(item, "part")
+            ET.SubElement(part, "name").text = "head"
+            head = ET.SubElement(part, "bndbox")
+            for edge, value in zip(
+                ("xmax", "ymax", "xmin", "ymin"), np.roll(box, 2) + np.array([0, 0, 1, 1]), strict=True
+            ):
+                ET.SubElement(corners, edge).text = str(value)
+                ET.SubElement(head, edge).text = "7"
+        return ET.tostring(root)
+
+    @pytest.fixture
+    def folder(self, tmp_path: Path) -> Path:
+        """VOCdevkit/VOC2007 with lists; one image is in none of them."""
+        root = tmp_path / "VOCdevkit/VOC2007"
+        for number in range(COUNT):
+            put_image(root / f"JPEGImages/{number:06}.jpg", number)
+            put(root / f"Annotations/{number:06}.xml", self.annotation(number))
+            put_image(root / f"SegmentationClass/{number:06}.png", number)
+        put_image(root / "JPEGImages/000099.jpg", 1)
+        for split in ("train", "val"):
+            lines = [f"{number:06}\n" for number in range(COUNT - 1) if split_of(number) == split]
+            put(root / f"ImageSets/Main/{split}.txt", "".join(lines))
+            put(root / f"ImageSets/Main/car_{split}.txt", "".join(f"{line.strip()} -1\n" for line in lines))
+        put(root / "ImageSets/Main/trainval.txt", "".join(f"{number:06}\n" for number in range(COUNT - 1)))
+        return tmp_path
+
+    @pytest.mark.torch
+    def test_objects_are_those_of_the_files(self, tmp_path: Path, folder: Path) -> None:
+        """Every object with its flags, in the split that the lists say, from the table to the Dataset."""
+        found = read(folder)
+        assert found.classes == tuple(sorted(NAMES))
+        assert len(found) == COUNT - 1
+        assert found.splits is not None
+        samples = packed(folder / "VOCdevkit", tmp_path / "out.h5")
+        for number in range(COUNT - 1):
+            key = f"VOCdevkit/VOC2007/JPEGImages/{number:06}.jpg"
+            assert found.splits[found.keys.index(key)] == split_of(number)
+            got = boxes_in(found, key)
+            root = ET.parse(folder / f"VOCdevkit/VOC2007/Annotations/{number:06}.xml").getroot()
+            for row, item in enumerate(root.iter("object")):
+                edges = {edge: int(item.findtext(f"bndbox/{edge}") or "") for edge in ("xmin", "ymin", "xmax", "ymax")}
+                wanted = [edges["xmin"] - 1, edges["ymin"] - 1, edges["xmax"], edges["ymax"]]
+                assert got["boxes"][row].tolist() == wanted
+                assert found.classes[got["labels"][row]] == item.findtext("name")
+                assert POSES[got["pose"][row]] == item.findtext("pose")
+                assert (got["difficult"][row], got["truncated"][row]) == (number % 2, 1)
+            assert len(got["labels"]) == len(root.findall("object"))
+            stored = samples[f"VOC2007/JPEGImages/{number:06}.jpg"][1]
+            np.testing.assert_array_equal(stored["boxes"], got["boxes"])
+        assert any("no list in ImageSets/Main" in note for note in found.notes)
+
+    def test_without_lists_folders_are_the_splits(self, tmp_path: Path) -> None:
+        """XML beside images, as labelImg and Roboflow leave them; an image without one has no boxes."""
+        for split, number in (("train", 1), ("train", 2), ("test", 3)):
+            put_image(tmp_path / split / f"{number}.jpg", number)
+            put(tmp_path / split / f"{number}.xml", self.annotation(number))
+        put_image(tmp_path / "test/9.jpg", 9)
+        found = read(tmp_path)
+        assert found.keys == ("test/3.jpg", "test/9.jpg", "train/1.jpg", "train/2.jpg")
+        assert found.splits == ("test", "test", "train", "train")
+        assert len(boxes_in(found, "test/9.jpg")["labels"]) == 0
+
+    @pytest.mark.parametrize(
+        ("old", "new", "says"),
+        [
+            (b"</annotation>", b"", "line 1: it is no XML"),
+            (b"<xmin>", b"<xmin>x", "line 1: an object has no readable bndbox"),
+            (b"<ymax>", b"<ymix>", "line 1: it is no XML"),
+            (b"<name>", b"<nome>", "it is no XML"),
+            (b"<annotation>", b'<!DOCTYPE a [<!ENTITY b "c">]>\n<annotation>', "line 1: it declares an entity"),
+            (b"<annotation>", b'<!DOCTYPE a [<!ENTITY b SYSTEM "file:///etc/passwd">]>\n<annotation>', "an entity"),
+        ],
+    )
+    def test_a_broken_file_is_named(self, folder: Path, old: bytes, new: bytes, says: str) -> None:
+        """With its line; a file that declares entities is refused before any is expanded."""
+        file = folder / "VOCdevkit/VOC2007/Annotations/000003.xml"
+        file.write_bytes(file.read_bytes().replace(old, new, 1))
+        with pytest.raises(ClaimedTreeError, match=rf"000003\.xml', {'' if 'line' in says else '.*'}{says}"):
+            detect_layout(FolderTree(folder))
+
+
+def test_other_trees_are_declined(tmp_path: Path) -> None:
+    """Folders of classes, masks, a stray JSON: each stays what it is, and the note says why it is no detection."""
+    for name in ("cat/1.jpg", "dog/2.jpg"):
+        put_image(tmp_path / "classes" / name, 1)
+        put_image(tmp_path / "pairs/images" / name, 1)
+        put_image(tmp_path / "pairs/labels" / name.replace("jpg", "png"), 1)
+    put(tmp_path / "classes/info.json", json.dumps({"images": 2}))
+    put(tmp_path / "classes/cat/readme.txt", "cats")
+    found = detect_layout(FolderTree(tmp_path / "classes"))
+    assert found.layout == "image_folder"
+    assert found.notes[-1].startswith("The layout is image_folder (not detection: ")
+    assert detect_layout(FolderTree(tmp_path / "pairs")).layout == "pairs"
+    with pytest.raises(EmptySourceError):
+        read_detection(FolderTree(put(tmp_path / "none/a.txt", "0 .5 .5 1 1").parent))
+
+
+def test_errors_travel_between_processes() -> None:
+    """The class that stops the search for a layout pickles as all others."""
+    again = pickle.loads(pickle.dumps(ClaimedTreeError("x")))
+    assert (type(again), str(again)) == (ClaimedTreeError, "x")
+
+
+@pytest.mark.parametrize("name", ["labels/1.txt", "labels/2.txt"])
+def test_label_files_that_vanish_are_named(tmp_path: Path, name: str) -> None:
+    """A tree is listed once; what is gone since then is an error of the source, not of the layout."""
+    for number in (1, 2):
+        put_image(tmp_path / f"images/{number}.jpg", number)
+        put(tmp_path / f"labels/{number}.txt", "0 .5 .5 1 1")
+    tree = FolderTree(tmp_path)
+    (tmp_path / name).unlink()
+    with pytest.raises(FileNotFoundError, match=name):
+        read_detection(tree)
+
+
+def test_label_files_of_a_slow_tree_are_read_many_at_once(tmp_path: Path) -> None:
+    """A mount's latency is paid a few times, not once for each label file."""
+    count, delay_s = 300, 0.02
+    for number in range(count):
+        put(tmp_path / f"images/{number}.jpg", b"")
+        put(tmp_path / f"labels/{number}.txt", f"{number % 3} .5 .5 1 1")
+
+    class SlowTree(FolderTree):
+        def read(self, entry: FileEntry) -> bytes:
+            time.sleep(delay_s)
+            return super().read(entry)
+
+    began = time.monotonic()
+    found = read_detection(SlowTree(tmp_path))
+    assert time.monotonic() - began < count * delay_s / 3
+    assert [int(boxes_in(found, key)["labels"][0]) for key in found.keys] == [int(key[7:-4]) % 3 for key in found.keys]

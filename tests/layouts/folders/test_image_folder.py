@@ -1,0 +1,237 @@
+"""Folders of classes: the samples, labels and order that torchvision's ImageFolder documents, and clear refusals."""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from colabstage.errors import EmptySourceError, LayoutError
+from colabstage.layouts.fields import Values
+from colabstage.layouts.folders.image_folder import read_image_folder
+from colabstage.layouts.names import IMAGE_EXTENSIONS
+from colabstage.trees.archive_bytes import LocalBytes
+from colabstage.trees.folder import FolderTree
+from colabstage.trees.zip import ZipTree
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from numpy.typing import NDArray
+
+    from colabstage.layouts.table import SampleTable
+
+    Table = Callable[..., SampleTable]
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Table:
+    """A function that reads the table of a folder of empty files with the given names."""
+
+    def read(*names: str) -> SampleTable:
+        _touch(tmp_path / "data", names)
+        return read_image_folder(FolderTree(tmp_path / "data"))
+
+    return read
+
+
+def _touch(root: Path, names: Iterable[str]) -> None:
+    root.mkdir(exist_ok=True)
+    for name in names:
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"")
+
+
+def _labels(found: SampleTable) -> NDArray[Any]:
+    assert isinstance(found.targets, Values)
+    return found.targets.values
+
+
+def _names(found: SampleTable) -> list[str]:
+    return list(found.keys)
+
+
+def _as_image_folder(root: Path) -> tuple[list[str], list[tuple[str, int]]]:
+    """Classes and samples as `ImageFolder(root)` documents them: `find_classes`, then `make_dataset`."""
+    classes = sorted(entry.name for entry in os.scandir(root) if entry.is_dir())
+    samples = []
+    for number, name in enumerate(classes):
+        for folder, _, files in sorted(os.walk(root / name, followlinks=True)):
+            samples += [
+                (str((Path(folder) / file).relative_to(root)), number)
+                for file in sorted(files)
+                if file.lower().endswith(IMAGE_EXTENSIONS)
+            ]
+    return classes, samples
+
+
+_PARTS = st.text(st.sampled_from("aAb-_. 01é"), min_size=1, max_size=4).filter(lambda text: text not in (".", ".."))
+
+
+@settings(max_examples=60)
+@given(
+    classes=st.dictionaries(
+        _PARTS.map("c{}".format),
+        st.sets(
+            st.lists(_PARTS, max_size=2).map(lambda parts: "/".join([*(f"d{one}" for one in parts), "f"])), min_size=1
+        ),
+        min_size=2,
+        max_size=4,
+    ),
+    extension=st.sampled_from(IMAGE_EXTENSIONS),
+)
+def test_samples_labels_and_order_are_those_of_torchvision(
+    tmp_path_factory: pytest.TempPathFactory, classes: dict[str, set[str]], extension: str
+) -> None:
+    """Any names, any depth below the class: the same list, in the same order, with the same numbers."""
+    root = tmp_path_factory.mktemp("data")
+    _touch(root, [f"{name}/{file}{extension}" for name, files in classes.items() for file in files])
+    found = read_image_folder(FolderTree(root))
+    names, samples = _as_image_folder(root)
+    assert list(found.classes) == names
+    assert list(zip(_names(found), _labels(found).tolist(), strict=True)) == samples
+    assert found.splits is None
+    assert _labels(found).dtype == np.int64
+    assert found.layout == "image_folder"
+
+
+def test_every_extension_of_torchvision_is_an_image_in_any_case(table: Table) -> None:
+    """And nothing else is; what is left out is counted."""
+    names = [f"a/1{one}" for one in IMAGE_EXTENSIONS] + [f"b/1{one.upper()}" for one in IMAGE_EXTENSIONS]
+    found = table(*names, "a/1.txt", "a/1.gif", "b/jpg", "labels.csv", "b/1.jpg.txt")
+    assert sorted(_names(found)) == sorted(names)
+    assert found.notes == ("5 files that are no images were left out (2 .txt, 1 .csv, 1 .gif, 1 without extension).",)
+
+
+def test_split_folders_are_found_in_any_case_and_named_simply(table: Table) -> None:
+    """Samples come split after split, each in the order of ImageFolder; classes are those of all splits."""
+    found = table(
+        "Training/dog/2.jpg", "Training/cat/1.jpg", "TEST/cat/3.jpg", "Validation/dog/4.jpg", "Validation/cat/5.jpg"
+    )
+    assert _names(found) == [
+        "Training/cat/1.jpg",
+        "Training/dog/2.jpg",
+        "Validation/cat/5.jpg",
+        "Validation/dog/4.jpg",
+        "TEST/cat/3.jpg",
+    ]
+    assert found.splits == ("train", "train", "validation", "validation", "test")
+    assert found.classes == ("cat", "dog")
+    assert _labels(found).tolist() == [0, 1, 0, 1, 0]
+    assert found.notes == ("The split 'test' has no images of 1 classes: 'dog'.",)
+
+
+@pytest.mark.parametrize(
+    ("folder", "split"),
+    [
+        ("train", "train"),
+        ("training", "train"),
+        ("val", "val"),
+        ("valid", "valid"),
+        ("validation", "validation"),
+        ("dev", "dev"),
+        ("test", "test"),
+        ("testing", "test"),
+    ],
+)
+def test_each_word_for_a_split_has_its_stored_name(table: Table, folder: str, split: str) -> None:
+    """The folder's own name, but for the two that everybody shortens."""
+    assert table(f"{folder}/cat/1.jpg", f"{folder}/dog/1.jpg").splits == (split, split)
+
+
+def test_a_wrapping_folder_is_looked_through(table: Table) -> None:
+    """A zip of a folder holds that one folder, however deep the classes or splits lie below it."""
+    found = table("kitti/images/train/cat/1.jpg", "kitti/images/test/cat/2.jpg", "kitti/readme.txt", "logo.png")
+    assert found.classes == ("cat",)
+    assert found.splits == ("train", "test")
+    assert "1 images that lie in no class folder" in found.notes[0]
+    assert _names(found)[0] == "kitti/images/train/cat/1.jpg"
+
+
+@pytest.mark.parametrize("names", [["cat/1.jpg", "cat/2.jpg"], ["pets/cat/1.jpg", "pets/cat/more/2.jpg"]])
+def test_a_single_folder_of_images_is_a_class(table: Table, names: list[str]) -> None:
+    """It is not looked through, since nothing below it could be a class."""
+    found = table(*names)
+    assert found.classes == ("cat",)
+    assert len(found) == 2
+
+
+def test_a_class_may_be_called_train(table: Table) -> None:
+    """Among cars and ships, a train is a vehicle."""
+    found = table("car/1.jpg", "ship/1.jpg", "train/1.jpg", "train/steam/2.jpg")
+    assert found.classes == ("car", "ship", "train")
+    assert found.splits is None
+
+
+def test_folders_without_images_are_no_classes(table: Table) -> None:
+    """A folder of notes beside the classes does not shift their numbers."""
+    found = table("annotations/1.xml", "cat/1.jpg", "dog/1.jpg")
+    assert found.classes == ("cat", "dog")
+
+
+def test_a_split_without_class_folders_is_left_out_with_a_note(table: Table) -> None:
+    """The test images of a competition have no labels."""
+    found = table("train/cat/1.jpg", "train/dog/2.jpg", "test/3.jpg", "test/4.jpg")
+    assert found.splits == ("train", "train")
+    assert found.notes == ("2 images that lie in no class folder were left out.",)
+
+
+@pytest.mark.parametrize("names", [["1.jpg", "2.png"], ["train/1.jpg", "test/2.jpg"], ["data/train/1.jpg"]])
+def test_images_without_class_folders_are_declined(table: Table, names: list[str]) -> None:
+    """There is nothing to take a label from."""
+    with pytest.raises(LayoutError, match="one folder for each class") as caught:
+        table(*names)
+    assert not isinstance(caught.value, EmptySourceError)
+    assert f"{len(names)} images" in str(caught.value)
+
+
+def test_splits_among_other_folders_are_declined(table: Table) -> None:
+    """Whether 'extra' is a class or a split cannot be guessed."""
+    with pytest.raises(LayoutError, match=r"mixes folders of splits \('test', 'train'\).*'extra'"):
+        table("train/cat/1.jpg", "test/cat/1.jpg", "extra/cat/1.jpg")
+
+
+def test_two_folders_for_one_split_are_declined(table: Table) -> None:
+    """Joining them silently could mix what was meant to stay apart."""
+    with pytest.raises(LayoutError, match="'train', 'training'"):
+        table("train/cat/1.jpg", "training/cat/1.jpg")
+
+
+def test_no_files_at_all_is_an_empty_source(table: Table) -> None:
+    """An empty folder is often a mount that is not there."""
+    with pytest.raises(EmptySourceError, match="no files"):
+        table()
+
+
+def test_no_images_says_what_there_is_instead(table: Table) -> None:
+    """'3 .csv, 2 .txt' tells a person which folder was given by mistake."""
+    with pytest.raises(EmptySourceError, match=r"no images but 3 \.csv, 2 \.txt, 1 without extension"):
+        table("a/1.csv", "a/2.csv", "3.CSV", "b/1.txt", "b/2.txt", "README")
+
+
+def test_google_documents_in_an_empty_source_are_mentioned(table: Table) -> None:
+    """The folder looks full in the browser."""
+    with pytest.raises(EmptySourceError, match="1 Google documents"):
+        table("labels.gsheet")
+
+
+def test_a_folder_and_its_zip_give_the_same_table(tmp_path: Path) -> None:
+    """What holds the files does not matter."""
+    names = ["train/b/2.jpg", "train/b-c/1.jpg", "train/b/d/0.jpg", "test/a/3.jpg"]
+    _touch(tmp_path / "data", names)
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        for name in names:
+            archive.write(tmp_path / "data" / name, f"data/{name}")
+    folder = read_image_folder(FolderTree(tmp_path / "data"))
+    with ZipTree(LocalBytes(tmp_path / "a.zip")) as tree:
+        zipped = read_image_folder(tree)
+    assert [name.removeprefix("data/") for name in _names(zipped)] == _names(folder)
+    assert _labels(zipped).tolist() == _labels(folder).tolist()
+    assert (zipped.splits, zipped.classes, zipped.notes) == (folder.splits, folder.classes, folder.notes)

@@ -1,0 +1,192 @@
+"""Blocks of tokens: of files of tokens, of text as its bytes or as a tokenizer has it; nothing is lost but the end."""
+
+from __future__ import annotations
+
+import functools
+import json
+import zipfile
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from colabstage.errors import EmptySourceError, LayoutError, OptionError
+from colabstage.layouts.detect import detect_layout
+from colabstage.layouts.fields import Arrays
+from colabstage.layouts.sequences import token_streams
+from colabstage.layouts.sequences.token_streams import TokenOptions
+from colabstage.layouts.sequences.tokens import read_tokens
+from colabstage.layouts.table import ClaimedTreeError
+from colabstage.pack.run import pack_dataset
+from colabstage.trees.folder import FolderTree
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from colabstage.layouts.table import SampleTable
+
+
+def put(place: Path, content: str | bytes) -> Path:
+    """Write a file, and the folders above it."""
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.write_bytes(content.encode() if isinstance(content, str) else content)
+    return place
+
+
+def stream(found: SampleTable, split: str | None = None) -> tuple[NDArray[Any], NDArray[Any]]:
+    """All inputs and all targets of a split, one behind the other."""
+    chosen = [i for i in range(len(found)) if split is None or (found.splits and found.splits[i] == split)]
+    sides = []
+    for side in (found.inputs, found.targets):
+        assert isinstance(side, Arrays)
+        rows = [side.source.read(index) for index in chosen]
+        assert all(isinstance(row, np.ndarray) and row.dtype == side.dtype and row.shape == side.shape for row in rows)
+        sides.append(np.concatenate(rows))
+    return sides[0], sides[1]
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("in_zip", [False, True])
+def test_nanogpt_files_are_taken_as_they_are(tmp_path: Path, in_zip: bool) -> None:
+    """train.bin and val.bin of uint16: every token in its place, from file to Dataset, the next as its target."""
+    dataset_h5 = pytest.importorskip("colabstage.load.dataset", reason="needs torch").dataset_h5
+    folder = tmp_path / "shakespeare"
+    tokens = {"train": np.arange(5000) * 13 % 50257, "val": np.arange(700) % 50257}
+    for split, values in tokens.items():
+        put(folder / f"{split}.bin", b"")
+        values.astype(np.uint16).tofile(folder / f"{split}.bin")
+    put(folder / "meta.pkl", "x")
+    put(folder / "input.txt", "the text it was made of")
+    source = folder
+    if in_zip:
+        source = tmp_path / "a.zip"
+        with zipfile.ZipFile(source, "w", zipfile.ZIP_DEFLATED) as archive:
+            for path in folder.iterdir():
+                archive.write(path, path.name)
+    layout = functools.partial(read_tokens, options=TokenOptions(length=64))
+    report = pack_dataset(source, tmp_path / "out.h5", layout=layout, progress=False)
+    assert report.samples == {"train": 78, "val": 10}
+    for split, values in tokens.items():
+        dataset = dataset_h5(tmp_path / "out.h5", split=split)
+        for row, key in enumerate(dataset.reader.keys()):
+            start = int(key[:-1].rpartition("[")[2]) * 64
+            x, y = dataset[row]
+            assert x.dtype == np.uint16
+            np.testing.assert_array_equal(x, values[start : start + 64])
+            np.testing.assert_array_equal(y, values[start + 1 : start + 65])
+
+
+@pytest.mark.parametrize(("magic", "dtype"), [(20240520, np.uint16), (20240801, np.uint32)])
+def test_llm_c_files_have_a_header(tmp_path: Path, magic: int, dtype: Any) -> None:
+    """256 int32 that are no tokens, and that say how wide tokens are."""
+    tokens = np.arange(3000).astype(dtype)
+    header = np.zeros(256, np.int32)
+    header[:3] = magic, 1, len(tokens)
+    put(tmp_path / "train_000.bin", header.tobytes() + tokens.tobytes())
+    found = detect_layout(FolderTree(tmp_path))
+    assert found.layout == "tokens"
+    x, y = stream(found)
+    assert x.dtype == dtype
+    np.testing.assert_array_equal(x, tokens[:2048])
+    np.testing.assert_array_equal(y, tokens[1:2049])
+
+
+def test_text_is_its_bytes(tmp_path: Path) -> None:
+    """Every byte of UTF-8 in its order, files by name, splits apart; the end that fills no row is left out."""
+    texts = {"train/a.txt": "Grüße\n" * 500, "train/b.txt": "x y z" * 300, "valid.txt": "ü" * 600}
+    for name, text in texts.items():
+        put(tmp_path / name, text)
+    put(tmp_path / "README.md", "about")
+    found = read_tokens(FolderTree(tmp_path), options=TokenOptions(length=100))
+    train = np.frombuffer((texts["train/a.txt"] + texts["train/b.txt"]).encode(), np.uint8)
+    x, y = stream(found, "train")
+    assert len(x) == (len(train) - 1) // 100 * 100
+    np.testing.assert_array_equal(x, train[: len(x)])
+    np.testing.assert_array_equal(y, train[1 : len(x) + 1])
+    assert len(stream(found, "valid")[0]) == 1100
+    plain = read_tokens(FolderTree(tmp_path), options=TokenOptions(length=100, next_tokens=False, separator=0))
+    assert plain.targets is None
+    assert found.notes[0].startswith("6,700 tokens are 65 rows of 100 uint16 tokens, with the next ones as targets")
+
+
+def words(text: str) -> list[int]:
+    """A tokenizer: a number for each word, by its length and first letter."""
+    return [ord(word[0]) * 100 + len(word) for word in text.split()]
+
+
+@pytest.mark.parametrize("piece", [1 << 20, 64, 7])
+def test_a_tokenizer_sees_whole_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece: int) -> None:
+    """However small the pieces are in which a file is read, tokens are those of the text at once."""
+    monkeypatch.setattr(token_streams, "_PIECE_BYTES", piece)
+    text = "".join(f"the {'word ' * (i % 9)}é{i}\n" for i in range(300)) + "no line end"
+    put(tmp_path / "a.txt", text)
+    options = TokenOptions(length=10, tokenizer=words, separator=65535)
+    x, _ = stream(read_tokens(FolderTree(tmp_path), options=options))
+    wanted = [*words(text), 65535]
+    assert x.tolist() == wanted[: len(x)]
+    assert len(x) == (len(wanted) - 1) // 10 * 10
+
+
+@pytest.mark.parametrize("piece", [1 << 20, 50])
+def test_lines_of_json_are_documents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece: int) -> None:
+    """Each line's text by its field, or the line itself; the separator stands behind each."""
+    monkeypatch.setattr(token_streams, "_PIECE_BYTES", piece)
+    documents = [f"document {i}\nwith «two» lines" for i in range(40)]
+    lines = [json.dumps({"body": text, "n": 1}) if i % 3 else json.dumps(text) for i, text in enumerate(documents)]
+    file = put(tmp_path / "a.jsonl", "\n".join(lines) + "\n\n")
+    options = TokenOptions(length=8, field="body", separator=300, next_tokens=False)
+    found = read_tokens(FolderTree(tmp_path), options=options)
+    assert isinstance(found.inputs, Arrays)
+    x = np.concatenate([found.inputs.source.read(index) for index in range(len(found))])
+    wanted = [token for text in documents for token in (*text.encode(), 300)]
+    assert x.tolist() == wanted[: len(x)]
+    for broken, says in (("{", "line 22"), ('{"body": 3}', "int under 'body'"), ("[]", "line 22")):
+        file.write_text("\n".join([*lines[:21], broken, *lines[22:]]))
+        with pytest.raises(ClaimedTreeError, match=rf"'a\.jsonl', line 22.*{'' if says == 'line 22' else says}"):
+            read_tokens(FolderTree(tmp_path), options=options)
+
+
+@pytest.mark.parametrize("tokens", [[70000], [-1], [0.5], [[1, 2]]])
+def test_tokens_that_do_not_fit_are_refused(tmp_path: Path, tokens: Any) -> None:
+    """None is cut to sixteen bits in silence."""
+    put(tmp_path / "a.txt", "text")
+    with pytest.raises(LayoutError, match=r"'a\.txt'.*uint32"):
+        read_tokens(FolderTree(tmp_path), options=TokenOptions(length=1, tokenizer=lambda _: tokens))
+
+
+def test_wider_tokens(tmp_path: Path) -> None:
+    """dtype="uint32" holds them."""
+    put(tmp_path / "a.txt", "text")
+    options = TokenOptions(length=2, dtype="uint32", tokenizer=lambda _: [70000, 2, 3])
+    assert stream(read_tokens(FolderTree(tmp_path), options=options))[0].tolist() == [70000, 2]
+
+
+def test_other_files_are_declined(tmp_path: Path) -> None:
+    """Binary files of any name, pictures among texts, half a token, too little text, text that is none."""
+    with pytest.raises(EmptySourceError):
+        read_tokens(FolderTree(tmp_path))
+    put(tmp_path / "a/weights.bin", bytes(4096))
+    with pytest.raises(LayoutError, match=r"'weights\.bin' may hold anything"):
+        read_tokens(FolderTree(tmp_path / "a"))
+    put(tmp_path / "b/a.txt", "text" * 999)
+    put(tmp_path / "b/a.jpg", "")
+    with pytest.raises(LayoutError, match=r"more than text and tokens: 1 \.jpg"):
+        read_tokens(FolderTree(tmp_path / "b"))
+    put(tmp_path / "c/train.bin", bytes(4097))
+    with pytest.raises(ClaimedTreeError, match=r"'train\.bin' has 4,097 bytes"):
+        detect_layout(FolderTree(tmp_path / "c"))
+    put(tmp_path / "d/a.txt", "short")
+    with pytest.raises(LayoutError, match="holds 5 tokens, too few"):
+        read_tokens(FolderTree(tmp_path / "d"))
+    put(tmp_path / "e/a.txt", b"\xff\xfe" * 100)
+    with pytest.raises(ClaimedTreeError, match=r"'a\.txt' is no text in UTF-8"):
+        read_tokens(FolderTree(tmp_path / "e"), options=TokenOptions(tokenizer=words))
+
+
+@pytest.mark.parametrize("wrong", [{"length": 0}, {"dtype": "int64"}, {"separator": 65536}])
+def test_options_are_checked(wrong: dict[str, Any]) -> None:
+    """Before any tree is opened."""
+    with pytest.raises(OptionError, match=next(iter(wrong))):
+        TokenOptions(**wrong)

@@ -1,0 +1,299 @@
+"""TFRecord files, as TensorFlow writes them, read as it reads them."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import struct
+import subprocess
+import sys
+from hashlib import sha256
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from colabstage.errors import CorruptArchiveError, DecodeError, EmptySourceError, LayoutError
+from colabstage.layouts.detect import detect_layout
+from colabstage.layouts.fields import Boxes, Values
+from colabstage.layouts.shards.tfrecord_file import MessageError, parse_example
+from colabstage.pack.run import pack_dataset
+from colabstage.trees.folder import FolderTree
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from colabstage.layouts.table import SampleTable
+
+writing = pytest.importorskip("tfrecord.writer", reason="needs tfrecord: pip install -c constraints.txt tfrecord")
+reading = pytest.importorskip("tfrecord.reader", reason="needs tfrecord: pip install -c constraints.txt tfrecord")
+
+CHILD = Path(__file__).with_name("tensorflow_records.py")
+CORNERS = {"xmin": 0.25, "ymin": 0.5, "xmax": 0.75, "ymax": 1.0}
+
+
+def picture(number: int) -> bytes:
+    """An image file that no other number gives."""
+    values = np.random.default_rng(number).integers(0, 255, (8, 6, 3), np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(values).save(file, "PNG")
+    return file.getvalue()
+
+
+def write(path: Path, content: Sequence[Mapping[str, Any] | bytes]) -> Path:
+    """Make a file with the writer of the package tfrecord; what is bytes is a record as it is."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    writer = writing.TFRecordWriter(str(path))
+    for one in content:
+        if isinstance(one, bytes):
+            length = struct.pack("<Q", len(one))
+            for part in (length, writer.masked_crc(length), one, writer.masked_crc(one)):
+                writer.file.write(part)
+        else:
+            writer.write({name: _feature(value) for name, value in one.items()})
+    writer.close()
+    return path
+
+
+def _feature(value: Any) -> tuple[list[Any], str]:
+    values = value if isinstance(value, list) else [value]
+    if any(isinstance(one, float) for one in values) or not values:
+        return values, "float"
+    if all(isinstance(one, int) for one in values):
+        return values, "int"
+    return [one.encode() if isinstance(one, str) else one for one in values], "byte"
+
+
+def read_back(path: Path) -> list[tuple[bytes, int]]:
+    """Images and labels as the reader of the package tfrecord gives them."""
+    kinds = {"image": "byte", "label": "int"}
+    return [(bytes(one["image"]), int(one["label"][0])) for one in reading.tfrecord_loader(str(path), None, kinds)]
+
+
+@pytest.fixture(scope="module")
+def by_tensorflow(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """Files that TensorFlow has written, and what it reads from them."""
+    if find_spec("tensorflow") is None:
+        pytest.skip("needs tensorflow: pip install -c constraints.txt tensorflow-cpu")
+    folder = tmp_path_factory.mktemp("records")
+    done = subprocess.run(
+        [sys.executable, "-P", CHILD, folder],
+        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return folder, json.loads(done.stdout.splitlines()[-1])
+
+
+def plain(count: int) -> list[dict[str, Any]]:
+    """Images with a class."""
+    return [{"image": picture(n), "label": n % 3} for n in range(count)]
+
+
+def contents(table: SampleTable) -> list[bytes]:
+    """The images of a table."""
+    source = table.inputs.source
+    return [bytes(source.read(i)) for i in range(len(source))]
+
+
+def labels(table: SampleTable) -> list[Any]:
+    """The targets of a table."""
+    assert isinstance(table.targets, Values)
+    return table.targets.values.tolist()  # type: ignore[no-any-return]
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("kind", ["plain", "gzip"])
+def test_examples_are_what_tensorflow_reads(by_tensorflow: tuple[Path, dict[str, Any]], kind: str) -> None:
+    """Sample by sample, with TensorFlow's names of features; splits and classes as they are called."""
+    folder, theirs = by_tensorflow
+    table = detect_layout(FolderTree(folder / kind))
+    images = contents(table)
+    assert table.layout == "tfrecord"
+    assert [sha256(image).hexdigest() for image in images] == [image for image, _, _ in theirs[kind]]
+    assert labels(table) == [label for _, _, label in theirs[kind]]
+    assert table.splits == ("train",) * 9 + ("validation",) * 3
+    assert table.classes == ("0", "kind 0", "kind 1", "kind 2")
+    assert table.keys[5] == "train-00001-of-00002[0]"
+    assert table.inputs.source.sizes.tolist() == [len(image) for image in images]
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize(("kind", "encoding"), [("plain", "encoded"), ("gzip", "encoded")])
+def test_records_of_tensorflow_are_packed(
+    tmp_path: Path, by_tensorflow: tuple[Path, dict[str, Any]], kind: str, encoding: str
+) -> None:
+    """End to end: the pixels and labels that are read from the pack are those that TensorFlow decodes."""
+    dataset_h5 = pytest.importorskip("colabstage.load.dataset", reason="needs torch").dataset_h5
+    folder, theirs = by_tensorflow
+    pack_dataset(folder / kind, tmp_path / "out.h5", encoding=encoding, progress=False)
+    packed = dataset_h5(tmp_path / "out.h5", split="validation")
+    found = [(sha256(np.asarray(x).tobytes()).hexdigest(), int(y)) for x, y in (packed[i] for i in range(len(packed)))]
+    packed.close()
+    assert found == [(pixels, label) for _, pixels, label in theirs[kind][9:]]
+
+
+def test_files_of_tfds_are_read(tmp_path: Path) -> None:
+    """Their features are image and label, their names end in a number."""
+    data = [{"image": picture(n), "label": n % 2} for n in range(6)]
+    path = write(tmp_path / "1.0.0" / "pets-test.tfrecord-00000-of-00001", data)
+    table = detect_layout(FolderTree(tmp_path))
+    assert list(zip(contents(table), labels(table), strict=True)) == read_back(path)
+    assert table.splits == ("test",) * 6
+    assert table.classes == ()
+
+
+@pytest.mark.parametrize(
+    ("features", "values", "classes"),
+    [
+        ([{"label": n / 2} for n in range(3)], [0, 0.5, 1], ()),
+        ([{"label": -n} for n in range(3)], [0, -1, -2], ()),
+        ([{"label": 2**40 + n} for n in range(2)], [2**40, 2**40 + 1], ()),
+        ([{"label": "dog" if n else "cat"} for n in range(3)], [0, 1, 1], ("cat", "dog")),
+        ([{"class_name": "dog" if n else "cat"} for n in range(3)], [0, 1, 1], ("cat", "dog")),
+    ],
+)
+def test_labels_are_numbers_or_words(tmp_path: Path, features: list[Any], values: list[Any], classes: Any) -> None:
+    """Of any kind that an Example has."""
+    write(tmp_path / "a.tfrecord", [{"photo": picture(n), **one} for n, one in enumerate(features)])
+    table = detect_layout(FolderTree(tmp_path))
+    assert labels(table) == values
+    assert table.classes == classes
+
+
+def test_boxes_are_parts_of_width_and_height(tmp_path: Path) -> None:
+    """As TensorFlow's detection tools write them: any number for each image, none for some."""
+    sides = {f"image/object/bbox/{side}": [value] * 2 for side, value in CORNERS.items()}
+    names = {"image/object/class/label": [1, 2], "image/object/class/text": ["car", "dog"]}
+    empty: dict[str, Any] = {name: [] for name in sides}
+    data = [{"image/encoded": picture(0), **sides, **names}, {"image/encoded": picture(1), **empty}]
+    write(tmp_path / "train.tfrecord", data)
+    table = detect_layout(FolderTree(tmp_path))
+    assert isinstance(table.targets, Boxes)
+    assert table.targets.relative
+    assert table.targets.offsets.tolist() == [0, 2, 2]
+    assert table.targets.boxes.tolist() == [[0.25, 0.5, 0.75, 1.0]] * 2
+    assert table.targets.columns["labels"].tolist() == [1, 2]
+    assert table.classes == ("0", "car", "dog")
+
+
+def test_records_without_an_image_are_left_out(tmp_path: Path) -> None:
+    """And counted in a note; empty files are no matter."""
+    write(tmp_path / "a.tfrecord", [{"image": picture(0), "label": 1}, {"label": 2}])
+    write(tmp_path / "b.tfrecord", [])
+    table = detect_layout(FolderTree(tmp_path))
+    assert labels(table) == [1]
+    assert any("1 records" in note for note in table.notes)
+
+
+@pytest.mark.parametrize("cut", [5, 40, 1])
+def test_a_truncated_file_is_named(tmp_path: Path, cut: int) -> None:
+    """In a header, in the data, in the last checksum: never fewer samples in silence."""
+    write(tmp_path / "a.tfrecord", plain(3))
+    path = write(tmp_path / "b.tfrecord", plain(3))
+    content = path.read_bytes()
+    path.write_bytes(content[:-cut] if cut != 5 else content + content[:5])
+    with pytest.raises(CorruptArchiveError, match=r"b\.tfrecord' is truncated: it ends inside its record [23]"):
+        detect_layout(FolderTree(tmp_path))
+
+
+def test_a_damaged_length_is_named(tmp_path: Path) -> None:
+    """It would send the reader anywhere."""
+    path = write(tmp_path / "a.tfrecord", plain(3))
+    content = bytearray(path.read_bytes())
+    second = 16 + struct.unpack_from("<Q", content)[0]
+    content[second + 2] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(CorruptArchiveError, match="length of its record 1"):
+        detect_layout(FolderTree(tmp_path))
+
+
+def test_damaged_images_are_found_by_their_checksum(tmp_path: Path) -> None:
+    """A flipped bit in one record costs that sample only, by name."""
+    path = write(tmp_path / "data" / "a.tfrecord", plain(4))
+    content = path.read_bytes()
+    place = content.index(picture(2)) + 60
+    path.write_bytes(content[:place] + bytes([content[place] ^ 4]) + content[place + 1 :])
+    table = detect_layout(FolderTree(tmp_path / "data"))
+    assert table.inputs.source.read(1) == picture(1)
+    with pytest.raises(CorruptArchiveError, match=r"a\.tfrecord\[2\]' is damaged"):
+        table.inputs.source.read(2)
+    with pytest.raises((CorruptArchiveError, DecodeError), match=r"a\.tfrecord\[2\]"):
+        pack_dataset(tmp_path / "data", tmp_path / "out.h5", progress=False)
+    report = pack_dataset(tmp_path / "data", tmp_path / "out.h5", on_error="skip", progress=False)
+    assert len(report.skipped) == 1
+    assert "a.tfrecord[2]" in report.skipped[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "kind", "says"),
+    [
+        ("a.tfrecord", b"what is this, if not a record?", CorruptArchiveError, "no TFRecord file"),
+        ("train-00000-of-00001", b"what is this, if not a record?", LayoutError, "no TFRecord files"),
+        ("a.tfrecord", b"", LayoutError, "have any record"),
+        ("a.txt", b"", EmptySourceError, "no TFRecord files"),
+    ],
+)
+def test_other_files_are_not_claimed(tmp_path: Path, name: str, content: bytes, kind: type, says: str) -> None:
+    """A name alone makes no TFRecord file."""
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(kind, match=says):
+        detect_layout(FolderTree(tmp_path), "tfrecord")
+
+
+@pytest.mark.parametrize(
+    ("record", "says"),
+    [
+        ({"text": "words", "label": 1}, "holds no image file .* the features label, text"),
+        (b"\x0a\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff", r"a\.tfrecord\[0\]' is no tf.train.Example"),
+        ({"image": picture(0), "label": [1, 2]}, r"a\.tfrecord\[0\]' has 2 values in 'label'"),
+        ({"image": picture(0), "label": b"\xff\xfe"}, "no text"),
+    ],
+)
+def test_records_that_cannot_be_used_are_named(tmp_path: Path, record: Any, says: str) -> None:
+    """With what is in them."""
+    write(tmp_path / "a.tfrecord", [record])
+    with pytest.raises(LayoutError, match=says):
+        detect_layout(FolderTree(tmp_path), "tfrecord")
+
+
+def test_a_cut_message_is_no_example() -> None:
+    """Wherever it is cut or a byte is another one, it is read as something or refused with one error."""
+    features = {"image": picture(0)[:40], "label": [1, -1], "weight": [0.5, 2.0]}
+    data = writing.TFRecordWriter.serialize_tf_example({name: _feature(value) for name, value in features.items()})
+    found = parse_example(data)
+    assert found["label"] == [1, -1]
+    assert found["weight"] == [0.5, 2.0]
+    for cut in range(len(data)):
+        try:
+            parse_example(data[:cut])
+        except MessageError:
+            continue
+    for place in range(len(data)):
+        try:
+            parse_example(data[:place] + bytes([data[place] ^ 0x85]) + data[place + 1 :])
+        except MessageError:
+            continue
+    with pytest.raises(MessageError):
+        parse_example(data[:-1])
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("encoding", ["pixels", "encoded"])
+def test_records_are_packed(tmp_path: Path, encoding: str) -> None:
+    """End to end: the packed pixels and labels are those that the package tfrecord reads and Pillow decodes."""
+    dataset_h5 = pytest.importorskip("colabstage.load.dataset", reason="needs torch").dataset_h5
+    path = write(tmp_path / "d" / "test.tfrecord", [{"image": picture(n), "label": n % 3} for n in range(8)])
+    pack_dataset(tmp_path / "d", tmp_path / "out.h5", encoding=encoding, progress=False)
+    packed = dataset_h5(tmp_path / "out.h5", split="test")
+    for (x, y), (image, label) in zip((packed[i] for i in range(len(packed))), read_back(path), strict=True):
+        np.testing.assert_array_equal(x, np.asarray(Image.open(io.BytesIO(image))))
+        assert y == label
+    packed.close()

@@ -1,0 +1,294 @@
+"""WebDataset's shards, as its own writer makes them, read as its own reader reads them."""
+
+from __future__ import annotations
+
+import gc
+import io
+import json
+import tarfile
+import time
+import warnings
+import zipfile
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from colabstage.errors import CorruptArchiveError, EmptySourceError, LayoutError
+from colabstage.layouts.detect import detect_layout
+from colabstage.layouts.fields import Values
+from colabstage.layouts.shards.shard_source import ScanWindow, split_of_shard
+from colabstage.layouts.table import ClaimedTreeError
+from colabstage.pack.run import pack_dataset
+from colabstage.trees.folder import FolderTree
+from colabstage.trees.joined import JoinedTree
+from colabstage.trees.open import open_tree
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+    from colabstage.layouts.table import SampleTable
+
+webdataset = pytest.importorskip("webdataset", reason="needs webdataset: pip install -c constraints.txt webdataset")
+
+
+def picture(number: int, kind: str = "PNG") -> bytes:
+    """An image file that no other number gives."""
+    values = np.random.default_rng(number).integers(0, 255, (8, 6, 3), np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(values).save(file, kind)
+    return file.getvalue()
+
+
+def samples(first: int, count: int) -> list[dict[str, Any]]:
+    """Images with a class, as `TarWriter` takes them."""
+    return [{"__key__": f"{n:06d}", "png": picture(n), "cls": n % 3} for n in range(first, first + count)]
+
+
+def write(path: Path, content: Sequence[Mapping[str, Any]]) -> Path:
+    """Make a shard with WebDataset's own writer."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with webdataset.TarWriter(str(path)) as sink:
+        for sample in content:
+            sink.write(dict(sample))
+    return path
+
+
+def write_tar(path: Path, files: Sequence[tuple[str, bytes]]) -> Path:
+    """Make a tar of files that WebDataset's writer would refuse."""
+    path.parent.mkdir(parents=True)
+    with tarfile.open(path, "w") as archive:
+        for name, content in files:
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    return path
+
+
+def read_back(paths: Sequence[Path]) -> list[dict[str, Any]]:
+    """All samples as WebDataset's own reader gives them, undecoded."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)  # it leaves its files to the garbage collector
+        found = list(webdataset.WebDataset([str(path) for path in paths], shardshuffle=False))
+        gc.collect()
+    return found
+
+
+def contents(table: SampleTable) -> list[bytes]:
+    """The images of a table."""
+    source = table.inputs.source
+    return [bytes(source.read(i)) for i in range(len(source))]
+
+
+def labels(table: SampleTable) -> list[Any]:
+    """The targets of a table."""
+    assert isinstance(table.targets, Values)
+    return table.targets.values.tolist()  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("ending", ["tar", "tar.gz"])
+def test_shards_in_a_folder_are_what_webdataset_reads(tmp_path: Path, ending: str) -> None:
+    """Sample by sample, shard after shard, also compressed; splits are those that the shards are called after."""
+    paths = [
+        write(tmp_path / "data" / f"train-000000.{ending}", samples(0, 5)),
+        write(tmp_path / "data" / f"train-000001.{ending}", samples(5, 4)),
+        write(tmp_path / "data" / f"val-000000.{ending}", samples(0, 3)),
+    ]
+    table = detect_layout(FolderTree(tmp_path / "data"))
+    theirs = read_back(paths)
+    assert table.layout == "webdataset"
+    assert contents(table) == [sample["png"] for sample in theirs]
+    assert labels(table) == [int(sample["cls"]) for sample in theirs]
+    assert table.splits == ("train",) * 9 + ("val",) * 3
+    assert table.keys[0] == f"train-000000.{ending}/000000.png"
+
+
+def test_a_tar_is_a_shard_itself(tmp_path: Path) -> None:
+    """One tar is read in place; several that are joined are one shard each, with the splits that they are called."""
+    one = write(tmp_path / "train-0.tar", samples(0, 5))
+    other = write(tmp_path / "test-0.tar", samples(5, 4))
+    with open_tree(one, spool=tmp_path) as tree:
+        table = detect_layout(tree)
+        assert contents(table) == [sample["png"] for sample in read_back([one])]
+        assert table.splits == ("train",) * 5
+    parts = [(path.stem, open_tree(path, spool=tmp_path)) for path in (one, other)]
+    with JoinedTree("two", parts) as joined:
+        table = detect_layout(joined)
+        assert contents(table) == [sample["png"] for sample in read_back([one, other])]
+        assert table.splits == ("train",) * 5 + ("test",) * 4
+
+
+def test_shards_inside_a_zip_are_read(tmp_path: Path) -> None:
+    """What gives no parts is unpacked to the local disk first."""
+    shard = write(tmp_path / "a.tar", samples(0, 4))
+    with zipfile.ZipFile(tmp_path / "data.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.write(shard, "shards/a.tar")
+    with open_tree(tmp_path / "data.zip", spool=tmp_path) as tree:
+        assert contents(detect_layout(tree)) == [picture(n) for n in range(4)]
+
+
+@pytest.mark.parametrize(
+    ("files", "values", "classes"),
+    [
+        ([{"json": {"label": n % 2}} for n in range(4)], [0, 1, 0, 1], ()),
+        ([{"json": {"label": n % 2, "class_name": "ab"[n % 2]}} for n in range(4)], [0, 1, 0, 1], ("a", "b")),
+        ([{"json": {"label": "cat" if n else "dog"}} for n in range(4)], [1, 0, 0, 0], ("cat", "dog")),
+        ([{"json": {"label": n / 4}} for n in range(4)], [0, 0.25, 0.5, 0.75], ()),
+        ([{"txt": "dog" if n % 2 else "cat"} for n in range(4)], [0, 1, 0, 1], ("cat", "dog")),
+        ([{"txt": str(n % 2)} for n in range(4)], [0, 1, 0, 1], ()),
+        ([{"cls": 7, "json": {"label": 1}, "txt": "a caption"} for n in range(2)], [7, 7], ()),
+    ],
+)
+def test_labels_are_taken_where_they_are(tmp_path: Path, files: list[Any], values: list[Any], classes: Any) -> None:
+    """From cls, else from json, else from a txt that is a class."""
+    write(tmp_path / "d" / "a.tar", [{"__key__": f"{n}", "jpg": b"x", **file} for n, file in enumerate(files)])
+    table = detect_layout(FolderTree(tmp_path / "d"), "webdataset")
+    assert labels(table) == values
+    assert table.classes == classes
+
+
+def test_captions_are_no_classes(tmp_path: Path) -> None:
+    """Images with a text of their own each are kept without targets, and a note says so."""
+    write(tmp_path / "d" / "a.tar", [{"__key__": f"{n}", "jpg": b"x", "txt": f"photo {n}"} for n in range(4)])
+    table = detect_layout(FolderTree(tmp_path / "d"))
+    assert table.targets is None
+    assert any("captions" in note for note in table.notes)
+
+
+def test_samples_without_an_image_are_left_out(tmp_path: Path) -> None:
+    """And counted in a note."""
+    write(tmp_path / "d" / "a.tar", [*samples(0, 2), {"__key__": "z", "cls": 1}])
+    table = detect_layout(FolderTree(tmp_path / "d"))
+    assert len(table) == 2
+    assert any("1 samples" in note for note in table.notes)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["n01/1.jpg", "n01/2.jpg", "n02/1.jpg", "n02/2.jpg"],
+        ["images/1.jpg", "labels/1.txt"],
+        ["1.jpg", "2.jpg", "classes.txt"],
+    ],
+)
+def test_tars_of_other_layouts_are_not_claimed(tmp_path: Path, names: list[str]) -> None:
+    """Neither as the tree itself nor inside of one."""
+    path = write_tar(tmp_path / "e" / "d.tar", [(name, b"") for name in names])
+    with open_tree(path, spool=tmp_path) as tree, pytest.raises(LayoutError, match="no WebDataset"):
+        detect_layout(tree, "webdataset")
+    with pytest.raises(LayoutError, match="no WebDataset"):
+        detect_layout(FolderTree(tmp_path / "e"), "webdataset")
+
+
+def test_a_stray_tar_does_not_hide_a_folder_of_images(tmp_path: Path) -> None:
+    """Not even a broken one."""
+    for name in ("cat/1.jpg", "dog/1.jpg", "backup.tar"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"")
+    assert detect_layout(FolderTree(tmp_path)).layout == "image_folder"
+
+
+def test_without_tars_there_is_nothing(tmp_path: Path) -> None:
+    """An empty source is told from one that is something else."""
+    with pytest.raises(EmptySourceError):
+        detect_layout(FolderTree(tmp_path), "webdataset")
+
+
+@pytest.mark.parametrize("cut", [700, 3000, 10_000])
+def test_a_cut_shard_is_named(tmp_path: Path, cut: int) -> None:
+    """In a header, in a member, without an end: never fewer samples in silence."""
+    write(tmp_path / "d" / "a-0.tar", samples(0, 3))
+    path = write(tmp_path / "d" / "a-1.tar", samples(3, 30))
+    path.write_bytes(path.read_bytes()[:cut])
+    with pytest.raises(CorruptArchiveError, match=r"a-1\.tar"):
+        detect_layout(FolderTree(tmp_path / "d"))
+
+
+@pytest.mark.parametrize(
+    ("files", "says"),
+    [
+        ([("1.jpg", b""), ("1.cls", b"0"), ("1.jpg", b"")], "'1.jpg' twice"),
+        ([("1.jpg", b""), ("1.json", b"{")], r"1\.json' is no JSON"),
+        ([("1.jpg", b""), ("1.cls", b"\xff\xfe\xff")], "is no text"),
+        ([("1.jpg", b""), ("1.cls", b"0"), ("2.jpg", b"")], "1 of 2 samples have no label"),
+        ([("1.jpg", b""), ("1.cls", b"0"), ("2.jpg", b""), ("2.cls", b"cat")], "a word"),
+        ([("1.jpg", b""), ("1.cls", b"9" * 30)], "64-bit"),
+    ],
+)
+def test_broken_samples_are_named(tmp_path: Path, files: list[tuple[str, bytes]], says: str) -> None:
+    """One typed error; no other layout is asked."""
+    write_tar(tmp_path / "d" / "a.tar", files)
+    with pytest.raises(ClaimedTreeError, match=says):
+        detect_layout(FolderTree(tmp_path / "d"))
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("encoding", ["pixels", "encoded"])
+def test_shards_are_packed(tmp_path: Path, encoding: str) -> None:
+    """End to end: the packed pixels and labels are those that WebDataset decodes."""
+    dataset_h5 = pytest.importorskip("colabstage.load.dataset", reason="needs torch").dataset_h5
+    paths = [write(tmp_path / "d" / f"test-{n}.tar", samples(4 * n, 4)) for n in range(3)]
+    pack_dataset(tmp_path / "d", tmp_path / "out.h5", encoding=encoding, progress=False)
+    theirs = read_back(paths)
+    packed = dataset_h5(tmp_path / "out.h5", split="test")
+    assert len(packed) == len(theirs)
+    for index, sample in enumerate(theirs):
+        x, y = packed[index]
+        np.testing.assert_array_equal(x, np.asarray(Image.open(io.BytesIO(sample["png"]))))
+        assert y == int(sample["cls"])
+    packed.close()
+
+
+def test_more_shards_than_may_be_open(tmp_path: Path) -> None:
+    """Handles are let go of, and taken again, as reading goes from shard to shard."""
+    for number in range(80):
+        write(tmp_path / f"s-{number:03d}.tar", samples(number, 1))
+    table = detect_layout(FolderTree(tmp_path))
+    assert contents(table) == [picture(n) for n in range(80)]
+    assert contents(table) == [picture(n) for n in range(80)]
+
+
+class _SlowBytes:
+    """A `ByteSource` that takes its time, and counts."""
+
+    label = "slow"
+
+    def __init__(self, content: bytes, wait: Callable[[], None]) -> None:
+        self.content = content
+        self.size = len(content)
+        self.reads = 0
+        self._wait = wait
+
+    def pread(self, length: int, offset: int) -> bytes:
+        self.reads += 1
+        self._wait()
+        return self.content[offset : offset + length]
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_slow_shard_is_scanned_in_few_reads() -> None:
+    """A round trip costs more than the bytes between two headers."""
+    content = bytes(range(256)) * 40_000
+    source = _SlowBytes(content, lambda: time.sleep(0.003))
+    window = ScanWindow(source)
+    assert all(window.pread(100, at) == content[at : at + 100] for at in range(0, len(content), 50_000))
+    assert source.reads <= 5
+    assert window.pread(1000, len(content) - 10) == content[-10:]
+
+
+def test_the_split_of_a_shard_is_a_word_of_its_name() -> None:
+    """Of the file's name first, then of the folders; two different words are none."""
+    assert split_of_shard("train/test-0.tar") == "test"
+    assert split_of_shard("val/0.tar") == "val"
+    assert split_of_shard("train-val-0.tar") is None
+    assert split_of_shard("constraint-0.tar") is None
+
+
+def test_json_that_is_a_bare_label_is_one(tmp_path: Path) -> None:
+    """Some writers put the number alone into the json."""
+    write(tmp_path / "d" / "a.tar", [{"__key__": f"{n}", "jpg": b"x", "json": json.loads(str(n))} for n in range(3)])
+    assert labels(detect_layout(FolderTree(tmp_path / "d"))) == [0, 1, 2]

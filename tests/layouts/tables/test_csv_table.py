@@ -1,0 +1,161 @@
+"""Tables of paths and labels: whatever the columns are called and however the paths are written."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from colabstage.errors import EmptySourceError, LayoutError
+from colabstage.layouts.detect import detect_layout
+from colabstage.layouts.fields import Values
+from colabstage.layouts.tables.csv_table import read_table
+from colabstage.trees.folder import FolderTree
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from colabstage.layouts.table import SampleTable
+
+COUNT = 6
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Callable[..., SampleTable]:
+    """Read a dataset of six (empty) images below images/ and the given files."""
+
+    def read(files: dict[str, str], **options: Any) -> SampleTable:
+        for number in range(COUNT):
+            place = tmp_path / "data" / "images" / f"{number}.jpg"
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_bytes(b"")
+        for name, text in files.items():
+            place = tmp_path / "data" / name
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_text(text, encoding="utf-8")
+        return detect_layout(FolderTree(tmp_path / "data"), functools.partial(read_table, **options))
+
+    return read
+
+
+def values(found: SampleTable) -> Any:
+    """The targets."""
+    assert isinstance(found.targets, Values)
+    return found.targets.values
+
+
+def csv(header: str, line: str, **columns: list[Any]) -> str:
+    """A table with one row for each image; `line` is a format of `i` and of the columns."""
+    rows = [line.format(i=i, **{name: cells[i] for name, cells in columns.items()}) for i in range(COUNT)]
+    return "\n".join([header, *rows] if header else rows) + "\n"
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        "images/{i}.jpg", "./images/{i}.jpg", "{i}.jpg", "{i}", "images/{i}", "C:\\old\\images\\{i}.jpg",
+        "/content/drive/MyDrive/data/images/{i}.jpg", "data/images/{i}.jpg", "../data/images/{i}.jpg",
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("name", ["labels.csv", "notes/labels.csv", "images/labels.csv"])
+def test_paths_lead_to_images_however_they_are_written(
+    table: Callable[..., SampleTable], written: str, name: str
+) -> None:
+    """Relative to the table, to the source or to another machine; with and without the extension."""
+    found = table({name: csv("file,label", written + ",c{i}")})
+    assert found.keys == tuple(f"images/{i}.jpg" for i in range(COUNT))
+    assert found.classes == tuple(f"c{i}" for i in range(COUNT))
+    assert values(found).tolist() == list(range(COUNT))
+
+
+WORDS = ["dog", "cat", "dog", "eel", "cat", "cat"]
+
+
+@pytest.mark.parametrize(
+    ("header", "line", "expected", "dtype", "classes"),
+    [
+        ("path,label", "{i}.jpg,{word}", [1, 0, 1, 2, 0, 0], np.int64, ("cat", "dog", "eel")),
+        ("id;breed;width", "{i};{word};17", [1, 0, 1, 2, 0, 0], np.int64, ("cat", "dog", "eel")),
+        ("path\tkind", "{i}.jpg\t{word}", [1, 0, 1, 2, 0, 0], np.int64, ("cat", "dog", "eel")),
+        ("path,age", "{i}.jpg,{i}.5", [0.5, 1.5, 2.5, 3.5, 4.5, 5.5], np.float32, ()),
+        ("path,label", "{i}.jpg,{two}", [0, 1, 0, 1, 0, 1], np.int64, ("0", "1")),
+        ("path,count", "{i}.jpg,{i}", [0, 1, 2, 3, 4, 5], np.int64, ()),
+        ("path,a,b", "{i}.jpg,{two},1", [[0, 1], [1, 1]] * 3, np.uint8, ("a", "b")),
+        ("path,x,y", "{i}.jpg,{i},0.5", [[i, 0.5] for i in range(6)], np.float32, ()),
+        ("path,tags", "{i}.jpg,{tags}", [[1, 0], [0, 1], [1, 1], [0, 0], [1, 0], [0, 1]], np.uint8, ("a", "b")),
+        ("", "{i}.jpg,{word}", [1, 0, 1, 2, 0, 0], np.int64, ("cat", "dog", "eel")),
+    ],
+)
+def test_labels_are_what_the_cells_say(
+    table: Callable[..., SampleTable], header: str, line: str, expected: Any, dtype: Any, classes: tuple[str, ...]
+) -> None:
+    """Words are classes, numbers are numbers, several of 0 and 1 are several labels."""
+    columns: dict[str, list[Any]] = {"word": WORDS, "two": [0, 1] * 3, "tags": ["a", "b", "a|b", "", "a", "b"]}
+    found = table({"t.csv": csv(header, line, **columns)})
+    assert values(found).dtype == dtype
+    assert values(found).tolist() == expected
+    assert found.classes == classes
+
+
+def test_a_split_column_and_a_group_column_are_known(table: Callable[..., SampleTable]) -> None:
+    """The one by its content, the other by its name; neither is taken for a label."""
+    splits = ["train", "Train", "val", "test", "train", "training"]
+    text = csv("patient_id,image,fold_name,diagnosis", "p{g},{i}.jpg,{s},{w}", g=[1, 1, 2, 3, 4, 1], s=splits, w=WORDS)
+    found = table({"t.csv": text})
+    assert found.splits == ("train", "train", "val", "test", "train", "train")
+    assert found.groups == ("p1", "p1", "p2", "p3", "p4", "p1")
+    assert found.classes == ("cat", "dog", "eel")
+
+
+def test_tables_called_after_splits_are_the_splits(table: Callable[..., SampleTable]) -> None:
+    """train.csv and test.csv of the same columns make one dataset."""
+    rows = csv("file,label", "{i}.jpg,{w}", w=WORDS).splitlines(keepends=True)
+    found = table({"labels_train.csv": "".join(rows[:5]), "labels-test.csv": rows[0] + "".join(rows[5:])})
+    assert sorted(zip(found.keys, found.splits or (), strict=True)) == [
+        (f"images/{i}.jpg", "train" if i < 4 else "test") for i in range(COUNT)
+    ]
+    with pytest.raises(LayoutError, match="Several tables"):
+        table({"copy.csv": "".join(rows)})
+
+
+def test_rows_without_images_and_images_without_rows_are_counted(table: Callable[..., SampleTable]) -> None:
+    """Neither stops the pack, both are said; an image of two rows is two samples."""
+    text = "file,label\n0.jpg,a\n0.jpg,b\n1.jpg,a\n2.jpg,b\nnone.jpg,a\n"
+    found = table({"t.csv": text})
+    assert found.keys == ("images/0.jpg", "images/0.jpg#2", "images/1.jpg", "images/2.jpg")
+    assert [note.split(" ", 1)[0] for note in found.notes[1:]] == ["1", "3"]
+
+
+def test_labels_that_cannot_be_told_are_asked_for(table: Callable[..., SampleTable]) -> None:
+    """The message lists the columns; `labels` chooses."""
+    files = {"t.csv": csv("file,shape,color", "{i}.jpg,{w},{c}", w=WORDS, c=["red", "blue"] * 3)}
+    with pytest.raises(LayoutError, match="'color', 'shape'"):
+        table(files)
+    assert table(files, labels=["color"]).classes == ("blue", "red")
+    with pytest.raises(LayoutError, match="no column 'size'"):
+        table(files, labels=["size"])
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("a,b\nx,y\n", "lead to images"),
+        ("", "lead to images"),
+        ("file,label\n0.jpg,a,b\n", "3 cells in row 2"),
+        ("file,label\n0.jpg,a\n1.jpg,\n2.jpg,b\n", "no label"),
+    ],
+)
+def test_tables_that_cannot_be_used_say_why(table: Callable[..., SampleTable], text: str, says: str) -> None:
+    """One typed error with the reason."""
+    with pytest.raises(LayoutError, match=says):
+        table({"t.csv": text})
+
+
+def test_a_source_without_images_is_empty(tmp_path: Path) -> None:
+    """A table alone is no dataset."""
+    (tmp_path / "t.csv").write_text("a,b\n", encoding="utf-8")
+    with pytest.raises(EmptySourceError):
+        read_table(FolderTree(tmp_path))

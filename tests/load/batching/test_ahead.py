@@ -1,0 +1,176 @@
+"""An iterator run in a background thread ends in every case."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from typing import TYPE_CHECKING
+
+import pytest
+
+from colabstage.load.batching.ahead import TICK, Ahead, Tick
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+
+
+def threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "ahead-test"]
+
+
+def wait_until(true: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + 10
+    while not true():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.005)
+    return True
+
+
+def counting(made: list[int], ended: list[bool]) -> Generator[int]:
+    try:
+        for number in range(1000):
+            made.append(number)
+            yield number
+    finally:
+        ended.append(True)
+
+
+def test_everything_arrives_in_order() -> None:
+    """The results come as the generator yields them, and then it is over, also when asked again."""
+    ahead = Ahead(iter_of(range(100)), 3, "ahead-test")
+    assert list(ahead) == list(range(100))
+    assert list(ahead) == []
+    assert not threads()
+
+
+def iter_of(numbers: range) -> Generator[int]:
+    yield from numbers
+
+
+def test_it_runs_ahead_only_so_far() -> None:
+    """With nobody taking, it makes as many as fit the queue and one more."""
+    made: list[int] = []
+    ahead = Ahead(counting(made, []), 3, "ahead-test")
+    assert wait_until(lambda: len(made) == 4)
+    time.sleep(0.05)
+    assert len(made) == 4
+    assert next(ahead) == 0
+    assert wait_until(lambda: len(made) == 5)
+    ahead.close()
+
+
+def test_close_ends_thread_and_generator() -> None:
+    """After close, twice, the thread is gone, the generator's finally has run, and nothing more comes."""
+    ended: list[bool] = []
+    ahead = Ahead(counting([], ended), 2, "ahead-test")
+    next(ahead)
+    ahead.close()
+    ahead.close()
+    assert ended == [True]
+    assert not threads()
+    assert list(ahead) == []
+
+
+def test_dropping_it_ends_the_thread() -> None:
+    """Losing the last reference is enough."""
+    ended: list[bool] = []
+    ahead = Ahead(counting([], ended), 2, "ahead-test")
+    next(ahead)
+    del ahead
+    gc.collect()
+    assert ended == [True]
+    assert not threads()
+
+
+def failing() -> Generator[int]:
+    yield 1
+    deep_inside()
+
+
+def deep_inside() -> None:
+    msg = "the disk is on fire"
+    raise OSError(msg)
+
+
+def test_error_comes_out_at_the_consumer_with_its_traceback() -> None:
+    """What was made before the error arrives first; the error shows where it happened; then it is over."""
+    ahead = Ahead(failing(), 4, "ahead-test")
+    assert next(ahead) == 1
+    with pytest.raises(OSError, match="on fire") as caught:
+        next(ahead)
+    assert "deep_inside" in "".join(traceback.format_exception(caught.value))
+    assert list(ahead) == []
+    assert not threads()
+
+
+def test_consumer_waits_for_a_slow_producer() -> None:
+    """A result that takes a while is waited for."""
+
+    def slow() -> Generator[int]:
+        time.sleep(0.2)
+        yield 7
+
+    assert list(Ahead(slow(), 1, "ahead-test")) == [7]
+
+
+def test_iterator_from_before_a_fork_is_refused_in_the_child() -> None:
+    """In a forked child there is no such thread, and asking is an error instead of a wait for ever."""
+    ahead = Ahead(counting([], []), 2, "ahead-test")
+    child = os.fork()
+    if child == 0:
+        try:
+            next(ahead)
+        except RuntimeError:
+            os._exit(7)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    ahead.close()
+
+
+def test_ticks_are_nobodys_result() -> None:
+    """Ticks between results are not handed out, and do not fill the queue."""
+
+    def ticking() -> Generator[int | Tick]:
+        for number in range(3):
+            for _ in range(5):
+                yield TICK
+            yield number
+
+    assert list(Ahead(ticking(), 1, "ahead-test")) == [0, 1, 2]
+
+
+def test_a_generator_without_results_is_ended_at_a_tick() -> None:
+    """Long work before the first result stops when nobody wants it any more."""
+    ended: list[bool] = []
+
+    def working() -> Generator[int | Tick]:
+        try:
+            while True:
+                time.sleep(0.001)
+                yield TICK
+        finally:
+            ended.append(True)
+
+    Ahead(working(), 1, "ahead-test").close()
+    assert ended == [True]
+    assert not threads()
+
+
+def test_interpreter_exits_with_one_running() -> None:
+    """A program that ends in the middle of an iteration ends at once and cleanly."""
+    code = (
+        "from colabstage.load.batching.ahead import TICK, Ahead, Tick\n"
+        "def numbers():\n"
+        "    while True:\n"
+        "        yield 1\n"
+        "ahead = Ahead(numbers(), 2, 'running')\n"
+        "print(next(ahead))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert (done.stdout, done.stderr) == ("1\n", "")

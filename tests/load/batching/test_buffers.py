@@ -1,0 +1,126 @@
+"""The pool lends memory again only when nobody can see it any more."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from colabstage.load.batching.buffers import BufferPool
+
+SHAPE = (64, 64, 64)  # 262,144 bytes: above what the pool leaves to malloc
+
+
+def test_memory_of_a_dropped_array_is_lent_again() -> None:
+    """The next array lies where the dropped one lay."""
+    pool = BufferPool(2)
+    first = pool.lend(SHAPE, np.uint8)
+    address = first.ctypes.data
+    del first
+    assert pool.idle == 1
+    assert pool.lend(SHAPE, np.uint8).ctypes.data == address
+
+
+def test_kept_arrays_are_never_overwritten() -> None:
+    """However many arrays are kept, each has its own memory."""
+    pool = BufferPool(2)
+    kept = []
+    for number in range(12):
+        array = pool.lend(SHAPE, np.uint8)
+        array[...] = number
+        kept.append(array)
+    assert [int(array.min()) for array in kept] == [int(array.max()) for array in kept] == list(range(12))
+
+
+@pytest.mark.parametrize(
+    "derive",
+    [
+        lambda array: array[3:5, 1],
+        lambda array: array.transpose(2, 0, 1)[::2],
+        lambda array: array.view(np.uint16)[1:],
+        lambda array: array.reshape(-1)[5:].view(np.int8),
+        memoryview,
+        lambda array: np.lib.stride_tricks.sliding_window_view(array, 3, axis=0),
+    ],
+    ids=["slice", "transpose", "dtype", "flat", "memoryview", "window"],
+)
+def test_any_view_keeps_the_memory(derive: object) -> None:
+    """Whatever is derived from a lent array keeps its memory, and gives it back when it goes."""
+    assert callable(derive)
+    pool = BufferPool(2)
+    view = derive(pool.lend(SHAPE, np.uint8))
+    gc.collect()
+    assert pool.idle == 0
+    del view
+    gc.collect()
+    assert pool.idle == 1
+
+
+def test_idle_memory_is_bounded() -> None:
+    """Of many arrays dropped at once only so many blocks are kept for later."""
+    pool = BufferPool(3)
+    many = [pool.lend(SHAPE, np.uint8) for _ in range(10)]
+    many.clear()
+    assert pool.idle == 3
+
+
+def test_a_smaller_array_fits_an_old_block_and_a_larger_one_does_not() -> None:
+    """The last batch of an epoch reuses memory, and a larger array gets the memory it needs."""
+    pool = BufferPool(1)
+    pool.lend(SHAPE, np.uint8)
+    small = pool.lend((40, 64, 64), np.uint8)
+    assert pool.idle == 0
+    del small
+    large = pool.lend((128, 64, 64), np.float32)
+    large[...] = 1
+    assert large.shape == (128, 64, 64)
+
+
+@pytest.mark.parametrize("shape", [(0, 5), (3,), (2, 2, 2)])
+def test_small_and_empty_arrays_are_ordinary(shape: tuple[int, ...]) -> None:
+    """Arrays too small to be worth a mapping come all the same."""
+    array = BufferPool(1).lend(shape, np.float32)
+    assert array.shape == shape
+    assert array.dtype == np.float32
+
+
+def test_an_array_outlives_its_pool() -> None:
+    """Dropping the pool does not pull memory from under an array."""
+    array = BufferPool(1).lend(SHAPE, np.uint8)
+    gc.collect()
+    array[...] = 5
+    assert int(array.sum()) == 5 * array.size
+
+
+def test_threads_never_share_a_block() -> None:
+    """Eight threads that lend, write, look and drop never see another's bytes."""
+    pool = BufferPool(4)
+    start = threading.Barrier(8)
+
+    def work(number: int) -> bool:
+        start.wait(timeout=30)
+        for _ in range(200):
+            array = pool.lend(SHAPE, np.uint8)
+            array[::16, ::16] = number
+            if not (array[::16, ::16] == number).all():
+                return False
+        return True
+
+    with ThreadPoolExecutor(8) as threads:
+        assert all(threads.map(work, range(8)))
+
+
+def test_a_forked_child_does_not_write_into_its_parent() -> None:
+    """Memory of the pool is private to each process after a fork."""
+    array = BufferPool(1).lend(SHAPE, np.uint8)
+    array[...] = 1
+    child = os.fork()
+    if child == 0:
+        array[...] = 2
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert int(array.max()) == 1

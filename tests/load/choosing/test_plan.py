@@ -1,0 +1,236 @@
+"""Decisions about loading, from facts alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from colabstage.errors import NotEnoughSpaceError, OptionError
+from colabstage.load.choosing.choices import DeviceFacts, LoaderFacts, LoaderRequest
+from colabstage.load.choosing.plan import choose_loader
+from colabstage.load.epoch.sharding import Shard
+from colabstage.load.reading.storage import EngineChoice
+
+FACTS = LoaderFacts(
+    rows=1000,
+    row_bytes=196_608,
+    stored_bytes=196_608_000,
+    engine=EngineChoice("mapped", "a test"),
+    encoded=False,
+    per_sample=False,
+    cores=2,
+    free_memory_bytes=8_000_000_000,
+)
+
+
+@pytest.mark.parametrize(("drop_last", "batches"), [(False, 16), (True, 15)])
+def test_number_of_batches(drop_last: bool, batches: int) -> None:
+    """The last, partial batch counts unless it is dropped."""
+    assert choose_loader(FACTS, LoaderRequest(64, drop_last=drop_last)).batches == batches
+
+
+@pytest.mark.parametrize(
+    ("facts", "workers"),
+    [
+        (FACTS, 2),
+        (replace(FACTS, cores=1), 1),
+        (replace(FACTS, cores=64), 4),
+        (replace(FACTS, engine=EngineChoice("h5py", "a test"), cores=64, free_memory_bytes=0), 1),
+        (replace(FACTS, engine=EngineChoice("h5py", "a test"), cores=64), 4),
+        (replace(FACTS, engine=EngineChoice("read", "a test")), 16),
+        (replace(FACTS, engine=EngineChoice("read", "a test"), encoded=True, cores=64), 64),
+        (replace(FACTS, encoded=True, cores=64), 64),
+    ],
+)
+def test_workers_follow_from_cores_and_work(facts: LoaderFacts, workers: int) -> None:
+    """Copying stops gaining after a few threads, decoding takes all cores, h5py gains from none, reads from many."""
+    assert choose_loader(facts, LoaderRequest(64)).workers.value == workers
+
+
+def test_little_memory_shortens_the_queue() -> None:
+    """Batches that would not fit several times are prepared one at a time."""
+    assert choose_loader(FACTS, LoaderRequest(64)).prefetch.value == 2
+    plan = choose_loader(replace(FACTS, free_memory_bytes=100_000_000), LoaderRequest(64))
+    assert plan.prefetch.value == 1
+    assert "12.6 MB" in plan.prefetch.reason
+
+
+def test_what_is_asked_for_is_taken() -> None:
+    """Given numbers are used as they are, and the plan says that they were asked for."""
+    plan = choose_loader(FACTS, LoaderRequest(64, num_workers=3, prefetch=5))
+    assert (plan.workers.value, plan.prefetch.value) == (3, 5)
+    assert plan.workers.reason == plan.prefetch.reason == "as asked"
+
+
+def test_plan_says_why() -> None:
+    """Every decision is in the plan's text with its reason."""
+    plan = choose_loader(replace(FACTS, per_sample=True), LoaderRequest(64))
+    text = str(plan)
+    for part in (
+        plan.strategy,
+        plan.reason,
+        plan.workers.reason,
+        plan.prefetch.reason,
+        plan.engine.reason,
+        "16 batches",
+    ):
+        assert part in text
+    assert "sample by sample" in plan.reason
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"batch_size": 0}, "batch_size=0"),
+        ({"batch_size": 2.5}, "batch_size=2.5"),
+        ({"batch_size": "auto"}, "batch_size='auto'"),
+        ({"num_workers": 0}, "num_workers=0"),
+        ({"num_workers": True}, "num_workers=True"),
+        ({"prefetch": -1}, "prefetch=-1"),
+        ({"strategy": "magic"}, "expected one of auto, device, memory, direct, workers"),
+        ({"batch_size": 2000, "drop_last": True}, "no batch of 1,000 samples"),
+    ],
+)
+def test_values_that_cannot_work_are_refused(changes: dict[str, Any], message: str) -> None:
+    """Each is an OptionError that names the argument with its value."""
+    request: dict[str, Any] = {"batch_size": 64, **changes}
+    with pytest.raises(OptionError, match=message):
+        choose_loader(FACTS, LoaderRequest(**request))
+
+
+H5PY = EngineChoice("h5py", "its chunks are filtered (deflate)")
+# The split, and what stays free beside it.
+SPARE = 196_608_000 + 1_000_000_000
+
+
+@pytest.mark.parametrize(
+    ("engine", "free_memory_bytes", "strategy"),
+    [
+        ("mapped", 10**12, "direct"),
+        ("read", 10**12, "direct"),
+        ("h5py", 10**12, "memory"),
+        ("h5py", SPARE + 196_608_000, "memory"),
+        ("h5py", SPARE + 196_607_999, "direct"),
+        ("h5py", 0, "direct"),
+        ("memory", 0, "memory"),
+    ],
+)
+def test_auto_takes_memory_where_the_file_is_slow_and_fits_twice(
+    engine: Any, free_memory_bytes: int, strategy: str
+) -> None:
+    """Only what h5py reads is worth a copy of its own, and only half of the memory to spare is taken unasked."""
+    facts = replace(FACTS, engine=EngineChoice(engine, "a test"), free_memory_bytes=free_memory_bytes)
+    assert choose_loader(facts, LoaderRequest(64)).strategy == strategy
+    assert choose_loader(facts, LoaderRequest(64, strategy="direct")).strategy == "direct"
+
+
+def test_reasons_for_memory_have_the_obstacle_and_the_size() -> None:
+    """The plan says why memory was taken, how much of it, and that batches come from there."""
+    plan = choose_loader(replace(FACTS, engine=H5PY), LoaderRequest(64))
+    assert plan.engine.name == "memory"
+    for part in ("deflate", "197 MB", "straight out of memory"):
+        assert part in str(plan)
+    asked = choose_loader(FACTS, LoaderRequest(64, strategy="memory"))
+    assert (asked.strategy, asked.engine.name) == ("memory", "memory")
+    assert "as asked" in asked.engine.reason
+
+
+def test_memory_that_is_not_there_is_refused() -> None:
+    """Asked for, memory is taken to the last byte of what can be spared, and beyond that refused with both figures."""
+    request = LoaderRequest(64, strategy="memory")
+    assert choose_loader(replace(FACTS, free_memory_bytes=SPARE), request).strategy == "memory"
+    with pytest.raises(NotEnoughSpaceError, match="197 MB of memory, and 100 MB can be spared"):
+        choose_loader(replace(FACTS, free_memory_bytes=SPARE - 96_608_000), request)
+    with pytest.raises(NotEnoughSpaceError):
+        choose_loader(replace(FACTS, free_memory_bytes=SPARE - 1), request)
+    with pytest.raises(NotEnoughSpaceError, match="0 B can be spared"):
+        choose_loader(replace(FACTS, free_memory_bytes=5), request)
+
+
+def test_no_samples_is_no_batch() -> None:
+    """An empty split has no batches, and that is fine."""
+    assert choose_loader(replace(FACTS, rows=0), LoaderRequest(64, drop_last=True)).batches == 0
+
+
+NEEDED = 1000 * (196_608 + 8)
+GPU = DeviceFacts("cuda", 4 * NEEDED)
+
+
+@pytest.mark.parametrize(
+    ("changes", "strategy"),
+    [
+        ({}, "device"),
+        ({"device": DeviceFacts("cuda", 4 * NEEDED - 1)}, "direct"),
+        ({"device": DeviceFacts("cpu", 10**12)}, "direct"),
+        ({"device": None}, "direct"),
+        ({"uniform": False}, "direct"),
+        ({"per_sample": True}, "direct"),
+    ],
+)
+def test_auto_takes_a_gpu_with_room(changes: dict[str, Any], strategy: str) -> None:
+    """A quarter of what is free there is taken unasked, for rows that can lie there."""
+    plan = choose_loader(replace(FACTS, **{"device": GPU, **changes}), LoaderRequest(64))
+    assert plan.strategy == strategy
+    if strategy == "device":
+        assert "197 MB of the 786 MB that are free there" in plan.engine.reason
+
+
+def test_a_gpu_that_is_too_small_is_refused() -> None:
+    """Asked for, all but a reserve is taken, and beyond that refused with the figures."""
+    request = LoaderRequest(64, strategy="device")
+    fits = replace(FACTS, device=DeviceFacts("cuda", NEEDED + 500_000_000))
+    assert choose_loader(fits, request).strategy == "device"
+    with pytest.raises(NotEnoughSpaceError, match="needs 197 MB of the device's memory, of which 697 MB are free"):
+        choose_loader(replace(FACTS, device=DeviceFacts("cuda", NEEDED + 499_999_999)), request)
+
+
+COLD = replace(FACTS, engine=EngineChoice("read", "a test"), random_rows=True, rows=1_000_000)
+
+
+@pytest.mark.parametrize(
+    ("facts", "shuffle", "order"),
+    [
+        (COLD, "auto", "window"),
+        (COLD, True, "permutation"),
+        (COLD, False, "file"),
+        (COLD, "window", "window"),
+        (replace(COLD, random_rows=False), "auto", "permutation"),
+        (replace(COLD, free_memory_bytes=1_000_000_100), "auto", "permutation"),
+        (FACTS, "auto", "permutation"),
+        (FACTS, "window", "window"),
+        (replace(COLD, epoch_rows=500), "auto", "permutation"),
+    ],
+)
+def test_order_follows_from_what_reading_costs(facts: LoaderFacts, shuffle: Any, order: str) -> None:
+    """A window is taken unasked where random rows are slow and the file's own are in random order; what is asked for
+    is done."""
+    plan = choose_loader(facts, LoaderRequest(64, strategy="direct", shuffle=shuffle))
+    assert plan.order.name == order
+    assert plan.order.reason in str(plan)
+
+
+@pytest.mark.parametrize("budget", [100_000_000, 500_000_000, 2**31, None])
+def test_windows_take_no_more_than_asked(budget: int | None) -> None:
+    """Two windows and the batches in flight fit into the budget, windows hold whole batches, and there is no room for
+    another batch in each."""
+    order = choose_loader(COLD, LoaderRequest(64, shuffle="window", memory_budget=budget)).order
+    row_bytes = 196_608 + 8
+    # 7 GB can be spared; a quarter of that, as a power of two.
+    budget = budget or 2**30
+    in_flight = (2 + 2) * 64 * row_bytes
+    assert (
+        2 * order.window_rows * row_bytes + in_flight <= budget < 2 * (order.window_rows + 64) * row_bytes + in_flight
+    )
+    assert order.window_rows % 64 == 0
+    assert 1 <= order.block_rows <= order.window_rows // 16 + 1
+
+
+@pytest.mark.parametrize(("drop_last", "batches"), [(False, 6), (True, 5)])
+def test_ranks_have_their_part_of_the_batches(drop_last: bool, batches: int) -> None:
+    """1,000 samples in batches of 64 are six steps of three ranks, five of them full."""
+    facts = replace(FACTS, shard=Shard(1, 3))
+    assert choose_loader(facts, LoaderRequest(64, drop_last=drop_last)).batches == batches
+    with pytest.raises(OptionError, match="no batch of 1,000 samples for 3 ranks"):
+        choose_loader(facts, LoaderRequest(400, drop_last=True))

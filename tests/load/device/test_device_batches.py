@@ -1,0 +1,131 @@
+"""`strategy="device"`: a split that lives where the model does gives the batches of any other strategy."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import h5py
+import numpy as np
+import pytest
+import torch
+
+from colabstage.errors import NotEnoughSpaceError, OptionError
+from colabstage.load.dataset import dataset_h5
+from colabstage.load.device.device_batches import DeviceTable
+from colabstage.load.loader import make_loader
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+def assert_same_batches(one: Any, other: Any) -> None:
+    """Two loaders give the same epochs, bit for bit, in the same memory format."""
+    for _ in range(2):
+        for ((x, y), index), ((other_x, other_y), other_index) in zip(one, other, strict=True):
+            assert torch.equal(index.cpu(), other_index)
+            assert torch.equal(y.cpu(), other_y)
+            assert torch.equal(x.cpu(), other_x)
+            assert (x.dtype, y.dtype, x.stride()) == (other_x.dtype, other_y.dtype, other_x.stride())
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("kind", ["pack", "float32", "gzip", "big-endian", "recipe"])
+@pytest.mark.parametrize("options", [{}, {"shuffle": False}, {"drop_last": True}, {"dtype": torch.float32}])
+def test_batches_are_those_of_direct(
+    make_file: Callable[..., Any], device: str, kind: str, options: dict[str, Any]
+) -> None:
+    """Whatever the storage and the options, the same seed and epoch give the same batches."""
+    dataset = dataset_h5(make_file(kind, 23).path, return_index=True)
+    on_device = make_loader(dataset, 5, device=device, strategy="device", seed=4, **options)
+    assert on_device.plan.strategy == "device"
+    assert_same_batches(on_device, make_loader(dataset, 5, strategy="direct", seed=4, **options))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_encoded_images_are_decoded_once(make_encoded: Callable[..., Path], device: str) -> None:
+    """Image files of one size after decoding lie on the device as pixels."""
+    dataset = dataset_h5(make_encoded(7, size=(6, 9)), return_index=True)
+    loader = make_loader(dataset, 3, device=device, strategy="device")
+    assert_same_batches(loader, make_loader(dataset, 3, strategy="direct"))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("shape", [(), (7,), (3, 5), (3, 32, 32), (1,)])
+@pytest.mark.parametrize("dtype", ["u1", "u2", "f4", "f8", "?", "i8"])
+def test_rows_of_any_shape_and_dtype(device: str, shape: tuple[int, ...], dtype: str) -> None:
+    """A table gives back, bit for bit, what was put in, in blocks, whatever the length of its rows."""
+    values = torch.from_numpy(np.random.default_rng(0).integers(0, 200, (11, *shape)).astype(dtype))
+    table = DeviceTable(11, shape, values.dtype, torch.device(device))
+    table.fill(0, values[:4])
+    table.fill(4, values[4:])
+    index = torch.tensor([3, 0, 10, 3])
+    assert torch.equal(table.take(index.to(device)).cpu(), values[index])
+
+
+def test_a_batch_is_the_callers_own(make_file: Callable[..., Any]) -> None:
+    """Changing a batch changes no other, and not the next epoch's."""
+    dataset = dataset_h5(make_file("pack", 23).path, return_index=True)
+    loader = make_loader(dataset, 23, device="cpu", strategy="device", shuffle=False)
+    ((x, y), index), kept = next(iter(loader)), make_file("pack", 23).x
+    x.zero_(), y.zero_(), index.zero_()
+    (x, y), index = next(iter(loader))
+    np.testing.assert_array_equal(x.permute(0, 2, 3, 1), kept)
+    assert index.tolist() == list(range(23))
+
+
+def test_it_needs_the_file_no_more(make_file: Callable[..., Any]) -> None:
+    """After the loader is made, the file may go; no thread runs."""
+    sample = make_file("pack", 23)
+    loader = make_loader(dataset_h5(sample.path), 5, device="cpu", strategy="device")
+    sample.path.unlink()
+    assert [len(y) for _, y in loader] == [5, 5, 5, 5, 3]
+
+
+def test_blocks_join_to_the_split(tmp_path: Path) -> None:
+    """A split of several blocks lies on the device whole and in order."""
+    values = np.random.default_rng(0).integers(0, 256, (150, 400, 300, 3), dtype=np.uint8)
+    with h5py.File(tmp_path / "large.h5", "w") as file:
+        file["X_train"], file["Y_train"] = values, np.arange(150)
+    dataset = dataset_h5(tmp_path / "large.h5")
+    loader = make_loader(dataset, 64, device="cpu", strategy="device", shuffle=False)
+    for number, (x, y) in enumerate(loader):
+        np.testing.assert_array_equal(x.permute(0, 2, 3, 1), values[64 * number : 64 * (number + 1)])
+        assert y.tolist() == list(range(64 * number, 64 * number + len(y)))
+
+
+def test_an_empty_split_has_no_batches(make_file: Callable[..., Any]) -> None:
+    """Nothing to put there is no error."""
+    assert list(make_loader(dataset_h5(make_file("pack", 0).path), 5, device="cpu", strategy="device")) == []
+
+
+def test_what_cannot_lie_on_a_device_is_refused(
+    make_file: Callable[..., Any], make_encoded: Any, tmp_path: Path
+) -> None:
+    """Transforms of samples, images of their own sizes and splits that do not fit are errors that say what to do."""
+    with pytest.raises(OptionError, match="batch_transform"):
+        make_loader(dataset_h5(make_file("pack", 23).path, np.asarray), 5, strategy="device")
+    with pytest.raises(OptionError, match="of one shape"):
+        make_loader(dataset_h5(make_encoded(5)), 5, strategy="device")
+    with h5py.File(tmp_path / "huge.h5", "w") as file:
+        file.create_dataset("X_train", (2**30, 2**16), "u1", chunks=(1, 2**16))
+    with pytest.raises(NotEnoughSpaceError, match=r"70\.\d TB of the device's memory, of which .* are free"):
+        make_loader(dataset_h5(tmp_path / "huge.h5"), 5, strategy="device")
+
+
+@pytest.mark.gpu
+def test_auto_takes_the_device_for_a_small_split(make_file: Callable[..., Any]) -> None:
+    """A GPU with room holds the split unasked."""
+    loader = make_loader(dataset_h5(make_file("pack", 23).path), 5, device="cuda")
+    assert loader.plan.strategy == "device"
+
+
+@pytest.mark.gpu
+def test_batches_on_another_stream_are_whole(make_file: Callable[..., Any]) -> None:
+    """A loader used on a stream of the caller's own gives the same batches."""
+    dataset = dataset_h5(make_file("pack", 23).path, return_index=True)
+    loader = make_loader(dataset, 5, device="cuda", strategy="device")
+    with torch.cuda.stream(torch.cuda.Stream()):  # type: ignore[no-untyped-call]
+        assert_same_batches(loader, make_loader(dataset, 5, strategy="direct"))

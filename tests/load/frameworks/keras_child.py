@@ -1,0 +1,124 @@
+"""What `to_keras` does under the backend that KERAS_BACKEND names, as JSON. A process of its own, because keras chooses
+its backend once."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import sys
+import threading
+import time
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import h5py
+import numpy as np
+
+from colabstage.errors import OptionError
+from colabstage.load.frameworks.keras import to_keras
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+BATCH, SEED = 5, 3
+
+
+def threads() -> list[str]:
+    """The threads that colabstage has running."""
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("colabstage")]
+
+
+def threads_left() -> list[str]:
+    """Those that are still there when all had time to end."""
+    deadline = time.monotonic() + 10
+    while threads() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return threads()
+
+
+def refusal(act: Callable[[], object]) -> str:
+    """The message of the error that it ends in."""
+    try:
+        act()
+    except OptionError as error:
+        return str(error)
+    return "nothing"
+
+
+def constant_model(keras: Any) -> Any:
+    """A model that says 0 and learns nothing: its loss is the mean of the targets."""
+    layers = [keras.layers.Flatten(), keras.layers.Dense(1, kernel_initializer="zeros")]
+    model = keras.Sequential(layers)
+    model.compile(keras.optimizers.SGD(0.0), "mae")
+    return model
+
+
+def recorder(keras: Any, *, stop_after: int | None = None) -> Any:
+    """A callback with the sum of the targets of each batch, epoch by epoch, made of the running mean of the loss."""
+
+    class Recorder(keras.callbacks.Callback):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.epochs: list[list[float]] = []
+
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            self.epochs.append([])
+
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            self.epochs[-1].append(float(logs["loss"]))
+            if stop_after is not None and batch + 1 == stop_after:
+                self.model.stop_training = True
+
+    return Recorder()
+
+
+def main(path: Path) -> dict[str, Any]:
+    """All facts."""
+    with h5py.File(path) as file:
+        x = file["X_train"][()]
+    by_hand = to_keras(path, BATCH, seed=SEED)
+    facts: dict[str, Any] = {"torch_is_imported": "torch" in sys.modules}
+    import keras
+
+    facts["backend"] = keras.backend.backend()
+    facts["by_hand"] = [[y.tolist() for _, y in by_hand] for _ in range(2)]
+    copied = pickle.loads(pickle.dumps(by_hand))
+    facts["copied"] = [y.tolist() for _, y in copied]
+
+    train = to_keras(path, BATCH, seed=SEED, dtype="float32")
+    model, record = constant_model(keras), recorder(keras)
+    model.fit(train, epochs=3, verbose=0, callbacks=[record])
+    facts["fit"] = record.epochs
+    facts["threads_after_fit"] = threads_left()
+
+    still = to_keras(path, BATCH, shuffle=False, dtype="float32")
+    echo = keras.Sequential([keras.layers.Flatten()])
+    predicted = echo.predict(still, verbose=0)
+    np.testing.assert_allclose(predicted, x.reshape(len(x), -1) / np.float32(255), rtol=1e-6)
+    ordered = recorder(keras)
+    model.fit(still, epochs=1, verbose=0, shuffle=False, callbacks=[ordered])
+    facts["fit_in_order"] = ordered.epochs[0]
+    mixed = recorder(keras)
+    model.fit(still, epochs=1, verbose=0, callbacks=[mixed])
+    facts["fit_mixed"] = mixed.epochs[0]
+
+    part = recorder(keras)
+    steps = to_keras(path, BATCH, seed=SEED, dtype="float32")
+    model.fit(steps, epochs=4, steps_per_epoch=len(steps) // 2, verbose=0, callbacks=[part])
+    facts["fit_by_steps"] = part.epochs
+
+    stopped = to_keras(path, BATCH, seed=SEED, dtype="float32")
+    model.fit(stopped, epochs=5, verbose=0, callbacks=[recorder(keras, stop_after=2)])
+    facts["refusals"] = [
+        refusal(partial(setattr, stopped, "workers", 4)),
+        refusal(partial(setattr, stopped, "use_multiprocessing", True)),
+        refusal(partial(stopped.set_epoch, -1)),
+    ]
+    facts["threads_after_stop"] = threads_left()
+    by_hand.close()
+    return facts
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(main(Path(sys.argv[1]))) + "\n")

@@ -1,0 +1,270 @@
+"""Batches as numpy arrays: the rows and values of `make_loader`, without torch."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import h5py
+import numpy as np
+import pytest
+
+from colabstage.errors import OptionError
+from colabstage.load.frameworks.arrays import ArrayBatches, ArrayRequest, ArraySpec, one_hot, pad_boxes
+from colabstage.load.reading.crew import Crew
+from colabstage.load.reading.reader import SplitReader
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+KINDS = ["pack", "recipe", "float32", "big-endian", "gzip"]
+
+
+def epoch_of(batches: ArrayBatches, epoch: int = 0) -> list[Any]:
+    return [batches.read(epoch, number) for number in range(len(batches))]
+
+
+def request(**options: Any) -> ArrayRequest:
+    return ArrayRequest(**{"batch_size": 5, **options})
+
+
+@pytest.fixture
+def labelled(tmp_path: Path) -> Callable[..., Path]:
+    """Write a file with these targets."""
+
+    def write(targets: Any, **extra: Any) -> Path:
+        with h5py.File(tmp_path / "labelled.h5", "w") as file:
+            file["X_train"] = np.zeros((len(targets), 4, 6, 3), np.uint8)
+            file["Y_train"] = targets
+            for name, value in extra.items():
+                file.attrs[name] = value
+        return tmp_path / "labelled.h5"
+
+    return write
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("threads", [1, 3])
+def test_batches_are_the_files_rows(make_file: Callable[..., Any], kind: str, threads: int) -> None:
+    """Bit for bit as h5py reads them, in the order of the epoch, the partial last one too."""
+    sample = make_file(kind, 23)
+    batches = ArrayBatches(sample.path, request(seed=2))
+    with Crew(threads) as crew:
+        for number in range(len(batches)):
+            rows = batches.rows(1, number)
+            x, y = batches.read(1, number, crew)
+            np.testing.assert_array_equal(x, sample.x[rows])
+            np.testing.assert_array_equal(y, sample.y[rows])
+            assert x.dtype == sample.x.dtype
+            assert y.dtype == (np.int64 if sample.y.ndim == 1 else sample.y.dtype)
+    assert [len(y) for _, y in epoch_of(batches)] == [5, 5, 5, 5, 3]
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", [None, "float32"])
+@pytest.mark.parametrize("drop_last", [True, False])
+def test_batches_are_those_of_make_loader(
+    make_file: Callable[..., Any], kind: str, dtype: str | None, drop_last: bool
+) -> None:
+    """For the same seed, epoch and batch size: the same samples, values and dtypes, in NHWC."""
+    import torch
+
+    from colabstage.load.dataset import dataset_h5
+    from colabstage.load.loader import make_loader
+
+    dataset = dataset_h5(make_file(kind, 23).path)
+    loader = make_loader(dataset, 5, seed=7, drop_last=drop_last, dtype=None if dtype is None else torch.float32)
+    batches = ArrayBatches(dataset, request(seed=7, drop_last=drop_last, dtype=dtype))
+    for epoch in range(2):
+        for (x, y), (other_x, other_y) in zip(epoch_of(batches, epoch), loader, strict=True):
+            np.testing.assert_array_equal(x, other_x.permute(0, 2, 3, 1).numpy())
+            np.testing.assert_array_equal(y, other_y.numpy())
+            assert str(x.dtype) == str(other_x.dtype).removeprefix("torch.")
+
+
+@pytest.mark.torch
+def test_transforms_of_the_dataset_are_called(make_file: Callable[..., Any]) -> None:
+    """Sample by sample, their results stacked; of other shapes they are refused."""
+    from colabstage.load.dataset import dataset_h5
+
+    sample = make_file("pack", 23)
+    dataset = dataset_h5(sample.path, lambda x: x[:2].astype(np.float32), target_transform=lambda y: y * 2.5)
+    batches = ArrayBatches(dataset, request(shuffle=False))
+    x, y = batches.read(0, 1)
+    np.testing.assert_array_equal(x, sample.x[5:10, :2].astype(np.float32))
+    np.testing.assert_array_equal(y, sample.y[5:10] * 2.5)
+    assert batches.specs()[0] == ArraySpec((None, 2, *sample.x.shape[2:]), np.dtype(np.float32))
+    uneven = dataset_h5(sample.path, lambda x: x[: 1 + int(x[0, 0, 0]) % 2])
+    with pytest.raises(OptionError, match="Have transform make arrays of one shape"):
+        epoch_of(ArrayBatches(uneven, request()))
+
+
+@pytest.mark.torch
+def test_a_dataset_with_indices_is_refused(make_file: Callable[..., Any]) -> None:
+    """Training takes (x, y)."""
+    from colabstage.load.dataset import dataset_h5
+
+    with pytest.raises(OptionError, match="return_index=True"):
+        ArrayBatches(dataset_h5(make_file("pack", 23).path, return_index=True), request())
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_dtype_scales_bytes_to_one(make_file: Callable[..., Any], dtype: str) -> None:
+    """uint8 becomes [0, 1]; floats keep their values."""
+    sample = make_file("pack", 23)
+    x, _ = ArrayBatches(sample.path, request(shuffle=False, dtype=dtype)).read(0, 0)
+    assert x.dtype == dtype
+    np.testing.assert_allclose(x, sample.x[:5] / 255, rtol=1e-3 if dtype == "float16" else 1e-6)
+    floats = make_file("float32", 23)
+    x, _ = ArrayBatches(floats.path, request(shuffle=False, dtype="float32")).read(0, 0)
+    np.testing.assert_array_equal(x, floats.x[:5])
+
+
+def test_sixteen_bits_scale_to_one_in_half_precision(tmp_path: Path) -> None:
+    """65535 is beyond what float16 can hold."""
+    with h5py.File(tmp_path / "deep.h5", "w") as file:
+        file["X_train"] = np.array([0, 13107, 65535], np.uint16).reshape(3, 1, 1, 1)
+        file["Y_train"] = [0, 1, 2]
+    x, _ = ArrayBatches(tmp_path / "deep.h5", request(shuffle=False, dtype="float16")).read(0, 0)
+    np.testing.assert_allclose(x.ravel(), [0, 0.2, 1], rtol=1e-3)
+
+
+def test_a_batch_is_the_callers_own(tmp_path: Path) -> None:
+    """What is kept is not overwritten, although memory is used again."""
+    values = np.random.default_rng(0).integers(0, 256, (40, 64, 64, 3), dtype=np.uint8)
+    with h5py.File(tmp_path / "large.h5", "w") as file:
+        file["X_train"], file["Y_train"] = values, np.arange(40)
+    for dtype in (None, "float32"):
+        batches = ArrayBatches(tmp_path / "large.h5", request(batch_size=8, dtype=dtype))
+        for x, y in epoch_of(batches):
+            np.testing.assert_allclose(x * (255 if dtype else 1), values[y], atol=1e-3)
+
+
+def test_one_hot_of_labels_and_masks() -> None:
+    """A number a class along the last axis; pixels of no class are in none; labels of shape (1, 1) are labels."""
+    labels = one_hot(np.array([2, 0, -1, 9]), 3)
+    np.testing.assert_array_equal(labels, [[0, 0, 1], [1, 0, 0], [0, 0, 0], [0, 0, 0]])
+    assert labels.dtype == np.float32
+    assert one_hot(np.zeros((4, 1, 1), np.uint8), 3).shape == (4, 3)
+    masks = np.array([[[0, 255], [1, 2]]], np.uint8)
+    hot = one_hot(masks, 3)
+    assert hot.shape == (1, 2, 2, 3)
+    np.testing.assert_array_equal(hot.sum(axis=-1), [[[1, 0], [1, 1]]])
+    np.testing.assert_array_equal(hot.argmax(axis=-1)[0, 1], [1, 2])
+    with pytest.raises(OptionError, match="these are float32"):
+        one_hot(np.zeros(3, np.float32), 3)
+
+
+def test_one_hot_by_the_files_classes(make_file: Callable[..., Any], labelled: Callable[..., Path]) -> None:
+    """ "auto" takes as many as are named, and is refused where none are."""
+    batches = ArrayBatches(make_file("pack", 23).path, request(one_hot="auto"))
+    assert batches.read(0, 0)[1].shape == (5, 5)
+    with pytest.raises(OptionError, match="one_hot=10"):
+        ArrayBatches(labelled(np.zeros(7, np.int64)), request(one_hot="auto"))
+
+
+def test_padded_boxes() -> None:
+    """As many as the fullest row has, filled up with 0 and -1, with their numbers beside."""
+    targets: list[dict[str, Any]] = [
+        {"boxes": np.ones((count, 4), np.float32), "labels": np.arange(count), "hard": np.ones(count, np.uint8)}
+        for count in (2, 0, 3)
+    ]
+    padded = pad_boxes(targets)
+    assert {name: part.shape for name, part in padded.items()} == {
+        "boxes": (3, 3, 4),
+        "labels": (3, 3),
+        "hard": (3, 3),
+        "lengths": (3,),
+    }
+    assert padded["lengths"].tolist() == [2, 0, 3]
+    assert padded["labels"].tolist() == [[0, 1, -1], [-1, -1, -1], [0, 1, 2]]
+    assert padded["boxes"][0].sum(axis=1).tolist() == [4, 4, 0]
+    assert padded["hard"].tolist() == [[1, 1, 0], [0, 0, 0], [1, 1, 1]]
+
+
+@pytest.mark.parametrize(("size", "drop_last", "first"), [(5, False, None), (5, True, 5), (23, False, 23)])
+def test_specs_say_what_batches_are(
+    make_file: Callable[..., Any], size: int, drop_last: bool, first: int | None
+) -> None:
+    """The first axis is known where all batches are full."""
+    sample = make_file("pack", 23)
+    x, y = ArrayBatches(sample.path, request(batch_size=size, drop_last=drop_last)).specs()
+    assert x == ArraySpec((first, *sample.x.shape[1:]), np.dtype(np.uint8))
+    assert y == ArraySpec((first,), np.dtype(np.int64))
+
+
+def test_a_reader_and_another_split_will_do(tmp_path: Path) -> None:
+    """A `SplitReader` as it is; a path with the name of its split."""
+    with h5py.File(tmp_path / "two.h5", "w") as file:
+        for name, count in (("train", 6), ("dev", 4)):
+            file[f"X_{name}"], file[f"Y_{name}"] = np.zeros((count, 2, 2, 3), np.uint8), np.arange(count)
+    assert len(ArrayBatches(SplitReader(tmp_path / "two.h5", "dev"), request(batch_size=1))) == 4
+    assert len(ArrayBatches(tmp_path / "two.h5", request(batch_size=1), split="dev")) == 4
+    assert len(ArrayBatches(str(tmp_path / "two.h5"), request(batch_size=1))) == 6
+    with pytest.raises(OptionError, match="has its split already"):
+        ArrayBatches(SplitReader(tmp_path / "two.h5"), request(), split="dev")
+
+
+@pytest.mark.parametrize("size", [None, (8, 9)])
+def test_encoded_images_are_decoded(make_encoded: Callable[..., Path], size: tuple[int, int] | None) -> None:
+    """To one size; images of many sizes are refused with what to do."""
+    path = make_encoded(7, size=size)
+    if size is None:
+        with pytest.raises(OptionError, match="image_size="):
+            ArrayBatches(path, request())
+        return
+    batches = ArrayBatches(path, request(shuffle=False))
+    expected = SplitReader(path).read_x(range(5))
+    np.testing.assert_array_equal(batches.read(0, 0)[0], np.asarray(expected))
+
+
+def test_batches_pickle(make_file: Callable[..., Any]) -> None:
+    """A copy reads the same."""
+    batches = ArrayBatches(make_file("pack", 23).path, request(dtype="float32"))
+    batches.read(0, 0)
+    copied = pickle.loads(pickle.dumps(batches))
+    for (x, y), (other_x, other_y) in zip(epoch_of(batches, 4), epoch_of(copied, 4), strict=True):
+        np.testing.assert_array_equal(x, other_x)
+        np.testing.assert_array_equal(y, other_y)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"batch_size": 0}, "batch_size=0"),
+        ({"batch_size": 24, "drop_last": True}, "leaves no batch of 23 samples"),
+        ({"seed": -1}, "seed=-1"),
+        ({"dtype": "uint8"}, "dtype='uint8'"),
+        ({"dtype": "nonsense"}, "dtype='nonsense'"),
+        ({"one_hot": 0}, "one_hot=0"),
+        ({"one_hot": True}, "one_hot=True"),
+        ({"num_workers": 0}, "num_workers=0"),
+        ({"prefetch": 0}, "prefetch=0"),
+    ],
+)
+def test_what_cannot_work_is_refused(make_file: Callable[..., Any], options: dict[str, Any], words: str) -> None:
+    """With the value and what is expected."""
+    with pytest.raises(OptionError, match=words):
+        ArrayBatches(make_file("pack", 23).path, request(**options))
+
+
+def test_other_things_are_refused(make_file: Callable[..., Any]) -> None:
+    """What is no dataset, and a split without samples."""
+    with pytest.raises(OptionError, match="Got int; expected a dataset_h5"):
+        ArrayBatches(3, request())  # type: ignore[arg-type]
+    with pytest.raises(OptionError, match="has no samples"):
+        ArrayBatches(make_file("contiguous", 0).path, request())
+
+
+def test_torch_is_not_imported() -> None:
+    """Where it is not installed, or not wanted: importing it takes seconds."""
+    modules = (
+        "colabstage.load.frameworks.arrays, colabstage.load.frameworks.keras, colabstage.load.frameworks.tensorflow"
+    )
+    code = f"import {modules}, sys; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "False"

@@ -1,0 +1,143 @@
+"""`to_keras` with the real keras on each of its backends, each in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+
+from colabstage.load.epoch.order import epoch_order
+
+CHILD = Path(__file__).with_name("keras_child.py")
+ROWS, BATCH, SEED = 38, 5, 3
+
+pytestmark = [
+    pytest.mark.skipif(find_spec("keras") is None, reason="needs keras: pip install -c constraints.txt --group keras"),
+    pytest.mark.timeout(240),
+]
+
+
+def backends() -> list[Any]:
+    """Those of keras, each skipped where its package is missing."""
+    return [
+        pytest.param(
+            name,
+            marks=pytest.mark.skipif(
+                find_spec(name) is None, reason=f"needs {name}: pip install -c constraints.txt --group keras"
+            ),
+        )
+        for name in ("tensorflow", "jax", "torch")
+    ]
+
+
+def write_rows(path: Path, rows: int = ROWS) -> Path:
+    """A file whose targets are the numbers of its rows."""
+    with h5py.File(path, "w") as file:
+        file["X_train"] = np.random.default_rng(0).integers(0, 256, (rows, 4, 6, 3), dtype=np.uint8)
+        file["Y_train"] = np.arange(rows)
+    return path
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("keras")
+
+
+@pytest.fixture(params=backends())
+def facts(request: pytest.FixtureRequest, folder: Path) -> dict[str, Any]:
+    """What the child saw under one backend."""
+    return _facts(request.param, folder)
+
+
+@cache
+def _facts(backend: str, folder: Path) -> dict[str, Any]:
+    path = write_rows(folder / f"{backend}.h5")
+    variables = {
+        "KERAS_BACKEND": backend,
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+        "KERAS_HOME": str(folder),
+        "JAX_PLATFORMS": "cpu",
+    }
+    done = subprocess.run(
+        [sys.executable, "-P", CHILD, path],
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert isinstance(found, dict)
+    return found
+
+
+def batches_of(epoch: int, *, shuffle: bool = True) -> list[list[int]]:
+    """The rows of an epoch's batches, as `make_loader` has them."""
+    order = epoch_order(ROWS, shuffle=shuffle, seed=SEED, epoch=epoch).tolist()
+    return [order[start : start + BATCH] for start in range(0, ROWS, BATCH)]
+
+
+def running_means(batches: list[list[int]]) -> list[float]:
+    """The mean of all targets up to the end of each batch."""
+    sums, counts = np.cumsum([sum(rows) for rows in batches]), np.cumsum([len(rows) for rows in batches])
+    return [float(mean) for mean in sums / counts]
+
+
+def test_torch_is_imported_only_where_it_is_the_backend(facts: dict[str, Any]) -> None:
+    """Importing it takes seconds and hundreds of megabytes."""
+    assert facts["torch_is_imported"] == (facts["backend"] == "torch")
+
+
+def test_each_pass_by_hand_is_the_next_epoch(facts: dict[str, Any]) -> None:
+    """Batches are those of `make_loader`, epoch after epoch; a copy by pickle goes on from there."""
+    assert facts["by_hand"] == [batches_of(0), batches_of(1)]
+    assert facts["copied"] == batches_of(2)
+
+
+def test_fit_trains_on_the_epochs_of_make_loader(facts: dict[str, Any]) -> None:
+    """In their order, although `fit` shuffles the numbers of batches, and from the first one on, although it looks at
+    some data before it trains."""
+    assert len(facts["fit"]) == 3
+    for epoch, means in enumerate(facts["fit"]):
+        np.testing.assert_allclose(means, running_means(batches_of(epoch)), rtol=1e-5)
+
+
+def test_without_shuffling_batches_come_by_number(facts: dict[str, Any]) -> None:
+    """In the file's order, or in the one that `fit` shuffles them into."""
+    still = batches_of(0, shuffle=False)
+    np.testing.assert_allclose(facts["fit_in_order"], running_means(still), rtol=1e-5)
+    assert not np.allclose(facts["fit_mixed"], running_means(still))
+    np.testing.assert_allclose(facts["fit_mixed"][-1], running_means(still)[-1], rtol=1e-5)
+
+
+def test_epochs_by_steps_go_on_where_they_stopped(facts: dict[str, Any]) -> None:
+    """With `steps_per_epoch` two of Keras's epochs make one pass over the data."""
+    for epoch in range(2):
+        first, second = facts["fit_by_steps"][2 * epoch : 2 * epoch + 2]
+        batches = batches_of(epoch)
+        np.testing.assert_allclose(first, running_means(batches[: len(first)]), rtol=1e-5)
+        np.testing.assert_allclose(second, running_means(batches[len(first) :]), rtol=1e-5)
+
+
+def test_nothing_is_left_behind(facts: dict[str, Any]) -> None:
+    """No thread after training, also where it stopped in the middle of an epoch and the dataset is still there."""
+    assert facts["threads_after_fit"] == []
+    assert facts["threads_after_stop"] == []
+
+
+def test_keras_workers_are_refused(facts: dict[str, Any]) -> None:
+    """With what to do instead."""
+    workers, processes, epoch = facts["refusals"]
+    assert "num_workers=" in workers
+    assert "reads ahead in threads" in processes
+    assert "epoch=-1" in epoch

@@ -1,0 +1,106 @@
+"""`to_tf_data` with the real tensorflow, in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+
+from colabstage.load.epoch.order import epoch_order
+
+CHILD = Path(__file__).with_name("tensorflow_child.py")
+ROWS, BATCH, SEED = 38, 5, 3
+
+pytestmark = [
+    pytest.mark.skipif(
+        find_spec("tensorflow") is None, reason="needs tensorflow: pip install -c constraints.txt --group keras"
+    ),
+    pytest.mark.timeout(240),
+]
+
+
+def write_boxes(path: Path) -> Path:
+    """Six images with 0, 1, 2, 0, 1, 2 boxes."""
+    counts = np.arange(6) % 3
+    with h5py.File(path, "w") as file:
+        file["X_train"] = np.zeros((6, 4, 6, 3), np.uint8)
+        group = file.create_group("Y_train")
+        group["offsets"] = np.cumsum([0, *counts], dtype=np.int64)
+        group["boxes"] = np.ones((counts.sum(), 4), np.float32)
+        group["labels"] = np.arange(counts.sum())
+    return path
+
+
+@pytest.fixture(scope="module")
+def facts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What the child saw."""
+    folder = tmp_path_factory.mktemp("tensorflow")
+    with h5py.File(folder / "rows.h5", "w") as file:
+        file["X_train"] = np.random.default_rng(0).integers(0, 256, (ROWS, 4, 6, 3), dtype=np.uint8)
+        file["Y_train"] = np.arange(ROWS)
+    variables = {"KERAS_BACKEND": "tensorflow", "KERAS_HOME": str(folder), "TF_CPP_MIN_LOG_LEVEL": "3"}
+    done = subprocess.run(
+        [sys.executable, "-P", CHILD, folder / "rows.h5", write_boxes(folder / "boxes.h5")],
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert isinstance(found, dict)
+    return found
+
+
+def batches_of(epoch: int) -> list[list[int]]:
+    """The rows of an epoch's batches, as `make_loader` has them."""
+    order = epoch_order(ROWS, shuffle=True, seed=SEED, epoch=epoch).tolist()
+    return [order[start : start + BATCH] for start in range(0, ROWS, BATCH)]
+
+
+def test_each_iterator_is_the_next_epoch(facts: dict[str, Any]) -> None:
+    """Of `make_loader`'s, those of `repeat` too, and the one after an early break."""
+    assert facts["epochs"] == [batches_of(0), batches_of(1)]
+    assert facts["repeated"] == batches_of(2) + batches_of(3)
+    assert facts["after_break"] == batches_of(5)
+    assert facts["resumed"] == batches_of(7)
+
+
+def test_shapes_are_known_beforehand(facts: dict[str, Any]) -> None:
+    """The first axis where all batches are full, the number of boxes never."""
+    assert facts["spec"] == [[[None, 4, 6, 3], "uint8"], [[None], "int64"]]
+    assert facts["spec_full"] == [[[5, 4, 6, 3], "float32"], [[5, 38], "float32"]]
+    assert facts["batches"] == 8
+    assert facts["spec_boxes"][1] == {
+        "boxes": [[None, None, 4], "float32"],
+        "labels": [[None, None], "int64"],
+        "lengths": [[None], "int64"],
+    }
+    assert facts["lengths"] == [[0, 1, 2, 0], [1, 2]]
+
+
+def test_what_is_made_of_it_keeps_it(facts: dict[str, Any]) -> None:
+    """A dataset mapped and prefetched works when the first one has no name any more."""
+    assert facts["mapped"] == [[row + 1 for row in rows] for rows in batches_of(0)]
+
+
+def test_keras_trains_on_it(facts: dict[str, Any]) -> None:
+    """With shapes that layers are built from."""
+    assert facts["fitted"] == 2
+
+
+def test_nothing_is_left_behind(facts: dict[str, Any]) -> None:
+    """No thread of ours, and no open file once datasets and iterators are dropped; torch is not imported."""
+    assert facts["files_while_used"] > 0
+    assert facts["files_after_drop"] == 0
+    assert facts["threads"] == []
+    assert not facts["torch_is_imported"]

@@ -1,0 +1,242 @@
+"""Foreign files read without HDF5: every layout, filter and dtype gives what h5py gives."""
+
+from __future__ import annotations
+
+import zlib
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+import h5py
+import numpy as np
+import pytest
+import zstandard
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from colabstage.errors import DamagedPackError, PackFormatError
+from colabstage.load.dataset import dataset_h5
+from colabstage.load.loader import make_loader
+from colabstage.load.reading import chunks
+from colabstage.load.reading.crew import Crew
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+pytestmark = pytest.mark.torch
+
+DTYPES = ["u1", "<u2", ">u2", "<i4", ">i8", "<f2", ">f2", "<f4", ">f4", "<f8", ">f8", "?", "<c8", ">c16"]
+FILTERS: list[dict[str, Any]] = [
+    {},
+    {"compression": "gzip"},
+    {"compression": "gzip", "shuffle": True},
+    {"compression": "gzip", "compression_opts": 0},
+    {"shuffle": True},
+    {"fletcher32": True},
+    {"compression": "gzip", "shuffle": True, "fletcher32": True},
+    {"compression": "lzf", "shuffle": True},
+    {"compression": "szip", "compression_opts": ("nn", 2)},
+    {"scaleoffset": 0},
+]
+
+
+@st.composite
+def _files(draw: st.DrawFn) -> dict[str, Any]:
+    """What a foreign file may look like: shape of its rows, dtype, and how it is stored."""
+    shape = (draw(st.integers(0, 9)), *draw(st.lists(st.integers(1, 5), max_size=3)))
+    kwargs: dict[str, Any] = {**draw(st.sampled_from(FILTERS))}
+    dtype = draw(st.sampled_from(DTYPES))
+    if np.dtype(dtype).kind in "cb":
+        kwargs = {} if kwargs.get("compression") == "szip" or "scaleoffset" in kwargs else kwargs
+    if np.dtype(dtype).kind == "f":
+        kwargs.pop("scaleoffset", None)
+    if kwargs or draw(st.sampled_from([True, False])):
+        kwargs["chunks"] = (draw(st.integers(2, 6)), *(draw(st.integers(1, 6)) for _ in shape[1:]))
+        kwargs["maxshape"] = (None,) * len(shape)
+    return {
+        "shape": shape,
+        "dtype": dtype,
+        "written": draw(st.sampled_from(["all", "some", "none"])),
+        "fillvalue": draw(st.sampled_from([None, 1])) if np.dtype(dtype).kind != "c" else None,
+        "userblock": draw(st.sampled_from([0, 512])),
+        "libver": draw(st.sampled_from(["earliest", "latest"])),
+        "storage": kwargs,
+    }
+
+
+def _write(path: Path, kind: dict[str, Any]) -> None:
+    values = np.random.default_rng(0).integers(0, 2 if kind["dtype"] == "?" else 90, kind["shape"])
+    with h5py.File(path, "w", userblock_size=kind["userblock"], libver=kind["libver"]) as file:
+        dataset = file.create_dataset(
+            "X_train", kind["shape"], kind["dtype"], fillvalue=kind["fillvalue"], **kind["storage"]
+        )
+        if kind["written"] == "all":
+            dataset[...] = values.astype(kind["dtype"])
+        elif kind["written"] == "some" and values.size:
+            # Not in their order, so that the chunks do not lie in theirs, and with places left out.
+            for row in range(kind["shape"][0] - 1, -1, -3):
+                dataset[row] = values[row].astype(kind["dtype"])
+
+
+@settings(max_examples=200, deadline=None)
+@given(kind=_files(), data=st.data(), threads=st.sampled_from([1, 3]))
+def test_every_foreign_file_gives_what_h5py_gives(kind: dict[str, Any], data: st.DataObject, threads: int) -> None:
+    """Any rows, repeated, negative or none, of any layout, dtype and filter are bit for bit those of h5py."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "foreign.h5"
+        _write(path, kind)
+        with h5py.File(path, "r") as file:
+            stored = file["X_train"][()]
+        wanted = stored.astype(stored.dtype.newbyteorder("="))
+        count = len(wanted)
+        indices = data.draw(st.lists(st.integers(-count, count - 1), max_size=12) if count else st.just([]))
+        dataset = dataset_h5(path)
+        got, _ = dataset.read_batch(indices, threads=threads)
+        assert isinstance(got, np.ndarray)
+        assert got.dtype == wanted.dtype
+        assert got.tobytes() == wanted[np.array(indices, int)].tobytes(), (dataset.engine, indices)
+        assert dataset_h5(path, in_memory=True).reader.read_x(range(count)).tobytes() == wanted.tobytes()  # type: ignore[union-attr]
+        dataset.close()
+
+
+@pytest.mark.parametrize(
+    ("storage", "engine", "reason"),
+    [
+        ({"chunks": (4, 6, 5)}, "chunks", "lie whole"),
+        ({"chunks": (4, 2, 5)}, "chunks", "cut through rows"),
+        ({"chunks": (4, 6, 5), "compression": "gzip", "shuffle": True}, "chunks", "shuffle, deflate"),
+        ({"chunks": (4, 6, 5), "compression": "lzf"}, "h5py", "lzf is left to HDF5"),
+        ({"chunks": (4, 6, 5), "compression": "szip"}, "h5py", "szip is left to HDF5"),
+    ],
+)
+def test_the_engine_is_named_with_its_reason(tmp_path: Path, storage: dict[str, Any], engine: str, reason: str) -> None:
+    """HDF5 itself is the last resort, and a dataset says what made it necessary."""
+    path = tmp_path / "foreign.h5"
+    with h5py.File(path, "w") as file:
+        file.create_dataset("X_train", data=np.ones((9, 6, 5), np.uint16), **storage)
+    choice = dataset_h5(path).engine
+    assert choice.name == engine
+    assert reason in choice.reason
+
+
+def _file_of_chunks(
+    path: Path, values: NDArray[Any], number: int, encode: Callable[[bytes], bytes], options: tuple[int, ...] = ()
+) -> None:
+    """Chunks of two rows, each stored as `encode` makes them, under a filter that h5py need not have."""
+    properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    properties.set_chunk((2, *values.shape[1:]))
+    properties.set_filter(number, h5py.h5z.FLAG_OPTIONAL, options)
+    space, kind = h5py.h5s.create_simple(values.shape), h5py.h5t.py_create(values.dtype)
+    with h5py.File(path, "w") as file:
+        dataset = h5py.h5d.create(file.id, b"X_train", kind, space, properties)
+        for row in range(0, len(values), 2):
+            dataset.write_direct_chunk((row, *[0] * (values.ndim - 1)), encode(values[row : row + 2].tobytes()))
+
+
+def test_zstandard_needs_no_plugin(tmp_path: Path) -> None:
+    """Chunks compressed by Zstandard are read although HDF5 here may lack the filter."""
+    values = np.arange(6 * 50, dtype=np.uint16).reshape(6, 50)
+    path = tmp_path / "zstd.h5"
+    _file_of_chunks(path, values, 32015, zstandard.ZstdCompressor().compress)
+    got, _ = dataset_h5(path).read_batch([5, 0, -2])
+    assert np.array_equal(got, values[[5, 0, 4]])
+
+
+def test_an_unknown_filter_is_refused_by_name(tmp_path: Path) -> None:
+    """A filter that nothing here can undo is refused on opening, with what to install."""
+    if h5py.h5z.filter_avail(32004):
+        pytest.skip("needs an h5py without the LZ4 filter: run without hdf5plugin")
+    path = tmp_path / "lz4.h5"
+    _file_of_chunks(path, np.zeros((4, 5), np.uint8), 32004, bytes)
+    with pytest.raises(PackFormatError, match=r"HDF5 filter 32004.*hdf5plugin"):
+        dataset_h5(path)
+
+
+def test_a_broken_chunk_is_an_error_that_names_it(tmp_path: Path) -> None:
+    """Where neither we nor HDF5 can decode a chunk, reading it is an error, and the others are read."""
+    path = tmp_path / "broken.h5"
+    values = np.arange(6 * 50, dtype=np.uint16).reshape(6, 50)
+    stored = [zlib.compress(values[row : row + 2].tobytes()) for row in (0, 2, 4)]
+    stored[1] = stored[1][:20] + b"\xff" * 20 + stored[1][40:]
+    pieces = iter(stored)
+    _file_of_chunks(path, values, 1, lambda _: next(pieces), (4,))
+    dataset = dataset_h5(path)
+    assert np.array_equal(dataset.read_batch([0, 5])[0], values[[0, 5]])
+    with pytest.raises(DamagedPackError, match="X_train"):
+        dataset.read_batch([3])
+
+
+def test_a_checksum_that_does_not_hold_is_an_error(tmp_path: Path) -> None:
+    """A byte changed under HDF5's own checksum is found."""
+    path = tmp_path / "checked.h5"
+    with h5py.File(path, "w") as file:
+        file.create_dataset("X_train", data=np.arange(400, dtype=np.uint16), chunks=(100,), fletcher32=True)
+        address = file["X_train"].id.get_chunk_info(1).byte_offset
+    with open(path, "r+b") as handle:
+        handle.seek(address + 7)
+        handle.write(b"\xaa")
+    dataset = dataset_h5(path)
+    assert dataset.read_batch([0, 399])[0].tolist() == [0, 399]  # type: ignore[union-attr]
+    with pytest.raises(DamagedPackError, match="X_train"):
+        dataset.read_batch([150])
+
+
+class _Counted:
+    """Chunks of one number each, and how often each was asked for."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[int, ...]] = []
+
+    def chunk(self, place: tuple[int, ...]) -> NDArray[Any]:
+        self.asked.append(place)
+        return np.full(100, place[0], np.uint8)
+
+    def check(self) -> None:
+        """Nothing to check."""
+
+
+def test_chunks_are_kept_as_far_as_memory_allows() -> None:
+    """A chunk that was used lately is not decoded again; the one used longest ago gives way."""
+    source = _Counted()
+    kept = chunks.CachedChunks(source, 250)
+    for number in (0, 1, 0, 2, 0, 1):
+        values = kept.chunk((number,))
+        assert values is not None
+        assert set(values.tolist()) == {number}
+    assert source.asked == [(0,), (1,), (2,), (1,)]
+
+
+def test_a_chunk_larger_than_the_budget_is_not_kept() -> None:
+    """Memory for chunks is not exceeded by a single large one."""
+    source = _Counted()
+    kept = chunks.CachedChunks(source, 99)
+    kept.chunk((0,))
+    kept.chunk((0,))
+    assert source.asked == [(0,), (0,)]
+
+
+def test_shuffled_batches_decode_a_chunk_once_while_it_is_kept(tmp_path: Path) -> None:
+    """An epoch in random order through many batches gives every row once, by several threads."""
+    path = tmp_path / "gzip.h5"
+    values = np.random.default_rng(0).integers(0, 256, (200, 30, 4), dtype=np.uint8)
+    with h5py.File(path, "w") as file:
+        file.create_dataset("X_train", data=values, chunks=(16, 30, 4), compression="gzip")
+        file["Y_train"] = np.arange(200)
+    with make_loader(dataset_h5(path), 7, strategy="direct", num_workers=3) as loader:
+        rows = [(int(label), x.numpy()) for xs, ys in loader for x, label in zip(xs, ys, strict=True)]
+    assert sorted(label for label, _ in rows) == list(range(200))
+    assert all(np.array_equal(x, values[label]) for label, x in rows)
+
+
+def test_threads_share_one_dataset(tmp_path: Path) -> None:
+    """Parts of a batch decoded at once land in their own places."""
+    path = tmp_path / "gzip.h5"
+    values = np.random.default_rng(0).integers(0, 256, (64, 1000), dtype=np.uint8)
+    with h5py.File(path, "w") as file:
+        file.create_dataset("X_train", data=values, chunks=(3, 400), compression="gzip", shuffle=True)
+    reader = dataset_h5(path).reader
+    order = np.random.default_rng(1).permutation(64)
+    with Crew(4) as crew:
+        assert np.array_equal(reader.read_x(order, crew=crew), values[order])

@@ -1,0 +1,56 @@
+"""Threads that share one piece of work."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from colabstage.load.reading.crew import Crew
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+@pytest.mark.parametrize("count", [0, 1, 3, 100])
+def test_every_number_is_worked_once(threads: int, count: int) -> None:
+    """The parts cover the range once, whatever the number of threads."""
+    done: list[int] = []
+    with Crew(threads) as crew:
+        crew.share(count, lambda start, stop: done.extend(range(start, stop)))
+    assert sorted(done) == list(range(count))
+
+
+def test_the_parts_run_at_once() -> None:
+    """Parts wait for each other here, which only works when each has its own thread."""
+    meeting = threading.Barrier(3)
+
+    def work(start: int, stop: int) -> None:
+        meeting.wait(timeout=30)
+
+    with Crew(3) as crew:
+        crew.share(3, work)
+
+
+@pytest.mark.parametrize("failing", [0, 2])
+def test_an_error_comes_out_after_all_parts_have_ended(failing: int) -> None:
+    """Whichever part fails, the caller gets its error, and nothing runs on behind it."""
+    ended: list[int] = []
+
+    def work(start: int, stop: int) -> None:
+        if start == failing:
+            msg = f"part {start}"
+            raise ValueError(msg)
+        threading.Event().wait(0.05)
+        ended.append(start)
+
+    with Crew(3) as crew, pytest.raises(ValueError, match=f"part {failing}"):
+        crew.share(3, work)
+    assert len(ended) == 2
+
+
+def test_closing_ends_the_threads() -> None:
+    """After close, twice, no thread of the crew is left."""
+    crew = Crew(4)
+    crew.share(4, lambda start, stop: None)
+    crew.close()
+    crew.close()
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("colabstage-crew")]

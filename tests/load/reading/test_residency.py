@@ -1,0 +1,70 @@
+"""What the system says about its page cache."""
+
+from __future__ import annotations
+
+import mmap
+from typing import TYPE_CHECKING
+
+import pytest
+
+from colabstage.load.reading.mapping import FileStamp, MappedFile
+from colabstage.load.reading.residency import resident_part
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+PAGES = 20_000
+
+
+@pytest.fixture
+def cold(tmp_path: Path, drop_cache: Callable[[Path], None]) -> Path:
+    """A file that is not in memory."""
+    path = tmp_path / "cold"
+    path.write_bytes(bytes(PAGES * mmap.PAGESIZE))
+    drop_cache(path)
+    return path
+
+
+def mapped(path: Path) -> NDArray[np.uint8]:
+    return MappedFile(path, FileStamp.of(path.stat())).data
+
+
+def read_start(path: Path, length: int) -> None:
+    with path.open("rb") as file:
+        file.read(length)
+
+
+def test_a_file_just_written_is_resident(tmp_path: Path) -> None:
+    """Its pages are where they were written."""
+    path = tmp_path / "warm"
+    path.write_bytes(bytes(PAGES * mmap.PAGESIZE))
+    assert resident_part(mapped(path)) == 1
+
+
+def test_the_estimate_follows_what_is_read(cold: Path) -> None:
+    """A dropped file is not in memory, one read to its middle is there by half and what is read ahead, then all."""
+    data, half = mapped(cold), PAGES // 2 * mmap.PAGESIZE
+    assert resident_part(data) == 0
+    read_start(cold, half)
+    assert 0.45 < resident_part(data) < 0.8
+    assert resident_part(data[:half]) == 1
+    read_start(cold, len(data))
+    assert resident_part(data) == 1
+
+
+@pytest.mark.parametrize(("start", "stop"), [(0, 1), (5000, 5001), (4095, 4097), (1, PAGES * mmap.PAGESIZE)])
+def test_any_range_of_bytes_may_be_asked_about(cold: Path, start: int, stop: int) -> None:
+    """Ranges need not begin or end with a page."""
+    part = mapped(cold)[start:stop]
+    assert resident_part(part) == 0
+    part.sum()
+    assert resident_part(part) == 1
+
+
+def test_nothing_is_all_there(cold: Path) -> None:
+    """An empty range counts as resident, so nothing is done about it."""
+    assert resident_part(mapped(cold)[:0]) == 1
