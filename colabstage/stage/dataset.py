@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import html
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from colabstage.errors import OptionError
 from colabstage.units import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from concurrent.futures import Future
     from pathlib import Path
 
     import torch
 
     from colabstage.h5.info import PackInfo
-    from colabstage.load.choosing.choices import Shuffle
+    from colabstage.load.batching.batches import Ragged
+    from colabstage.load.choosing.choices import Shuffle, Strategy
     from colabstage.load.dataset import dataset_h5
     from colabstage.load.loader import Loader
     from colabstage.stage.report import StageReport
@@ -67,18 +68,29 @@ class StagedDataset:
         batch_size: int,
         *,
         device: str | torch.device | None = None,
+        strategy: Strategy = "auto",
         shuffle: Shuffle | None = None,
         seed: int = 0,
         drop_last: bool = False,
-        batch_transform: Callable[..., Any] | None = None,
+        batch_transform: Callable[[Any, Any], tuple[Any, Any]] | None = None,
         dtype: torch.dtype | None = None,
+        num_workers: int | Literal["auto"] = "auto",
+        prefetch: int | Literal["auto"] = "auto",
+        ragged: Ragged = "list",
+        sampler: Iterable[int] | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
+        memory_budget: int | str | None = None,
     ) -> Loader:
         """Batches of a split, as fast as this machine can: `make_loader(data[split], batch_size, …)`.
 
         Args:
-            shuffle: `None` shuffles `train` and nothing else.
+            shuffle: `None` shuffles `train` and nothing else. A torch sampler decides the order by itself.
 
         The other arguments are those of `make_loader`.
+
+        Raises:
+            SplitNotFoundError, OptionError, NotEnoughSpaceError: as `data[split]` and `make_loader`.
         """
         from colabstage.load.loader import make_loader
 
@@ -86,11 +98,19 @@ class StagedDataset:
             self[split],
             batch_size,
             device=device,
+            strategy=strategy,
             shuffle=("auto" if split == "train" else False) if shuffle is None else shuffle,
             seed=seed,
             drop_last=drop_last,
             batch_transform=batch_transform,
             dtype=dtype,
+            num_workers=num_workers,
+            prefetch=prefetch,
+            ragged=ragged,
+            sampler=sampler,
+            rank=rank,
+            world_size=world_size,
+            memory_budget=memory_budget,
         )
 
     def wait_published(self, timeout_s: float = 3600.0) -> None:

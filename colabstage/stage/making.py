@@ -10,6 +10,7 @@ from colabstage.fileops import remove_any, sweep_orphans, temp_beside
 from colabstage.machine.resources import check_space, free_space
 from colabstage.pack.execute import pipeline_limits, run_pack, space_for
 from colabstage.pack.job import prepare_pack
+from colabstage.pack.join import pack_by_executor
 from colabstage.retry import RetryPolicy
 from colabstage.stage.cache import restore_name
 from colabstage.stage.local import files_staged, write_record
@@ -19,6 +20,7 @@ from colabstage.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from concurrent.futures import Executor
     from pathlib import Path
 
     from colabstage.pack.job import PackJob
@@ -51,6 +53,7 @@ def make_local(
     *,
     progress: Progress,
     cancellation: Cancellation,
+    executor: Executor | None = None,
     pack: bool = True,
 ) -> tuple[int, int] | None:
     """Bring the source here in the forms that were asked for.
@@ -80,12 +83,13 @@ def make_local(
             in_place = source.kept_bytes + (room - free_space(request.folder) if wants_pack else 0)
             check_space(request.folder, max(0, figures.peak_bytes - in_place), f"Staging '{request.source.name}'")
             report.notes += [*source.notes, *tree.notes]
-        source.start()
+        if executor is None or request.wants_files:
+            source.start()
         files = None
         if request.wants_files:
             files = _fetch_files(request, source, tree, report, progress=progress, cancellation=cancellation)
         if job is not None:
-            _make_pack(request, source, job, report, progress=progress, cancellation=cancellation)
+            _make_pack(request, source, job, report, progress=progress, cancellation=cancellation, executor=executor)
     return files
 
 
@@ -142,24 +146,40 @@ def _make_pack(
     *,
     progress: Progress,
     cancellation: Cancellation,
+    executor: Executor | None,
 ) -> None:
+    identity = source.identity.to_json()
     slow = source.slow
-    if request.wants_files:
+    if request.wants_files and executor is None:
         # They have just arrived: read them from here, not a second time from there.
         local = FolderTree(request.files_path)
         job = prepare_pack(local, request.options, free_bytes=space_for(request.pack_path))
         slow = False
     with report.timed("pack", unit="images") as step:
-        done = run_pack(
-            job,
-            request.pack_path,
-            slow=slow,
-            progress=progress,
-            cancellation=cancellation,
-            key=request.key,
-            identity=source.identity.to_json(),
-            address=request.address,
-        )
+        if executor is None:
+            done = run_pack(
+                job,
+                request.pack_path,
+                slow=slow,
+                progress=progress,
+                cancellation=cancellation,
+                key=request.key,
+                identity=identity,
+                address=request.address,
+            )
+        else:
+            place = request.files_path if request.wants_files else request.opened_path
+            assert place is not None
+            done = pack_by_executor(
+                place,
+                request.pack_path,
+                request.options,
+                executor,
+                progress=progress,
+                key=request.key,
+                identity=identity,
+                address=request.address,
+            )
         step.amount = sum(done.samples.values()) - done.resumed
         step.note = _describe(done, source)
     report.skipped = done.skipped

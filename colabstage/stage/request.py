@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import os
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 from colabstage.errors import OptionError
 from colabstage.fetch.checksum import parse_checksum
-from colabstage.fetch.sources import ManySource, absolute_path, drive_path_of, parse_source
+from colabstage.fetch.sources import LocalSource, ManySource, absolute_path, drive_path_of, parse_source
 from colabstage.images.options import ImageOptions
 from colabstage.machine.platforms import detect_platform
 from colabstage.pack.options import PackOptions, split_fractions
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from colabstage.images.options import ColorMode, Resize
     from colabstage.layouts.detect import LayoutFunction
     from colabstage.pack.options import Encoding, OnError
+    from colabstage.pack.prepare import Prepare
 
 Keep = Literal["pack", "files", "both"]
 Verify = Literal["fast", "full"]
@@ -71,6 +73,12 @@ class StageRequest:
         return drive_path_of(self.source)
 
     @property
+    def opened_path(self) -> Path | None:
+        """The path of a source that any process can open by it; `None` for all others."""
+        source = self.source
+        return source.path if isinstance(source, LocalSource) and not glob.has_magic(str(source.path)) else None
+
+    @property
     def wants_pack(self) -> bool:
         return self.keep in ("pack", "both")
 
@@ -90,6 +98,7 @@ def make_request(
     encoding: Encoding | str = "auto",
     splits: Mapping[str, float] | None = None,
     group_by: str | None = None,
+    prepare: Prepare | None = None,
     seed: int = 0,
     on_error: OnError | str = "raise",
     local_dir: str | os.PathLike[str] | None = None,
@@ -113,6 +122,7 @@ def make_request(
         encoding=encoding,
         splits=split_fractions(splits),
         group_by=group_by,
+        prepare=prepare,
         seed=seed,
         on_error=on_error,
     )
@@ -126,6 +136,20 @@ def make_request(
         msg = "hash= is for one archive, and source is a list. Leave it out, or stage the archive alone."
         raise OptionError(msg)
     return StageRequest(parsed, key, name, options, keep, base / name, cache, refresh, verify, wanted)
+
+
+def check_for_workers(request: StageRequest) -> None:
+    """Make sure that an executor's workers can open what is packed.
+
+    Raises:
+        OptionError: they cannot, because it is only on its way here.
+    """
+    if request.keep == "pack" and request.opened_path is None:
+        msg = (
+            f"executor= is for a folder or an archive that its workers can open by its path, and "
+            f"'{request.source.label}' is none. Leave it out, or give keep='both', which brings the files here first."
+        )
+        raise OptionError(msg)
 
 
 def read_local_dir(local_dir: str | os.PathLike[str] | None) -> Path:

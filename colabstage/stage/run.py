@@ -9,17 +9,19 @@ from typing import TYPE_CHECKING, ParamSpec
 from colabstage.fileops import local_lock, make_folder
 from colabstage.machine.remount import run_with_one_remount
 from colabstage.progress import NullProgress, resolve_progress
-from colabstage.stage.request import make_request
+from colabstage.stage.request import check_for_workers, make_request
 from colabstage.stage.staging import Staging
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Mapping
+    from concurrent.futures import Executor
 
     from colabstage.fetch.sources import SourceArgument
     from colabstage.images.options import ColorMode, Resize
     from colabstage.layouts.detect import LayoutFunction
     from colabstage.pack.options import Encoding, OnError
+    from colabstage.pack.prepare import Prepare
     from colabstage.progress import Progress
     from colabstage.stage.dataset import StagedDataset
     from colabstage.stage.plan import StagePlan
@@ -42,6 +44,7 @@ def stage_dataset(
     encoding: Encoding | str = "auto",
     splits: Mapping[str, float] | None = None,
     group_by: str | None = None,
+    prepare: Prepare | None = None,
     seed: int = 0,
     on_error: OnError | str = "raise",
     local_dir: str | os.PathLike[str] | None = None,
@@ -50,6 +53,7 @@ def stage_dataset(
     verify: Verify = "fast",
     hash: str | None = None,  # noqa: A002 - the word that people know from downloaders
     wait: bool = True,
+    executor: Executor | None = None,
     progress: bool | Progress = True,
 ) -> StagedDataset:
     r"""Make a dataset local and ready, by the shortest way there is.
@@ -78,6 +82,8 @@ def stage_dataset(
             everything is `train` where there are none.
         group_by: a regular expression searched in each sample's name, for example r"patient\d+": samples for which it
             finds the same (its first group, where it has one) never end in two splits.
+        prepare: called with each decoded x (after resizing), in several threads; returns the array to store. All have
+            the shape and dtype of the first. Another function is another dataset: its code is part of the key.
         seed: of the splits and of the row order of `train`.
         on_error: `"raise"` at the first image that cannot be decoded, `"skip"` and report it, or `"skip:1%"` to stop
             when more than that part of all has been left out.
@@ -89,6 +95,10 @@ def stage_dataset(
             `"full"` lists the source again and hashes every block of what is here.
         hash: what the one archive that the source is must hash to, as `"sha256:…"`, `"md5:…"` or the digest alone.
         wait: `False` returns before the copy to the cache is finished; `data.wait_published()` waits for it.
+        executor: a `concurrent.futures.Executor` whose workers read and decode, each a part of the samples, which are
+            put together to the same file. For a folder or archive that the workers see under its name, or with
+            `keep="both"` any source; workers on other machines must see `local_dir` too. Takes the room of the pack
+            twice while it works.
         progress: `True` for bars, `False` for silence, or a `Progress`.
 
     Raises:
@@ -112,6 +122,7 @@ def stage_dataset(
         encoding=encoding,
         splits=splits,
         group_by=group_by,
+        prepare=prepare,
         seed=seed,
         on_error=on_error,
         local_dir=local_dir,
@@ -120,20 +131,22 @@ def stage_dataset(
         verify=verify,
         hash=hash,
     )
+    if executor is not None:
+        check_for_workers(request)
     shown = resolve_progress(progress)
     if request.drive_path is None:
-        return _stage(request, wait=wait, progress=shown)
+        return _stage(request, executor, wait=wait, progress=shown)
     notes: list[str] = []
     # Each try opens everything anew: nothing of the first may be held open on a mount that has died.
     staged = run_with_one_remount(
-        lambda: _stage(request, wait=wait, progress=shown), place=request.drive_path, notice=notes.append
+        lambda: _stage(request, executor, wait=wait, progress=shown), place=request.drive_path, notice=notes.append
     )
     staged.report.notes += notes
     return staged
 
 
-def _stage(request: StageRequest, *, wait: bool, progress: Progress) -> StagedDataset:
-    with Staging(request, progress=progress) as staging:
+def _stage(request: StageRequest, executor: Executor | None, *, wait: bool, progress: Progress) -> StagedDataset:
+    with Staging(request, progress=progress, executor=executor) as staging:
         staged = staging.reuse()
         if staged is not None:
             return staged
@@ -170,7 +183,7 @@ def plan_stage(request: StageRequest) -> StagePlan:
     it can be looked at (a share link, a dataset of Kaggle's) is not.
 
     Args:
-        The arguments of `stage_dataset`, without `wait` and `progress`.
+        The arguments of `stage_dataset`, without `wait`, `executor` and `progress`.
 
     Raises:
         As `stage_dataset`, for what can be known beforehand.

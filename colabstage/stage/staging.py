@@ -34,6 +34,7 @@ from colabstage.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from concurrent.futures import Executor
     from types import TracebackType
 
     from colabstage.stage.plan import Action
@@ -43,8 +44,9 @@ if TYPE_CHECKING:
 class Staging:
     """One call of `stage_dataset`: the request, the source once it is open, and the report as it grows."""
 
-    def __init__(self, request: StageRequest, *, progress: Progress) -> None:
+    def __init__(self, request: StageRequest, *, progress: Progress, executor: Executor | None = None) -> None:
         self._request = request
+        self._executor = executor
         self._progress = progress
         self._cancellation = Cancellation()
         self._report = StageReport()
@@ -305,6 +307,7 @@ class Staging:
                 self._report,
                 progress=self._progress,
                 cancellation=self._cancellation,
+                executor=self._executor,
                 pack=pack,
             )
         except BaseException:

@@ -130,25 +130,39 @@ def plan(
 def pack(
     source: o.LocalSource,
     out: Annotated[
-        Path, typer.Argument(metavar="OUT", show_default=False, help="The file to make; OUT.json goes beside it.")
-    ],
+        Path | None,
+        typer.Argument(metavar="OUT", show_default=False, help="The file to make; OUT.json goes beside it."),
+    ] = None,
     *,
     flags: o.PackFlags,
+    shards: o.Shards = None,
+    append_to: o.AppendTo = None,
     overwrite: o.Overwrite = False,
     as_json: o.AsJson = False,
     debug: o.Debug = False,
 ) -> None:
-    """Convert a folder or archive on this machine to one HDF5 file; no Google Drive involved.
+    """Convert a folder or archive on this machine to one HDF5 file, or several; no Google Drive involved.
 
     \b
     Examples:
       colabstage pack photos photos.h5 --image-size 224x224 --resize crop
-      colabstage pack photos.zip photos.h5 --encoding encoded --overwrite
+      colabstage pack photos.zip photos.h5 --encoding jpeg:90 --overwrite
+      colabstage pack photos photos.h5 --splits train=0.9,test=0.1 --group-by 'patient\\d+'
+      colabstage pack photos photos.h5 --shards 8 --on-error skip:1%
+      colabstage pack newer --append-to photos.h5
     """
     with exit_codes(debug=debug):
         from colabstage.pack.run import pack_dataset
 
-        report = pack_dataset(source, out, **flags.arguments(), overwrite=overwrite, progress=shows_progress())
+        report = pack_dataset(
+            source,
+            out,
+            **flags.arguments(),
+            shards=shards,
+            append_to=append_to,
+            overwrite=overwrite,
+            progress=shows_progress(),
+        )
         if as_json:
             from dataclasses import asdict
 

@@ -150,6 +150,25 @@ Groups = Annotated[
         rich_help_panel=_IMAGES,
     ),
 ]
+Shards = Annotated[
+    int | None,
+    typer.Option(
+        "--shards",
+        metavar="N",
+        show_default=False,
+        help="Write so many files, OUT-00000-of-0000N.h5 …; a pattern reads them as one.",
+        rich_help_panel=_IMAGES,
+    ),
+]
+AppendTo = Annotated[
+    Path | None,
+    typer.Option(
+        "--append-to",
+        metavar="PACK",
+        show_default=False,
+        help="In place of OUT: write the samples beside this pack, as more of the same dataset.",
+    ),
+]
 Keeping = Annotated[Keep, _choice("--keep", get_args(Keep), "One HDF5 file, the plain files, or both.", _PLACES)]
 LocalDir = Annotated[
     Path | None,

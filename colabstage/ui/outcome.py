@@ -23,8 +23,8 @@ INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 
 _QUOTES = "'\""
 _ARGUMENT = re.compile(
-    r"\b(?P<name>color_mode|encoding|hash|image_size|keep|on_error|overwrite|refresh|resize|verify)="
-    r"(?P<value>True|'\w+'|\"\w+\"|\(height, width\))"
+    r"\b(?P<name>append_to|color_mode|encoding|group_by|hash|image_size|keep|layout|on_error|overwrite|refresh|resize"
+    r"|shards|verify)=(?P<value>True|'[\w:.%]+'|\"[\w:.%]+\"|\d+|\(height, width\)|(?=\s))"
 )
 
 
@@ -62,11 +62,13 @@ def in_shell_words(message: str) -> str:
 
     >>> in_shell_words("Give image_size=(height, width), encoding='encoded', or overwrite=True.")
     'Give --image-size HEIGHTxWIDTH, --encoding encoded, or --overwrite.'
+    >>> in_shell_words("Neither out nor append_to= says where, and shards=9 is too many.")
+    'Neither out nor --append-to says where, and --shards 9 is too many.'
     """
 
     def option(match: re.Match[str]) -> str:
         name, value = f"--{match['name'].replace('_', '-')}", match["value"]
-        if value == "True":
+        if value in ("", "True"):
             return name
         return f"{name} {'HEIGHTxWIDTH' if value == '(height, width)' else value.strip(_QUOTES)}"
 

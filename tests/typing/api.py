@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any, assert_type
 
@@ -48,6 +49,8 @@ def staging() -> None:
         ),
         StagedDataset,
     )
+    with ProcessPoolExecutor(2) as pool:
+        colabstage.stage_dataset("photos", executor=pool, prepare=lambda x: x[::2], encoding="jpeg:90", group_by="a+")
     assert_type(colabstage.stage_dataset(["s3://bucket/a.zip", Path("b.zip")]), StagedDataset)
     assert_type(colabstage.plan_stage("photos.zip", image_size=(8, 8), hash=None), StagePlan)
     assert_type(colabstage.plan_stage(("https://example.org/a.zip", Path("b.zip"))), StagePlan)
@@ -68,6 +71,8 @@ def what_is_staged(data: StagedDataset) -> None:
     assert_type(data.classes, tuple[str, ...])
     assert_type(data["train"], dataset_h5)
     assert_type(data.loader("train", batch_size=64, device="cuda"), Loader)
+    data.loader("train", 64, strategy="memory", num_workers=2, prefetch="auto", ragged="pad", sampler=[1, 2])
+    data.loader("train", 64, rank=0, world_size=2, memory_budget="2GB", shuffle="window", epoch=3)  # type: ignore[call-arg]
 
 
 def reading(dataset: dataset_h5) -> None:

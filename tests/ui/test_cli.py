@@ -143,6 +143,17 @@ def test_pack_makes_the_file_that_was_asked_for(run: Run, photos: Path, tmp_path
     assert (packed["samples"], packed["encoding"], packed["path"]) == ({"train": 10}, "pixels", "a.h5")
 
 
+def test_pack_writes_shards_and_adds_to_what_is_there(run: Run, photos: Path, tmp_path: Path) -> None:
+    """Shards have their numbers; what is added goes beside the pack; without a target it says what is missing."""
+    packed = result(run("pack", "photos", "set.h5", "--shards", "2", "--encoding", "jpeg:80", "--json"))
+    assert (packed["path"], packed["samples"]) == ("set-?????-of-00002.h5", {"train": 10})
+    assert len(packed["files"]) == 2
+    added = result(run("pack", "photos", "--append-to", "set.h5", "--json"))
+    assert (added["path"], added["encoding"]) == ("set-append-00001.h5", "jpeg:80")
+    assert "nor --append-to says where" in reason(run("pack", "photos"), 2)
+    assert "--shards 11 cannot work" in reason(run("pack", "photos", "b.h5", "--shards", "11"), 2)
+
+
 def test_info_shows_what_a_pack_holds(run: Run, photos: Path, tmp_path: Path) -> None:
     """Splits, rows, shapes, dtypes, classes, encoding with its reason, size, manifest and what was left out."""
     (photos / "dog" / "004.png").write_bytes(b"no image")

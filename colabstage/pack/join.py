@@ -1,0 +1,254 @@
+"""Shards put together again: one file with the rows, and the bytes, that one process would have written alone.
+
+Shards hold their split's rows in turn, so each dataset of the whole is theirs one behind the other. Only offsets, which
+count from the beginning of a file, are counted on; and rows of boxes that no offset reaches come last again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from colabstage.fetch.copy import TargetFile, translate_write_error
+from colabstage.fileops import adopt_orphan, block_ranges, disown, pread_exactly, remove_any, sweep_orphans, temp_beside
+from colabstage.h5.create import PackContent, ReservedDataset, create_pack
+from colabstage.h5.manifest import BLOCK_BYTES, Manifest, make_hashes, write_manifest
+from colabstage.h5.names import (
+    BOXES,
+    BYTES,
+    CLASSES,
+    FORMAT_ATTRIBUTE,
+    OFFSETS,
+    SHARD_SET_ATTRIBUTE,
+    SKIPPED,
+    key_name,
+    x_name,
+    y_name,
+)
+from colabstage.machine.resources import check_space, usable_cores
+from colabstage.pack.execute import place_pack
+from colabstage.pack.finish import OVERHEAD_BYTES
+from colabstage.pack.shards import ShardSet
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from concurrent.futures import Executor
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from colabstage.pack.opening import PackSource
+    from colabstage.pack.options import PackOptions
+    from colabstage.pack.report import PackReport
+    from colabstage.progress import Progress
+
+_COPY_BYTES = 8 * 1024 * 1024
+
+
+def pack_by_executor(
+    source: PackSource,
+    out: Path,
+    options: PackOptions,
+    executor: Executor,
+    *,
+    progress: Progress,
+    key: str,
+    identity: Mapping[str, Any],
+    address: str,
+) -> PackReport:
+    """Write one file whose parts an executor's workers have made; they must see `source` and `out`'s folder.
+
+    Shards that are done when it fails are kept for the next try.
+
+    Args:
+        key, identity, address: as for `run_pack`.
+
+    Raises:
+        As `pack_dataset`; what stands at `out` is replaced at the very end.
+    """
+    began = time.monotonic()
+    model = out.with_name(f"{out.stem}-parts{out.suffix}")
+    workspace = temp_beside(model)
+    adopt_orphan(model, workspace)
+    sweep_orphans(out.parent, name=model.name)
+    workspace.mkdir(exist_ok=True)
+    try:
+        parts = ShardSet(source, workspace / "pack.h5", options, None, executor, overwrite=True).pack(progress)
+        check_space(out.parent, parts.nbytes + OVERHEAD_BYTES, f"The pack of '{address}', put together,")
+        joined = workspace / "joined.h5"
+        try:
+            join_shards(parts.files, joined, splits=tuple(parts.samples), attributes={"source": address})
+        except OSError as error:
+            raise translate_write_error(error, joined) from error
+        manifest = Manifest(
+            size=joined.stat().st_size,
+            block_bytes=BLOCK_BYTES,
+            hashes=make_hashes(joined, threads=usable_cores()),
+            key=key,
+            identity=dict(identity),
+            samples={name: rows for name, rows in parts.samples.items() if rows},
+            skipped=parts.skipped,
+            written_by=version("colabstage"),
+        )
+        write_manifest(joined, manifest)
+        place_pack(joined, out)
+    except BaseException:
+        disown(workspace)
+        raise
+    remove_any(workspace)
+    seconds = time.monotonic() - began
+    return replace(parts, path=out, files=(), nbytes=manifest.size, samples=manifest.samples, seconds=seconds)
+
+
+def join_shards(shards: Sequence[Path], out: Path, *, splits: Iterable[str], attributes: Mapping[str, Any]) -> None:
+    """Write the file that the shards are parts of.
+
+    Args:
+        shards: all of one set, in order.
+        out: the file to make; one that exists is overwritten.
+        splits: in the order of the file.
+        attributes: of its root, in place of the shards' own.
+    """
+    import h5py
+
+    with contextlib.ExitStack() as stack:
+        files = [stack.enter_context(h5py.File(path, "r", locking=False)) for path in shards]
+        parts = [_Joined.of(split, files) for split in splits]
+        content = _content(files, parts, attributes)
+        offsets = create_pack(out, content)
+        with TargetFile(out, fresh=False) as target:
+            for part in parts:
+                for name, pieces in part.pieces.items():
+                    place = offsets.get(name, 0)
+                    for data in _bytes_of(pieces):
+                        target.write(data, place)
+                        place += len(data)
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """Bytes of a shard's file."""
+
+    path: Path | str
+    start: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Joined:
+    """One split of the whole: small `arrays` as they are, large ones `reserved` and their `pieces` in order, and the
+    attributes of its groups."""
+
+    arrays: dict[str, NDArray[Any]]
+    reserved: list[ReservedDataset]
+    pieces: dict[str, list[_Stored | NDArray[Any]]]
+    group_attributes: dict[str, dict[str, Any]]
+
+    @classmethod
+    def of(cls, split: str, files: Sequence[Any]) -> _Joined:
+        """The split, of those shards that have rows of it."""
+        joined = cls({}, [], {}, {})
+        having = [file for file in files if key_name(split) in file]
+        keys = [text for file in having for text in file[key_name(split)][()].tolist()]
+        joined.arrays[key_name(split)] = _text(keys)
+        for top in (x_name(split), y_name(split)):
+            nodes = [file[top] for file in having if top in file]
+            if nodes and hasattr(nodes[0], "keys"):
+                joined.group_attributes.update({top: _attributes(nodes[0])} if len(nodes[0].attrs) else {})
+                joined._add_group(top, nodes)
+            elif nodes:
+                joined._add(top, nodes)
+        joined.reserved.sort(key=lambda spec: _rank(spec.name, split))
+        return joined
+
+    def _add_group(self, top: str, groups: Sequence[Any]) -> None:
+        """Rows of any length: those that offsets reach one behind the other, and then those that they do not."""
+        counted = [group[OFFSETS][()] for group in groups]
+        used = [int(offsets[-1]) for offsets in counted]
+        starts = np.cumsum([0, *used])
+        parts = [offsets[1:] + start for offsets, start in zip(counted, starts[:-1], strict=True)]
+        whole = np.concatenate([[0], *parts]).astype(np.int64)
+        for name in groups[0]:
+            nodes = [group[name] for group in groups]
+            path = f"{top}/{name}"
+            if name != OFFSETS:
+                self._add(path, nodes, used)
+            elif _is_reserved(nodes[0]):
+                self.reserved.append(ReservedDataset(path, whole.shape, whole.dtype))
+                self.pieces[path] = [whole]
+            else:
+                self.arrays[path] = whole
+
+    def _add(self, path: str, nodes: Sequence[Any], used: Sequence[int] | None = None) -> None:
+        if not _is_reserved(nodes[0]):
+            self.arrays[path] = np.concatenate([node[()] for node in nodes])
+            return
+        rows = sum(len(node) for node in nodes)
+        self.reserved.append(ReservedDataset(path, (rows, *nodes[0].shape[1:]), nodes[0].dtype))
+        ends = [len(node) for node in nodes] if used is None else used
+        first = [_rows(node, 0, end) for node, end in zip(nodes, ends, strict=True)]
+        self.pieces[path] = [*first, *(_rows(node, end, len(node)) for node, end in zip(nodes, ends, strict=True))]
+
+
+def _content(files: Sequence[Any], parts: Sequence[_Joined], attributes: Mapping[str, Any]) -> PackContent:
+    arrays = {name: array for part in parts for name, array in part.arrays.items()}
+    arrays[CLASSES] = _text(files[0][CLASSES][()].tolist())
+    skipped = [text for file in files if SKIPPED in file for text in file[SKIPPED][()].tolist()]
+    if skipped:
+        arrays[SKIPPED] = _text(skipped)
+    own = {FORMAT_ATTRIBUTE, SHARD_SET_ATTRIBUTE, "shard"}
+    return PackContent(
+        reserved=[spec for part in parts for spec in part.reserved],
+        arrays=arrays,
+        attributes={**{k: v for k, v in _attributes(files[0]).items() if k not in own}, **attributes},
+        group_attributes={name: values for part in parts for name, values in part.group_attributes.items()},
+    )
+
+
+def _bytes_of(pieces: Sequence[_Stored | NDArray[Any]]) -> Iterator[bytes]:
+    for piece in pieces:
+        if not isinstance(piece, _Stored):
+            yield piece.tobytes()
+            continue
+        with open(piece.path, "rb") as file:
+            for offset, length in block_ranges(piece.nbytes, _COPY_BYTES):
+                yield pread_exactly(file.fileno(), length, piece.start + offset)
+
+
+def _rows(node: Any, first: int, end: int) -> _Stored:
+    """Where some rows of a contiguous dataset lie."""
+    row_bytes = node.dtype.itemsize * int(np.prod(node.shape[1:], dtype=np.int64))
+    return _Stored(
+        os.fsdecode(node.file.filename), (node.id.get_offset() or 0) + first * row_bytes, (end - first) * row_bytes
+    )
+
+
+def _is_reserved(node: Any) -> bool:
+    """Whether a dataset was made to be written without HDF5."""
+    from h5py import h5d
+
+    found: bool = node.id.get_create_plist().get_alloc_time() == h5d.ALLOC_TIME_EARLY
+    return found
+
+
+def _rank(path: str, split: str) -> tuple[int, int, str]:
+    """By which datasets of a split are sorted as `pack_content` reserves them: boxes, then x, then y."""
+    top, _, name = path.partition("/")
+    if top == x_name(split):
+        return 1, 0, name
+    in_boxes = {OFFSETS: 0, BOXES: 1}
+    return (2, 0, name) if name in ("", BYTES) else (0, in_boxes.get(name, 2), name)
+
+
+def _attributes(node: Any) -> dict[str, Any]:
+    return {name: value.item() if isinstance(value, np.generic) else value for name, value in node.attrs.items()}
+
+
+def _text(encoded: Sequence[bytes]) -> NDArray[Any]:
+    return np.array([text.decode() for text in encoded], dtype=object)

@@ -1,0 +1,36 @@
+"""What a `StagedDataset` hands out."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path  # noqa: TC003 - fixtures
+
+import pytest
+import torch
+from torch.utils.data import WeightedRandomSampler
+
+from colabstage.errors import OptionError
+from colabstage.load.loader import make_loader
+from colabstage.stage.dataset import StagedDataset
+from colabstage.stage.run import stage_dataset
+
+
+def test_a_loader_takes_what_make_loader_takes() -> None:
+    """Every argument with the same default; only what shuffles by itself depends on the split."""
+    own, plain = (inspect.signature(function).parameters for function in (StagedDataset.loader, make_loader))
+    assert list(own)[2:] == list(plain)[1:]
+    assert [name for name in own if name in plain and own[name].default != plain[name].default] == ["shuffle"]
+
+
+def test_a_loader_does_as_it_is_told(photos: Path) -> None:
+    """Strategy, sampler, rank and budget reach it; what cannot work is refused as by `make_loader`."""
+    data = stage_dataset(photos, splits={"train": 0.8, "test": 0.2}, cache_dir=None, progress=False)
+    held = data.loader("train", 4, strategy="memory", num_workers=1, prefetch=1, memory_budget="1MB", ragged="pad")
+    assert held.plan.strategy == "memory"
+    assert sum(len(x) for x, _ in held) == 16
+    ranked = [data.loader("train", 4, rank=rank, world_size=2, sampler=range(6)) for rank in (0, 1)]
+    assert [sum(len(y) for _, y in loader) for loader in ranked] == [3, 3]
+    drawn = data.loader("test", 4, sampler=WeightedRandomSampler([0.0, 1.0, 0.0, 0.0], 6))
+    assert torch.equal(torch.cat([y for _, y in drawn]), torch.as_tensor(data["test"][1][1]).repeat(6))
+    with pytest.raises(OptionError, match="strategy"):
+        data.loader("train", 4, strategy="best")  # type: ignore[arg-type]

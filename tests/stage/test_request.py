@@ -1,0 +1,114 @@
+"""What shapes a pack reaches it from `stage_dataset`, and whatever makes another pack has another key."""
+
+from __future__ import annotations
+
+import inspect
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path  # noqa: TC003 - fixtures
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+
+from colabstage.errors import OptionError
+from colabstage.layouts.folders.image_folder import read_image_folder
+from colabstage.pack.run import pack_dataset
+from colabstage.stage.request import make_request
+from colabstage.stage.run import plan_stage, stage_dataset
+
+
+def _halved(x: np.ndarray) -> np.ndarray:
+    return x[::2, ::2]
+
+
+def _darker(x: np.ndarray) -> np.ndarray:
+    return x // 2
+
+
+def test_everything_that_shapes_a_pack_can_be_asked_of_staging() -> None:
+    """`stage_dataset` takes what `pack_dataset` does, but for where the file goes; `plan_stage` what `stage_dataset`
+    does, but for how it is done."""
+    packing, staging, planning = (
+        set(inspect.signature(function).parameters) for function in (pack_dataset, stage_dataset, plan_stage)
+    )
+    assert packing - staging == {"out", "append_to", "shards", "overwrite"}
+    assert staging - planning == {"wait", "progress", "executor"}
+    assert planning <= staging
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"layout": "image_folder"},
+        {"layout": read_image_folder},
+        {"image_size": (8, 8)},
+        {"color_mode": "grayscale"},
+        {"resize": "crop"},
+        {"encoding": "jpeg:80"},
+        {"splits": {"train": 0.5, "test": 0.5}},
+        {"group_by": r"\d"},
+        {"prepare": _halved},
+        {"prepare": _darker},
+        {"seed": 1},
+        {"on_error": "skip:1%"},
+    ],
+    ids=str,
+)
+def test_each_option_has_a_key_of_its_own(option: dict[str, Any]) -> None:
+    """So that no record and no cached pack is taken for one of other options; the same option has the same key."""
+    keys = {make_request("photos", **given).key for given in ({}, option, {"prepare": np.sqrt})}
+    assert len(keys) == 3
+    assert make_request("photos", **option).key in keys
+
+
+def test_prepare_shapes_what_is_staged(photos: Path) -> None:
+    """The array it returns is stored; another function stages anew, the same one is known again."""
+    options: dict[str, Any] = {"cache_dir": None, "progress": False}
+    staged = stage_dataset(photos, prepare=_halved, **options)
+    plain = stage_dataset(photos, **options)
+    with h5py.File(staged.path) as file, h5py.File(plain.path) as other:
+        np.testing.assert_array_equal(file["X_train"][()], other["X_train"][()][:, ::2, ::2])
+    assert stage_dataset(photos, prepare=_halved, **options).report.origin == "local"
+    assert stage_dataset(photos, prepare=_darker, **options).report.origin == "source"
+    assert plan_stage(photos, prepare=_halved, cache_dir=None).action == "reuse"
+
+
+def test_compressed_images_and_groups_can_be_staged(photos: Path) -> None:
+    """JPEGs of a quality, and no group in two splits."""
+    staged = stage_dataset(
+        photos,
+        encoding="jpeg:85",
+        image_size=(16, 16),
+        splits={"train": 0.5, "test": 0.5},
+        group_by=r"\d(?=\.png)",
+        cache_dir=None,
+        progress=False,
+    )
+    with h5py.File(staged.path) as file:
+        groups = [{key[-5:-4] for key in file[f"key_{split}"][()].tolist()} for split in ("train", "test")]
+        assert bytes(file["X_train/bytes"][:2]) == b"\xff\xd8"
+    assert all(groups)
+    assert not groups[0] & groups[1]
+
+
+@pytest.mark.parametrize("form", ["folder", "zip", "both"])
+def test_workers_make_the_pack_that_one_process_makes(tmp_path: Path, photos: Path, make_zip: Any, form: str) -> None:
+    """From the folder, from the archive, and from files that were brought here: the same file, found again as such."""
+    source = make_zip(photos, tmp_path / "photos.zip") if form == "zip" else photos
+    options: dict[str, Any] = {"progress": False, "keep": "both" if form == "both" else "pack", "cache_dir": None}
+    alone = stage_dataset(source, local_dir=tmp_path / "alone", **options)
+    with ThreadPoolExecutor(2) as pool:
+        together = stage_dataset(source, local_dir=tmp_path / "together", executor=pool, **options)
+    assert together.path.read_bytes() == alone.path.read_bytes()
+    assert together.report.origin == "source"
+    assert stage_dataset(source, local_dir=tmp_path / "together", **options).report.origin == "local"
+    assert [path.name for path in together.path.parent.iterdir() if path.name.startswith(".")] == []
+
+
+@pytest.mark.parametrize("source", ["https://example.org/a.zip", "part-*.zip", ["a.zip", "b.zip"]])
+def test_what_workers_cannot_open_is_refused(source: Any, tmp_path: Path) -> None:
+    """Before anything is opened or written."""
+    with ThreadPoolExecutor(1) as pool, pytest.raises(OptionError, match="keep='both'"):
+        stage_dataset(source, executor=pool, local_dir=tmp_path / "here", progress=False)
+    assert not (tmp_path / "here").exists()
