@@ -1,0 +1,1 @@
+"""Where the time goes, what is wrong here, and what to change."""

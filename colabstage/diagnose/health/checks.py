@@ -1,0 +1,408 @@
+"""The checks of `doctor`: facts in, verdict out, nothing touched.
+
+Each check is a class. Its `check` is pure; its docstring is the remedy that a person reads when the verdict is not
+`ok`, so it is written to them and begins with what to do.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
+
+from colabstage.fetch.shared.gdown_file import gdown_problem
+from colabstage.units import format_bytes, format_duration
+
+if TYPE_CHECKING:
+    from colabstage.diagnose.health.facts import Facts
+    from colabstage.machine.gpu import GpuReading
+
+Status = Literal["ok", "warn", "fail", "skip"]
+
+_GB = 1_000_000_000
+# Less than this is gone with the first archive, or with a notebook's own downloads.
+_LITTLE_DISK_BYTES = 5 * _GB
+_NO_DISK_BYTES = 1 * _GB
+# Of what is free, a dataset in memory should leave this much to the model and the libraries.
+_MEMORY_PART = 0.8
+# One 224 x 224 colour image of floats, where nothing better is known: what most transforms end in.
+_USUAL_ROW_BYTES = 4 * 3 * 224 * 224
+_AHEAD = 2
+_SLOW_ANSWER_S = 2.0
+_MOSTLY = 0.95
+# A desktop or an earlier kernel; a fresh GPU holds a few hundred MB for its driver.
+_BUSY = 0.1
+_HELD_PART = 0.2
+# Colab's staff advise fewer; at these many, listing a folder of a Drive has been answered with errors.
+_CROWDED = 10_000
+# Lower bounds of pyproject.toml.
+OLDEST = {"numpy": "1.26", "h5py": "3.12", "torch": "2.4"}
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """`status`: `ok`; `warn`, it works but costs; `fail`, it does not work; `skip`, there was nothing to judge.
+    `message`: one sentence with the figures."""
+
+    status: Status
+    message: str
+
+
+class Check(Protocol):
+    """One thing to look at. `title`: what it is about, in a word or three."""
+
+    title: ClassVar[str]
+
+    def check(self, facts: Facts) -> Verdict:
+        """Judge it."""
+
+
+def remedy_of(check: Check) -> str:
+    """What a person should do about it: the check's docstring, as one paragraph."""
+    return " ".join((inspect.getdoc(type(check)) or "").split())
+
+
+class PlatformCheck:
+    """Run it on Linux, with a folder on the machine's own disk that can be written to; another one is named with
+    local_dir=… or the variable COLABSTAGE_LOCAL_DIR. Elsewhere reading falls back to slower ways."""
+
+    title = "platform"
+
+    def check(self, facts: Facts) -> Verdict:
+        """Whether this is Linux, and datasets have a fast place."""
+        here = facts.platform
+        what = f"{here.title}, Python {here.python} on {here.system}"
+        if here.fast_dir_problem is not None:
+            return Verdict("fail", f"{what}; nothing can be written to '{here.fast_dir}': {here.fast_dir_problem}")
+        if here.fast_dir_mount is not None:
+            return Verdict("warn", f"{what}; datasets are staged to '{here.fast_dir}', which is {here.fast_dir_mount}")
+        return Verdict("ok" if here.system == "linux" else "warn", f"{what}; datasets are staged to '{here.fast_dir}'")
+
+
+class DiskCheck:
+    """Free some of the local disk: `colabstage cache purge` removes datasets that are staged here, `colabstage plan`
+    says what one needs. On Colab, 'Runtime, Disconnect and delete runtime' gives a fresh disk."""
+
+    title = "disk"
+
+    def check(self, facts: Facts) -> Verdict:
+        """Whether a dataset has room."""
+        free, data = facts.disk.free_bytes, facts.dataset
+        if free is None:
+            return Verdict("fail", f"The disk of '{facts.platform.fast_dir}' does not say how much of it is free.")
+        # Through a Drive mount, everything is kept once more by the client.
+        comes_twice = data is not None and data.slow_mount == "Google Drive"
+        need = 0 if data is None or data.slow_mount is None else data.nbytes * (2 if comes_twice else 1)
+        said = f"{format_bytes(free)} free where datasets are staged ('{facts.platform.fast_dir}')"
+        if need > free:
+            twice = " (twice its size: the Drive client keeps a copy)" if comes_twice else ""
+            return Verdict("fail", f"{said}, but copying '{data and data.path}' here takes {format_bytes(need)}{twice}.")
+        if free < _NO_DISK_BYTES:
+            return Verdict("fail", f"Only {said}.")
+        return Verdict("warn" if free < _LITTLE_DISK_BYTES else "ok", f"{said}.")
+
+
+class DriveCacheCheck:
+    """Call flush_drive(remount=False), then delete /root/.config/Google/DriveFS and mount again: the Drive client
+    keeps a copy of everything that was read or written through the mount, and gives it back only as the disk fills.
+    Never delete it while Drive is mounted: what was not uploaded lies there."""
+
+    title = "Drive client's cache"
+
+    def check(self, facts: Facts) -> Verdict:
+        """Whether the Drive client has taken the disk."""
+        cached, free = facts.disk.drive_cache_bytes, facts.disk.free_bytes
+        if cached is None:
+            return Verdict("skip", "No Drive client keeps anything on this machine.")
+        said = f"{'' if facts.disk.drive_cache_counted else 'at least '}{format_bytes(cached)}"
+        rest = "" if free is None else f", {format_bytes(free)} of the disk are free"
+        if free is not None and cached > free:
+            status: Status = "fail" if free < _NO_DISK_BYTES else "warn"
+            return Verdict(status, f"The Drive client holds {said}{rest}: more than is left.")
+        return Verdict("ok", f"The Drive client holds {said}{rest}.")
+
+
+class MountCheck:
+    """Mount it again: on Colab, google.colab.drive.mount('/content/drive', force_remount=True) starts a new client,
+    and loses what the old one had not uploaded. A mount that only takes long may be busy: wait a minute, then look
+    again. Stage the dataset (stage_dataset) so that training does not depend on the mount."""
+
+    title = "mounts"
+
+    def check(self, facts: Facts) -> Verdict:
+        """Whether every network and user-space mount answers, and at once."""
+        if not facts.mounts:
+            return Verdict("skip", "Nothing is mounted here over a network or by a user-space client.")
+        broken = [mount for mount in facts.mounts if mount.state != "alive"]
+        if broken:
+            said = "; ".join(
+                f"'{mount.mountpoint}' ({mount.kind}): {mount.reason}, after {format_duration(mount.seconds)}"
+                for mount in broken
+            )
+            return Verdict("fail", f"{said}.")
+        slowest = max(facts.mounts, key=lambda mount: mount.seconds)
+        count = f"{len(facts.mounts)} mount{'s' if len(facts.mounts) > 1 else ''}"
+        said = f"{count} answered, the slowest ('{slowest.mountpoint}', {slowest.kind}) after "
+        return Verdict(
+            "warn" if slowest.seconds > _SLOW_ANSWER_S else "ok", f"{said}{format_duration(slowest.seconds)}."
+        )
+
+
+class CurrentFolderCheck:
+    """Leave it: os.chdir('/content'). When the client behind a mount dies, every command of a notebook whose current
+    folder is on it fails, even those that have nothing to do with it; and Drive cannot be flushed while it is used."""
+
+    title = "current folder"
+
+    def check(self, facts: Facts) -> Verdict:
+        """Whether the current folder is a safe one."""
+        if facts.folder_mount is not None:
+            return Verdict("warn", f"The current folder '{facts.folder}' is on {facts.folder_mount}.")
+        return Verdict("ok", f"'{facts.folder}' is on a local disk.")
+
+
+class GdownCheck:
+    """Run %pip install -q -U "gdown>=6.3" and, if gdown was imported before, restart the session. Older versions (5.2.2
+    is on Colab's image) take a download that broke off for a whole one, and stop at 50 files of a folder. Only Google
+    Drive share links need it."""
+
+    title = "gdown"
+
+    def check(self, facts: Facts) -> Verdict:
+        """Whether share links can be fetched and trusted."""
+        found = facts.packages.get("gdown")
+        installed, imported = (None, None) if found is None else (found.installed, found.imported)
+        problem = gdown_problem(installed, imported)
+        if problem is None:
+            return Verdict("ok", f"gdown {imported or installed}.")
+        missing = installed is None and imported is None
+        # Share links are one source among many: without gdown only they do not work.
+        return Verdict("warn" if missing else "fail", problem.partition(" Run: ")[0])
+
+
+class MemoryCheck:
+    """Nothing has to fit: make_loader reads files larger than memory with shuffle="window" at the disk's full rate. To
+    make it fit, pack smaller images (image_size=…), keep them encoded (encoding="encoded"), or choose a machine with
+    more memory. in_memory=True and strategy="memory" are refused where they do not fit."""
+
+    title = "memory"
+
+    def check(self, facts: Facts) -> Verdict:
+        """Whether the dataset can stay in memory."""
+        free = facts.free_memory_bytes
+        said = f"{format_bytes(free)} of {format_bytes(facts.memory_bytes)} free"
+        data = facts.dataset
+        if data is None or data.nbytes == 0:
+            return Verdict("ok" if free > _GB else "warn", f"{said}; no dataset to compare with.")
+        size = f"'{data.path}' has {'' if data.counted else 'at least '}{format_bytes(data.nbytes)}"
+        # What the page cache holds of it already is counted as free, rightly: it gives way.
+        fits = data.nbytes <= _MEMORY_PART * free
+        return Verdict("ok" if fits else "warn", f"{said}; {size}: {'it fits' if fits else 'it does not fit'}.")
+
+
+class SharedMemoryCheck:
+    """Give a container more (docker run --shm-size=8g, or --ipc=host), use fewer workers or a smaller prefetch_factor,
+    or num_workers=0 with make_loader, which needs no worker processes. A worker that finds no room in /dev/shm dies
+    with 'Bus error'."""
+
+    title = "shared memory"
+
+    def check(self, facts: Facts) -> Verdict:
+        """Whether the batches of worker processes fit in /dev/shm."""
+        room, pack = facts.shared_memory_bytes, facts.dataset and facts.dataset.pack
+        if room is None:
+            return Verdict("skip", "There is no /dev/shm here.")
+        workers = max(1, facts.cores - 1) if facts.workers is None else facts.workers
+        if workers == 0:
+            return Verdict("ok", f"{format_bytes(room)} free in /dev/shm, and no worker process needs it.")
+        row = pack.row_bytes if pack is not None else _USUAL_ROW_BYTES
+        # Each worker makes one, has some ahead, and one is on its way.
+        need = (workers * (_AHEAD + 1) + 1) * facts.batch_size * row
+        said = (
+            f"{format_bytes(room)} free in /dev/shm; batches of {facts.batch_size} from {workers} "
+            f"worker{'s' if workers > 1 else ''} take up to {format_bytes(need)}"
+        )
+        return Verdict("fail" if need > room else "warn" if need > room / 2 else "ok", f"{said}.")
+
+
+class CoresCheck:
+    """Use at most one worker less than there are cores (num_workers="auto" of make_loader does): more only take each
+    other's turn, and the training loop's. On two cores, make_loader's threads beat any number of workers."""
+
+    title = "cores"
+
+    def check(self, facts: Facts) -> Verdict:
+        """Whether worker processes have cores to run on."""
+        cores = f"{facts.cores} core{'s' if facts.cores > 1 else ''}"
+        best = max(1, facts.cores - 1)
+        if facts.workers is None:
+            return Verdict("ok", f"{cores}: at most {best} worker{'s' if best > 1 else ''} beside the training loop.")
+        how = "running" if facts.workers_from == "running" else "asked about"
+        said = f"{cores}, {facts.workers} worker{'s' if facts.workers != 1 else ''} {how}"
+        if facts.workers > 2 * facts.cores:
+            return Verdict("fail", f"{said}: {facts.workers / facts.cores:.1f} to a core.")
+        return Verdict("warn" if facts.workers > best else "ok", f"{said}.")
+
+
+class NetworkMountCheck:
+    """Stage it: stage_dataset(path) copies and packs it to the local disk once, and every epoch reads from there.
+    Through a mount each file costs a round trip (0.4 s a file are reported of Drive), in every epoch."""
+
+    title = "where it lies"
+
+    def check(self, facts: Facts) -> Verdict:
+        """Whether the dataset is on a local disk."""
+        data = facts.dataset
+        if data is None:
+            return Verdict("skip", "No path was given.")
+        if data.state == "missing":
+            return Verdict("fail", f"There is nothing at '{data.path}'.")
+        if data.state == "unreachable":
+            return Verdict("fail", f"'{data.path}' could not be looked at: {data.problem}.")
+        if data.slow_mount is None:
+            return Verdict("ok", f"'{data.path}' is on a local disk.")
+        is_single = data.state == "file"
+        # One archive is read once, as a stream; thousands of files, or an HDF5 file, are what hurts.
+        hurts = not is_single or data.pack is not None or data.problem is not None
+        what = "" if is_single else f" ({data.files:,} files)"
+        return Verdict("fail" if hurts else "warn", f"'{data.path}'{what} is on {data.slow_mount}.")
+
+
+class CrowdedFolderCheck:
+    """Zip the folder where the files come from and put the zip on Drive: archives are read in place and fast. With
+    10,000 entries and more in one folder, a Drive mount answers listings with 'Input/output error'; trying again now
+    and then succeeds, as each attempt learns a part."""
+
+    title = "crowded folders"
+
+    def check(self, facts: Facts) -> Verdict:
+        """Whether a folder on a slow mount has too many entries to be listed."""
+        data = facts.dataset
+        if data is None or data.state != "folder":
+            return Verdict("skip", "No folder was given.")
+        if data.slow_mount is None:
+            return Verdict("ok", f"'{data.path}' is on a local disk, which lists folders of any size.")
+        said = f"The fullest folder has {'' if data.counted else 'at least '}{data.largest_folder:,} entries"
+        return Verdict("warn" if data.largest_folder >= _CROWDED else "ok", f"{said}, on {data.slow_mount}.")
+
+
+class ResidencyCheck:
+    """Nothing has to be done: the first epoch reads the rest from the disk, and later ones from memory where it fits.
+    make_loader reads a cold file in large pieces first. To have it warm at once, read it through: cat FILE >
+    /dev/null."""
+
+    title = "page cache"
+
+    def check(self, facts: Facts) -> Verdict:
+        """How much of a local file is in memory."""
+        resident = None if facts.dataset is None else facts.dataset.resident
+        if resident is None:
+            return Verdict("skip", "No local file was given.")
+        said = f"{resident:.0%} of the file are in the page cache."
+        return Verdict("ok" if resident >= _MOSTLY else "warn", said)
+
+
+class PackCheck:
+    """Run `colabstage verify FILE` to compare every byte, and stage it again with refresh=True where it is damaged. A
+    copy that was cut off can open without an error and give wrong data: only the manifest (FILE.json), which holds a
+    hash of every block, can tell. Files that others wrote have none; copy the manifest along with a pack."""
+
+    title = "pack"
+
+    def check(self, facts: Facts) -> Verdict:
+        """Whether an HDF5 file is whole, as far as can be told at once."""
+        data = facts.dataset
+        if data is None or (data.pack is None and data.problem is None) or data.state == "unreachable":
+            return Verdict("skip", "No HDF5 file was given.")
+        pack = data.pack
+        if pack is None:
+            return Verdict("fail", str(data.problem))
+        rows = f"{pack.rows:,} samples"
+        if pack.manifest == "agrees":
+            sealed = {True: "; untouched since it was staged here", False: "; changed since it was staged here"}
+            said = f"{rows}; {pack.manifest_detail}{sealed.get(pack.sealed, '') if pack.sealed is not None else ''}."
+            return Verdict("warn" if pack.sealed is False else "ok", said)
+        if pack.manifest == "missing":
+            return Verdict("warn" if pack.ours else "ok", f"{rows}; {pack.manifest_detail}.")
+        return Verdict("fail", f"{rows}; {pack.manifest_detail}.")
+
+
+class LibrariesCheck:
+    """Install newer ones: pip install -U "numpy>=1.26" "h5py>=3.12" "torch>=2.4", then restart the session. torch may
+    be missing where Keras or TensorFlow trains."""
+
+    title = "libraries"
+
+    def check(self, facts: Facts) -> Verdict:
+        """Whether numpy, h5py and torch are as new as they must be."""
+        versions = {name: facts.packages[name].version for name in OLDEST if name in facts.packages}
+        said = ", ".join(f"{name} {versions.get(name) or 'missing'}" for name in OLDEST)
+        old = [name for name, least in OLDEST.items() if (have := versions.get(name)) and numbers(have) < numbers(least)]
+        lost = [name for name in OLDEST if name != "torch" and versions.get(name) is None]
+        if old or lost:
+            wanted = ", ".join(f"{name} {OLDEST[name]} or newer" for name in [*old, *lost])
+            return Verdict("fail", f"{said}; needed: {wanted}.")
+        return Verdict("ok", f"{said}.")
+
+
+class GpuCheck:
+    """On Colab choose a GPU under 'Runtime, Change runtime type'. A torch that was built for CPUs only is replaced by:
+    pip install -U torch --force-reinstall. Who else uses the GPU is in `nvidia-smi`: an earlier notebook that still
+    holds its memory is ended under 'Runtime, Manage sessions'. GpuMonitor shows how busy it is while a model trains."""
+
+    title = "GPU"
+
+    def check(self, facts: Facts) -> Verdict:
+        """Whether there is a GPU, idle, that torch can use."""
+        gpu = facts.gpu
+        if not gpu.gpus:
+            chosen_by_person = facts.platform.name in {"colab", "kaggle"}
+            return Verdict("warn" if chosen_by_person else "skip", gpu.problem or "There is no NVIDIA GPU here.")
+        names = ", ".join(f"{one.name} ({format_bytes(one.memory_total_bytes or 0)})" for one in gpu.gpus)
+        torch = facts.packages.get("torch")
+        if torch is not None and torch.version is not None and torch.version.endswith("+cpu"):
+            return Verdict("fail", f"{names}, but torch {torch.version} was built for CPUs only.")
+        busy = [one for one in gpu.gpus if (one.utilisation or 0) > _BUSY or _others_hold(one, gpu.ours)]
+        if busy:
+            return Verdict("warn", f"{names}; in use already: {', '.join(map(_describe_use, busy))}.")
+        return Verdict("ok", f"{names}, idle.")
+
+
+def _others_hold(one: GpuReading, ours: int) -> bool:
+    if any(process.pid == ours for process in one.processes):
+        return False
+    return (one.memory_used_bytes or 0) > _HELD_PART * (one.memory_total_bytes or float("inf"))
+
+
+def _describe_use(one: GpuReading) -> str:
+    busy = "" if one.utilisation is None else f" {one.utilisation:.0%} busy,"
+    return f"GPU {one.index}{busy} {format_bytes(one.memory_used_bytes or 0)} held"
+
+
+def numbers(version: str) -> tuple[int, ...]:
+    """The leading numbers of a version.
+
+    >>> numbers("2.11.0+cpu") < numbers("2.4")
+    False
+    """
+    return tuple(int(part) for part in re.findall(r"\d+", version.partition("+")[0])[:3])
+
+
+ALL_CHECKS: tuple[Check, ...] = (
+    PlatformCheck(),
+    DiskCheck(),
+    DriveCacheCheck(),
+    MountCheck(),
+    CurrentFolderCheck(),
+    GdownCheck(),
+    LibrariesCheck(),
+    MemoryCheck(),
+    SharedMemoryCheck(),
+    CoresCheck(),
+    GpuCheck(),
+    NetworkMountCheck(),
+    CrowdedFolderCheck(),
+    ResidencyCheck(),
+    PackCheck(),
+)

@@ -1,0 +1,304 @@
+"""NVIDIA GPUs and how busy they are, asked from the driver: by NVML where its Python package is here, else by nvidia-smi.
+
+What a program printed becomes values in pure functions. Everything that the driver does not tell is `None`: on a GPU
+cut into MIG slices it knows no utilisation, in a container no names of processes, on WSL not even their memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, Protocol
+
+from colabstage.errors import NotSupportedHereError
+from colabstage.units import format_duration
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+PROGRAM = "nvidia-smi"
+GPU_COLUMNS = (
+    *("index", "uuid", "name", "utilization.gpu", "memory.used", "memory.total"),
+    *("power.draw", "enforced.power.limit", "mig.mode.current"),
+)
+PROCESS_COLUMNS = ("gpu_uuid", "pid", "process_name", "used_gpu_memory")
+
+_MIB = 1 << 20
+_NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
+
+
+@dataclass(frozen=True, slots=True)
+class GpuProcess:
+    """A process that computes on a GPU. `name` is empty and `memory_bytes` `None` where the driver does not tell."""
+
+    pid: int
+    name: str = ""
+    memory_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GpuReading:
+    """One GPU at one moment; `None` stands for what the driver does not tell.
+
+    `utilisation`: part of the time, 0 to 1, in which something ran on it, over the driver's last period (up to 1 s).
+    `memory_used_bytes`, `memory_total_bytes`: of its own memory, by all processes.
+    `power_w`, `power_limit_w`: watts now, and the most it may draw.
+    `sliced`: whether it is cut into MIG slices, whose utilisation is not told.
+    `processes`: who computes on it, as far as this process may know.
+    """
+
+    index: int
+    uuid: str
+    name: str
+    utilisation: float | None = None
+    memory_used_bytes: int | None = None
+    memory_total_bytes: int | None = None
+    power_w: float | None = None
+    power_limit_w: float | None = None
+    sliced: bool = False
+    processes: tuple[GpuProcess, ...] = ()
+
+
+class GpuSource(Protocol):
+    """Somebody who can be asked about the GPUs, from one thread."""
+
+    @property
+    def label(self) -> str:
+        """What is asked: `"NVML"` or `"nvidia-smi"`."""
+
+    def read(self, *, processes: bool = False) -> tuple[GpuReading, ...]:
+        """All GPUs now, by index; with `processes`, who uses them as well.
+
+        Raises:
+            NotSupportedHereError: the driver does not answer, or not in time.
+        """
+
+    def close(self) -> None:
+        """Let go of the driver. Calling it twice is fine."""
+
+
+def gpu_problem() -> str | None:
+    """Why there is no GPU to be asked, as far as can be said without asking the driver; `None` where there may be."""
+    if find_spec("pynvml") is None and shutil.which(PROGRAM) is None:
+        return f"there is no NVIDIA GPU here: neither {PROGRAM} nor the package nvidia-ml-py is installed"
+    return None
+
+
+def open_gpus(*, timeout_s: float = 10.0) -> GpuSource:
+    """Find whom to ask about the GPUs. May take a second, while the driver wakes up.
+
+    Args:
+        timeout_s: seconds that one answer of nvidia-smi may take. NVML, a library, cannot be given a deadline.
+
+    Raises:
+        NotSupportedHereError: there is no GPU here, or the driver does not answer; the message says which.
+    """
+    problem = gpu_problem()
+    if problem is not None:
+        raise NotSupportedHereError(_sentence(problem))
+    nvml = _open_nvml()
+    if nvml is not None:
+        return nvml
+    source = SmiGpus(timeout_s)
+    source.read()
+    return source
+
+
+class SmiGpus:
+    """The program nvidia-smi, run once or twice for each answer."""
+
+    label = PROGRAM
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+
+    def read(self, *, processes: bool = False) -> tuple[GpuReading, ...]:
+        """All GPUs now.
+
+        Raises:
+            NotSupportedHereError: the program is missing, fails, or takes too long.
+        """
+        readings = parse_gpus(self._query("gpu", GPU_COLUMNS))
+        if not readings:
+            msg = f"There is no NVIDIA GPU here: {PROGRAM} lists none."
+            raise NotSupportedHereError(msg)
+        if not processes:
+            return readings
+        return with_processes(readings, parse_processes(self._query("compute-apps", PROCESS_COLUMNS)))
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _query(self, what: str, columns: tuple[str, ...]) -> str:
+        command = [PROGRAM, f"--query-{what}={','.join(columns)}", "--format=csv,noheader,nounits"]
+        try:
+            done = subprocess.run(
+                command,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=self._timeout_s,
+                check=False,
+                cwd="/",
+            )
+        except subprocess.TimeoutExpired as error:
+            msg = f"{PROGRAM} did not answer in {format_duration(self._timeout_s)}. The driver may hang; restart the session."
+            raise NotSupportedHereError(msg) from error
+        except OSError as error:
+            msg = f"{PROGRAM} cannot be run ({error.strerror}). Install the NVIDIA driver, or choose a machine with a GPU."
+            raise NotSupportedHereError(msg) from error
+        if done.returncode:
+            # It complains on stdout.
+            said = " ".join((done.stderr or done.stdout).split()) or f"exit code {done.returncode}"
+            msg = f"There is no NVIDIA GPU here that answers: {PROGRAM} says '{said[:300]}'"
+            raise NotSupportedHereError(msg)
+        return done.stdout
+
+
+def parse_gpus(text: str) -> tuple[GpuReading, ...]:
+    """Read what nvidia-smi prints for `--query-gpu` with `GPU_COLUMNS` as CSV without a header, with units or without.
+
+    Lines that are no GPU (warnings, "No devices were found") are passed over.
+
+    >>> parse_gpus("0, GPU-4f, Tesla T4, 37, 1024, 15360, 28.31, 70.00, [N/A]")[0].utilisation
+    0.37
+    """
+    return tuple(sorted(filter(None, map(_parse_gpu, text.splitlines())), key=lambda one: one.index))
+
+
+def _parse_gpu(line: str) -> GpuReading | None:
+    cells = [cell.strip() for cell in line.split(",")]
+    if len(cells) != len(GPU_COLUMNS) or not cells[0].isdecimal():
+        return None
+    busy, used, total, power, limit = map(_number, cells[3:8])
+    return GpuReading(
+        index=int(cells[0]),
+        uuid=cells[1],
+        name=cells[2],
+        utilisation=None if busy is None else busy / 100,
+        memory_used_bytes=None if used is None else round(used * _MIB),
+        memory_total_bytes=None if total is None else round(total * _MIB),
+        power_w=power,
+        power_limit_w=limit,
+        sliced=cells[8] == "Enabled",
+    )
+
+
+def parse_processes(text: str) -> tuple[tuple[str, GpuProcess], ...]:
+    """Read what nvidia-smi prints for `--query-compute-apps` with `PROCESS_COLUMNS`.
+
+    Returns:
+        `(uuid of the GPU, process)` pairs, in its order.
+    """
+    found = []
+    for line in text.splitlines():
+        # A program's path may hold commas: the ends are sure.
+        uuid, _, rest = (part.strip() for part in line.partition(","))
+        pid, _, rest = (part.strip() for part in rest.partition(","))
+        name, _, used = (part.strip() for part in rest.rpartition(","))
+        if pid.isdecimal():
+            memory = _number(used)
+            shown = "" if name.startswith("[") else name
+            found.append((uuid, GpuProcess(int(pid), shown, None if memory is None else round(memory * _MIB))))
+    return tuple(found)
+
+
+def with_processes(
+    readings: Iterable[GpuReading], processes: Iterable[tuple[str, GpuProcess]]
+) -> tuple[GpuReading, ...]:
+    """Put processes to the GPUs that they compute on."""
+    by_gpu: dict[str, list[GpuProcess]] = {}
+    for uuid, process in processes:
+        by_gpu.setdefault(uuid, []).append(process)
+    return tuple(replace(reading, processes=tuple(by_gpu.get(reading.uuid, ()))) for reading in readings)
+
+
+def _number(cell: str) -> float | None:
+    """`37`, `37 %` and `68.52 W`; not `[N/A]`, `[Not Supported]`, `[Unknown Error]`, `[Insufficient Permissions]`."""
+    match = None if cell.startswith("[") else _NUMBER.match(cell)
+    return None if match is None else float(match[0])
+
+
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}."
+
+
+class NvmlGpus:
+    """NVML, by the package nvidia-ml-py (`import pynvml`)."""
+
+    label = "NVML"
+
+    def __init__(self, nvml: Any) -> None:
+        self._nvml = nvml
+        self._open = True
+        count = range(nvml.nvmlDeviceGetCount())
+        self._devices = [(index, nvml.nvmlDeviceGetHandleByIndex(index)) for index in count]
+
+    def read(self, *, processes: bool = False) -> tuple[GpuReading, ...]:
+        """All GPUs now."""
+        return tuple(self._look(index, device, processes=processes) for index, device in self._devices)
+
+    def close(self) -> None:
+        """Let go of the library."""
+        if self._open:
+            self._open = False
+            with contextlib.suppress(self._nvml.NVMLError):
+                self._nvml.nvmlShutdown()
+
+    def _look(self, index: int, device: Any, *, processes: bool) -> GpuReading:
+        nvml = self._nvml
+        busy = self._ask(nvml.nvmlDeviceGetUtilizationRates, device)
+        memory = self._ask(nvml.nvmlDeviceGetMemoryInfo, device)
+        power = self._ask(nvml.nvmlDeviceGetPowerUsage, device)
+        limit = self._ask(nvml.nvmlDeviceGetEnforcedPowerLimit, device)
+        mode = self._ask(nvml.nvmlDeviceGetMigMode, device)
+        running = self._ask(nvml.nvmlDeviceGetComputeRunningProcesses, device) if processes else None
+        return GpuReading(
+            index=index,
+            uuid=_text(self._ask(nvml.nvmlDeviceGetUUID, device)),
+            name=_text(self._ask(nvml.nvmlDeviceGetName, device)),
+            utilisation=None if busy is None else busy.gpu / 100,
+            memory_used_bytes=None if memory is None else int(memory.used),
+            memory_total_bytes=None if memory is None else int(memory.total),
+            power_w=None if power is None else power / 1000,
+            power_limit_w=None if limit is None else limit / 1000,
+            sliced=mode is not None and mode[0] == 1,
+            processes=tuple(GpuProcess(one.pid, "", one.usedGpuMemory) for one in running or ()),
+        )
+
+    def _ask(self, question: Callable[[Any], Any], device: Any) -> Any:
+        try:
+            return question(device)
+        except self._nvml.NVMLError:
+            return None
+
+
+def _open_nvml() -> NvmlGpus | None:
+    """NVML where its package and the driver's library are here and know a GPU; nvidia-smi says why they do not."""
+    try:
+        import pynvml
+    except ImportError:
+        return None
+    try:
+        pynvml.nvmlInit()
+    except (pynvml.NVMLError, OSError):
+        return None
+    try:
+        source = NvmlGpus(pynvml)
+    except pynvml.NVMLError:
+        source = None
+    if source is None or not source.read():
+        with contextlib.suppress(pynvml.NVMLError):
+            pynvml.nvmlShutdown()
+        return None
+    return source
+
+
+def _text(value: Any) -> str:
+    """Older versions of the package give bytes."""
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value or "")
