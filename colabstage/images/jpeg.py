@@ -1,4 +1,4 @@
-"""The facts in a JPEG's header: size, components and orientation, without decoding a pixel."""
+"""The facts in a JPEG's header: size, components and orientation, without decoding a pixel; and less of its rows."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ from colabstage.errors import DecodeError
 # Start-of-frame markers; 0xC4, 0xC8 and 0xCC share the range but are tables and extensions.
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _COMMON_FRAMES = (0xC0, 0xC1, 0xC2)
+# Their rows come one after the other, unless there are several scans; those of progressive files never do.
+_SEQUENTIAL_FRAMES = (0xC0, 0xC1)
 _STANDALONE = frozenset((0x01, *range(0xD0, 0xD9)))
 _APP1, _SCAN, _END = 0xE1, 0xDA, 0xD9
+_END_BYTES = bytes((0xFF, _END))
 _ORIENTATION_TAG = 0x0112
 
 
@@ -24,6 +27,7 @@ class JpegHeader:
     `precision`: bits per sample, 8 in all but exotic files.
     `orientation`: EXIF orientation 1 to 8; 1 where there is none.
     `frame`: the marker of the frame, which says how pixels are coded: 0xC0, 0xC1 and 0xC2 in nearly all files.
+    `frame_at`: where in the file the frame's contents begin, in bytes.
     """
 
     height: int
@@ -32,6 +36,7 @@ class JpegHeader:
     precision: int
     orientation: int
     frame: int
+    frame_at: int = 0
 
     @property
     def is_common(self) -> bool:
@@ -67,12 +72,49 @@ def read_jpeg_header(data: bytes) -> JpegHeader:
         body, length = position + 4, struct.unpack_from(">H", data, position + 2)[0]
         if marker in _FRAMES and body + 6 <= len(data):
             precision, height, width, components = struct.unpack_from(">BHHB", data, body)
-            return JpegHeader(height, width, components, precision, orientation, marker)
+            return JpegHeader(height, width, components, precision, orientation, marker, body)
         if marker == _APP1 and data[body : body + 6] == b"Exif\0\0":
             orientation = read_tiff_orientation(data[body + 6 : body + length - 2])
         position += 2 + length
     msg = "The JPEG header is cut off or has no frame."
     raise DecodeError(msg)
+
+
+def first_rows(data: bytes, header: JpegHeader, rows: int) -> bytearray | None:
+    """The same file with a header that says it has only its first rows: a decoder stops there.
+
+    The rest of the file stays, as where in it a row begins is known only to who decodes it; decoders pass over it,
+    and warn of it. The last of the rows may lack what colours of the next one would have added to it.
+
+    Args:
+        data: the whole file.
+        header: of it.
+        rows: how many, at least 1 and less than the file's.
+
+    Returns:
+        `None` where rows do not come one after the other (progressive files, several scans), or the file has no end:
+        it is cut off, which nobody would notice any more, or other data follows it.
+    """
+    if header.frame not in _SEQUENTIAL_FRAMES or data[-2:] != _END_BYTES:
+        return None
+    if _first_scan_components(data, header.frame_at) != header.components:
+        return None
+    short = bytearray(data)
+    struct.pack_into(">H", short, header.frame_at + 1, rows)
+    return short
+
+
+def _first_scan_components(data: bytes, frame_at: int) -> int:
+    """How many components the first scan has; 0 where none is found where markers follow each other as they should."""
+    position = frame_at - 2
+    while position + 5 <= len(data):
+        position += struct.unpack_from(">H", data, position)[0]
+        if position + 5 > len(data) or data[position] != 0xFF:
+            break
+        if data[position + 1] == _SCAN:
+            return data[position + 4]
+        position += 2
+    return 0
 
 
 def read_tiff_orientation(exif: bytes) -> int:
