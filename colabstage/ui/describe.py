@@ -4,35 +4,22 @@ from __future__ import annotations
 
 import sys
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from colabstage.errors import NewerFormatError
 from colabstage.h5.info import read_info
-from colabstage.h5.manifest import manifest_path, read_manifest
+from colabstage.h5.manifest_state import look_at_manifest
 from colabstage.units import format_bytes
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from colabstage.h5.info import FieldInfo, PackInfo
+    from colabstage.h5.manifest_state import ManifestState
 
 # More names than this tell nobody anything; --json has them all.
 _MOST_CLASSES = 12
 _MOST_SKIPPED = 10
 _WIDE = 200
-
-
-@dataclass(frozen=True, slots=True)
-class ManifestState:
-    """What the manifest beside a file is worth.
-
-    `state`: `agrees`, by the file's length; `differs`, by its length; `missing`; `unreadable`; `newer` than this
-    version reads. `detail`: the same in a sentence. `written_by`: the version of colabstage.
-    """
-
-    state: Literal["agrees", "differs", "missing", "unreadable", "newer"]
-    detail: str
-    written_by: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +41,7 @@ class Description:
             "source": info.source,
             "encoding": encoding_of(info),
             "encoding_reason": info.encoding_reason,
+            "resizer": info.resizer,
             "options": dict(info.options),
             "classes": list(info.classes),
             "splits": {
@@ -88,24 +76,7 @@ def describe_file(path: Path) -> Description:
     """
     info = read_info(path)
     nbytes = path.stat().st_size
-    return Description(info, nbytes, _look_at_manifest(path, nbytes))
-
-
-def _look_at_manifest(path: Path, nbytes: int) -> ManifestState:
-    sidecar = manifest_path(path)
-    if not sidecar.exists():
-        return ManifestState("missing", f"none beside it ('{sidecar.name}'), so nothing vouches for its bytes")
-    try:
-        manifest = read_manifest(path)
-    except NewerFormatError as error:
-        return ManifestState("newer", str(error))
-    if manifest is None:
-        return ManifestState("unreadable", f"'{sidecar.name}' is there, but is not a whole manifest")
-    if manifest.size != nbytes:
-        detail = f"says {manifest.size:,} bytes, but the file has {nbytes:,}: it is damaged"
-        return ManifestState("differs", detail, manifest.written_by)
-    detail = "agrees with the file's length; 'colabstage verify' compares every byte"
-    return ManifestState("agrees", detail, manifest.written_by)
+    return Description(info, nbytes, look_at_manifest(path, nbytes))
 
 
 def encoding_of(info: PackInfo) -> str:
@@ -145,6 +116,7 @@ def _facts(described: Description) -> list[tuple[str, str]]:
         ("samples", ", ".join(f"{name} {split.rows:,}" for name, split in info.splits.items())),
         ("classes", _classes(info.classes)),
         ("encoding", encoding_of(info) + reason),
+        ("resized by", info.resizer or ""),
         ("manifest", described.manifest.detail),
     ]
     return [(name, value) for name, value in facts if value]

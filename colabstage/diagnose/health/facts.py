@@ -78,7 +78,7 @@ class PackFacts:
     rows: int
     row_bytes: int
     ours: bool
-    manifest: Literal["agrees", "differs", "missing", "unreadable"]
+    manifest: Literal["agrees", "differs", "missing", "unreadable", "newer"]
     manifest_detail: str
     sealed: bool | None = None
 
