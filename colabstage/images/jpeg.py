@@ -112,7 +112,7 @@ def _first_scan_components(data: bytes, frame_at: int) -> int:
         if position + 5 > len(data) or data[position] != 0xFF:
             break
         if data[position + 1] == _SCAN:
-            return data[position + 4]
+            return int(data[position + 4])
         position += 2
     return 0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ HEIGHT, WIDTH = 203, 301
 CROPS = [(0, 0, 40, 50), (10, 20, 64, 96), (31, 7, 1, 200), (90, 100, 100, 150), (150, 0, 53, 301), (0, 0, 203, 301)]
 
 
-def photograph(kind: str = "JPEG", *, detail: int = 40, **saved: object) -> bytes:
+def photograph(kind: str = "JPEG", *, detail: int = 40, **saved: Any) -> bytes:
     """An image with so many different patches from top to bottom."""
     coarse = np.random.default_rng(5).integers(0, 256, (detail, detail, 3), dtype=np.uint8)
     buffer = io.BytesIO()
@@ -36,7 +37,7 @@ def turned(orientation: int) -> Image.Exif:
 @pytest.mark.parametrize("subsampling", ["4:4:4", "4:2:2", "4:2:0"])
 @pytest.mark.parametrize("color_mode", ["rgb", "grayscale"])
 @pytest.mark.parametrize("further", [{}, {"progressive": True}, {"restart_marker_rows": 1}])
-def test_a_part_is_that_of_the_whole_image(subsampling: str, color_mode: str, further: dict[str, object]) -> None:
+def test_a_part_is_that_of_the_whole_image(subsampling: str, color_mode: str, further: dict[str, Any]) -> None:
     """Byte for byte, however the file is coded, where nothing is reduced."""
     data = photograph(quality=90, subsampling=subsampling, **further)
     whole = decode_image(data, ImageOptions(color_mode=color_mode))  # type: ignore[arg-type]  # from parametrize

@@ -13,16 +13,28 @@ if TYPE_CHECKING:
 def resize_into(pixels: NDArray[np.uint8], out: NDArray[np.uint8]) -> None:
     """Resize `(h, w, C)` to the size of `out`, `(H, W, C)`, by the antialiased bilinear filter.
 
-    torch's own filter for bytes, which is Pillow's within one grey level of 255, and takes a quarter of its time: it
-    needs no copy into four channels and none out of them (benchmarks/read_jpeg.py). May be called from several threads.
+    By torch's own filter for bytes, where there is torch: it is Pillow's within one grey level of 255, and takes a
+    quarter of its time, as it needs no copy into four channels and none out of them (benchmarks/read_jpeg.py). By
+    Pillow's otherwise. May be called from several threads.
     """
-    import torch
-
     if pixels.shape == out.shape:
         out[...] = pixels
+        return
+    try:
+        import torch
+    except ImportError:
+        _resize_by_pillow(pixels, out)
         return
     # torch would share the copy of a part out among threads of its own, which costs a hundred times as much when the
     # cores are busy with other images.
     source = torch.from_numpy(np.ascontiguousarray(pixels)).permute(2, 0, 1)[None]
     target = torch.from_numpy(out).permute(2, 0, 1)[None]
     torch.ops.aten._upsample_bilinear2d_aa.out(source, list(out.shape[:2]), False, None, None, out=target)
+
+
+def _resize_by_pillow(pixels: NDArray[np.uint8], out: NDArray[np.uint8]) -> None:
+    from PIL import Image
+
+    height, width, channels = out.shape
+    image = Image.fromarray(np.ascontiguousarray(pixels[..., 0] if channels == 1 else pixels))
+    out[...] = np.asarray(image.resize((width, height), Image.Resampling.BILINEAR)).reshape(out.shape)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from colabstage.load.reading.storage import EngineChoice
 from colabstage.machine.resources import read_resources
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -157,6 +158,41 @@ class JoinedReader:
                 target[places] = part.read_x(own, crew=crew)
         return target
 
+    @property
+    def why_whole(self) -> str | None:
+        """As `SplitReader.why_whole`."""
+        return self._parts[0].why_whole
+
+    @property
+    def crop_channels(self) -> int:
+        """As `SplitReader.crop_channels`."""
+        return self._parts[0].crop_channels
+
+    def image_sizes(self, indices: Indices) -> NDArray[np.int64]:
+        """As `SplitReader.image_sizes`."""
+        rows = resolve_rows(indices, len(self))
+        sizes = np.empty((len(rows), 2), np.int64)
+        for part, own, places in self._shares(rows):
+            sizes[places] = part.image_sizes(own)
+        return sizes
+
+    def read_crops(
+        self,
+        indices: Indices,
+        size: tuple[int, int],
+        choose: Callable[[NDArray[np.int64]], NDArray[np.int64]],
+        out: NDArray[Any] | None = None,
+        *,
+        crew: Crew = SOLO,
+    ) -> NDArray[np.uint8]:
+        """As `SplitReader.read_crops`."""
+        rows = resolve_rows(indices, len(self))
+        target = target_array(out, (len(rows), *size, self.crop_channels), np.dtype(np.uint8))
+        crops = choose(self.image_sizes(rows))
+        for part, own, places in self._shares(rows):
+            target[places] = part.read_crops(own, size, partial(_chosen, crops[places]), crew=crew)
+        return target
+
     def read_y(self, indices: Indices, *, crew: Crew = SOLO) -> TargetBatch:
         """As `SplitReader.read_y`."""
         rows = resolve_rows(indices, len(self))
@@ -217,6 +253,11 @@ class JoinedReader:
         for number in np.unique(owners).tolist():
             part, places = self._parts[number], np.flatnonzero(owners == number)
             yield part, rows[places] - (int(self._ends[number]) - len(part)), places
+
+
+def _chosen(crops: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Crops that were chosen before, for images of these sizes."""
+    return crops
 
 
 def _check_one_set(infos: list[PackInfo]) -> None:

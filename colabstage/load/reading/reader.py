@@ -212,9 +212,17 @@ class SplitReader:
     @property
     def can_crop(self) -> bool:
         """Whether `read_crops` can read these inputs: encoded images of 8 bits at their own sizes."""
-        return (
-            self.encoded and self._image is not None and self._image.size is None and self._image.color_mode != "keep"
-        )
+        return self.why_whole is None
+
+    @property
+    def why_whole(self) -> str | None:
+        """Why `read_crops` cannot read these inputs, `None` where it can."""
+        if not self.encoded or self._image is None:
+            return "they are not image files"
+        if self._image.size is not None:
+            height, width = self._image.size
+            return f"they are brought to {height} x {width} pixels first"
+        return "they keep the channels and the depth of their files" if self._image.color_mode == "keep" else None
 
     def read_crops(
         self,
@@ -244,10 +252,28 @@ class SplitReader:
             msg = f"{self._x.info.name} in '{self.path}' is not made of image files of their own sizes."
             raise TypeError(msg)
         rows = resolve_rows(indices, len(self))
-        channels = 1 if self._image is not None and self._image.color_mode == "grayscale" else 3
-        target = target_array(out, (len(rows), *size, channels), np.dtype(np.uint8))
+        target = target_array(out, (len(rows), *size, self.crop_channels), np.dtype(np.uint8))
         engine.decode_crops(rows, choose(engine.own_sizes(rows)), target, crew)
         return target
+
+    @property
+    def crop_channels(self) -> int:
+        """Channels of what `read_crops` reads."""
+        return 1 if self._image is not None and self._image.color_mode == "grayscale" else 3
+
+    def image_sizes(self, indices: Indices) -> NDArray[np.int64]:
+        """Height and width in pixels of images that are decoded at their own sizes, upright, int64 `(B, 2)`, from their
+        headers.
+
+        Raises:
+            IndexError, DecodeError: as `read_x`.
+            TypeError: these inputs are no image files.
+        """
+        engine = self._loaded or self._open().x
+        if not isinstance(engine, EncodedRows):
+            msg = f"{self._x.info.name} in '{self.path}' is not made of image files."
+            raise TypeError(msg)
+        return engine.own_sizes(resolve_rows(indices, len(self)))
 
     def read_y(self, indices: Indices, *, crew: Crew = SOLO) -> TargetBatch:
         """Read targets.

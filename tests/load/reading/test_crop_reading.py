@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import sys
 from typing import TYPE_CHECKING, Any
 
 import h5py
@@ -18,6 +19,7 @@ from colabstage.load.epoch.dice import BatchPlace
 from colabstage.load.geometry.crops import CROP_DRAWS, resized_crops
 from colabstage.load.geometry.resizing import resize_into
 from colabstage.load.reading.crew import Crew
+from colabstage.load.reading.joined import JoinedReader, open_reader
 from colabstage.load.reading.reader import SplitReader
 
 if TYPE_CHECKING:
@@ -139,6 +141,34 @@ def test_images_grow_from_one_to_the_next(jpegs: Path) -> None:
     reader = SplitReader(jpegs)
     got = reader.read_crops([3, 0, 1, 2, 4], (30, 30), lambda sizes: np.concatenate([sizes * 0, sizes], axis=1))
     assert (got.std(axis=(1, 2, 3)) > 5).all()
+
+
+def test_crops_of_several_files_are_those_of_one(jpegs: Path, tmp_path: Path) -> None:
+    """Rows of files that are read as one keep the crops that they have in one file."""
+    parts = [
+        _write(tmp_path / name, [_file(row, quality=92) for row in rows])
+        for name, rows in (("a.h5", range(5)), ("b.h5", range(5, 12)))
+    ]
+    joined, rows = open_reader(parts), np.array([11, 0, 5, 4, 5, -12, 7])
+    assert isinstance(joined, JoinedReader)
+    draws = BatchPlace(0, 1, rows % 12).draws(CROP_DRAWS)
+    with Crew(2) as crew:
+        got = joined.read_crops(rows, (48, 40), _choose(draws), crew=crew)
+    np.testing.assert_array_equal(got, SplitReader(jpegs).read_crops(rows, (48, 40), _choose(draws)))
+    np.testing.assert_array_equal(joined.image_sizes(rows), [SIZES[row % 12 % 6] for row in rows.tolist()])
+
+
+def test_without_torch_pillow_resizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Within a grey level of what torch makes of it."""
+    pixels = np.asarray(_picture(0))[10:200, 20:310]
+    for source in (pixels, pixels[..., :1]):
+        by_torch, by_pillow = (np.empty((96, 80, source.shape[2]), np.uint8) for _ in range(2))
+        resize_into(source, by_torch)
+        with monkeypatch.context() as patch:
+            patch.setitem(sys.modules, "torch", None)
+            resize_into(source, by_pillow)
+        assert by_pillow.std() > 5
+        assert np.abs(by_torch.astype(int) - by_pillow).max() <= 1
 
 
 def test_a_broken_row_is_named(tmp_path: Path) -> None:
