@@ -1,4 +1,4 @@
-"""How a report looks in a notebook: one box with a headline, legible on a light and on a dark page.
+"""How reports look in a notebook: one box with a headline, legible on a light and on a dark page; and their pictures.
 
 Text takes the page's own colour, as notebooks set it; the few colours of ours are of middle lightness, which stand out
 from white and from black alike. Every rule carries our class, so nothing else on the page changes.
@@ -7,6 +7,12 @@ from white and from black alike. Every rule carries our class, so nothing else o
 from __future__ import annotations
 
 import html
+from typing import TYPE_CHECKING
+
+from colabstage.errors import MissingDependencyError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 # Contrast of 3.5 and more against #ffffff as well as #1e1e1e, for text in bold and for bars.
 COLOURS = {
@@ -34,3 +40,20 @@ border-top:1px solid rgba(128,136,144,.3);font-weight:inherit;background:none}
 def page(headline: str, body: str) -> str:
     """A report as HTML: `headline` is plain text, `body` is HTML."""
     return f"{_STYLE}<div class='cs-report'><div class='cs-head'>{html.escape(headline)}</div>{body}</div>"
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """An empty matplotlib figure of so many inches, white, that no window and no global state knows of.
+
+    Raises:
+        MissingDependencyError: matplotlib is not installed.
+    """
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        msg = "Drawing needs matplotlib. Install it with: pip install matplotlib"
+        raise MissingDependencyError(msg) from error
+    figure = Figure(figsize=(width, height), dpi=120, layout="constrained", facecolor="white")
+    FigureCanvasAgg(figure)
+    return figure

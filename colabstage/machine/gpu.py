@@ -1,4 +1,4 @@
-"""NVIDIA GPUs and how busy they are, asked from the driver: by NVML where its Python package is here, else by nvidia-smi.
+"""NVIDIA GPUs and how busy they are, by NVML where its Python package is installed, else by nvidia-smi.
 
 What a program printed becomes values in pure functions. Everything that the driver does not tell is `None`: on a GPU
 cut into MIG slices it knows no utilisation, in a container no names of processes, on WSL not even their memory.
@@ -131,7 +131,7 @@ class SmiGpus:
         return with_processes(readings, parse_processes(self._query("compute-apps", PROCESS_COLUMNS)))
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: no handle is kept."""
 
     def _query(self, what: str, columns: tuple[str, ...]) -> str:
         command = [PROGRAM, f"--query-{what}={','.join(columns)}", "--format=csv,noheader,nounits"]
@@ -147,10 +147,11 @@ class SmiGpus:
                 cwd="/",
             )
         except subprocess.TimeoutExpired as error:
-            msg = f"{PROGRAM} did not answer in {format_duration(self._timeout_s)}. The driver may hang; restart the session."
+            waited = format_duration(self._timeout_s)
+            msg = f"{PROGRAM} did not answer in {waited}. The driver may hang: restart the session."
             raise NotSupportedHereError(msg) from error
         except OSError as error:
-            msg = f"{PROGRAM} cannot be run ({error.strerror}). Install the NVIDIA driver, or choose a machine with a GPU."
+            msg = f"{PROGRAM} cannot be run ({error.strerror}). Install the NVIDIA driver, or choose another machine."
             raise NotSupportedHereError(msg) from error
         if done.returncode:
             # It complains on stdout.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from colabstage.fetch.shared.gdown_file import gdown_problem
 from colabstage.units import format_bytes, format_duration
@@ -52,7 +52,7 @@ class Verdict:
 class Check(Protocol):
     """One thing to look at. `title`: what it is about, in a word or three."""
 
-    title: ClassVar[str]
+    title: str
 
     def check(self, facts: Facts) -> Verdict:
         """Judge it."""
@@ -97,7 +97,9 @@ class DiskCheck:
         said = f"{format_bytes(free)} free where datasets are staged ('{facts.platform.fast_dir}')"
         if need > free:
             twice = " (twice its size: the Drive client keeps a copy)" if comes_twice else ""
-            return Verdict("fail", f"{said}, but copying '{data and data.path}' here takes {format_bytes(need)}{twice}.")
+            return Verdict(
+                "fail", f"{said}, but copying '{data and data.path}' here takes {format_bytes(need)}{twice}."
+            )
         if free < _NO_DISK_BYTES:
             return Verdict("fail", f"Only {said}.")
         return Verdict("warn" if free < _LITTLE_DISK_BYTES else "ok", f"{said}.")
@@ -210,7 +212,7 @@ class SharedMemoryCheck:
 
     def check(self, facts: Facts) -> Verdict:
         """Whether the batches of worker processes fit in /dev/shm."""
-        room, pack = facts.shared_memory_bytes, facts.dataset and facts.dataset.pack
+        room, pack = facts.shared_memory_bytes, None if facts.dataset is None else facts.dataset.pack
         if room is None:
             return Verdict("skip", "There is no /dev/shm here.")
         workers = max(1, facts.cores - 1) if facts.workers is None else facts.workers
@@ -338,7 +340,9 @@ class LibrariesCheck:
         """Whether numpy, h5py and torch are as new as they must be."""
         versions = {name: facts.packages[name].version for name in OLDEST if name in facts.packages}
         said = ", ".join(f"{name} {versions.get(name) or 'missing'}" for name in OLDEST)
-        old = [name for name, least in OLDEST.items() if (have := versions.get(name)) and numbers(have) < numbers(least)]
+        old = [
+            name for name, least in OLDEST.items() if (have := versions.get(name)) and numbers(have) < numbers(least)
+        ]
         lost = [name for name in OLDEST if name != "torch" and versions.get(name) is None]
         if old or lost:
             wanted = ", ".join(f"{name} {OLDEST[name]} or newer" for name in [*old, *lost])
