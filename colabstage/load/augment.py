@@ -22,7 +22,14 @@ from colabstage.images.options import VOID
 from colabstage.load.epoch.dice import BatchPlace, apply_transform
 from colabstage.load.geometry.crops import AREAS, CROP_DRAWS, RATIOS, check_crop_ranges, resized_crops
 from colabstage.load.geometry.moving import BoxMovement, move_targets
-from colabstage.load.geometry.pixels import cut, mirror, pick_crops, resize_crops
+from colabstage.load.geometry.pixels import (
+    cut,
+    mirror,
+    pick_crops,
+    pick_listed_crops,
+    resize_crops,
+    resize_listed_crops,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -167,7 +174,11 @@ class RandomResizedCrop(_Placed):
 
     `size`: a number, or height and width. `scale`: least and most part of the area. `ratio`: least and most width by
     height, drawn evenly in its logarithm. Images are resized by the antialiased bilinear filter, masks by the nearest
-    pixel; boxes are cut at the edges, and dropped where nothing is left of them.
+    pixel; boxes are cut at the edges, and dropped where nothing is left of them. Takes a list of images `(C, H, W)` of
+    their own sizes too, with a list of masks `(H, W)`.
+
+    Where it comes first in `batch_transform`, `make_loader` decodes JPEGs of their own sizes no further than their
+    crops need (`decode=`).
     """
 
     size: int | Size
@@ -182,11 +193,28 @@ class RandomResizedCrop(_Placed):
 
     def apply_at(self, x: Any, y: Any, place: BatchPlace) -> tuple[Any, Any]:
         """The cut and resized `(x, y)`."""
-        size, image = _pair(self.size), _image_size(x)
-        crops = resized_crops(np.array(image), place.draws(CROP_DRAWS), scale=self.scale, ratio=self.ratio)
+        sizes = _image_sizes(x)
+        crops = self.choose(sizes, place)
+        resize = resize_listed_crops if isinstance(x, list) else resize_crops
+        return resize(x, crops, _pair(self.size)), self.move(y, sizes, crops)
+
+    @property
+    def target_size(self) -> Size:
+        """Height and width of the results."""
+        return _pair(self.size)
+
+    def choose(self, sizes: NDArray[np.int64], place: BatchPlace) -> NDArray[np.int64]:
+        """The crops of images of these sizes, `(B, 2)`: int64 `(B, 4)`, top, left, height and width."""
+        return resized_crops(sizes, place.draws(CROP_DRAWS), scale=self.scale, ratio=self.ratio)
+
+    def move(self, y: Any, sizes: NDArray[np.int64], crops: NDArray[np.int64]) -> Any:
+        """The targets of images of these sizes after these crops of them."""
+        size = _pair(self.size)
+        if _are_masks(y, sizes):
+            return pick_listed_crops(y, crops, size)
         factors = np.divide(size[::-1], crops[:, :1:-1], dtype=np.float64)
         boxes = BoxMovement(factors, np.multiply(-crops[:, 1::-1], factors), size)
-        return resize_crops(x, crops, size), move_targets(y, image, _Pick(crops, size), boxes)
+        return move_targets(y, _common_size(sizes), _Pick(crops, size), boxes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,6 +288,30 @@ class OneHot(_Placed):
         # In 64 bits: 255 classes and more do not fit the bytes that masks come in.
         channels = torch.arange(self.classes, device=y.device).view(-1, *(1,) * (y.dim() - 1))
         return x, (y[:, None] == channels).to(self.dtype)
+
+
+def _image_sizes(x: Any) -> NDArray[np.int64]:
+    """Height and width of each image, int64 `(B, 2)`."""
+    if isinstance(x, list) and all(isinstance(image, torch.Tensor) and image.dim() == 3 for image in x):
+        return np.array([image.shape[1:] for image in x], np.int64).reshape(-1, 2)
+    return np.tile(np.array(_image_size(x), np.int64), (len(x), 1))
+
+
+def _common_size(sizes: NDArray[np.int64]) -> Size:
+    """The size that all images have; one that nothing has where they differ."""
+    if not len(sizes) or (sizes != sizes[0]).any():
+        return 0, 0
+    return int(sizes[0, 0]), int(sizes[0, 1])
+
+
+def _are_masks(y: Any, sizes: NDArray[np.int64]) -> bool:
+    """Whether targets are a list of masks, each of the size of its image."""
+    if not isinstance(y, list) or len(y) != len(sizes) or not y:
+        return False
+    return all(
+        isinstance(mask, torch.Tensor) and mask.shape == tuple(size)
+        for mask, size in zip(y, sizes.tolist(), strict=True)
+    )
 
 
 def _drawn_place(count: int, generator: torch.Generator | None) -> BatchPlace:

@@ -18,6 +18,7 @@ import numpy as np
 
 from colabstage.load.batching.ahead import TICK, Tick
 from colabstage.load.batching.batches import batch_of
+from colabstage.load.batching.inputs import WholeInputs
 from colabstage.load.epoch.order import random_order
 from colabstage.load.reading.crew import Crew
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
     from colabstage.load.batching.batches import Ragged
     from colabstage.load.batching.buffers import BufferPool
+    from colabstage.load.batching.inputs import Inputs
     from colabstage.load.dataset import dataset_h5
     from colabstage.load.epoch.sharding import Shard
 
@@ -103,8 +105,11 @@ def group_by_window(
 class WindowReader:
     """Reads windows, one ahead of the one in use, into two buffers that take turns."""
 
-    def __init__(self, dataset: dataset_h5, crew: Crew, windows: list[NDArray[np.intp]]) -> None:
+    def __init__(
+        self, dataset: dataset_h5, crew: Crew, windows: list[NDArray[np.intp]], inputs: Inputs | None = None
+    ) -> None:
         self._reader = dataset.reader
+        self._inputs = inputs or WholeInputs(dataset)
         self._crew = crew
         self._windows = windows
         self._buffers: list[NDArray[Any] | None] = [None, None]
@@ -134,27 +139,27 @@ class WindowReader:
         self._next = None
 
     def _read(self, number: int) -> Window:
-        rows, reader = self._windows[number], self._reader
+        rows, inputs = self._windows[number], self._inputs
         x = self._buffer(number % 2, len(rows))
-        step = max(1, _PART_BYTES // max(1, reader.row_bytes))
+        step = max(1, _PART_BYTES // max(1, inputs.row_bytes))
         images: list[NDArray[Any]] = []
         for start in range(0, len(rows), step):
             if self._stop.is_set():
                 break
             part = rows[start : start + step]
             if x is None:
-                images += reader.read_x(part, crew=self._crew)
+                images += inputs.read(part, None, self._crew)
             else:
-                reader.read_x(part, x[start : start + len(part)], crew=self._crew)
-        return Window(rows, images if x is None else x, reader.read_y(rows, crew=self._crew))
+                inputs.read(part, x[start : start + len(part)], self._crew)
+        return Window(rows, images if x is None else x, self._reader.read_y(rows, crew=self._crew))
 
     def _buffer(self, turn: int, count: int) -> NDArray[Any] | None:
-        shape = self._reader.row_shape
+        shape = self._inputs.shape
         if shape is None:
             return None
         buffer = self._buffers[turn]
         if buffer is None or len(buffer) < count:
-            buffer = self._buffers[turn] = np.empty((count, *shape), self._reader.row_dtype)
+            buffer = self._buffers[turn] = np.empty((count, *shape), self._inputs.dtype)
         return buffer[:count]
 
 
@@ -167,23 +172,26 @@ def window_batches(
     workers: int,
     pool: BufferPool,
     ragged: Ragged,
+    inputs: Inputs | None = None,
 ) -> Generator[tuple[Any, Any] | Tick]:
     """Batches out of windows: as `host_batches`, for batches in the order of `WindowOrder`.
 
     Args:
         rows_before: how many rows of the epoch come before these batches.
         window_rows: how many rows make up a window.
+        inputs: what x is read as; whole rows by default.
     """
-    reader = dataset.reader
+    inputs = inputs or WholeInputs(dataset)
     groups = group_by_window(batches, rows_before, window_rows)
-    with Crew(workers) as crew, closing(WindowReader(dataset, crew, [_ascending(group) for group in groups])) as ahead:
+    windows = [_ascending(group) for group in groups]
+    with Crew(workers) as crew, closing(WindowReader(dataset, crew, windows, inputs)) as ahead:
         waiting = iter(groups)
         for window in ahead.windows():
             if isinstance(window, Tick):
                 yield TICK
                 continue
             for rows in next(waiting):
-                out = None if reader.row_shape is None else pool.lend((len(rows), *reader.row_shape), reader.row_dtype)
+                out = None if inputs.shape is None else pool.lend((len(rows), *inputs.shape), inputs.dtype)
                 yield batch_of(dataset, *window.take(rows, out), ragged)
                 del out
 

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 Strategy = Literal["auto", "device", "memory", "direct", "workers"]
 Shuffle = bool | Literal["auto", "window"]
 StartMethod = Literal["fork", "forkserver", "spawn"]
+Decode = Literal["auto", "crops", "whole"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,9 @@ class LoaderFacts:
     `uniform`: whether all inputs have one shape, and all targets. `random_rows`: whether the rows of the file are in
     random order. `epoch_rows`: visited in an epoch, where that is not `rows`. `shard`: this rank's part.
     `device`: where batches go, `None` for this computer's memory. `processes`: `None` where nobody looked. `cost`: of
-    a sample with its transform, `None` where nobody measured it.
+    a sample with its transform, `None` where nobody measured it. `crop_bytes`: of one crop, where the batch transform
+    begins with a random resized one, `None` where it does not. `why_whole`: why these inputs cannot be decoded as
+    crops, `None` where they can.
     """
 
     rows: int
@@ -76,6 +79,8 @@ class LoaderFacts:
     device: DeviceFacts | None = None
     processes: ProcessFacts | None = None
     cost: SampleCost | None = None
+    crop_bytes: int | None = None
+    why_whole: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +99,7 @@ class LoaderRequest:
     shuffle: Shuffle = True
     memory_budget: int | None = None
     sampling: bool = False
+    decode: Decode = "auto"
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +131,20 @@ class OrderChoice:
 
 
 @dataclass(frozen=True, slots=True)
+class DecodeChoice:
+    """How much of each image file is decoded, and why.
+
+    `name`: `"crops"` no more than the crop that the batch transform begins with needs; `"whole"` all of it.
+    """
+
+    name: Literal["crops", "whole"]
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.name}, because {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
 class StartChoice:
     """How worker processes are started, and why."""
 
@@ -144,6 +164,7 @@ class LoaderPlan:
     `"workers"` processes make them. `engine`: what rows are read by then. `batches`: in an epoch, of this rank.
     `workers`: threads that copy or decode at once, or processes. `prefetch`: batches prepared ahead, by each process
     where there are some. `order`: in which rows are visited. `start`: how processes are started, `None` without any.
+    `decode`: how much of image files is decoded, `None` where inputs are none.
     """
 
     strategy: Literal["device", "memory", "direct", "workers"]
@@ -155,10 +176,12 @@ class LoaderPlan:
     engine: EngineChoice
     order: OrderChoice
     start: StartChoice | None = None
+    decode: DecodeChoice | None = None
 
     def __str__(self) -> str:
         start = "" if self.start is None else f"; start: {self.start}"
+        decode = "" if self.decode is None else f"; decode: {self.decode}"
         return (
             f"{self.strategy}: {self.reason}; {self.batches:,} batches of {self.batch_size}; "
-            f"workers: {self.workers}; prefetch: {self.prefetch}; engine: {self.engine}; order: {self.order}{start}"
+            f"workers: {self.workers}; prefetch: {self.prefetch}; engine: {self.engine}; order: {self.order}{start}{decode}"
         )

@@ -34,9 +34,17 @@ _LONGEST_PROBE_S = 2.0
 
 
 def gather_facts(
-    dataset: dataset_h5, *, device: torch.device | None, shard: Shard, epoch_rows: int | None
+    dataset: dataset_h5,
+    *,
+    device: torch.device | None,
+    shard: Shard,
+    epoch_rows: int | None,
+    crop_size: tuple[int, int] | None = None,
 ) -> LoaderFacts:
-    """Look at a dataset, this computer and this process. Reads no sample, but a few headers of encoded ones."""
+    """Look at a dataset, this computer and this process. Reads no sample, but a few headers of encoded ones.
+
+    `crop_size`: height and width of the random resized crops that the batch transform begins with.
+    """
     resources = read_resources()
     reader = dataset.reader
     needs_memory = None if device is None else free_device_memory(device)
@@ -58,6 +66,8 @@ def gather_facts(
         shard=shard,
         device=None if device is None else DeviceFacts(device.type, free),
         processes=_processes(dataset),
+        crop_bytes=None if crop_size is None else crop_size[0] * crop_size[1] * reader.crop_channels,
+        why_whole=reader.why_whole,
     )
 
 

@@ -103,6 +103,17 @@ def resize_crops(images: torch.Tensor, crops: NDArray[np.int64], size: Size) -> 
     return resize_by_weights(images, crops, size)
 
 
+def resize_listed_crops(images: list[torch.Tensor], crops: NDArray[np.int64], size: Size) -> torch.Tensor:
+    """`resize_crops` of images that have their own sizes, `(C, H, W)` each; one batch comes of them."""
+    parts = [resize_crops(image[None], crops[row : row + 1], size) for row, image in enumerate(images)]
+    return torch.cat(parts).contiguous(memory_format=torch.channels_last)
+
+
+def pick_listed_crops(masks: list[torch.Tensor], crops: NDArray[np.int64], size: Size) -> torch.Tensor:
+    """`pick_crops` of masks that have their own sizes, `(H, W)` each: `(B, *size)`."""
+    return torch.cat([pick_crops(mask[None, None], crops[row : row + 1], size)[:, 0] for row, mask in enumerate(masks)])
+
+
 def _resize_each(images: torch.Tensor, crops: NDArray[np.int64], size: Size) -> torch.Tensor:
     # torch resizes images of bytes as they are, but no other integers and not every short float.
     exact = images if images.dtype in (torch.uint8, torch.float32, torch.float64) else images.float()

@@ -255,7 +255,7 @@ class JoinedReader:
             yield part, rows[places] - (int(self._ends[number]) - len(part)), places
 
 
-def _chosen(crops: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+def _chosen(crops: NDArray[np.int64], _sizes: NDArray[np.int64]) -> NDArray[np.int64]:
     """Crops that were chosen before, for images of these sizes."""
     return crops
 
