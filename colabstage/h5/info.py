@@ -24,6 +24,7 @@ from colabstage.h5.names import (
     IMAGE_OPTIONS_ATTRIBUTE,
     MASK_OPTIONS_ATTRIBUTE,
     OFFSETS,
+    RESIZER_ATTRIBUTE,
     SHARD_SET_ATTRIBUTE,
     SKIPPED,
     key_name,
@@ -91,6 +92,7 @@ class PackInfo:
     `format_version`: `None` for a file that colabstage did not write.
     `layout`, `options`, `source`: as the file says them. `skipped`: one sentence for each sample left out.
     `encoding`, `encoding_reason`: how samples are stored, and why; `None` where the file does not say.
+    `resizer`: what scaled the images while they were packed, `None` where the file does not say.
     `shard_set`: of a shard, what all that were written with it have in common.
     """
 
@@ -105,6 +107,7 @@ class PackInfo:
     encoding_reason: str | None = None
     encoding: str | None = None
     shard_set: str | None = None
+    resizer: str | None = None
 
     def split(self, name: str) -> SplitInfo:
         """The split called `name`.
@@ -144,6 +147,7 @@ def read_info(path: Path) -> PackInfo:
             encoding_reason=_text_attribute(file, "encoding_reason"),
             encoding=_text_attribute(file, "encoding"),
             shard_set=_text_attribute(file, SHARD_SET_ATTRIBUTE),
+            resizer=_text_attribute(file, RESIZER_ATTRIBUTE),
         )
 
 

@@ -12,6 +12,7 @@ FORMAT_VERSION = 1
 FORMAT_ATTRIBUTE = "colabstage_format"
 IMAGE_OPTIONS_ATTRIBUTE = "image_options"
 MASK_OPTIONS_ATTRIBUTE = "mask_options"
+RESIZER_ATTRIBUTE = "resizer"
 SHARD_SET_ATTRIBUTE = "shard_set"
 CLASSES = "classes"
 SKIPPED = "skipped"

@@ -30,6 +30,8 @@ import numpy as np
 from colabstage.errors import DecodeError
 from colabstage.images.geometry import place_image, reduction_factor
 from colabstage.images.jpeg import is_jpeg, read_jpeg_header, read_tiff_orientation
+from colabstage.images.resample import resample
+from colabstage.images.scratch import Scratch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,9 +39,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from PIL import Image
 
-    from colabstage.images.geometry import Placement
     from colabstage.images.jpeg import JpegHeader
     from colabstage.images.options import ColorMode, ImageOptions
+    from colabstage.images.resample import Resizer
 
 # Where Pillow itself refuses by default: about half a gigabyte as RGB, more than any photograph.
 MAX_PIXELS = 178_956_970
@@ -100,28 +102,37 @@ def decode_image(data: bytes, options: ImageOptions, *, scratch: bytearray | Non
     Raises:
         DecodeError: the file is truncated, broken, too large, or no image; the message says which.
     """
-    return decode_sized(data, options, scratch=scratch)[0]
+    return decode_sized(data, options, scratch=None if scratch is None else Scratch(scratch))[0]
 
 
 def decode_sized(
-    data: bytes, options: ImageOptions, *, scratch: bytearray | None = None
+    data: bytes, options: ImageOptions, *, resizer: Resizer = "pillow", scratch: Scratch | None = None
 ) -> tuple[NDArray[Any], tuple[int, int]]:
-    """Decode one image file, as `decode_image`; also `(height, width)` of the upright image before it was resized."""
+    """Decode one image file, as `decode_image`; also `(height, width)` of the upright image before it was resized.
+
+    Args:
+        data: the whole file.
+        options: size, colours and fitting of the result.
+        resizer: as for `resample`.
+        scratch: this thread's memory; the result may lie in it, until the next call.
+    """
     # What is not resized is the result itself, so it needs memory of its own.
-    scratch = scratch if options.size is not None else None
-    pixels, size, factor, is_photograph = _decode_pixels(data, options, scratch)
+    decoded = scratch.decoded if scratch is not None and options.size is not None else None
+    pixels, size, factor, is_photograph = _decode_pixels(data, options, decoded)
     placement = place_image(size, options.size, options.resize).reduced(factor)
     if not placement.is_identity:
-        return _resample(pixels, placement, gap=_PHOTOGRAPH_GAP if is_photograph else None), size
-    return (pixels if scratch is None or pixels.flags.owndata else pixels.copy()), size
+        gap = _PHOTOGRAPH_GAP if is_photograph else None
+        return resample(pixels, placement, gap=gap, resizer=resizer, scratch=scratch), size
+    return (pixels if decoded is None or pixels.flags.owndata else pixels.copy()), size
 
 
-def fit_pixels(pixels: NDArray[Any], options: ImageOptions) -> NDArray[Any]:
+def fit_pixels(pixels: NDArray[Any], options: ImageOptions, *, resizer: Resizer = "pillow") -> NDArray[Any]:
     """Bring an image that is decoded already to the colours and size asked for, as `decode_image` does a file's.
 
     Args:
         pixels: `(H, W)` or `(H, W, C)` of 1, 3 or 4 channels; uint8, uint16 or float32.
         options: size, colours and fitting of the result.
+        resizer: as for `resample`.
 
     Raises:
         DecodeError: it is no image of these kinds, or has no agreed form in the colours asked for.
@@ -135,7 +146,7 @@ def fit_pixels(pixels: NDArray[Any], options: ImageOptions) -> NDArray[Any]:
         raise DecodeError(msg)
     upright = np.ascontiguousarray(_recolored(values, options.color_mode))
     placement = place_image((values.shape[0], values.shape[1]), options.size, options.resize)
-    return upright if placement.is_identity else _resample(upright, placement, gap=None)
+    return upright if placement.is_identity else resample(upright, placement, resizer=resizer)
 
 
 def _recolored(values: NDArray[Any], color_mode: ColorMode) -> NDArray[Any]:
@@ -394,29 +405,6 @@ def _deep_to_array(image: Image.Image, dtype: np.dtype[Any], color_mode: ColorMo
         raise DecodeError(msg)
     gray = (values.astype(np.uint16) >> 8).astype(np.uint8)[..., None]
     return gray if color_mode == "grayscale" else np.repeat(gray, 3, axis=2)
-
-
-def _resample(pixels: NDArray[Any], placement: Placement, *, gap: float | None) -> NDArray[Any]:
-    """Scale by Pillow's bilinear filter, whose support grows with the reduction (no aliasing), and pad with 0.
-
-    With a `gap`, a side that shrinks by that times two or more is first reduced by a whole number, block by block.
-    """
-    from PIL import Image
-
-    # Pillow resamples uint8 of 1, 3 and 4 channels, and float32; 16 bits take the detour.
-    flat = pixels[..., 0] if pixels.shape[2] == 1 else pixels
-    image = Image.fromarray(flat.astype(np.float32) if pixels.dtype == np.uint16 else flat)
-    height, width = placement.scaled
-    values = np.array(image.resize((width, height), Image.Resampling.BILINEAR, placement.box, gap))
-    if pixels.dtype == np.uint16:
-        values = np.rint(values)
-    scaled = values.astype(pixels.dtype, copy=False).reshape(height, width, pixels.shape[2])
-    if not placement.is_padded:
-        return scaled
-    result = np.zeros((*placement.target, pixels.shape[2]), pixels.dtype)
-    top, left = placement.offset
-    result[top : top + height, left : left + width] = scaled
-    return result
 
 
 def _describe(array: NDArray[Any]) -> str:

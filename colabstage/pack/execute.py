@@ -33,7 +33,7 @@ from colabstage.h5.manifest import (
     read_manifest,
     write_manifest,
 )
-from colabstage.h5.names import FORMAT_VERSION, SHARD_SET_ATTRIBUTE
+from colabstage.h5.names import FORMAT_VERSION, RESIZER_ATTRIBUTE, SHARD_SET_ATTRIBUTE
 from colabstage.layouts.fields import Boxes, Values
 from colabstage.machine.resources import check_space, free_space, usable_cores
 from colabstage.pack.content import pack_content
@@ -174,6 +174,7 @@ class _PackRun:
             "source": self.origin.address,
             "encoding": self.job.plan.encoding,
             "encoding_reason": self.job.plan.reason,
+            **({} if self.job.plan.resizer is None else {RESIZER_ATTRIBUTE: self.job.plan.resizer}),
         }
 
     def _fingerprint(self, order: NDArray[np.int64]) -> str:
@@ -188,7 +189,8 @@ class _PackRun:
         digest = hashlib.sha256()
         options, shard = self.job.options.places_fingerprint(), self.origin.shard
         fields = [(part.side, part.shape, str(part.dtype), dict(part.attributes)) for part in plan.fields]
-        for fact in (FORMAT_VERSION, version("colabstage"), self.origin.address, archive, options, fields, shard):
+        written = (FORMAT_VERSION, version("colabstage"), options, plan.resizer, fields, shard)
+        for fact in (self.origin.address, archive, *written):
             digest.update(repr(fact).encode(errors="surrogateescape"))
         for text in (*table.classes, *table.keys):
             digest.update(f"{text}\n".encode(errors="surrogateescape"))
@@ -264,6 +266,7 @@ class _PackRun:
             readers=result.readers,
             notes=(*self.job.notes, *animation_notes(animated)),
             animated=tuple(animated),
+            resizer=plan.resizer,
         )
 
     def _publish(self, file: Path, plan: PackPlan, skipped: tuple[str, ...]) -> None:

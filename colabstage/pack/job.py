@@ -9,9 +9,10 @@ import numpy as np
 
 from colabstage.images.decode import ImageFacts, fit_pixels, probe_image
 from colabstage.images.options import ImageOptions
+from colabstage.images.resample import can_torch_resize
 from colabstage.layouts.detect import detect_layout
 from colabstage.layouts.reading import read_each
-from colabstage.pack.plan import PackPlan, needs_facts, plan_pack
+from colabstage.pack.plan import PackPlan, gains_by_torch, needs_facts, plan_pack
 from colabstage.pack.prepare import prepared_table
 
 if TYPE_CHECKING:
@@ -66,13 +67,21 @@ def plan_job(
     *,
     free_bytes: int | None,
     facts: Sequence[ImageFacts] | None = None,
+    has_torch: bool | None = None,
 ) -> PackJob:
-    """Plan the pack of a table of samples, as `prepare_pack`. `facts`: of a few images, where somebody has looked."""
+    """Plan the pack of a table of samples, as `prepare_pack`.
+
+    `facts`: of a few images, where somebody has looked. `has_torch`: whether torch may resize, where that is decided;
+    `None` finds out, which imports torch where that pays.
+    """
     if options.prepare is not None:
         table = prepared_table(table, options.prepare, options.image)
     if facts is None:
         facts = seen_facts(tree, table, options)
-    return PackJob(tree, table, plan_pack(table, options, facts=facts, free_bytes=free_bytes), options)
+    if has_torch is None:
+        has_torch = gains_by_torch(table, options) and can_torch_resize()
+    plan = plan_pack(table, options, facts=facts, free_bytes=free_bytes, has_torch=has_torch)
+    return PackJob(tree, table, plan, options)
 
 
 def seen_facts(tree: Tree | None, table: SampleTable, options: PackOptions) -> Sequence[ImageFacts]:

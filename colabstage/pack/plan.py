@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from colabstage.images.decode import ImageFacts
+    from colabstage.images.resample import Resizer
     from colabstage.layouts.table import SampleTable
     from colabstage.pack.options import PackOptions
 
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
 _SPARE_FRACTION = 0.05
 # A photograph as JPEG of quality 90 takes about two bits a pixel; twice that is planned for.
 _PIXELS_OF_A_BYTE = 2
+# Importing torch takes one core 1.6 s; its kernel saves 1 ms with a photograph, which all cores share.
+TORCH_SAMPLES = 2_000
+"""So many images are worth importing torch for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +43,7 @@ class PackPlan:
     `y`: targets that are read with the samples, `None` where they are known before.
     `splits`: the samples of each split, in row order.
     `open_bytes`: about how much inputs will take whose lengths are not known yet.
+    `resizer`: what scales the images, which shows in the bytes; `None` where they are not scaled.
     """
 
     encoding: str
@@ -47,6 +52,7 @@ class PackPlan:
     y: StoredField | None
     splits: tuple[SplitPlan, ...]
     open_bytes: int = 0
+    resizer: Resizer | None = None
 
     @property
     def fields(self) -> tuple[StoredField, ...]:
@@ -66,12 +72,23 @@ def needs_facts(table: SampleTable, options: PackOptions) -> bool:
     return isinstance(table.inputs, Images) and options.encoding in ("auto", "pixels") and not known
 
 
+def gains_by_torch(table: SampleTable, options: PackOptions) -> bool:
+    """Whether so many images of three channels are to be resized that importing torch for it pays.
+
+    Depends on the samples and options alone: not on cores, nor on whether torch happens to be imported already, since
+    the resizer shows in the bytes.
+    """
+    resized = isinstance(table.inputs, Images) and options.image.size is not None and options.encoding != "encoded"
+    return resized and options.image.color_mode != "grayscale" and len(table) >= TORCH_SAMPLES
+
+
 def plan_pack(
     table: SampleTable,
     options: PackOptions,
     *,
     facts: Sequence[ImageFacts],
     free_bytes: int | None,
+    has_torch: bool = False,
 ) -> PackPlan:
     """Decide how `table` is stored.
 
@@ -80,6 +97,7 @@ def plan_pack(
         options: what the caller asked for.
         facts: of a few images, where `needs_facts`.
         free_bytes: what the disk has left; `None` skips the question whether it fits.
+        has_torch: whether torch's kernel is there to resize images.
 
     Raises:
         LayoutError: pixels are asked for images that have no one size.
@@ -89,7 +107,10 @@ def plan_pack(
     splits = tuple(SplitPlan(name, samples) for name, samples in rows.items())
     if isinstance(table.inputs, Arrays):
         return _plan_arrays(table.inputs, table, options, splits)
-    return _plan_images(table.inputs, table, options, splits, facts, free_bytes)
+    plan = _plan_images(table.inputs, table, options, splits, facts, free_bytes)
+    if options.image.size is None or plan.encoding == "encoded":
+        return plan
+    return replace(plan, resizer="torch" if has_torch and gains_by_torch(table, options) else "pillow")
 
 
 def _plan_arrays(inputs: Arrays, table: SampleTable, options: PackOptions, splits: tuple[SplitPlan, ...]) -> PackPlan:

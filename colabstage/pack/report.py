@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+    from colabstage.images.resample import Resizer
+
 
 @dataclass(frozen=True, slots=True)
 class PackReport:
@@ -24,6 +26,7 @@ class PackReport:
     `readers`: reads in flight at the most. `notes`: what else a person should know.
     `files`: of shards, all of them; `path` is then a pattern that they match, which `dataset_h5` reads.
     `animated`: names of images that have further frames; the first one counts.
+    `resizer`: `"torch"` or `"pillow"`, which scaled the images; `None` where they were not scaled.
     """
 
     path: Path
@@ -40,12 +43,15 @@ class PackReport:
     notes: tuple[str, ...]
     files: tuple[Path, ...] = ()
     animated: tuple[str, ...] = ()
+    resizer: Resizer | None = None
 
     def __str__(self) -> str:
         total = sum(self.samples.values())
         rate = format_rate(total - self.resumed, self.packing_s, "images")
         stored = f"{total:,} samples in {format_bytes(self.nbytes)} ({self.encoding}: {self.reason})"
         lines = [f"{stored} in {format_duration(self.seconds)}, {rate}", *self.notes]
+        if self.resizer == "torch":
+            lines.append("resized by torch, within one grey level of Pillow")
         if self.resumed:
             lines.insert(1, f"{self.resumed:,} of them were in place from before")
         if self.skipped:

@@ -19,6 +19,7 @@ from colabstage.pack.plan import mask_options
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from colabstage.images.scratch import Scratch
     from colabstage.layouts.sources import Content, SampleSource
     from colabstage.layouts.table import SampleTable
     from colabstage.pack.fields import StoredField
@@ -88,13 +89,13 @@ class SampleCoder:
         target = self.target_source
         return int(self.table.inputs.source.sizes[index]) + (0 if target is None else int(target.sizes[index]))
 
-    def code(self, index: int, raw: RawSample, scratch: bytearray) -> StoredSample:
+    def code(self, index: int, raw: RawSample, scratch: Scratch) -> StoredSample:
         """Make the bytes of one sample.
 
         Args:
             index: which sample of the table.
             raw: its content.
-            scratch: memory to decode into, of this thread.
+            scratch: this thread's memory; the bytes may lie in it, until the next call.
 
         Raises:
             BrokenSampleError: a part of it cannot be decoded.
@@ -107,7 +108,7 @@ class SampleCoder:
             return StoredSample((x,), size, animated)
         return StoredSample((x, self._code_y(index, raw.y, size)), size, animated)
 
-    def _code_x(self, index: int, content: Content, scratch: bytearray) -> tuple[memoryview, tuple[int, int]]:
+    def _code_x(self, index: int, content: Content, scratch: Scratch) -> tuple[memoryview, tuple[int, int]]:
         inputs, place = self.table.inputs, self.plan.x
         try:
             if isinstance(inputs, Arrays):
@@ -130,10 +131,11 @@ class SampleCoder:
             raise MixedImagesError(msg)
         return pixels.data.cast("B"), size
 
-    def _pixels(self, content: Content, scratch: bytearray) -> tuple[NDArray[Any], tuple[int, int]]:
+    def _pixels(self, content: Content, scratch: Scratch) -> tuple[NDArray[Any], tuple[int, int]]:
+        resizer = self.plan.resizer or "pillow"
         if isinstance(content, bytes):
-            return decode_sized(content, self.options.image, scratch=scratch)
-        return fit_pixels(content, self.options.image), (content.shape[0], content.shape[1])
+            return decode_sized(content, self.options.image, resizer=resizer, scratch=scratch)
+        return fit_pixels(content, self.options.image, resizer=resizer), (content.shape[0], content.shape[1])
 
     def _code_y(self, index: int, content: Content, size: tuple[int, int]) -> memoryview:
         targets, place = self.table.targets, self.plan.y

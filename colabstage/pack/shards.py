@@ -16,10 +16,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from colabstage.errors import DecodeError, LayoutError, OptionError, SourceChangedError, TargetExistsError
+from colabstage.errors import (
+    DecodeError,
+    LayoutError,
+    MissingDependencyError,
+    OptionError,
+    SourceChangedError,
+    TargetExistsError,
+)
 from colabstage.fileops import adopt_orphan, disk_use, disown, make_folder, remove_any, sweep_orphans, temp_beside
 from colabstage.h5.manifest import manifest_path, read_manifest
 from colabstage.h5.parts import shard_path, shard_pattern, shards_beside
+from colabstage.images.resample import can_torch_resize
 from colabstage.machine.resources import check_space, free_space
 from colabstage.pack.dispatch import run_tasks
 from colabstage.pack.execute import ShardName, animation_notes, as_they_came, place_pack, run_pack, target_arrays
@@ -36,6 +44,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
 
     from colabstage.images.decode import ImageFacts
+    from colabstage.images.resample import Resizer
     from colabstage.pack.job import PackJob
     from colabstage.pack.opening import OpenSource, PackSource
     from colabstage.pack.options import PackOptions
@@ -57,6 +66,7 @@ class ShardTask:
 
     `folder`: where to write it. `target`: the file whose shards these are, for their names. `facts`, `free_bytes`: what
     the caller planned with. `encoded`: whether images turned out to be of many sizes, so that all stay as they came.
+    `resizer`: what scales the images wherever a shard is written.
     """
 
     source: PackSource
@@ -66,6 +76,7 @@ class ShardTask:
     facts: tuple[ImageFacts, ...]
     free_bytes: int
     encoded: bool
+    resizer: Resizer | None
     name: ShardName
 
     @property
@@ -126,7 +137,14 @@ def shard_job(job: PackJob, number: int, count: int) -> PackJob:
 def made_of(job: PackJob, count: int) -> str:
     """16 hexadecimal digits that differ whenever some shard of the set would."""
     digest = hashlib.sha256()
-    facts = (version("colabstage"), job.label, job.options.places_fingerprint(), job.plan.encoding, count)
+    facts = (
+        version("colabstage"),
+        job.label,
+        job.options.places_fingerprint(),
+        job.plan.encoding,
+        job.plan.resizer,
+        count,
+    )
     digest.update(repr(facts).encode(errors="surrogateescape"))
     for text in (*job.table.classes, *job.table.keys):
         digest.update(f"{text}\n".encode(errors="surrogateescape"))
@@ -143,14 +161,35 @@ def write_shard(task: ShardTask) -> ShardResult:
         SourceChangedError: the source is not what the caller planned with.
         MixedImagesError: an image is not of the shape that was planned; all shards have to be planned anew.
         CancelledError: the caller does not want it any more.
+        MissingDependencyError: the caller planned with torch as the resizer, which cannot be used here.
         As `pack_dataset`.
     """
     done = finished_shard(task.path, task.name)
     if done is not None:
         return done
+    has_torch = task.resizer == "torch"
+    if has_torch:
+        _check_torch()
     with open_source(task.source, task.options, beside=task.path) as opened:
-        job = plan_job(opened.tree, opened.table, task.options, free_bytes=task.free_bytes, facts=task.facts)
+        job = plan_job(
+            opened.tree,
+            opened.table,
+            task.options,
+            free_bytes=task.free_bytes,
+            facts=task.facts,
+            has_torch=has_torch,
+        )
         return write_shard_of(as_they_came(job) if task.encoded else job, opened, task)
+
+
+def _check_torch() -> None:
+    if not can_torch_resize():
+        msg = (
+            "This pack was planned where torch resizes images, and on this worker torch is missing, broken, or the "
+            "processor has no AVX2; another resizer would write other bytes. Install torch on every worker, or plan "
+            "the pack where there is none."
+        )
+        raise MissingDependencyError(msg)
 
 
 def write_shard_of(job: PackJob, opened: OpenSource, task: ShardTask) -> ShardResult:
@@ -326,6 +365,7 @@ class _SetPlan:
                         self.facts,
                         self.free_bytes,
                         self.encoded,
+                        self.job.plan.resizer,
                         name,
                     )
                 )
@@ -380,6 +420,7 @@ class _SetPlan:
             notes=(*self.job.notes, *animation_notes(animated)),
             files=files,
             animated=animated,
+            resizer=plan.resizer,
         )
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from colabstage.errors import CorruptArchiveError, DecodeError
 from colabstage.fetch.copy import TargetFile
+from colabstage.images.scratch import Scratch
 from colabstage.pack.samples import BrokenSampleError, RawSample, SampleCoder
 from colabstage.pipeline import PipelineLimits, PipelineResult, run_pipeline
 from colabstage.retry import RetryPolicy, read_with_retry
@@ -58,7 +59,7 @@ def write_samples(
     """
     left = [position for position in range(len(job.order)) if not journal.is_finished(position)]
     step.advance(len(job.order) - len(left))
-    coder, scratch = job.coder, _Scratch()
+    coder, memory = job.coder, _Memory()
 
     def read(position: int) -> RawSample | BrokenSampleError:
         index = int(job.order[position])
@@ -72,7 +73,7 @@ def write_samples(
     with TargetFile(job.target, fresh=False) as file:
 
         def use(position: int, raw: RawSample | BrokenSampleError) -> None:
-            why, animated = _store(job, int(job.order[position]), raw, file, scratch.memory)
+            why, animated = _store(job, int(job.order[position]), raw, file, memory.scratch)
             journal.finish(position, skipped=why, animated=animated)
             step.advance()
             _check_share(job, journal)
@@ -89,11 +90,11 @@ def write_samples(
     return result
 
 
-class _Scratch(threading.local):
+class _Memory(threading.local):
     """Memory to decode into, of each worker its own."""
 
     def __init__(self) -> None:
-        self.memory = bytearray()
+        self.scratch = Scratch()
 
 
 def _read_part(source: SampleSource, index: int, retry: RetryPolicy) -> Content:
@@ -105,7 +106,7 @@ def _read_part(source: SampleSource, index: int, retry: RetryPolicy) -> Content:
 
 
 def _store(
-    job: WriteJob, index: int, raw: RawSample | BrokenSampleError, file: TargetFile, scratch: bytearray
+    job: WriteJob, index: int, raw: RawSample | BrokenSampleError, file: TargetFile, scratch: Scratch
 ) -> tuple[str | None, bool]:
     """Decode one sample and write it; returns why it is left out, `None` when it is in its place, and whether only its
     first frame is."""

@@ -15,7 +15,7 @@ from colabstage.layouts.sources import TreeFiles
 from colabstage.layouts.table import SampleTable
 from colabstage.pack.content import pack_content
 from colabstage.pack.options import PackOptions
-from colabstage.pack.plan import needs_facts, plan_pack
+from colabstage.pack.plan import TORCH_SAMPLES, gains_by_torch, needs_facts, plan_pack
 from colabstage.trees.tree import FileEntry
 
 if TYPE_CHECKING:
@@ -117,3 +117,36 @@ def test_places_follow_the_rows_of_each_split(encoding: str) -> None:
         assert place - starts[spec.name] == spec.nbytes
         assert content.arrays[f"key_{split.name}"].tolist() == [table.keys[i] for i in split.samples.tolist()]
     assert content.nbytes >= plan.nbytes
+
+
+MANY_FILES = (10,) * TORCH_SAMPLES
+
+
+@pytest.mark.parametrize(
+    ("options", "sizes", "has_torch", "resizer"),
+    [
+        (_options(size=(2, 2)), MANY_FILES, True, "torch"),
+        (_options("pixels", size=(2, 2), resize="crop"), MANY_FILES, True, "torch"),
+        (_options("jpeg:80", size=(2, 2)), MANY_FILES, True, "torch"),
+        (_options(size=(2, 2)), MANY_FILES, False, "pillow"),
+        (_options(size=(2, 2)), MANY_FILES[1:], True, "pillow"),
+        (_options(size=(2, 2), color_mode="grayscale"), MANY_FILES, True, "pillow"),
+        (_options(), MANY_FILES, True, None),
+        (_options("jpeg:80"), MANY_FILES, True, None),
+        (_options("encoded", size=(2, 2)), MANY_FILES, True, None),
+    ],
+)
+def test_the_resizer_follows_from_samples_and_options(
+    options: PackOptions, sizes: tuple[int, ...], has_torch: bool, resizer: str | None
+) -> None:
+    """torch for many images of three channels that are resized, where it is there; and only then is it asked for."""
+    table = _table(sizes)
+    plan = plan_pack(table, options, facts=ONE_SIZE, free_bytes=None, has_torch=has_torch)
+    assert plan.resizer == resizer
+    assert gains_by_torch(table, options) or resizer != "torch"
+
+
+def test_images_that_do_not_fit_as_pixels_are_not_resized() -> None:
+    """What "auto" keeps as it came has no resizer, though torch was there for it."""
+    plan = plan_pack(_table(MANY_FILES), _options(size=(20, 20)), facts=(), free_bytes=30_000, has_torch=True)
+    assert (plan.encoding, plan.resizer) == ("encoded", None)

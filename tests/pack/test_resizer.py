@@ -1,0 +1,125 @@
+"""What resizes the images of a pack: decided before, the same everywhere, and said in the file."""
+
+from __future__ import annotations
+
+import sys
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import h5py
+import numpy as np
+import pytest
+from PIL import Image
+
+from colabstage.errors import DecodeError, MissingDependencyError
+from colabstage.h5.info import read_info
+from colabstage.images.resample import can_torch_resize
+from colabstage.pack import execute
+from colabstage.pack.plan import TORCH_SAMPLES
+from colabstage.pack.run import pack_dataset
+from colabstage.pipeline import PipelineLimits
+
+if TYPE_CHECKING:
+    from colabstage.pack.report import PackReport
+
+pytestmark = pytest.mark.skipif(
+    not can_torch_resize(), reason="needs torch's kernel: pip install torch, on a processor with AVX2"
+)
+OPTIONS: dict[str, Any] = {"image_size": (9, 8), "encoding": "pixels", "progress": False}
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As many small images of many sizes as torch is imported for."""
+    folder = tmp_path_factory.mktemp("many")
+    random = np.random.default_rng(0)
+    for number in range(TORCH_SAMPLES):
+        place = folder / f"class{number % 2}" / f"{number:05}.bmp"
+        place.parent.mkdir(exist_ok=True)
+        pixels = random.integers(0, 256, (12 + number % 5, 18 - number % 7, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(place)
+    return folder
+
+
+def pack(source: Path, out: Path, **options: Any) -> PackReport:
+    """Pack, into a folder that may not exist."""
+    return pack_dataset(source, out, **OPTIONS, **options)
+
+
+def rows(path: Path) -> np.ndarray[Any, Any]:
+    """All images of a pack."""
+    with h5py.File(path) as file:
+        return np.asarray(file["X_train"][()])
+
+
+def hide_torch() -> None:
+    """Make this process one that has no torch."""
+    sys.modules["torch"] = None  # type: ignore[assignment]
+
+
+def test_many_images_are_resized_by_torch_and_the_file_says_so(
+    tmp_path: Path, many: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same bytes on one thread and on eight; without torch by Pillow, and no pixel is more than one level off."""
+    packed = []
+    for threads in (1, 8):
+        limits = PipelineLimits(readers=threads, max_readers=threads, workers=threads)
+        with monkeypatch.context() as patch:
+            patch.setattr(execute, "pipeline_limits", lambda tree, slow, limits=limits: limits)
+            out = tmp_path / f"{threads}.h5"
+            report = pack(many, out)
+        assert report.resizer == read_info(out).resizer == "torch"
+        assert "resized by torch" in str(report)
+        packed.append(out.read_bytes())
+    assert packed[0] == packed[1]
+    monkeypatch.setitem(sys.modules, "torch", None)
+    out = tmp_path / "pillow.h5"
+    report = pack(many, out)
+    assert report.resizer == read_info(out).resizer == "pillow"
+    assert "torch" not in str(report)
+    difference = np.abs(rows(out).astype(int) - rows(tmp_path / "1.h5"))
+    assert difference.max() == 1
+
+
+def test_work_of_one_resizer_is_not_continued_by_the_other(
+    tmp_path: Path, many: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With torch an interrupted pack goes on; where torch has gone it begins again, and is Pillow's to the last row."""
+    victim = many / "class1" / "01999.bmp"
+    whole = victim.read_bytes()
+    try:
+        victim.write_bytes(b"no image")
+        for name in ("torch.h5", "pillow.h5"):
+            with pytest.raises(DecodeError, match="01999"):
+                pack(many, tmp_path / name)
+    finally:
+        victim.write_bytes(whole)
+    assert pack(many, tmp_path / "torch.h5").resumed > 0
+    monkeypatch.setitem(sys.modules, "torch", None)
+    again = pack(many, tmp_path / "pillow.h5")
+    assert (again.resumed, again.resizer) == (0, "pillow")
+    pack(many, tmp_path / "fresh.h5")
+    assert (tmp_path / "pillow.h5").read_bytes() == (tmp_path / "fresh.h5").read_bytes()
+
+
+def test_a_worker_without_torch_refuses(tmp_path: Path, many: Path) -> None:
+    """It would write other bytes than the workers beside it, so it says what to do; nothing is at the target."""
+    with (
+        ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=hide_torch) as executor,
+        pytest.raises(MissingDependencyError, match="Install torch on every worker"),
+    ):
+        pack(many, tmp_path / "set.h5", executor=executor, shards=2)
+    assert not list(tmp_path.glob("set*.h5"))
+
+
+def test_few_images_and_images_as_they_came_are_not_resized_by_torch(tmp_path: Path, many: Path) -> None:
+    """Below the number that is worth importing torch it is Pillow; where nothing is resized, the file says nothing."""
+    few = tmp_path / "few"
+    (few / "a").mkdir(parents=True)
+    (few / "a" / "0.bmp").write_bytes((many / "class0" / "00000.bmp").read_bytes())
+    assert pack(few, tmp_path / "few.h5").resizer == "pillow"
+    kept = tmp_path / "kept.h5"
+    assert pack_dataset(few, kept, encoding="encoded", image_size=(9, 8), progress=False).resizer is None
+    assert read_info(kept).resizer is None
