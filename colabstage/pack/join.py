@@ -11,6 +11,7 @@ import os
 import time
 from dataclasses import dataclass, replace
 from importlib.metadata import version
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -39,7 +40,6 @@ from colabstage.pack.shards import ShardSet
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
     from concurrent.futures import Executor
-    from pathlib import Path
 
     from numpy.typing import NDArray
 
@@ -83,7 +83,12 @@ def pack_by_executor(
         check_space(out.parent, parts.nbytes + OVERHEAD_BYTES, f"The pack of '{address}', put together,")
         joined = workspace / "joined.h5"
         try:
-            join_shards(parts.files, joined, splits=tuple(parts.samples), attributes={"source": address})
+            join_shards(
+                [Path(file) for file in parts.files],
+                joined,
+                splits=tuple(parts.samples),
+                attributes={"source": address},
+            )
         except OSError as error:
             raise translate_write_error(error, joined) from error
         manifest = Manifest(

@@ -89,10 +89,10 @@ class AsyncDialect:
 
     def info(self, fs: Any, path: str) -> dict[str, Any]:
         fs.invalidate_cache()
-        return dict(_on_loop(fs, fs._info(path), CALL_TIMEOUT_S))
+        return dict(on_loop(fs, fs._info(path), CALL_TIMEOUT_S))
 
     def list_folder(self, fs: Any, path: str) -> list[dict[str, Any]]:
-        return list(_on_loop(fs, fs._ls(path, detail=True), LISTING_TIMEOUT_S))
+        return list(on_loop(fs, fs._ls(path, detail=True), LISTING_TIMEOUT_S))
 
     def find(self, fs: Any, path: str) -> list[dict[str, Any]] | None:
         from fsspec.asyn import AsyncFileSystem
@@ -100,11 +100,11 @@ class AsyncDialect:
         if type(fs)._find is AsyncFileSystem._find:
             return None  # that one walks, and omits what fails
         fs.invalidate_cache()
-        return list(_on_loop(fs, fs._find(path, detail=True), LISTING_TIMEOUT_S).values())
+        return list(on_loop(fs, fs._find(path, detail=True), LISTING_TIMEOUT_S).values())
 
     def pieces(self, fs: Any, path: str, offset: int, end: int | None) -> Iterator[bytes]:
         if end is None:
-            yield from _slices(_on_loop(fs, fs._cat_file(path), CALL_TIMEOUT_S))
+            yield from _slices(on_loop(fs, fs._cat_file(path), CALL_TIMEOUT_S))
             return
         # The next piece is on its way while this one is used.
         ahead: list[Future[bytes]] = []
@@ -130,7 +130,7 @@ class AsyncDialect:
         session = getattr(fs, "_s3creator", None)
         if session is not None:
             with contextlib.suppress(Exception):
-                _on_loop(fs, session.__aexit__(None, None, None), _CLOSE_TIMEOUT_S)
+                on_loop(fs, session.__aexit__(None, None, None), _CLOSE_TIMEOUT_S)
 
 
 class BlockingDialect:
@@ -321,7 +321,8 @@ def _result(future: Future[T], seconds: float) -> T:
         raise
 
 
-def _on_loop(fs: Any, work: Coroutine[Any, Any, T], seconds: float) -> T:
+def on_loop(fs: Any, work: Coroutine[Any, Any, T], seconds: float) -> T:
+    """What a coroutine of a backend's returns, run on its event loop; `TimeoutError` after so many seconds."""
     return _result(_start(fs, work, seconds), seconds)
 
 
