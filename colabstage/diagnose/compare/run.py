@@ -1,0 +1,412 @@
+"""`compare_sources`: how fast a dataset's images come from where they lie, from local files and from a pack.
+
+The same images are read in all ways, and decoded to the same size; the ways differ only in where the bytes come from.
+Files are read and decoded by a few threads, as many as a `DataLoader` would have workers, with the decoders that pack
+them: no stock loader decodes faster, so the ratios err on the low side.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from colabstage.diagnose.compare.comparison import SourceComparison, SourceRate
+from colabstage.errors import CancelledError, DriveDisconnectedError, LayoutError, OptionError, SourceReadError
+from colabstage.fileops import make_folder, remove_any, sweep_orphans, temp_beside
+from colabstage.images.decode import decode_image
+from colabstage.images.options import ImageOptions
+from colabstage.layouts.fields import Images
+from colabstage.load.reading.crew import Crew
+from colabstage.load.reading.joined import open_reader
+from colabstage.machine.mounts import mount_of, probe_mount, slow_reason
+from colabstage.machine.platforms import detect_platform
+from colabstage.machine.resources import check_space, read_resources, usable_cores
+from colabstage.pack.opening import open_source
+from colabstage.pack.options import PackOptions
+from colabstage.pack.run import pack_dataset
+from colabstage.pipeline import PipelineLimits, run_pipeline
+from colabstage.progress import Cancellation, resolve_progress
+from colabstage.retry import RetryPolicy, read_with_retry
+from colabstage.units import format_bytes
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from colabstage.images.options import ColorMode, Resize
+    from colabstage.layouts.detect import LayoutFunction
+    from colabstage.layouts.sources import SampleSource
+    from colabstage.pack.options import Encoding
+    from colabstage.progress import Progress
+
+# How the time is shared out. Reading from the source takes longest and varies most; the rest is soon known.
+_SOURCE_PART = 0.6
+_AGAIN_PART = 0.15
+_OTHER_PART = 0.08
+# A way that is fast is measured over several passes, for at least this long.
+_LEAST_S = 1.0
+_PROBE_S = 15.0
+# What has been read is kept in memory until it is written down, so that writing does not count as reading.
+_KEPT_BYTES = 512 * 1024 * 1024
+_STALL_S = 60.0
+
+
+def compare_sources(
+    path: str | os.PathLike[str],
+    *,
+    layout: str | LayoutFunction = "auto",
+    image_size: tuple[int, int] | None = None,
+    color_mode: ColorMode = "rgb",
+    resize: Resize = "stretch",
+    encoding: Encoding | str = "auto",
+    samples: int = 500,
+    num_workers: int = 2,
+    batch_size: int = 64,
+    seconds: float = 60.0,
+    seed: int = 0,
+    local_dir: str | os.PathLike[str] | None = None,
+    progress: bool | Progress = True,
+) -> SourceComparison:
+    """Measure, with your own images, what staging them would change: the number that counts, in about a minute.
+
+    Some images, at random, are read from where they lie, twice; then from copies on the local disk; then as batches
+    from a pack of them. Nothing is written to where they lie, and nothing stays on the local disk.
+
+    Args:
+        path: a folder or an archive of images, on a mounted Drive or anywhere.
+        layout, image_size, color_mode, resize, encoding: as for `stage_dataset`.
+        samples: how many images at the most; fewer where reading them takes longer than there is time, or where they
+            come to more than 512 MB.
+        num_workers: threads that read and decode files at once, for the workers that your `DataLoader` has.
+        batch_size: of the batches that are read from the pack.
+        seconds: about how long it may take. Listing the folder, and packing the images, come on top.
+        seed: of the choice of images.
+        local_dir: where the copies go; the platform's fast folder by default.
+        progress: `True` for a bar, `False` for silence, or a `Progress`.
+
+    Raises:
+        OptionError: a number is not above 0, or an option is unknown.
+        SourceNotFoundError, ArchiveError, LayoutError: as for `stage_dataset`; LayoutError as well where samples are
+            no image files.
+        DriveDisconnectedError: the mount does not answer.
+        SourceReadError: an image could not be read, or nothing came for a minute.
+        NotEnoughSpaceError: the copies do not fit on the local disk.
+
+    >>> print(compare_sources("/content/drive/MyDrive/photos", image_size=(224, 224)))  # doctest: +SKIP
+    An epoch of 12,500 images: 42 min 10 s from Google Drive, 1.02 s from a pack (2,480 times as fast)
+    """
+    _check_numbers({"samples": samples, "num_workers": num_workers, "batch_size": batch_size, "seconds": seconds})
+    options = PackOptions(layout=layout, image=ImageOptions(image_size, color_mode, resize), encoding=encoding)
+    place = Path(path).expanduser()
+    slow = _check_answers(place)
+    local = detect_platform().fast_dir / "colabstage" if local_dir is None else Path(local_dir).expanduser()
+    with _temporary_folder(local) as folder:
+        run = _Comparing(options, folder, num_workers, batch_size, seconds, resolve_progress(progress))
+        return run.compare(place, slow or "the local disk", samples, seed)
+
+
+def _check_numbers(numbers: Mapping[str, float]) -> None:
+    for name, value in numbers.items():
+        if not value > 0:
+            msg = f"{name}={value!r} cannot work; expected more than 0."
+            raise OptionError(msg)
+
+
+def _check_answers(path: Path) -> str | None:
+    """Why the path lies on a slow mount, `None` for a local disk.
+
+    Raises:
+        DriveDisconnectedError: that mount does not answer.
+    """
+    slow = slow_reason(mount_of(path))
+    if slow is None:
+        return None
+    probe = probe_mount(path, _PROBE_S)
+    if probe.state in {"alive", "missing"}:
+        return slow
+    msg = f"'{path}' is on {slow}, which does not answer ({probe.reason}). Mount it again; doctor() says what is wrong."
+    raise DriveDisconnectedError(msg)
+
+
+@contextlib.contextmanager
+def _temporary_folder(local: Path) -> Iterator[Path]:
+    """A folder below `local` that is gone afterwards, with every folder that had to be made for it."""
+    missing = [place for place in (local, *local.parents) if not place.exists()]
+    make_folder(local)
+    model = local / "compare"
+    sweep_orphans(local, name=model.name)
+    folder = temp_beside(model)
+    folder.mkdir()
+    try:
+        yield folder
+    finally:
+        remove_any(folder)
+        with contextlib.suppress(OSError):  # somebody else has begun to use it
+            for place in missing:
+                place.rmdir()
+
+
+@dataclass(frozen=True, slots=True)
+class _Pass:
+    """What one pass did: samples and bytes read, in so many seconds."""
+
+    samples: int
+    seconds: float
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Comparing:
+    """One comparison: its options, and a local folder that is its own."""
+
+    options: PackOptions
+    folder: Path
+    workers: int
+    batch_size: int
+    seconds: float
+    progress: Progress
+
+    def compare(self, path: Path, place: str, samples: int, seed: int) -> SourceComparison:
+        """Read in every way and put the figures together."""
+        _warm_up(self.options.image)
+        with open_source(path, self.options, beside=self.folder / "unpacked") as opened:
+            source = _image_files(opened.table.inputs, path)
+            rows = len(source)
+            chosen = np.random.default_rng(seed).permutation(rows)[:samples].tolist()
+            kept: dict[int, bytes] = {}
+            first = self._read(source, chosen, "from where they lie", _SOURCE_PART, keep=kept)
+            again = self._read(source, list(kept), "once more", _AGAIN_PART)
+        files = self._write_down(kept, source)
+        local = self._read_repeatedly(files)
+        packed, encoding, pack_bytes = self._read_pack()
+        whole_pack = round(pack_bytes * rows / len(kept))
+        return SourceComparison(
+            path=path,
+            place=place,
+            dataset_samples=rows,
+            compared=len(kept),
+            rates=(
+                SourceRate("source", f"{place}, first epoch", first.samples, first.seconds, first.nbytes),
+                SourceRate("again", f"{place}, later epochs", again.samples, again.seconds, again.nbytes),
+                SourceRate("local", "files on the local disk", local.samples, local.seconds, local.nbytes),
+                SourceRate("pack", "a pack on the local disk", packed.samples, packed.seconds, packed.nbytes),
+            ),
+            num_workers=self.workers,
+            image_size=self.options.image.size,
+            pack_bytes=whole_pack,
+            encoding=encoding,
+            notes=tuple(_notes(encoding, whole_pack, self.options, read_resources().free_memory_bytes)),
+        )
+
+    def _read(
+        self,
+        source: SampleSource,
+        chosen: Sequence[int],
+        what: str,
+        part: float,
+        *,
+        keep: dict[int, bytes] | None = None,
+    ) -> _Pass:
+        """Read and decode files by several threads, until all are done or the time is up."""
+        sizes = source.sizes
+
+        def read(index: int) -> bytes:
+            content = read_with_retry(lambda: source.read(index), source.name(index), policy=RetryPolicy())
+            if not isinstance(content, bytes):
+                raise _no_images(source.name(index))
+            return content
+
+        with self.progress.step(f"read {what}", total=len(chosen), unit="images") as step:
+            return _timed_pass(
+                chosen,
+                read,
+                self.options.image,
+                workers=self.workers,
+                seconds=self.seconds * part,
+                cost=lambda index: int(sizes[index]),
+                keep=keep,
+                advance=step.advance,
+            )
+
+    def _write_down(self, kept: Mapping[int, bytes], source: SampleSource) -> list[Path]:
+        """Write what was read as plain files on the local disk, in a folder that packs."""
+        check_space(self.folder, 2 * sum(map(len, kept.values())), "Comparing with local copies")
+        folder = self.folder / "files" / "images"
+        folder.mkdir(parents=True)
+        files = []
+        for number, (index, data) in enumerate(kept.items()):
+            file = folder / f"{number:06}{PurePosixPath(source.name(index)).suffix.lower()}"
+            file.write_bytes(data)
+            files.append(file)
+        return files
+
+    def _read_repeatedly(self, files: Sequence[Path]) -> _Pass:
+        """Read local copies, pass after pass, for long enough."""
+        passes: list[_Pass] = []
+        deadline = time.monotonic() + self.seconds * _OTHER_PART
+        with self.progress.step("read local files", total=None, unit="images") as step:
+            while not passes or (time.monotonic() < deadline and sum(one.seconds for one in passes) < _LEAST_S):
+                passes.append(
+                    _timed_pass(
+                        range(len(files)),
+                        lambda index: files[index].read_bytes(),
+                        self.options.image,
+                        workers=self.workers,
+                        seconds=self.seconds * _OTHER_PART,
+                        cost=lambda _: 0,
+                        advance=step.advance,
+                    )
+                )
+        return _Pass(
+            sum(one.samples for one in passes), sum(one.seconds for one in passes), sum(one.nbytes for one in passes)
+        )
+
+    def _read_pack(self) -> tuple[_Pass, str, int]:
+        """Pack the local copies and read batches of them at random.
+
+        Returns:
+            What was read, how the pack stores images, and how many bytes it has.
+        """
+        image = self.options.image
+        report = pack_dataset(
+            self.folder / "files",
+            self.folder / "pack.h5",
+            layout="image_folder",
+            image_size=image.size,
+            color_mode=image.color_mode,
+            resize=image.resize,
+            encoding=self.options.encoding,
+            progress=self.progress,
+        )
+        reader = open_reader(self.folder / "pack.h5")
+        try:
+            with Crew(usable_cores()) as crew, self.progress.step("read the pack", total=None, unit="images") as step:
+                done = self._read_batches(reader.read_x, reader.read_y, len(reader), crew, step.advance)
+        finally:
+            reader.close()
+        nbytes = round(report.nbytes * done.samples / len(reader))
+        return _Pass(done.samples, done.seconds, nbytes), report.encoding, report.nbytes
+
+    def _read_batches(
+        self,
+        read_x: Callable[..., NDArray[np.generic] | list[NDArray[np.generic]]],
+        read_y: Callable[..., object],
+        rows: int,
+        crew: Crew,
+        advance: Callable[[int], None],
+    ) -> _Pass:
+        order = np.random.default_rng(0)
+        # The first batch opens the file, and makes the memory that all are read into, as a loader's buffers.
+        batch = min(self.batch_size, rows)
+        first = read_x(np.arange(batch), None, crew=crew)
+        out = first if isinstance(first, np.ndarray) else None
+        done, began = 0, time.perf_counter()
+        deadline = began + min(_LEAST_S, self.seconds * _OTHER_PART)
+        while time.perf_counter() < deadline:
+            permutation = order.permutation(rows)
+            for start in range(0, rows - batch + 1, batch):
+                chosen = permutation[start : start + batch]
+                read_x(chosen, out, crew=crew)
+                read_y(chosen, crew=crew)
+                done += batch
+                advance(batch)
+                if time.perf_counter() > deadline:
+                    break
+        return _Pass(done, time.perf_counter() - began, 0)
+
+
+def _timed_pass(
+    items: Sequence[int],
+    read: Callable[[int], bytes],
+    image: ImageOptions,
+    *,
+    workers: int,
+    seconds: float,
+    cost: Callable[[int], int],
+    advance: Callable[[int], None],
+    keep: dict[int, bytes] | None = None,
+) -> _Pass:
+    """Read and decode items by `workers` threads, each one after the other as a worker process does, until all are
+    done, the time is up, or as many bytes are kept as may be.
+
+    Raises:
+        SourceReadError: nothing came for a minute, or until the time was up.
+        Everything that `read` and decoding raise.
+    """
+    own = threading.local()
+    enough = Cancellation()
+    done = nbytes = 0
+    began = last = time.perf_counter()
+
+    def work(index: int) -> bytes:
+        data = read(index)
+        if not hasattr(own, "scratch"):
+            own.scratch = bytearray()
+        decode_image(data, image, scratch=own.scratch)
+        return data
+
+    def count(index: int, data: bytes) -> None:
+        nonlocal done, nbytes, last
+        last = time.perf_counter()
+        done += 1
+        nbytes += len(data)
+        advance(1)
+        if keep is not None:
+            keep[index] = data
+        if last - began > seconds or (keep is not None and nbytes > _KEPT_BYTES):
+            enough.cancel()
+
+    limits = PipelineLimits(
+        readers=workers,
+        max_readers=workers,
+        workers=1,
+        budget_bytes=_KEPT_BYTES,
+        stall_timeout_s=max(_STALL_S, seconds),
+    )
+    with contextlib.suppress(CancelledError):
+        run_pipeline(items, read=work, use=count, cost=cost, limits=limits, cancellation=enough)
+    if not done:
+        msg = f"No image could be read in {seconds:.0f} seconds. Give more time with seconds=…, or ask doctor()."
+        raise SourceReadError(msg)
+    return _Pass(done, last - began, nbytes)
+
+
+def _image_files(inputs: object, path: Path) -> SampleSource:
+    if isinstance(inputs, Images) and not inputs.decoded:
+        return inputs.source
+    raise _no_images(str(path))
+
+
+def _no_images(name: str) -> LayoutError:
+    msg = (
+        f"'{name}' holds no image files, and only those can be compared. profile_loader measures a loader of anything."
+    )
+    return LayoutError(msg)
+
+
+def _warm_up(options: ImageOptions) -> None:
+    """Have the decoders imported before the clock starts."""
+    from colabstage.images.encode import encode_jpeg
+
+    decode_image(encode_jpeg(np.zeros((8, 8, 3), np.uint8), 90), options)
+
+
+def _notes(encoding: str, pack_bytes: int, options: PackOptions, free_bytes: int) -> Iterator[str]:
+    if encoding == "encoded" and options.image.size is None:
+        yield (
+            "The pack keeps the files as they came, since their sizes differ, and decodes them in every epoch: with "
+            "image_size=(height, width) they are decoded once."
+        )
+    if pack_bytes > free_bytes:
+        yield (
+            f"A pack of all does not fit in the free memory ({format_bytes(free_bytes)}), so epochs are bound by the "
+            'disk: shuffle="window" reads it at its full rate.'
+        )
