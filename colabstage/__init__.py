@@ -10,6 +10,9 @@ import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from colabstage.diagnose.compare.run import compare_sources
+    from colabstage.diagnose.gpu.monitor import GpuMonitor
+    from colabstage.diagnose.health.doctor import doctor
     from colabstage.errors import ColabstageError
     from colabstage.fetch.extract.archive import extract_archive
     from colabstage.fetch.run import fetch_files
@@ -29,8 +32,11 @@ if TYPE_CHECKING:
 __all__ = [
     "ColabstageError",
     "CudaDataLoader",
+    "GpuMonitor",
     "StagedDataset",
+    "compare_sources",
     "dataset_h5",
+    "doctor",
     "extract_archive",
     "fetch_files",
     "flush_drive",
@@ -48,8 +54,11 @@ __all__ = [
 _HOMES = {
     "ColabstageError": "errors",
     "CudaDataLoader": "load.cuda",
+    "GpuMonitor": "diagnose.gpu.monitor",
     "StagedDataset": "stage.dataset",
+    "compare_sources": "diagnose.compare.run",
     "dataset_h5": "load.dataset",
+    "doctor": "diagnose.health.doctor",
     "extract_archive": "fetch.extract.archive",
     "fetch_files": "fetch.run",
     "flush_drive": "machine.drive",

@@ -14,6 +14,7 @@ import typer
 
 from colabstage.ui import options as o
 from colabstage.ui.cli_cache import cache
+from colabstage.ui.cli_diagnose import compare, doctor, gpu
 from colabstage.ui.cli_fetch import extract, fetch
 from colabstage.ui.outcome import exit_codes, fail, print_json, shows_progress
 
@@ -247,6 +248,9 @@ def demo(
 
 app.command()(fetch)
 app.command()(extract)
+app.command()(doctor)
+app.command()(compare)
+app.command()(gpu)
 app.add_typer(cache)
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from colabstage.machine.gpu import gpu_problem, open_gpus
 from colabstage.units import format_bytes
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import TracebackType
 
     from matplotlib.figure import Figure
@@ -51,7 +52,12 @@ class GpuMonitor:
     """
 
     def __init__(
-        self, interval_s: float = 0.5, *, live: bool | Literal["auto"] = "auto", timeout_s: float = 5.0
+        self,
+        interval_s: float = 0.5,
+        *,
+        live: bool | Literal["auto"] = "auto",
+        timeout_s: float = 5.0,
+        notice: Callable[[str], object] | None = None,
     ) -> None:
         """Prepare; nothing is asked before it is started.
 
@@ -59,6 +65,7 @@ class GpuMonitor:
             interval_s: seconds between two samples; doubled whenever there are 7,200 of them.
             live: show the strip; `"auto"` in a notebook only.
             timeout_s: seconds that nvidia-smi may take for an answer.
+            notice: called, once, with the sentence that says why there is nothing to watch; a log message by default.
 
         Raises:
             OptionError: `interval_s` or `timeout_s` is not above 0.
@@ -70,6 +77,7 @@ class GpuMonitor:
         self._interval_s = interval_s
         self._live = in_notebook() if live == "auto" else live
         self._timeout_s = timeout_s
+        self._notice = _warn if notice is None else notice
         self._run: _Run | None = None
         self._earlier: tuple[GpuSample, ...] = ()
         self._problem: str | None = None
@@ -123,7 +131,11 @@ class GpuMonitor:
         if self._has_said:
             return
         self._has_said = True
-        _log.warning("GpuMonitor: %s", problem)
+        self._notice(problem)
+
+    def strip(self) -> str:
+        """How busy each GPU has been, a line of block characters each."""
+        return repr(Strip(self.samples, self.problem))
 
     def summary(self) -> str:
         """A line for each GPU, and what to do where one waits."""
@@ -182,6 +194,10 @@ def _processes(one: GpuFigures) -> str:
         f"{process.pid} {process.name} ({format_bytes(process.memory_bytes or 0)})" for process in one.processes[:6]
     )
     return f"<div class='cs-muted'>processes: {html.escape(shown)}</div>" if shown else ""
+
+
+def _warn(problem: str) -> None:
+    _log.warning("GpuMonitor: %s", problem)
 
 
 class _Run:

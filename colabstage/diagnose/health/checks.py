@@ -242,8 +242,6 @@ class CoresCheck:
             return Verdict("ok", f"{cores}: at most {best} worker{'s' if best > 1 else ''} beside the training loop.")
         how = "running" if facts.workers_from == "running" else "asked about"
         said = f"{cores}, {facts.workers} worker{'s' if facts.workers != 1 else ''} {how}"
-        if facts.workers > 2 * facts.cores:
-            return Verdict("fail", f"{said}: {facts.workers / facts.cores:.1f} to a core.")
         return Verdict("warn" if facts.workers > best else "ok", f"{said}.")
 
 
