@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class PackReport:
     """What packing did.
 
-    `path`: the file. `encoding`, `reason`: how samples are stored, and why.
+    `path`: the file; an address where the target is one. `encoding`, `reason`: how samples are stored, and why.
     `samples`: rows of each split. `classes`: class names in label order.
     `skipped`: one sentence for each sample that was left out.
     `nbytes`: length of the file. `seconds`: how long it took, `packing_s` of it reading, decoding and writing.
@@ -29,7 +29,7 @@ class PackReport:
     `resizer`: `"torch"` or `"pillow"`, which scaled the images; `None` where they were not scaled.
     """
 
-    path: Path
+    path: Path | str
     encoding: str
     reason: str
     samples: Mapping[str, int]
@@ -41,7 +41,7 @@ class PackReport:
     resumed: int
     readers: int
     notes: tuple[str, ...]
-    files: tuple[Path, ...] = ()
+    files: tuple[Path | str, ...] = ()
     animated: tuple[str, ...] = ()
     resizer: Resizer | None = None
 

@@ -18,6 +18,7 @@ from colabstage.pack.execute import run_pack, space_for
 from colabstage.pack.job import plan_job
 from colabstage.pack.opening import open_source
 from colabstage.pack.options import PackOptions, split_fractions
+from colabstage.pack.remote_target import RemoteTarget
 from colabstage.pack.shards import ShardSet
 from colabstage.progress import Cancellation, resolve_progress
 
@@ -60,7 +61,9 @@ def pack_dataset(
     Args:
         source: a folder, or a zip or tar that is read in place, never extracted; or a dataset: an object with a length
             whose items are `(x, y)`, images, arrays or numbers.
-        out: the file to make. Its manifest `OUT.json` is written beside it; without that it does not count.
+        out: the file to make. Its manifest `OUT.json` is written beside it; without that it does not count. With
+            `shards` or `executor` also an address that fsspec writes to, such as `"s3://bucket/set.h5"`: each shard is
+            made on the disk of who writes it, and uploaded.
         layout: how files become samples; `"auto"` tries every layout there is. A function of one argument, the tree,
             that returns a `SampleTable` is a layout of your own.
         image_size: `(height, width)` in pixels of every image; `None` keeps each image's own.
@@ -114,6 +117,12 @@ def pack_dataset(
     if out is None:
         msg = "Neither out nor append_to= says where the pack goes; give the name of a file, for example 'data.h5'."
         raise OptionError(msg)
+    remote = RemoteTarget.of(out)
+    if remote is not None:
+        if not in_shards:
+            msg = f"out='{remote.label}' is an address, where shards are written; give shards=, or a path."
+            raise OptionError(msg)
+        return ShardSet(source, remote.scratch, options, shards, executor, overwrite, remote.write).pack(shown)
     target = Path(out)
     _check_target(target, overwrite=overwrite, in_shards=in_shards)
     if in_shards:

@@ -40,7 +40,7 @@ from colabstage.pack.subset import take_rows, take_samples
 from colabstage.progress import Cancellation, NullProgress
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from concurrent.futures import Executor
 
     from colabstage.images.decode import ImageFacts
@@ -56,7 +56,7 @@ _FEWEST = 8
 _FEWEST_SAMPLES = 64
 _MOST = 99_999
 # In the folder that shards are written in: as long as it is there, they are wanted.
-_WANTED = "wanted"
+WANTED = "wanted"
 _LOOK_S = 0.25
 
 
@@ -95,6 +95,11 @@ class ShardResult:
     resumed: int
     readers: int
     animated: tuple[str, ...] = ()
+
+    @property
+    def rows(self) -> int:
+        """Samples that are done, one way or the other."""
+        return sum(self.samples.values()) + len(self.skipped)
 
 
 def default_shards(job: PackJob) -> int:
@@ -208,7 +213,7 @@ def write_shard_of(job: PackJob, opened: OpenSource, task: ShardTask) -> ShardRe
         task.path,
         slow=opened.slow,
         progress=NullProgress(),
-        cancellation=_AsLongAs(Path(task.folder) / _WANTED),
+        cancellation=_AsLongAs(Path(task.folder) / WANTED),
         identity=opened.identity,
         address=job.label,
         shard=task.name,
@@ -250,7 +255,10 @@ class _AsLongAs(Cancellation):
 
 @dataclass(frozen=True, slots=True)
 class ShardSet:
-    """What is to be packed into how many shards of the dataset that one file `target` would hold."""
+    """What is to be packed into how many shards of the dataset that one file `target` would hold.
+
+    `write`: how, if not by `SetPlan.execute`.
+    """
 
     source: PackSource
     target: Path
@@ -258,6 +266,7 @@ class ShardSet:
     shards: int | None
     executor: Executor | None
     overwrite: bool
+    write: Callable[[SetPlan, Progress, float], PackReport] | None = None
 
     def pack(self, progress: Progress) -> PackReport:
         """Write all shards.
@@ -271,19 +280,20 @@ class ShardSet:
             free_bytes = free_space(self.target.parent)
             job = plan_job(opened.tree, opened.table, self.options, free_bytes=free_bytes, facts=facts)
             count = default_shards(job) if self.shards is None else check_shards(self.shards, job)
-            plan = _SetPlan(self, opened, job, count, facts, free_bytes)
+            plan = SetPlan(self, opened, job, count, facts, free_bytes)
             make_folder(self.target.parent)
+            write = self.write or SetPlan.execute
             try:
-                return plan.execute(progress, began)
+                return write(plan, progress, began)
             except MixedImagesError as error:
                 if self.options.encoding == "pixels":
                     msg = f"These images cannot be stored as pixels: {error}."
                     raise LayoutError(msg) from error
-            return replace(plan, job=as_they_came(job), encoded=True).execute(progress, began)
+            return write(replace(plan, job=as_they_came(job), encoded=True), progress, began)
 
 
 @dataclass(frozen=True, slots=True)
-class _SetPlan:
+class SetPlan:
     """One attempt to write a planned set."""
 
     wanted: ShardSet
@@ -294,10 +304,15 @@ class _SetPlan:
     free_bytes: int
     encoded: bool = False
 
+    def names(self) -> list[ShardName]:
+        """All shards of the set, in order."""
+        made = made_of(self.job, self.count)
+        return [ShardName(made, number, self.count) for number in range(self.count)]
+
     def execute(self, progress: Progress, began: float) -> PackReport:
         """Write beside, then publish; what a failure leaves is kept for the next try."""
         target = self.wanted.target
-        names = [ShardName(made_of(self.job, self.count), number, self.count) for number in range(self.count)]
+        names = self.names()
         others = self._others(names)
         model = target.with_name(f"{target.stem}-shards{target.suffix}")
         folder = temp_beside(model)
@@ -308,9 +323,9 @@ class _SetPlan:
             check_space(
                 target.parent, max(0, self.job.plan.nbytes - disk_use(folder)), f"The pack of '{self.job.label}'"
             )
-            (folder / _WANTED).touch()
+            (folder / WANTED).touch()
             results = self._write(folder, names, progress)
-            self._check_share(results)
+            check_share(self.job, results)
             for name in names:
                 file = shard_path(folder / target.name, name.number, name.total)
                 if file.exists():
@@ -322,11 +337,15 @@ class _SetPlan:
             remove_any(folder)
             raise
         except BaseException:
-            (folder / _WANTED).unlink(missing_ok=True)
+            (folder / WANTED).unlink(missing_ok=True)
             disown(folder)
             raise
         remove_any(folder)
-        return self._report(results, began)
+        files = [shard_path(target, number, self.count) for number in range(self.count)]
+        nbytes = sum(file.stat().st_size for file in files)
+        return set_report(
+            self.job, results, pattern=shard_pattern(target, self.count), files=files, nbytes=nbytes, began=began
+        )
 
     def _others(self, names: list[ShardName]) -> list[Path]:
         """What stands in the way and goes at the end; shards of this very set do not, nor those that are replaced.
@@ -345,37 +364,44 @@ class _SetPlan:
 
     def _write(self, folder: Path, names: list[ShardName], progress: Progress) -> list[ShardResult]:
         """The results of all shards, in order."""
-        target, options = self.wanted.target, self.job.options
-        if options.skip_share is not None:
-            options = replace(options, on_error="skip")  # the share is of all shards together
+        target = self.wanted.target
         results: dict[int, ShardResult] = {}
-        tasks = []
         for name in names:
             placed = finished_shard(shard_path(target, name.number, name.total), name)
             if placed is not None:
                 results[name.number] = placed
-            else:
-                source = self.wanted.source
-                tasks.append(
-                    ShardTask(
-                        str(Path(source).absolute()) if isinstance(source, Path) else source,
-                        str(folder.absolute()),
-                        str(target),
-                        options,
-                        self.facts,
-                        self.free_bytes,
-                        self.encoded,
-                        self.job.plan.resizer,
-                        name,
-                    )
-                )
+        tasks = [self.task(name, folder.absolute()) for name in names if name.number not in results]
+        return self.collect(results, self._run(tasks, folder), progress)
+
+    def task(self, name: ShardName, folder: Path) -> ShardTask:
+        """What the writer of one shard is told."""
+        source, options = self.wanted.source, self.job.options
+        if options.skip_share is not None:
+            options = replace(options, on_error="skip")  # the share is of all shards together
+        return ShardTask(
+            source=str(Path(source).absolute()) if isinstance(source, Path) else source,
+            folder=str(folder),
+            target=str(self.wanted.target),
+            options=options,
+            facts=self.facts,
+            free_bytes=self.free_bytes,
+            encoded=self.encoded,
+            resizer=self.job.plan.resizer,
+            name=name,
+        )
+
+    def collect(
+        self, done: Mapping[int, ShardResult], coming: Iterable[tuple[ShardTask, ShardResult]], progress: Progress
+    ) -> list[ShardResult]:
+        """The results of all shards, in order: those that were `done` before, and those that are `coming`."""
+        results = dict(done)
         with progress.step("pack", total=len(self.job.table), unit="images") as step:
-            step.advance(sum(_rows(result) for result in results.values()))
-            for task, result in self._run(tasks, folder):
+            step.advance(sum(result.rows for result in results.values()))
+            for task, result in coming:
                 results[task.name.number] = result
-                step.advance(_rows(result))
-                self._check_share(list(results.values()))
-        return [results[name.number] for name in names]
+                step.advance(result.rows)
+                check_share(self.job, list(results.values()))
+        return [results[number] for number in range(self.count)]
 
     def _run(self, tasks: list[ShardTask], folder: Path) -> Iterator[tuple[ShardTask, ShardResult]]:
         if self.wanted.executor is None:
@@ -386,43 +412,48 @@ class _SetPlan:
             write_shard,
             tasks,
             signs=lambda: disk_use(folder),
-            stop=lambda: (folder / _WANTED).unlink(missing_ok=True),
-        )
-
-    def _check_share(self, results: list[ShardResult]) -> None:
-        """Stop when more samples are out than may be."""
-        share = self.job.options.skip_share
-        skipped = [why for result in results for why in result.skipped]
-        if share is not None and len(skipped) > share * len(self.job.table):
-            msg = (
-                f"{len(skipped):,} of {len(self.job.table):,} samples cannot be used, more than "
-                f"on_error={self.job.options.on_error!r} allows. One of them: {skipped[0]}. Finished work is kept."
-            )
-            raise DecodeError(msg)
-
-    def _report(self, results: list[ShardResult], began: float) -> PackReport:
-        target, plan = self.wanted.target, self.job.plan
-        files = tuple(shard_path(target, number, self.count) for number in range(self.count))
-        seconds = time.monotonic() - began
-        animated = tuple(name for result in results for name in result.animated)
-        return PackReport(
-            path=shard_pattern(target, self.count),
-            encoding=plan.encoding,
-            reason=plan.reason,
-            samples={split.name: sum(result.samples.get(split.name, 0) for result in results) for split in plan.splits},
-            classes=self.job.table.classes,
-            skipped=tuple(why for result in results for why in result.skipped),
-            nbytes=sum(file.stat().st_size for file in files),
-            seconds=seconds,
-            packing_s=seconds,
-            resumed=sum(result.resumed for result in results),
-            readers=max(result.readers for result in results),
-            notes=(*self.job.notes, *animation_notes(animated)),
-            files=files,
-            animated=animated,
-            resizer=plan.resizer,
+            stop=lambda: (folder / WANTED).unlink(missing_ok=True),
         )
 
 
-def _rows(result: ShardResult) -> int:
-    return sum(result.samples.values()) + len(result.skipped)
+def check_share(job: PackJob, results: Sequence[ShardResult]) -> None:
+    """Stop when more samples are out than may be."""
+    share = job.options.skip_share
+    skipped = [why for result in results for why in result.skipped]
+    if share is not None and len(skipped) > share * len(job.table):
+        msg = (
+            f"{len(skipped):,} of {len(job.table):,} samples cannot be used, more than "
+            f"on_error={job.options.on_error!r} allows. One of them: {skipped[0]}. Finished work is kept."
+        )
+        raise DecodeError(msg)
+
+
+def set_report(
+    job: PackJob,
+    results: Sequence[ShardResult],
+    *,
+    pattern: Path | str,
+    files: Sequence[Path | str],
+    nbytes: int,
+    began: float,
+) -> PackReport:
+    """What became of a set: `files` that match `pattern`, of `nbytes` in all, begun at `time.monotonic()` `began`."""
+    seconds = time.monotonic() - began
+    animated = tuple(name for result in results for name in result.animated)
+    return PackReport(
+        path=pattern,
+        encoding=job.plan.encoding,
+        reason=job.plan.reason,
+        samples={split.name: sum(one.samples.get(split.name, 0) for one in results) for split in job.plan.splits},
+        classes=job.table.classes,
+        skipped=tuple(why for result in results for why in result.skipped),
+        nbytes=nbytes,
+        seconds=seconds,
+        packing_s=seconds,
+        resumed=sum(result.resumed for result in results),
+        readers=max(result.readers for result in results),
+        notes=(*job.notes, *animation_notes(animated)),
+        files=tuple(files),
+        animated=animated,
+        resizer=job.plan.resizer,
+    )

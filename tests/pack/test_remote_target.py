@@ -1,0 +1,226 @@
+"""Shards in a bucket, in fsspec's memory and at file:// addresses: the bytes that local shards have."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from multiprocessing import get_context
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from colabstage.errors import OptionError, TargetExistsError, TargetNotWritableError
+from colabstage.fetch.run import fetch_files
+from colabstage.h5.parts import shards_beside
+from colabstage.load.reading.joined import open_reader
+from colabstage.pack.run import pack_dataset
+from tests.fetch.servers import BucketService, moto_service, use_login
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@pytest.fixture(scope="module")
+def moto_server() -> Iterator[BucketService]:
+    """moto's server, once for this module."""
+    with moto_service() as service:
+        yield service
+
+
+@pytest.fixture
+def s3(moto_server: BucketService, monkeypatch: pytest.MonkeyPatch) -> Iterator[BucketService]:
+    """An S3 with one empty bucket, for this test alone."""
+    moto_server.backend.reset()
+    moto_server.backend.create_bucket(moto_server.bucket, "us-east-1")
+    use_login(monkeypatch, moto_server)
+    yield moto_server
+    moto_server.backend.reset()
+
+
+@pytest.fixture
+def expected(tmp_path: Path, photos: Path) -> dict[str, bytes]:
+    """The shards, with their manifests, that are written to a folder."""
+    (tmp_path / "alone").mkdir()
+    pack_dataset(photos, tmp_path / "alone" / "set.h5", shards=2, progress=False)
+    return _files(tmp_path / "alone")
+
+
+def _files(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def _objects(service: BucketService) -> dict[str, bytes]:
+    return {key: found.value for key, found in service.backend.buckets[service.bucket].keys.items()}
+
+
+def _below(objects: dict[str, bytes], folder: str) -> dict[str, bytes]:
+    return {key.removeprefix(f"{folder}/"): content for key, content in objects.items()}
+
+
+@pytest.mark.parametrize("workers", ["alone", "threads", "processes"])
+def test_a_bucket_gets_the_same_bytes(
+    tmp_path: Path, photos: Path, expected: dict[str, bytes], s3: BucketService, workers: str
+) -> None:
+    """Whoever writes them; nothing but shards and manifests stays, and they come back as the dataset."""
+    pools: dict[str, Any] = {"threads": ThreadPoolExecutor, "processes": ProcessPoolExecutor}
+    pool = None if workers == "alone" else pools[workers](2, **_spawned(workers))
+    report = pack_dataset(photos, "s3://data/sets/set.h5", shards=2, executor=pool, progress=False)
+    if pool is not None:
+        pool.shutdown()
+    assert _below(_objects(s3), "sets") == expected
+    assert report.path == "s3://data/sets/set-?????-of-00002.h5"
+    assert report.files[1] == "s3://data/sets/set-00001-of-00002.h5"
+    assert report.nbytes == sum(len(content) for name, content in expected.items() if name.endswith(".h5"))
+    fetch_files("s3://data/sets", tmp_path / "back", progress=False)
+    assert len(open_reader(tmp_path / "back" / "set-*.h5")) == 30
+
+
+def _spawned(workers: str) -> dict[str, Any]:
+    return {"mp_context": get_context("spawn")} if workers == "processes" else {}
+
+
+def test_file_addresses_and_memory_take_shards(tmp_path: Path, photos: Path, expected: dict[str, bytes]) -> None:
+    """Folders that are not there yet are made, and the temporary one is gone."""
+    import fsspec
+
+    pack_dataset(photos, f"file://{tmp_path}/new/set.h5", shards=2, progress=False)
+    assert _files(tmp_path / "new") == expected
+    assert [path.name for path in (tmp_path / "new").iterdir() if path.is_dir()] == []
+    memory = fsspec.filesystem("memory")
+    try:
+        with ThreadPoolExecutor(2) as pool:
+            pack_dataset(photos, "memory://sets/set.h5", shards=2, executor=pool, progress=False)
+        assert {path.rpartition("/")[2]: memory.cat_file(path) for path in memory.find("/")} == expected
+    finally:
+        memory.store.clear()
+        memory.pseudo_dirs[:] = [""]
+
+
+def test_what_is_there_is_replaced_only_when_asked(
+    tmp_path: Path, photos: Path, expected: dict[str, bytes], s3: BucketService
+) -> None:
+    """The very set is taken for done; another one, or one file of that name, is refused and then goes."""
+    pack_dataset(photos, "s3://data/set.h5", shards=2, progress=False)
+    assert pack_dataset(photos, "s3://data/set.h5", shards=2, progress=False).resumed == 30
+    before = _objects(s3)
+    with pytest.raises(TargetExistsError, match="overwrite=True"):
+        pack_dataset(photos, "s3://data/set.h5", shards=2, image_size=(4, 4), progress=False)
+    assert _objects(s3) == before
+    pack_dataset(photos, "s3://data/set.h5", shards=2, image_size=(4, 4), overwrite=True, progress=False)
+    assert _objects(s3).keys() == before.keys()
+    assert _objects(s3) != before
+    pack_dataset(photos, "s3://data/set.h5", shards=3, overwrite=True, progress=False)
+    assert len(_objects(s3)) == 6
+    s3.put("set-append-00001.h5", b"more")
+    with pytest.raises(TargetExistsError, match="belongs to a dataset of this name"):
+        pack_dataset(photos, "s3://data/set.h5", shards=2, overwrite=True, progress=False)
+
+
+def test_uploaded_shards_of_a_failed_run_are_used(
+    photos: Path, expected: dict[str, bytes], s3: BucketService, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Nothing has its name before all are there; the next run writes what is missing."""
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
+
+    class StopsMidway:
+        """Ends the run when a shard is there."""
+
+        done = 0
+
+        def step(self, name: str, *, total: int | None, unit: str) -> StopsMidway:
+            return self
+
+        def advance(self, amount: int = 1) -> None:
+            self.done += amount
+            if self.done > 12:
+                raise KeyboardInterrupt
+
+        def __enter__(self) -> StopsMidway:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            return
+
+    with pytest.raises(KeyboardInterrupt):
+        pack_dataset(photos, "s3://data/set.h5", shards=2, progress=StopsMidway())
+    left = _objects(s3)
+    assert len(left) == 2
+    assert all(key.startswith(".colabstage-set-") for key in left)
+    report = pack_dataset(photos, "s3://data/set.h5", shards=2, progress=False)
+    assert report.resumed == 15
+    assert _objects(s3) == expected
+    assert list((tmp_path / "tmp").iterdir()) == []
+
+
+@pytest.mark.parametrize("out", ["https://example.org/set.h5", "s3:/data/set.h5", "s3://data/sets/"])
+def test_what_cannot_be_written_to_is_refused(photos: Path, out: str) -> None:
+    """A web address, a path that was an address, and a folder."""
+    with pytest.raises(OptionError, match="cannot be written to"):
+        pack_dataset(photos, out, shards=2, progress=False)
+
+
+def test_an_address_wants_shards(photos: Path) -> None:
+    """Without them nothing is written; above all no folder that is called s3:."""
+    with pytest.raises(OptionError, match="give shards="):
+        pack_dataset(photos, "s3://data/set.h5", progress=False)
+
+
+def test_a_bucket_that_is_not_there_is_said(photos: Path, s3: BucketService) -> None:
+    """With the address, before the work."""
+    with pytest.raises(TargetNotWritableError, match="s3://none/set"):
+        pack_dataset(photos, "s3://none/set.h5", shards=2, progress=False)
+
+
+_CLUSTER = """
+import os, signal, sys
+
+import dask
+from dask.distributed import Client, LocalCluster
+
+from colabstage.pack.run import pack_dataset
+
+class KillsOne:
+    def __init__(self, client): self.client, self.killed = client, 0
+    def step(self, name, *, total, unit): return self
+    def advance(self, amount=1):
+        if amount and not self.killed:
+            self.killed = next(iter(self.client.run(os.getpid).values()))
+            os.kill(self.killed, signal.SIGKILL)
+    def __enter__(self): return self
+    def __exit__(self, *_): pass
+
+if __name__ == "__main__":
+    dask.config.set({"distributed.comm.timeouts.connect": "60s"})
+    with (
+        LocalCluster(n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None) as cluster,
+        Client(cluster) as client,
+    ):
+        killing = KillsOne(client)
+        report = pack_dataset(sys.argv[1], sys.argv[2], shards=2, executor=client.get_executor(), progress=killing)
+        print("killed", killing.killed, "samples", sum(report.samples.values()), flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_a_dask_cluster_uploads_to_a_bucket_and_loses_a_worker(
+    tmp_path: Path, photos: Path, expected: dict[str, bytes], s3: BucketService
+) -> None:
+    """The shard of the dead one is written again, to the same bytes."""
+    pytest.importorskip("distributed", reason="needs dask's distributed: pip install 'colabstage[dask]'")
+    script = tmp_path / "cluster.py"
+    script.write_text(_CLUSTER, encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, str(script), str(photos), "s3://data/sets/set.h5"],
+        capture_output=True,
+        check=False,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "samples 30" in done.stdout
+    assert "killed 0" not in done.stdout
+    assert _below(_objects(s3), "sets") == expected
+    assert shards_beside(tmp_path / "set.h5") == []
