@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import h5py
@@ -22,6 +21,8 @@ from colabstage.pack.run import pack_dataset
 from colabstage.pipeline import PipelineLimits
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from colabstage.pack.report import PackReport
 
 pytestmark = pytest.mark.skipif(

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from colabstage.images.resample import scale_by_torch
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -21,15 +23,11 @@ def resize_into(pixels: NDArray[np.uint8], out: NDArray[np.uint8]) -> None:
         out[...] = pixels
         return
     try:
-        import torch
+        # torch would share the copy of a part out among threads of its own, which costs a hundred times as much when
+        # the cores are busy with other images.
+        scale_by_torch(np.ascontiguousarray(pixels), out)
     except ImportError:
         _resize_by_pillow(pixels, out)
-        return
-    # torch would share the copy of a part out among threads of its own, which costs a hundred times as much when the
-    # cores are busy with other images.
-    source = torch.from_numpy(np.ascontiguousarray(pixels)).permute(2, 0, 1)[None]
-    target = torch.from_numpy(out).permute(2, 0, 1)[None]
-    torch.ops.aten._upsample_bilinear2d_aa.out(source, list(out.shape[:2]), False, None, None, out=target)
 
 
 def _resize_by_pillow(pixels: NDArray[np.uint8], out: NDArray[np.uint8]) -> None:
