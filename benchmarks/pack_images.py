@@ -5,8 +5,8 @@
 2,000 photographs of 500x375 (JPEG, 100 kB each) to 224x224 pixels. Contenders take turns, round after round; ratios
 are of the same round, and the table has their median. The limit is the decoding and resizing alone, of files that are
 in memory already, by one thread for each core, with nothing stored, by the fastest decoder and resizer we know:
-libjpeg-turbo, and torch's kernel where it can be used, which `pack_dataset` uses from 2,000 images on. Files as they came (`encoded`) are compared with
-`cp -r` of the same folder, and shown beside a copy of the same bytes as one file.
+libjpeg-turbo, and torch's kernel where it can be used, which `pack_dataset` takes from 2,000 images on. Files as they
+came (`encoded`) are compared with `cp -r` of the same folder, and shown beside a copy of the same bytes as one file.
 
 The other libraries run in processes of their own with as many workers as there are cores, in a virtual environment of
 their own; those that are not there are left out, and the line says so. To make it:
