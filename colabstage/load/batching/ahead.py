@@ -11,7 +11,7 @@ import threading
 import weakref
 from collections import deque
 from enum import Enum
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, NoReturn, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _LOOK_S = 1.0
+# A queue this long is for items that come so fast that waking the other side for each would take longer.
+_MANY = 8
 # A producer that is told to stop ends after the batch it is at; a slow mount may need its time for one.
 _JOIN_S = 30.0
 
@@ -35,28 +37,42 @@ TICK = Tick.TICK
 
 
 class _Belt(Generic[T]):
-    """A bounded queue that either side can end."""
+    """A bounded queue that either side can end.
+
+    Small batches pass here many thousand times a second, so what is there is taken, and put where there is room,
+    without the lock (a deque's append and popleft are atomic); and a producer that waits to fill a long queue is woken
+    when half is taken, not for every single one. Who waits says so first and looks again; who changes something looks whether somebody has
+    said so afterwards. So no side sleeps through what it waits for.
+    """
 
     def __init__(self, depth: int) -> None:
         self._depth = depth
+        # As many items are left when a producer that waits goes on.
+        self._low = depth // 2 if depth >= _MANY else depth - 1
         self._items: deque[T] = deque()
         self._changed = threading.Condition()
+        self._producer_waits = False
+        self._consumer_waits = False
         self._ended = False
         self._closed = False
         self._error: BaseException | None = None
 
     def put(self, item: T | Tick) -> bool:
         """Wait for room and add an item, unless it is a tick; `False` when nobody wants any more."""
-        with self._changed:
-            if isinstance(item, Tick):
-                return not self._closed
-            while len(self._items) >= self._depth and not self._closed:
-                self._changed.wait(_LOOK_S)
-            if self._closed:
-                return False
-            self._items.append(item)
-            self._changed.notify_all()
-            return True
+        if isinstance(item, Tick):
+            return not self._closed
+        if len(self._items) >= self._depth:
+            self._wait_for_room()
+        if self._closed:
+            return False
+        self._items.append(item)
+        if self._closed:
+            # Closed in between: nobody clears what came after.
+            self._items.clear()
+            return False
+        if self._consumer_waits:
+            self._wake()
+        return True
 
     def end(self, error: BaseException | None) -> None:
         """Say that no item will follow, because of `error` if there was one."""
@@ -71,24 +87,17 @@ class _Belt(Generic[T]):
             StopIteration: there is none left.
             BaseException: what the producer died of, once the items before it are taken.
         """
-        with self._changed:
-            while not (self._items or self._ended or self._closed):
-                if not alive():
-                    msg = "The thread that prepares batches ended without a word. Start a new iteration."
-                    raise RuntimeError(msg)
-                self._changed.wait(_LOOK_S)
-            if self._items:
-                item = self._items.popleft()
-                self._changed.notify_all()
-                return item
-            error, self._error = self._error, None
-        if error is None:
-            raise StopIteration
         try:
-            raise error
-        finally:
-            # The error's traceback holds this frame; without this the frame would hold the error.
-            del error
+            item = self._items.popleft()
+        except IndexError:
+            self._wait_for_item(alive)
+            try:
+                item = self._items.popleft()
+            except IndexError:
+                self._raise_end()
+        if self._producer_waits and len(self._items) <= self._low:
+            self._wake()
+        return item
 
     def close(self) -> None:
         """Throw away what is left and let both sides go."""
@@ -96,6 +105,39 @@ class _Belt(Generic[T]):
             self._closed = True
             self._items.clear()
             self._changed.notify_all()
+
+    def _wait_for_room(self) -> None:
+        with self._changed:
+            self._producer_waits = True
+            while len(self._items) > self._low and not self._closed:
+                self._changed.wait(_LOOK_S)
+            self._producer_waits = False
+
+    def _wait_for_item(self, alive: Callable[[], bool]) -> None:
+        with self._changed:
+            self._consumer_waits = True
+            try:
+                while not (self._items or self._ended or self._closed):
+                    if not alive():
+                        msg = "The thread that prepares batches ended without a word. Start a new iteration."
+                        raise RuntimeError(msg)
+                    self._changed.wait(_LOOK_S)
+            finally:
+                self._consumer_waits = False
+
+    def _wake(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+    def _raise_end(self) -> NoReturn:
+        error, self._error = self._error, None
+        if error is None:
+            raise StopIteration
+        try:
+            raise error
+        finally:
+            # The error's traceback holds this frame; without this the frame would hold the error.
+            del error
 
 
 def _produce(source: Generator[T | Tick], belt: _Belt[T]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -14,7 +16,7 @@ from colabstage.load.batching.nested import map_leaves
 from colabstage.load.reading.crew import Crew
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable
+    from collections.abc import Generator, Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -37,6 +39,7 @@ def host_batches(
     workers: int,
     pool: BufferPool,
     ragged: Ragged = "list",
+    together: int = 1,
 ) -> Generator[tuple[Any, Any] | Tick]:
     """Read batch after batch, once the file is in memory if it is to be.
 
@@ -46,6 +49,8 @@ def host_batches(
         workers: threads that copy or decode at once.
         pool: lends the memory of inputs of one shape.
         ragged: what boxes are handed on as.
+        together: batches that are read at once, where rows are of one shape: for small ones, of which each would cost
+            more than its copy. They share their memory, without overlapping.
 
     Yields:
         `(x, y)`, as `make_loader` describes them, in host memory and of the stored dtype; ticks before the first.
@@ -53,6 +58,10 @@ def host_batches(
     for _ in dataset.reader.warm_up():
         yield TICK
     with Crew(workers) as crew:
+        if together > 1 and can_group(dataset):
+            for group in groups_of(batches, together):
+                yield from each_batch(*_read_arrays(dataset, np.concatenate(group), crew, pool), group)
+            return
         for rows in batches:
             # Nothing here may keep a name on a batch: it would occupy a buffer while the next one is made.
             yield (
@@ -60,6 +69,48 @@ def host_batches(
                 if _per_sample(dataset)
                 else _gathered(dataset, rows, crew, pool, ragged)
             )
+
+
+def can_group(dataset: dataset_h5) -> bool:
+    """Whether several batches can be read as one and taken apart: rows and targets have one shape each."""
+    reader = dataset.reader
+    uniform = reader.row_shape is not None and reader.target_bytes is not None
+    return uniform and not reader.encoded and not _per_sample(dataset)
+
+
+def groups_of(batches: Iterable[NDArray[np.intp]], together: int) -> Iterator[list[NDArray[np.intp]]]:
+    """The batches, some at a time."""
+    waiting = iter(batches)
+    while group := list(islice(waiting, together)):
+        yield group
+
+
+def each_batch(
+    x: NDArray[Any], y: NDArray[Any], group: Sequence[NDArray[np.intp]]
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """The batches of a group, whose rows follow each other in `x` and `y`."""
+    y, start = target_array(y), 0
+    made: deque[tuple[torch.Tensor, torch.Tensor]] = deque()
+    for rows in group:
+        stop = start + len(rows)
+        # Each is a tensor of its own over its part: one that is saved or sent takes nothing of the others along.
+        made.append((input_tensor(x[start:stop]), torch.from_numpy(y[start:stop])))
+        start = stop
+    del x, y
+    # The last one that is handed out lets go of the group's memory.
+    while made:
+        yield made.popleft()
+
+
+def _read_arrays(
+    dataset: dataset_h5, rows: NDArray[np.intp], crew: Crew, pool: BufferPool
+) -> tuple[NDArray[Any], NDArray[Any]]:
+    reader = dataset.reader
+    out = pool.lend((len(rows), *(reader.row_shape or ())), reader.row_dtype)
+    reader.read_x(rows, out, crew=crew)
+    y = reader.read_y(rows, crew=crew)
+    assert isinstance(y, np.ndarray)
+    return out, y
 
 
 def _per_sample(dataset: dataset_h5) -> bool:
@@ -149,7 +200,12 @@ def pad_targets(targets: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tenso
 
 def target_tensor(y: NDArray[Any]) -> torch.Tensor:
     """Targets as a tensor: int64 where each is one integer, as losses expect them; as stored otherwise."""
-    return torch.from_numpy(y.astype(np.int64) if y.ndim == 1 and y.dtype.kind in "iu" else y)
+    return torch.from_numpy(target_array(y))
+
+
+def target_array(y: NDArray[Any]) -> NDArray[Any]:
+    """Targets as `target_tensor` gives them, still in numpy."""
+    return y.astype(np.int64) if y.ndim == 1 and y.dtype.kind in "iu" else y
 
 
 def scale_to(x: Any, dtype: torch.dtype) -> Any:

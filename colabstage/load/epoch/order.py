@@ -12,6 +12,9 @@ if TYPE_CHECKING:
 
     from colabstage.load.epoch.sharding import Shard
 
+# Below this many bits of a row's number, 40 bits of dice are left: enough that hardly ever two rows throw the same.
+_MOST_ROW_BITS = 24
+
 
 class Order(Protocol):
     """In which order an epoch visits which rows."""
@@ -33,8 +36,15 @@ def random_order(count: int, *entropy: int) -> NDArray[np.intp]:
     The same on every machine and with every version of numpy: numpy promises that for the raw numbers of its
     generators, not for `permutation`.
     """
-    dice = np.random.PCG64(np.random.SeedSequence(entropy))
-    return np.argsort(dice.random_raw(count), kind="stable")
+    dice = np.random.PCG64(np.random.SeedSequence(entropy)).random_raw(count)
+    bits = max(1, (count - 1).bit_length())
+    if bits > _MOST_ROW_BITS:
+        return np.argsort(dice, kind="stable")
+    # The dice's upper bits with the row below them: sorting numbers takes a fifth of the time of sorting places.
+    low = np.uint64((1 << bits) - 1)
+    keyed = (dice & ~low) | np.arange(count, dtype=np.uint64)
+    keyed.sort()
+    return (keyed & low).astype(np.intp)
 
 
 def epoch_order(count: int, *, shuffle: bool, seed: int, epoch: int) -> NDArray[np.intp]:

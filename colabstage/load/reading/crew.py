@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Self
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
+
+# More parts than threads, taken one after the other: a thread that wakes late, or whose core has other work, then takes
+# fewer of them, instead of having the others wait. Halves were a quarter slower than eighths by two threads.
+_PARTS_A_THREAD = 4
 
 
 class Crew:
@@ -18,23 +23,36 @@ class Crew:
         self._pool = ThreadPoolExecutor(self.threads - 1, "colabstage-crew") if self.threads > 1 else None
 
     def share(self, count: int, work: Callable[[int, int], None]) -> None:
-        """Call `work(start, stop)` on contiguous parts of `range(count)`, one part a thread, and wait for all.
+        """Call `work(start, stop)` on contiguous parts of `range(count)`, a few parts a thread, and wait for all.
 
         Raises:
-            Exception: the first one that a part raised, after all parts have ended.
+            Exception: one that a part raised, after all parts that had begun have ended; no other is begun then.
         """
-        parts = min(self.threads, count)
-        if parts < 2 or self._pool is None:
+        threads = min(self.threads, count)
+        if threads < 2 or self._pool is None:
             work(0, count)
             return
+        parts = min(threads * _PARTS_A_THREAD, count)
         edges = [count * part // parts for part in range(parts + 1)]
-        others = [self._pool.submit(work, edges[part], edges[part + 1]) for part in range(1, parts)]
+        left = deque(range(parts))
+
+        def take_parts() -> None:
+            try:
+                while (part := _taken(left)) is not None:
+                    work(edges[part], edges[part + 1])
+            except BaseException:
+                left.clear()
+                raise
+
+        others = [self._pool.submit(take_parts) for _ in range(1, threads)]
         try:
-            work(edges[0], edges[1])
+            take_parts()
         finally:
-            # The parts write into the caller's array: none may go on after this returns.
-            wait(others)
-        for other in others:
+            # The parts write into the caller's array: none may go on after this returns. A thread that has not even
+            # begun is not waited for.
+            running = [other for other in others if not other.cancel()]
+            wait(running)
+        for other in running:
             other.result()
 
     def close(self) -> None:
@@ -49,6 +67,14 @@ class Crew:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _taken(left: deque[int]) -> int | None:
+    """The next part, `None` when none is left. Popping is atomic: no two threads get the same."""
+    try:
+        return left.popleft()
+    except IndexError:
+        return None
 
 
 SOLO = Crew(1)

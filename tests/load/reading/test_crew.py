@@ -31,11 +31,13 @@ def test_the_parts_run_at_once() -> None:
 
 
 @pytest.mark.parametrize("failing", [0, 2])
-def test_an_error_comes_out_after_all_parts_have_ended(failing: int) -> None:
-    """Whichever part fails, the caller gets its error, and nothing runs on behind it."""
+def test_an_error_comes_out_after_the_parts_under_way_have_ended(failing: int) -> None:
+    """Whichever part fails, the caller gets its error, nothing runs on behind it, and no more is begun."""
+    begun: list[int] = []
     ended: list[int] = []
 
     def work(start: int, stop: int) -> None:
+        begun.append(start)
         if start == failing:
             msg = f"part {start}"
             raise ValueError(msg)
@@ -43,8 +45,24 @@ def test_an_error_comes_out_after_all_parts_have_ended(failing: int) -> None:
         ended.append(start)
 
     with Crew(3) as crew, pytest.raises(ValueError, match=f"part {failing}"):
-        crew.share(3, work)
-    assert len(ended) == 2
+        crew.share(12, work)
+    assert len(begun) == len(ended) + 1
+    assert len(begun) < 12
+
+
+def test_a_thread_that_is_late_gets_less_to_do() -> None:
+    """While one thread is busy with a part, the others take all the rest."""
+    done: dict[str, int] = {}
+
+    def work(start: int, stop: int) -> None:
+        name = threading.current_thread().name
+        if start == 0:
+            threading.Event().wait(0.3)
+        done[name] = done.get(name, 0) + stop - start
+
+    with Crew(2) as crew:
+        crew.share(80, work)
+    assert sorted(done.values()) == [10, 70]
 
 
 def test_closing_ends_the_threads() -> None:
