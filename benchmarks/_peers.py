@@ -1,14 +1,19 @@
 """Peers that need an environment of their own, and how to build it.
 
-FFCV has wheels for no platform, is built from its source package, and pins numpy and numba below what colabstage uses.
-On Debian or Ubuntu:
+FFCV has wheels for no platform, is built from its source package, and pins numpy and numba below what colabstage uses;
+its dependencies are therefore named here, and it is built without them. On Debian or Ubuntu:
 
     apt-get install libopencv-dev libturbojpeg0-dev pkg-config g++ python3-dev
-    python -m venv ~/.cache/colabstage-peers
-    ~/.cache/colabstage-peers/bin/pip install "numpy<2" "setuptools<70" wheel torch torchvision
-    ~/.cache/colabstage-peers/bin/pip install --no-build-isolation "numpy<2" ffcv
+    python3.11 -m venv ~/.cache/colabstage-peers
+    cd ~/.cache/colabstage-peers
+    bin/pip install torch torchvision --index-url https://download.pytorch.org/whl/cpu
+    bin/pip install "numpy<2.3" h5py pillow webdataset datasets litdata lmdb grain array_record \\
+        "setuptools<81" wheel opencv-python-headless numba pandas tqdm assertpy fastargs terminaltables
+    bin/pip download --no-deps --no-binary :all: --no-build-isolation ffcv && tar xzf ffcv-*.tar.gz
+    bin/pip install --no-build-isolation --no-deps ./ffcv-*/
 
-`COLABSTAGE_PEERS` names another place for the environment.
+torch should be the release that colabstage is measured with. `COLABSTAGE_PEERS` names another place for the
+environment.
 """
 
 from __future__ import annotations
@@ -16,6 +21,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,16 +29,49 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 PLACE = Path(os.environ.get("COLABSTAGE_PEERS", Path.home() / ".cache" / "colabstage-peers"))
+PACKAGES = (
+    "torch",
+    "torchvision",
+    "numpy",
+    "numba",
+    "h5py",
+    "pillow",
+    "ffcv",
+    "webdataset",
+    "litdata",
+    "lmdb",
+    "grain",
+    "array_record",
+    "datasets",
+    "pyarrow",
+)
 _PYTHON = PLACE / "bin" / "python"
+_ROOT = Path(__file__).parent.parent
 _ASK_S = 600.0
+_VERSIONS = """
+import importlib.metadata, json, sys
+found = {}
+for name in sys.argv[1:]:
+    try:
+        found[name] = importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        pass
+print(json.dumps(found))
+"""
+
+
+def why_no_environment() -> str | None:
+    """What to do when there is no environment; `None` when there is one."""
+    if _PYTHON.exists():
+        return None
+    return f"there is no environment in {PLACE}; benchmarks/_peers.py says how to build it"
 
 
 def why_missing(package: str) -> str | None:
     """Why a package cannot be measured here, and what to do; `None` where it can."""
-    if not _PYTHON.exists():
-        return (
-            f"{package} is not measured: there is no environment in {PLACE}; benchmarks/_peers.py says how to build it"
-        )
+    problem = why_no_environment()
+    if problem is not None:
+        return f"{package} is not measured: {problem}"
     done = subprocess.run(
         [_PYTHON, "-c", f"import {package}"], capture_output=True, text=True, check=False, timeout=120
     )
@@ -42,21 +81,51 @@ def why_missing(package: str) -> str | None:
     return f"{package} is not measured: {reason} (in {PLACE}; benchmarks/_peers.py says how to build it)"
 
 
-class Peer:
-    """A script in the peers' environment that stays and answers: one line of JSON for each line asked."""
+def versions() -> dict[str, str]:
+    """The versions of what is installed in the peers' environment; empty where there is none."""
+    if why_no_environment() is not None:
+        return {}
+    done = subprocess.run(
+        [_PYTHON, "-c", _VERSIONS, *PACKAGES], capture_output=True, text=True, check=True, timeout=120
+    )
+    found: dict[str, str] = json.loads(done.stdout)
+    return found
 
-    def __init__(self, script: Path, *arguments: str | Path) -> None:
+
+class Peer:
+    """A script of this folder that stays and answers: one line of JSON for each line asked.
+
+    Args:
+        script: run as a module, by the peers' Python.
+        arguments: the script's.
+        python: another Python than the peers'.
+    """
+
+    def __init__(self, script: Path, *arguments: str | Path, python: str | Path = _PYTHON) -> None:
         self._process = subprocess.Popen(
-            [_PYTHON, "-u", script, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [python, "-u", "-m", f"benchmarks.{script.stem}", *arguments],
+            cwd=_ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
         )
 
     def ask(self, question: str) -> Any:
-        """Send a line, wait for the answer."""
+        """Send a line, wait for the answer.
+
+        Raises:
+            RuntimeError: the peer ended, or did not answer within ten minutes and was ended.
+        """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.write(question + "\n")
-        self._process.stdin.flush()
-        line = self._process.stdout.readline()
+        watch = threading.Timer(_ASK_S, self._process.kill)
+        watch.start()
+        try:
+            self._process.stdin.write(question + "\n")
+            self._process.stdin.flush()
+            line = self._process.stdout.readline()
+        finally:
+            watch.cancel()
         if not line:
             msg = f"The peer ended with code {self._process.wait(_ASK_S)} when it was asked for {question}."
             raise RuntimeError(msg)
