@@ -28,7 +28,7 @@ class FirstCrop:
 
     crop: RandomResizedCrop
     stream: tuple[int, ...]
-    rest: Transform | None
+    rest: Compose | None
 
 
 def first_crop(transform: Transform | None) -> FirstCrop | None:

@@ -10,6 +10,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from colabstage.errors import OptionError
+from colabstage.load.batching.ahead import Ahead
 from colabstage.load.batching.batches import Ragged
 from colabstage.load.batching.finish import Collate, Finish
 from colabstage.load.batching.iteration import Iteration, OneAtATime
@@ -19,6 +20,7 @@ from colabstage.load.choosing.choices import LoaderRequest
 from colabstage.load.choosing.facts import gather_facts, measure_cost
 from colabstage.load.choosing.plan import choose_loader
 from colabstage.load.choosing.processes import may_gain
+from colabstage.load.cropping import Crops, first_crop
 from colabstage.load.dataset import dataset_h5
 from colabstage.load.device.devices import usable_device
 from colabstage.load.device.staging import make_stager, staged_ahead
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from colabstage.load.batching.sources import BatchSource
-    from colabstage.load.choosing.choices import LoaderPlan, Shuffle, Strategy
+    from colabstage.load.choosing.choices import Decode, LoaderFacts, LoaderPlan, Shuffle, Strategy
     from colabstage.load.device.staging import Staged, Stager
     from colabstage.load.epoch.order import Order
     from colabstage.load.epoch.sampling import EpochSampler
@@ -40,6 +42,8 @@ if TYPE_CHECKING:
     _Base = DataLoader[Any]
 else:
     _Base = DataLoader
+
+_THREAD = "colabstage-loader"
 
 
 def make_loader(
@@ -60,6 +64,7 @@ def make_loader(
     rank: int | None = None,
     world_size: int | None = None,
     memory_budget: int | str | None = None,
+    decode: Decode = "auto",
 ) -> Loader:
     """Make batches of a dataset, the fastest way this machine has; `loader.plan` says which and why.
 
@@ -117,6 +122,13 @@ def make_loader(
         rank, world_size: which part of how many; those of `torch.distributed` by default, where that is initialised.
         memory_budget: most memory that a window shuffle takes, in bytes or as `"2GB"`; by default a quarter of what
             can be spared, 2 GiB at the most.
+        decode: how much of image files is decoded. `"auto"`: where `batch_transform` is a `RandomResizedCrop`, or a
+            `Compose` that begins with one, and images are decoded at their own sizes, then no more of each than its
+            crop needs, and `batch_transform` goes on behind that. The crops, and all other random numbers, are the
+            same as without. So are the pixels (on a GPU and with `dtype`, to a grey level), but of crops that shrink to
+            a half or less: those are made of a JPEG's own reduction, and their edges lie up to half a pixel of the
+            result beside, which is a grey level or two in the mean of photographs. `"whole"` decodes whole images and
+            has `batch_transform` cut them; `"crops"` is an error where `"auto"` would do that.
 
     Raises:
         OptionError: an argument that cannot work.
@@ -131,6 +143,7 @@ def make_loader(
     if ragged not in get_args(Ragged):
         msg = f"ragged={ragged!r} is unknown; expected one of {', '.join(get_args(Ragged))}."
         raise OptionError(msg)
+    first = first_crop(batch_transform)
     shard = Shard() if shares_out(sampler) and rank is None else choose_shard(rank, world_size)
     subset = None if sampler is None else sampler_order(sampler, len(dataset), shuffle=shuffle is not False, seed=seed)
     request = LoaderRequest(
@@ -142,12 +155,24 @@ def make_loader(
         shuffle,
         None if memory_budget is None else parse_bytes(memory_budget),
         is_own_order(sampler),
+        decode,
     )
     place = None if device is None else usable_device(device)
-    plan = _plan(dataset, request, place, shard, None if subset is None else subset.count)
+    facts = gather_facts(
+        dataset,
+        device=place,
+        shard=shard,
+        epoch_rows=None if subset is None else subset.count,
+        crop_size=None if first is None else first.crop.target_size,
+    )
+    plan = _plan(dataset, request, facts)
     order = subset or _order(plan, len(dataset), seed)
     schedule = Schedule(order, batch_size, drop_last, shard)
-    return _build(dataset, plan, schedule, Finish(dtype, batch_transform), device=place, ragged=ragged, seed=seed)
+    crops = None
+    if first is not None and plan.decode is not None and plan.decode.name == "crops":
+        crops = Crops(first, seed)
+    finish = Finish(dtype, batch_transform)
+    return _build(dataset, plan, schedule, finish, device=place, ragged=ragged, seed=seed, crops=crops)
 
 
 def _check_dataset(dataset: object) -> None:
@@ -159,10 +184,7 @@ def _check_dataset(dataset: object) -> None:
         raise OptionError(msg)
 
 
-def _plan(
-    dataset: dataset_h5, request: LoaderRequest, device: torch.device | None, shard: Shard, epoch_rows: int | None
-) -> LoaderPlan:
-    facts = gather_facts(dataset, device=device, shard=shard, epoch_rows=epoch_rows)
+def _plan(dataset: dataset_h5, request: LoaderRequest, facts: LoaderFacts) -> LoaderPlan:
     if may_gain(facts, request):
         facts = replace(facts, cost=measure_cost(dataset))
     return choose_loader(facts, request)
@@ -183,9 +205,14 @@ def _build(
     device: torch.device | None,
     ragged: Ragged,
     seed: int,
+    crops: Crops | None,
 ) -> Loader:
     place = torch.device("cpu") if device is None else device
-    source, view = make_source(dataset, plan, place, ragged=ragged, seed=seed)
+    source, view = make_source(dataset, plan, place, ragged=ragged, seed=seed, crops=crops)
+    # What a framework builds of the loader's parts reads whole images, and has all of the transform before it.
+    collate = Collate(finish)
+    if crops is not None:
+        finish = replace(finish, batch_transform=crops.first.rest)
     shown = epoch_sampler(schedule.order, schedule.shard)
     has_processes = plan.strategy == "workers"
     loader = Loader(
@@ -193,7 +220,7 @@ def _build(
         schedule.batch_size,
         sampler=shown,
         drop_last=schedule.drop_last,
-        collate_fn=Collate(finish),  # type: ignore[arg-type]  # a BatchView gives it batches, not lists of samples
+        collate_fn=collate,  # type: ignore[arg-type]  # a BatchView gives it batches, not lists of samples
         num_workers=plan.workers.value if has_processes else 0,
         prefetch_factor=plan.prefetch.value if has_processes else None,
         persistent_workers=has_processes,
@@ -229,26 +256,28 @@ class _Machine:
     def start(self, place: _Place) -> Iteration[Any, Any]:
         """Begin to make the batches that are left of an epoch; `place` moves on as they are handed out."""
         batches, rows_before = self.schedule.rows_left(place.epoch, place.batches_done)
-        source = self.source.start(batches, rows_before)
+        source = self.source.start(batches, rows_before, place.epoch)
         finish, seed, first = self.finish, self.seed, place.batches_done
 
-        def where() -> BatchPlace:
-            return BatchPlace(seed, place.epoch, batches[place.batches_done - first])
+        def finished(batch: tuple[Any, ...]) -> Any:
+            if finish.batch_transform is None:
+                return finish.transform(batch)
+            return finish.transform(batch, BatchPlace(seed, place.epoch, batches[place.batches_done - first]))
 
         if not self.source.in_background:
-            return Iteration(source, _counted(place, lambda batch: finish.transform(finish.scale(batch), where())))
-        on_cpu = self.device.type == "cpu"
-        if on_cpu and finish.dtype is not None:
-            # Here it would take the consumer's time.
-            source = finish.scale_each(source)
+            return Iteration(source, _counted(place, lambda batch: finished(finish.scale(batch))))
+        depth = max(1, self.plan.prefetch.value)
+        if self.device.type == "cpu":
+            if finish.dtype is not None:
+                # Here it would take the consumer's time.
+                source = finish.scale_each(source)
+            return Iteration(Ahead(source, depth, _THREAD), _counted(place, finished))
         stager = self.stager
 
         def hand_out(staged: Staged[tuple[Any, ...]]) -> Any:
-            batch = stager.hand_out(staged)
-            return finish.transform(batch if on_cpu else finish.scale(batch), where())
+            return finished(finish.scale(stager.hand_out(staged)))
 
-        ahead = staged_ahead(source, stager, max(1, self.plan.prefetch.value), "colabstage-loader")
-        return Iteration(ahead, _counted(place, hand_out))
+        return Iteration(staged_ahead(source, stager, depth, _THREAD), _counted(place, hand_out))
 
 
 def _counted(place: _Place, hand_out: Callable[[Any], Any]) -> Callable[[Any], Any]:

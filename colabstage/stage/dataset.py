@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from colabstage.h5.info import PackInfo
     from colabstage.load.batching.batches import Ragged
-    from colabstage.load.choosing.choices import Shuffle, Strategy
+    from colabstage.load.choosing.choices import Decode, Shuffle, Strategy
     from colabstage.load.dataset import dataset_h5
     from colabstage.load.loader import Loader
     from colabstage.stage.report import StageReport
@@ -81,6 +81,7 @@ class StagedDataset:
         rank: int | None = None,
         world_size: int | None = None,
         memory_budget: int | str | None = None,
+        decode: Decode = "auto",
     ) -> Loader:
         """Batches of a split, as fast as this machine can: `make_loader(data[split], batch_size, …)`.
 
@@ -111,6 +112,7 @@ class StagedDataset:
             rank=rank,
             world_size=world_size,
             memory_budget=memory_budget,
+            decode=decode,
         )
 
     def wait_published(self, timeout_s: float = 3600.0) -> None:

@@ -10,6 +10,7 @@ import torch
 from colabstage.load.batching.ahead import Tick
 from colabstage.load.batching.batches import host_batches
 from colabstage.load.batching.buffers import BufferPool
+from colabstage.load.batching.cropped import CropSource
 from colabstage.load.batching.stock import BatchView, Workers
 from colabstage.load.batching.window import window_batches
 from colabstage.load.device.device_batches import DeviceSplit
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
     from colabstage.load.batching.batches import Ragged
     from colabstage.load.choosing.choices import LoaderPlan
+    from colabstage.load.cropping import Crops
     from colabstage.load.dataset import dataset_h5
 
 
@@ -32,7 +34,7 @@ class BatchSource(Protocol):
     in_background: bool
     """Whether batches are made in host memory, by a thread ahead of the consumer, and moved from there."""
 
-    def start(self, batches: list[NDArray[np.intp]], rows_before: int) -> Generator[tuple[Any, ...] | Tick]:
+    def start(self, batches: list[NDArray[np.intp]], rows_before: int, epoch: int) -> Generator[tuple[Any, ...] | Tick]:
         """Begin, in the consumer's thread, with the batches of these rows; `rows_before` of the epoch were before."""
 
     def close(self) -> None:
@@ -52,7 +54,7 @@ class FileSource:
         on_gpu = device.type == "cuda"
         self._pool = BufferPool(plan.prefetch.value + (4 if on_gpu else 2), pinned_block if on_gpu else None)
 
-    def start(self, batches: list[NDArray[np.intp]], rows_before: int) -> Generator[tuple[Any, ...] | Tick]:
+    def start(self, batches: list[NDArray[np.intp]], rows_before: int, epoch: int) -> Generator[tuple[Any, ...] | Tick]:
         workers, window_rows = self._plan.workers.value, self._plan.order.window_rows
         made: Generator[tuple[Any, ...] | Tick]
         if window_rows and self._plan.strategy == "direct":
@@ -82,7 +84,7 @@ class DeviceSource:
         self._split = DeviceSplit(dataset, device, plan.workers.value)
         self._with_index = dataset.return_index
 
-    def start(self, batches: list[NDArray[np.intp]], rows_before: int) -> Generator[tuple[Any, ...] | Tick]:
+    def start(self, batches: list[NDArray[np.intp]], rows_before: int, epoch: int) -> Generator[tuple[Any, ...] | Tick]:
         return self._split.batches(batches, with_index=self._with_index)
 
     def close(self) -> None:
@@ -97,7 +99,7 @@ class WorkerSource:
     def __init__(self, view: BatchView, plan: LoaderPlan, seed: int) -> None:
         self._workers = Workers(view, plan, seed)
 
-    def start(self, batches: list[NDArray[np.intp]], rows_before: int) -> Generator[tuple[Any, ...] | Tick]:
+    def start(self, batches: list[NDArray[np.intp]], rows_before: int, epoch: int) -> Generator[tuple[Any, ...] | Tick]:
         return self._workers.batches(batches)
 
     def close(self) -> None:
@@ -106,16 +108,24 @@ class WorkerSource:
 
 
 def make_source(
-    dataset: dataset_h5, plan: LoaderPlan, device: torch.device, *, ragged: Ragged, seed: int
+    dataset: dataset_h5,
+    plan: LoaderPlan,
+    device: torch.device,
+    *,
+    ragged: Ragged,
+    seed: int,
+    crops: Crops | None = None,
 ) -> tuple[BatchSource, BatchView]:
     """What a plan's strategy reads from, read into memory or onto the device now where it says so; and a view of the
-    same rows for frameworks."""
+    same rows for frameworks. `crops`: what the plan has cut out of images while they are decoded."""
     source = in_memory(dataset) if plan.strategy == "memory" else dataset
     view = BatchView.over(source, ragged)
     if plan.strategy == "device":
         return DeviceSource(dataset, plan, device), view
     if plan.strategy == "workers":
         return WorkerSource(view, plan, seed), view
+    if crops is not None:
+        return CropSource(source, plan, ragged, device, crops), view
     return FileSource(source, plan, ragged, device), view
 
 

@@ -183,5 +183,6 @@ class LoaderPlan:
         decode = "" if self.decode is None else f"; decode: {self.decode}"
         return (
             f"{self.strategy}: {self.reason}; {self.batches:,} batches of {self.batch_size}; "
-            f"workers: {self.workers}; prefetch: {self.prefetch}; engine: {self.engine}; order: {self.order}{start}{decode}"
+            f"workers: {self.workers}; prefetch: {self.prefetch}; engine: {self.engine}; order: {self.order}"
+            f"{start}{decode}"
         )

@@ -7,6 +7,7 @@ from typing import Literal, get_args
 
 from colabstage.errors import NotEnoughSpaceError, OptionError
 from colabstage.load.choosing.choices import LoaderFacts, LoaderPlan, LoaderRequest, Reasoned, Strategy
+from colabstage.load.choosing.decoding import choose_decoding, with_crops
 from colabstage.load.choosing.processes import choose_processes, processes_gain
 from colabstage.load.choosing.window_size import choose_order
 from colabstage.load.epoch.sharding import count_batches
@@ -49,7 +50,8 @@ def choose_loader(facts: LoaderFacts, request: LoaderRequest) -> LoaderPlan:
         )
         raise OptionError(msg)
     strategy, engine = _choose_strategy(facts, request)
-    facts = replace(facts, engine=engine)
+    decode = choose_decoding(facts, request, strategy)
+    facts = with_crops(replace(facts, engine=engine), decode)
     prefetch = _choose_prefetch(facts, request)
     workers, start = _choose_workers(facts, request), None
     if strategy == "workers":
@@ -66,6 +68,7 @@ def choose_loader(facts: LoaderFacts, request: LoaderRequest) -> LoaderPlan:
         engine=facts.engine,
         order=choose_order(facts, request, strategy, prefetch.value),
         start=start,
+        decode=decode,
     )
 
 

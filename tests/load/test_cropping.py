@@ -1,0 +1,303 @@
+"""Random resized crops that are cut while images are decoded: what `make_loader` gives is what the transform would."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal
+
+import h5py
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from colabstage.errors import OptionError
+from colabstage.load.augment import Compose, Normalize, RandomFlip, RandomResizedCrop
+from colabstage.load.choosing.choices import LoaderFacts, LoaderRequest
+from colabstage.load.choosing.plan import choose_loader
+from colabstage.load.cropping import first_crop
+from colabstage.load.dataset import dataset_h5
+from colabstage.load.epoch.dice import BatchPlace
+from colabstage.load.loader import make_loader
+from colabstage.load.reading.storage import EngineChoice
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+COUNT = 11
+SIZES = [(60, 90), (90, 60), (75, 75), (40, 130)]
+# No image is twice as large: nothing is reduced.
+CROP = RandomResizedCrop((48, 46), scale=(0.2, 1.0))
+STEPS = Compose([RandomResizedCrop(48), RandomFlip(), Normalize((0.5,), (0.2,))])
+WAYS: tuple[Literal["crops", "whole"], ...] = ("crops", "whole")
+
+
+def pixels(row: int, times: int = 1) -> NDArray[np.uint8]:
+    """A picture of its own size for each row."""
+    height, width = times * np.array(SIZES[row % len(SIZES)])
+    coarse = np.random.default_rng(row).integers(0, 256, (5, 5, 3), dtype=np.uint8)
+    return np.asarray(Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC))
+
+
+def packed(group: h5py.Group, images: list[NDArray[np.uint8]], kind: str = "PNG") -> None:
+    """Images as files inside a group."""
+    files = []
+    for image in images:
+        buffer = io.BytesIO()
+        Image.fromarray(image).save(buffer, kind)
+        files.append(buffer.getvalue())
+    group["bytes"] = np.frombuffer(b"".join(files), np.uint8)
+    group["offsets"] = np.cumsum([0, *map(len, files)], dtype=np.int64)
+
+
+@pytest.fixture
+def make_pack(tmp_path: Path) -> Callable[..., Path]:
+    """Write a file of JPEGs with labels, masks or boxes as targets."""
+
+    def make(
+        targets: str = "labels",
+        *,
+        name: str = "images.h5",
+        rows: range = range(COUNT),
+        times: int = 1,
+        **options: Any,
+    ) -> Path:
+        images = [pixels(row, times) for row in rows]
+        with h5py.File(tmp_path / name, "w") as file:
+            packed(file.create_group("X_train"), images, "JPEG")
+            wanted = {"size": None, "color_mode": "rgb", "resize": "stretch"} | options
+            file["X_train"].attrs["image_options"] = json.dumps(wanted)
+            if targets == "labels":
+                file["Y_train"] = np.array(rows)
+                return tmp_path / name
+            group = file.create_group("Y_train")
+            if targets == "masks":
+                packed(group, [image[..., 0] // 64 for image in images])
+                group.attrs["mask_options"] = json.dumps({"size": None, "resize": "stretch", "colors": None})
+                return tmp_path / name
+            counts = np.array([row % 3 for row in rows])
+            corners = np.random.default_rng(0).uniform(0, 30, (counts.sum(), 2, 2)).cumsum(axis=1)
+            group["boxes"] = corners.reshape(-1, 4).astype(np.float32)
+            group["labels"] = np.arange(counts.sum())
+            group["offsets"] = np.concatenate([[0], np.cumsum(counts)])
+        return tmp_path / name
+
+    return make
+
+
+def each_sample(batches: Any) -> list[tuple[int, torch.Tensor]]:
+    """Row and image of each sample."""
+    return [(row, image) for x, y in batches for row, image in zip(y.tolist(), x, strict=True)]
+
+
+def assert_same(ours: Any, theirs: Any) -> None:
+    """Batches that are equal, in all their parts."""
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("transform", [CROP, STEPS, Compose([Compose([CROP]), RandomFlip()])])
+@pytest.mark.parametrize("strategy", ["direct", "memory"])
+def test_crops_are_those_of_whole_images(make_pack: Callable[..., Path], transform: Any, strategy: Any) -> None:
+    """The same batches, epoch after epoch, to the last pixel where no crop shrinks to a half."""
+    dataset = dataset_h5(make_pack())
+    cropped = make_loader(dataset, 4, batch_transform=transform, strategy=strategy, seed=3, decode="crops")
+    whole = make_loader(dataset, 4, batch_transform=transform, strategy=strategy, seed=3, decode="whole")
+    for _ in range(2):
+        batches = list(cropped)
+        assert_same(batches, list(whole))
+        assert [len(x) for x, _ in batches] == [4, 4, 3]
+        assert batches[0][0].is_contiguous(memory_format=torch.channels_last)
+
+
+def test_crops_that_shrink_are_near_those_of_whole_images(make_pack: Callable[..., Path]) -> None:
+    """Where a JPEG is decoded at a half or a quarter of its size, within a grey level or two in the mean."""
+    dataset = dataset_h5(make_pack(times=4))
+    crop = RandomResizedCrop(48, scale=(0.5, 1.0))
+    (x, _), (wanted, _) = (next(iter(make_loader(dataset, 11, batch_transform=crop, decode=way))) for way in WAYS)
+    difference = (x.int() - wanted.int()).abs().float()
+    assert 0 < difference.mean() < 2
+    assert difference.max() < 16
+
+
+@pytest.mark.parametrize("targets", ["masks", "boxes"])
+@pytest.mark.parametrize("ragged", ["list", "pad"])
+def test_targets_go_with_their_crops(make_pack: Callable[..., Path], targets: str, ragged: Any) -> None:
+    """Masks and boxes are where they would be if the whole image had been cropped."""
+    dataset = dataset_h5(make_pack(targets))
+    ours, theirs = (list(make_loader(dataset, 4, batch_transform=STEPS, ragged=ragged, decode=way)) for way in WAYS)
+    assert_same(ours, theirs)
+    if targets == "masks":
+        assert ours[0][1].shape == (4, 48, 48)
+        assert len(ours[0][1].unique()) > 1
+
+
+def test_index_and_dtype_come_with_crops(make_pack: Callable[..., Path]) -> None:
+    """Rows are named, and bytes become numbers in [0, 1] before what follows."""
+    dataset = dataset_h5(make_pack(), return_index=True)
+    for (x, y), index in make_loader(dataset, 4, batch_transform=CROP, dtype=torch.float32, decode="crops"):
+        assert torch.equal(index, y)
+        assert x.dtype == torch.float32
+        assert 0 <= x.min() < x.max() <= 1
+
+
+@pytest.mark.parametrize("order", [{"shuffle": "window", "memory_budget": "200kB"}, {"sampler": [3, 1, 8, 8, 0]}])
+def test_other_orders_give_a_row_the_same_crop(make_pack: Callable[..., Path], order: dict[str, Any]) -> None:
+    """Windows and samplers change when a row comes, not what is cut out of it."""
+    dataset = dataset_h5(make_pack())
+    (wanted, rows) = next(iter(make_loader(dataset, COUNT, batch_transform=CROP, shuffle=False)))
+    assert rows.tolist() == list(range(COUNT))
+    loader = make_loader(dataset, 2, batch_transform=CROP, strategy="direct", decode="crops", **order)
+    seen = list(loader)
+    assert len(torch.cat([y for _, y in seen])) == (5 if "sampler" in order else COUNT)
+    for x, y in seen:
+        assert torch.equal(x, wanted[y])
+
+
+def test_an_epoch_is_resumed_with_the_same_crops(make_pack: Callable[..., Path]) -> None:
+    """A loader that goes on in the middle of an epoch gives the batches that were left."""
+    dataset = dataset_h5(make_pack())
+    first, second = (make_loader(dataset, 2, batch_transform=STEPS, seed=5) for _ in range(2))
+    list(first)
+    batches = iter(first)
+    next(batches)
+    next(batches)
+    second.load_state_dict(first.state_dict())
+    left = list(batches)
+    assert len(left) == 4
+    assert_same(list(second), left)
+    # A loader that decodes whole images goes on with the same crops too.
+    whole = make_loader(dataset, 2, batch_transform=STEPS, seed=5, decode="whole")
+    whole.load_state_dict({**first.state_dict(), "epoch": 1, "batches_done": 2})
+    assert_same(list(whole), left)
+
+
+def test_ranks_share_out_the_crops(make_pack: Callable[..., Path]) -> None:
+    """Each rank's samples have the crops that one process gives them."""
+    dataset = dataset_h5(make_pack())
+    wanted = dict(each_sample(make_loader(dataset, 4, batch_transform=CROP)))
+    ranked = [make_loader(dataset, 4, batch_transform=CROP, rank=rank, world_size=2) for rank in (0, 1)]
+    found = [sample for loader in ranked for sample in each_sample(loader)]
+    assert sorted(row for row, _ in found) == list(range(COUNT))
+    assert all(torch.equal(x, wanted[row]) for row, x in found)
+
+
+def test_several_files_are_cropped_as_one(make_pack: Callable[..., Path]) -> None:
+    """A row's crop depends on its place among all."""
+    one = dataset_h5(make_pack())
+    parts = dataset_h5([make_pack(name="a.h5", rows=range(6)), make_pack(name="b.h5", rows=range(6, COUNT))])
+    ours, theirs = (list(make_loader(part, 4, batch_transform=CROP, decode="crops")) for part in (parts, one))
+    assert_same(ours, theirs)
+
+
+def test_worker_processes_crop_whole_images(make_pack: Callable[..., Path]) -> None:
+    """With processes, which know no epoch, the transform gets whole images, and gives the same."""
+    dataset = dataset_h5(make_pack())
+    with make_loader(dataset, 4, batch_transform=CROP, strategy="workers", num_workers=1) as loader:
+        assert loader.plan.decode is not None
+        assert loader.plan.decode.name == "whole"
+        assert 'strategy="workers"' in loader.plan.decode.reason
+        batches = list(loader)
+        loader.close()
+    assert_same(batches, list(make_loader(dataset, 4, batch_transform=CROP, decode="crops")))
+
+
+def test_frameworks_parts_crop_whole_images(make_pack: Callable[..., Path]) -> None:
+    """A plain DataLoader made of a loader's parts gives crops of the size asked for."""
+    loader = make_loader(dataset_h5(make_pack()), 4, batch_transform=STEPS)
+    plain = torch.utils.data.DataLoader(
+        loader.dataset, 4, sampler=loader.sampler, collate_fn=loader.collate_fn, drop_last=True
+    )
+    assert [(x.shape, x.dtype) for x, _ in plain] == [((4, 3, 48, 48), torch.float32)] * 2
+
+
+def test_the_plan_says_what_is_decoded(make_pack: Callable[..., Path]) -> None:
+    """And why, for what can and what cannot be cropped while it is decoded."""
+    dataset = dataset_h5(make_pack())
+    assert "decode: crops, because batch_transform begins with" in str(
+        make_loader(dataset, 4, batch_transform=CROP).plan
+    )
+    reasons = [
+        (make_loader(dataset, 4), "does not begin with a RandomResizedCrop"),
+        (make_loader(dataset, 4, batch_transform=CROP, decode="whole"), "that was asked for"),
+        (make_loader(dataset_h5(make_pack(), transform=len), 4, batch_transform=CROP), "own transform takes whole"),
+        (make_loader(dataset_h5(make_pack(size=[64, 64])), 4, batch_transform=CROP), "brought to 64 x 64 pixels first"),
+        (make_loader(dataset_h5(make_pack(color_mode="keep")), 4, batch_transform=CROP), "channels and the depth"),
+    ]
+    for loader, reason in reasons:
+        assert loader.plan.decode is not None
+        assert loader.plan.decode.name == "whole"
+        assert reason in loader.plan.decode.reason
+        assert f"decode: whole, because {loader.plan.decode.reason}" in str(loader.plan)
+
+
+def test_images_of_one_size_are_cropped_whole(make_pack: Callable[..., Path]) -> None:
+    """Images that are resized when they are read come whole, and the transform cuts them."""
+    loader = make_loader(dataset_h5(make_pack(size=[64, 64])), 4, batch_transform=CROP)
+    assert [tuple(x.shape) for x, _ in loader] == [(4, 3, 48, 46), (4, 3, 48, 46), (3, 3, 48, 46)]
+
+
+FACTS = LoaderFacts(
+    rows=100,
+    row_bytes=2_000_000,
+    stored_bytes=6_000_000,
+    engine=EngineChoice("mapped", "a test"),
+    encoded=True,
+    per_sample=False,
+    cores=2,
+    free_memory_bytes=600_000_000,
+    uniform=False,
+    crop_bytes=150_528,
+)
+
+
+def test_only_crops_count_in_memory() -> None:
+    """What waits is as large as the crops are, not as their images."""
+    cropped, whole = (choose_loader(FACTS, LoaderRequest(64, decode=way)) for way in WAYS)
+    assert (cropped.prefetch.value, whole.prefetch.value) == (2, 1)
+    assert choose_loader(replace(FACTS, encoded=False), LoaderRequest(64)).decode is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"encoded": False}, "no image files"),
+        ({"crop_bytes": None}, "does not begin with a RandomResizedCrop"),
+        ({"per_sample": True}, "takes whole images"),
+        ({"why_whole": "of a test"}, "as of a test"),
+    ],
+)
+def test_crops_that_cannot_be_are_refused(changes: dict[str, Any], reason: str) -> None:
+    """Who insists on them is told why not."""
+    with pytest.raises(OptionError, match=reason):
+        choose_loader(replace(FACTS, **changes), LoaderRequest(64, strategy="direct", decode="crops"))
+
+
+def test_an_unknown_way_of_decoding_is_refused() -> None:
+    """With those that there are."""
+    with pytest.raises(OptionError, match="auto, crops, whole"):
+        choose_loader(FACTS, LoaderRequest(64, decode="half"))  # type: ignore[arg-type]
+
+
+class Other(RandomResizedCrop):
+    """May do something else than its base."""
+
+
+def test_a_transform_begins_with_its_first_step() -> None:
+    """Only our own crop counts, at the very beginning; what follows draws what it would have drawn."""
+    assert first_crop(None) is first_crop(RandomFlip()) is first_crop(Other(8)) is first_crop(Compose([])) is None
+    assert first_crop(Compose([RandomFlip(), CROP])) is None
+    for alone, stream in ((CROP, ()), (Compose([CROP]), (0,)), (Compose([Compose([CROP])]), (0, 0))):
+        found = first_crop(alone)
+        assert found is not None
+        assert (found.crop, found.stream, found.rest) == (CROP, stream, None)
+    x, y, place = torch.arange(48).view(4, 1, 3, 4), torch.arange(4), BatchPlace(7, 2, np.arange(4))
+    found = first_crop(Compose([Compose([CROP, RandomFlip()]), RandomFlip(0.5, 0.5)]))
+    assert found is not None
+    assert found.rest is not None
+    whole = Compose([Compose([lambda x, y: (x, y), RandomFlip()]), RandomFlip(0.5, 0.5)])
+    assert torch.equal(found.rest.apply_at(x, y, place)[0], whole.apply_at(x, y, place)[0])
