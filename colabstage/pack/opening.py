@@ -12,6 +12,7 @@ from colabstage.fetch.plan import SLOW_READERS
 from colabstage.fileops import remove_any, sweep_orphans, temp_beside
 from colabstage.layouts.detect import detect_layout
 from colabstage.layouts.items import read_dataset
+from colabstage.layouts.tables.table_file import TableFile, is_table_file
 from colabstage.machine.mounts import is_slow_mount
 from colabstage.trees.open import open_tree
 
@@ -55,11 +56,16 @@ def open_source(source: PackSource, options: PackOptions, *, beside: Path) -> It
     if not isinstance(source, str | os.PathLike):
         yield OpenSource(None, read_dataset(source), slow=False, identity={})
         return
-    place = Path(source)
+    place, layout = Path(source), options.layout
+    if is_table_file(place, layout):
+        place, layout = place.absolute().parent, TableFile(place.name)
     slow = is_slow_mount(place)
-    with _spool(beside) as spool, open_tree(place, spool=spool, workers=SLOW_READERS if slow else 1) as tree:
+    with (
+        _spool(beside) as spool,
+        open_tree(place, spool=spool, workers=SLOW_READERS if slow else 1, lone_files=True) as tree,
+    ):
         identity = {} if tree.kind == "folder" else _look_at(place)
-        yield OpenSource(tree, detect_layout(tree, options.layout), slow, identity)
+        yield OpenSource(tree, detect_layout(tree, layout), slow, identity)
 
 
 def _look_at(archive: Path) -> dict[str, int]:

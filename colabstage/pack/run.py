@@ -59,8 +59,9 @@ def pack_dataset(
     r"""Convert a folder or archive on this machine to one HDF5 file, or several; no Google Drive involved.
 
     Args:
-        source: a folder, or a zip or tar that is read in place, never extracted; or a dataset: an object with a length
-            whose items are `(x, y)`, images, arrays or numbers.
+        source: a folder, or a zip or tar that is read in place, never extracted; one file of arrays, records or tokens
+            (.npy, .h5, .tfrecord, .parquet, .bin, .txt), or a .csv of paths beside it; or a dataset: an object with a
+            length whose items are `(x, y)`, images, arrays or numbers.
         out: the file to make. Its manifest `OUT.json` is written beside it; without that it does not count. With
             `shards` or `executor` also an address that fsspec writes to, such as `"s3://bucket/set.h5"`: each shard is
             made on the disk of who writes it, and uploaded.

@@ -139,11 +139,12 @@ class SourcePart:
             raise ChecksumMismatchError(msg)
         self.identity = replace(self.identity, checksum=str(checksum))
 
-    def open_tree(self, spool: Path) -> Tree:
+    def open_tree(self, spool: Path, *, alone: bool = False) -> Tree:
         """The files. An archive that can only be read from its beginning starts to arrive.
 
         Args:
             spool: a folder on the local disk for the unpacked form of a compressed tar.
+            alone: whether it is the whole source, so that a file of arrays or records counts too.
 
         Raises:
             ArchiveError, CorruptArchiveError, UnsafeArchiveError: as `trees.open_tree`.
@@ -152,7 +153,7 @@ class SourcePart:
             content = self._content
             if not self.opens_at_once:
                 self.start()
-            self._tree = self._stack.enter_context(open_archive(content, spool=spool))
+            self._tree = self._stack.enter_context(open_archive(content, spool=spool, lone_files=alone))
         return self._tree
 
     def start(self) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import glob
 import hashlib
 import os
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, get_args
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal, cast, get_args
 
 from colabstage.errors import OptionError
 from colabstage.fetch.checksum import parse_checksum
 from colabstage.fetch.sources import LocalSource, ManySource, absolute_path, drive_path_of, parse_source
 from colabstage.images.options import ImageOptions
+from colabstage.layouts.tables.table_file import TableFile, is_table_file
 from colabstage.machine.platforms import detect_platform
 from colabstage.pack.options import PackOptions, split_fractions
 
@@ -116,6 +117,11 @@ def make_request(
         if value not in get_args(kind):
             msg = f"{name}={value!r} is unknown; expected one of {', '.join(map(repr, get_args(kind)))}."
             raise OptionError(msg)
+    parsed = parse_source(source)
+    if isinstance(parsed, LocalSource) and is_table_file(parsed.path, layout):
+        # What it names lies beside it.
+        layout, beside = TableFile(parsed.path.name), cast("LocalSource", parse_source(parsed.path.parent))
+        parsed = replace(beside, name=parsed.path.stem)
     options = PackOptions(
         layout=layout,
         image=ImageOptions(size=image_size, color_mode=color_mode, resize=resize),
@@ -126,7 +132,6 @@ def make_request(
         seed=seed,
         on_error=on_error,
     )
-    parsed = parse_source(source)
     key = hashlib.sha256(f"{parsed.address}\n{options.fingerprint()}".encode(errors="surrogateescape")).hexdigest()[:16]
     name = f"{parsed.name}-{key[:8]}"
     base = read_local_dir(local_dir)

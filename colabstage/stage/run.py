@@ -69,7 +69,8 @@ def stage_dataset(
             mounted Google Drive; a share link of Google Drive, or its id; an address: `https://…`, or one that fsspec
             knows (`s3://`, `gs://`, `az://`, `hf://`, `ftp://`, `sftp://` …), of an archive or a folder;
             `kaggle://owner/dataset`; a `Tree`; or a list of these, which are one dataset together. An archive is packed
-            while it arrives and never extracted.
+            while it arrives and never extracted. One file of arrays, records or tokens (.npy, .h5, .tfrecord, .parquet,
+            .bin, .txt) is a dataset too, and on this machine a .csv with the paths of images beside it.
         layout: how files become samples; `"auto"` tries every layout there is. A function of one argument, the tree,
             that returns a `SampleTable` is a layout of your own.
         keep: `"pack"` one HDF5 file, `"files"` a plain local tree, `"both"`.

@@ -176,7 +176,7 @@ class OpenSource:
 
     def _join(self, spool: Path) -> Tree:
         if len(self._parts) == 1:
-            return self._parts[0].open_tree(spool)
+            return self._parts[0].open_tree(spool, alone=True)
         with ThreadPoolExecutor(_OPENERS, thread_name_prefix="colabstage-open") as pool:
             trees = list(pool.map(lambda part: part.open_tree(spool), self._parts))
         names = [part.opened.source.name for part in self._parts]

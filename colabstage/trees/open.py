@@ -25,6 +25,7 @@ from colabstage.trees.contents import (
 from colabstage.trees.decompress import open_stream
 from colabstage.trees.folder import FolderTree
 from colabstage.trees.foreign import ForeignTree
+from colabstage.trees.lone import LoneFile, is_lone
 from colabstage.trees.names import DEFAULT_LIMITS, ArchiveLimits
 from colabstage.trees.single import SingleTree
 from colabstage.trees.tar import TarTree
@@ -75,7 +76,9 @@ def recognise_archive(source: ByteSource) -> ArchiveKind | None:
     return _TARS[compression] if is_tar_head(inside) else compression
 
 
-def open_tree(path: Path, *, spool: Path, workers: int = 1, limits: ArchiveLimits = DEFAULT_LIMITS) -> Tree:
+def open_tree(
+    path: Path, *, spool: Path, workers: int = 1, limits: ArchiveLimits = DEFAULT_LIMITS, lone_files: bool = False
+) -> Tree:
     """Open a folder, an archive or a compressed file as a tree.
 
     Args:
@@ -83,6 +86,7 @@ def open_tree(path: Path, *, spool: Path, workers: int = 1, limits: ArchiveLimit
         spool: a folder on a local disk for the unpacked form of what is compressed as a whole; nothing stays in it.
         workers: how many folders are listed at once; for folders on a mounted Drive.
         limits: what an archive's headers may promise.
+        lone_files: whether a file of arrays or records counts too, as a tree of that one file.
 
     Raises:
         SourceNotFoundError: there is nothing at `path`; the message says what is there instead.
@@ -95,16 +99,22 @@ def open_tree(path: Path, *, spool: Path, workers: int = 1, limits: ArchiveLimit
     """
     if _is_folder(path):
         return FolderTree(path, workers=workers)
-    return open_archive(LocalBytes(path), spool=spool, limits=limits)
+    return open_archive(LocalBytes(path), spool=spool, limits=limits, lone_files=lone_files)
 
 
-def open_archive(source: ByteSource, *, spool: Path, limits: ArchiveLimits = DEFAULT_LIMITS) -> Tree:
+def open_archive(
+    source: ByteSource, *, spool: Path, limits: ArchiveLimits = DEFAULT_LIMITS, lone_files: bool = False
+) -> Tree:
     """Open the archive whose bytes `source` gives; the source is closed with the tree, and when this fails.
+
+    `lone_files`: whether a file of arrays or records counts too, as a tree of that one file.
 
     Raises:
         Everything that `open_tree` raises for a file.
     """
     try:
+        if lone_files and is_lone(source.label) and recognise_archive(source) is None:
+            return LoneFile(source)
         return _open_recognised(source, spool, limits)
     except BaseException:
         source.close()
@@ -140,7 +150,8 @@ def _no_archive(source: ByteSource) -> ArchiveError:
         what += " that does not unpack"
     msg = (
         f"'{source.label}' is no archive but {what}. Give a folder, a zip, a tar, a 7z or a rar, or a file compressed "
-        "with gzip, bzip2, xz or Zstandard."
+        "with gzip, bzip2, xz or Zstandard; to stage or pack, also one of arrays, records, tokens or paths (.npy, "
+        ".h5, .tfrecord, .parquet, .bin, .txt, .csv)."
     )
     return CorruptArchiveError(msg) if source.label.lower().endswith(_ARCHIVE_SUFFIXES) else ArchiveError(msg)
 

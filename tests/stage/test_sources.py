@@ -147,7 +147,7 @@ def test_a_bad_day_on_the_web(server: WebServer, photos: Path) -> None:
     ("name", "content", "error", "says"),
     [
         ("page.zip", b"<!DOCTYPE html><html><title>Sign in</title></html>", WebPageError, "page"),
-        ("notes.txt", b"just some text\n" * 10, ArchiveError, "text file"),
+        ("notes.md", b"just some text\n" * 10, ArchiveError, "text file"),
         ("photo.png", b"\x89PNG\r\n\x1a\n" + bytes(100), ArchiveError, "PNG image"),
     ],
 )

@@ -1,0 +1,94 @@
+"""A file that is a whole dataset by itself (arrays, records, tokens), as a tree of one file."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Self
+
+from colabstage.fileops import block_ranges
+from colabstage.trees.messages import cut_while_read, foreign_entry
+from colabstage.trees.tree import PIECE_BYTES, FileEntry
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import TracebackType
+
+    from colabstage.trees.tree import ByteSource, TreeKind
+
+# What layouts read of one file. An .npz is a zip, and opened as one; a .csv is nothing without the files it names.
+_SUFFIXES = (
+    *(".npy", ".h5", ".hdf5", ".hdf", ".he5", ".mat"),
+    *(".tfrecord", ".tfrecords", ".tfrec", ".parquet", ".arrow", ".mdb", ".lmdb"),
+    *(".bin", ".txt", ".jsonl"),
+)
+
+
+def is_lone(label: str) -> bool:
+    """Whether a file of this name may be a dataset by itself."""
+    return label.lower().endswith(_SUFFIXES)
+
+
+class LoneFile:
+    """One file as a tree.
+
+    Args:
+        source: its bytes; closed with the tree.
+    """
+
+    def __init__(self, source: ByteSource) -> None:
+        self.source = source
+        self._entry = FileEntry(source.label.rstrip("/").rpartition("/")[2], source.size, 0, 0)
+
+    @property
+    def kind(self) -> TreeKind:
+        """`"file"`."""
+        return "file"
+
+    @property
+    def label(self) -> str:
+        """The file's address."""
+        return self.source.label
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Nothing is left out."""
+        return ()
+
+    @property
+    def entries(self) -> tuple[FileEntry, ...]:
+        """The one file."""
+        return (self._entry,)
+
+    def read(self, entry: FileEntry) -> bytes:
+        """The content.
+
+        Raises:
+            OSError: as the medium answers.
+            SourceReadError: it is shorter than it was; or the entry is another tree's.
+        """
+        return b"".join(self.chunks(entry))
+
+    def chunks(self, entry: FileEntry) -> Iterator[bytes]:
+        """The content in pieces of at most 16 MiB.
+
+        Raises:
+            As `read`.
+        """
+        if entry.name != self._entry.name:
+            raise foreign_entry(self.label, entry.name)
+        for offset, length in block_ranges(self._entry.size, PIECE_BYTES):
+            data = self.source.pread(length, offset)
+            if len(data) != length:
+                raise cut_while_read(self.label, entry.name)
+            yield data
+
+    def close(self) -> None:
+        """Close the source. Calling it twice is fine."""
+        self.source.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
