@@ -1,9 +1,12 @@
 """Run benchmarks and write what they print into docs/benchmarks.md.
 
     python -m benchmarks [NAME ...]
+    python -m benchmarks --redraw
 
 Each benchmark is a module of this folder whose name has no leading underscore. It prints its own table with the
-baseline beside it, and ends with exit code 1 when a promised ratio is missed; the page keeps that line too.
+baseline beside it, and ends with exit code 1 when a promised ratio is missed; the page keeps that line too. Tables that
+`_chart` can read also become bars in docs/NAME.svg. `--redraw` measures nothing: it writes the head of the page and the
+bars again, from the sections that are there.
 """
 
 from __future__ import annotations
@@ -17,14 +20,32 @@ import time
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from benchmarks import _chart, _peers
+
 HERE = Path(__file__).parent
 PAGE = HERE.parent / "docs" / "benchmarks.md"
 PACKAGES = ("colabstage", "h5py", "numpy", "torch", "pillow", "simplejpeg", "isal", "mfusepy")
 HEAD = """# Benchmarks
 
-Written by `make bench`: one section for each script of `benchmarks/`, with what it printed. Every comparison was run
-side by side in one go; the machine is shared, so read the ratios, not the absolute figures.
+Written by `make bench`: one section for each script of `benchmarks/`, with what it printed, and bars where it printed
+rates. `make bench BENCH=name` measures one again.
+
+**What was measured.** Datasets made for the purpose, of the sizes that the sections name, on one ordinary machine with
+two cores and no GPU, which each section describes together with the versions. What others made runs at the best
+settings we know, not at its defaults: where a script tries several, the table names the one it stayed with. Google
+Drive is simulated: a mount with the latencies, rates and limits that people report, of which each section says what it
+assumed.
+
+**How to read it.** Contenders of one table ran side by side in one go, taking turns. Other work runs on the machine at
+times, so absolute figures differ from run to run; ratios within a table differ far less, and promises are made in
+ratios only. Bars are medians, thin lines go from the lowest round to the highest. Blue is colabstage, grey are others,
+and a dashed frame is a bound that no loader competes with, such as the memory's own rate. `ok` and `MISS` are promises
+kept and missed; a script that misses one ends with exit code 1.
 """
+_NOTHING_LOSES = "Nothing in the tables below was quicker than colabstage, and no promise was missed."
+# Not of one word, as the titles of sections are.
+_LOSES = "## What loses"
+_MISSED = "A promised ratio was missed"
 
 
 def names() -> list[str]:
@@ -72,20 +93,68 @@ def run(name: str) -> tuple[str, int]:
     return "".join(lines).strip(), process.returncode
 
 
+def peers(name: str) -> str:
+    """The versions of what a benchmark measures against in the environment of the peers; empty where it has none."""
+    if "_peers" not in (HERE / f"{name}.py").read_text(encoding="utf-8"):
+        return ""
+    found = ", ".join(f"{package} {number}" for package, number in _peers.versions().items())
+    return f" The others' environment: {found}." if found else ""
+
+
+def read_sections() -> dict[str, str]:
+    """What the page has, by the name of the benchmark."""
+    page = PAGE.read_text(encoding="utf-8") if PAGE.exists() else ""
+    return dict(re.findall(r"^## (\S+)\n(.*?)(?=^## |\Z)", page, flags=re.MULTILINE | re.DOTALL))
+
+
+def output_of(section: str) -> str:
+    """What the benchmark printed."""
+    found = re.search(r"^```text\n(.*?)^```$", section, flags=re.MULTILINE | re.DOTALL)
+    return found[1] if found else ""
+
+
+def with_chart(name: str, section: str) -> str:
+    """A section with its picture, which is drawn here, at the top; without one where no table has rates."""
+    picture, text = f"![{name}]({name}.svg)", re.sub(r"\n!\[.*?\]\(.*?\.svg\)\n", "", section)
+    tables = _chart.find_tables(output_of(section))
+    if not tables:
+        return text
+    (PAGE.parent / f"{name}.svg").write_text(_chart.draw(name, tables), encoding="utf-8")
+    return f"\n{picture}\n{text}"
+
+
+def lost(sections: dict[str, str]) -> str:
+    """The list of what was quicker than colabstage, and of promises that were missed."""
+    lines = []
+    for name, section in sorted(sections.items()):
+        output = output_of(section)
+        lines += [f"- `{name}`: {line}" for line in _chart.losses(_chart.find_tables(output))]
+        missed = [line for line in output.splitlines() if line.startswith("MISS")]
+        if not missed and _MISSED in section:
+            missed = ["MISS  see its section"]
+        lines += [f"- `{name}`: {line}" for line in missed]
+    return "\n".join(lines) or _NOTHING_LOSES
+
+
+def write_page(sections: dict[str, str]) -> None:
+    """Write the head, what loses, and all sections with their pictures."""
+    body = "".join(f"## {name}\n{with_chart(name, sections[name]).rstrip()}\n\n" for name in sorted(sections))
+    PAGE.write_text(f"{HEAD}\n{_LOSES}\n\n{lost(sections)}\n\n{body}".rstrip() + "\n", encoding="utf-8")
+
+
 def write(name: str, output: str, code: int) -> None:
     """Put a benchmark's section into the page, in the place of its earlier one."""
-    page = PAGE.read_text(encoding="utf-8") if PAGE.exists() else HEAD
-    sections = dict(re.findall(r"^## (\S+)\n(.*?)(?=^## |\Z)", page, flags=re.MULTILINE | re.DOTALL))
-    verdict = "All promised ratios hold." if code == 0 else f"A promised ratio was missed (exit code {code})."
+    verdict = "All promised ratios hold." if code == 0 else f"{_MISSED} (exit code {code})."
     when = time.strftime("%Y-%m-%d", time.gmtime())
-    command = f"python -m benchmarks.{name}"
-    sections[name] = f"\n`{command}`, {when}. {machine()}. {verdict}\n\n```text\n{output}\n```\n\n"
-    body = "".join(f"## {title}\n{sections[title]}" for title in sorted(sections))
-    PAGE.write_text(f"{HEAD}\n{body}".rstrip() + "\n", encoding="utf-8")
+    about = f"`python -m benchmarks.{name}`, {when}. {machine()}.{peers(name)} {verdict}"
+    write_page({**read_sections(), name: f"\n{about}\n\n```text\n{output}\n```\n"})
 
 
 def main() -> int:
     """Run those named, or all; exit code 1 when one missed a ratio."""
+    if sys.argv[1:] == ["--redraw"]:
+        write_page(read_sections())
+        return 0
     wanted = sys.argv[1:] or names()
     unknown = sorted(set(wanted) - set(names()))
     if unknown:

@@ -1,4 +1,4 @@
-"""Samples per second with a warm page cache: make_loader against the recipe, nine ways of others, and the limit.
+"""Samples per second with a warm page cache: make_loader against the recipe, eight ways of others, and the limit.
 
     python -m benchmarks.peers_pixels [--quick] [--rounds 5] [--only images digits masks rows]
 

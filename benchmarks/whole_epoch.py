@@ -163,9 +163,8 @@ def judge(straight: list[Session], staged: list[Session]) -> bool:
     for session in staged:
         first, whole = best.first_s / (session.staging_s + session.first_s), best.total_s / session.total_s
         print(f"{session.name}, with its staging: first epoch {first:.1f} times as soon, ", end="")
-        print(
-            f"{EPOCHS} epochs {whole:.1f} times; later epochs (Drive's cache is warm) {later / session.later_s:.1f} times"
-        )
+        print(f"{EPOCHS} epochs {whole:.1f} times; ", end="")
+        print(f"later epochs (Drive's cache is warm) {later / session.later_s:.1f} times")
     found = best.first_s / max(session.first_s for session in staged)
     print(
         f"\n{'ok  ' if found >= WANTED else 'MISS'}  first epoch, {best.name} / staged: {found:.1f} (at least {WANTED})"
