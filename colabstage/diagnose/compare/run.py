@@ -17,7 +17,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from colabstage.diagnose.compare.comparison import SourceComparison, SourceRate
-from colabstage.errors import CancelledError, DriveDisconnectedError, LayoutError, OptionError, SourceReadError
+from colabstage.errors import (
+    CancelledError,
+    DecodeError,
+    DriveDisconnectedError,
+    LayoutError,
+    OptionError,
+    SourceReadError,
+)
 from colabstage.fileops import make_folder, remove_any, sweep_orphans, temp_beside
 from colabstage.images.decode import decode_image
 from colabstage.images.options import ImageOptions
@@ -156,11 +163,12 @@ def _temporary_folder(local: Path) -> Iterator[Path]:
 
 @dataclass(frozen=True, slots=True)
 class _Pass:
-    """What one pass did: samples and bytes read, in so many seconds."""
+    """What one pass did: samples and bytes read, in so many seconds; `broken` could not be decoded."""
 
     samples: int
     seconds: float
     nbytes: int
+    broken: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +211,7 @@ class _Comparing:
             image_size=self.options.image.size,
             pack_bytes=whole_pack,
             encoding=encoding,
-            notes=tuple(_notes(encoding, whole_pack, self.options, read_resources().free_memory_bytes)),
+            notes=tuple(_notes(first.broken, encoding, whole_pack, self.options)),
         )
 
     def _read(
@@ -343,22 +351,28 @@ def _timed_pass(
     """
     own = threading.local()
     enough = Cancellation()
-    done = nbytes = 0
+    done = broken = nbytes = 0
     began = last = time.perf_counter()
 
-    def work(index: int) -> bytes:
+    def work(index: int) -> bytes | None:
         data = read(index)
         if not hasattr(own, "scratch"):
             own.scratch = bytearray()
-        decode_image(data, image, scratch=own.scratch)
+        try:
+            decode_image(data, image, scratch=own.scratch)
+        except DecodeError:
+            return None
         return data
 
-    def count(index: int, data: bytes) -> None:
-        nonlocal done, nbytes, last
+    def count(index: int, data: bytes | None) -> None:
+        nonlocal done, broken, nbytes, last
         last = time.perf_counter()
+        advance(1)
+        if data is None:
+            broken += 1
+            return
         done += 1
         nbytes += len(data)
-        advance(1)
         if keep is not None:
             keep[index] = data
         if last - began > seconds or (keep is not None and nbytes > _KEPT_BYTES):
@@ -374,9 +388,13 @@ def _timed_pass(
     with contextlib.suppress(CancelledError):
         run_pipeline(items, read=work, use=count, cost=cost, limits=limits, cancellation=enough)
     if not done:
-        msg = f"No image could be read in {seconds:.0f} seconds. Give more time with seconds=…, or ask doctor()."
+        msg = (
+            f"None of {broken} images could be decoded. Give the folder or archive that holds the images."
+            if broken
+            else f"No image could be read in {seconds:.0f} seconds. Give more time with seconds=…, or ask doctor()."
+        )
         raise SourceReadError(msg)
-    return _Pass(done, last - began, nbytes)
+    return _Pass(done, last - began, nbytes, broken)
 
 
 def _image_files(inputs: object, path: Path) -> SampleSource:
@@ -399,7 +417,10 @@ def _warm_up(options: ImageOptions) -> None:
     decode_image(encode_jpeg(np.zeros((8, 8, 3), np.uint8), 90), options)
 
 
-def _notes(encoding: str, pack_bytes: int, options: PackOptions, free_bytes: int) -> Iterator[str]:
+def _notes(broken: int, encoding: str, pack_bytes: int, options: PackOptions) -> Iterator[str]:
+    free_bytes = read_resources().free_memory_bytes
+    if broken:
+        yield f"{broken} of the images could not be decoded, and were left out."
     if encoding == "encoded" and options.image.size is None:
         yield (
             "The pack keeps the files as they came, since their sizes differ, and decodes them in every epoch: with "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import textwrap
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -56,18 +57,14 @@ class DoctorReport:
         }
 
     def __str__(self) -> str:
-        import textwrap
-
         width = max(len(finding.title) for finding in self.findings)
         indent = " " * (width + 4)
         lines = [self._headline()]
         for finding in self.findings:
             head = f"{_MARKS[finding.status]} {finding.title:<{width}}  "
-            lines += textwrap.wrap(finding.message, _WIDTH, initial_indent=head, subsequent_indent=indent)
+            lines += _wrap(finding.message, head, indent)
             if finding.remedy:
-                lines += textwrap.wrap(
-                    finding.remedy, _WIDTH, initial_indent=f"{indent}→ ", subsequent_indent=f"{indent}  "
-                )
+                lines += _wrap(finding.remedy, f"{indent}→ ", f"{indent}  ")
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
@@ -90,6 +87,13 @@ class DoctorReport:
             counts["warn"]
         )
         return f"{' and '.join(parts)}; {counts['ok']} fine."
+
+
+def _wrap(text: str, first: str, further: str) -> list[str]:
+    """Fold a paragraph; paths and commands stay whole, to be copied."""
+    return textwrap.wrap(
+        text, _WIDTH, initial_indent=first, subsequent_indent=further, break_long_words=False, break_on_hyphens=False
+    )
 
 
 def doctor(

@@ -1,0 +1,40 @@
+"""A machine of each test's own, with a GPU, without one, with a Drive."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from colabstage.simulate.drive import SimulatedDrive
+from colabstage.simulate.knobs import DriveKnobs
+from tests.diagnose.nvidia_smi import no_gpu, smi  # noqa: F401 - fixtures
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A root of the test's own: only mounts below it count, and datasets are staged below it."""
+    monkeypatch.setenv("COLABSTAGE_SYSTEM_ROOT", str(tmp_path))
+    monkeypatch.setenv("COLABSTAGE_LOCAL_DIR", str(tmp_path / "fast"))
+    return tmp_path
+
+
+@pytest.fixture
+def drive(machine: Path) -> Iterator[SimulatedDrive]:
+    """A mounted Drive without waiting times."""
+    mountpoint = machine / "content" / "drive"
+    mountpoint.mkdir(parents=True)
+    with SimulatedDrive(machine / "drive-home", knobs=DriveKnobs.quick()) as simulated:
+        simulated.mount(mountpoint)
+        yield simulated
+
+
+@pytest.fixture
+def my_drive(drive: SimulatedDrive) -> Path:
+    """`MyDrive` as a notebook sees it."""
+    assert drive.mountpoint is not None
+    return drive.mountpoint / "MyDrive"

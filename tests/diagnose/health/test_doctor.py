@@ -1,0 +1,261 @@
+"""`doctor` on real parts: real mounts that work, hang and die, real files, real disks, real versions."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import psutil
+import pytest
+from PIL import Image
+
+from colabstage import doctor, pack_dataset
+from colabstage.errors import OptionError
+from colabstage.stage.run import stage_dataset
+from tests.diagnose.nvidia_smi import IDLE_T4, T4, FakeSmi
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from colabstage.diagnose.health.doctor import DoctorReport, Finding
+    from colabstage.simulate.drive import SimulatedDrive
+
+pytestmark = pytest.mark.usefixtures("machine")
+
+
+def finding(report: DoctorReport, title: str) -> Finding:
+    """What one check found."""
+    return next(one for one in report.findings if one.title == title)
+
+
+def write_photos(folder: Path, count: int = 8) -> Path:
+    """A folder with images in two classes."""
+    for number in range(count):
+        place = folder / ("cat", "dog")[number % 2] / f"{number}.png"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        pixels = np.random.default_rng(number).integers(0, 256, (16, 16, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(place)
+    return folder
+
+
+@pytest.fixture
+def pack(machine: Path) -> Path:
+    """A pack with its manifest."""
+    write_photos(machine / "photos")
+    return Path(pack_dataset(machine / "photos", machine / "photos.h5", progress=False).path)
+
+
+def test_a_machine_alone(machine: Path) -> None:
+    """Without a path the dataset's checks are skipped, the others have figures, and all of it is JSON."""
+    report = doctor(timeout_s=5.0)
+    skipped = {one.title for one in report.findings if one.status == "skip"}
+    assert {"where it lies", "crowded folders", "page cache", "pack", "mounts", "Drive client's cache"} <= skipped
+    assert finding(report, "platform").status == "ok"
+    assert finding(report, "libraries").status == "ok"
+    assert json.loads(json.dumps(report.to_dict()))["facts"]["cores"] >= 1
+    assert not (machine / "fast").exists()
+
+
+@pytest.mark.fuse
+def test_a_drive_that_answers(my_drive: Path) -> None:
+    """A living Drive passes; a folder on it is counted, and does not belong there."""
+    write_photos(my_drive / "photos", 6)
+    report = doctor(my_drive / "photos", timeout_s=5.0)
+    assert finding(report, "mounts").status == "ok"
+    assert finding(report, "where it lies").status == "fail"
+    assert "(6 files) is on Google Drive" in finding(report, "where it lies").message
+    assert "stage_dataset(path)" in finding(report, "where it lies").remedy
+    assert finding(report, "crowded folders").status == "ok"
+    assert report.exit_code == 1
+
+
+@pytest.mark.fuse
+def test_a_drive_that_hangs_does_not_hang_doctor(drive: SimulatedDrive, my_drive: Path) -> None:
+    """A client that is stopped is reported at the deadline, for the mount and for a path on it."""
+    write_photos(my_drive / "photos", 2)
+    (client,) = (one for one in psutil.Process().children() if "colabstage.simulate.server" in one.cmdline())
+    client.send_signal(signal.SIGSTOP)
+    try:
+        began = time.monotonic()
+        report = doctor(my_drive / "photos", timeout_s=1.0)
+        assert time.monotonic() - began < 10.0
+    finally:
+        client.send_signal(signal.SIGCONT)
+    assert finding(report, "mounts").status == "fail"
+    assert "no answer, after 1.0" in finding(report, "mounts").message
+    assert finding(report, "where it lies").message.endswith("no answer before the deadline.")
+    assert report.facts.dataset is not None
+    assert report.facts.dataset.slow_mount == "Google Drive"
+
+
+@pytest.mark.fuse
+def test_a_drive_that_died_is_reported(drive: SimulatedDrive, my_drive: Path) -> None:
+    """A client that is gone is named with what the kernel says, and how to mount it again."""
+    drive.kill()
+    report = doctor(my_drive / "photos", timeout_s=5.0)
+    assert "Transport endpoint is not connected" in finding(report, "mounts").message
+    assert "force_remount=True" in finding(report, "mounts").remedy
+    assert "Transport endpoint is not connected" in finding(report, "where it lies").message
+
+
+@pytest.mark.fuse
+def test_the_current_folder_on_a_drive_that_died(drive: SimulatedDrive, my_drive: Path) -> None:
+    """Even from a folder that no longer answers, doctor says so, and a relative path is looked at."""
+    code = (
+        "import os, sys, colabstage\n"
+        f"os.chdir({str(my_drive)!r})\n"
+        "print('there', flush=True)\n"
+        "sys.stdin.readline()\n"
+        "print(colabstage.doctor('photos', timeout_s=5.0))\n"
+    )
+    child = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert child.stdout is not None
+    assert child.stdout.readline() == "there\n"
+    drive.kill()
+    said, _ = child.communicate("go\n", timeout=60)
+    assert child.returncode == 0
+    assert f"The current folder '{my_drive}' is on Google Drive." in " ".join(said.split())
+    assert f"'{my_drive}/photos' could not be looked at" in " ".join(said.split())
+
+
+@pytest.mark.fuse
+def test_a_pack_on_a_drive(my_drive: Path, pack: Path) -> None:
+    """An HDF5 file is not to be read from there; on the local disk it is."""
+    (my_drive / "photos.h5").write_bytes(pack.read_bytes())
+    assert finding(doctor(my_drive / "photos.h5", timeout_s=10.0), "where it lies").status == "fail"
+    assert finding(doctor(pack, timeout_s=10.0), "where it lies").status == "ok"
+
+
+def test_a_small_disk(make_disk: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk of 8 MB is too small for anything; the usual one is not."""
+    assert finding(doctor(timeout_s=5.0), "disk").status in {"ok", "warn"}
+    monkeypatch.setenv("COLABSTAGE_LOCAL_DIR", str(make_disk(8) / "fast"))
+    found = finding(doctor(timeout_s=5.0), "disk")
+    assert found.status == "fail"
+    assert "Only 8." in found.message
+
+
+def test_a_place_that_cannot_be_written(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file where datasets should be staged is found before anything is staged."""
+    (machine / "file").write_bytes(b"")
+    monkeypatch.setenv("COLABSTAGE_LOCAL_DIR", str(machine / "file" / "fast"))
+    found = finding(doctor(timeout_s=5.0), "platform")
+    assert (found.status, "is no folder" in found.message) == ("fail", True)
+
+
+def test_what_the_drive_client_keeps(
+    machine: Path, make_disk: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its cache is measured on the disk, and held against what is left there."""
+    kept = machine / "root/.config/Google/DriveFS/1234/content_cache"
+    kept.mkdir(parents=True)
+    (kept / "blob").write_bytes(os.urandom(12_000_000))
+    assert finding(doctor(timeout_s=5.0), "Drive client's cache").message.startswith("The Drive client holds 12 MB")
+    monkeypatch.setenv("COLABSTAGE_LOCAL_DIR", str(make_disk(8)))
+    assert finding(doctor(timeout_s=5.0), "Drive client's cache").status == "fail"
+
+
+def test_the_gdown_of_colabs_image(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An installed gdown 5.2.2 is refused with the line that replaces it; the one of these tests is fine."""
+    assert finding(doctor(timeout_s=5.0), "gdown").status == "ok"
+    metadata = machine / "site" / "gdown-5.2.2.dist-info" / "METADATA"
+    metadata.parent.mkdir(parents=True)
+    metadata.write_text("Metadata-Version: 2.1\nName: gdown\nVersion: 5.2.2\n", encoding="utf-8")
+    monkeypatch.syspath_prepend(machine / "site")
+    found = finding(doctor(timeout_s=5.0), "gdown")
+    assert found.status == "fail"
+    assert "gdown 5.2.2 is installed" in found.message
+    assert '%pip install -q -U "gdown>=6.3"' in found.remedy
+
+
+def test_what_the_page_cache_holds(machine: Path) -> None:
+    """A file that was pushed out of memory is cold, and warm once it has been read."""
+    file = machine / "big.bin"
+    file.write_bytes(os.urandom(16 << 20))
+    with file.open("rb+") as handle:
+        os.fsync(handle)
+        os.posix_fadvise(handle.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    cold = finding(doctor(file, timeout_s=10.0), "page cache")
+    if cold.message.startswith("100%"):
+        pytest.skip("needs a temporary folder on a disk, not in memory: pytest --basetemp=/var/tmp/x")
+    assert cold.status == "warn"
+    file.read_bytes()
+    assert finding(doctor(file, timeout_s=10.0), "page cache").status == "ok"
+
+
+def test_a_whole_pack(pack: Path) -> None:
+    """A pack whose manifest agrees passes, with its number of samples."""
+    found = finding(doctor(pack, timeout_s=10.0), "pack")
+    assert found.status == "ok"
+    assert found.message.startswith("8 samples; its manifest: agrees with the file's length")
+
+
+def test_a_pack_that_is_cut_off(pack: Path) -> None:
+    """A shorter file than the manifest says is broken, whether HDF5 notices or not."""
+    os.truncate(pack, pack.stat().st_size - 100)
+    found = finding(doctor(pack, timeout_s=10.0), "pack")
+    assert found.status == "fail"
+    assert "cut off" in found.message or "it is damaged" in found.message
+    assert "colabstage verify FILE" in found.remedy
+
+
+def test_a_pack_without_its_manifest(pack: Path) -> None:
+    """Nothing vouches for a pack that lost its manifest."""
+    pack.with_name("photos.h5.json").unlink()
+    assert finding(doctor(pack, timeout_s=10.0), "pack").status == "warn"
+
+
+def test_a_file_that_only_claims_to_be_hdf5(machine: Path) -> None:
+    """A web page saved as .h5 is named for what it is."""
+    (machine / "data.h5").write_text("<!DOCTYPE html><html>Quota exceeded</html>", encoding="utf-8")
+    found = finding(doctor(machine / "data.h5", timeout_s=10.0), "pack")
+    assert found.status == "fail"
+    assert "not an HDF5 file" in found.message
+
+
+def test_a_staged_pack_that_was_touched(machine: Path) -> None:
+    """What is staged is sealed; a change of the file since then is noticed without reading it."""
+    staged = stage_dataset(write_photos(machine / "photos"), cache_dir=None, progress=False)
+    assert "untouched since it was staged here" in finding(doctor(staged.path, timeout_s=10.0), "pack").message
+    os.utime(staged.path)
+    found = finding(doctor(staged.path, timeout_s=10.0), "pack")
+    assert found.status == "warn"
+    assert "changed since it was staged here" in found.message
+
+
+def test_a_gpu_that_somebody_uses(smi: FakeSmi) -> None:
+    """The driver is asked: idle is fine, busy is said with the figures. (The torch of these tests is one for CPUs.)"""
+    smi.answer(IDLE_T4)
+    assert "Tesla T4 (16.1 GB)" in finding(doctor(timeout_s=5.0), "GPU").message
+    smi.answer(T4)
+    assert doctor(timeout_s=5.0).facts.gpu.gpus[0].utilisation == 0.37
+
+
+def test_a_driver_that_hangs_does_not_hang_doctor(smi: FakeSmi) -> None:
+    """nvidia-smi that never answers costs the deadline."""
+    smi.answer(T4, answers=0)
+    began = time.monotonic()
+    report = doctor(timeout_s=0.5)
+    assert time.monotonic() - began < 5.0
+    assert "did not answer" in (report.facts.gpu.problem or "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"timeout_s": 0}, "timeout_s=0 cannot work; expected more than 0"),
+        ({"batch_size": -1}, "batch_size=-1 cannot work"),
+        ({"num_workers": -1}, "num_workers=-1 cannot work; expected 0 or more"),
+    ],
+)
+def test_a_wrong_argument_is_refused(arguments: dict[str, float], said: str) -> None:
+    """Numbers that make no sense are named."""
+    with pytest.raises(OptionError, match=said):
+        doctor(**arguments)  # type: ignore[arg-type]
