@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+from dataclasses import fields, is_dataclass
 from types import CodeType
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +27,11 @@ def describe_callable(function: Callable[..., Any]) -> str:
 
 def _facts(value: Any) -> Any:
     if isinstance(value, functools.partial):
-        return (_facts(value.func), [_facts(part) for part in value.args], sorted(value.keywords.items()))
+        named = [(name, _facts(part)) for name, part in sorted(value.keywords.items())]
+        return (_facts(value.func), [_facts(part) for part in value.args], named)
+    if is_dataclass(value) and not isinstance(value, type) and not callable(value):
+        # Options that hold a function: by what it does, as if it had been given itself.
+        return (type(value).__qualname__, [(one.name, _facts(getattr(value, one.name))) for one in fields(value)])
     code = getattr(value, "__code__", None)
     if isinstance(code, CodeType):
         cells = [_facts(cell.cell_contents) for cell in value.__closure__ or ()]

@@ -1,0 +1,117 @@
+"""Layouts with options, through packing and staging."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+import wave
+from typing import TYPE_CHECKING, Any
+
+import h5py
+import numpy as np
+import pytest
+
+from colabstage.errors import OptionError
+from colabstage.layouts.options import array_rows, audio_clips, table_rows, token_blocks
+from colabstage.pack.run import pack_dataset
+from colabstage.stage.request import make_request
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture(autouse=True)
+def own_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only mounts and marker files below the test's folder count."""
+    monkeypatch.setenv("COLABSTAGE_SYSTEM_ROOT", str(tmp_path))
+
+
+def _rows(source: Path, layout: Any) -> tuple[np.ndarray, np.ndarray]:
+    out = source.parent / "out.h5"
+    pack_dataset(source, out, layout=layout, overwrite=True, progress=False)
+    with h5py.File(out) as file:
+        return file["X_train"][()], file["Y_train"][()]
+
+
+def test_clips_of_a_length(tmp_path: Path) -> None:
+    """In seconds or samples: cut and filled; as whole numbers or parts of one."""
+    (tmp_path / "clips" / "beep").mkdir(parents=True)
+    for number, length in enumerate((700, 1300)):
+        with wave.open(str(tmp_path / "clips" / "beep" / f"{number}.wav"), "wb") as file:
+            file.setparams((1, 2, 1000, 0, "NONE", ""))
+            file.writeframes(np.full(length, 100 + number, np.int16).tobytes())
+    whole, _ = _rows(tmp_path / "clips", audio_clips(seconds=1.0, rate=1000, dtype="int16"))
+    assert sorted((row != 0).sum() for row in whole) == [700, 1000]
+    parts, _ = _rows(tmp_path / "clips", audio_clips(length=10))
+    assert (parts.shape, parts.dtype) == ((2, 10), np.float32)
+    for wrong in ({"seconds": 1.0}, {"seconds": 1.0, "length": 3, "rate": 9}, {"length": 0}, {"dtype": "int8"}):
+        with pytest.raises(OptionError):
+            audio_clips(**wrong)
+
+
+def _every_word_once(text: str) -> list[int]:
+    return [len(word) for word in text.split()]
+
+
+def test_blocks_of_tokens(tmp_path: Path) -> None:
+    """Of a length, of a dtype, by a tokenizer of one's own."""
+    (tmp_path / "book.txt").write_text("to be or not to be\n" * 50)
+    x, y = _rows(tmp_path / "book.txt", token_blocks(6, dtype="uint32", tokenizer=_every_word_once))
+    assert (x.dtype, x.shape) == (np.uint32, (49, 6))
+    assert x[0].tolist() == [2, 2, 2, 3, 2, 2]
+    assert y[0].tolist() == [2, 2, 3, 2, 2, 2]
+    with pytest.raises(OptionError):
+        token_blocks(0)
+
+
+def test_rows_of_named_arrays(tmp_path: Path) -> None:
+    """Keys that nobody would guess."""
+    spectra, grams = np.random.default_rng(0).random((5, 7)), np.arange(5.0)
+    np.savez(tmp_path / "lab.npz", one=spectra, two=grams, three=grams + 1)
+    x, y = _rows(tmp_path / "lab.npz", array_rows(x="one", y="three"))
+    np.testing.assert_array_equal(x, spectra[(y - 1).astype(int)])
+
+
+def test_columns_of_a_table(tmp_path: Path) -> None:
+    """The labels asked for, in that order; a word is not a list of letters."""
+    from PIL import Image
+
+    (tmp_path / "people").mkdir()
+    for number in range(4):
+        Image.new("RGB", (3, 3), (number, 0, 0)).save(tmp_path / "people" / f"{number}.png")
+    rows = "".join(f"{number}.png,{number + 20.5},{number},{2 * number}\n" for number in range(4))
+    (tmp_path / "people" / "all.csv").write_text(f"file,age,id,weight\n{rows}")
+    x, y = _rows(tmp_path / "people", table_rows(labels=["weight", "age"]))
+    assert y.tolist() == [[2 * red, red + 20.5] for red in x[:, 0, 0, 0].tolist()]
+    with pytest.raises(OptionError, match="a list of columns"):
+        table_rows(labels="age")
+
+
+@pytest.mark.parametrize(
+    ("layout", "other"),
+    [
+        ("audio_clips(length=3)", "audio_clips(length=4)"),
+        ("token_blocks(3)", "token_blocks(3, dtype='uint32')"),
+        ("token_blocks(3, tokenizer=lambda text: [1])", "token_blocks(3, tokenizer=lambda text: [2])"),
+        ("array_rows(x='a')", "array_rows(x='b')"),
+        ("table_rows(['a'])", "table_rows(['b'])"),
+    ],
+)
+def test_the_same_options_are_known_in_another_process(layout: str, other: str) -> None:
+    """So that its pack in the cache is found, a tokenizer told by its code; other options have another key."""
+    names = {"audio_clips": audio_clips, "token_blocks": token_blocks, "array_rows": array_rows}
+    names["table_rows"] = table_rows  # type: ignore[assignment]
+    made, others = (make_request("x", layout=eval(text, dict(names))).key for text in (layout, other))
+    code = (
+        "from colabstage.layouts.options import *\nfrom colabstage.stage.request import make_request\n"
+        f"print(make_request('x', layout={layout}).key)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.strip() == made != others
+
+
+def test_they_go_to_other_processes() -> None:
+    """With their options."""
+    layout: Any = pickle.loads(pickle.dumps(audio_clips(length=5)))
+    assert layout.keywords["options"].length == 5
