@@ -79,7 +79,8 @@ def gather_facts(
 def current_folder() -> Path:
     """The current folder by the kernel's own record: asking for it fails where it lies on a mount that has died."""
     try:
-        return Path("/proc/self/cwd").readlink()
+        # The kernel marks a folder that it has lost sight of, as those of a dead mount are.
+        return Path(str(Path("/proc/self/cwd").readlink()).removesuffix(" (deleted)"))
     except OSError:
         return Path.cwd()
 
