@@ -1,0 +1,201 @@
+"""`GpuMonitor` in the background: it samples, shows, and its thread ends in every case."""
+
+from __future__ import annotations
+
+import gc
+import json
+import logging
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from colabstage import GpuMonitor
+from colabstage.errors import OptionError
+from tests.diagnose.nvidia_smi import NO_DRIVER, SLICED, T4, T4_PROCESSES, TWO, FakeSmi
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def wait_until(condition: Callable[[], object], seconds: float = 10.0) -> None:
+    """Wait for something that a thread does."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.01)
+
+
+def threads() -> list[threading.Thread]:
+    """Those of monitors."""
+    return [thread for thread in threading.enumerate() if thread.name == "colabstage-gpu-monitor"]
+
+
+def test_it_samples_while_the_block_runs(smi: FakeSmi) -> None:
+    """Samples come one after the other, with who uses the GPU; afterwards no thread is left."""
+    with GpuMonitor(0.02) as monitor:
+        wait_until(lambda: len(monitor.samples) >= 4)
+        assert len(threads()) == 1
+    assert threads() == []
+    taken = monitor.samples
+    assert [sample.seconds for sample in taken] == sorted(sample.seconds for sample in taken)
+    assert {sample.gpus[0].utilisation for sample in taken} == {0.37}
+    assert monitor.figures[0].processes[0].pid == 4242
+    assert monitor.summary().startswith("GPU 0, Tesla T4: 37% busy in the mean, idle in 0% of")
+    assert monitor.problem is None
+    assert json.loads(json.dumps(monitor.to_dict()))["gpus"][0]["name"] == "Tesla T4"
+
+
+def test_it_follows_what_changes(smi: FakeSmi) -> None:
+    """A GPU that falls idle shows in later samples."""
+    with GpuMonitor(0.02) as monitor:
+        wait_until(lambda: monitor.samples)
+        smi.answer(T4.replace(", 37,", ", 0,"), T4_PROCESSES)
+        wait_until(lambda: monitor.samples[-1].gpus[0].utilisation == 0.0)
+    assert monitor.figures[0].idle == pytest.approx(
+        sum(sample.gpus[0].utilisation == 0.0 for sample in monitor.samples) / len(monitor.samples)
+    )
+
+
+def test_it_can_be_started_again(smi: FakeSmi) -> None:
+    """Later samples follow the earlier ones; starting and stopping twice changes nothing."""
+    monitor = GpuMonitor(0.02)
+    for _ in range(2):
+        assert monitor.start() is monitor
+        monitor.start()
+        before = len(monitor.samples)
+        wait_until(lambda: len(monitor.samples) > before)  # noqa: B023 - called at once
+        monitor.stop()
+        monitor.stop()
+    times = [sample.seconds for sample in monitor.samples]
+    assert times == sorted(set(times))
+
+
+def test_without_a_gpu_it_says_so_once(no_gpu: None, caplog: pytest.LogCaptureFixture) -> None:
+    """No thread is started, one message is logged however often it is used, and what it shows says the same."""
+    monitor = GpuMonitor()
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            with monitor:
+                assert threads() == []
+    assert len(caplog.records) == 1
+    said = "Nothing to watch: there is no NVIDIA GPU here"
+    assert said in caplog.text
+    assert said in monitor.summary()
+    assert said in monitor._repr_html_()
+    assert monitor.samples == ()
+    assert monitor.to_dict()["gpus"] == []
+
+
+def test_a_driver_that_fails_is_said_at_the_end(smi: FakeSmi) -> None:
+    """A program that is there but finds no driver ends the thread with its own words."""
+    smi.answer(NO_DRIVER, code=9)
+    said: list[str] = []
+    with GpuMonitor(0.02, notice=said.append) as monitor:
+        wait_until(lambda: threads() == [])
+    assert "couldn't communicate with the NVIDIA driver" in monitor.summary()
+    assert said == [monitor.problem]
+
+
+def test_answers_may_be_missed(smi: FakeSmi) -> None:
+    """One failure is passed over; three in a row end it, and what was sampled stays."""
+    with GpuMonitor(0.02, notice=lambda _: None) as monitor:
+        wait_until(lambda: len(monitor.samples) >= 2)
+        smi.answer("busy", code=1)
+        wait_until(lambda: threads() == [])
+        count = len(monitor.samples)
+    assert len(monitor.samples) == count >= 2
+    assert "Watching ended after" in monitor.summary()
+
+
+def test_a_driver_that_falls_silent_does_not_keep_the_thread(smi: FakeSmi) -> None:
+    """A program that never answers is ended at its deadline, and the block ends soon after."""
+    smi.answer(T4, T4_PROCESSES, answers=3)
+    with GpuMonitor(0.02, timeout_s=0.4, notice=lambda _: None) as monitor:
+        wait_until(lambda: monitor.samples)
+        wait_until(lambda: len(smi.questions) >= 4)
+        began = time.monotonic()
+    assert time.monotonic() - began < 3.0
+    wait_until(lambda: threads() == [], 3.0)
+
+
+def test_an_error_in_the_block_ends_it(smi: FakeSmi) -> None:
+    """The thread ends with the block, whatever ends the block."""
+    with pytest.raises(ZeroDivisionError), GpuMonitor(0.02):
+        _ = 1 / 0
+    assert threads() == []
+
+
+def test_a_monitor_that_is_dropped_ends(smi: FakeSmi) -> None:
+    """Nobody stops it: the thread ends when nothing refers to the monitor any more."""
+    monitor = GpuMonitor(0.02).start()
+    assert len(threads()) == 1
+    del monitor
+    gc.collect()
+    wait_until(lambda: threads() == [])
+
+
+def test_a_long_watch_stays_small(smi: FakeSmi, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there are many samples every second one goes, and they come half as often."""
+    monkeypatch.setattr("colabstage.diagnose.gpu.monitor._MOST_SAMPLES", 8)
+    with GpuMonitor(0.005) as monitor:
+        seen = 0
+        deadline = time.monotonic() + 10
+        while not (seen >= 7 and len(monitor.samples) < seen):
+            assert time.monotonic() < deadline
+            seen = max(seen, len(monitor.samples))
+            time.sleep(0.002)
+    assert len(monitor.samples) < 8
+
+
+def test_pages_and_pictures(smi: FakeSmi) -> None:
+    """Several GPUs, and one that tells little, have a row each, a line in the strip, and can be drawn."""
+    for answer, rows in ((TWO, 2), (SLICED, 1)):
+        smi.answer(answer)
+        with GpuMonitor(0.02) as monitor:
+            wait_until(lambda: len(monitor.samples) >= 2)
+        assert monitor._repr_html_().count("<svg") == rows
+        assert len(monitor.strip().splitlines()) == rows
+        pytest.importorskip("matplotlib", reason="needs matplotlib: pip install matplotlib")
+        assert len(monitor.plot().axes[0].lines) == (2 if rows == 2 else 0)
+
+
+@pytest.mark.parametrize("arguments", [{"interval_s": 0}, {"timeout_s": -1}])
+def test_a_wrong_number_is_refused(arguments: dict[str, float]) -> None:
+    """Times must be above 0."""
+    with pytest.raises(OptionError, match="expected more than 0 seconds"):
+        GpuMonitor(**arguments)  # type: ignore[arg-type]
+
+
+def test_the_strip_in_a_real_kernel(smi: FakeSmi) -> None:
+    """In a notebook one output below the cell is updated while the block runs."""
+    nbformat = pytest.importorskip("nbformat", reason="needs a kernel: pip install nbclient ipykernel")
+    nbclient = pytest.importorskip("nbclient", reason="needs a kernel: pip install nbclient ipykernel")
+    pytest.importorskip("ipykernel", reason="needs a kernel: pip install ipykernel")
+    cell = nbformat.v4.new_code_cell(
+        "import time, colabstage\nwith colabstage.GpuMonitor(0.1) as gpu:\n    time.sleep(1.5)\ngpu"
+    )
+    notebook = nbformat.v4.new_notebook(cells=[cell])
+    nbclient.NotebookClient(notebook, timeout=60, kernel_name="python3").execute()
+    strip, shown = notebook.cells[0].outputs
+    assert "37% busy" in strip["data"]["text/plain"]
+    assert "<svg" in strip["data"]["text/html"]
+    assert "37% busy in the mean" in shown["data"]["text/html"]
+
+
+@pytest.mark.gpu
+def test_a_real_gpu_that_works() -> None:
+    """On a machine with a GPU, a model at work shows as utilisation and memory."""
+    import torch
+
+    with GpuMonitor(0.1) as monitor:
+        x = torch.rand(4096, 4096, device="cuda")
+        deadline = time.monotonic() + 3.0
+        while time.monotonic() < deadline:
+            x = torch.tanh(x @ x)
+            torch.cuda.synchronize()
+    assert len(monitor.samples) > 5
+    busy = [gpu.utilisation for sample in monitor.samples for gpu in sample.gpus if gpu.utilisation is not None]
+    assert max(busy) > 0.2
+    assert threads() == []
