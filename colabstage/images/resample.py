@@ -106,7 +106,8 @@ def _cut_out(pixels: NDArray[Any], placement: Placement) -> NDArray[np.uint8]:
 def _to_tensor(pixels: NDArray[np.uint8]) -> Any:
     import torch
 
-    return torch.from_numpy(pixels).permute(2, 0, 1)[None]
+    # Turned by numpy, since each of torch's own functions gives the interpreter lock away and has to wait for it.
+    return torch.from_numpy(pixels.transpose(2, 0, 1)[None])
 
 
 def _scale_by_pillow(pixels: NDArray[Any], placement: Placement, gap: float | None) -> NDArray[Any]:
