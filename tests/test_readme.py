@@ -44,7 +44,7 @@ def test_the_python_examples_run_in_order(here: Path) -> None:
     """Each block after the first, which is for Colab alone, runs with the names that those before it left."""
     colab, *rest = blocks("python")
     compile(colab.replace("%pip", "# %pip"), "README.md", "exec")
-    assert len(rest) == 5
+    assert len(rest) == 6
     with zipfile.ZipFile(here / "photos.zip", "w") as archive, zipfile.ZipFile(here / "part-2.zip", "w") as second:
         for number, path in enumerate(sorted((here / "photos").rglob("*.jpg"))):
             (archive if number % 2 else second).write(path, path.relative_to(here / "photos"))
