@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from colabstage.diagnose.compare.run import compare_sources
     from colabstage.diagnose.gpu.monitor import GpuMonitor
     from colabstage.diagnose.health.doctor import doctor
+    from colabstage.diagnose.profile import profile_loader
+    from colabstage.diagnose.report import LoaderProfile
     from colabstage.errors import ColabstageError
     from colabstage.fetch.extract.archive import extract_archive
     from colabstage.fetch.run import fetch_files
@@ -33,6 +35,7 @@ __all__ = [
     "ColabstageError",
     "CudaDataLoader",
     "GpuMonitor",
+    "LoaderProfile",
     "StagedDataset",
     "compare_sources",
     "dataset_h5",
@@ -44,6 +47,7 @@ __all__ = [
     "mount_drive",
     "pack_dataset",
     "plan_stage",
+    "profile_loader",
     "publish_file",
     "refresh_drive",
     "stage_dataset",
@@ -55,6 +59,7 @@ _HOMES = {
     "ColabstageError": "errors",
     "CudaDataLoader": "load.cuda",
     "GpuMonitor": "diagnose.gpu.monitor",
+    "LoaderProfile": "diagnose.report",
     "StagedDataset": "stage.dataset",
     "compare_sources": "diagnose.compare.run",
     "dataset_h5": "load.dataset",
@@ -66,6 +71,7 @@ _HOMES = {
     "mount_drive": "machine.drive",
     "pack_dataset": "pack.run",
     "plan_stage": "stage.run",
+    "profile_loader": "diagnose.profile",
     "publish_file": "stage.publish",
     "refresh_drive": "machine.drive",
     "stage_dataset": "stage.run",

@@ -1,0 +1,286 @@
+"""What to change, as arguments to paste, each with its gain, computed of measured times. Pure functions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from colabstage.diagnose.model import fewest_workers, in_background, smallest_ahead, with_processes, with_threads
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from colabstage.diagnose.facts import Facts
+
+# Nobody changes a line for less.
+_LEAST_GAIN = 1.1
+_MOST_WORKERS = 16
+_CLOSE = 0.85
+# A stage below this part of the loading is not worth a change of its own.
+_WORTH = 0.3
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """One change.
+
+    `argument`: to paste. `why`: one sentence. `cycle_s`: seconds from batch to batch, then; `gain`: how many times
+    faster that is than now. `at_most`: whether this is only a bound, because what would take the old stage's place has
+    not been tried. `options`: the arguments as values, where they are such. `packs`: whether the dataset is packed
+    for it, which is more than an argument.
+    """
+
+    argument: str
+    why: str
+    cycle_s: float
+    gain: float
+    at_most: bool = False
+    options: dict[str, Any] = field(default_factory=dict)
+    packs: bool = False
+
+    def __str__(self) -> str:
+        word = "at most " if self.at_most else ""
+        return f"{self.argument}: {word}{self.gain:.1f}x ({self.why})"
+
+
+def advise(facts: Facts) -> tuple[Advice, ...]:
+    """All changes that are worth it: promises before bounds, the largest gain first, and of about equal ones what is
+    least work."""
+    kind = facts.setting.kind
+    found = {"torch": _torch, "colabstage": _ours, "keras": _keras, "tf.data": _tf, "iterable": _iterable}[kind](facts)
+    now_s = now(facts)
+    worth = [replace(advice, gain=now_s / advice.cycle_s) for advice in found if advice.cycle_s > 0]
+    kept = [advice for advice in worth if advice.gain >= _LEAST_GAIN]
+    best = max((advice.gain for advice in kept if not advice.at_most), default=0.0)
+
+    def rank(advice: Advice) -> tuple[bool, bool, bool, float]:
+        is_close = advice.gain >= _CLOSE * best
+        return advice.at_most, not is_close, advice.packs, -advice.gain
+
+    return tuple(sorted(kept, key=rank))
+
+
+def now(facts: Facts) -> float:
+    """Seconds from batch to batch as things are, with each batch's part of its epoch's start."""
+    return facts.cycle_s + facts.epoch_start_s
+
+
+def _cores(facts: Facts) -> str:
+    return f"{facts.costs.cores:.1f} cores' worth of work can be done at once here"
+
+
+def _room(facts: Facts, workers: int) -> str:
+    if workers <= facts.costs.core_count:
+        return _cores(facts)
+    return f"more than the {_plural(facts.costs.core_count, 'core')} here, of which torch warns, but they mostly wait"
+
+
+def _torch(facts: Facts) -> Iterator[Advice]:
+    yield from _processes(facts)
+    yield from _longer_queue(facts)
+    yield from _persistent(facts)
+    yield from _packed(facts, "make_loader({data}, {batch})")
+    yield from _by_batches(facts)
+
+
+def _processes(facts: Facts) -> Iterator[Advice]:
+    setting = facts.setting
+    ahead = max(2, setting.prefetch)
+    workers, cycle_s = fewest_workers(facts, _MOST_WORKERS, ahead)
+    before_s = with_processes(facts, setting.workers, ahead) if setting.processes else now(facts)
+    # Where processes run already, the model's own answer for them says what another number of them changes.
+    if workers == setting.workers or (setting.processes and cycle_s > 0.9 * before_s):
+        return
+    longer, longer_s = smallest_ahead(facts, workers)
+    options: dict[str, Any] = {"num_workers": workers, "persistent_workers": True}
+    if longer > ahead and longer_s < 0.95 * cycle_s:
+        options["prefetch_factor"], cycle_s = longer, longer_s
+    if setting.processes:
+        cycle_s *= facts.cycle_s / before_s
+    yield Advice(
+        f"DataLoader(..., {_pasted(options)})",
+        f"{_plural(workers, 'process')} would make batches while the step runs; {_room(facts, workers)}",
+        max(cycle_s, facts.step_alone_s or 0.0) + _restart_s(facts, cycle_s),
+        1.0,
+        options=options,
+    )
+
+
+def _restart_s(facts: Facts, cycle_s: float) -> float:
+    """What starting an epoch adds to each batch when workers stay: the first batch is waited for in full."""
+    return max(0.0, facts.serial_s - cycle_s) / facts.setting.batches if facts.setting.batches else 0.0
+
+
+def _longer_queue(facts: Facts) -> Iterator[Advice]:
+    setting = facts.setting
+    if not setting.processes:
+        return
+    ahead, cycle_s = smallest_ahead(facts, setting.workers)
+    if ahead > setting.prefetch:
+        yield Advice(
+            f"DataLoader(..., prefetch_factor={ahead})",
+            f"batches come in bursts, and {setting.workers * setting.prefetch} of them do not bridge the slow ones",
+            cycle_s + facts.epoch_start_s,
+            1.0,
+            options={"prefetch_factor": ahead},
+        )
+
+
+def _persistent(facts: Facts) -> Iterator[Advice]:
+    if facts.setting.processes and not facts.setting.persistent:
+        yield Advice(
+            "DataLoader(..., persistent_workers=True)",
+            "the processes are started anew in every epoch",
+            facts.cycle_s + min(facts.epoch_start_s, _restart_s(facts, facts.cycle_s)),
+            1.0,
+            options={"persistent_workers": True},
+        )
+
+
+def _packed(facts: Facts, call: str) -> Iterator[Advice]:
+    """Read one packed file instead, in the background; what transforms do stays as it is."""
+    replaced = facts.seconds("read") + facts.seconds("decode") + facts.seconds("collate")
+    if facts.setting.strategy is not None or replaced < _WORTH * facts.serial_s:
+        return
+    h5_file, costs = facts.setting.h5_file, facts.costs
+    kept = [stage for stage in facts.stages if stage.name == "transform"]
+    read_s = costs.gather_s if costs.pack_s is None else costs.pack_s
+    if h5_file is not None and costs.pack_s is None:
+        return  # our reader was tried on it, and could not
+    load_s = read_s + sum(stage.seconds for stage in kept)
+    cycle_s = in_background(facts, load_s, read_s + sum(stage.cpu_s for stage in kept))
+    data = f'dataset_h5("{h5_file}")' if h5_file else 'stage_dataset(SOURCE, image_size=(H, W))["train"]'
+    why = (
+        "our reader gathers a batch of this very file at once"
+        if h5_file
+        else "pack it: files are read and decoded once, and batches are gathered from one file in the system's cache"
+    )
+    yield Advice(call.format(data=data, batch=facts.setting.batch_samples), why, cycle_s, 1.0, packs=h5_file is None)
+
+
+def _by_batches(facts: Facts) -> Iterator[Advice]:
+    transform_s = facts.seconds("transform")
+    if transform_s < _WORTH * facts.serial_s:
+        return
+    rest_s = facts.serial_s - transform_s
+    step_s = facts.step_alone_s or 0.0
+    without_s = max(rest_s, step_s) if facts.setting.overlapped else rest_s + step_s
+    yield Advice(
+        "make_loader(..., batch_transform=f)",
+        "one call for a batch, on the device, instead of one for each sample; its own time comes on top",
+        max(without_s, facts.costs.gather_s),
+        1.0,
+        at_most=True,
+    )
+
+
+def _ours(facts: Facts) -> Iterator[Advice]:
+    setting = facts.setting
+    read_s, decode_s, transform_s = (facts.seconds(name) for name in ("read", "decode", "transform"))
+    if setting.strategy == "direct" and read_s > _WORTH * facts.serial_s:
+        rest = [stage for stage in facts.stages if stage.name != "read"]
+        load_s = facts.costs.gather_s + sum(stage.seconds for stage in rest)
+        cpu_s = facts.costs.gather_s + sum(stage.cpu_s for stage in rest)
+        need = (setting.batches or 1) * setting.batch_bytes
+        if need < facts.costs.free_memory_bytes / 2:
+            yield Advice(
+                'make_loader(..., strategy="memory")',
+                "the split is read once, front to back, and fits the memory",
+                in_background(facts, load_s, cpu_s),
+                1.0,
+                options={"strategy": "memory"},
+            )
+    if not setting.processes and transform_s + decode_s > _WORTH * facts.serial_s:
+        workers, cycle_s = fewest_workers(facts, _MOST_WORKERS, 2)
+        options = {"strategy": "workers", "num_workers": workers}
+        yield Advice(
+            f"make_loader(..., {_pasted(options)})",
+            f"{_plural(workers, 'process')} would run what is called for each sample; {_cores(facts)}",
+            cycle_s,
+            1.0,
+            options=options,
+        )
+    yield from _by_batches(facts)
+
+
+def _keras(facts: Facts) -> Iterator[Advice]:
+    setting = facts.setting
+    if setting.strategy is None:
+        yield from _keras_workers(facts)
+        yield from _packed(facts, "to_keras({data}, {batch})")
+
+
+def _keras_workers(facts: Facts) -> Iterator[Advice]:
+    setting = facts.setting
+    processes = dict.fromkeys((False, True), (1, 0.0))
+    processes[True] = fewest_workers(facts, _MOST_WORKERS, 4)
+    times = {count: with_threads(facts, count, 4) for count in range(2, _MOST_WORKERS + 1)}
+    best = min(times.values())
+    processes[False] = next((count, took) for count, took in times.items() if took <= 1.05 * best)
+    # Threads unless processes are clearly better: they copy nothing and start at once.
+    several = processes[True][1] < 0.85 * processes[False][1]
+    workers, cycle_s = processes[several]
+    if several == setting.processes and workers <= setting.workers:
+        return
+    options = {"workers": workers, "use_multiprocessing": several, "max_queue_size": 4 * workers}
+    kind = "process" if several else "thread"
+    why = "its Python code holds Python's lock, so threads would wait for each other" if several else _cores(facts)
+    yield Advice(
+        f"PyDataset.__init__({_pasted(options)})",
+        f"{_plural(workers, kind)} would make batches while the step runs; {why}",
+        cycle_s,
+        1.0,
+        options=options,
+    )
+
+
+def _tf(facts: Facts) -> Iterator[Advice]:
+    setting = facts.setting
+    mapped = sum(stage.seconds for stage in facts.stages if stage.name in {"decode", "transform"})
+    load_s = facts.load_s
+    words, options = [], {}
+    if not setting.parallel_map and mapped > _WORTH * facts.serial_s:
+        load_s = max(facts.cpu_s / facts.costs.cores, facts.gil_s, facts.serial_s - mapped, mapped / _MOST_WORKERS)
+        words.append(".map(f, num_parallel_calls=tf.data.AUTOTUNE)")
+        options["num_parallel_calls"] = True
+    step_s = facts.step_alone_s or 0.0
+    if not setting.prefetched:
+        words.append(".prefetch(tf.data.AUTOTUNE)")
+        options["prefetch"] = True
+    if words:
+        cycle_s = in_background(facts, load_s, facts.cpu_s)
+        yield Advice("  ".join(words), f"links of the chain would work side by side; {_cores(facts)}", cycle_s, 1.0,
+                     options=options)  # fmt: skip
+    if facts.serial_s > step_s and (setting.batches or 0) * setting.batch_bytes < facts.costs.free_memory_bytes / 3:
+        yield Advice(
+            ".cache()  (after the last .map that draws nothing at random)",
+            "from the second epoch on; all batches together fit the memory",
+            in_background(facts, facts.costs.gather_s, facts.costs.gather_s),
+            1.0,
+            at_most=True,
+        )
+    yield from _packed(facts, "to_tf_data({data}, {batch})")
+
+
+def _iterable(facts: Facts) -> Iterator[Advice]:
+    if not facts.setting.overlapped and facts.step_alone_s is not None:
+        yield Advice(
+            "CudaDataLoader(loader, device)",
+            "a thread would make the next batches while the step runs",
+            in_background(facts, facts.load_s, facts.cpu_s),
+            1.0,
+            options={"background": True},
+        )
+    yield from _processes(facts)
+    yield from _packed(facts, "make_loader({data}, {batch})")
+    yield from _by_batches(facts)
+
+
+def _pasted(options: dict[str, Any]) -> str:
+    return ", ".join(
+        f'{name}="{value}"' if isinstance(value, str) else f"{name}={value}" for name, value in options.items()
+    )
+
+
+def _plural(count: int, word: str) -> str:
+    return f"{count} {word}" if count == 1 else f"{count} {word}{'es' if word.endswith('s') else 's'}"

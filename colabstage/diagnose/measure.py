@@ -1,0 +1,341 @@
+"""The runs behind a profile: the loader alone, loader and step together, the step alone, the stages alone.
+
+The runs that count have two looks at the clock for each batch and nothing else. Stacks are sampled in a run of its own,
+of the loader alone; where worker processes make its batches, of the loader without them.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from colabstage.diagnose.costs import (
+    batch_size_of,
+    measure_cores,
+    measure_gather,
+    measure_handover,
+    measure_pickling,
+    usable,
+)
+from colabstage.diagnose.facts import LOADER_STAGES, Costs, Facts, Span, StageCost
+from colabstage.diagnose.gpu.monitor import GpuMonitor
+from colabstage.diagnose.sampling import StackSampler
+from colabstage.diagnose.subject_torch import end_iterator
+from colabstage.errors import OptionError
+from colabstage.machine.gpu import gpu_problem
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from colabstage.diagnose.subject import Subject
+
+# Parts of the time: the loader alone, together, the step alone, the stages alone.
+_PARTS = (0.25, 0.40, 0.10, 0.25)
+_LEAST_BATCHES = 3
+_GPU_EVERY_S = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """What to run. `device`: where each batch goes before the step, `None` to leave it where it is.
+    `watch_gpu`: sample the GPU's utilisation in the run, where there is one.
+    """
+
+    step: Callable[[Any], object] | None
+    seconds: float
+    device: Any = None
+    watch_gpu: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What came of it. `spans`: the batches of the run together."""
+
+    facts: Facts
+    spans: tuple[Span, ...]
+
+
+class _Feed:
+    """Batches from epoch after epoch, with the time that each took and whether it was an epoch's first."""
+
+    def __init__(self, start: Callable[[], Iterator[Any]], *, once: bool) -> None:
+        self._start = start
+        self._once = once
+        self._iterator: Iterator[Any] | None = None
+        self.first_s: list[float] = []
+        self.left = 0
+
+    def take(self) -> tuple[Any, bool]:
+        """The next batch, and whether it is an epoch's first.
+
+        Raises:
+            StopIteration: there is none and there will be none.
+        """
+        if self._iterator is not None:
+            try:
+                return next(self._iterator), False
+            except StopIteration:
+                self.close()
+                if self._once:
+                    raise
+        began = time.perf_counter()
+        self._iterator = self._start()
+        batch = next(self._iterator)
+        self.first_s.append(time.perf_counter() - began)
+        return batch, True
+
+    def close(self) -> None:
+        iterator, self._iterator = self._iterator, None
+        if not self._once:
+            end_iterator(iterator)
+
+
+def measure(subject: Subject, wishes: Wishes) -> Measured:
+    """Run the loader, and the step, within about `wishes.seconds`.
+
+    Raises:
+        OptionError: the loader has no batch.
+    """
+    alone, together, step, stages = _parts_of(wishes)
+    feed = _Feed(subject.start, once=subject.once)
+    with _closing(feed, subject):
+        gaps, batch = _run_alone(feed, alone)
+        spans, transfer_s, gpu_busy = _run_together(feed, wishes, batch, together)
+    samples, size = batch_size_of(batch)
+    setting = replace(subject.setting, batch_samples=samples, batch_bytes=size)
+    ahead = setting.workers * setting.prefetch
+    load_s = _steady(gaps, ahead)
+    facts = Facts(setting, (), load_s, load_s, load_s, start_s=max(0.0, _mean(feed.first_s) - load_s))
+    facts = _with_run(facts, spans, ahead)
+    if wishes.step is not None:
+        alone_s, cpu_s = _run_step(wishes.step, _moved(batch, wishes.device), step)
+        facts = replace(facts, step_alone_s=alone_s, step_cpu_s=cpu_s)
+    facts = replace(_with_stages(facts, subject, gaps, stages), transfer_s=transfer_s, gpu_busy=gpu_busy)
+    return Measured(replace(facts, costs=_costs(facts, batch)), tuple(spans))
+
+
+def _parts_of(wishes: Wishes) -> tuple[float, ...]:
+    parts = [
+        _PARTS[0],
+        _PARTS[1] if wishes.step is not None or wishes.device is not None else 0.0,
+        _PARTS[2] if wishes.step is not None else 0.0,
+        _PARTS[3],
+    ]
+    return tuple(wishes.seconds * part / sum(parts) for part in parts)
+
+
+@contextmanager
+def _closing(feed: _Feed, subject: Subject) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        feed.close()
+        subject.close()
+
+
+def _sampler(subject: Subject) -> StackSampler:
+    return StackSampler(subject.known, threading.get_ident() if subject.consumer_seen else None)
+
+
+def _run_alone(feed: _Feed, seconds: float) -> tuple[list[float], Any]:
+    """Take batches and do nothing with them: the time of each that was not an epoch's first, and the last one."""
+    gaps: list[float] = []
+    batch: Any = None
+    taken = 0
+    deadline = time.perf_counter() + seconds
+    while taken == 0 or len(gaps) < _LEAST_BATCHES or time.perf_counter() < deadline:
+        began = time.perf_counter()
+        try:
+            batch, first = feed.take()
+        except StopIteration:
+            if taken == 0:
+                msg = "The loader has no batches, so there is nothing to measure. Check its dataset and its sampler."
+                raise OptionError(msg) from None
+            break
+        taken += 1
+        if not first:
+            gaps.append(time.perf_counter() - began)
+        elif len(feed.first_s) > 1 and time.perf_counter() > deadline:
+            break  # epochs of one batch
+    return gaps or feed.first_s[-1:], batch
+
+
+def _run_together(
+    feed: _Feed, wishes: Wishes, batch: Any, seconds: float
+) -> tuple[list[Span], float | None, float | None]:
+    """Take batches and do the step with each, as a training loop does."""
+    if seconds == 0:
+        return [], None, None
+    step = wishes.step or (lambda _: None)
+    transfer_s = None if wishes.device is None else _transfer_s(batch, wishes.device)
+    # Once without looking: the first step compiles, allocates and warms up.
+    step(_moved(batch, wishes.device))
+    if not wishes.watch_gpu or gpu_problem() is not None:
+        return _spans(feed, step, wishes.device, seconds), transfer_s, None
+    with GpuMonitor(_GPU_EVERY_S, live=False) as monitor:
+        spans = _spans(feed, step, wishes.device, seconds)
+    shares = [one.utilisation for one in monitor.figures if one.utilisation is not None]
+    return spans, transfer_s, max(shares, default=None)
+
+
+def _spans(feed: _Feed, step: Callable[[Any], object], device: Any, seconds: float) -> list[Span]:
+    spans: list[Span] = []
+    start = time.perf_counter()
+    while len(spans) < _LEAST_BATCHES or time.perf_counter() - start < seconds:
+        asked = time.perf_counter()
+        try:
+            batch, first = feed.take()
+        except StopIteration:
+            break
+        given = time.perf_counter()
+        step(_moved(batch, device))
+        done = time.perf_counter()
+        if first:
+            # What starting an epoch takes is counted apart.
+            start += given - asked
+        else:
+            spans.append(Span(asked - start, given - start, done - start))
+        if len(feed.first_s) > 20 and done - start > seconds:
+            break
+    _synchronise()
+    return spans
+
+
+def _run_step(step: Callable[[Any], object], batch: Any, seconds: float) -> tuple[float, float]:
+    """Seconds, and core seconds, of the step on a batch that is there."""
+    count = 0
+    _synchronise()
+    began, began_cpu = time.perf_counter(), time.process_time()
+    while count < _LEAST_BATCHES or time.perf_counter() - began < seconds:
+        step(batch)
+        count += 1
+    _synchronise()
+    return (time.perf_counter() - began) / count, (time.process_time() - began_cpu) / count
+
+
+def _moved(batch: Any, device: Any) -> Any:
+    if device is None:
+        return batch
+    if hasattr(batch, "to"):
+        return batch.to(device, non_blocking=True)
+    if isinstance(batch, dict):
+        return {name: _moved(part, device) for name, part in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(_moved(part, device) for part in batch))
+    if isinstance(batch, list | tuple):
+        return type(batch)(_moved(part, device) for part in batch)
+    return batch
+
+
+def _transfer_s(batch: Any, device: Any) -> float:
+    seconds = []
+    for _ in range(4):
+        began = time.perf_counter()
+        _moved(batch, device)
+        _synchronise()
+        seconds.append(time.perf_counter() - began)
+    return min(seconds[1:])
+
+
+def _synchronise() -> None:
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values) if values else 0.0
+
+
+def _steady(gaps: list[float], ahead: int) -> float:
+    """The mean without the first few, which had been made before anybody asked, where enough others are left."""
+    return _mean(gaps[ahead:] if len(gaps) > 3 * ahead else gaps[len(gaps) // 3 :])
+
+
+def _with_run(facts: Facts, spans: list[Span], ahead: int) -> Facts:
+    kept = spans[ahead:] if len(spans) > 3 * ahead else spans[len(spans) // 3 :]
+    if not kept:
+        return facts
+    count = len(kept)
+    wait_s = sum(span.given_s - span.asked_s for span in kept) / count
+    busy_s = sum(span.done_s - span.given_s for span in kept) / count
+    return replace(facts, cycle_s=wait_s + busy_s, wait_s=wait_s, busy_s=busy_s)
+
+
+def _with_stages(facts: Facts, subject: Subject, gaps: list[float], seconds: float) -> Facts:
+    if subject.stages is not None:
+        return replace(facts, stages=subject.stages(seconds))
+    sampler = _sampler(subject)
+    if subject.once:
+        # Nothing is left of it that could be looked at.
+        return replace(facts, stages=_shares(sampler, facts.load_s), produced_s=tuple(gaps))
+    feed = _Feed(subject.alone or subject.start, once=False)
+    with _closing(feed, subject):
+        untouched = [] if subject.alone is None else _run_alone(feed, seconds / 2)[0]
+        with sampler:
+            sampled, _ = _run_alone(feed, seconds / 2 if untouched else seconds)
+    if subject.alone is not None:
+        return replace(facts, stages=_shares(sampler, _mean(untouched)), produced_s=tuple(untouched))
+    if subject.setting.workers == 0:
+        return replace(facts, stages=_shares(sampler, facts.load_s), produced_s=tuple(gaps))
+    batches = len(sampled) + 1
+    stages = tuple(
+        StageCost(name, entry.seconds / batches, entry.cpu_s / batches, entry.gil_s / batches)
+        for name in LOADER_STAGES
+        if (entry := sampler.times.get(name)) is not None
+    )
+    return replace(facts, stages=stages)
+
+
+def _shares(sampler: StackSampler, batch_s: float) -> tuple[StageCost, ...]:
+    """The stages' costs where one thread does everything: what was sampled says how the measured time is shared."""
+    seen = sum(entry.seconds for entry in sampler.times.values())
+    if seen == 0:
+        return (StageCost("read", batch_s, batch_s),)
+    scale = batch_s / seen
+    return tuple(
+        StageCost(name, entry.seconds * scale, entry.cpu_s * scale, entry.gil_s * scale)
+        for name in LOADER_STAGES
+        if (entry := sampler.times.get(name)) is not None
+    )
+
+
+def _costs(facts: Facts, batch: Any) -> Costs:
+    cores, memory = usable()
+    return Costs(
+        handover_s=_handover_s(facts, batch),
+        gather_s=measure_gather(batch),
+        pack_s=None if facts.setting.h5_file is None else _pack_s(facts.setting.h5_file, facts.setting.batch_samples),
+        cores=measure_cores(cores),
+        core_count=cores,
+        free_memory_bytes=memory,
+    )
+
+
+def _handover_s(facts: Facts, batch: Any) -> float:
+    if facts.setting.kind in {"keras", "tf.data"} or "torch" not in sys.modules:
+        return measure_pickling(batch)
+    return measure_handover(batch)
+
+
+def _pack_s(path: str, samples: int) -> float | None:
+    """Seconds to read a batch of this HDF5 file by our own reader; `None` where it cannot."""
+    import numpy as np
+
+    from colabstage.load.reading.joined import open_reader
+
+    try:
+        reader = open_reader(path, "train", in_memory=False)
+        rows = np.random.default_rng(0).integers(0, len(reader), samples)
+        seconds = []
+        for _ in range(3):
+            began = time.perf_counter()
+            reader.read_x(rows)
+            seconds.append(time.perf_counter() - began)
+    except Exception:  # noqa: BLE001 - a file of another shape is the caller's right; then this advice is not given
+        return None
+    return min(seconds)

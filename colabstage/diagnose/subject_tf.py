@@ -1,0 +1,163 @@
+"""A `tf.data.Dataset` as something to profile.
+
+Its stages run in TensorFlow's own threads, where no Python stack tells anything. But a pipeline is a chain, so each
+beginning of it is measured alone, inside of TensorFlow, and what the next link adds is that link's time. What a link
+does is told by the operations in its function.
+
+Iterating a shuffled dataset moves the seed of its next epoch on. So a copy is iterated: the pipeline's graph, in which
+shuffling has a seed of its own.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from colabstage.diagnose.facts import LOADER_STAGES, Setting, StageCost
+from colabstage.diagnose.subject import Subject
+
+if TYPE_CHECKING:
+    from colabstage.diagnose.facts import StageName
+
+_PYTHON = {"PyFunc", "EagerPyFunc", "PyFuncStateless"}
+# Links that hand on what they get; taking them along would measure their filling.
+_THROUGH = ("Prefetch", "Shuffle", "Repeat", "Options", "Take", "Skip", "Shard", "Cache", "MemoryCache")
+
+
+def tf_subject(dataset: Any) -> Subject:
+    """Look at a `tf.data.Dataset` of batches."""
+    chain = _chain(dataset)
+    maps = [link for link in chain if hasattr(link, "_map_func")]
+    python = any(_PYTHON & _operations(link) for link in maps)
+    prefetched = "Prefetch" in type(chain[-1]).__name__
+    setting = Setting(
+        "tf.data",
+        workers=int(prefetched),
+        prefetch=2 if prefetched else 0,
+        batches=_batches(dataset),
+        parallel_map=not any(type(link).__name__ in {"_MapDataset", "MapDataset"} for link in maps),
+        prefetched=prefetched,
+    )
+    notes: list[str] = []
+    try:
+        copied = _copy(dataset)
+    except Exception as error:  # noqa: BLE001 - whatever TensorFlow says of a graph that it cannot write down
+        copied = dataset
+        notes.append(f"The pipeline could not be copied ({type(error).__name__}), so shuffling in it has moved on.")
+    return Subject(
+        setting,
+        start=lambda: iter(copied),
+        stages=lambda seconds: _measure_chain(chain, seconds, python=python),
+        consumer_seen=False,
+        notes=notes,
+    )
+
+
+def _batches(dataset: Any) -> int | None:
+    count = int(dataset.cardinality())
+    return count if count >= 0 else None
+
+
+def _chain(dataset: Any) -> list[Any]:
+    """The pipeline's links, from the source on; of links with several inputs, the first."""
+    chain = [dataset]
+    while inputs := chain[-1]._inputs():
+        chain.append(inputs[0])
+    return chain[::-1]
+
+
+def _copy(dataset: Any) -> Any:
+    import tensorflow as tf
+    from tensorflow.core.framework.graph_pb2 import GraphDef
+    from tensorflow.python.data.ops.dataset_ops import _VariantDataset
+
+    # 1: state outside, such as a Python function's, is used as it is.
+    written = tf.raw_ops.DatasetToGraphV2(
+        input_dataset=dataset._variant_tensor, external_state_policy=1, strip_device_assignment=False
+    )
+    graph = GraphDef.FromString(written.numpy())
+    for node in graph.node:
+        if node.op == "ShuffleDatasetV3":
+            # The third version's seed lives in a resource that the copy would share; the first has it inside.
+            node.op = "ShuffleDataset"
+            del node.input[4]
+    return _VariantDataset(tf.raw_ops.DatasetFromGraph(graph_def=graph.SerializeToString()), dataset.element_spec)
+
+
+def _operations(link: Any) -> set[str]:
+    return {operation.type for operation in link._map_func.function.graph.get_operations()}
+
+
+def _stage(link: Any, name: str) -> StageName:
+    if "Batch" in name:
+        return "collate"
+    if "Map" not in name or not hasattr(link, "_map_func"):
+        return "read"
+    operations = _operations(link)
+    if any(operation.startswith("Decode") and operation != "DecodeRaw" for operation in operations):
+        return "decode"
+    if "ReadFile" in operations and len(operations) < 8:
+        return "read"
+    return "transform"
+
+
+def _measure_chain(chain: list[Any], seconds: float, *, python: bool) -> tuple[StageCost, ...]:
+    links = [link for link in chain if not type(link).__name__.lstrip("_").startswith(_THROUGH)]
+    costs = dict.fromkeys(LOADER_STAGES, (0.0, 0.0, 0.0))
+    before_s = before_cpu_s = 0.0
+    for number, link in enumerate(links):
+        later = [other for other in links[number + 1 :] if "Batch" in type(other).__name__]
+        per_batch = 1
+        for other in later:
+            per_batch *= int(getattr(other, "_batch_size", 1))
+        took_s, cpu_s = _time_of(_copy_or_same(link), per_batch, seconds / len(links))
+        name = type(link).__name__
+        stage = _stage(link, name)
+        own_s, own_cpu_s = max(0.0, took_s - before_s), max(0.0, cpu_s - before_cpu_s)
+        calls_python = "Generator" in name or (hasattr(link, "_map_func") and bool(_PYTHON & _operations(link)))
+        gil_s = min(own_s, own_cpu_s) if python and calls_python else 0.0
+        old = costs[stage]
+        costs[stage] = (old[0] + own_s, old[1] + own_cpu_s, old[2] + gil_s)
+        before_s, before_cpu_s = max(before_s, took_s), max(before_cpu_s, cpu_s)
+    return tuple(StageCost(name, *cost) for name, cost in costs.items() if cost[0] > 0)
+
+
+def _copy_or_same(link: Any) -> Any:
+    try:
+        return _copy(link)
+    except Exception:  # noqa: BLE001 - as in tf_subject, which says so
+        return link
+
+
+def _time_of(dataset: Any, per_batch: int, seconds: float) -> tuple[float, float]:
+    """Seconds, and core seconds, that this beginning of the pipeline takes for one batch.
+
+    From the difference of two runs, so that what happens once, tracing and the filling of buffers, drops out.
+    """
+    deadline = time.monotonic() + seconds
+    count = per_batch
+    first = _run(dataset, count)
+    best = (first[0], first[1])
+    while time.monotonic() < deadline:
+        few, many = _run(dataset, count), _run(dataset, 2 * count)
+        extra = many[2] - few[2]
+        if extra <= 0:
+            return _per_batch(few, per_batch)
+        best = (max(0.0, many[0] - few[0]) / extra * per_batch, max(0.0, many[1] - few[1]) / extra * per_batch)
+        if many[0] > seconds / 4:
+            break
+        count *= 2
+    return best
+
+
+def _per_batch(run: tuple[float, float, int], per_batch: int) -> tuple[float, float]:
+    scale = per_batch / max(1, run[2])
+    return run[0] * scale, run[1] * scale
+
+
+def _run(dataset: Any, count: int) -> tuple[float, float, int]:
+    import numpy as np
+
+    began, began_cpu = time.perf_counter(), time.process_time()
+    counted = dataset.take(count).reduce(np.int64(0), lambda number, *_: number + 1)
+    return time.perf_counter() - began, time.process_time() - began_cpu, int(counted)

@@ -1,0 +1,111 @@
+"""A torch `DataLoader`, stock or ours, as something to profile.
+
+What is iterated is a shallow copy: it shares dataset, sampler and functions, but has its own iterator, its own worker
+processes and, if it is ours, its own place in training. Where batches are made in processes, which cannot be looked
+into from here, a second copy without processes shows the stages.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any
+
+from colabstage.diagnose.facts import Setting
+from colabstage.diagnose.subject import Subject, h5_behind, known_stages, note_collate
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+# What a DataLoader that makes its batches itself has in these places.
+_ALONE = {
+    "num_workers": 0,
+    "prefetch_factor": None,
+    "persistent_workers": False,
+    "pin_memory": False,
+    "timeout": 0,
+    "worker_init_fn": None,
+    "_iterator": None,
+    "_DataLoader__multiprocessing_context": None,
+}
+
+
+def torch_subject(loader: Any) -> Subject:
+    """Look at a `DataLoader`."""
+    machine = getattr(loader, "_machine", None)
+    copied = _copy(loader, {"_iterator": None, "_running": None} if machine is not None else {"_iterator": None})
+    if machine is not None:
+        return _our_subject(loader, copied)
+    known = known_stages(loader.dataset)
+    note_collate(known, loader.collate_fn)
+    workers = loader.num_workers
+    setting = Setting(
+        "torch",
+        workers=workers,
+        processes=workers > 0,
+        prefetch=loader.prefetch_factor or 0,
+        persistent=loader.persistent_workers,
+        batches=_batches(loader),
+        h5_file=h5_behind(loader.dataset),
+    )
+    return Subject(
+        setting,
+        start=lambda: iter(copied),
+        alone=(lambda: iter(_copy(loader, _ALONE))) if workers else None,
+        close=lambda: _end(copied),
+        known=known,
+        roots=(loader.dataset, loader.sampler, loader.batch_sampler, loader.generator, loader.collate_fn),
+    )
+
+
+def _our_subject(loader: Any, copied: Any) -> Subject:
+    plan = loader.plan
+    processes = plan.strategy == "workers"
+    setting = Setting(
+        "colabstage",
+        workers=plan.workers.value if processes else 1,
+        processes=processes,
+        prefetch=max(1, plan.prefetch.value),
+        persistent=True,
+        batches=len(loader),
+        strategy=plan.strategy,
+    )
+    known = known_stages(loader.dataset)
+    note_collate(known, loader.collate_fn)
+    for function in (getattr(loader._machine.finish, "batch_transform", None),):
+        if (code := getattr(function, "__code__", None)) is not None:
+            known[code] = "transform"
+    return Subject(
+        setting,
+        start=lambda: iter(copied),
+        # Without its machine it is the plain DataLoader that other frameworks build of it.
+        alone=(lambda: iter(_copy(loader, {**_ALONE, "_machine": None}))) if processes else None,
+        close=copied.close,
+        known=known,
+    )
+
+
+def _copy(loader: Any, changes: dict[str, Any]) -> Any:
+    copied = copy.copy(loader)
+    # Past `DataLoader.__setattr__`, which guards what belongs to the sampler.
+    copied.__dict__.update(changes)
+    return copied
+
+
+def _batches(loader: Any) -> int | None:
+    try:
+        return len(loader)
+    except (TypeError, NotImplementedError):
+        return None
+
+
+def _end(loader: Any) -> None:
+    iterator, loader.__dict__["_iterator"] = loader.__dict__.get("_iterator"), None
+    end_iterator(iterator)
+
+
+def end_iterator(iterator: Iterator[Any] | None) -> None:
+    """End an iterator with the threads or processes behind it."""
+    for name in ("close", "_shutdown_workers"):
+        if callable(end := getattr(iterator, name, None)):
+            end()
+            return
