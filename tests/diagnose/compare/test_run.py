@@ -1,0 +1,198 @@
+"""`compare_sources` on a real mount: the ways are told apart, the time is kept, nothing is written, nothing stays."""
+
+from __future__ import annotations
+
+import json
+import time
+import zipfile
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from colabstage import compare_sources
+from colabstage.errors import DriveDisconnectedError, LayoutError, OptionError, SourceNotFoundError, SourceReadError
+from colabstage.progress import NullProgress
+from colabstage.simulate.drive import SimulatedDrive
+from colabstage.simulate.knobs import DriveKnobs
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from colabstage.diagnose.compare.comparison import SourceComparison
+    from colabstage.progress import ProgressStep
+
+
+def write_photos(folder: Path, count: int = 40, *, mixed: bool = False) -> Path:
+    """A folder with JPEGs in two classes."""
+    for number in range(count):
+        place = folder / ("cat", "dog")[number % 2] / f"{number}.jpg"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        pixels = np.random.default_rng(number).integers(0, 256, (48, 48 + mixed * number, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(place)
+    return folder
+
+
+def zip_up(folder: Path, archive: Path) -> Path:
+    """The folder's files in a zip."""
+    with zipfile.ZipFile(archive, "w") as opened:
+        for path in sorted(folder.rglob("*.jpg")):
+            opened.write(path, path.relative_to(folder))
+    return archive
+
+
+def contents(folder: Path) -> dict[str, tuple[int, int]]:
+    """Size and time of everything below a folder."""
+    return {str(path): (path.stat().st_size, path.stat().st_mtime_ns) for path in sorted(folder.rglob("*"))}
+
+
+def compare(path: Path, **changes: Any) -> SourceComparison:
+    """A comparison that takes little time."""
+    return compare_sources(path, **{"seconds": 4.0, "progress": False, **changes})
+
+
+@pytest.mark.fuse
+@pytest.mark.parametrize("kind", ["folder", "zip"])
+def test_a_slow_drive_against_a_pack(machine: Path, kind: str) -> None:
+    """Images that cost a round trip each come many times faster from a pack; Drive and disk are as they were."""
+    knobs = DriveKnobs(
+        cold_open_latency_s=0.03, warm_open_latency_s=0.01, listing_latency_s=0.0, stream_bytes_per_s=20e3
+    )
+    with SimulatedDrive(machine / "home", knobs=knobs) as drive:
+        photos = write_photos(drive.cloud / "MyDrive" / "photos", 24)
+        zip_up(photos, drive.cloud / "MyDrive" / "photos.zip")
+        drive.mount(machine / "drive")
+        before = contents(drive.cloud)
+        found = compare(machine / "drive/MyDrive" / ("photos" if kind == "folder" else "photos.zip"))
+        assert contents(drive.cloud) == before
+        assert drive.stats().bytes_written == 0
+    assert not (machine / "fast").exists()
+    assert (found.place, found.dataset_samples, found.compared) == ("Google Drive", 24, 24)
+    assert [rate.way for rate in found.rates] == ["source", "again", "local", "pack"]
+    source, _, local, pack = found.rates
+    assert source.samples == 24
+    assert source.nbytes == sum(path.stat().st_size for path in photos.rglob("*.jpg"))
+    assert pack.per_second > 5 * source.per_second
+    assert local.per_second > 2 * source.per_second
+    assert pack.epoch_s(24) == pytest.approx(24 / pack.per_second)
+    assert found.encoding == "pixels"
+    assert 24 * 48 * 48 * 3 < found.pack_bytes < 2 * 24 * 48 * 48 * 3 + 100_000
+
+
+@pytest.mark.fuse
+def test_the_time_is_kept(machine: Path) -> None:
+    """With little time fewer images are read from a very slow Drive, and the whole dataset is projected."""
+    knobs = DriveKnobs(cold_open_latency_s=0.25, warm_open_latency_s=0.1, listing_latency_s=0.0)
+    with SimulatedDrive(machine / "home", knobs=knobs) as drive:
+        write_photos(drive.cloud / "MyDrive" / "photos", 60)
+        drive.mount(machine / "drive")
+        began = time.monotonic()
+        found = compare(machine / "drive/MyDrive/photos", seconds=2.0)
+        assert time.monotonic() - began < 10.0
+    assert 2 <= found.compared < 30
+    assert found.dataset_samples == 60
+    assert found.rate("source").epoch_s(60) > 60 * 0.25 / 2 * 0.8
+
+
+@pytest.mark.fuse
+def test_a_mount_that_died_is_said_at_once(drive: SimulatedDrive, my_drive: Path) -> None:
+    """Nothing is tried where nothing answers."""
+    drive.kill()
+    with pytest.raises(DriveDisconnectedError, match=r"does not answer .*Transport endpoint is not connected"):
+        compare(my_drive / "photos")
+
+
+@pytest.mark.fuse
+def test_a_mount_that_dies_meanwhile(drive: SimulatedDrive, my_drive: Path, machine: Path) -> None:
+    """A Drive that goes away while it is read is a typed error, and nothing stays behind."""
+    write_photos(drive.cloud / "MyDrive" / "photos", 10)
+
+    class Killing(NullProgress):
+        def step(self, name: str, *, total: int | None, unit: str) -> ProgressStep:
+            if name == "read once more":
+                drive.kill()
+            return super().step(name, total=total, unit=unit)
+
+    with pytest.raises(DriveDisconnectedError):
+        compare(my_drive / "photos", progress=Killing())
+    assert not (machine / "fast").exists()
+
+
+def test_a_local_folder(machine: Path) -> None:
+    """It works anywhere, with a size to decode to, fewer samples, and prints as text, JSON, a page and a picture."""
+    write_photos(machine / "photos", mixed=True)
+    found = compare(machine / "photos", image_size=(32, 24), samples=10, seed=3)
+    assert (found.place, found.compared, found.dataset_samples) == ("the local disk", 10, 40)
+    assert found.encoding == "pixels"
+    assert found.speedup == found.rate("pack").per_second / found.rate("again").per_second
+    text = str(found)
+    assert text.startswith("An epoch of 40 images: ")
+    assert "Measured with 10 images, decoded to 32 x 24; 2 readers for files; a pack of all takes about" in text
+    as_json = json.loads(json.dumps(found.to_dict()))
+    assert [rate["way"] for rate in as_json["rates"]] == ["source", "again", "local", "pack"]
+    assert as_json["rates"][3]["epoch_s"] > 0
+    assert "a pack on the local disk" in found._repr_html_()
+    pytest.importorskip("matplotlib", reason="needs matplotlib: pip install matplotlib")
+    assert len(found.plot().axes) == 2
+
+
+def test_images_of_many_sizes_stay_encoded(machine: Path) -> None:
+    """Without a size a pack keeps the files as they are, and the note says what a size would change."""
+    write_photos(machine / "photos", 12, mixed=True)
+    found = compare(machine / "photos")
+    assert found.encoding == "encoded"
+    assert "with image_size=(height, width) they are decoded once" in str(found)
+
+
+def test_broken_images_are_left_out(machine: Path) -> None:
+    """An image that cannot be decoded is counted, and the others compared."""
+    write_photos(machine / "photos", 12)
+    (machine / "photos/cat/0.jpg").write_bytes(b"no image")
+    found = compare(machine / "photos")
+    assert found.compared == 11
+    assert "1 of the images could not be decoded, and were left out." in str(found)
+
+
+def test_a_few_images_are_enough(machine: Path) -> None:
+    """Two images are compared like many."""
+    write_photos(machine / "photos", 2)
+    assert compare(machine / "photos", seconds=1.0).compared == 2
+
+
+def test_an_interrupted_comparison_leaves_nothing(machine: Path) -> None:
+    """Ctrl-C in the middle: the copies are gone, and so are the folders that were made for them."""
+    write_photos(machine / "photos", 8)
+
+    class Interrupting(NullProgress):
+        def step(self, name: str, *, total: int | None, unit: str) -> ProgressStep:
+            if name == "read the pack":
+                raise KeyboardInterrupt
+            return super().step(name, total=total, unit=unit)
+
+    with pytest.raises(KeyboardInterrupt):
+        compare(machine / "photos", progress=Interrupting())
+    assert not (machine / "fast").exists()
+
+
+def test_what_is_no_image(machine: Path) -> None:
+    """Arrays are refused by name, nothing but broken files too, and a path with nothing at it."""
+    (machine / "arrays").mkdir()
+    np.savez(machine / "arrays" / "data.npz", x_train=np.zeros((9, 4), np.float32), y_train=np.zeros(9, np.int64))
+    with pytest.raises(LayoutError, match="holds no image files"):
+        compare(machine / "arrays")
+    for name in ("a", "b"):
+        (machine / "broken" / name).mkdir(parents=True)
+        (machine / "broken" / name / "1.jpg").write_bytes(b"no image")
+    with pytest.raises(SourceReadError, match="None of 2 images could be decoded"):
+        compare(machine / "broken")
+    with pytest.raises(SourceNotFoundError):
+        compare(machine / "nothing")
+    assert not (machine / "fast").exists()
+
+
+@pytest.mark.parametrize("name", ["samples", "num_workers", "batch_size", "seconds"])
+def test_a_wrong_number_is_refused(machine: Path, name: str) -> None:
+    """Numbers must be above 0."""
+    with pytest.raises(OptionError, match=f"{name}=0 cannot work"):
+        compare(machine, **{name: 0})
