@@ -81,8 +81,9 @@ def make_loader(
       dicts of tensors, as torchvision's detection models take them, or one dict of padded ones.
     - `index`: int64 `(B,)`, the rows.
 
-    Each batch is the caller's own: it may be kept and changed. Its memory is used again once nothing refers to it. On
-    a GPU it may be used on the stream that is current when it is taken.
+    Each batch is the caller's own: it may be kept and changed. Its memory is used again once nothing refers to it, or
+    to any of the batches that were gathered together with it, where they are small (2 MiB together at the most). On a
+    GPU it may be used on the stream that is current when it is taken.
 
     In a distributed run each rank gets its part: every sample is visited once an epoch, by one rank, and all ranks
     have the same number of batches, the last of which may differ by one sample. (With batches of one sample, or fewer

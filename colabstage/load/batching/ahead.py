@@ -39,10 +39,10 @@ TICK = Tick.TICK
 class _Belt(Generic[T]):
     """A bounded queue that either side can end.
 
-    Small batches pass here many thousand times a second, so what is there is taken, and put where there is room,
+    Small batches pass here many thousand times a second. So what is there is taken, and put where there is room,
     without the lock (a deque's append and popleft are atomic); and a producer that waits to fill a long queue is woken
-    when half is taken, not for every single one. Who waits says so first and looks again; who changes something looks whether somebody has
-    said so afterwards. So no side sleeps through what it waits for.
+    when half is taken, not for every single one. Who waits says so first and looks again; who changes something looks
+    afterwards whether somebody has said so: no side sleeps through what it waits for.
     """
 
     def __init__(self, depth: int) -> None:
@@ -63,11 +63,9 @@ class _Belt(Generic[T]):
             return not self._closed
         if len(self._items) >= self._depth:
             self._wait_for_room()
-        if self._closed:
-            return False
         self._items.append(item)
         if self._closed:
-            # Closed in between: nobody clears what came after.
+            # Nobody clears what comes after that.
             self._items.clear()
             return False
         if self._consumer_waits:

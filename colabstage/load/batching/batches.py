@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
     from colabstage.load.batching.buffers import BufferPool
     from colabstage.load.dataset import dataset_h5
+    from colabstage.load.reading.joined import JoinedReader
+    from colabstage.load.reading.reader import SplitReader
     from colabstage.load.reading.targets import TargetBatch
 
 # What targets of a batch are where each row has its own number of them.
@@ -38,6 +41,7 @@ def host_batches(
     *,
     workers: int,
     pool: BufferPool,
+    targets: BufferPool | None = None,
     ragged: Ragged = "list",
     together: int = 1,
 ) -> Generator[tuple[Any, Any] | Tick]:
@@ -48,6 +52,7 @@ def host_batches(
         batches: rows of each batch, intp `(B,)`.
         workers: threads that copy or decode at once.
         pool: lends the memory of inputs of one shape.
+        targets: lends that of targets of one shape; each has memory of its own by default.
         ragged: what boxes are handed on as.
         together: batches that are read at once, where rows are of one shape: for small ones, of which each would cost
             more than its copy. They share their memory, without overlapping.
@@ -58,17 +63,14 @@ def host_batches(
     for _ in dataset.reader.warm_up():
         yield TICK
     with Crew(workers) as crew:
+        reading = _Reading(dataset.reader, crew, pool, targets)
         if together > 1 and can_group(dataset):
             for group in groups_of(batches, together):
-                yield from each_batch(*_read_arrays(dataset, np.concatenate(group), crew, pool), group)
+                yield from each_batch(*reading.arrays(np.concatenate(group)), group)
             return
         for rows in batches:
             # Nothing here may keep a name on a batch: it would occupy a buffer while the next one is made.
-            yield (
-                _collated(dataset, rows, ragged)
-                if _per_sample(dataset)
-                else _gathered(dataset, rows, crew, pool, ragged)
-            )
+            yield _collated(dataset, rows, ragged) if _per_sample(dataset) else reading.tensors(rows, ragged)
 
 
 def can_group(dataset: dataset_h5) -> bool:
@@ -102,15 +104,29 @@ def each_batch(
         yield made.popleft()
 
 
-def _read_arrays(
-    dataset: dataset_h5, rows: NDArray[np.intp], crew: Crew, pool: BufferPool
-) -> tuple[NDArray[Any], NDArray[Any]]:
-    reader = dataset.reader
-    out = pool.lend((len(rows), *(reader.row_shape or ())), reader.row_dtype)
-    reader.read_x(rows, out, crew=crew)
-    y = reader.read_y(rows, crew=crew)
-    assert isinstance(y, np.ndarray)
-    return out, y
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """Reads rows into memory that pools lend."""
+
+    reader: SplitReader | JoinedReader
+    crew: Crew
+    pool: BufferPool
+    targets: BufferPool | None
+
+    def arrays(self, rows: NDArray[np.intp]) -> tuple[Any, Any]:
+        """Inputs and targets, of rows of one shape each as one array."""
+        reader, count = self.reader, len(rows)
+        x_shape, y_shape, y_dtype = reader.row_shape, reader.target_shape, reader.target_dtype
+        x = None if x_shape is None else self.pool.lend((count, *x_shape), reader.row_dtype)
+        y = None
+        if self.targets is not None and y_shape is not None and y_dtype is not None:
+            y = self.targets.lend((count, *y_shape), y_dtype)
+        return reader.read_x(rows, x, crew=self.crew), reader.read_y(rows, y, crew=self.crew)
+
+    def tensors(self, rows: NDArray[np.intp], ragged: Ragged) -> tuple[Any, Any]:
+        """A batch."""
+        x, y = self.arrays(rows)
+        return input_tensors(x), target_tensors(y, ragged)
 
 
 def _per_sample(dataset: dataset_h5) -> bool:
@@ -131,16 +147,6 @@ def batch_of(dataset: dataset_h5, x: Any, y: Any, ragged: Ragged) -> tuple[Any, 
         return x, y
     xs, ys = zip(*samples, strict=True)
     return default_collate(list(xs)), _ragged_targets(_tensors(list(ys)), ragged)
-
-
-def _gathered(
-    dataset: dataset_h5, rows: NDArray[np.intp], crew: Crew, pool: BufferPool, ragged: Ragged
-) -> tuple[torch.Tensor | list[torch.Tensor], Any]:
-    reader = dataset.reader
-    shape = reader.row_shape
-    out = None if shape is None else pool.lend((len(rows), *shape), reader.row_dtype)
-    x = reader.read_x(rows, out, crew=crew)
-    return input_tensors(x), target_tensors(reader.read_y(rows, crew=crew), ragged)
 
 
 def is_image(shape: tuple[int, ...] | None) -> bool:

@@ -13,6 +13,7 @@ from colabstage.load.batching.buffers import BufferPool
 from colabstage.load.batching.cropped import CropSource
 from colabstage.load.batching.stock import BatchView, Workers
 from colabstage.load.batching.window import window_batches
+from colabstage.load.choosing.together import batches_together
 from colabstage.load.device.device_batches import DeviceSplit
 from colabstage.load.device.staging import pinned_block
 
@@ -50,9 +51,12 @@ class FileSource:
         self._dataset = dataset
         self._plan = plan
         self._ragged = ragged
+        self._together = batches_together(plan.prefetch.value, plan.batch_size * dataset.reader.row_bytes)
         # One block with the consumer, one in the making, the others in between; and two being copied to a GPU.
-        on_gpu = device.type == "cuda"
-        self._pool = BufferPool(plan.prefetch.value + (4 if on_gpu else 2), pinned_block if on_gpu else None)
+        on_gpu, between = device.type == "cuda", plan.prefetch.value // self._together
+        idle, allocate = between + (4 if on_gpu else 2), pinned_block if on_gpu else None
+        # Two pools, for a block of one is no good to the other.
+        self._pool, self._targets = BufferPool(idle, allocate), BufferPool(idle, allocate)
 
     def start(self, batches: list[NDArray[np.intp]], rows_before: int, epoch: int) -> Generator[tuple[Any, ...] | Tick]:
         workers, window_rows = self._plan.workers.value, self._plan.order.window_rows
@@ -68,7 +72,15 @@ class FileSource:
                 ragged=self._ragged,
             )
         else:
-            made = host_batches(self._dataset, batches, workers=workers, pool=self._pool, ragged=self._ragged)
+            made = host_batches(
+                self._dataset,
+                batches,
+                workers=workers,
+                pool=self._pool,
+                targets=self._targets,
+                ragged=self._ragged,
+                together=self._together,
+            )
         return _indexed(made, batches) if self._dataset.return_index else made
 
     def close(self) -> None:

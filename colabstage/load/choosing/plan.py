@@ -9,6 +9,7 @@ from colabstage.errors import NotEnoughSpaceError, OptionError
 from colabstage.load.choosing.choices import LoaderFacts, LoaderPlan, LoaderRequest, Reasoned, Strategy
 from colabstage.load.choosing.decoding import choose_decoding, with_crops
 from colabstage.load.choosing.processes import choose_processes, processes_gain
+from colabstage.load.choosing.together import ahead_of_small, batches_together
 from colabstage.load.choosing.window_size import choose_order
 from colabstage.load.epoch.sharding import count_batches
 from colabstage.load.reading.memory import check_memory, spare_memory
@@ -20,7 +21,7 @@ _MOST_COPY_THREADS = 4
 # Reads under way at once from a disk; twice as many are hardly faster (benchmarks/read_cold.py).
 _READ_THREADS = 16
 _PREFETCH = 2
-# Part of the free memory that batches in flight may take by default.
+# Part of the free memory, or of the memory given, that batches in flight may take by default.
 _MEMORY_PART = 4
 # Part of the memory to spare that a split may take unasked: other splits and the model come after it.
 _UNASKED_PART = 2
@@ -193,9 +194,25 @@ def _choose_workers(facts: LoaderFacts, request: LoaderRequest) -> Reasoned:
 def _choose_prefetch(facts: LoaderFacts, request: LoaderRequest) -> Reasoned:
     if request.prefetch != "auto":
         return Reasoned(request.prefetch, "as asked")
-    # One more is with the consumer, and one in the making.
     batch_bytes = max(1, request.batch_size * facts.row_bytes)
+    # One more is with the consumer, and one in the making.
     fitting = facts.free_memory_bytes // _MEMORY_PART // batch_bytes - 2
+    several = min(fitting, _choose_several(facts, request))
+    if several > _PREFETCH:
+        together = batches_together(several, batch_bytes)
+        return Reasoned(several, f"batches are small, so {together} at a time are gathered")
     if fitting >= _PREFETCH:
         return Reasoned(_PREFETCH, "evens out batches that take longer")
     return Reasoned(1, f"batches of {format_bytes(batch_bytes)} leave memory for no more")
+
+
+def _choose_several(facts: LoaderFacts, request: LoaderRequest) -> int:
+    """How many batches to prepare ahead where they are small; 0 where they cannot be gathered together."""
+    if not facts.uniform or facts.encoded or facts.per_sample:
+        return 0
+    batch_bytes = max(1, request.batch_size * facts.row_bytes)
+    several = ahead_of_small(batch_bytes)
+    # A window shuffle's own memory comes first.
+    return (
+        several if request.memory_budget is None else min(several, request.memory_budget // _MEMORY_PART // batch_bytes)
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,6 @@ from colabstage.load.reading.crew import SOLO
 from colabstage.load.reading.memory import check_memory
 from colabstage.load.reading.reader import SplitReader, refuse_out, target_array
 from colabstage.load.reading.rows import resolve_rows
-from colabstage.load.reading.storage import EngineChoice
 from colabstage.machine.resources import read_resources
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from colabstage.h5.parts import Files
     from colabstage.load.reading.crew import Crew
     from colabstage.load.reading.rows import Indices
+    from colabstage.load.reading.storage import EngineChoice
     from colabstage.load.reading.targets import TargetBatch
 
 
@@ -90,7 +91,7 @@ class JoinedReader:
     def engine(self) -> EngineChoice:
         """How most of the inputs are read, and why."""
         largest = max(self._parts, key=len).engine
-        return EngineChoice(largest.name, f"{len(self._parts)} files; of the largest: {largest.reason}")
+        return replace(largest, reason=f"{len(self._parts)} files; of the largest: {largest.reason}")
 
     @property
     def encoded(self) -> bool:
@@ -125,6 +126,11 @@ class JoinedReader:
     def target_shape(self) -> tuple[int, ...] | None:
         """As `SplitReader.target_shape`."""
         return self._parts[0].target_shape
+
+    @property
+    def target_dtype(self) -> np.dtype[Any] | None:
+        """As `SplitReader.target_dtype`."""
+        return self._parts[0].target_dtype
 
     @property
     def target_bytes(self) -> int | None:
@@ -193,15 +199,20 @@ class JoinedReader:
             target[places] = part.read_crops(own, size, partial(_chosen, crops[places]), crew=crew)
         return target
 
-    def read_y(self, indices: Indices, *, crew: Crew = SOLO) -> TargetBatch:
+    def read_y(self, indices: Indices, out: NDArray[Any] | None = None, *, crew: Crew = SOLO) -> TargetBatch:
         """As `SplitReader.read_y`."""
         rows = resolve_rows(indices, len(self))
+        shape, dtype = self.target_shape, self.target_dtype
+        if shape is None or dtype is None:
+            refuse_out(out, "targets")
+        elif out is not None:
+            target_array(out, (len(rows), *shape), dtype)
         shares = [(part.read_y(own, crew=crew), places) for part, own, places in self._shares(rows)]
         if not shares:
-            return self._parts[0].read_y(rows, crew=crew)
+            return self._parts[0].read_y(rows, out, crew=crew)
         first = shares[0][0]
         if isinstance(first, np.ndarray):
-            joined = np.empty((len(rows), *first.shape[1:]), first.dtype)
+            joined = np.empty((len(rows), *first.shape[1:]), first.dtype) if out is None else out
             for values, places in shares:
                 joined[places] = values
             return joined

@@ -24,7 +24,7 @@ from colabstage.load.reading.crew import SOLO
 from colabstage.load.reading.encoded import EncodedRows
 from colabstage.load.reading.engines import GatherEngine, memory_table
 from colabstage.load.reading.mapping import FileStamp, check_stamp
-from colabstage.load.reading.memory import check_memory
+from colabstage.load.reading.memory import check_memory, empty_array
 from colabstage.load.reading.opening import FieldSource, OpenFile
 from colabstage.load.reading.rows import resolve_rows
 from colabstage.load.reading.storage import CacheState, EngineChoice, choose_engine, read_facts
@@ -164,6 +164,13 @@ class SplitReader:
         return self._y.info.shape if mask is None else mask.size
 
     @property
+    def target_dtype(self) -> np.dtype[Any] | None:
+        """Dtype of targets of one shape, in native byte order; `None` where `target_shape` is."""
+        if self._y is None or self.target_shape is None:
+            return None
+        return np.dtype(np.uint8) if self._y.info.mask is not None else self._y.facts.dtype
+
+    @property
     def target_bytes(self) -> int | None:
         """Length of one target in memory, in bytes; 0 when the file has none, `None` when each has its own."""
         if self._y is None:
@@ -275,8 +282,13 @@ class SplitReader:
             raise TypeError(msg)
         return engine.own_sizes(resolve_rows(indices, len(self)))
 
-    def read_y(self, indices: Indices, *, crew: Crew = SOLO) -> TargetBatch:
+    def read_y(self, indices: Indices, out: NDArray[Any] | None = None, *, crew: Crew = SOLO) -> TargetBatch:
         """Read targets.
+
+        Args:
+            indices, crew: as of `read_x`.
+            out: where to put them, C-contiguous, writable `(B, *target_shape)` of `target_dtype`; a new array by
+                default.
 
         Returns:
             As stored, `(B, *target_shape)`, in native byte order; -1 for each where the file has none. Masks of
@@ -285,11 +297,16 @@ class SplitReader:
 
         Raises:
             IndexError: a row that is not there.
+            ValueError: `out` is not of the right shape, dtype or order, or there is none for these targets.
             DecodeError: an encoded mask is broken, or the header of an image whose boxes are asked for.
         """
         rows = resolve_rows(indices, len(self))
         engine = self._open().y
-        return np.full(len(rows), -1, np.int64) if engine is None else engine.read(rows, crew)
+        shape, dtype = self.target_shape, self.target_dtype
+        if shape is None or dtype is None or engine is None:
+            refuse_out(out, "targets")
+            return np.full(len(rows), -1, np.int64) if engine is None else engine.read(rows, crew)
+        return engine.read(rows, crew, target_array(out, (len(rows), *shape), dtype))
 
     def keys(self, indices: Indices | None = None) -> list[str]:
         """The source key of rows, of all by default: the name of the file that each was made from.
@@ -414,7 +431,7 @@ class SplitReader:
 def target_array(out: NDArray[Any] | None, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
     """`out` if it is what is needed, a new array if there is none."""
     if out is None:
-        return np.empty(shape, dtype)
+        return empty_array(shape, dtype)
     if out.shape != shape or out.dtype != dtype or not out.flags.c_contiguous or not out.flags.writeable:
         msg = (
             f"out is {out.shape} {out.dtype}; expected a writable, C-contiguous array of shape {shape} and "
@@ -424,7 +441,7 @@ def target_array(out: NDArray[Any] | None, shape: tuple[int, ...], dtype: np.dty
     return out
 
 
-def refuse_out(out: NDArray[Any] | None) -> None:
+def refuse_out(out: NDArray[Any] | None, what: str = "images") -> None:
     if out is not None:
-        msg = "These images have different shapes and cannot share one out array. Leave out=None: they come as a list."
+        msg = f"These {what} do not share one shape, and so no out array. Leave out=None."
         raise ValueError(msg)

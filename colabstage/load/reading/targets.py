@@ -27,8 +27,8 @@ TargetBatch = NDArray[Any] | list[NDArray[Any]] | list[dict[str, NDArray[Any]]]
 class TargetRows(Protocol):
     """Reads targets of rows. May be called from any thread, from several at once."""
 
-    def read(self, rows: NDArray[np.intp], crew: Crew) -> TargetBatch:
-        """The targets of `rows`, each in `[0, N)`, in their order."""
+    def read(self, rows: NDArray[np.intp], crew: Crew, out: NDArray[Any] | None = None) -> TargetBatch:
+        """The targets of `rows`, each in `[0, N)`, in their order; put into `out` where they share a shape."""
 
 
 class FixedTargets:
@@ -38,9 +38,9 @@ class FixedTargets:
         self._engine = engine
         self._facts = facts
 
-    def read(self, rows: NDArray[np.intp], crew: Crew) -> NDArray[Any]:
+    def read(self, rows: NDArray[np.intp], crew: Crew, out: NDArray[Any] | None = None) -> NDArray[Any]:
         """`(B, …)` as stored."""
-        target = np.empty((len(rows), *self._facts.shape[1:]), self._facts.dtype)
+        target = np.empty((len(rows), *self._facts.shape[1:]), self._facts.dtype) if out is None else out
         self._engine.read_rows(rows, target, crew)
         return target
 
@@ -53,11 +53,13 @@ class MaskTargets:
         self._encoded = encoded
         self._size = size
 
-    def read(self, rows: NDArray[np.intp], crew: Crew) -> NDArray[Any] | list[NDArray[Any]]:
+    def read(
+        self, rows: NDArray[np.intp], crew: Crew, out: NDArray[Any] | None = None
+    ) -> NDArray[Any] | list[NDArray[Any]]:
         """uint8 `(B, H, W)`, or a list of `(H, W)`."""
         if self._size is None:
             return self._encoded.decode_list(rows, crew)
-        target = np.empty((len(rows), *self._size), np.uint8)
+        target = np.empty((len(rows), *self._size), np.uint8) if out is None else out
         self._encoded.decode_rows(rows, target, crew)
         return target
 
@@ -93,7 +95,9 @@ class BoxTargets:
         self._image = image
         self._sizes_of = sizes_of
 
-    def read(self, rows: NDArray[np.intp], crew: Crew) -> list[dict[str, NDArray[Any]]]:
+    def read(
+        self, rows: NDArray[np.intp], crew: Crew, out: NDArray[Any] | None = None
+    ) -> list[dict[str, NDArray[Any]]]:
         """For each row a dict: `boxes`, float32 `(M, 4)`, and every other column, `(M, …)`."""
         starts = self._offsets[rows]
         counts = self._offsets[rows + 1] - starts

@@ -28,6 +28,8 @@ from colabstage.errors import (
 from colabstage.images.decode import decode_image
 from colabstage.images.options import ImageOptions
 from colabstage.load.reading.crew import Crew
+from colabstage.load.reading.joined import JoinedReader
+from colabstage.load.reading.memory import empty_array
 from colabstage.load.reading.reader import SplitReader
 
 if TYPE_CHECKING:
@@ -372,3 +374,43 @@ def test_the_same_file_may_be_open_by_h5py_too(make_file: Callable[..., Any], lo
     late.read_x([0])
     with h5py.File(sample.path, "r") as file:
         np.testing.assert_array_equal(late.read_x([3]), file["X_train"][3:4])
+
+
+def test_targets_go_where_they_are_asked_to(tmp_path: Path) -> None:
+    """Targets of one shape fill an array that is given, and refuse one that does not fit; so do those of joined
+    files."""
+    masks = np.random.default_rng(0).integers(0, 5, (6, 3, 4), np.uint8)
+    for number in range(2):
+        with h5py.File(tmp_path / f"part-{number}.h5", "w") as file:
+            file["X_train"] = np.zeros((3, 2), np.uint8)
+            file["Y_train"] = masks[3 * number : 3 * number + 3]
+    one = SplitReader(tmp_path / "part-1.h5")
+    both = JoinedReader((tmp_path / "part-0.h5", tmp_path / "part-1.h5"))
+    for reader, rows, expected in ((one, [2, 0], masks[[5, 3]]), (both, [5, 0, 1], masks[[5, 0, 1]])):
+        assert reader.target_dtype == np.uint8
+        out = np.empty(expected.shape, np.uint8)
+        assert reader.read_y(rows, out) is out
+        assert np.array_equal(out, expected)
+        with pytest.raises(ValueError, match="out is"):
+            reader.read_y(rows, np.empty(expected.shape, np.int16))
+
+
+def test_a_file_without_targets_has_no_place_for_them(tmp_path: Path) -> None:
+    """There is nothing to put into an array."""
+    with h5py.File(tmp_path / "bare.h5", "w") as file:
+        file["X_train"] = np.zeros((3, 2), np.uint8)
+    reader = SplitReader(tmp_path / "bare.h5")
+    assert reader.target_dtype is None
+    with pytest.raises(ValueError, match="targets"):
+        reader.read_y([0], np.empty(1, np.int64))
+
+
+@pytest.mark.parametrize("dtype", ["u1", "f4", "f8", "c16"])
+def test_new_arrays_begin_at_a_line_of_the_cache(dtype: str) -> None:
+    """Large arrays that nobody gave are aligned, writable and of the right shape."""
+    for rows in (1, 100):
+        array = empty_array((rows, 50, 3), np.dtype(dtype))
+        assert (array.shape, array.dtype) == ((rows, 50, 3), np.dtype(dtype))
+        assert array.flags.c_contiguous
+        assert array.flags.writeable
+        assert array.nbytes < 4096 or array.ctypes.data % 64 == 0

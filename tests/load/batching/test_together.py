@@ -1,0 +1,120 @@
+"""Small batches that are gathered several at once are the same batches."""
+
+from __future__ import annotations
+
+import gc
+import pickle
+import time
+from typing import TYPE_CHECKING
+
+import h5py
+import numpy as np
+import pytest
+import torch
+
+from colabstage.load.batching.batches import host_batches
+from colabstage.load.batching.buffers import BufferPool
+from colabstage.load.dataset import dataset_h5
+from colabstage.load.loader import make_loader
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+ROWS, BATCH = 1003, 16
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    """1,003 rows of 4x5 float32, each with its number in it, and labels."""
+    path = tmp_path / "small.h5"
+    with h5py.File(path, "w") as file:
+        file["X_train"] = np.arange(ROWS * 20, dtype=np.float32).reshape(ROWS, 4, 5)
+        file["Y_train"] = (np.arange(ROWS) % 7).astype(np.uint8)
+    return path
+
+
+def test_batches_are_those_gathered_one_by_one(small: Path) -> None:
+    """Grouped or not, an epoch has the same batches, the last and partial one too."""
+    grouped = make_loader(dataset_h5(small, return_index=True), BATCH, seed=3)
+    single = make_loader(dataset_h5(small, return_index=True), BATCH, seed=3, prefetch=1)
+    assert (grouped.plan.prefetch.value, single.plan.prefetch.value) == (64, 1)
+    with h5py.File(small) as file:
+        images, labels = file["X_train"][()], file["Y_train"][()]
+    pairs = list(zip(grouped, single, strict=True))
+    assert len(pairs) == 63
+    for ((x, y), rows), ((other_x, other_y), other_rows) in pairs:
+        assert torch.equal(rows, other_rows)
+        assert torch.equal(x, other_x)
+        assert torch.equal(y, other_y)
+        assert np.array_equal(x.numpy(), images[rows.numpy()])
+        assert np.array_equal(y.numpy(), labels[rows.numpy()])
+        assert y.dtype == torch.int64
+
+
+@pytest.mark.parametrize("done", [1, 31, 32, 33, 62, 63])
+def test_resuming_in_the_middle_of_a_group(small: Path, done: int) -> None:
+    """Wherever an epoch was left, the same batches follow."""
+    loader = make_loader(dataset_h5(small), BATCH, seed=1)
+    taken = iter(loader)
+    for _ in range(done):
+        next(taken)
+    state = loader.state_dict()
+    resumed = make_loader(dataset_h5(small), BATCH, seed=1)
+    resumed.load_state_dict(state)
+    rest, again = list(taken), list(resumed)
+    if done == 63:
+        rest = list(loader)
+    assert len(rest) == len(again) > 0
+    assert all(torch.equal(x, y) for (x, _), (y, _) in zip(rest, again, strict=True))
+
+
+def test_each_batch_is_the_callers_own(small: Path) -> None:
+    """Batches of a group can be changed without the others seeing it, and one that is sent is sent alone."""
+    first, second, *_ = list(make_loader(dataset_h5(small), BATCH, shuffle=False))
+    first[0].fill_(-1)
+    first[1].fill_(-1)
+    assert second[0].flatten()[0].item() == BATCH * 20
+    assert second[1].tolist() == [row % 7 for row in range(BATCH, 2 * BATCH)]
+    assert second[0].untyped_storage().nbytes() == second[0].nbytes
+    assert len(pickle.dumps(second[0])) < 2 * second[0].nbytes
+
+
+def test_memory_of_a_group_comes_back_with_its_last_batch(tmp_path: Path) -> None:
+    """A block is lent again once no batch of its group is left, and not before."""
+    path = tmp_path / "rows.h5"
+    with h5py.File(path, "w") as file:
+        file["X_train"] = np.arange(64 * 4096, dtype=np.float64).reshape(64, 4096)
+        file["Y_train"] = np.zeros((64, 4096))
+    pool, targets = BufferPool(4), BufferPool(4)
+    rows = np.arange(64).reshape(8, 8)
+    made = host_batches(dataset_h5(path), list(rows), workers=1, pool=pool, targets=targets, together=4)
+    kept = [next(made)[0] for _ in range(4)]  # type: ignore[index]
+    next(made)
+    # The second group's targets took the block of the first one's, which nobody keeps.
+    assert (pool.idle, targets.idle) == (0, 0)
+    del kept[1:]
+    gc.collect()
+    assert pool.idle == 0
+    kept.clear()
+    assert pool.idle == 1
+    made.close()
+
+
+def test_no_more_are_prepared_than_asked_for(small: Path) -> None:
+    """With nobody taking, as many rows have been read as `prefetch` batches have, and the group in the making."""
+    dataset = dataset_h5(small)
+    read: list[int] = []
+    reading = dataset.reader.read_x
+
+    def counting(rows, out=None, **options):  # type: ignore[no-untyped-def]
+        read.append(len(rows))
+        return reading(rows, out, **options)
+
+    dataset.reader.read_x = counting  # type: ignore[method-assign,assignment]
+    loader = make_loader(dataset, BATCH, prefetch=8)
+    taken = iter(loader)
+    next(taken)
+    time.sleep(0.2)
+    assert max(read) == 4 * BATCH
+    assert 8 * BATCH <= sum(read) <= 13 * BATCH
+    loader.close()

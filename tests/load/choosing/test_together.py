@@ -1,0 +1,64 @@
+"""How many small batches are gathered at once."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from colabstage.load.choosing.choices import LoaderFacts, LoaderRequest
+from colabstage.load.choosing.plan import choose_loader
+from colabstage.load.choosing.together import ahead_of_small, batches_together
+from colabstage.load.reading.storage import EngineChoice
+
+DIGITS = LoaderFacts(
+    rows=60_000,
+    row_bytes=784,
+    stored_bytes=47_040_000,
+    engine=EngineChoice("mapped", "a test"),
+    encoded=False,
+    per_sample=False,
+    cores=2,
+    free_memory_bytes=8_000_000_000,
+)
+
+
+@pytest.mark.parametrize(
+    ("prefetch", "batch_bytes", "together"),
+    [(64, 32_768, 32), (64, 1_000, 32), (3, 1_000, 1), (10, 1_000, 5), (64, 500_000, 4), (64, 5_000_000, 1)],
+)
+def test_a_group_is_half_of_what_may_be_ahead_and_small(prefetch: int, batch_bytes: int, together: int) -> None:
+    """Groups hold 2 MiB, 32 batches, or half of the batches that may wait, whichever is least."""
+    assert batches_together(prefetch, batch_bytes) == together
+    assert together * batch_bytes <= 2 * 1024 * 1024 or together == 1
+
+
+def test_empty_rows_are_small() -> None:
+    """Batches without bytes are no division by zero."""
+    assert ahead_of_small(0) == 64
+
+
+def test_small_batches_are_planned_together() -> None:
+    """The plan of small batches prepares two groups ahead and says so; what was asked for stays."""
+    plan = choose_loader(DIGITS, LoaderRequest(64))
+    assert plan.prefetch.value == 64
+    assert "32 at a time" in plan.prefetch.reason
+    assert choose_loader(DIGITS, LoaderRequest(64, prefetch=2)).prefetch.value == 2
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [replace(DIGITS, encoded=True), replace(DIGITS, per_sample=True), replace(DIGITS, uniform=False)],
+    ids=["encoded", "per sample", "ragged"],
+)
+def test_rows_that_cannot_be_gathered_are_not_planned_together(facts: LoaderFacts) -> None:
+    """Decoded, transformed and ragged rows come batch by batch."""
+    assert choose_loader(facts, LoaderRequest(64)).prefetch.value == 2
+
+
+def test_memory_given_to_a_window_is_not_taken_by_waiting_batches() -> None:
+    """Of the memory asked for at most a quarter is for batches that wait."""
+    request = LoaderRequest(64, strategy="direct", shuffle="window", memory_budget=2_000_000)
+    plan = choose_loader(DIGITS, request)
+    assert plan.prefetch.value * 64 * 784 <= 500_000
+    assert plan.order.window_rows * 2 * 784 + plan.prefetch.value * 64 * 784 <= 2_000_000
