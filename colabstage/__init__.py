@@ -10,6 +10,7 @@ import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from colabstage.diagnose.autotune import autotune_loader
     from colabstage.diagnose.compare.run import compare_sources
     from colabstage.diagnose.gpu.monitor import GpuMonitor
     from colabstage.diagnose.health.doctor import doctor
@@ -37,6 +38,7 @@ __all__ = [
     "GpuMonitor",
     "LoaderProfile",
     "StagedDataset",
+    "autotune_loader",
     "compare_sources",
     "dataset_h5",
     "doctor",
@@ -61,6 +63,7 @@ _HOMES = {
     "GpuMonitor": "diagnose.gpu.monitor",
     "LoaderProfile": "diagnose.report",
     "StagedDataset": "stage.dataset",
+    "autotune_loader": "diagnose.autotune",
     "compare_sources": "diagnose.compare.run",
     "dataset_h5": "load.dataset",
     "doctor": "diagnose.health.doctor",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from array import array
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 _PARTS = (0.25, 0.40, 0.10, 0.25)
 _LEAST_BATCHES = 3
 _GPU_EVERY_S = 0.2
+# Where epochs have a batch or two, most batches are an epoch's first.
+_MOST_EPOCHS = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,26 +186,27 @@ def _run_together(
 
 
 def _spans(feed: _Feed, step: Callable[[Any], object], device: Any, seconds: float) -> list[Span]:
-    spans: list[Span] = []
+    # Numbers in a row: an object for each batch would have Python look for garbage while it measures.
+    marks = array("d")
     start = time.perf_counter()
-    while len(spans) < _LEAST_BATCHES or time.perf_counter() - start < seconds:
+    while len(marks) < 3 * _LEAST_BATCHES or time.perf_counter() - start < seconds:
         asked = time.perf_counter()
         try:
             batch, first = feed.take()
         except StopIteration:
             break
         given = time.perf_counter()
-        step(_moved(batch, device))
+        step(batch if device is None else _moved(batch, device))
         done = time.perf_counter()
-        if first:
-            # What starting an epoch takes is counted apart.
-            start += given - asked
-        else:
-            spans.append(Span(asked - start, given - start, done - start))
-        if len(feed.first_s) > 20 and done - start > seconds:
+        # What starting an epoch takes is counted apart.
+        if not first:
+            marks.extend((asked, given, done))
+        elif len(feed.first_s) > _MOST_EPOCHS and done - start > seconds:
             break
     _synchronise()
-    return spans
+    if marks and start < marks[0]:
+        start = marks[0]
+    return [Span(*(mark - start for mark in marks[at : at + 3])) for at in range(0, len(marks), 3)]
 
 
 def _run_step(step: Callable[[Any], object], batch: Any, seconds: float) -> tuple[float, float]:

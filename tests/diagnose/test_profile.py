@@ -1,4 +1,4 @@
-"""`profile_loader` on pipelines whose bottleneck is known: it is named, its advice keeps its promise, nothing changes."""
+"""`profile_loader` on pipelines whose bottleneck is known: it is named, and its advice keeps its promise."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from colabstage.diagnose.report import LoaderProfile
 
 # More processes than cores, which is right where they wait; the advice says that torch warns.
-pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
+pytestmark = [pytest.mark.alone, pytest.mark.filterwarnings("ignore:This DataLoader will create")]
 
 PACKED = zlib.compress(np.random.default_rng(0).integers(0, 4, 300_000, dtype=np.uint8).tobytes(), 1)
 

@@ -1,0 +1,356 @@
+"""`autotune_loader`: try the ways of loading that a dataset has here, within a time budget, and keep the best.
+
+Successive halving: all candidates get a short trial, the better half a longer one, and so on, while the time lasts. A
+trial ends early when it is clearly worse than the best so far. Of candidates that are about equal the one with the
+fewest processes wins: on two cores they take their time from the model's own.
+"""
+
+from __future__ import annotations
+
+import html
+import math
+import time
+import warnings
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from colabstage.diagnose.costs import batch_size_of, usable
+from colabstage.diagnose.keeping import kept_attributes, kept_randomness, kept_training
+from colabstage.diagnose.page import page
+from colabstage.diagnose.subject_torch import end_iterator
+from colabstage.errors import ColabstageError, OptionError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+# As good as equal: trials of a second or two are no more exact than this.
+_EQUAL = 0.05
+_CLEARLY_WORSE = 1.6
+_LEAST_BATCHES = 4
+_LEAST_S = 0.2
+_STARTING_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One way of loading. `options`: arguments of `make_loader` or of torch's `DataLoader`. `weight`: what it takes of
+    the machine; of equal ones the lightest wins."""
+
+    options: dict[str, Any]
+    weight: int = 0
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name}={value!r}" for name, value in self.options.items())
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What a candidate did in its last and longest trial.
+
+    `batch_s`: seconds from batch to batch, with the step if there is one; `first_s` until the first batch. `batches`:
+    that were taken, of `samples` each. `problem`: why it could not be tried. `stopped`: whether it was clearly worse,
+    and ended early.
+    """
+
+    candidate: Candidate
+    batch_s: float = math.inf
+    first_s: float = 0.0
+    batches: int = 0
+    samples: int = 0
+    problem: str = ""
+    stopped: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TunedLoader:
+    """What `autotune_loader` found.
+
+    `options`: of the best, to be passed on; `call`: the same to paste. `table`: all trials, the best first.
+    `samples_per_s`: of the best. `gain`: how many times faster than the default, torch's `DataLoader` without workers
+    or `make_loader`'s own choice. `seconds`: that the search took.
+    """
+
+    options: dict[str, Any]
+    call: str
+    table: tuple[Trial, ...]
+    samples_per_s: float
+    gain: float
+    seconds: float
+    _make: Callable[[dict[str, Any]], Any] = field(repr=False)
+
+    def loader(self) -> Any:
+        """The best loader, made anew."""
+        return self._make(self.options)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as JSON values."""
+        return {
+            "call": self.call,
+            "options": self.options,
+            "samples_per_second": self.samples_per_s,
+            "gain": self.gain,
+            "seconds": self.seconds,
+            "table": [
+                {
+                    "options": trial.candidate.options,
+                    "batch_seconds": None if math.isinf(trial.batch_s) else trial.batch_s,
+                    "first_seconds": trial.first_s,
+                    "batches": trial.batches,
+                    "stopped": trial.stopped,
+                    "problem": trial.problem,
+                }
+                for trial in self.table
+            ],
+        }
+
+    def summary(self) -> str:
+        """The best call, and the table."""
+        lines = [self._headline(), "", f"{'ms a batch':>12}{'first, s':>10}  options"]
+        lines += [f"{_shown(trial):>12}{trial.first_s:>10.2f}  {_described(trial)}" for trial in self.table]
+        return "\n".join(lines)
+
+    def _headline(self) -> str:
+        return (
+            f"{self.call}: {self.samples_per_s:,.0f} samples/s, {self.gain:.1f}x the default "
+            f"({len(self.table)} ways tried in {self.seconds:.0f} s)"
+        )
+
+    def __str__(self) -> str:
+        return self.summary()
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f"<tr><td class='cs-number'>{_shown(trial)}</td><td class='cs-number'>{trial.first_s:.2f}</td>"
+            f"<td>{html.escape(_described(trial))}</td></tr>"
+            for trial in self.table
+        )
+        head = "<tr><th class='cs-number'>ms a batch</th><th class='cs-number'>first, s</th><th>options</th></tr>"
+        return page(self._headline(), f"<table>{head}{rows}</table>")
+
+
+def _shown(trial: Trial) -> str:
+    return "–" if math.isinf(trial.batch_s) else f"{1000 * trial.batch_s:,.2f}"
+
+
+def _described(trial: Trial) -> str:
+    end = f"  ({trial.problem})" if trial.problem else "  (clearly worse, ended early)" if trial.stopped else ""
+    return f"{trial.candidate}{end}"
+
+
+def autotune_loader(
+    dataset: Any,
+    batch_size: int,
+    *,
+    step: Callable[[Any], object] | None = None,
+    budget_s: float = 20.0,
+    device: Any = None,
+    collate_fn: Callable[[Any], Any] | None = None,
+    shuffle: bool = True,
+) -> TunedLoader:
+    """Try workers, prefetching and strategies on a dataset, and say which loads fastest here.
+
+    >>> tuned = autotune_loader(dataset, 64, step=train_step)  # doctest: +SKIP
+    >>> print(tuned)  # doctest: +SKIP
+    >>> loader = tuned.loader()  # doctest: +SKIP
+
+    Random numbers, the dataset's attributes and what the step trains are put back afterwards, as by `profile_loader`.
+
+    Args:
+        dataset: a `dataset_h5`, for which `make_loader`'s strategies are tried, or any other map-style torch dataset,
+            for which torch's `DataLoader` is.
+        batch_size: samples in a batch.
+        step: called with each batch, as the training loop would; without it the loaders are compared alone, which
+            favours more processes than a training that needs the cores itself.
+        budget_s: seconds for the whole search; starting processes counts. A batch that takes long may take it over.
+        device: where batches go, for `make_loader`.
+        collate_fn: of the `DataLoader`.
+        shuffle: whether samples are visited in a random order.
+
+    Raises:
+        OptionError: the dataset has no length, or none of the ways can load it; the message has the first reason.
+    """
+    if not budget_s > 0:
+        msg = f"budget_s={budget_s!r} cannot work; expected a number above 0."
+        raise OptionError(msg)
+    if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+        msg = f"autotune_loader needs a dataset with a length and samples by number, got {type(dataset).__name__}."
+        raise OptionError(msg)
+    cores, memory = usable()
+    began = time.monotonic()
+    if _is_ours(dataset):
+        make, name = _our_maker(dataset, batch_size, device, shuffle), "make_loader"
+        roots: tuple[object, ...] = ()
+        candidates = our_candidates(cores, fits=_fits(dataset, memory), per_sample=_per_sample(dataset))
+    else:
+        make, name = _stock_maker(dataset, batch_size, collate_fn, shuffle), "DataLoader"
+        roots, candidates = (dataset, collate_fn), stock_candidates(cores)
+    with kept_randomness(), kept_attributes(roots), kept_training(step), warnings.catch_warnings():
+        # Torch warns of more processes than cores; whether they are worth it is what is found out.
+        warnings.filterwarnings("ignore", message="This DataLoader will create")
+        trials = _search(candidates, make, step, budget_s)
+        best = choose(trials)
+    options = best.candidate.options
+    default = next((trial for trial in trials if trial.candidate == candidates[0]), best)
+    return TunedLoader(
+        options,
+        f"{name}(dataset, {batch_size}{''.join(f', {key}={value!r}' for key, value in options.items())})",
+        (best, *sorted((trial for trial in trials if trial is not best), key=lambda trial: trial.batch_s)),
+        best.samples / best.batch_s,
+        default.batch_s / best.batch_s,
+        time.monotonic() - began,
+        make,
+    )
+
+
+def stock_candidates(cores: int) -> list[Candidate]:
+    """For torch's `DataLoader`: none, and up to twice as many processes as cores, for datasets that mostly wait."""
+    counts = sorted({1, 2, max(1, cores - 1), cores, 2 * cores})
+    found = [Candidate({"num_workers": 0})]
+    for count in counts:
+        options = {"num_workers": count, "persistent_workers": True}
+        found += [Candidate({**options, "prefetch_factor": ahead}, count) for ahead in (2, 8)]
+    return found
+
+
+def our_candidates(cores: int, *, fits: bool, per_sample: bool) -> list[Candidate]:
+    """For `make_loader`: its own choice, each strategy that can work, and processes where there is work for them."""
+    found = [Candidate({}), *(Candidate({"strategy": "direct", "num_workers": count}, 0) for count in {1, cores})]
+    found.append(Candidate({"strategy": "direct", "num_workers": cores, "prefetch": 8}))
+    if fits:
+        found.append(Candidate({"strategy": "memory"}))
+    if per_sample:
+        counts = sorted({1, cores, 2 * cores})
+        found += [Candidate({"strategy": "workers", "num_workers": count}, count) for count in counts]
+    return found
+
+
+def choose(trials: Sequence[Trial]) -> Trial:
+    """The lightest of those within 5 % of the fastest.
+
+    Raises:
+        OptionError: none could be tried.
+    """
+    tried = [trial for trial in trials if math.isfinite(trial.batch_s)]
+    if not tried:
+        msg = f"No way to load this dataset worked: {trials[0].problem if trials else 'none was tried'}."
+        raise OptionError(msg)
+    fastest = min(trial.batch_s for trial in tried)
+    equal = [trial for trial in tried if trial.batch_s <= (1 + _EQUAL) * fastest]
+    return min(equal, key=lambda trial: (trial.candidate.weight, trial.batch_s))
+
+
+def next_round(trials: Sequence[Trial]) -> list[Candidate]:
+    """The better half, at least two while there are two, without those that could not be tried or were ended."""
+    going = sorted(
+        (trial for trial in trials if math.isfinite(trial.batch_s) and not trial.stopped), key=lambda t: t.batch_s
+    )
+    return [trial.candidate for trial in going[: max(2, math.ceil(len(going) / 2))]]
+
+
+def _search(
+    candidates: list[Candidate],
+    make: Callable[[dict[str, Any]], Any],
+    step: Callable[[Any], object] | None,
+    budget: float,
+) -> list[Trial]:
+    deadline = time.monotonic() + budget
+    rounds = max(1, math.ceil(math.log2(len(candidates))))
+    latest: dict[int, Trial] = {}
+    left = candidates
+    for number in range(rounds):
+        share_s = (deadline - time.monotonic()) / (rounds - number) / len(left)
+        for candidate in left:
+            if latest.get(id(candidate)) is not None and time.monotonic() > deadline:
+                break
+            best_s = min((trial.batch_s for trial in latest.values()), default=math.inf)
+            seconds = max(_LEAST_S, share_s - _STARTING_S * (candidate.weight > 0))
+            trial = _try(candidate, make, _Limits(step, seconds, best_s))
+            latest[id(candidate)] = trial
+        left = next_round([latest[id(candidate)] for candidate in left])
+        if len(left) < 2 or time.monotonic() > deadline:
+            break
+    return list(latest.values())
+
+
+@dataclass(frozen=True, slots=True)
+class _Limits:
+    """`seconds`: of a trial. `best_s`: from batch to batch, of the best so far."""
+
+    step: Callable[[Any], object] | None
+    seconds: float
+    best_s: float
+
+
+def _try(candidate: Candidate, make: Callable[[dict[str, Any]], Any], limits: _Limits) -> Trial:
+    """Run one candidate for so long; an error in it is its result."""
+    trial = Trial(candidate)
+    loader: Any = None
+    iterator: Any = None
+    try:
+        began = time.perf_counter()
+        loader = make(candidate.options)
+        iterator = iter(loader)
+        batch = next(iterator)
+        trial = replace(trial, first_s=time.perf_counter() - began, samples=batch_size_of(batch)[0])
+        if limits.step is not None:
+            limits.step(batch)
+        del batch
+        return _timed(trial, loader, iterator, limits)
+    except StopIteration:
+        return replace(trial, problem="the dataset has no batch of this size")
+    except (ColabstageError, RuntimeError, ValueError, OSError, TypeError, AttributeError) as error:
+        return replace(trial, problem=str(error).partition("\n")[0] or type(error).__name__)
+    finally:
+        end_iterator(iterator)
+        if hasattr(loader, "close"):
+            loader.close()
+
+
+def _timed(trial: Trial, loader: Any, iterator: Any, limits: _Limits) -> Trial:
+    step, seconds = limits.step, limits.seconds
+    # What had been made before anybody asked is taken first, where batches come fast.
+    ahead = trial.candidate.weight * int(trial.candidate.options.get("prefetch_factor") or 2)
+    began = counted_from = time.perf_counter()
+    count = skipped = 0
+    while count < _LEAST_BATCHES or time.perf_counter() - began < seconds:
+        batch = next(iterator, None)
+        if batch is None:
+            iterator = iter(loader)
+            batch = next(iterator)
+        if step is not None:
+            step(batch)
+        count += 1
+        now = time.perf_counter()
+        if skipped == 0 and count >= ahead and now - began < seconds / 2:
+            skipped, counted_from = count, now
+        if count - skipped >= _LEAST_BATCHES and now - began > _LEAST_S / 2:
+            mean_s = (now - counted_from) / (count - skipped)
+            if mean_s > _CLEARLY_WORSE * limits.best_s:
+                return replace(trial, batch_s=mean_s, batches=count, stopped=True)
+    return replace(trial, batch_s=(time.perf_counter() - counted_from) / max(1, count - skipped), batches=count)
+
+
+def _is_ours(dataset: object) -> bool:
+    from colabstage.load.dataset import dataset_h5
+
+    return isinstance(dataset, dataset_h5)
+
+
+def _per_sample(dataset: Any) -> bool:
+    return dataset.transform is not None or dataset.target_transform is not None or bool(dataset.reader.encoded)
+
+
+def _fits(dataset: Any, memory: int) -> bool:
+    return bool(dataset.reader.stored_bytes < memory / 2)
+
+
+def _our_maker(dataset: Any, batch_size: int, device: Any, shuffle: bool) -> Callable[[dict[str, Any]], Any]:
+    from colabstage.load.loader import make_loader
+
+    return lambda options: make_loader(dataset, batch_size, device=device, shuffle=shuffle, **options)
+
+
+def _stock_maker(dataset: Any, batch_size: int, collate_fn: Any, shuffle: bool) -> Callable[[dict[str, Any]], Any]:
+    from torch.utils.data import DataLoader
+
+    return lambda options: DataLoader(dataset, batch_size, shuffle=shuffle, collate_fn=collate_fn, **options)

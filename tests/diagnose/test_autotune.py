@@ -1,0 +1,116 @@
+"""`autotune_loader`: the right choice on datasets where it is known, within its time, with nothing left over."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import TYPE_CHECKING, Any
+
+import h5py
+import numpy as np
+import psutil
+import pytest
+import torch
+from torch.utils.data import Dataset
+
+from colabstage import autotune_loader, dataset_h5
+from colabstage.diagnose.autotune import Candidate, Trial, choose, next_round, our_candidates, stock_candidates
+from colabstage.errors import OptionError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+class Numbers(Dataset[Any]):
+    """Samples that cost nothing but the wait that is asked for."""
+
+    def __init__(self, wait_s: float) -> None:
+        self.wait_s = wait_s
+
+    def __len__(self) -> int:
+        return 4000
+
+    def __getitem__(self, index: int) -> Any:
+        if self.wait_s:
+            time.sleep(self.wait_s)
+        return torch.full((8,), float(index)), index
+
+
+def test_cheap_samples_need_no_processes() -> None:
+    """Handing batches over would cost more than making them, so the choice is none; within twice the time asked."""
+    began = time.monotonic()
+    tuned = autotune_loader(Numbers(0.0), 16, step=lambda _: None, budget_s=3)
+    assert tuned.options == {"num_workers": 0}
+    assert time.monotonic() - began < 6
+    assert psutil.Process().children() == []
+
+
+def test_samples_that_are_waited_for_get_several_processes() -> None:
+    """Several wait at once; the table has every candidate, and the call can be pasted."""
+    state = torch.get_rng_state()
+    tuned = autotune_loader(Numbers(0.005), 8, budget_s=5)
+    assert tuned.options["num_workers"] >= 2
+    assert tuned.gain > 1.5
+    assert tuned.call.startswith("DataLoader(dataset, 8, num_workers=")
+    assert len(tuned.table) == len(stock_candidates(len(psutil.Process().cpu_affinity() or [1])))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert tuned.call in tuned.summary()
+    assert "ms a batch" in tuned._repr_html_()
+
+
+def test_strategies_are_tried_for_our_own_dataset(tmp_path: Path) -> None:
+    """And the loader that comes of it gives batches."""
+    with h5py.File(tmp_path / "rows.h5", "w") as file:
+        file["X_train"] = np.zeros((600, 16, 16, 3), np.uint8)
+        file["Y_train"] = np.arange(600)
+    tuned = autotune_loader(dataset_h5(tmp_path / "rows.h5"), 32, budget_s=2)
+    strategies = {trial.candidate.options.get("strategy") for trial in tuned.table}
+    assert strategies == {None, "direct", "memory"}
+    with tuned.loader() as loader:
+        x, _ = next(iter(loader))
+    assert x.shape == (32, 3, 16, 16)
+    assert tuned.samples_per_s > 0
+
+
+def test_the_lightest_of_equals_wins() -> None:
+    """Six percent are a difference, three are not."""
+    trials = [Trial(Candidate({}, weight), batch_s) for weight, batch_s in ((0, 1.03), (2, 1.0), (4, 0.99))]
+    assert choose(trials) is trials[0]
+    assert choose(trials[1:]) is trials[1]
+    assert choose([Trial(Candidate({}, 0), 1.06), Trial(Candidate({}, 4), 1.0)]).candidate.weight == 4
+
+
+def test_rounds_halve() -> None:
+    """What failed or was ended early does not come again; two stay until the end."""
+    trials = [Trial(Candidate({"n": n}), float(n)) for n in range(1, 7)]
+    assert [candidate.options["n"] for candidate in next_round(trials)] == [1, 2, 3]
+    assert len(next_round(trials[:2])) == 2
+    assert next_round([Trial(Candidate({}), math.inf, problem="no"), Trial(Candidate({}), 1.0, stopped=True)]) == []
+
+
+def test_processes_are_candidates_only_where_they_have_something_to_do() -> None:
+    """Of our own dataset; memory only where it fits."""
+    plain = our_candidates(2, fits=False, per_sample=False)
+    assert {candidate.options.get("strategy") for candidate in plain} == {None, "direct"}
+    assert any(c.options.get("strategy") == "workers" for c in our_candidates(2, fits=True, per_sample=True))
+
+
+class Broken(Numbers):
+    """Cannot be read."""
+
+    def __getitem__(self, index: int) -> Any:
+        msg = "the disk is gone"
+        raise OSError(msg)
+
+
+def test_the_reason_is_told_when_nothing_works() -> None:
+    """That of the first candidate."""
+    with pytest.raises(OptionError, match="the disk is gone"):
+        autotune_loader(Broken(0.0), 8, budget_s=1)
+
+
+@pytest.mark.parametrize(("dataset", "budget"), [(iter([1]), 1.0), (Numbers(0.0), 0.0)])
+def test_what_cannot_work_is_refused(dataset: Any, budget: float) -> None:
+    """A dataset without samples by number, and no time."""
+    with pytest.raises(OptionError, match=r"expected|needs a dataset"):
+        autotune_loader(dataset, 8, budget_s=budget)
