@@ -1,7 +1,7 @@
 """FFCV, and ImageFolder in a DataLoader, over the same JPEGs; run by `read_jpeg` in the peers' environment.
 
-Arguments: folder of class folders, scratch folder, workers. Each line read is a contender's name; the answer is the
-images per second of one epoch.
+Arguments: folder of class folders, scratch folder, images in a batch. Each line read is a contender, `FFCV` or
+`ImageFolder`, and its number of workers; the answer is the images per second of one epoch.
 """
 
 import json
@@ -9,21 +9,21 @@ import sys
 import time
 from pathlib import Path
 
-SIZE, BATCH = 224, 64
+SIZE = 224
 
 
-def image_folder(folder: Path, workers: int):  # type: ignore[no-untyped-def]  # runs without the project's types
+def image_folder(folder: Path, batch: int, workers: int):  # type: ignore[no-untyped-def]  # runs without the project's types
     import torch
     from torchvision import transforms
     from torchvision.datasets import ImageFolder
 
     steps = transforms.Compose([transforms.RandomResizedCrop(SIZE), transforms.PILToTensor()])
     return torch.utils.data.DataLoader(
-        ImageFolder(str(folder), steps), BATCH, shuffle=True, num_workers=workers, persistent_workers=workers > 0
+        ImageFolder(str(folder), steps), batch, shuffle=True, num_workers=workers, persistent_workers=workers > 0
     )
 
 
-def ffcv(folder: Path, scratch: Path, workers: int):  # type: ignore[no-untyped-def]  # runs without the project's types
+def ffcv(folder: Path, scratch: Path, batch: int, workers: int):  # type: ignore[no-untyped-def]  # runs without the project's types
     from ffcv.fields import IntField, RGBImageField
     from ffcv.fields.decoders import IntDecoder, RandomResizedCropRGBImageDecoder
     from ffcv.loader import Loader, OrderOption
@@ -51,25 +51,24 @@ def ffcv(folder: Path, scratch: Path, workers: int):  # type: ignore[no-untyped-
         "label": [IntDecoder(), ToTensor(), Squeeze()],
     }
     return Loader(
-        str(path), BATCH, workers, os_cache=True, order=OrderOption.RANDOM, drop_last=False, pipelines=pipelines
+        str(path), batch, workers, os_cache=True, order=OrderOption.RANDOM, drop_last=False, pipelines=pipelines
     )
 
 
 def main() -> None:
     """Answer until the input ends."""
-    folder, scratch, workers = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
-    makers = {
-        "ImageFolder": lambda: image_folder(folder, workers),
-        "ImageFolder, no workers": lambda: image_folder(folder, 0),
-        "FFCV": lambda: ffcv(folder, scratch, workers),
-    }
+    folder, scratch, batch = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
     made = {}
     for line in sys.stdin:
-        name = line.strip()
-        if name not in made:
-            made[name] = makers[name]()
+        name, workers = line.split()
+        if line not in made:
+            made[line] = (
+                ffcv(folder, scratch, batch, int(workers))
+                if name == "FFCV"
+                else image_folder(folder, batch, int(workers))
+            )
         start, count = time.perf_counter(), 0
-        for x, _ in made[name]:
+        for x, _ in made[line]:
             count += len(x)
         print(json.dumps(count / (time.perf_counter() - start)), flush=True)
 

@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from torch.nn import functional
 
+from colabstage.load.geometry.resizing import resize_into
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -115,13 +117,23 @@ def pick_listed_crops(masks: list[torch.Tensor], crops: NDArray[np.int64], size:
 
 
 def _resize_each(images: torch.Tensor, crops: NDArray[np.int64], size: Size) -> torch.Tensor:
-    # torch resizes images of bytes as they are, but no other integers and not every short float.
-    exact = images if images.dtype in (torch.uint8, torch.float32, torch.float64) else images.float()
+    if images.dtype == torch.uint8:
+        return _resize_bytes(images, crops, size)
+    # torch resizes no other integers, and not every short float.
+    exact = images if images.dtype in (torch.float32, torch.float64) else images.float()
     result = torch.empty((*exact.shape[:2], *size), dtype=exact.dtype, memory_format=torch.channels_last)
     for row, (top, left, height, width) in enumerate(crops.tolist()):
         part = exact[row : row + 1, :, top : top + height, left : left + width]
         result[row : row + 1] = functional.interpolate(part, size, mode="bilinear", antialias=True)
     return _to_dtype(result, images.dtype)
+
+
+def _resize_bytes(images: torch.Tensor, crops: NDArray[np.int64], size: Size) -> torch.Tensor:
+    result = torch.empty((*images.shape[:2], *size), dtype=torch.uint8, memory_format=torch.channels_last)
+    source, target = _as_array(images), _as_array(result)
+    for row, (top, left, height, width) in enumerate(crops.tolist()):
+        resize_into(source[row, top : top + height, left : left + width], target[row])
+    return result
 
 
 def resize_by_weights(images: torch.Tensor, crops: NDArray[np.int64], size: Size) -> torch.Tensor:
