@@ -26,7 +26,7 @@ COLOURS = {
 
 _STYLE = """<style>
 .cs-report{font-family:system-ui,-apple-system,'Segoe UI',sans-serif;font-size:13px;line-height:1.45;max-width:60em}
-.cs-report table{border-collapse:collapse;margin:.4em 0;background:none}
+.cs-report table{border-collapse:collapse;margin:.4em 0;background:none;font-size:inherit;color:inherit}
 .cs-report tr{background:none!important}
 .cs-report th,.cs-report td{text-align:left!important;vertical-align:top;padding:.25em .9em .25em 0;border:0;
 border-top:1px solid rgba(128,136,144,.3);font-weight:inherit;background:none}

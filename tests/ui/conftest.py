@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.diagnose.nvidia_smi import no_gpu, smi  # noqa: F401 - fixtures
+
 COMMAND = (sys.executable, "-m", "colabstage.ui.cli")
 Done = subprocess.CompletedProcess[str]
 Run = Callable[..., Done]

@@ -162,7 +162,7 @@ class GpuMonitor:
         """
         from colabstage.diagnose.gpu.plot import draw_samples
 
-        return draw_samples(self.samples, self.summary())
+        return draw_samples(self.samples)
 
     def __enter__(self) -> Self:
         return self.start()

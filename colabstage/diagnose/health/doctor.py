@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from colabstage.diagnose.health.checks import Status
     from colabstage.diagnose.health.facts import Facts
 
-_WORDS: dict[Status, str] = {"ok": "fine", "warn": "costs", "fail": "broken", "skip": "–"}
+_WORDS: dict[Status, str] = {"ok": "fine", "warn": "costs", "fail": "broken", "skip": ""}
 _MARKS: dict[Status, str] = {"ok": "✓", "warn": "!", "fail": "✗", "skip": "–"}
 _WIDTH = 100
 
