@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from colabstage.errors import LayoutError
+from colabstage.layouts.fields import Images
 
 if TYPE_CHECKING:
     from colabstage.layouts.fields import Inputs, Targets
@@ -58,3 +59,10 @@ class SampleTable:
 
     def __len__(self) -> int:
         return len(self.keys)
+
+    @property
+    def unit(self) -> str:
+        """What its samples are called where they are counted."""
+        if isinstance(self.inputs, Images):
+            return "images"
+        return {"audio": "clips", "tokens": "rows", "arrays": "rows"}.get(self.layout, "samples")

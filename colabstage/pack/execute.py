@@ -230,7 +230,7 @@ class _PackRun:
             packing = time.monotonic()
             with (
                 Spool(spool, start=facts.spool_end() if self.job.plan.x.is_open else 0) as open_spool,
-                progress.step("pack", total=len(order), unit="images") as step,
+                progress.step("pack", total=len(order), unit=self.job.table.unit) as step,
             ):
                 noted = facts if self.job.plan.x.is_open or isinstance(self.job.table.targets, Boxes) else None
                 result = write_samples(
@@ -267,6 +267,7 @@ class _PackRun:
             notes=(*self.job.notes, *animation_notes(animated)),
             animated=tuple(animated),
             resizer=plan.resizer,
+            unit=self.job.table.unit,
         )
 
     def _publish(self, file: Path, plan: PackPlan, skipped: tuple[str, ...]) -> None:

@@ -76,7 +76,7 @@ def finish_pack(
         return FinishedPack(decoded.data, job.plan)
     plan = without_samples(job.plan, left_out)
     if not plan.splits:
-        msg = f"None of the {len(job.table)} images can be decoded. The first: {skipped[0]}"
+        msg = f"None of the {len(job.table):,} {job.table.unit} can be decoded. The first: {skipped[0]}"
         raise LayoutError(msg)
     copies = [FieldCopy(decoded.data, places) for places in decoded.places]
     if plan.x.is_open:

@@ -26,6 +26,7 @@ class PackReport:
     `readers`: reads in flight at the most. `notes`: what else a person should know.
     `files`: of shards, all of them; `path` is then a pattern that they match, which `dataset_h5` reads.
     `animated`: names of images that have further frames; the first one counts.
+    `unit`: what samples are called where they are counted: images, clips of sound, rows, or just samples.
     `resizer`: `"torch"` or `"pillow"`, which scaled the images; `None` where they were not scaled.
     """
 
@@ -44,16 +45,17 @@ class PackReport:
     files: tuple[Path | str, ...] = ()
     animated: tuple[str, ...] = ()
     resizer: Resizer | None = None
+    unit: str = "samples"
 
     def __str__(self) -> str:
         total = sum(self.samples.values())
-        rate = format_rate(total - self.resumed, self.packing_s, "images")
-        stored = f"{total:,} samples in {format_bytes(self.nbytes)} ({self.encoding}: {self.reason})"
+        rate = format_rate(total - self.resumed, self.packing_s, self.unit)
+        stored = f"{total:,} {self.unit} in {format_bytes(self.nbytes)} ({self.encoding}: {self.reason})"
         lines = [f"{stored} in {format_duration(self.seconds)}, {rate}", *self.notes]
         if self.resizer == "torch":
             lines.append("resized by torch, within one grey level of Pillow")
         if self.resumed:
             lines.insert(1, f"{self.resumed:,} of them were in place from before")
         if self.skipped:
-            lines.append(f"{len(self.skipped)} left out: " + "; ".join(self.skipped[:3]))
+            lines.append(f"{len(self.skipped):,} left out: " + "; ".join(self.skipped[:3]))
         return "\n".join(lines)

@@ -395,7 +395,7 @@ class SetPlan:
     ) -> list[ShardResult]:
         """The results of all shards, in order: those that were `done` before, and those that are `coming`."""
         results = dict(done)
-        with progress.step("pack", total=len(self.job.table), unit="images") as step:
+        with progress.step("pack", total=len(self.job.table), unit=self.job.table.unit) as step:
             step.advance(sum(result.rows for result in results.values()))
             for task, result in coming:
                 results[task.name.number] = result
@@ -456,4 +456,5 @@ def set_report(
         files=tuple(files),
         animated=animated,
         resizer=job.plan.resizer,
+        unit=job.table.unit,
     )

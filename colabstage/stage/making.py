@@ -155,7 +155,7 @@ def _make_pack(
         local = FolderTree(request.files_path)
         job = prepare_pack(local, request.options, free_bytes=space_for(request.pack_path))
         slow = False
-    with report.timed("pack", unit="images") as step:
+    with report.timed("pack", unit=job.table.unit) as step:
         if executor is None:
             done = run_pack(
                 job,

@@ -80,11 +80,20 @@ def describe_file(path: Path) -> Description:
 
 
 def encoding_of(info: PackInfo) -> str:
-    """How inputs are stored, of all splits: `pixels`, `encoded`, or `arrays` where rows are no images."""
-    if any(split.x.kind == "encoded" for split in info.splits.values()):
+    """How inputs are stored, of all splits: as the file says, else `pixels`, `encoded`, or `arrays` where rows are no
+    images."""
+    if info.encoding is not None:
+        return info.encoding
+    fields = [split.x for split in info.splits.values()]
+    if any(field.kind == "encoded" for field in fields):
         return "encoded"
-    are_images = all(split.x.shape is not None and len(split.x.shape) in (2, 3) for split in info.splits.values())
-    return "pixels" if are_images else "arrays"
+    return "pixels" if all(_are_pixels(field) for field in fields) else "arrays"
+
+
+def _are_pixels(field: FieldInfo) -> bool:
+    """Whether rows look like images: of bytes, with as many channels as images have."""
+    shape = field.shape or ()
+    return field.dtype.kind == "u" and (len(shape) == 2 or (len(shape) == 3 and shape[2] in (1, 2, 3, 4)))
 
 
 def print_description(described: Description) -> None:
@@ -146,9 +155,11 @@ def _print_table(info: PackInfo) -> None:
 
 
 def _one_row(field: FieldInfo) -> str:
+    if field.kind == "boxes":
+        return f"any number of {', '.join(field.columns)}"
     if field.kind == "fixed":
         return " x ".join(map(str, field.shape or ())) or "one number"
-    image = field.image
-    if image is None or image.size is None:
-        return "an image file of its own size"
-    return f"an image file, to be {image.size[0]} x {image.size[1]}"
+    what = "an image file" if field.mask is None else "a mask file"
+    how = field.image or field.mask
+    size = getattr(how, "size", None)
+    return f"{what} of its own size" if size is None else f"{what}, to be {size[0]} x {size[1]}"
