@@ -30,7 +30,9 @@ _SPARE_FRACTION = 0.05
 _PIXELS_OF_A_BYTE = 2
 # Importing torch takes one core 1.6 s; its kernel saves 1 ms with a photograph, which all cores share.
 TORCH_SAMPLES = 2_000
-"""So many images are worth importing torch for."""
+"""So many images are worth importing torch for,"""
+TORCH_BYTES = 4_096
+"""of so many bytes in the mean. Those of a few thousand pixels take Pillow no longer than torch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,13 +75,16 @@ def needs_facts(table: SampleTable, options: PackOptions) -> bool:
 
 
 def gains_by_torch(table: SampleTable, options: PackOptions) -> bool:
-    """Whether so many images of three channels are to be resized that importing torch for it pays.
+    """Whether so many images of three channels, and so large ones, are to be resized that importing torch pays.
 
     Depends on the samples and options alone: not on cores, nor on whether torch happens to be imported already, since
     the resizer shows in the bytes.
     """
-    resized = isinstance(table.inputs, Images) and options.image.size is not None and options.encoding != "encoded"
-    return resized and options.image.color_mode != "grayscale" and len(table) >= TORCH_SAMPLES
+    if not isinstance(table.inputs, Images) or options.image.size is None or options.encoding == "encoded":
+        return False
+    if options.image.color_mode == "grayscale" or len(table) < TORCH_SAMPLES:
+        return False
+    return int(table.inputs.source.sizes.sum()) >= TORCH_BYTES * len(table)
 
 
 def plan_pack(

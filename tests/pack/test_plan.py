@@ -15,7 +15,7 @@ from colabstage.layouts.sources import TreeFiles
 from colabstage.layouts.table import SampleTable
 from colabstage.pack.content import pack_content
 from colabstage.pack.options import PackOptions
-from colabstage.pack.plan import TORCH_SAMPLES, gains_by_torch, needs_facts, plan_pack
+from colabstage.pack.plan import TORCH_BYTES, TORCH_SAMPLES, gains_by_torch, needs_facts, plan_pack
 from colabstage.trees.tree import FileEntry
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ def test_places_follow_the_rows_of_each_split(encoding: str) -> None:
     assert content.nbytes >= plan.nbytes
 
 
-MANY_FILES = (10,) * TORCH_SAMPLES
+MANY_FILES = (TORCH_BYTES - 10, TORCH_BYTES + 10) * (TORCH_SAMPLES // 2)
 
 
 @pytest.mark.parametrize(
@@ -130,6 +130,7 @@ MANY_FILES = (10,) * TORCH_SAMPLES
         (_options("jpeg:80", size=(2, 2)), MANY_FILES, True, "torch"),
         (_options(size=(2, 2)), MANY_FILES, False, "pillow"),
         (_options(size=(2, 2)), MANY_FILES[1:], True, "pillow"),
+        (_options(size=(2, 2)), (*MANY_FILES[1:], 1), True, "pillow"),
         (_options(size=(2, 2), color_mode="grayscale"), MANY_FILES, True, "pillow"),
         (_options(), MANY_FILES, True, None),
         (_options("jpeg:80"), MANY_FILES, True, None),
@@ -139,7 +140,7 @@ MANY_FILES = (10,) * TORCH_SAMPLES
 def test_the_resizer_follows_from_samples_and_options(
     options: PackOptions, sizes: tuple[int, ...], has_torch: bool, resizer: str | None
 ) -> None:
-    """torch for many images of three channels that are resized, where it is there; and only then is it asked for."""
+    """torch for many large images of three channels that are resized, where it is there; only then is it asked for."""
     table = _table(sizes)
     plan = plan_pack(table, options, facts=ONE_SIZE, free_bytes=None, has_torch=has_torch)
     assert plan.resizer == resizer

@@ -33,13 +33,13 @@ OPTIONS: dict[str, Any] = {"image_size": (9, 8), "encoding": "pixels", "progress
 
 @pytest.fixture(scope="module")
 def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """As many small images of many sizes as torch is imported for."""
+    """As many images of many sizes as torch is imported for, each hardly larger than it takes."""
     folder = tmp_path_factory.mktemp("many")
     random = np.random.default_rng(0)
     for number in range(TORCH_SAMPLES):
         place = folder / f"class{number % 2}" / f"{number:05}.bmp"
         place.parent.mkdir(exist_ok=True)
-        pixels = random.integers(0, 256, (12 + number % 5, 18 - number % 7, 3), dtype=np.uint8)
+        pixels = random.integers(0, 256, (42 + number % 5, 48 - number % 7, 3), dtype=np.uint8)
         Image.fromarray(pixels).save(place)
     return folder
 
