@@ -222,35 +222,8 @@ def _decode_pixels(data: bytes, options: ImageOptions, scratch: bytearray | None
     return _Decoded(pixels, (pixels.shape[0], pixels.shape[1]), 1, is_photograph=False)
 
 
-def decode_reduced(
-    data: bytes, options: ImageOptions, factor: int, *, scratch: bytearray | None = None
-) -> tuple[NDArray[Any], tuple[int, int], int]:
-    """Decode one image file upright, at a reduced size where it is a JPEG.
-
-    Args:
-        data: the whole file.
-        options: colours; its size and fitting do not count.
-        factor: 1, 2, 4 or 8, by which a JPEG is reduced, or less where turning it upright does not allow that.
-        scratch: memory to decode into; the result may lie in it.
-
-    Returns:
-        Pixels `(h, w, C)`, the image's own `(height, width)`, and the factor it was reduced by.
-
-    Raises:
-        DecodeError: as `decode_image`.
-    """
-    decoded = _decode_turbo(data, options, scratch, factor) if is_jpeg(data) else None
-    if decoded is not None:
-        return decoded.pixels, decoded.size, decoded.factor
-    pixels = _decode_pillow(data, options.color_mode)
-    return pixels, (pixels.shape[0], pixels.shape[1]), 1
-
-
-def _decode_turbo(
-    data: bytes, options: ImageOptions, scratch: bytearray | None, factor: int | None = None
-) -> _Decoded | None:
-    """Decode by simplejpeg, reduced by `factor`, or as far as the options allow; `None` when Pillow has to look at the
-    file."""
+def _decode_turbo(data: bytes, options: ImageOptions, scratch: bytearray | None) -> _Decoded | None:
+    """Decode by simplejpeg, reduced as far as the options allow; `None` when Pillow has to look at the file."""
     import simplejpeg
 
     header = read_jpeg_header(data)
@@ -259,9 +232,7 @@ def _decode_turbo(
         return None
     gray = options.color_mode == "grayscale" or (options.color_mode == "keep" and header.components == 1)
     size = _turned((header.height, header.width), header.orientation)
-    if factor is None:
-        factor = reduction_factor(place_image(size, options.size, options.resize))
-    factor = _jpeg_factor(header, factor)
+    factor = _jpeg_factor(header, reduction_factor(place_image(size, options.size, options.resize)))
     height, width = -(-header.height // factor), -(-header.width // factor)
     if scratch is not None:
         wanted = height * width * (1 if gray else 3)
