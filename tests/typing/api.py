@@ -8,6 +8,10 @@ from pathlib import Path
 from typing import Any, assert_type
 
 import colabstage
+from colabstage.diagnose.compare.comparison import SourceComparison
+from colabstage.diagnose.gpu.figures import GpuSample
+from colabstage.diagnose.gpu.monitor import GpuMonitor
+from colabstage.diagnose.health.doctor import DoctorReport
 from colabstage.errors import ColabstageError
 from colabstage.fetch.extract.archive import ExtractReport
 from colabstage.fetch.report import FetchReport
@@ -116,6 +120,17 @@ def drive() -> None:
     assert_type(colabstage.mount_drive("/content/drive", readonly=True), Path)
     assert_type(colabstage.refresh_drive(), Path)
     assert_type(colabstage.flush_drive(remount=False), FlushReport)
+
+
+def diagnosing() -> None:
+    """What is wrong here, what staging would change, and how busy the GPU is."""
+    assert_type(colabstage.doctor("photos", num_workers=4, timeout_s=2.0), DoctorReport)
+    assert_type(colabstage.doctor().exit_code, int)
+    assert_type(colabstage.compare_sources(Path("photos"), image_size=(8, 8), seconds=5), SourceComparison)
+    with colabstage.GpuMonitor(0.5, live=False) as gpu:
+        assert_type(gpu, GpuMonitor)
+    assert_type(gpu.samples, tuple[GpuSample, ...])
+    colabstage.doctor(path="photos", retries=3)  # type: ignore[call-arg]
 
 
 def the_module(error: ColabstageError) -> None:
