@@ -301,3 +301,15 @@ def test_a_transform_begins_with_its_first_step() -> None:
     assert found.rest is not None
     whole = Compose([Compose([lambda x, y: (x, y), RandomFlip()]), RandomFlip(0.5, 0.5)])
     assert torch.equal(found.rest.apply_at(x, y, place)[0], whole.apply_at(x, y, place)[0])
+
+
+@pytest.mark.gpu
+def test_crops_reach_a_gpu(make_pack: Callable[..., Path]) -> None:
+    """Decoded here and moved there, they are what the GPU makes of whole images, to a grey level."""
+    dataset = dataset_h5(make_pack("masks"))
+    for (x, y), (wanted, masks) in zip(
+        *(make_loader(dataset, 4, batch_transform=CROP, device="cuda", decode=way) for way in WAYS), strict=True
+    ):
+        assert x.device.type == wanted.device.type == "cuda"
+        assert (x.int() - wanted.int()).abs().max() <= 1
+        assert torch.equal(y, masks)
