@@ -103,6 +103,9 @@ def open_gpus(*, timeout_s: float = 10.0) -> GpuSource:
     nvml = _open_nvml()
     if nvml is not None:
         return nvml
+    if shutil.which(PROGRAM) is None:
+        msg = f"There is no NVIDIA GPU here: NVML finds no driver, and {PROGRAM} is not installed."
+        raise NotSupportedHereError(msg)
     source = SmiGpus(timeout_s)
     source.read()
     return source

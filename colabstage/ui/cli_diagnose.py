@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import time
 from typing import TYPE_CHECKING, Annotated
@@ -119,16 +120,18 @@ def gpu(
     """
     with exit_codes(debug=debug):
         from colabstage.diagnose.gpu.monitor import GpuMonitor
-        from colabstage.machine.gpu import gpu_problem
+        from colabstage.machine.gpu import PROGRAM
 
+        # Without it there is no GPU, which is a fact and no failure.
+        has_driver = shutil.which(PROGRAM) is not None
         monitor = GpuMonitor(interval, live=False, notice=_ignore)
         with monitor:
             _follow(monitor, seconds)
         if as_json:
             print_json(monitor.to_dict())
-        elif monitor.samples or gpu_problem():
+        elif monitor.samples or not has_driver:
             print(monitor.summary())
-        if not monitor.samples and not gpu_problem():
+        if not monitor.samples and has_driver:
             fail(monitor.summary())
 
 

@@ -99,9 +99,12 @@ class _Pair:
         vars(self).update(values)
 
 opened = 0
+broken = False
 
 def nvmlInit():
     global opened
+    if broken:
+        raise NVMLError("Driver Not Loaded")
     opened += 1
 
 def nvmlShutdown():

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import sys
 import time
+from typing import TYPE_CHECKING
 
 import pytest
 
 from colabstage.errors import NotSupportedHereError
 from colabstage.machine.gpu import GpuProcess, gpu_problem, open_gpus, parse_gpus, parse_processes, with_processes
 from tests.diagnose.nvidia_smi import CONTAINER, NO_DRIVER, SLICED, T4, T4_PROCESSES, TWO, WSL, FakeSmi
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 MIB = 1 << 20
 
@@ -124,6 +128,19 @@ def test_the_library_is_asked_first(nvml: None) -> None:
     source.close()
     source.close()
     assert sys.modules["pynvml"].opened == 0
+    del sys.modules["pynvml"]
+
+
+def test_a_library_without_a_driver(nvml: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the package is installed and no driver is, there is no GPU; with the program, that one is asked."""
+    import pynvml
+
+    monkeypatch.setattr(pynvml, "broken", True)
+    FakeSmi(tmp_path / "driver", monkeypatch)
+    assert open_gpus().label == "nvidia-smi"
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(NotSupportedHereError, match="NVML finds no driver, and nvidia-smi is not installed"):
+        open_gpus()
     del sys.modules["pynvml"]
 
 
