@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from colabstage.h5.names import FORMAT_ATTRIBUTE, FORMAT_VERSION
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 # One page: what a memory map of the dataset has to start on, and what direct reads are aligned to.
 _ALIGNMENT_BYTES = 4096
+_TEXTS_AT_ONCE = 16_384
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,7 @@ class PackContent:
 
     `reserved`: datasets to be written later, in file order.
     `arrays`: small datasets written now, by name; str arrays (`dtype=object` or `"U"`) become fixed-length UTF-8.
+    `texts`: columns of text by name, stored likewise, in slices, so that there may be millions of them.
     `attributes`: of the root; mappings and sequences are stored as JSON.
     `group_attributes`: group name to its attributes, likewise.
     """
@@ -59,11 +62,14 @@ class PackContent:
     arrays: Mapping[str, NDArray[Any]]
     attributes: Mapping[str, Any]
     group_attributes: Mapping[str, Mapping[str, Any]]
+    texts: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     @property
     def nbytes(self) -> int:
         """Length of all its datasets in the file."""
-        return sum(spec.nbytes for spec in self.reserved) + sum(_stored_bytes(array) for array in self.arrays.values())
+        reserved = sum(spec.nbytes for spec in self.reserved)
+        arrays = sum(_stored_bytes(array) for array in self.arrays.values())
+        return reserved + arrays + sum(len(texts) * _longest(texts) for texts in self.texts.values())
 
 
 def create_pack(path: Path, content: PackContent) -> dict[str, int]:
@@ -80,10 +86,13 @@ def create_pack(path: Path, content: PackContent) -> dict[str, int]:
     with _new_file(path) as file:
         file.attrs[FORMAT_ATTRIBUTE] = FORMAT_VERSION
         _set_attributes(file, content.attributes)
-        for name in sorted({spec.name for spec in content.reserved} | content.arrays.keys()):
+        for name in sorted({spec.name for spec in content.reserved} | content.arrays.keys() | content.texts.keys()):
             _make_group(file, name.rpartition("/")[0])
-        for name in sorted(content.arrays):
-            _write_array(file, name, content.arrays[name])
+        for name in sorted(content.arrays.keys() | content.texts.keys()):
+            if name in content.texts:
+                _write_texts(file, name, content.texts[name])
+            else:
+                _write_array(file, name, content.arrays[name])
         for spec in content.reserved:
             offset = _reserve(file, spec)
             if offset is not None:
@@ -164,33 +173,41 @@ def _reserve(file: Any, spec: ReservedDataset) -> int | None:
 
 
 def _stored_bytes(array: NDArray[Any]) -> int:
-    if array.dtype.kind not in "OU":
-        return array.nbytes
-    return len(array) * max((len(text) for text in _encode(array)), default=1)
+    return array.nbytes if array.dtype.kind not in "OU" else len(array) * _longest(array.tolist())
 
 
-def _encode(array: NDArray[Any]) -> list[bytes]:
+def _encode(text: object) -> bytes:
     # A file name need not be UTF-8; what HDF5 is told to be has to.
-    return [str(text).encode(errors="backslashreplace") for text in array.tolist()]
+    return str(text).encode(errors="backslashreplace")
+
+
+def _longest(texts: Sequence[object]) -> int:
+    return max((len(_encode(text)) for text in texts), default=1)
 
 
 def _write_array(file: Any, name: str, array: NDArray[Any]) -> None:
     """Write a small array; text becomes fixed-length UTF-8, which every HDF5 reader understands."""
+    if array.dtype.kind in "OU":
+        _write_texts(file, name, array.tolist())
+    else:
+        file.create_dataset(name, data=array, track_times=False)
+
+
+def _write_texts(file: Any, name: str, texts: Sequence[object]) -> None:
     import h5py
     import numpy as np
 
-    if array.dtype.kind in "OU":
-        encoded = _encode(array)
-        length = max((len(text) for text in encoded), default=1) or 1
+    length = _longest(texts) or 1
+    dataset = file.create_dataset(
+        name, shape=(len(texts),), dtype=h5py.string_dtype("utf-8", length), track_times=False
+    )
+    encoded = map(_encode, texts)
+    for start in range(0, len(texts), _TEXTS_AT_ONCE):
         # The padded bytes go in as they are: h5py's own conversion of a million strings takes seconds.
-        raw = np.array(encoded, dtype=f"S{length}") if encoded else np.empty(0, dtype=f"S{length}")
-        dataset = file.create_dataset(
-            name, shape=raw.shape, dtype=h5py.string_dtype("utf-8", length), track_times=False
-        )
-        if len(raw):
-            dataset.id.write(h5py.h5s.ALL, h5py.h5s.ALL, raw, mtype=dataset.id.get_type())
-        return
-    file.create_dataset(name, data=array, track_times=False)
+        raw = np.array(list(islice(encoded, _TEXTS_AT_ONCE)), dtype=f"S{length}")
+        place = dataset.id.get_space()
+        place.select_hyperslab((start,), raw.shape)
+        dataset.id.write(h5py.h5s.create_simple(raw.shape), place, raw, mtype=dataset.id.get_type())
 
 
 def _set_attributes(target: Any, attributes: Mapping[str, Any]) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from colabstage.errors import SourceReadError
+from colabstage.trees.entries import FileEntries
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -57,7 +58,7 @@ class TreeFiles:
 
     def __init__(self, tree: Tree, entries: Sequence[FileEntry]) -> None:
         self.tree = tree
-        self.entries = tuple(entries)
+        self.entries = FileEntries.of(entries)
 
     def __len__(self) -> int:
         return len(self.entries)
@@ -65,16 +66,16 @@ class TreeFiles:
     @cached_property
     def sizes(self) -> NDArray[np.int64]:
         """Lengths of the files in bytes."""
-        return np.fromiter((entry.size for entry in self.entries), np.int64, len(self.entries))
+        return self.entries.sizes
 
-    @cached_property
+    @property
     def positions(self) -> NDArray[np.int64]:
         """Where the tree has them."""
-        return np.fromiter((entry.position for entry in self.entries), np.int64, len(self.entries))
+        return self.entries.positions
 
     def name(self, index: int) -> str:
         """The file's name in its tree."""
-        return self.entries[index].name
+        return self.entries.names[index]
 
     def stamp(self, index: int) -> str:
         """The file's name, length and time."""

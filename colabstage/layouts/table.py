@@ -7,8 +7,11 @@ from typing import TYPE_CHECKING
 
 from colabstage.errors import LayoutError
 from colabstage.layouts.fields import Images
+from colabstage.trees.texts import first_repeated
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from colabstage.layouts.fields import Inputs, Targets
 
 
@@ -19,6 +22,8 @@ class ClaimedTreeError(LayoutError):
 @dataclass(frozen=True, slots=True)
 class SampleTable:
     """Which content is which sample, with its target and split. N samples.
+
+    Sequences of texts may be lists, tuples, or `trees.texts.Texts`, which hold millions in little memory.
 
     `layout`: name of the layout that made the table.
     `keys`: what each sample is called, N unique names; splits and row order follow from them alone.
@@ -31,11 +36,11 @@ class SampleTable:
     """
 
     layout: str
-    keys: tuple[str, ...]
+    keys: Sequence[str]
     inputs: Inputs
     targets: Targets | None
-    splits: tuple[str, ...] | None = None
-    groups: tuple[str, ...] | None = None
+    splits: Sequence[str] | None = None
+    groups: Sequence[str] | None = None
     classes: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -51,9 +56,8 @@ class SampleTable:
             found = ", ".join(f"{count} {name}" for name, count in wrong.items())
             msg = f"A sample table needs one entry of each kind for each of its {len(self.keys)} keys, got {found}."
             raise LayoutError(msg)
-        if len(set(self.keys)) != len(self.keys):
-            seen: set[str] = set()
-            twice = next(key for key in self.keys if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        twice = first_repeated(self.keys)
+        if twice is not None:
             msg = f"Two samples have the key {twice!r}; expected a name for each that no other has."
             raise LayoutError(msg)
 

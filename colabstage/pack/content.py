@@ -10,6 +10,7 @@ from colabstage.h5.create import PackContent, ReservedDataset
 from colabstage.h5.names import CLASSES, SKIPPED, key_name, y_name
 from colabstage.layouts.fields import Boxes, Values
 from colabstage.pack.boxes import reserve_boxes
+from colabstage.trees.texts import some_texts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -37,9 +38,10 @@ def pack_content(
     arrays: dict[str, NDArray[Any]] = {CLASSES: np.array(table.classes, dtype=object)}
     if skipped:
         arrays[SKIPPED] = np.array(skipped, dtype=object)
+    texts: dict[str, Sequence[str]] = {}
     groups: dict[str, Mapping[str, Any]] = {}
     for split in plan.splits:
-        arrays[key_name(split.name)] = np.array([table.keys[i] for i in split.samples.tolist()], dtype=object)
+        texts[key_name(split.name)] = some_texts(table.keys, split.samples)
         if isinstance(table.targets, Values):
             arrays[y_name(split.name)] = table.targets.values[split.samples]
         elif isinstance(table.targets, Boxes):
@@ -54,6 +56,7 @@ def pack_content(
     return PackContent(
         reserved=reserved,
         arrays=arrays,
+        texts=texts,
         attributes={"layout": table.layout, "options": options.to_json(), **attributes},
         group_attributes=groups,
     )

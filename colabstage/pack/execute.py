@@ -7,6 +7,7 @@ import time
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from importlib.metadata import version
+from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -35,6 +36,7 @@ from colabstage.h5.manifest import (
 )
 from colabstage.h5.names import FORMAT_VERSION, RESIZER_ATTRIBUTE, SHARD_SET_ATTRIBUTE
 from colabstage.layouts.fields import Boxes, Values
+from colabstage.machine.heap import release_freed_memory
 from colabstage.machine.resources import check_space, free_space, usable_cores
 from colabstage.pack.content import pack_content
 from colabstage.pack.facts import SampleFacts
@@ -142,6 +144,18 @@ class _Origin:
     shard: ShardName | None
 
 
+class _Written(NamedTuple):
+    """A final file that is not in its place yet, and how it came about; as in `PackReport`."""
+
+    file: Path
+    plan: PackPlan
+    skipped: tuple[str, ...]
+    animated: tuple[str, ...]
+    packing_s: float
+    resumed: int
+    readers: int
+
+
 @dataclass(frozen=True, slots=True)
 class _PackRun:
     """One attempt to write one plan."""
@@ -192,7 +206,7 @@ class _PackRun:
         written = (FORMAT_VERSION, version("colabstage"), options, plan.resizer, fields, shard)
         for fact in (self.origin.address, archive, *written):
             digest.update(repr(fact).encode(errors="surrogateescape"))
-        for text in (*table.classes, *table.keys):
+        for text in chain(table.classes, table.keys):
             digest.update(f"{text}\n".encode(errors="surrogateescape"))
         # A listing may come in another order, an archive be packed anew: then the journal means other samples.
         lengths = [part.lengths for part in plan.fields if part.lengths is not None]
@@ -201,6 +215,30 @@ class _PackRun:
         return digest.hexdigest()
 
     def _fill(self, workspace: Path, progress: Progress, cancellation: Cancellation, began: float) -> PackReport:
+        written = self._write(workspace, progress, cancellation)
+        release_freed_memory()
+        plan, skipped, animated = written.plan, written.skipped, written.animated
+        self._publish(written.file, plan, skipped)
+        return PackReport(
+            path=self.out,
+            encoding=plan.encoding,
+            reason=plan.reason,
+            samples={split.name: len(split.samples) for split in plan.splits},
+            classes=self.job.table.classes,
+            skipped=skipped,
+            nbytes=self.out.stat().st_size,
+            seconds=time.monotonic() - began,
+            packing_s=written.packing_s,
+            resumed=written.resumed,
+            readers=written.readers,
+            notes=(*self.job.notes, *animation_notes(animated)),
+            animated=animated,
+            resizer=plan.resizer,
+            unit=self.job.table.unit,
+        )
+
+    def _write(self, workspace: Path, progress: Progress, cancellation: Cancellation) -> _Written:
+        """Everything up to the final file. What it keeps for each sample goes when it returns."""
         data, spool = workspace / "data.h5", workspace / "spool"
         coder = SampleCoder(self.job.table, self.job.plan, self.job.options)
         content = pack_content(self.job.table, self.job.plan, self.job.options, attributes=self._attributes())
@@ -225,6 +263,7 @@ class _PackRun:
             check_space(self.out.parent, max(0, needed - disk_use(workspace)), f"The pack of '{self.job.label}'")
             if offsets is None:
                 offsets = create_pack(data, content)
+            del content  # it is in the file
             places = tuple(part.places(self.job.plan.splits, offsets, len(order)) for part in self.job.plan.fields)
             resumed = journal.finished_samples
             packing = time.monotonic()
@@ -243,7 +282,7 @@ class _PackRun:
             packing_s = time.monotonic() - packing
             positions = sorted(journal.skipped)
             skipped = tuple(journal.skipped[position] for position in positions)
-            animated = [self.job.table.inputs.source.name(int(order[i])) for i in sorted(journal.animated)]
+            animated = tuple(self.job.table.inputs.source.name(int(order[i])) for i in sorted(journal.animated))
             final, plan = finish_pack(
                 self.job,
                 DecodedPack(data, places, offsets, spool, facts),
@@ -251,24 +290,7 @@ class _PackRun:
                 skipped=skipped,
                 attributes=self._attributes(),
             )
-        self._publish(final, plan, skipped)
-        return PackReport(
-            path=self.out,
-            encoding=plan.encoding,
-            reason=plan.reason,
-            samples={split.name: len(split.samples) for split in plan.splits},
-            classes=self.job.table.classes,
-            skipped=skipped,
-            nbytes=self.out.stat().st_size,
-            seconds=time.monotonic() - began,
-            packing_s=packing_s,
-            resumed=resumed,
-            readers=result.readers,
-            notes=(*self.job.notes, *animation_notes(animated)),
-            animated=tuple(animated),
-            resizer=plan.resizer,
-            unit=self.job.table.unit,
-        )
+        return _Written(final, plan, skipped, animated, packing_s, resumed, result.readers)
 
     def _publish(self, file: Path, plan: PackPlan, skipped: tuple[str, ...]) -> None:
         manifest = Manifest(

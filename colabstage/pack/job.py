@@ -12,6 +12,7 @@ from colabstage.images.options import ImageOptions
 from colabstage.images.resample import can_torch_resize
 from colabstage.layouts.detect import detect_layout
 from colabstage.layouts.reading import read_each
+from colabstage.machine.heap import release_freed_memory
 from colabstage.pack.plan import PackPlan, gains_by_torch, needs_facts, plan_pack
 from colabstage.pack.prepare import prepared_table
 
@@ -81,6 +82,7 @@ def plan_job(
     if has_torch is None:
         has_torch = gains_by_torch(table, options) and can_torch_resize()
     plan = plan_pack(table, options, facts=facts, free_bytes=free_bytes, has_torch=has_torch)
+    release_freed_memory()  # listing and sorting are done; what follows keeps its columns for hours
     return PackJob(tree, table, plan, options)
 
 

@@ -11,19 +11,24 @@ from __future__ import annotations
 import json
 import os
 import threading
-from typing import TYPE_CHECKING, Self
+from array import array
+from itertools import chain, islice
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import xxhash
 
 from colabstage.fileops import current_world
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
     from types import TracebackType
 
 # Samples in a block. With 32 reads in flight several blocks are under way, and a kill costs those; a line costs 3 µs.
 BLOCK_SAMPLES = 8
+# The stamp of a block that is not finished; no finished one has it.
+_NO_STAMP = 0
+_LINES_AT_ONCE = 4096
 
 
 class Journal:
@@ -43,13 +48,15 @@ class Journal:
         """
         self._lock = threading.Lock()
         self._samples = samples
+        # Samples still to come of each block.
+        self._left = bytearray(_blocks_of(samples))
         self._stamp = stamp
         self._head = {"fingerprint": fingerprint, "samples": samples, "world": current_world()}
-        self._finished, self.skipped, self.animated = _read(path, self._head, self._block_stamp)
+        self._found = _read(path, self._head, samples, self._block_stamp)
         if not keep_skipped:
-            for position in self.skipped:
-                self._finished.pop(position // BLOCK_SAMPLES, None)
-            self.skipped = {}
+            for position in self._found.skipped:
+                self._found.stamps[position // BLOCK_SAMPLES] = _NO_STAMP
+            self._found.skipped.clear()
         fresh = path.with_name(f"{path.name}.new")
         self._handle = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o644)
         try:
@@ -62,44 +69,62 @@ class Journal:
     @property
     def resumed(self) -> bool:
         """Whether an earlier run finished anything."""
-        return bool(self._finished)
+        return self.finished_samples > 0
 
     @property
     def finished_samples(self) -> int:
         """How many samples an earlier run has put in their places."""
-        return self._samples - sum(self._left.values())
+        return self._samples - sum(self._samples_of(block) for block, stamp in self._blocks() if stamp == _NO_STAMP)
+
+    @property
+    def skipped(self) -> dict[int, str]:
+        """Why samples were left out, by their positions."""
+        return self._found.skipped
+
+    @property
+    def animated(self) -> set[int]:
+        """Positions of samples of which only the first frame is stored."""
+        return self._found.animated
 
     def forget(self) -> None:
         """Begin anew: nothing is finished. Only before the first `finish`."""
-        self._finished, self.skipped, self.animated = {}, {}, set()
+        self._found = _Found.nothing(self._samples)
         os.ftruncate(self._handle, 0)
         self._begin()
 
     def _begin(self) -> None:
-        lines: list[dict[str, object]] = [self._head]
-        lines += ({"block": block, "stamp": stamp} for block, stamp in sorted(self._finished.items()))
-        lines += ({"skipped": position, "why": why} for position, why in sorted(self.skipped.items()))
-        lines += ({"animated": position} for position in sorted(self.animated))
-        os.write(self._handle, b"".join(_line(line) for line in lines))
-        self._left = self._count_left()
+        lines: Iterator[dict[str, object]] = chain(
+            [self._head],
+            ({"block": block, "stamp": stamp} for block, stamp in self._blocks() if stamp != _NO_STAMP),
+            ({"skipped": position, "why": why} for position, why in sorted(self.skipped.items())),
+            ({"animated": position} for position in sorted(self.animated)),
+        )
+        while some := b"".join(map(_line, islice(lines, _LINES_AT_ONCE))):
+            os.write(self._handle, some)
+        for block in range(len(self._left)):
+            self._left[block] = self._samples_of(block)
 
-    def _block_stamp(self, block: int) -> str:
+    def _blocks(self) -> Iterator[tuple[int, int]]:
+        """Each block with the stamp that it has if an earlier run finished it."""
+        return enumerate(self._found.stamps)
+
+    def _samples_of(self, block: int) -> int:
+        return min(BLOCK_SAMPLES, self._samples - block * BLOCK_SAMPLES)
+
+    def _block_stamp(self, block: int) -> int:
         first = block * BLOCK_SAMPLES
-        stamps = "\n".join(self._stamp(i) for i in range(first, min(first + BLOCK_SAMPLES, self._samples)))
-        return xxhash.xxh3_64_hexdigest(stamps.encode(errors="surrogateescape"))
-
-    def _count_left(self) -> dict[int, int]:
-        """Samples still to come of each unfinished block."""
-        blocks = range(-(-self._samples // BLOCK_SAMPLES))
-        return {
-            block: min(BLOCK_SAMPLES, self._samples - block * BLOCK_SAMPLES)
-            for block in blocks
-            if block not in self._finished
-        }
+        stamps = "\n".join(self._stamp(i) for i in range(first, first + self._samples_of(block)))
+        return xxhash.xxh3_64_intdigest(stamps.encode(errors="surrogateescape")) or 1
 
     def is_finished(self, position: int) -> bool:
-        """Whether the sample at this position of the reading order is in its place."""
-        return position // BLOCK_SAMPLES in self._finished
+        """Whether an earlier run has put the sample at this position of the reading order in its place."""
+        return self._found.stamps[position // BLOCK_SAMPLES] != _NO_STAMP
+
+    def unfinished(self) -> Sequence[int]:
+        """Positions of all samples that no earlier run has put in their places, ascending."""
+        if not self.resumed:
+            return range(self._samples)
+        return array("q", (position for position in range(self._samples) if not self.is_finished(position)))
 
     def finish(self, position: int, *, skipped: str | None = None, animated: bool = False) -> None:
         """Note that a sample is in its place, or was left out for the reason `skipped`; once for each sample.
@@ -142,24 +167,53 @@ def _line(value: dict[str, object]) -> bytes:
     return (json.dumps(value) + "\n").encode()
 
 
-def _read(
-    path: Path, head: dict[str, object], stamp: Callable[[int], str]
-) -> tuple[dict[int, str], dict[int, str], set[int]]:
-    """Finished blocks with their stamps, the reasons of samples left out in them, and those that are animated; nothing
-    of another work's."""
+class _Found(NamedTuple):
+    """What an earlier run finished: the stamp of each block, or `_NO_STAMP`; of the samples in them, the reasons why
+    some were left out, and which are animated."""
+
+    stamps: array[int]
+    skipped: dict[int, str]
+    animated: set[int]
+
+    @classmethod
+    def nothing(cls, samples: int) -> _Found:
+        return cls(array("Q", bytes(8 * _blocks_of(samples))), {}, set())
+
+
+def _blocks_of(samples: int) -> int:
+    return -(-samples // BLOCK_SAMPLES)
+
+
+def _read(path: Path, head: dict[str, object], samples: int, stamp: Callable[[int], int]) -> _Found:
+    """What is noted of this very work, and true of its samples still; nothing of another work's."""
+    found = _Found.nothing(samples)
     try:
-        lines = path.read_bytes().split(b"\n")[:-1]  # a last line without its end was cut off
-        values = [json.loads(line) for line in lines]
-    except (FileNotFoundError, ValueError):
-        return {}, {}, set()
-    if not values or values[0] != head:
-        return {}, {}, set()
-    noted = {value["block"]: value["stamp"] for value in values if "block" in value}
-    blocks = {block: noted_stamp for block, noted_stamp in noted.items() if stamp(block) == noted_stamp}
-    skipped = {value["skipped"]: value["why"] for value in values if "skipped" in value}
-    animated = {value["animated"] for value in values if "animated" in value}
-    return (
-        blocks,
-        {position: why for position, why in skipped.items() if position // BLOCK_SAMPLES in blocks},
-        {position for position in animated if position // BLOCK_SAMPLES in blocks},
-    )
+        with path.open("rb") as file:
+            for number, line in enumerate(file):
+                if not line.endswith(b"\n"):
+                    break  # cut off by a kill
+                if not _take(found, json.loads(line), head if number == 0 else None):
+                    return _Found.nothing(samples)
+    except (FileNotFoundError, ValueError, LookupError, TypeError, OverflowError):
+        return _Found.nothing(samples)
+    for block, noted in enumerate(found.stamps):
+        if noted != _NO_STAMP and noted != stamp(block):
+            found.stamps[block] = _NO_STAMP
+    for position in [*found.skipped, *found.animated]:
+        if found.stamps[position // BLOCK_SAMPLES] == _NO_STAMP:
+            found.skipped.pop(position, None)
+            found.animated.discard(position)
+    return found
+
+
+def _take(found: _Found, value: dict[str, Any], head: dict[str, object] | None) -> bool:
+    """Take over what a line says; whether it may be so. `head`: what the first line has to be."""
+    if head is not None:
+        return value == head
+    if "block" in value:
+        found.stamps[value["block"]] = value["stamp"]
+    elif "skipped" in value:
+        found.skipped[value["skipped"]] = value["why"]
+    elif "animated" in value:
+        found.animated.add(value["animated"])
+    return True

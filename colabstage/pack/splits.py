@@ -15,6 +15,7 @@ import xxhash
 
 from colabstage.errors import LayoutError, OptionError
 from colabstage.layouts.fields import Values
+from colabstage.trees.texts import some_texts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -118,7 +119,7 @@ def split_rows(
     for number, name in enumerate(names):
         members = np.flatnonzero(assigned == number)
         if name == "train":
-            hashes = key_hashes([keys[i] for i in members.tolist()], seed=seed, purpose="row")
+            hashes = key_hashes(some_texts(keys, members), seed=seed, purpose="row")
             members = members[np.argsort(hashes, kind="stable")]
         rows[name] = members
     return rows

@@ -9,6 +9,7 @@ import numpy as np
 
 from colabstage.layouts.fields import Boxes, Values
 from colabstage.pack.splits import SplitPlan
+from colabstage.trees.texts import some_texts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -49,16 +50,13 @@ class SomeSamples:
 def take_samples(table: SampleTable, chosen: NDArray[np.int64]) -> SampleTable:
     """The table of some samples, in the order given."""
 
-    def some(names: Sequence[str]) -> tuple[str, ...]:
-        return tuple(names[i] for i in chosen.tolist())
-
     return replace(
         table,
-        keys=some(table.keys),
+        keys=some_texts(table.keys, chosen),
         inputs=_take_inputs(table.inputs, chosen),
         targets=None if table.targets is None else _take_targets(table.targets, chosen),
-        splits=None if table.splits is None else some(table.splits),
-        groups=None if table.groups is None else some(table.groups),
+        splits=None if table.splits is None else some_texts(table.splits, chosen),
+        groups=None if table.groups is None else some_texts(table.groups, chosen),
     )
 
 

@@ -57,7 +57,7 @@ def write_samples(
         NotEnoughSpaceError, TargetNotWritableError: the disk filled up meanwhile, or fails.
         CancelledError: the caller asked to stop.
     """
-    left = [position for position in range(len(job.order)) if not journal.is_finished(position)]
+    left = journal.unfinished()
     step.advance(len(job.order) - len(left))
     coder, memory = job.coder, _Memory()
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Self
 from colabstage.simulate.model import Meter, Traffic
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from types import TracebackType
 
     from colabstage.simulate.knobs import DriveKnobs
@@ -45,7 +45,7 @@ class ThrottledTree:
         return self._tree.notes
 
     @property
-    def entries(self) -> tuple[FileEntry, ...]:
+    def entries(self) -> Sequence[FileEntry]:
         """The other tree's files."""
         return self._tree.entries
 

@@ -9,12 +9,14 @@ import stat
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, Self, TypeVar
 
 from colabstage.errors import SourceNotFoundError, SourceReadError
 from colabstage.fileops import block_ranges, pread_exactly
 from colabstage.retry import RetryPolicy, read_with_retry
+from colabstage.trees.entries import FileEntries, Listing
 from colabstage.trees.messages import count_by
 from colabstage.trees.names import is_junk, is_junk_folder
 from colabstage.trees.tree import PIECE_BYTES, FileEntry, TreeKind
@@ -33,6 +35,9 @@ GOOGLE_NATIVE = (
 )
 # One task of the pool looks up at most this many entries, so that its own cost (about 20 µs) vanishes.
 _LOOK_BATCH = 256
+# Folders that are listed before what is in them is put in its place: enough for every worker, and a bound on what of a
+# listing is held as objects.
+_LIST_FOLDERS = 512
 # Longer than the slowest listing anybody reported from a Drive mount (20 s) with its retries.
 _STALL_S = 300.0
 # With O_NONBLOCK a file that turned into a FIFO after the listing cannot block the open.
@@ -49,15 +54,6 @@ class _Folder(NamedTuple):
     through_link: bool
 
 
-class _Listing(NamedTuple):
-    """What one folder holds; `names` is `None` where a link leads back to a folder that it lies in."""
-
-    folder: _Folder
-    mtime_ns: int
-    identity: _Identity
-    names: list[str] | None
-
-
 class _Seen(NamedTuple):
     """What one entry of a folder turned out to be."""
 
@@ -67,11 +63,32 @@ class _Seen(NamedTuple):
     through_link: bool = False
 
 
+class _Looked(NamedTuple):
+    """What some entries of a folder are: files, in columns since there may be millions, and the few others. `total`:
+    how many there are, junk included."""
+
+    total: int
+    files: Listing
+    others: list[tuple[str, _Seen]]
+
+
+class _Listed(NamedTuple):
+    """What one folder holds: `entries` that nobody has looked at yet, `looked` those that somebody has. `looped`:
+    whether a link leads back to a folder that it lies in."""
+
+    folder: _Folder
+    mtime_ns: int
+    identity: _Identity
+    looped: bool
+    entries: list[os.DirEntry[str]]
+    looked: list[_Looked]
+
+
 @dataclass(slots=True)
 class _Found:
     """All that a walk brought home."""
 
-    files: list[FileEntry] = field(default_factory=list)
+    files: Listing = field(default_factory=Listing)
     stamp: dict[str, tuple[int, int]] = field(default_factory=dict)
     native: list[str] = field(default_factory=list)
     broken: list[str] = field(default_factory=list)
@@ -106,7 +123,7 @@ class FolderTree:
         _check_root(self._root)
         with _pool(workers) as run:
             found = _walk(self._root, run, workers, retry)
-        self._entries = tuple(sorted(found.files, key=lambda entry: entry.name))
+        self._entries = found.files.by_name().entries
         self._stamp = found.stamp
         self._notes = _notes(found)
 
@@ -126,7 +143,7 @@ class FolderTree:
         return self._notes
 
     @property
-    def entries(self) -> tuple[FileEntry, ...]:
+    def entries(self) -> FileEntries:
         """All regular files, sorted by name; `position` is the place in the listing."""
         return self._entries
 
@@ -277,47 +294,70 @@ def _pool(workers: int) -> Iterator[_Run]:
 
 
 def _walk(root: str, run: _Run, workers: int, retry: RetryPolicy) -> _Found:
-    """List one level of the tree after the other: first all its folders at once, then all their entries at once."""
+    """List one level of the tree after the other, some folders at once, then all that they hold at once."""
 
-    def list_one(folder: _Folder) -> tuple[_Listing, list[os.DirEntry[str]]]:
-        return read_with_retry(lambda: _list_folder(root, folder), _join(root, folder.name), policy=retry)
+    def list_one(folder: _Folder) -> _Listed:
+        look = look_at if workers < 2 else None
+        return read_with_retry(lambda: _list_folder(root, folder, look), _join(root, folder.name), policy=retry)
 
-    def look_at(batch: list[os.DirEntry[str]]) -> list[_Seen]:
-        try:
-            return [_look(entry) for entry in batch]
-        except OSError:  # What was seen before it is remembered by its entry and not asked again.
-            return [_look_with_retry(entry, retry) for entry in batch]
-        finally:
-            batch.clear()  # an entry that was looked at holds nearly a kilobyte, and there may be millions
+    def look_at(batch: list[os.DirEntry[str]]) -> _Looked:
+        return _look_at(batch, retry)
 
     found = _Found()
     level = [_Folder("", frozenset(), through_link=False)]
+    at_once = 1 if workers < 2 else _LIST_FOLDERS
     while level:
-        listed = run(list_one, level)
-        listings = [listing for listing, _ in listed]
-        batches = _batches([entry for _, entries in listed for entry in entries], workers)
-        del listed
-        seen = [one for batch in run(look_at, batches) for one in batch]
-        level = _sort_in(found, listings, iter(seen))
+        deeper: list[_Folder] = []
+        for first in range(0, len(level), at_once):
+            listed = run(list_one, level[first : first + at_once])
+            batches = [_batches(one.entries, workers) for one in listed]
+            looked = iter(run(look_at, [batch for some in batches for batch in some]))
+            for one, some in zip(listed, batches, strict=True):
+                deeper += _sort_in(found, one, [*one.looked, *islice(looked, len(some))])
+        level = deeper
     return found
 
 
 def _batches(entries: list[os.DirEntry[str]], workers: int) -> list[list[os.DirEntry[str]]]:
     length = min(max(1, -(-len(entries) // (4 * workers))), _LOOK_BATCH)
-    return [entries[start : start + length] for start in range(0, len(entries), length)]
+    batches = [entries[start : start + length] for start in range(0, len(entries), length)]
+    entries.clear()  # each is to go when its batch has been looked at
+    return batches
 
 
-def _list_folder(root: str, folder: _Folder) -> tuple[_Listing, list[os.DirEntry[str]]]:
+def _list_folder(root: str, folder: _Folder, look: Callable[[list[os.DirEntry[str]]], _Looked] | None) -> _Listed:
+    """Read one folder. `look`: at its entries while it is read; `None` leaves that to many workers."""
     path = _join(root, folder.name)
     # Asked before the listing: a change while the folder is being listed then shows in the stamp.
     status = os.stat(path)  # noqa: PTH116
     identity = (status.st_dev, status.st_ino)
-    if folder.through_link and identity in folder.ancestors:
-        return _Listing(folder, status.st_mtime_ns, identity, None), []
+    looped = folder.through_link and identity in folder.ancestors
+    listed = _Listed(folder, status.st_mtime_ns, identity, looped, [], [])
+    if looped:
+        return listed
     with os.scandir(path) as scan:
-        # Not looked at yet: on a mount that leaves out the entries' types each look is a round trip of its own.
-        entries = list(scan)
-    return _Listing(folder, status.st_mtime_ns, identity, [entry.name for entry in entries]), entries
+        if look is None:
+            # On a mount that leaves out the entries' types each look is a round trip of its own.
+            listed.entries.extend(scan)
+        else:
+            while batch := list(islice(scan, _LOOK_BATCH)):
+                listed.looked.append(look(batch))
+    return listed
+
+
+def _look_at(batch: list[os.DirEntry[str]], retry: RetryPolicy) -> _Looked:
+    try:
+        seen = [_look(entry) for entry in batch]
+    except OSError:  # What was seen before it is remembered by its entry and not asked again.
+        seen = [_look_with_retry(entry, retry) for entry in batch]
+    looked = _Looked(len(batch), Listing(), [])
+    for entry, one in zip(batch, seen, strict=True):
+        if one.kind == "file":
+            looked.files.add(entry.name, one.size, one.mtime_ns, 0)
+        elif one.kind != "left out":
+            looked.others.append((entry.name, one))
+    batch.clear()  # an entry that was looked at holds nearly a kilobyte, and there may be millions
+    return looked
 
 
 def _look(entry: os.DirEntry[str]) -> _Seen:
@@ -343,27 +383,24 @@ def _look_with_retry(entry: os.DirEntry[str], retry: RetryPolicy) -> _Seen:
     return read_with_retry(lambda: _look(entry), entry.path, policy=retry)
 
 
-def _sort_in(found: _Found, listings: list[_Listing], seen: Iterator[_Seen]) -> list[_Folder]:
-    """Put what was seen where it belongs; returns the folders of the next level."""
-    level: list[_Folder] = []
-    for folder, mtime_ns, identity, names in listings:
-        if names is None:
-            found.looped.append(folder.name)
-            continue
-        found.stamp[folder.name] = (mtime_ns, len(names))
-        prefix = f"{folder.name}/" if folder.name else ""
-        ancestors = folder.ancestors | {identity}
-        for base, (kind, size, changed_ns, through_link) in zip(names, seen, strict=False):
-            name = prefix + base
-            if kind == "file":
-                found.files.append(FileEntry(name, size, changed_ns, len(found.files)))
-            elif kind == "folder":
-                level.append(_Folder(name, ancestors, through_link))
-            elif kind == "native":
-                found.native.append(name)
-            elif kind == "broken":
-                found.broken.append(name)
-    return level
+def _sort_in(found: _Found, listed: _Listed, looked: list[_Looked]) -> list[_Folder]:
+    """Put what was seen in a folder where it belongs; returns the folders in it."""
+    folder = listed.folder
+    if listed.looped:
+        found.looped.append(folder.name)
+        return []
+    found.stamp[folder.name] = (listed.mtime_ns, sum(some.total for some in looked))
+    prefix = f"{folder.name}/" if folder.name else ""
+    ancestors = folder.ancestors | {listed.identity}
+    inside: list[_Folder] = []
+    for some in looked:
+        found.files.extend(prefix, some.files)
+        for base, (kind, _, _, through_link) in some.others:
+            if kind == "folder":
+                inside.append(_Folder(prefix + base, ancestors, through_link))
+            else:
+                (found.native if kind == "native" else found.broken).append(prefix + base)
+    return inside
 
 
 def _notes(found: _Found) -> tuple[str, ...]:

@@ -6,15 +6,18 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
+import numpy as np
+
+from colabstage.trees.entries import FileEntries, Listing
 from colabstage.trees.messages import foreign_entry
 from colabstage.trees.names import parent_folders
-from colabstage.trees.tree import FileEntry
+from colabstage.trees.texts import narrowed
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
     from types import TracebackType
 
-    from colabstage.trees.tree import Tree, TreeKind
+    from colabstage.trees.tree import FileEntry, Tree, TreeKind
 
 # What people call the parts of a dataset that are to stay apart.
 _SPLIT_NAMES = frozenset({"train", "training", "val", "valid", "validation", "dev", "test", "testing"})
@@ -103,19 +106,22 @@ class JoinedTree:
     def __init__(self, label: str, parts: Sequence[tuple[str, Tree]], *, joining: Joining | None = None) -> None:
         self._label = label
         self._trees = [tree for _, tree in parts]
-        names = [[entry.name for entry in tree.entries] for tree in self._trees]
-        joining = joining or plan_joining([stem for stem, _ in parts], names)
-        self._origin: dict[str, tuple[Tree, FileEntry]] = {}
-        entries: list[FileEntry] = []
+        parts_of = [FileEntries.of(tree.entries) for tree in self._trees]
+        joining = joining or plan_joining([stem for stem, _ in parts], [entries.names for entries in parts_of])
+        listing = Listing()
         start = 0
-        for prefix, tree in zip(joining.prefixes, self._trees, strict=True):
-            for entry in tree.entries:
-                name = f"{prefix}/{entry.name}" if prefix else entry.name
-                entries.append(FileEntry(name, entry.size, entry.mtime_ns, start + entry.position, entry.executable))
-                self._origin[name] = (tree, entry)
+        for prefix, entries in zip(joining.prefixes, parts_of, strict=True):
+            end = start
+            for entry in entries:
+                name, position = f"{prefix}/{entry.name}" if prefix else entry.name, start + entry.position
+                listing.add(name, entry.size, entry.mtime_ns, position, executable=entry.executable)
+                end = max(end, position + 1)
             # One part after the other is the order that each of them likes best.
-            start = max((entry.position + 1 for entry in entries), default=0)
-        self._entries = tuple(sorted(entries, key=lambda entry: entry.name))
+            start = end
+        self._entries, order = listing.by_name()
+        self._parts = parts_of
+        self._firsts = np.cumsum([0, *(len(entries) for entries in parts_of)])
+        self._origins = narrowed(order)
         self._notes = (
             *filter(None, [joining.reason]),
             *dict.fromkeys(note for tree in self._trees for note in tree.notes),
@@ -138,7 +144,7 @@ class JoinedTree:
         return self._notes
 
     @property
-    def entries(self) -> tuple[FileEntry, ...]:
+    def entries(self) -> FileEntries:
         """All files, sorted by name; by `position`, one part comes after the other."""
         return self._entries
 
@@ -158,10 +164,12 @@ class JoinedTree:
         Raises:
             SourceReadError: the entry is another tree's.
         """
-        found = self._origin.get(entry.name)
-        if found is None:
+        place = self._entries.find(entry)
+        if place is None:
             raise foreign_entry(self.label, entry.name)
-        return found
+        origin = int(self._origins[place])
+        part = int(np.searchsorted(self._firsts, origin, side="right")) - 1
+        return self._trees[part], self._parts[part][origin - int(self._firsts[part])]
 
     def close(self) -> None:
         """Close all parts. Calling it twice is fine."""

@@ -7,6 +7,7 @@ archive: skipping the one member would hand over a dataset that is not the one i
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import posixpath
 import re
@@ -15,10 +16,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from colabstage.errors import UnsafeArchiveError
+from colabstage.trees.texts import first_repeated
 from colabstage.units import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
 _DRIVE_LETTER = re.compile(r"\A[A-Za-z]:")
 
@@ -161,7 +163,7 @@ def follow_links(links: Mapping[str, str], files: Collection[str]) -> dict[str, 
     return found
 
 
-def check_collisions(archive: str, files: Iterable[str], folders: Iterable[str]) -> None:
+def check_collisions(archive: str, files: Sequence[str], folders: Iterable[str]) -> None:
     """Refuse names that cannot stand beside each other in one folder.
 
     Args:
@@ -172,14 +174,13 @@ def check_collisions(archive: str, files: Iterable[str], folders: Iterable[str])
     Raises:
         UnsafeArchiveError: a name occurs twice, or a file is also the folder of another member.
     """
-    seen: set[str] = set()
+    twice = first_repeated(files)
+    if twice is not None:
+        raise refuse_member(archive, twice, "its name occurs twice, so which of the two is meant is unclear")
+    parents = parent_folders(itertools.chain(files, (f"{folder}/" for folder in folders)))
     for name in files:
-        if name in seen:
-            raise refuse_member(archive, name, "its name occurs twice, so which of the two is meant is unclear")
-        seen.add(name)
-    for folder in parent_folders([*seen, *(f"{folder}/" for folder in folders)]):
-        if folder in seen:
-            raise refuse_member(archive, folder, "it is a file and also a folder of other members")
+        if name in parents:
+            raise refuse_member(archive, name, "it is a file and also a folder of other members")
 
 
 def parent_folders(names: Iterable[str]) -> set[str]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 from colabstage.errors import UnsafeArchiveError
 from colabstage.fileops import block_ranges
 from colabstage.trees.contents import HEAD_BYTES, compression_of
+from colabstage.trees.entries import FileEntries, Listing
 from colabstage.trees.messages import cut_while_read, foreign_entry, skipped_links
 from colabstage.trees.names import (
     DEFAULT_LIMITS,
@@ -59,12 +60,8 @@ class TarTree:
             if self._bytes is not source:
                 self._bytes.close()
             raise
-        self._members = found.files
         self._notes = skipped_links(found.skipped)
-        self._entries = tuple(
-            FileEntry(name, member.size, member.mtime_ns, member.offset, member.executable)
-            for name, member in sorted(found.files.items())
-        )
+        self._entries = found.files.by_name().entries
 
     @property
     def kind(self) -> TreeKind:
@@ -82,7 +79,7 @@ class TarTree:
         return self._notes
 
     @property
-    def entries(self) -> tuple[FileEntry, ...]:
+    def entries(self) -> FileEntries:
         """All files, sorted by name; `position` is the offset in the unpacked archive."""
         return self._entries
 
@@ -119,10 +116,11 @@ class TarTree:
 
     def member(self, entry: FileEntry) -> TarMember:
         """What the headers say of a file; of a link, what they say of the file that it leads to."""
-        member = self._members.get(entry.name)
-        if member is None:
+        place = self._entries.find(entry)
+        if place is None:
             raise foreign_entry(self.label, entry.name)
-        return member
+        own = self._entries[place]
+        return TarMember(own.name, "file", "", own.position, own.size, own.mtime_ns, own.executable)
 
     def close(self) -> None:
         """Close the source and drop the unpacked form. Calling it twice is fine."""
@@ -141,25 +139,27 @@ class TarTree:
 class _Headers(NamedTuple):
     """The files by cleaned name, links resolved, and the links that lead to none."""
 
-    files: dict[str, TarMember]
+    files: Listing
     skipped: list[str]
 
 
 def _read_headers(source: ByteSource, packed_bytes: int, limits: ArchiveLimits) -> _Headers:
-    members: list[TarMember] = []
+    return _check_members(source.label, _within_limits(source, packed_bytes, limits))
+
+
+def _within_limits(source: ByteSource, packed_bytes: int, limits: ArchiveLimits) -> Iterator[TarMember]:
     total = 0
-    for member in scan_members(source):
-        members.append(member)
+    for count, member in enumerate(scan_members(source), 1):
         total += member.size
-        check_limits(source.label, len(members), total, packed_bytes, limits)
-    return _check_members(source.label, members)
+        check_limits(source.label, count, total, packed_bytes, limits)
+        yield member
 
 
 def _check_members(archive: str, members: Iterable[TarMember]) -> _Headers:
-    files: dict[str, TarMember] = {}
+    files = Listing()
     symlinks: dict[str, str] = {}
     hardlinks: dict[str, str] = {}
-    names: list[str] = []
+    linked: list[str] = []
     folders: list[str] = []
     for member in members:
         if member.kind == "folder":
@@ -170,19 +170,24 @@ def _check_members(archive: str, members: Iterable[TarMember]) -> _Headers:
             raise refuse_member(archive, name, "it is a device or a pipe")
         if is_junk(name):
             continue
-        names.append(name)
         if member.kind == "symlink":
+            linked.append(name)
             symlinks[name] = resolve_link(archive, name, member.link)
         elif member.kind == "hardlink":
+            linked.append(name)
             hardlinks[name] = _hardlink_target(archive, name, member.link)
         else:
-            files[name] = member
-    check_collisions(archive, names, folders)
+            files.add(name, member.size, member.mtime_ns, member.offset, executable=member.executable)
+    check_collisions(archive, [*files.names, *linked] if linked else files.names, folders)
+    if not linked:
+        return _Headers(files, [])
     links = symlinks | hardlinks
-    found = follow_links(links, files)
-    return _Headers(
-        files | {name: files[target] for name, target in found.items()}, sorted(links.keys() - found.keys())
-    )
+    regular = {entry.name: entry for entry in files.entries()}
+    found = follow_links(links, regular)
+    for name, target in found.items():
+        own = regular[target]
+        files.add(name, own.size, own.mtime_ns, own.position, executable=own.executable)
+    return _Headers(files, sorted(links.keys() - found.keys()))
 
 
 def _hardlink_target(archive: str, name: str, target: str) -> str:

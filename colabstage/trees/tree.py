@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol, Self
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from types import TracebackType
 
 TreeKind = Literal["folder", "zip", "tar", "7z", "rar", "file"]
@@ -25,6 +25,7 @@ class FileEntry:
     `position`: reading entries by ascending position is sequential for the medium: the offset in an archive, the
     place in the listing of a folder.
     `executable`: whether an archive marks it as a program of its owner; a folder does not tell.
+    `place`: its number among the entries of its tree, where it is found sooner than by name; -1 where nobody said.
     """
 
     name: str
@@ -32,6 +33,7 @@ class FileEntry:
     mtime_ns: int
     position: int
     executable: bool = False
+    place: int = field(default=-1, compare=False, repr=False)
 
 
 class Tree(Protocol):
@@ -50,7 +52,7 @@ class Tree(Protocol):
         """Sentences about what was left out and why (Google-native documents, for example)."""
 
     @property
-    def entries(self) -> tuple[FileEntry, ...]:
+    def entries(self) -> Sequence[FileEntry]:
         """All regular files, sorted by name; junk that operating systems leave (`__MACOSX`, `.DS_Store`) left out."""
 
     def read(self, entry: FileEntry) -> bytes:

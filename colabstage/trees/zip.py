@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import stat
-from typing import TYPE_CHECKING, Self
+from array import array
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
+
+import numpy as np
 
 from colabstage.errors import ArchiveError
+from colabstage.trees.entries import sorted_by_name
 from colabstage.trees.messages import foreign_entry, skipped_links
 from colabstage.trees.names import (
     DEFAULT_LIMITS,
@@ -19,15 +23,18 @@ from colabstage.trees.names import (
     refuse_member,
     resolve_link,
 )
-from colabstage.trees.tree import FileEntry, TreeKind
-from colabstage.trees.zip_directory import ZipMember, read_directory
+from colabstage.trees.texts import Texts, narrowed
+from colabstage.trees.zip_directory import ZipDirectory, ZipMember, read_directory
 from colabstage.trees.zip_members import READABLE_METHODS, member_chunks, read_member
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import TracebackType
 
-    from colabstage.trees.tree import ByteSource
+    from numpy.typing import NDArray
+
+    from colabstage.trees.entries import FileEntries
+    from colabstage.trees.tree import ByteSource, FileEntry, TreeKind
 
 _FLAG_ENCRYPTED = 0x1
 _METHODS = {1: "Shrink", 6: "Implode", 9: "Deflate64", 20: "Zstandard", 97: "WavPack", 98: "PPMd", 99: "AES"}
@@ -48,14 +55,15 @@ class ZipTree:
 
     def __init__(self, source: ByteSource, *, limits: ArchiveLimits = DEFAULT_LIMITS) -> None:
         self._source = source
-        members = read_directory(source)
-        total = sum(member.size for member in members)
-        check_limits(source.label, len(members), total, source.size, limits)
-        files = _check_members(source.label, members)
-        _check_readable(source.label, files)
-        self._members, skipped = _resolve_links(source, files)
-        self._notes = skipped_links(skipped)
-        self._entries = tuple(_entry(name, self._members[name]) for name in sorted(self._members))
+        directory = read_directory(source)
+        # Each size may be near 2 ** 61, so the sum is one of floats.
+        total = int(directory.facts["size"].sum(dtype=np.float64))
+        check_limits(source.label, len(directory), total, source.size, limits)
+        listed = _list_files(source, directory)
+        self._entries = listed.entries
+        self._packing = listed.packing
+        self._stored_names = listed.stored_names
+        self._notes = skipped_links(listed.skipped)
 
     @property
     def kind(self) -> TreeKind:
@@ -73,7 +81,7 @@ class ZipTree:
         return self._notes
 
     @property
-    def entries(self) -> tuple[FileEntry, ...]:
+    def entries(self) -> FileEntries:
         """All files, sorted by name; `position` is the offset in the archive."""
         return self._entries
 
@@ -102,10 +110,15 @@ class ZipTree:
 
     def member(self, entry: FileEntry) -> ZipMember:
         """What the directory says of a file."""
-        member = self._members.get(entry.name)
-        if member is None:
+        place = self._entries.find(entry)
+        if place is None:
             raise foreign_entry(self.label, entry.name)
-        return member
+        own = self._entries[place]
+        stored = self._stored_names.get(place) or own.name.encode("utf-8", "surrogatepass")
+        end, packed_size, crc, method, flags, mode = (int(column[place]) for column in self._packing.values())
+        return ZipMember(
+            own.name, stored, own.position, end, packed_size, own.size, crc, method, flags, mode, own.mtime_ns
+        )
 
     def close(self) -> None:
         """Close the source. Calling it twice is fine."""
@@ -120,61 +133,112 @@ class ZipTree:
         self.close()
 
 
-def _entry(name: str, member: ZipMember) -> FileEntry:
-    return FileEntry(name, member.size, member.mtime_ns, member.offset, bool(member.mode & stat.S_IXUSR))
+class _Listed(NamedTuple):
+    """The files of a zip, N of them, sorted by name.
+
+    `packing`: what reading a member takes beside its entry's facts, `(N,)` by name: end, packed_size, crc, method,
+    flags, mode. `stored_names`: by number, in bytes, of those whose names the archive has otherwise than their entry.
+    `skipped`: links that lead to no file.
+    """
+
+    entries: FileEntries
+    packing: dict[str, NDArray[Any]]
+    stored_names: dict[int, bytes]
+    skipped: list[str]
 
 
-def _check_members(archive: str, members: list[ZipMember]) -> dict[str, ZipMember]:
-    """The members that are files or links, by cleaned name, junk left out; the rules of `names` hold for all."""
-    names: list[str] = []
-    kept: list[ZipMember] = []
+def _list_files(source: ByteSource, directory: ZipDirectory) -> _Listed:
+    """The files of a directory by cleaned name, junk left out, links in the place of what they lead to."""
+    names, numbers = _check_members(source.label, directory)
+    _check_readable(source.label, directory, numbers)
+    skipped: list[str] = []
+    if np.any(directory.facts["mode"][numbers] & np.uint16(0o170000) == stat.S_IFLNK):
+        files, skipped = _resolve_links(source, directory, dict(zip(names, numbers.tolist(), strict=True)))
+        names, numbers = Texts.of(files), np.array(list(files.values()), np.int64)
+    facts = directory.facts
+    entries, order = sorted_by_name(
+        names,
+        facts["size"][numbers],
+        facts["mtime_ns"][numbers],
+        facts["offset"][numbers],
+        (facts["mode"][numbers] & stat.S_IXUSR) != 0,
+    )
+    rows = numbers[order]
+    packing = {name: narrowed(facts[name][rows]) for name in ("end", "packed_size")}
+    packing |= {name: facts[name][rows] for name in ("crc", "method", "flags", "mode")}
+    return _Listed(entries, packing, _stored_names(directory, entries, rows), skipped)
+
+
+def _stored_names(directory: ZipDirectory, entries: FileEntries, rows: NDArray[np.int64]) -> dict[int, bytes]:
+    return {
+        place: directory.stored_name(int(row))
+        for place, (name, raw, row) in enumerate(zip(entries.names, directory.names.take(rows), rows, strict=True))
+        if row in directory.stored_names or raw != name
+    }
+
+
+def _check_members(archive: str, directory: ZipDirectory) -> tuple[Texts, NDArray[np.int64]]:
+    """The members that are files or links, by cleaned name, and their numbers; the rules of `names` hold for all."""
+    numbers = array("q")
     folders: list[str] = []
-    for member in members:
-        kind = stat.S_IFMT(member.mode)
-        if member.name.endswith("/") or (kind == stat.S_IFDIR and member.size == 0):
-            folders.append(clean_folder_name(archive, member.name))
-            if member.size:
-                raise refuse_member(archive, member.name, "it is named like a folder but has content")
-            continue
-        name = clean_member_name(archive, member.name)
-        if kind not in (0, stat.S_IFREG, stat.S_IFLNK):
-            raise refuse_member(archive, member.name, "it is a device, a pipe or a folder with content")
-        if not is_junk(name):
-            names.append(name)
-            kept.append(member)
-    check_collisions(archive, names, folders)
-    return dict(zip(names, kept, strict=True))
+
+    def names() -> Iterator[str]:
+        for number, (raw, fact) in enumerate(zip(directory.names, directory.facts, strict=True)):
+            mode, size = int(fact["mode"]), int(fact["size"])
+            kind = stat.S_IFMT(mode)
+            if raw.endswith("/") or (kind == stat.S_IFDIR and size == 0):
+                folders.append(clean_folder_name(archive, raw))
+                if size:
+                    raise refuse_member(archive, raw, "it is named like a folder but has content")
+                continue
+            name = clean_member_name(archive, raw)
+            if kind not in (0, stat.S_IFREG, stat.S_IFLNK):
+                raise refuse_member(archive, raw, "it is a device, a pipe or a folder with content")
+            if not is_junk(name):
+                numbers.append(number)
+                yield name
+
+    found = Texts.of(names())
+    check_collisions(archive, found, folders)
+    return found, np.array(numbers, np.int64)
 
 
-def _check_readable(archive: str, files: dict[str, ZipMember]) -> None:
-    locked = [member for member in files.values() if member.flags & _FLAG_ENCRYPTED]
-    if locked:
+def _check_readable(archive: str, directory: ZipDirectory, rows: NDArray[np.int64]) -> None:
+    locked = rows[(directory.facts["flags"][rows] & _FLAG_ENCRYPTED) != 0]
+    if len(locked):
         msg = (
-            f"'{archive}' is password-protected ({len(locked):,} of {len(files):,} files, first {locked[0].name!r}). "
-            "Unpack it with its password, and stage the folder or a zip without one."
+            f"'{archive}' is password-protected ({len(locked):,} of {len(rows):,} files, first "
+            f"{directory.names[int(locked[0])]!r}). Unpack it with its password, and stage the folder or a zip without "
+            "one."
         )
         raise ArchiveError(msg)
-    for member in files.values():
-        if member.method not in READABLE_METHODS:
-            method = _METHODS.get(member.method, f"method {member.method}")
-            msg = (
-                f"'{archive}' packs {member.name!r} with {method}, which is not read here. "
-                "Unpack it and make the zip again with Deflate or without compression."
-            )
-            raise ArchiveError(msg)
+    unreadable = rows[~np.isin(directory.facts["method"][rows], list(READABLE_METHODS))]
+    if len(unreadable):
+        member = directory.member(int(unreadable[0]))
+        method = _METHODS.get(member.method, f"method {member.method}")
+        msg = (
+            f"'{archive}' packs {member.name!r} with {method}, which is not read here. "
+            "Unpack it and make the zip again with Deflate or without compression."
+        )
+        raise ArchiveError(msg)
 
 
-def _resolve_links(source: ByteSource, files: dict[str, ZipMember]) -> tuple[dict[str, ZipMember], list[str]]:
-    """Replace links by the files they lead to. A zip keeps a link's target as its content, so those few are read."""
+def _resolve_links(
+    source: ByteSource, directory: ZipDirectory, files: dict[str, int]
+) -> tuple[dict[str, int], list[str]]:
+    """Replace links by the files they lead to. A zip keeps a link's target as its content, so those few are read.
+
+    Returns:
+        All files by name with their numbers in the directory, and the links that lead to none.
+    """
     links: dict[str, str] = {}
-    for name, member in files.items():
-        if stat.S_ISLNK(member.mode):
+    for name, number in files.items():
+        if stat.S_ISLNK(int(directory.facts["mode"][number])):
+            member = directory.member(number)
             if member.size > 4096:
                 raise refuse_member(source.label, name, "it is a link with a target of more than 4,096 bytes")
             target = read_member(source, member).decode("utf-8", "surrogateescape")
             links[name] = resolve_link(source.label, name, target)
-    if not links:
-        return files, []
-    regular = {name: member for name, member in files.items() if name not in links}
+    regular = {name: number for name, number in files.items() if name not in links}
     found = {name: regular[target] for name, target in follow_links(links, regular).items()}
     return regular | found, sorted(links.keys() - found.keys())

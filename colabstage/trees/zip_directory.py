@@ -11,9 +11,9 @@ import calendar
 import functools
 import struct
 import zlib
+from array import array
 from dataclasses import dataclass
-from operator import attrgetter
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from colabstage.errors import ArchiveError, CorruptArchiveError, UnsafeArchiveError
 from colabstage.trees.contents import HEAD_BYTES, describe_contents
@@ -22,6 +22,10 @@ from colabstage.trees.names import refuse_member
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from colabstage.trees.texts import Texts
     from colabstage.trees.tree import ByteSource
 
 _END = struct.Struct("<4s4H2LH")
@@ -31,10 +35,32 @@ _END64 = struct.Struct("<4sQ2H2L4Q")
 # The last record, its comment of at most 64 KiB, and the two zip64 records before it.
 _TAIL_BYTES = 65_535 + _END.size + _END64_LOCATOR.size + _END64.size
 _MEMBER = struct.Struct("<4s4B4H3L5H2L")
+# What of a member's record is read for each; `_MEMBER` in columns.
+_RECORD_FIELDS = {
+    "system": ("u1", 5),
+    "flags": ("<u2", 8),
+    "method": ("<u2", 10),
+    "stamp": ("<u4", 12),
+    "crc": ("<u4", 16),
+    "packed_size": ("<u4", 20),
+    "size": ("<u4", 24),
+    "attributes": ("<u4", 38),
+    "offset": ("<u4", 42),
+}
+_FACTS = [
+    *((name, "<i8") for name in ("offset", "end", "packed_size", "size")),
+    ("crc", "<u4"),
+    *((name, "<u2") for name in ("method", "flags", "mode")),
+    ("mtime_ns", "<i8"),
+]
+_SIZES, _LENGTHS, _OFFSET = struct.Struct("<2L"), struct.Struct("<3H"), struct.Struct("<L")
 LOCAL_HEADER_BYTES = 30
 _MEMBER_MARK = b"PK\1\2"
 # A local header, the marker that some multi-volume tools leave before it, or the end record of an empty archive.
 _FIRST_MARKS = (b"PK\3\4", b"PK\7\x08", b"PK00", _END_MARK)
+
+# No file is as long; what claims to be more is refused for this just as well, and sums of two fit 64 bits.
+_BEYOND = 1 << 61
 
 _EXTRA_ZIP64 = 0x0001
 _EXTRA_UNICODE_PATH = 0x7075
@@ -65,6 +91,44 @@ class ZipMember:
     mtime_ns: int
 
 
+@dataclass(frozen=True, slots=True)
+class ZipDirectory:
+    """Every member of a zip in the directory's order, N of them, in columns: of each what `ZipMember` says of it.
+
+    `names`: as they stand there, uncleaned.
+    `stored_names`: the bytes of those, by number, which are not their names in UTF-8.
+    `facts`: structured `(N,)`; offset, end, packed_size, size, crc, method, flags, mode, mtime_ns.
+    """
+
+    names: Texts
+    stored_names: dict[int, bytes]
+    facts: NDArray[Any]
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def stored_name(self, number: int) -> bytes:
+        """The bytes of a member's name, which its local header repeats."""
+        return self.stored_names.get(number) or self.names[number].encode("utf-8", "surrogatepass")
+
+    def member(self, number: int) -> ZipMember:
+        """All that is said of one member."""
+        offset, end, packed_size, size, crc, method, flags, mode, mtime_ns = self.facts[number].item()
+        return ZipMember(
+            self.names[number],
+            self.stored_name(number),
+            offset,
+            end,
+            packed_size,
+            size,
+            crc,
+            method,
+            flags,
+            mode,
+            mtime_ns,
+        )
+
+
 class _End(NamedTuple):
     """Where the directory lies, by the archive's last record. `members` is modulo 65,536 without zip64."""
 
@@ -75,7 +139,7 @@ class _End(NamedTuple):
     has_64: bool
 
 
-def read_directory(source: ByteSource) -> list[ZipMember]:
+def read_directory(source: ByteSource) -> ZipDirectory:
     """Every member of a zip, in the directory's order; reads the end of the file only.
 
     Raises:
@@ -94,7 +158,7 @@ def read_directory(source: ByteSource) -> list[ZipMember]:
     directory = tail[start - tail_at : end.position - tail_at] if start >= tail_at else source.pread(end.size, start)
     if len(directory) != end.size:
         raise _truncated(source, "its directory is cut")
-    members = list(_parse(source, directory, wraps=shift > 0))
+    members = _parse(source, directory, wraps=shift > 0)
     if len(members) % 65_536 != end.members % 65_536 or (end.has_64 and len(members) != end.members):
         raise _damaged(source, f"its last record counts {end.members:,} members, its directory holds {len(members):,}")
     _set_ends(source, members, start)
@@ -166,45 +230,98 @@ def _damaged(source: ByteSource, reason: str) -> CorruptArchiveError:
     return CorruptArchiveError(f"'{source.label}' is damaged: {reason}. Copy or upload the archive again.")
 
 
-def _parse(source: ByteSource, directory: bytes, *, wraps: bool) -> Iterator[ZipMember]:
+def _parse(source: ByteSource, directory: bytes, *, wraps: bool) -> ZipDirectory:
     """The members in a directory. `wraps`: offsets are modulo 4 GiB, as macOS writes them into large archives."""
-    at = turns = last = 0
+    import numpy as np
+
+    from colabstage.trees.texts import Texts
+
+    starts = array("q")
+    stored_names: dict[int, bytes] = {}
+    wide: dict[int, list[int]] = {}
+
+    def names() -> Iterator[str]:
+        for number, (at, stored, extra) in enumerate(_records(source, directory)):
+            starts.append(at)
+            system, flags = directory[at + 5], directory[at + 8] | directory[at + 9] << 8
+            narrow = _SIZES.unpack_from(directory, at + 20) + _OFFSET.unpack_from(directory, at + 42)
+            if 0xFFFFFFFF in narrow:
+                packed, size, offset = narrow
+                wide[number] = _wide_fields(source, extra, size, packed, offset)
+            # "up", the mark of a Unicode name: a field that holds one is worth the closer look.
+            if stored.isascii() and b"up" not in extra:
+                yield stored.decode("ascii")
+                continue
+            name = _decode_name(stored, extra, flags, system)
+            if name.encode("utf-8", "surrogatepass") != stored:
+                stored_names[number] = stored
+            yield name
+
+    texts = Texts.of(names())
+    # Records of one length that may begin at any byte: those at the members' places are taken.
+    anywhere = np.ndarray((max(0, len(directory) - _MEMBER.size + 1),), _record_type(), directory, strides=(1,))
+    records = anywhere[np.array(starts, np.int64)] if len(texts) else np.empty(0, _record_type())
+    return ZipDirectory(texts, stored_names, _facts(records, wide, wraps=wraps))
+
+
+def _record_type() -> np.dtype[Any]:
+    import numpy as np
+
+    formats, offsets = zip(*_RECORD_FIELDS.values(), strict=True)
+    return np.dtype({"names": list(_RECORD_FIELDS), "formats": formats, "offsets": offsets, "itemsize": _MEMBER.size})
+
+
+def _records(source: ByteSource, directory: bytes) -> Iterator[tuple[int, bytes, bytes]]:
+    """Of each member where its record begins, the bytes of its name, and its extra fields."""
+    at = 0
     length = len(directory)
     while at < length:
         if at + _MEMBER.size > length or directory[at : at + 4] != _MEMBER_MARK:
             raise _damaged(source, f"its directory is not readable at byte {at:,}")
-        # fmt: off
-        (_, _, system, _, _, flags, method, time, date, crc, packed, size,
-         name_length, extra_length, comment_length, _, _, attributes, offset) = _MEMBER.unpack_from(directory, at)
-        # fmt: on
-        at += _MEMBER.size
-        stored = directory[at : at + name_length]
-        at += name_length
-        extra = directory[at : at + extra_length]
-        at += extra_length + comment_length
+        name_length, extra_length, comment_length = _LENGTHS.unpack_from(directory, at + 28)
+        start = at
+        at += _MEMBER.size + name_length + extra_length + comment_length
         if at > length:
             raise _damaged(source, "the last entry of its directory is cut")
-        if 0xFFFFFFFF in (size, packed, offset):
-            size, packed, offset = _wide_fields(source, extra, size, packed, offset)
-        if wraps:
-            turns += offset < last
-            last = offset
-            offset += turns << 32
-        # "up", the mark of a Unicode name: a field that holds one is worth the closer look.
-        plain = stored.isascii() and b"up" not in extra
-        name = stored.decode("ascii") if plain else _decode_name(stored, extra, flags, system)
-        mode = attributes >> 16 if system in _UNIX_SYSTEMS else 0
-        yield ZipMember(name, stored, offset, 0, packed, size, crc, method, flags, mode, _unix_time_ns(date, time))
+        named = start + _MEMBER.size + name_length
+        yield start, directory[start + _MEMBER.size : named], directory[named : named + extra_length]
 
 
-def _set_ends(source: ByteSource, members: list[ZipMember], directory_at: int) -> None:
+def _facts(records: NDArray[Any], wide: dict[int, list[int]], *, wraps: bool) -> NDArray[Any]:
+    import numpy as np
+
+    facts = np.zeros(len(records), _FACTS)
+    for name in ("offset", "packed_size", "size", "crc", "method", "flags"):
+        facts[name] = records[name]
+    for number, (size, packed_size, offset) in wide.items():
+        for name, value in (("size", size), ("packed_size", packed_size), ("offset", offset)):
+            facts[name][number] = min(value, _BEYOND)
+    if wraps:
+        turns = np.cumsum(facts["offset"] < np.concatenate([[0], facts["offset"][:-1]]))
+        facts["offset"] += turns << 32
+    facts["mode"] = np.where(np.isin(records["system"], list(_UNIX_SYSTEMS)), records["attributes"] >> 16, 0)
+    stamps, of_stamp = np.unique(records["stamp"], return_inverse=True)
+    times = [_unix_time_ns(stamp >> 16, stamp & 0xFFFF) for stamp in stamps.tolist()]
+    facts["mtime_ns"] = np.array(times, np.int64)[of_stamp.reshape(-1)]
+    return facts
+
+
+def _set_ends(source: ByteSource, found: ZipDirectory, directory_at: int) -> None:
     """Give every member the place where its bytes must end, and refuse those that overlap."""
-    end = directory_at
-    for member in sorted(members, key=attrgetter("offset"), reverse=True):
-        if member.offset + LOCAL_HEADER_BYTES + len(member.stored_name) + member.packed_size > end:
-            raise refuse_member(source.label, member.name, "its bytes overlap those of what follows it")
-        member.end = end
-        end = member.offset
+    import numpy as np
+
+    if not len(found):
+        return
+    offsets, lengths = found.facts["offset"], found.names.lengths
+    for number, stored in found.stored_names.items():
+        lengths[number] = len(stored)
+    order = np.argsort(offsets, kind="stable")
+    found.facts["end"][order] = np.append(offsets[order][1:], directory_at)
+    room = found.facts["end"] - offsets - LOCAL_HEADER_BYTES - lengths
+    over = np.flatnonzero(found.facts["packed_size"] > room)
+    if len(over):
+        last = int(over[np.argmax(offsets[over])])
+        raise refuse_member(source.label, found.names[last], "its bytes overlap those of what follows it")
 
 
 def _extra_field(extra: bytes, wanted: int) -> bytes | None:

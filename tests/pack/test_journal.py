@@ -35,6 +35,7 @@ def test_finished_blocks_are_remembered_and_others_are_not(tmp_path: Path) -> No
         assert journal.resumed
         assert journal.finished_samples == BLOCK_SAMPLES + 3
         finished = {position for position in range(N) if journal.is_finished(position)}
+        assert set(journal.unfinished()) == set(range(N)) - finished
     assert finished == set(range(BLOCK_SAMPLES, 2 * BLOCK_SAMPLES)) | set(range(5 * BLOCK_SAMPLES, N))
 
 

@@ -240,7 +240,7 @@ def _is_marker(raw: str, size: int) -> bool:
 def _without_empty_folders(label: str, listed: _Listed, sizes: dict[str, int]) -> _Listed:
     """An empty object that others lie below is a folder's marker as well; one with content is refused."""
     markers = {name for name in parent_folders(sizes) if sizes.get(name) == 0}
-    check_collisions(label, (name for name in sizes if name not in markers), [])
+    check_collisions(label, [name for name in sizes if name not in markers], [])
     return listed._replace(
         entries=[entry for entry in listed.entries if entry.name not in markers],
         members={name: member for name, member in listed.members.items() if name not in markers},

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from colabstage.layouts.table import ClaimedTreeError
 from colabstage.retry import RetryPolicy, read_with_retry
+from colabstage.trees.entries import files_where
 
 if TYPE_CHECKING:
     from colabstage.trees.tree import FileEntry, Tree
@@ -23,7 +24,8 @@ def read_class_names(tree: Tree) -> tuple[str, ...]:
     Raises:
         ClaimedTreeError: a YAML file has names in a form that is not read here.
     """
-    for entry in sorted(tree.entries, key=lambda entry: (entry.name.count("/"), entry.name)):
+    files = files_where(tree.entries, _may_name_classes)
+    for entry in sorted(files, key=lambda entry: (entry.name.count("/"), entry.name)):
         base = posixpath.basename(entry.name).lower()
         if base in _LISTS:
             lines = (line.strip() for line in _text(tree, entry).splitlines())
@@ -33,6 +35,11 @@ def read_class_names(tree: Tree) -> tuple[str, ...]:
             if names:
                 return names
     return ()
+
+
+def _may_name_classes(name: str) -> bool:
+    base = posixpath.basename(name).lower()
+    return base in _LISTS or base.endswith((".yaml", ".yml"))
 
 
 def _text(tree: Tree, entry: FileEntry) -> str:

@@ -13,6 +13,7 @@ from colabstage.layouts.boxes.image_boxes import Column, LabelledImage, detectio
 from colabstage.layouts.names import is_image, listed
 from colabstage.layouts.table import ClaimedTreeError
 from colabstage.retry import RetryPolicy, read_with_retry
+from colabstage.trees.entries import files_where
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -58,7 +59,7 @@ def read_coco(tree: Tree) -> SampleTable:
         LayoutError: there is no such file.
         ClaimedTreeError: an annotation is broken, or most images of a file are not there; they are named.
     """
-    images = [entry for entry in tree.entries if is_image(entry.name)]
+    images = files_where(tree.entries, is_image)
     found = _read_files(tree) if images else []
     if not found:
         msg = f"'{tree.label}' has no JSON file with images, annotations and categories, as COCO has it, and images."
@@ -84,7 +85,7 @@ def read_coco(tree: Tree) -> SampleTable:
 
 
 def _read_files(tree: Tree) -> list[_CocoFile]:
-    entries = [entry for entry in tree.entries if entry.name.lower().endswith(".json")]
+    entries = list(files_where(tree.entries, lambda name: name.lower().endswith(".json")))
     instances = [entry for entry in entries if posixpath.basename(entry.name).startswith("instances_")]
     chosen = instances or (entries if len(entries) <= _MAX_FILES else [])
     return [file for entry in chosen if (file := _read_file(tree, entry)) is not None]

@@ -12,6 +12,7 @@ from colabstage.layouts.boxes.voc import read_voc
 from colabstage.layouts.boxes.yolo import read_yolo
 from colabstage.layouts.names import is_image
 from colabstage.layouts.table import ClaimedTreeError
+from colabstage.trees.entries import file_names
 
 if TYPE_CHECKING:
     from colabstage.layouts.table import SampleTable
@@ -29,7 +30,7 @@ def read_detection(tree: Tree) -> SampleTable:
         LayoutError: there are no labels of any of these forms; the message has the reason of each.
         ClaimedTreeError: there are, and one is broken; it is named.
     """
-    if not any(is_image(entry.name) for entry in tree.entries):
+    if not any(map(is_image, file_names(tree.entries))):
         msg = f"'{tree.label}' holds no images."
         raise EmptySourceError(msg)
     declined = []

@@ -18,6 +18,7 @@ from colabstage.layouts.boxes.image_boxes import (
 from colabstage.layouts.names import is_image
 from colabstage.layouts.reading import read_files
 from colabstage.layouts.table import ClaimedTreeError
+from colabstage.trees.entries import files_where
 
 if TYPE_CHECKING:
     from colabstage.layouts.table import SampleTable
@@ -47,11 +48,10 @@ def read_kitti(tree: Tree) -> SampleTable:
         LayoutError: there is no folder label_2 beside one called image_2.
         ClaimedTreeError: a line is not of fifteen columns of numbers; it is named.
     """
-    images = [entry for entry in tree.entries if is_image(entry.name) and _folder(entry.name) == _IMAGES]
+    images = files_where(tree.entries, lambda name: is_image(name) and _folder(name) == _IMAGES)
     labels = {
         posixpath.splitext(entry.name)[0]: entry
-        for entry in tree.entries
-        if entry.name.endswith(".txt") and _folder(entry.name) == _LABELS
+        for entry in files_where(tree.entries, lambda name: name.endswith(".txt") and _folder(name) == _LABELS)
     }
     wanted = [labels.get(_label_stem(image.name)) for image in images]
     files = [label for label in wanted if label is not None]

@@ -13,6 +13,7 @@ from colabstage.layouts.boxes.image_boxes import LabelledImage, detection_table,
 from colabstage.layouts.names import is_image
 from colabstage.layouts.reading import read_files
 from colabstage.layouts.table import ClaimedTreeError
+from colabstage.trees.entries import files_where
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,8 +40,8 @@ def read_yolo(tree: Tree) -> SampleTable:
         LayoutError: no image has such a file.
         ClaimedTreeError: a line is not of this form, or its class has no name; it is named.
     """
-    texts = {entry.name: entry for entry in tree.entries if entry.name.endswith(".txt")}
-    images = [entry for entry in tree.entries if texts and is_image(entry.name)]
+    texts = {entry.name: entry for entry in files_where(tree.entries, lambda name: name.endswith(".txt"))}
+    images = list(files_where(tree.entries, is_image)) if texts else []
     labels = [_label_of(image.name, texts) for image in images]
     files = [label for label in labels if label is not None]
     names = read_class_names(tree)

@@ -14,13 +14,15 @@ import numpy as np
 
 from colabstage.errors import EmptySourceError, LayoutError
 from colabstage.layouts.names import SPLIT_NAMES, count_kinds, listed
+from colabstage.trees.entries import files_where
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from numpy.typing import NDArray
 
-    from colabstage.trees.tree import FileEntry, Tree
+    from colabstage.trees.entries import FileEntries
+    from colabstage.trees.tree import Tree
 
 _SPLIT_ORDER = {split: order for order, split in enumerate(dict.fromkeys(SPLIT_NAMES.values()))}
 
@@ -39,29 +41,29 @@ class FileKind:
 class FoundFiles(NamedTuple):
     """The files in order, N of them. `labels`: int64 `(N,)`, indices into `classes`. `splits`: N names, or `None`."""
 
-    files: tuple[FileEntry, ...]
+    files: FileEntries
     labels: NDArray[np.int64]
     classes: tuple[str, ...]
     splits: tuple[str, ...] | None
     notes: tuple[str, ...]
 
 
-class _File(NamedTuple):
-    """A file and the folders it lies in, below the wrapping ones."""
+class _Folder(NamedTuple):
+    """A folder with files of the kind: the folders it lies in and its own name, below the wrapping ones; and its number
+    among those that were found."""
 
-    file: FileEntry
-    folders: tuple[str, ...]
+    parts: tuple[str, ...]
+    number: int
 
 
-class _Sample(NamedTuple):
-    """What a sample is sorted by, and its file."""
+class _ClassFolder(NamedTuple):
+    """What samples are sorted by, all those of one folder alike, and that folder's number. `split`: its name, or ""."""
 
     split_order: int
     class_name: str
-    folder: str
-    base: str
-    split: str | None
-    file: FileEntry
+    path: str
+    split: str
+    number: int
 
 
 def find_class_folders(tree: Tree, kind: FileKind) -> FoundFiles:
@@ -74,26 +76,33 @@ def find_class_folders(tree: Tree, kind: FileKind) -> FoundFiles:
         EmptySourceError: there are no files of the kind at all; the message says what there is instead.
         LayoutError: they are not in folders of classes; the message says how they lie.
     """
-    files = _unwrap(_find_files(tree, kind))
-    splits = _split_folders(tree, files, kind)
-    samples = _with_splits(files, splits) if splits else _without_splits(files)
-    if not samples:
+    files = _find_files(tree, kind)
+    folders, folder_of = _folders(files)
+    folders = _unwrap(folders)
+    splits = _split_folders(tree, folders, kind)
+    found = sorted(_with_splits(folders, splits) if splits else _without_splits(folders))
+    if not found:
         raise _flat(tree, files, splits, kind)
-    samples.sort()
-    classes = sorted({sample.class_name for sample in samples})
+    classes = sorted({folder.class_name for folder in found})
     numbers = {name: number for number, name in enumerate(classes)}
+    # The files of one folder come by name already, as all of a tree do.
+    ranks = np.full(len(folders), len(found), np.int32)
+    ranks[[folder.number for folder in found]] = np.arange(len(found))
+    ranks = ranks[folder_of]
+    order = np.argsort(ranks, kind="stable")[: np.count_nonzero(ranks < len(found))]
+    ranks = ranks[order]
     return FoundFiles(
-        files=tuple(sample.file for sample in samples),
-        labels=np.fromiter((numbers[sample.class_name] for sample in samples), np.int64, len(samples)),
+        files=files.take(order),
+        labels=np.array([numbers[folder.class_name] for folder in found], np.int64)[ranks],
         classes=tuple(classes),
-        splits=tuple(sample.split or "" for sample in samples) if splits else None,
-        notes=_notes(tree, len(files), samples, kind),
+        splits=tuple(found[rank].split for rank in ranks.tolist()) if splits else None,
+        notes=_notes(tree, len(files) - len(order), found, kind),
     )
 
 
-def _find_files(tree: Tree, kind: FileKind) -> list[_File]:
-    files = [_File(file, tuple(file.name.split("/")[:-1])) for file in tree.entries if kind.fits(file.name)]
-    if files:
+def _find_files(tree: Tree, kind: FileKind) -> FileEntries:
+    files = files_where(tree.entries, kind.fits)
+    if len(files):
         return files
     if not tree.entries:
         msg = f"'{tree.label}' holds no files. {' '.join(tree.notes)}".rstrip()
@@ -105,20 +114,29 @@ def _find_files(tree: Tree, kind: FileKind) -> list[_File]:
     raise EmptySourceError(msg)
 
 
-def _unwrap(files: list[_File]) -> list[_File]:
+def _folders(files: FileEntries) -> tuple[list[_Folder], NDArray[np.int32]]:
+    """The folders that hold files, and for each file the number of its own, int32 `(N,)`."""
+    known: dict[str, int] = {}
+    places = (known.setdefault(name.rpartition("/")[0], len(known)) for name in files.names)
+    folder_of = np.fromiter(places, np.int32, len(files))
+    folders = [_Folder(tuple(path.split("/")) if path else (), number) for path, number in known.items()]
+    return folders, folder_of
+
+
+def _unwrap(folders: list[_Folder]) -> list[_Folder]:
     """Take away the folders that all files share, down to the one with the folders of classes or splits."""
     while True:
         # Files beside the wrapping folder (a preview, a logo) do not make it a class.
-        nested = [file for file in files if file.folders]
-        tops = {file.folders[0] for file in nested}
-        if len(tops) != 1 or next(iter(tops)).lower() in SPLIT_NAMES or any(len(one.folders) == 1 for one in nested):
-            return files
-        files = [file._replace(folders=file.folders[1:]) for file in files]
+        nested = [folder for folder in folders if folder.parts]
+        tops = {folder.parts[0] for folder in nested}
+        if len(tops) != 1 or next(iter(tops)).lower() in SPLIT_NAMES or any(len(one.parts) == 1 for one in nested):
+            return folders
+        folders = [folder._replace(parts=folder.parts[1:]) for folder in folders]
 
 
-def _split_folders(tree: Tree, files: list[_File], kind: FileKind) -> dict[str, str]:
+def _split_folders(tree: Tree, folders: list[_Folder], kind: FileKind) -> dict[str, str]:
     """The folders of splits with the name that each is stored under; empty where the folders are those of classes."""
-    tops = {file.folders[0] for file in files if file.folders}
+    tops = {folder.parts[0] for folder in folders if folder.parts}
     splits = {top: SPLIT_NAMES[top.lower()] for top in tops if top.lower() in SPLIT_NAMES}
     others = sorted(tops - splits.keys())
     if len(splits) < 2 and others:
@@ -138,47 +156,46 @@ def _split_folders(tree: Tree, files: list[_File], kind: FileKind) -> dict[str, 
     return splits
 
 
-def _without_splits(files: list[_File]) -> list[_Sample]:
-    return [_sample(file, 0, None, file.folders) for file in files if file.folders]
+def _without_splits(folders: list[_Folder]) -> list[_ClassFolder]:
+    return [_class_folder(folder, 0, "", folder.parts) for folder in folders if folder.parts]
 
 
-def _with_splits(files: list[_File], splits: dict[str, str]) -> list[_Sample]:
+def _with_splits(folders: list[_Folder], splits: dict[str, str]) -> list[_ClassFolder]:
     return [
-        _sample(file, _SPLIT_ORDER[split], split, file.folders[1:])
-        for file in files
-        if len(file.folders) > 1 and (split := splits[file.folders[0]])
+        _class_folder(folder, _SPLIT_ORDER[split], split, folder.parts[1:])
+        for folder in folders
+        if len(folder.parts) > 1 and (split := splits[folder.parts[0]])
     ]
 
 
-def _sample(file: _File, order: int, split: str | None, folders: tuple[str, ...]) -> _Sample:
+def _class_folder(folder: _Folder, order: int, split: str, below: tuple[str, ...]) -> _ClassFolder:
     # ImageFolder sorts the paths of a class's folders as strings, so "a-b" comes before "a/c".
-    base = file.file.name.rpartition("/")[2]
-    return _Sample(order, folders[0], "/".join(folders), base, split, file.file)
+    return _ClassFolder(order, below[0], "/".join(below), split, folder.number)
 
 
-def _flat(tree: Tree, files: list[_File], splits: dict[str, str], kind: FileKind) -> LayoutError:
+def _flat(tree: Tree, files: FileEntries, splits: dict[str, str], kind: FileKind) -> LayoutError:
     where = f"the folders {listed(sorted(splits))}" if splits else "one folder"
     return LayoutError(
-        f"'{tree.label}' holds {len(files):,} {kind.noun} directly in {where} (first '{files[0].file.name}'), but the "
+        f"'{tree.label}' holds {len(files):,} {kind.noun} directly in {where} (first '{files.names[0]}'), but the "
         f"layout {kind.layout} needs one folder for each class, with the {kind.noun} of the class in it."
     )
 
 
-def _notes(tree: Tree, files: int, samples: list[_Sample], kind: FileKind) -> tuple[str, ...]:
+def _notes(tree: Tree, outside: int, found: list[_ClassFolder], kind: FileKind) -> tuple[str, ...]:
     notes = []
-    if len(samples) < files:
-        notes.append(f"{files - len(samples):,} {kind.noun} that lie in no class folder were left out.")
-    others = [file for file in tree.entries if not kind.fits(file.name)]
+    if outside:
+        notes.append(f"{outside:,} {kind.noun} that lie in no class folder were left out.")
+    others = files_where(tree.entries, lambda name: not kind.fits(name))
     if others:
         notes.append(f"{len(others):,} files that are no {kind.noun} were left out ({count_kinds(others)}).")
-    return (*notes, *_missing_classes(samples, kind))
+    return (*notes, *_missing_classes(found, kind))
 
 
-def _missing_classes(samples: list[_Sample], kind: FileKind) -> list[str]:
+def _missing_classes(folders: list[_ClassFolder], kind: FileKind) -> list[str]:
     """A note for each split that has no files of some class."""
     by_split: dict[str, set[str]] = {}
-    for sample in samples:
-        by_split.setdefault(sample.split or "", set()).add(sample.class_name)
+    for folder in folders:
+        by_split.setdefault(folder.split, set()).add(folder.class_name)
     everything = set().union(*by_split.values())
     return [
         f"The split '{split}' has no {kind.noun} of {len(everything) - len(found):,} classes: "

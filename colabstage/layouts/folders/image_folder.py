@@ -30,7 +30,7 @@ def read_image_folder(tree: Tree) -> SampleTable:
     found = find_class_folders(tree, FileKind(NAME, "images", IMAGE_EXTENSIONS, is_image))
     return SampleTable(
         layout=NAME,
-        keys=tuple(file.name for file in found.files),
+        keys=found.files.names,
         inputs=Images(TreeFiles(tree, found.files)),
         targets=Values(found.labels),
         splits=found.splits,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import posixpath
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -11,8 +12,10 @@ from colabstage.layouts.names import IMAGE_EXTENSIONS, SPLIT_NAMES, is_image
 from colabstage.layouts.sources import TreeFiles
 from colabstage.layouts.table import SampleTable
 from colabstage.layouts.tables.columns import is_table, read_rows
+from colabstage.trees.entries import files_where
 
 if TYPE_CHECKING:
+    from colabstage.trees.entries import FileEntries
     from colabstage.trees.tree import FileEntry, Tree
 
 NAME = "pairs"
@@ -49,13 +52,12 @@ def read_pairs(tree: Tree) -> SampleTable:
         EmptySourceError: there are no images.
         LayoutError: less than half of the images have a mask, or several.
     """
-    files = [entry for entry in tree.entries if entry.name.lower().endswith(_MASK_EXTENSIONS)]
+    files = files_where(tree.entries, lambda name: name.lower().endswith(_MASK_EXTENSIONS))
     if not files:
         msg = f"'{tree.label}' holds no images."
         raise EmptySourceError(msg)
-    masks = [file for file in files if _is_mask(file.name)]
-    known = {file.name for file in masks}
-    images = [file for file in files if file.name not in known and is_image(file.name)]
+    masks = files.where(_is_mask)
+    images = files.where(lambda name: is_image(name) and not _is_mask(name))
     if not masks or not images:
         msg = (
             f"'{tree.label}' has no masks beside its images: neither a folder called masks, labels, annotations or the "
@@ -83,10 +85,20 @@ def read_pairs(tree: Tree) -> SampleTable:
 
 
 def _is_mask(name: str) -> bool:
-    folders, stem = _parts(name)
-    return any(_mask_folder(folder) is not None for folder in folders) or (
-        _without_suffix(stem, _MASK_SUFFIXES) != stem and not any(folder in _IMAGE_FOLDERS for folder in folders)
-    )
+    folder, base = posixpath.split(name)
+    if _is_mask_path(folder):
+        return True
+    stem = posixpath.splitext(base)[0]
+    return stem.endswith(_MASK_SUFFIXES) and _without_suffix(stem, _MASK_SUFFIXES) != stem and not _has_images(folder)
+
+
+@functools.lru_cache(maxsize=1024)
+def _is_mask_path(path: str) -> bool:
+    return any(_mask_folder(folder) is not None for folder in path.lower().split("/"))
+
+
+def _has_images(path: str) -> bool:
+    return any(folder in _IMAGE_FOLDERS for folder in path.lower().split("/"))
 
 
 def _parts(name: str) -> tuple[list[str], str]:
@@ -129,7 +141,7 @@ def _image_place(name: str) -> _Where:
     return _Where(kept, _without_suffix(stem, _IMAGE_SUFFIXES))
 
 
-def _by_place(masks: list[FileEntry]) -> dict[_Where, FileEntry]:
+def _by_place(masks: FileEntries) -> dict[_Where, FileEntry]:
     found: dict[_Where, FileEntry] = {}
     for mask in masks:
         folders, stem = _parts(mask.name)
@@ -142,7 +154,7 @@ def _by_place(masks: list[FileEntry]) -> dict[_Where, FileEntry]:
     return found
 
 
-def _first_without(images: list[FileEntry], by_place: dict[_Where, FileEntry]) -> str:
+def _first_without(images: FileEntries, by_place: dict[_Where, FileEntry]) -> str:
     return next((image.name for image in images if _image_place(image.name) not in by_place), "")
 
 
@@ -158,8 +170,8 @@ def _splits(pairs: list[tuple[FileEntry, FileEntry]]) -> tuple[str, ...] | None:
 
 def _class_colors(tree: Tree) -> tuple[tuple[str, ...], tuple[tuple[int, int, int], ...] | None]:
     """Names and colours of the classes, from a table with the columns name, r, g, b; nothing where there is none."""
-    for entry in tree.entries:
-        if not is_table(entry.name) or "class" not in posixpath.basename(entry.name).lower():
+    for entry in files_where(tree.entries, is_table):
+        if "class" not in posixpath.basename(entry.name).lower():
             continue
         rows = read_rows(tree, entry)
         header = [cell.lower() for cell in rows[0]] if rows else []

@@ -16,6 +16,7 @@ from colabstage.layouts.sequences.sound import SOUND_EXTENSIONS, Clip, SoundDtyp
 from colabstage.layouts.sources import TreeFiles
 from colabstage.layouts.table import ClaimedTreeError, SampleTable
 from colabstage.layouts.tables.csv_table import FileTable, find_file_table
+from colabstage.trees.entries import file_names
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -76,7 +77,7 @@ def read_audio(
         ClaimedTreeError: they have different lengths, rates or channels, and the options do not say what to do.
         MissingDependencyError: they are FLAC or the like, and soundfile is not installed.
     """
-    if not any(is_sound(entry.name) for entry in tree.entries):
+    if not any(map(is_sound, file_names(tree.entries))):
         msg = f"'{tree.label}' holds no clips of sound ({', '.join(SOUND_EXTENSIONS)})."
         raise EmptySourceError(msg)
     found = _find(tree, labels)
@@ -108,8 +109,9 @@ def _find(tree: Tree, labels: Sequence[str] | None) -> FileTable:
         except LayoutError as error:
             msg = f"{error} Nor does a table name them: {by_table}"
             raise LayoutError(msg) from error
-    keys = tuple(file.name for file in found.files)
-    return FileTable(keys, found.files, Values(found.labels), found.splits, None, found.classes, found.notes)
+    return FileTable(
+        found.files.names, found.files, Values(found.labels), found.splits, None, found.classes, found.notes
+    )
 
 
 class _Seen(NamedTuple):

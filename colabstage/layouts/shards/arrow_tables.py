@@ -22,6 +22,7 @@ from colabstage.layouts.shards.shard_files import open_shard
 from colabstage.layouts.shards.shard_source import Shard, ShardParts, scan_each, shard_of, splits_of_shards
 from colabstage.layouts.table import ClaimedTreeError, SampleTable
 from colabstage.trees.archive_bytes import LocalBytes
+from colabstage.trees.entries import file_names, files_where
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -83,15 +84,14 @@ def read_arrow(tree: Tree) -> SampleTable:
 def _data_files(tree: Tree) -> list[FileEntry]:
     found = [
         entry
-        for entry in tree.entries
-        if entry.name.lower().endswith((".parquet", ".arrow"))
+        for entry in files_where(tree.entries, lambda name: name.lower().endswith((".parquet", ".arrow")))
         # What `datasets` computes and keeps beside the data.
-        and not posixpath.basename(entry.name).startswith(("cache-", "indices"))
+        if not posixpath.basename(entry.name).startswith(("cache-", "indices"))
     ]
     if not found:
         msg = f"'{tree.label}' holds no parquet or Arrow files."
         raise EmptySourceError(msg)
-    if any(is_image(entry.name) for entry in tree.entries):
+    if any(map(is_image, file_names(tree.entries))):
         msg = f"'{tree.label}' holds images as files of their own beside its parquet or Arrow files."
         raise LayoutError(msg)
     return found

@@ -34,6 +34,7 @@ from colabstage.layouts.shards.tfrecord_file import (
 )
 from colabstage.layouts.table import ClaimedTreeError, SampleTable
 from colabstage.retry import RetryPolicy, read_with_retry
+from colabstage.trees.entries import files_where
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -148,8 +149,8 @@ def read_tfrecord(tree: Tree) -> SampleTable:
 
 
 def _record_files(tree: Tree) -> list[Shard]:
-    named = [entry for entry in tree.entries if _NAMED.fullmatch(entry.name)]
-    entries = named or [entry for entry in tree.entries if _NUMBERED.fullmatch(entry.name)]
+    named = files_where(tree.entries, lambda name: _NAMED.fullmatch(name) is not None)
+    entries = named or files_where(tree.entries, lambda name: _NUMBERED.fullmatch(name) is not None)
     if not entries:
         msg = f"'{tree.label}' holds no TFRecord files (.tfrecord, .tfrec, train-00000-of-00008)."
         raise EmptySourceError(msg)

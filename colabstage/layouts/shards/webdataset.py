@@ -16,6 +16,7 @@ from colabstage.layouts.shards.shard_files import open_shard
 from colabstage.layouts.shards.shard_source import Shard, ShardParts, scan_each, shard_of, splits_of_shards
 from colabstage.layouts.shards.webdataset_shard import PackedSample, ShardSamples, has_samples, scan_shard
 from colabstage.layouts.table import SampleTable
+from colabstage.trees.entries import file_names, files_where
 from colabstage.trees.joined import JoinedTree
 from colabstage.trees.tar import TarTree
 
@@ -70,15 +71,15 @@ def _shard_openers(tree: Tree) -> list[Callable[[], Shard]]:
     """How to open each tar: the tree itself, the parts that it is joined of, or those that lie in it."""
     own = _own_tars(tree)
     if own:
-        if not has_samples(entry.name for entry in tree.entries):
+        if not has_samples(file_names(tree.entries)):
             raise _declined(tree)
         names = _unique([posixpath.basename(part.label) for part in own])
         return [_own_opener(name, part) for name, part in zip(names, own, strict=True)]
-    inside = [entry for entry in tree.entries if entry.name.lower().endswith(_SHARDS)]
+    inside = files_where(tree.entries, lambda name: name.lower().endswith(_SHARDS))
     if not inside:
         msg = f"'{tree.label}' holds no tars."
         raise EmptySourceError(msg)
-    if any(is_image(entry.name) for entry in tree.entries):
+    if any(map(is_image, file_names(tree.entries))):
         raise _declined(tree)
     return [_inner_opener(tree, entry) for entry in inside]
 

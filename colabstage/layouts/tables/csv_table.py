@@ -18,12 +18,14 @@ from colabstage.layouts.table import SampleTable
 from colabstage.layouts.tables.columns import is_table, read_rows
 from colabstage.layouts.tables.label_columns import find_roles, make_targets
 from colabstage.layouts.tables.lookup import FileLookup
+from colabstage.trees.entries import files_where
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from colabstage.layouts.fields import Values
     from colabstage.layouts.tables.label_columns import ColumnRoles
+    from colabstage.trees.entries import FileEntries
     from colabstage.trees.tree import FileEntry, Tree
 
 NAME = "table"
@@ -52,8 +54,8 @@ class _Found(NamedTuple):
 class FileTable(NamedTuple):
     """What tables say of files: N samples. `targets`, `splits`, `groups`, `classes`, `notes` as in `SampleTable`."""
 
-    keys: tuple[str, ...]
-    files: tuple[FileEntry, ...]
+    keys: Sequence[str]
+    files: Sequence[FileEntry]
     targets: Values
     splits: tuple[str, ...] | None
     groups: tuple[str, ...] | None
@@ -93,8 +95,8 @@ def find_file_table(tree: Tree, kind: FileKind, *, labels: Sequence[str] | None)
     Raises:
         As `read_table`.
     """
-    files = [entry for entry in tree.entries if kind.fits(entry.name)]
-    tables = [entry for entry in tree.entries if is_table(entry.name)]
+    files = files_where(tree.entries, kind.fits)
+    tables = list(files_where(tree.entries, is_table))
     if not files or not tables:
         msg = f"'{tree.label}' holds no {kind.noun if not files else 'tables (.csv, .tsv, .parquet)'}."
         raise EmptySourceError(msg) if not files else LayoutError(msg)
@@ -115,7 +117,7 @@ def find_file_table(tree: Tree, kind: FileKind, *, labels: Sequence[str] | None)
     )
 
 
-def _with_paths(tree: Tree, tables: list[FileEntry], files: list[FileEntry], kind: FileKind) -> list[_Found]:
+def _with_paths(tree: Tree, tables: list[FileEntry], files: FileEntries, kind: FileKind) -> list[_Found]:
     """The tables that lead to files of the kind: one, or one for each split."""
     found = []
     for entry in tables:
@@ -158,7 +160,7 @@ def _split_of(name: str) -> str | None:
     return SPLIT_NAMES[words[0]] if len(words) == 1 else None
 
 
-def _rows(table: _Found, files: list[FileEntry], split: str | None) -> list[_Row]:
+def _rows(table: _Found, files: FileEntries, split: str | None) -> list[_Row]:
     lookup = FileLookup(files, posixpath.dirname(table.name))
     pairs = ((lookup.find(cells[table.path]), cells) for cells in table.rows)
     return [_Row(file, cells, split) for file, cells in pairs if file is not None]
