@@ -138,24 +138,36 @@ def _persistent(facts: Facts) -> Iterator[Advice]:
 
 
 def _packed(facts: Facts, call: str) -> Iterator[Advice]:
-    """Read one packed file instead, in the background; what transforms do stays as it is."""
-    replaced = facts.seconds("read") + facts.seconds("decode") + facts.seconds("collate")
-    if facts.setting.strategy is not None or replaced < _WORTH * facts.serial_s:
+    """Read one packed file instead, in the background. Transforms stay as they are, unless they draw nothing at random
+    and so can be done when packing."""
+    setting, costs = facts.setting, facts.costs
+    once = setting.repeats and setting.h5_file is None
+    kept = [stage for stage in facts.stages if stage.name == "transform" and not once]
+    kept_s = sum(stage.seconds for stage in kept)
+    if setting.strategy is not None or facts.serial_s - kept_s < _WORTH * facts.serial_s:
         return
-    h5_file, costs = facts.setting.h5_file, facts.costs
-    kept = [stage for stage in facts.stages if stage.name == "transform"]
-    read_s = costs.gather_s if costs.pack_s is None else costs.pack_s
-    if h5_file is not None and costs.pack_s is None:
+    if setting.h5_file is not None and costs.pack_s is None:
         return  # our reader was tried on it, and could not
-    load_s = read_s + sum(stage.seconds for stage in kept)
-    cycle_s = in_background(facts, load_s, read_s + sum(stage.cpu_s for stage in kept))
-    data = f'dataset_h5("{h5_file}")' if h5_file else 'stage_dataset(SOURCE, image_size=(H, W))["train"]'
-    why = (
-        "our reader gathers a batch of this very file at once"
-        if h5_file
-        else "pack it: files are read and decoded once, and batches are gathered from one file in the system's cache"
-    )
-    yield Advice(call.format(data=data, batch=facts.setting.batch_samples), why, cycle_s, 1.0, packs=h5_file is None)
+    read_s = costs.gather_s if costs.pack_s is None else costs.pack_s
+    cycle_s = in_background(facts, read_s + kept_s, read_s + sum(stage.cpu_s for stage in kept))
+    argument = call.format(data=_data(facts), batch=setting.batch_samples)
+    yield Advice(argument, _why_packed(facts, once=once), cycle_s, 1.0, packs=setting.h5_file is None)
+
+
+def _data(facts: Facts) -> str:
+    setting = facts.setting
+    if setting.h5_file is not None:
+        return f'dataset_h5("{setting.h5_file}")'
+    source = "SOURCE" if setting.source is None else f'"{setting.source}"'
+    size = "" if setting.image_size is None else f", image_size={setting.image_size}"
+    return f'stage_dataset({source}{size})["train"]'
+
+
+def _why_packed(facts: Facts, *, once: bool) -> str:
+    if facts.setting.h5_file is not None:
+        return "our reader gathers a batch of this very file at once"
+    what = "read, decoded and transformed once (samples are the same each time)" if once else "read and decoded once"
+    return f"pack it: files are {what}, and batches are gathered from one file in the system's cache"
 
 
 def _by_batches(facts: Facts) -> Iterator[Advice]:

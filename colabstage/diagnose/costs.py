@@ -43,6 +43,15 @@ def batch_size_of(batch: Any) -> tuple[int, int]:
     return samples, sum(int(array.nbytes) for array in arrays)
 
 
+def image_size_of(batch: Any) -> tuple[int, int] | None:
+    """Height and width of the images that a batch begins with, whichever axis has their colours; `None` of others."""
+    shape = next((tuple(array.shape) for array in arrays_of(batch)), ())
+    if len(shape) != 4:
+        return None
+    height, width = shape[2:] if shape[1] <= 4 else shape[1:3]
+    return int(height), int(width)
+
+
 def measure_cores(cores: int) -> float:
     """How many times one core's work this process gets done with all cores, in code that lets go of Python's lock.
 

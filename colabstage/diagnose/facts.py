@@ -37,7 +37,9 @@ class Setting:
     the consumer makes them itself. `processes`: whether these are processes. `prefetch`: batches that each worker may
     be ahead. `persistent`: whether workers outlive an epoch. `batches`: in an epoch, `None` where nobody knows.
     `batch_samples`, `batch_bytes`: of one batch. `strategy`: of a loader of ours. `parallel_map`, `prefetched`: of a
-    tf.data pipeline. `h5_file`: the HDF5 file behind a dataset that is not ours.
+    tf.data pipeline. `h5_file`: the HDF5 file behind a dataset that is not ours. `source`: the folder that a dataset
+    names. `repeats`: whether a sample is the same each time, so that its transforms could be done once. `image_size`:
+    height and width of the images in a batch.
     """
 
     kind: Kind
@@ -52,6 +54,9 @@ class Setting:
     parallel_map: bool = True
     prefetched: bool = True
     h5_file: str | None = None
+    source: str | None = None
+    repeats: bool = False
+    image_size: tuple[int, int] | None = None
 
     @property
     def overlapped(self) -> bool:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from colabstage.diagnose.costs import (
     batch_size_of,
+    image_size_of,
     measure_cores,
     measure_gather,
     measure_handover,
@@ -109,7 +110,13 @@ def measure(subject: Subject, wishes: Wishes) -> Measured:
         gaps, batch = _run_alone(feed, alone)
         spans, transfer_s, gpu_busy = _run_together(feed, wishes, batch, together)
     samples, size = batch_size_of(batch)
-    setting = replace(subject.setting, batch_samples=samples, batch_bytes=size)
+    setting = replace(
+        subject.setting,
+        batch_samples=samples,
+        batch_bytes=size,
+        image_size=image_size_of(batch),
+        repeats=subject.repeats(),
+    )
     ahead = setting.workers * setting.prefetch
     load_s = _steady(gaps, ahead)
     facts = Facts(setting, (), load_s, load_s, load_s, start_s=max(0.0, _mean(feed.first_s) - load_s))

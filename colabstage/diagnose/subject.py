@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import sys
 from dataclasses import dataclass, field
+from os import PathLike
 from typing import TYPE_CHECKING, Any
 
+from colabstage.diagnose.costs import arrays_of
 from colabstage.diagnose.facts import Setting
 from colabstage.errors import OptionError
 
@@ -24,7 +26,8 @@ class Subject:
     `start`: begins an epoch. `alone`: begins one whose batches are made in this thread, where the loader's own are made
     in other processes. `close`: ends what the loader keeps between epochs. `known`: stages of functions. `roots`: whose
     attributes are put back. `stages`: measures the stages, within so many seconds, where stacks do not tell them.
-    `consumer_seen`: whether the consumer's stack tells stages. `once`: whether it can be iterated only once.
+    `repeats`: looks whether a sample is the same each time. `consumer_seen`: whether the consumer's stack tells stages.
+    `once`: whether it can be iterated only once.
     """
 
     setting: Setting
@@ -34,6 +37,7 @@ class Subject:
     known: dict[CodeType, StageName] = field(default_factory=dict)
     roots: tuple[object, ...] = ()
     stages: Callable[[float], tuple[StageCost, ...]] | None = None
+    repeats: Callable[[], bool] = lambda: False
     consumer_seen: bool = True
     once: bool = False
     notes: list[str] = field(default_factory=list)
@@ -124,6 +128,30 @@ def note_collate(known: dict[CodeType, StageName], function: object) -> None:
 def _members(function: object) -> list[object]:
     members = getattr(function, "transforms", None)
     return list(members) if isinstance(members, list | tuple) else []
+
+
+def gives_the_same(dataset: Any) -> bool:
+    """Whether a dataset's first item is the same when it is asked for again: nothing in it is drawn at random."""
+    import numpy as np
+
+    try:
+        first, again = dataset[0], dataset[0]
+        pairs = zip(arrays_of(first), arrays_of(again), strict=True)
+        same = [np.array_equal(np.asarray(one), np.asarray(other)) for one, other in pairs]
+    except Exception:  # noqa: BLE001 - whatever a dataset raises where nobody else asks it; then nobody knows
+        return False
+    return bool(same) and all(same)
+
+
+def source_of(dataset: Any) -> str | None:
+    """The folder that a dataset says it is of, as torchvision's do; `None` of others."""
+    layer = dataset
+    for _ in range(5):
+        root = getattr(layer, "root", None)
+        if isinstance(root, str | PathLike):
+            return str(root)
+        layer = getattr(layer, "dataset", None)
+    return None
 
 
 def h5_behind(dataset: object) -> str | None:

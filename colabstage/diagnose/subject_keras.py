@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from colabstage.diagnose.facts import Setting
-from colabstage.diagnose.subject import Subject, h5_behind, known_stages
+from colabstage.diagnose.subject import Subject, gives_the_same, h5_behind, known_stages
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,6 +30,7 @@ def keras_subject(dataset: Any) -> Subject:
         start=lambda: _pooled(dataset) if pooled else _each(dataset),
         alone=(lambda: _each(dataset)) if processes and pooled else None,
         known=known_stages(dataset),
+        repeats=lambda: not ours and gives_the_same(dataset),
         roots=(dataset,),
     )
 

@@ -48,6 +48,7 @@ def tf_subject(dataset: Any) -> Subject:
         setting,
         start=lambda: iter(copied),
         stages=lambda seconds: _measure_chain(chain, seconds, python=python),
+        repeats=lambda: not any("Random" in name for link in maps for name in _operations(link)),
         consumer_seen=False,
         notes=notes,
     )

@@ -11,7 +11,7 @@ import copy
 from typing import TYPE_CHECKING, Any
 
 from colabstage.diagnose.facts import Setting
-from colabstage.diagnose.subject import Subject, h5_behind, known_stages, note_collate
+from colabstage.diagnose.subject import Subject, gives_the_same, h5_behind, known_stages, note_collate, source_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -46,12 +46,14 @@ def torch_subject(loader: Any) -> Subject:
         persistent=loader.persistent_workers,
         batches=_batches(loader),
         h5_file=h5_behind(loader.dataset),
+        source=source_of(loader.dataset),
     )
     return Subject(
         setting,
         start=lambda: iter(copied),
         alone=(lambda: iter(_copy(loader, _ALONE))) if workers else None,
         close=lambda: _end(copied),
+        repeats=lambda: gives_the_same(loader.dataset),
         known=known,
         roots=(loader.dataset, loader.sampler, loader.batch_sampler, loader.generator, loader.collate_fn),
     )

@@ -16,6 +16,7 @@ from colabstage.ui import options as o
 from colabstage.ui.cli_cache import cache
 from colabstage.ui.cli_diagnose import compare, doctor, gpu
 from colabstage.ui.cli_fetch import extract, fetch
+from colabstage.ui.cli_profile import profile
 from colabstage.ui.outcome import exit_codes, fail, print_json, shows_progress
 
 if TYPE_CHECKING:
@@ -251,6 +252,7 @@ app.command()(extract)
 app.command()(doctor)
 app.command()(compare)
 app.command()(gpu)
+app.command()(profile)
 app.add_typer(cache)
 
 if __name__ == "__main__":

@@ -131,7 +131,10 @@ LOADERS: dict[str, Callable[[], Any]] = {
 
 def keeps_promise(loader: Any, profile: LoaderProfile, step: Callable[[Any], object]) -> str:
     """Whether following the first advice about a DataLoader gains 80 % of what it promises; a word if not."""
-    advice = next(one for one in profile.advice if {"num_workers", "prefetch_factor"} & one.options.keys())
+    about = {"num_workers", "prefetch_factor"}
+    advice = next((one for one in profile.advice if about & one.options.keys()), None)
+    if advice is None:
+        return f"no advice: {profile}"
     before = batch_s(loader, step)
     gain = before / batch_s(changed(loader, advice.options), step)
     return "" if gain - 1 >= 0.8 * (advice.gain - 1) else f"{advice} gained {gain:.2f}x"
@@ -204,8 +207,8 @@ def test_a_queue_that_is_too_short_is_named_and_a_longer_one_keeps_the_promise()
 
     def judge(loader: Any) -> str:
         profile = profile_loader(loader, step, seconds=3.0)
-        assert profile.verdict.cause == "prefetch", profile.summary()
-        assert "prefetch_factor" in profile.advice[0].options
+        if profile.verdict.cause != "prefetch" or "prefetch_factor" not in profile.advice[0].options:
+            return profile.summary()
         return keeps_promise(loader, profile, step)
 
     tried(lambda: DataLoader(Samples(burst_s=0.18), 8, num_workers=1, prefetch_factor=1), judge)
@@ -298,7 +301,7 @@ def test_it_ends_when_its_time_is_over() -> None:
 def test_any_iterable_will_do() -> None:
     """A generator is used up, and the profile says so; a list is not."""
     batches = [torch.zeros(4, 3)] * 50
-    assert profile_loader(batches, short_step, seconds=0.3).verdict.bound == "compute-bound"
+    assert profile_loader(batches, seconds=0.3).facts.setting.batches == 50
     profile = profile_loader((batch for batch in batches), short_step, seconds=0.3)
     assert profile.facts.setting.batch_samples == 4
     assert "only once" in profile.notes[0]
