@@ -95,7 +95,8 @@ class GatherFromMemory:
 
 def take_turn(epoch: Callable[[], Batches]) -> tuple[float, set[int]]:
     """Samples per second over a turn, start-up of epochs included, and what was touched in each whole epoch."""
-    begin, done, sums = time.perf_counter(), 0, set()
+    begin, done = time.perf_counter(), 0
+    sums: set[int] = set()
     while time.perf_counter() - begin < TURN_S:
         total = 0
         for x, y in epoch():
