@@ -12,7 +12,6 @@ from colabstage.errors import OptionError
 from colabstage.fetch.checksum import parse_checksum
 from colabstage.fetch.sources import LocalSource, ManySource, absolute_path, drive_path_of, parse_source
 from colabstage.images.options import ImageOptions
-from colabstage.layouts.tables.table_file import TableFile, is_table_file
 from colabstage.machine.platforms import detect_platform
 from colabstage.pack.options import PackOptions, split_fractions
 
@@ -117,6 +116,9 @@ def make_request(
         if value not in get_args(kind):
             msg = f"{name}={value!r} is unknown; expected one of {', '.join(map(repr, get_args(kind)))}."
             raise OptionError(msg)
+    # Here, because the command line makes options where only its help is wanted, and layouts need numpy.
+    from colabstage.layouts.tables.table_file import TableFile, is_table_file
+
     parsed = parse_source(source)
     if isinstance(parsed, LocalSource) and is_table_file(parsed.path, layout):
         # What it names lies beside it.
