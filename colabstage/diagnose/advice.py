@@ -66,7 +66,7 @@ def now(facts: Facts) -> float:
 
 
 def _cores(facts: Facts) -> str:
-    return f"{facts.costs.cores:.1f} cores' worth of work can be done at once here"
+    return f"of {_plural(facts.costs.core_count, 'core')} here {facts.costs.cores:.1f} can be had now"
 
 
 def _room(facts: Facts, workers: int) -> str:

@@ -87,16 +87,26 @@ def usable() -> tuple[int, int]:
 
 
 def measure_gather(batch: Any) -> float:
-    """Seconds to copy this batch's bytes, row by row and out of order, from memory to a buffer that is used again."""
+    """Seconds to copy this batch's bytes, row by row and out of order, from memory to a buffer that is used again.
+
+    Where the batch is of floating-point numbers, they are made of bytes, as they are stored, and scaled.
+    """
     samples, size = batch_size_of(batch)
     if size == 0:
         return 0.0
-    row_bytes = max(1, size // max(1, samples))
-    rows = np.zeros((max(2, min(4 * samples, (256 << 20) // row_bytes)), row_bytes), np.uint8)
-    rows[:] = 1
+    first = next(arrays_of(batch))
+    floats = "float" in str(first.dtype)
+    row_bytes = max(1, size // max(1, samples) // (4 if floats else 1))
+    rows = np.ones((max(2, min(4 * samples, (256 << 20) // row_bytes)), row_bytes), np.uint8)
     chosen = np.random.default_rng(0).integers(0, len(rows), samples)
     out = np.empty((samples, row_bytes), np.uint8)
-    return _best_of(lambda: np.take(rows, chosen, axis=0, out=out, mode="clip"))
+
+    def gather() -> None:
+        np.take(rows, chosen, axis=0, out=out, mode="clip")
+        if floats:
+            np.multiply(out, np.float32(1 / 255), dtype=np.float32)
+
+    return _best_of(gather)
 
 
 def measure_handover(batch: Any) -> float:

@@ -78,10 +78,10 @@ class Costs:
     """What other ways of loading would cost here, each measured for a batch of this size.
 
     `handover_s`: to bring a batch from a worker process to the consumer. `gather_s`: to copy a batch out of memory, as
-    reading a packed file in the system's cache does. `pack_s`: to read a batch by our own reader, where that could be
-    tried. `cores`: how many cores' work this process gets done with all that it may use; less than
-    their number, `core_count`, where they share something, or others use them. `free_memory_bytes`: that could be
-    taken.
+    reading a packed file in the system's cache does, and to make floats of it where it has floats. `pack_s`: to read a
+    batch by our own reader, where that could be tried. `cores`: how many cores' work this process gets done with all
+    that it may use; less than their number, `core_count`, where they share something, or others use them.
+    `free_memory_bytes`: that could be taken.
     """
 
     handover_s: float = 0.0

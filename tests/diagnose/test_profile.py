@@ -9,18 +9,20 @@ import zlib
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
+import h5py
 import numpy as np
 import psutil
 import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, default_collate
 
-from colabstage import ColabstageError, profile_loader
+from colabstage import ColabstageError, dataset_h5, make_loader, profile_loader
 from colabstage.diagnose.measure import _Feed, _spans
 from colabstage.diagnose.subject import subject_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from colabstage.diagnose.report import LoaderProfile
 
@@ -296,6 +298,29 @@ def test_it_ends_when_its_time_is_over() -> None:
     began = time.monotonic()
     profile_loader(DataLoader(Samples(read_s=0.001), 8, num_workers=1), short_step, seconds=1.0)
     assert time.monotonic() - began < 2.0
+
+
+@pytest.mark.parametrize("strategy", ["direct", "memory", "workers"])
+def test_a_loader_of_ours_keeps_its_place(tmp_path: Path, strategy: Any) -> None:
+    """Stages are told, and the next epoch is the one that would have come."""
+    with h5py.File(tmp_path / "rows.h5", "w") as file:
+        file["X_train"] = np.zeros((640, 32, 32, 3), np.uint8)
+        file["Y_train"] = np.arange(640)
+    dataset = dataset_h5(tmp_path / "rows.h5", transform=slow_transform)
+    with make_loader(dataset, 32, strategy=strategy, num_workers=1) as loader:
+        for _ in loader:
+            break
+        state = loader.state_dict()
+        profile = profile_loader(loader, short_step, seconds=0.8)
+        assert loader.state_dict() == state
+        assert profile.facts.setting.strategy == strategy
+        assert profile.verdict.stage == "transform"
+
+
+def slow_transform(x: Any) -> Any:
+    """In Python, for each sample."""
+    compute(20_000)
+    return x
 
 
 def test_any_iterable_will_do() -> None:

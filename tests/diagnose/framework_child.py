@@ -1,0 +1,70 @@
+"""Profiles a Keras `PyDataset` or a tf.data pipeline in a process of its own, and prints what it found as JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import Any
+
+import numpy as np
+
+from colabstage import profile_loader
+
+
+def step(_: object) -> None:
+    time.sleep(0.01)
+
+
+def keras_facts() -> dict[str, Any]:
+    """A dataset that waits for what it reads, and draws from Python's and numpy's dice."""
+    import keras
+
+    class Slow(keras.utils.PyDataset):  # type: ignore[misc]  # keras has no type information
+        def __len__(self) -> int:
+            return 200
+
+        def read(self, number: int) -> Any:
+            time.sleep(0.04)
+            return np.full((4, 8, 8, 3), number, np.float32)
+
+        def __getitem__(self, number: int) -> Any:
+            return self.read(number) + np.float32(np.random.random()), np.zeros(4)  # noqa: NPY002 - as users do
+
+    np.random.seed(3)  # noqa: NPY002 - as users do
+    expected = np.random.random()  # noqa: NPY002 - as users do
+    np.random.seed(3)  # noqa: NPY002 - as users do
+    profile = profile_loader(Slow(), step, seconds=1.0)
+    same = np.random.random() == expected  # noqa: NPY002 - as users do
+    threads = profile_loader(Slow(workers=4, use_multiprocessing=False), step, seconds=1.0)
+    return {**_found(profile), "same": bool(same), "threads_gain": profile.facts.load_s / threads.facts.load_s}
+
+
+def tensorflow_facts() -> dict[str, Any]:
+    """A pipeline that decodes one image after the other; its shuffling goes on as if nothing had looked."""
+    import tensorflow as tf
+
+    image = tf.io.encode_png(np.random.default_rng(0).integers(0, 255, (300, 300, 3), dtype=np.uint8))
+
+    def pipeline() -> Any:
+        tf.random.set_seed(1)
+        numbers = tf.data.Dataset.range(64).shuffle(64)
+        return numbers.map(lambda number: (tf.io.decode_png(image), number)).batch(8)
+
+    untouched = pipeline()
+    expected = [y.numpy().tolist() for _, y in untouched]
+    watched = pipeline()
+    profile = profile_loader(watched, step, seconds=1.5)
+    return {**_found(profile), "same": [y.numpy().tolist() for _, y in watched] == expected}
+
+
+def _found(profile: Any) -> dict[str, Any]:
+    return {
+        "bound": profile.verdict.bound,
+        "stage": profile.verdict.stage,
+        "advice": [advice.argument for advice in profile.advice],
+        "notes": list(profile.notes),
+    }
+
+
+sys.stdout.write(json.dumps(keras_facts() if sys.argv[1] == "keras" else tensorflow_facts()) + "\n")

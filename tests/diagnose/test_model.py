@@ -1,0 +1,140 @@
+"""The model of a pipeline, the verdict and the advice: pure functions of measured times."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from colabstage.diagnose.advice import advise
+from colabstage.diagnose.facts import Costs, Facts, Setting, StageCost
+from colabstage.diagnose.model import (
+    fewest_workers,
+    in_background,
+    simulate,
+    smallest_ahead,
+    with_processes,
+    with_threads,
+)
+from colabstage.diagnose.verdict import judge
+
+DECODING = Facts(
+    Setting("torch", batches=100, batch_samples=8),
+    (StageCost("read", 0.01, 0.001), StageCost("decode", 0.06, 0.06), StageCost("transform", 0.01, 0.01, 0.01)),
+    load_s=0.08,
+    cycle_s=0.1,
+    wait_s=0.08,
+    busy_s=0.02,
+    step_alone_s=0.02,
+    costs=Costs(handover_s=0.001, gather_s=0.0002, cores=2.0, core_count=2, free_memory_bytes=1 << 33),
+)
+
+
+def test_without_workers_times_add_up_and_with_them_the_longer_one_counts() -> None:
+    """Work in turn; side by side; and shared by several."""
+    assert simulate([0.03], 0.02, 0, 0) == pytest.approx(0.05)
+    assert simulate([0.03], 0.02, 1, 2) == pytest.approx(0.03)
+    assert simulate([0.03], 0.02, 2, 2) == pytest.approx(0.02)
+    assert simulate([0.08], 0.01, 4, 2) == pytest.approx(0.02, rel=0.02)
+
+
+def test_a_queue_bridges_a_slow_batch_as_long_as_it_is_long_enough() -> None:
+    """One in four takes 0.18 s, and a step 0.05 s: a batch is ordered when the one before is taken."""
+    made = [0.18, 0.0, 0.0, 0.0]
+    assert simulate(made, 0.05, 1, 1) == pytest.approx((4 * 0.05 + 0.13) / 4, rel=0.02)
+    assert simulate(made, 0.05, 1, 4) == pytest.approx(0.05, rel=0.02)
+
+
+def test_cores_bound_processes_and_pythons_lock_bounds_threads() -> None:
+    """However many there are."""
+    assert with_processes(DECODING, 16, 2) == pytest.approx((0.071 + 0.002) / 2, rel=0.01)
+    locked = replace(DECODING, stages=(StageCost("transform", 0.08, 0.08, 0.08),))
+    assert with_threads(locked, 16, 2) == pytest.approx(0.08)
+    assert with_threads(DECODING, 16, 2) == pytest.approx(0.071 / 2, rel=0.01)
+    assert in_background(DECODING, 0.001, 0.001) == 0.02
+
+
+def test_on_two_cores_two_processes_are_enough_for_work_and_more_only_wait() -> None:
+    """Of sixteen that would be as fast, the fewest."""
+    assert fewest_workers(DECODING, 16, 2)[0] == 3
+    working = replace(DECODING, stages=(StageCost("decode", 0.08, 0.08),))
+    assert fewest_workers(working, 16, 2)[0] == 2
+    waiting = replace(DECODING, stages=(StageCost("read", 0.08, 0.0),))
+    assert fewest_workers(waiting, 16, 2)[0] in {4, 5}
+    assert smallest_ahead(DECODING, 2)[0] == 2
+
+
+def test_the_verdict_follows_from_the_head_room() -> None:
+    """The same loader before steps of different lengths, and when it keeps up."""
+    assert (judge(DECODING).bound, judge(DECODING).stage) == ("input-bound", "decode")
+    assert "80% of the time is lost" in judge(DECODING).sentence
+    side_by_side = replace(DECODING, setting=replace(DECODING.setting, workers=2, processes=True, prefetch=2))
+    compute = replace(side_by_side, load_s=0.04, cycle_s=0.1, step_alone_s=0.098)
+    assert judge(compute).bound == "compute-bound"
+    assert judge(replace(compute, load_s=0.095)).bound == "balanced"
+    assert judge(replace(DECODING, transfer_s=0.07)).stage == "transfer"
+    starting = replace(side_by_side, load_s=0.02, cycle_s=0.02, start_s=4.0)
+    assert judge(starting).cause == "start"
+    threads = replace(
+        DECODING, setting=replace(DECODING.setting, workers=2), stages=(StageCost("decode", 0.1, 0.1, 0.1),)
+    )
+    assert judge(threads).cause == "gil"
+    crowded = replace(side_by_side, load_s=0.04, cycle_s=0.09, step_alone_s=0.05, step_cpu_s=0.1)
+    assert judge(crowded).cause == "cores"
+
+
+def test_advice_promises_what_the_model_says() -> None:
+    """Processes, and a pack that is worth its work only where it gains clearly more."""
+    advice = advise(DECODING)
+    processes = next(one for one in advice if "num_workers" in one.options)
+    assert processes.gain == pytest.approx(0.1 / with_processes(DECODING, 3, 2), rel=0.02)
+    pack = next(one for one in advice if one.packs)
+    assert pack.argument == 'make_loader(stage_dataset(SOURCE)["train"], 8)'
+    assert pack.gain == pytest.approx(0.1 / 0.02, rel=0.02)
+    assert advice[0] is pack
+    named = replace(DECODING.setting, source="photos", image_size=(224, 192), repeats=True)
+    assert 'stage_dataset("photos", image_size=(224, 192))' in advise(replace(DECODING, setting=named))[0].argument
+
+
+def test_nothing_is_advised_where_the_step_is_the_limit() -> None:
+    """Not even what would make loading faster."""
+    bound = replace(
+        DECODING, step_alone_s=0.098, cycle_s=0.1, stages=(StageCost("decode", 0.002, 0.002),), load_s=0.002
+    )
+    assert advise(bound) == ()
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        (Setting("colabstage", 1, prefetch=2, batches=100, strategy="direct"), 'strategy="workers"'),
+        (Setting("keras", batches=100), "workers="),
+        (Setting("tf.data", batches=100, parallel_map=False, prefetched=False), "num_parallel_calls=tf.data.AUTOTUNE"),
+        (Setting("tf.data", batches=100, parallel_map=False, prefetched=False), ".prefetch(tf.data.AUTOTUNE)"),
+        (Setting("iterable", batches=100), "CudaDataLoader(loader, device)"),
+        (Setting("torch", batches=100, h5_file="a.h5"), 'make_loader(dataset_h5("a.h5")'),
+    ],
+)
+def test_advice_is_in_the_words_of_the_loader_at_hand(setting: Setting, words: str) -> None:
+    """Arguments of whatever it was made by."""
+    facts = replace(DECODING, setting=setting, costs=replace(DECODING.costs, pack_s=0.001))
+    assert any(words in advice.argument for advice in advise(facts))
+
+
+def test_threads_are_advised_to_keras_unless_python_holds_its_lock() -> None:
+    """Then processes."""
+    facts = replace(DECODING, setting=Setting("keras", batches=100))
+    threads = next(one for one in advise(facts) if "workers" in one.options)
+    assert threads.options["use_multiprocessing"] is False
+    held = replace(facts, stages=(StageCost("transform", 0.08, 0.08, 0.08),))
+    processes = next(one for one in advise(held) if "workers" in one.options)
+    assert processes.options["use_multiprocessing"] is True
+
+
+def test_a_slow_file_of_ours_is_better_read_into_memory() -> None:
+    """Where it fits."""
+    setting = Setting("colabstage", 1, prefetch=2, batches=100, batch_bytes=1 << 20, strategy="direct")
+    slow = replace(DECODING, setting=setting, stages=(StageCost("read", 0.08, 0.001),))
+    assert advise(slow)[0].options == {"strategy": "memory"}
+    large = replace(slow, setting=replace(setting, batch_bytes=1 << 30))
+    assert all("strategy" not in advice.options for advice in advise(large))
