@@ -44,7 +44,7 @@ def test_the_python_examples_run_in_order(here: Path) -> None:
     """Each block after the first, which is for Colab alone, runs with the names that those before it left."""
     colab, *rest = blocks("python")
     compile(colab.replace("%pip", "# %pip"), "README.md", "exec")
-    assert len(rest) == 7
+    assert len(rest) == 8
     with zipfile.ZipFile(here / "photos.zip", "w") as archive, zipfile.ZipFile(here / "part-2.zip", "w") as second:
         for number, path in enumerate(sorted((here / "photos").rglob("*.jpg"))):
             (archive if number % 2 else second).write(path, path.relative_to(here / "photos"))
@@ -67,7 +67,7 @@ def test_the_commands_run_in_order(here: Path) -> None:
     """Every line of the command-line section ends well."""
     subprocess.run([sys.executable, "-m", "zipfile", "-c", "photos.zip", "photos/"], check=True)
     lines = [line for block in blocks("bash") for line in block.splitlines() if line.startswith("colabstage ")]
-    assert len(lines) == 12
+    assert len(lines) == 13
     for line in lines:
         command = [sys.executable, "-m", "colabstage", *shlex.split(line)[1:]]
         done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
