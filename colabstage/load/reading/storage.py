@@ -146,8 +146,8 @@ def _by_cache(plain: str, cache: CacheState) -> EngineChoice:
     """A cold mapped file reads 20 times the bytes asked for, so it is read through once where it fits into memory, and
     row by row where it does not.
 
-    Row by row the first batch of a file that fits would come sooner, by a second for each gigabyte or two, but the first
-    epoch not: rows of 784 bytes came at a fifteenth of the rate that way, of 49,152 at half, of 196,608 and more at
+    Row by row the first batch of a file that fits would come sooner, by a second for each gigabyte or two, but not the
+    first epoch: rows of 784 bytes came at a fifteenth of the rate that way, of 49,152 at half, of 196,608 and more at
     about the same.
     """
     if cache.warm:
