@@ -32,9 +32,11 @@ _ALONE = {
 def torch_subject(loader: Any) -> Subject:
     """Look at a `DataLoader`."""
     machine = getattr(loader, "_machine", None)
-    copied = _copy(loader, {"_iterator": None, "_running": None} if machine is not None else {"_iterator": None})
+    copied = _copy(loader, {"_iterator": None})
     if machine is not None:
-        return _our_subject(loader, copied)
+        # Places move on as batches are handed out, so the copy has its own.
+        places = {"_running": None, "_done": copy.copy(loader._done), "_next": copy.copy(loader._next)}
+        return _our_subject(loader, _copy(loader, places))
     known = known_stages(loader.dataset)
     note_collate(known, loader.collate_fn)
     workers = loader.num_workers
@@ -76,12 +78,19 @@ def _our_subject(loader: Any, copied: Any) -> Subject:
     for function in (getattr(loader._machine.finish, "batch_transform", None),):
         if (code := getattr(function, "__code__", None)) is not None:
             known[code] = "transform"
+    sampler = loader._machine.sampler
+    asked = sampler.asked
+
+    def close() -> None:
+        copied.close()
+        sampler.asked = asked
+
     return Subject(
         setting,
         start=lambda: iter(copied),
         # Without its machine it is the plain DataLoader that other frameworks build of it.
         alone=(lambda: iter(_copy(loader, {**_ALONE, "_machine": None}))) if processes else None,
-        close=copied.close,
+        close=close,
         known=known,
     )
 

@@ -315,6 +315,10 @@ def test_a_loader_of_ours_keeps_its_place(tmp_path: Path, strategy: Any) -> None
         assert loader.state_dict() == state
         assert profile.facts.setting.strategy == strategy
         assert profile.verdict.stage == "transform"
+        rows = [y.tolist() for _, y in loader]
+    with make_loader(dataset, 32, strategy="direct") as untouched:
+        untouched.set_epoch(1)
+        assert rows == [y.tolist() for _, y in untouched]
 
 
 def slow_transform(x: Any) -> Any:
