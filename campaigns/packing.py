@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import shutil
+import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import h5py
 import numpy as np
@@ -12,18 +13,18 @@ from PIL import Image
 
 from campaigns.campaign import State, WrongError, leftovers, same_bytes
 from campaigns.material import write_photographs, zip_folder
-from colabstage.fetch.plan import SLOW_READERS
 from colabstage.h5.manifest import check_whole, manifest_path, read_manifest
 from colabstage.pack.journal import BLOCK_SAMPLES
 from colabstage.pack.run import pack_dataset
+from colabstage.progress import NullProgress, ProgressStep
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from types import TracebackType
 
     from campaigns.worker import Diary
 
-# More cores than this do not read more samples at once that others overtake.
-_WORKERS = 4
+_THREADS = "threads"
 
 
 class Packing:
@@ -35,8 +36,10 @@ class Packing:
     unit: ClassVar[str] = "samples"
     variants: ClassVar[int] = 4
     because: ClassVar[str] = (
-        f"a sample counts with its journal block of {BLOCK_SAMPLES}; blocks are open around the up to {SLOW_READERS} "
-        f"reads in flight and the workers"
+        f"a sample counts with its journal block of {BLOCK_SAMPLES}, and samples are read and stored in order but for "
+        f"those that some thread has in hand; so there is at most one open block for each thread, reader or worker, "
+        f"and at most {BLOCK_SAMPLES - 1} samples in it are finished. The threads are counted in the runs; on a disk "
+        f"as quick as this there are mostly four"
     )
 
     def __init__(self, home: Path, *, small: bool) -> None:
@@ -50,6 +53,7 @@ class Packing:
         self._kind = ""
         self._over = False
         self._worked = False
+        self._threads = 0
         self._place = home / "place"
 
     def _make_truth(self, kind: str) -> Path:
@@ -72,8 +76,13 @@ class Packing:
 
     @property
     def bound(self) -> float:
-        """Samples that one kill may cost."""
-        return BLOCK_SAMPLES * (SLOW_READERS + _WORKERS + 1)
+        """Samples that one kill may cost.
+
+        A block with both finished and unfinished samples has one of them in a worker's hands, or had one in a reader's
+        when the sample arrived that was taken up last: what arrives is used in the order of arrival. A reader that
+        delivered that one leaves its share to the block up to which samples have been taken.
+        """
+        return (BLOCK_SAMPLES - 1) * self._threads
 
     @property
     def needed(self) -> float:
@@ -88,6 +97,7 @@ class Packing:
         """An empty folder, or one with an older pack."""
         self._kind = ("pixels", "encoded")[number % 2]
         self._over = number % 4 >= 2
+        self._threads = 0
         shutil.rmtree(self._place, ignore_errors=True)
         self._place.mkdir()
         if self._over:
@@ -103,11 +113,13 @@ class Packing:
         manifest = read_manifest(out) if out.exists() else None
         if manifest is not None and sum(manifest.samples.values()) == arguments["count"]:
             return
-        pack_dataset(arguments["source"], out, encoding=arguments["encoding"], overwrite=True, progress=diary)
+        shown = _Counting(diary)
+        pack_dataset(arguments["source"], out, encoding=arguments["encoding"], overwrite=True, progress=shown)
 
     def done(self, diary: Sequence[tuple[str, float]]) -> float:
         """All advances but the first, which is what was taken over."""
-        self._worked = bool(diary) and diary[0][0] == "pack"
+        self._worked = any(name == "pack" for name, _ in diary)
+        self._threads = max([self._threads, *(int(amount) for name, amount in diary if name == _THREADS)])
         return sum([amount for name, amount in diary if name == "pack"][1:])
 
     def look(self) -> State:
@@ -124,6 +136,37 @@ class Packing:
 
     def close(self) -> None:
         """Nothing is held."""
+
+
+class _Counting(NullProgress):
+    """A diary that also tells, with every sample, how many threads there are that may have one in hand."""
+
+    def __init__(self, diary: Diary) -> None:
+        self._diary = diary
+
+    def step(self, name: str, *, total: int | None, unit: str) -> ProgressStep:
+        """A step of the diary."""
+        return _CountingStep(self._diary, self._diary.step(name, total=total, unit=unit))
+
+
+class _CountingStep:
+    def __init__(self, diary: Diary, step: ProgressStep) -> None:
+        self._diary = diary
+        self._step = step
+
+    def advance(self, amount: int = 1) -> None:
+        count = sum(thread.name == "colabstage-pipeline" for thread in threading.enumerate())
+        self._diary.note(f"{_THREADS}\t{count}")
+        self._step.advance(amount)
+
+    def __enter__(self) -> Self:
+        self._step.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._step.__exit__(kind, error, trace)
 
 
 def look_at_pack(out: Path, truth: Path, older: Path | None) -> State:

@@ -34,7 +34,10 @@ def section(name: str, outcome: Outcome, *, seed: int) -> str:
         "rounds that ended in verified data": str(outcome.rounds),
         f"{outcome.unit} kept": _figure(outcome.kept),
         f"{outcome.unit} redone": f"{_figure(outcome.redone)} of {_figure(outcome.done)} done",
-        "redone for one kill": f"{_figure(outcome.worst)} in the worst round; {_figure(outcome.bound)} are promised",
+        "redone for one kill": (
+            f"{_figure(round(outcome.redone / max(1, outcome.kills), 1))} in the mean, {_figure(outcome.worst)} in the "
+            f"worst round; at most {_figure(outcome.bound)} are promised"
+        ),
     }
     table = "\n".join(f"| {key} | {value} |" for key, value in rows.items())
     when = time.strftime("%Y-%m-%d", time.gmtime())
