@@ -150,6 +150,8 @@ def _packed(facts: Facts, call: str) -> Iterator[Advice]:
         return  # our reader was tried on it, and could not
     read_s = costs.gather_s if costs.pack_s is None else costs.pack_s
     cycle_s = in_background(facts, read_s + kept_s, read_s + sum(stage.cpu_s for stage in kept))
+    if setting.kind == "tf.data":
+        cycle_s += costs.handover_s  # batches come out of Python, and are copied into TensorFlow's memory
     argument = call.format(data=_data(facts), batch=setting.batch_samples)
     yield Advice(argument, _why_packed(facts, once=once), cycle_s, 1.0, packs=setting.h5_file is None)
 
