@@ -1,0 +1,124 @@
+"""Makes the files that a picture of a folder shows: a path in each line, and behind two blanks what is in the file."""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+import tarfile
+import wave
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+import h5py
+import numpy as np
+import pytest
+from PIL import Image
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_SIZE = (48, 64)
+_ARRAY = re.compile(r"(\w+) \(([\d, ]+)\)")
+
+
+def make_picture(picture: str, folder: Path) -> Path:
+    """Write the files below `folder`; returns the dataset's folder, in which all of them lie."""
+    for line in picture.splitlines():
+        name, _, content = line.partition("  ")
+        place = folder / name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        _write(place, content.strip())
+    (top,) = folder.iterdir()
+    return top
+
+
+def jpeg_bytes(number: int) -> bytes:
+    """An image that no other number gives."""
+    pixels = np.random.default_rng(number).integers(0, 256, (*_SIZE, 3), dtype=np.uint8)
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, "JPEG")
+    return buffer.getvalue()
+
+
+def write_photos(folder: Path, count: int = 40, first: int = 0) -> list[Path]:
+    """Photographs in folders of two classes."""
+    paths = [folder / ("cat", "dog")[number % 2] / f"{number}.jpg" for number in range(first, first + count)]
+    for number, path in enumerate(paths, first):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(jpeg_bytes(number))
+    return paths
+
+
+def _write(place: Path, content: str) -> None:
+    number = sum(map(ord, place.as_posix()))
+    match place.suffix:
+        case ".jpg":
+            place.write_bytes(jpeg_bytes(number))
+        case ".png" if content == "mask":
+            Image.fromarray(np.indices(_SIZE).sum(0).astype(np.uint8) % 2).save(place)
+        case ".png":
+            Image.open(io.BytesIO(jpeg_bytes(number))).save(place)
+        case ".npy" | ".npz" | ".h5":
+            _write_arrays(place, content)
+        case ".wav":
+            with wave.open(str(place), "wb") as sound:
+                sound.setparams((1, 2, 16_000, 16_000, "NONE", ""))
+                sound.writeframes(np.arange(16_000, dtype="<i2").tobytes())
+        case ".bin":
+            np.arange(5000, dtype=np.uint16).tofile(place)
+        case ".tar":
+            _write_tar(place, content.split())
+        case ".tfrecord" | ".mdb" | ".parquet":
+            _write_records(place)
+        case _:
+            place.write_text(content.replace(" | ", "\n") + "\n", encoding="utf-8")
+
+
+def _write_arrays(place: Path, content: str) -> None:
+    shapes = {name: tuple(map(int, axes.replace(",", " ").split())) for name, axes in _ARRAY.findall(content)}
+    arrays = {name: np.arange(math.prod(shape)).reshape(shape) for name, shape in shapes.items()}
+    if place.suffix == ".npz":
+        np.savez(place, **arrays)  # type: ignore[arg-type]  # its other argument is a word that no picture uses
+    elif place.suffix == ".npy":
+        np.save(place, next(iter(arrays.values())))
+    else:
+        with h5py.File(place, "w") as file:
+            for name, array in arrays.items():
+                file[name] = array
+
+
+def _write_tar(place: Path, members: list[str]) -> None:
+    with tarfile.open(place, "w") as tar:
+        for number, name in enumerate(members):
+            data = jpeg_bytes(number) if name.endswith(".jpg") else b"1"
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            tar.addfile(member, io.BytesIO(data))
+
+
+def _needs(module: str, install: str) -> Any:
+    if find_spec(module) is None:
+        pytest.skip(f"needs {module}: {install}")
+    return pytest.importorskip(module)
+
+
+def _write_records(place: Path) -> None:
+    images = [jpeg_bytes(number) for number in range(4)]
+    if place.suffix == ".tfrecord":
+        writer = _needs("tfrecord", "pip install -c constraints.txt --group test").TFRecordWriter(str(place))
+        for number, image in enumerate(images):
+            writer.write({"image/encoded": (image, "byte"), "image/class/label": (number % 2, "int")})
+        writer.close()
+    elif place.suffix == ".parquet":
+        pyarrow = _needs("pyarrow", "pip install -c constraints.txt --group arrow")
+        from pyarrow import parquet
+
+        rows = [{"bytes": image, "path": None} for image in images]
+        parquet.write_table(pyarrow.table({"image": rows, "label": [0, 1, 0, 1]}), place)
+    else:
+        lmdb = _needs("lmdb", "pip install -c constraints.txt --group test")
+        with lmdb.open(str(place.parent), map_size=1 << 20) as database, database.begin(write=True) as written:
+            for number, image in enumerate(images, 1):
+                written.put(f"image-{number:09d}".encode(), image)
+                written.put(f"label-{number:09d}".encode(), b"1")

@@ -1,0 +1,231 @@
+"""The pages of docs/: their code runs, their pictures of folders are what they say, and their links lead somewhere."""
+
+from __future__ import annotations
+
+import gc
+import os
+import re
+import shlex
+import subprocess
+import sys
+import textwrap
+import zipfile
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+import pytest
+from typer.testing import CliRunner
+
+from colabstage import errors, pack_dataset
+from colabstage.h5.info import read_info
+from colabstage.simulate.colab import simulated_colab
+from colabstage.simulate.drive import SimulatedDrive
+from colabstage.simulate.knobs import DriveKnobs
+from colabstage.ui.cli import app
+from tests.pages import DOCS, README, Block, anchors, blocks, links
+from tests.pictures import make_picture, write_photos
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+FORMATS = DOCS[0].with_name("formats.md")
+# Pages whose code wants a machine of its own; the others run one after the other in this process.
+_APART = {"drive", "keras"}
+
+
+def page(name: str) -> Path:
+    return DOCS[0].with_name(f"{name}.md")
+
+
+def plain_pages() -> list[str]:
+    return [path.stem for path in DOCS if path.stem not in _APART and blocks(path, "python")]
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, with the photographs that all pages speak of."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLABSTAGE_SYSTEM_ROOT", str(tmp_path))
+    monkeypatch.setenv("COLABSTAGE_LOCAL_DIR", str(tmp_path / "fast"))
+    write_photos(tmp_path / "photos")
+    return tmp_path
+
+
+def zip_photos(target: Path, photos: Path) -> None:
+    """Put the photographs into a zip."""
+    with zipfile.ZipFile(target, "w") as archive:
+        for path in sorted(photos.rglob("*.jpg")):
+            archive.write(path, path.relative_to(photos))
+
+
+def prepare_formats(here: Path) -> dict[str, object]:
+    """What formats.md speaks of besides: some folders that it draws, and some with what it says of them."""
+    for block in blocks(FORMATS, "text"):
+        if block.code.startswith(("faces/", "words/", "story/")):
+            make_picture(block.code, here / "drawn" / block.code.split("/")[0])
+    for top in (here / "drawn").glob("*/*"):
+        top.rename(here / top.name)
+    make_picture("lab.npz  spectra (40, 8), grams (40,)", here / "lab")
+    (here / "lab" / "lab.npz").rename(here / "lab.npz")
+    write_photos(here / "newer", 6, first=100)
+    (write_photos(here / "scratched")[3]).write_bytes(b"scratched")
+    make_picture("letters/a1.jpg\nletters/b1.jpg\nletters/a2.jpg", here / "own")
+    (here / "own" / "letters").rename(here / "letters")
+    scans = "\n".join(f"scans/cat/patient{number % 4}-{number}.jpg" for number in range(12))
+    make_picture(scans, here / "clinic").rename(here / "scans")
+    zip_photos(here / "photos.zip", here / "photos")
+    return {}
+
+
+def prepare_diagnose(here: Path) -> dict[str, object]:
+    """The paths of the photographs."""
+    return {"paths": sorted((here / "photos").rglob("*.jpg"))}
+
+
+def run_page(name: str, names: dict[str, object], places: dict[str, str]) -> None:
+    """Run a page's blocks in order; what they leave open is closed."""
+    try:
+        for block in blocks(page(name), "python"):
+            block.run(names, places)
+    finally:
+        for value in list(names.values()):
+            if hasattr(value, "close") and not isinstance(value, type):
+                value.close()
+        names.clear()
+        gc.collect()
+
+
+@pytest.mark.torch
+@pytest.mark.filterwarnings("ignore")  # Lightning's, of torch and of itself
+@pytest.mark.parametrize("name", plain_pages())
+def test_the_code_of_a_page_runs_in_order(name: str, here: Path) -> None:
+    """Each block runs with the names that those before it left."""
+    missing = [module for module in ("lightning", "accelerate") if find_spec(module) is None]
+    if missing and name == "loaders":
+        pytest.skip(f"needs {' and '.join(missing)}: pip install {' '.join(missing)}")
+    names = prepare_formats(here) if name == "formats" else prepare_diagnose(here) if name == "diagnose" else {}
+    run_page(name, names, {"s3://bucket": f"file://{here}/bucket"})
+
+
+@pytest.mark.torch
+@pytest.mark.fuse
+def test_the_drive_page_runs_on_a_simulated_drive(here: Path) -> None:
+    """Mounting, staging, publishing and flushing, in the order of the page."""
+    (here / "model.pt").write_bytes(b"weights")
+    drive = SimulatedDrive(here / "home", knobs=DriveKnobs.quick())
+    (drive.cloud / "MyDrive" / "checkpoints").mkdir()
+    zip_photos(drive.cloud / "MyDrive" / "photos.zip", here / "photos")
+    places = {"/content/": f"{here}/content/", "mount_drive()": f'mount_drive("{here}/content/drive")'}
+    with simulated_colab(here, drive=drive):
+        run_page("drive", {}, places)
+        assert (drive.cloud / "MyDrive/checkpoints/model.pt").read_bytes() == b"weights"
+        assert list((drive.cloud / "MyDrive/colabstage").glob("photos-*.h5"))
+
+
+@pytest.mark.skipif(
+    find_spec("keras") is None or find_spec("tensorflow") is None,
+    reason="needs keras and tensorflow: pip install -c constraints.txt --group keras",
+)
+def test_the_keras_page_runs(here: Path) -> None:
+    """In a process of its own, because Keras chooses its backend once, and TensorFlow never lets go of its threads."""
+    program = "\n".join(block.code for block in blocks(page("keras"), "python"))
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program],
+        env={**os.environ, "KERAS_BACKEND": "tensorflow", "KERAS_HOME": str(here), "TF_CPP_MIN_LOG_LEVEL": "3"},
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "(16, 64, 64, 3) (16, 2)" in done.stdout
+
+
+@pytest.mark.parametrize("name", [path.stem for path in DOCS if blocks(path, "bash")])
+def test_the_commands_of_a_page_end_well(name: str, here: Path) -> None:
+    """Every line of them, with the photographs also as `photos.zip`, and packed as `photos.h5`."""
+    pack_dataset(here / "photos", here / "photos.h5", image_size=(64, 64), progress=False)
+    zip_photos(here / "photos.zip", here / "photos")
+    lines = [line for block in blocks(page(name), "bash") for line in block.code.splitlines()]
+    for line in lines:
+        done = CliRunner().invoke(app, shlex.split(line)[1:])
+        assert done.exit_code == 0, f"{line}\n{done.output}"
+    assert lines
+
+
+@pytest.mark.parametrize("block", blocks(FORMATS, "text"), ids=lambda block: f"line{block.line}")
+def test_a_pictured_folder_is_of_the_layout_that_the_page_says(block: Block, tmp_path: Path) -> None:
+    """The files that it draws, made and packed without a word about what they are."""
+    top = make_picture(block.code, tmp_path / "drawn")
+    pack_dataset(top, tmp_path / "pack.h5", progress=False)
+    assert f"layout: {read_info(tmp_path / 'pack.h5').layout}" == block.note
+
+
+@pytest.mark.parametrize("path", [README, *DOCS], ids=lambda path: path.stem)
+def test_every_link_leads_somewhere(path: Path) -> None:
+    """To a file that is there, and to a heading that it has."""
+    broken = []
+    for link in links(path):
+        target, _, anchor = link.partition("#")
+        there = path.parent / target if target else path
+        if target.startswith(("https://", "mailto:")):
+            continue
+        if not there.exists() or (anchor and anchor not in anchors(there)):
+            broken.append(link)
+    assert broken == []
+
+
+def test_every_page_is_linked_from_the_readme() -> None:
+    """Nobody has to look into the folder."""
+    assert {f"docs/{path.name}" for path in DOCS} <= {link.partition("#")[0] for link in links(README)}
+
+
+def test_every_error_is_explained() -> None:
+    """Each class has a row, with the builtin that it also is, and what to do."""
+    rows = {}
+    for line in page("errors").read_text(encoding="utf-8").splitlines():
+        if found := re.match(r"\| `(\w+Error)` \| (?:`(\w+)`)? ?\| (.+?) \|", line):
+            rows[found[1]] = found[2]
+    classes = {name: one for name, one in vars(errors).items() if isinstance(one, type)}
+    builtins = {
+        name: next((base.__name__ for base in one.__bases__ if base.__module__ == "builtins"), None)
+        for name, one in classes.items()
+    }
+    assert rows == builtins
+
+
+def test_what_is_not_run_says_why() -> None:
+    """A block that is only compiled has its reason in the page, and there are few of them."""
+    reasons = [block.why_not_run for path in [README, *DOCS] for block in blocks(path, "python") if block.why_not_run]
+    assert sorted(reason.partition(",")[0] for reason in reasons) == [
+        "needs Colab and a GPU", "needs a GPU", "needs torchrun", "starts a cluster",
+    ]  # fmt: skip
+
+
+def test_every_command_is_shown_on_some_page() -> None:
+    """Those that the command line knows, with one line at the least."""
+    shown = {line.split()[1] for path in DOCS for block in blocks(path, "bash") for line in block.code.splitlines()}
+    known = {command.name or command.callback.__name__ for command in app.registered_commands if command.callback}
+    assert known - shown == {"demo"}  # that is `make demo`, in the README
+
+
+def test_the_test_of_links_sees_what_is_broken(tmp_path: Path) -> None:
+    """A page with a link into nothing, and one to a heading that is not there; code does not count."""
+    made = tmp_path / "made.md"
+    made.write_text(
+        textwrap.dedent(
+            """\
+            # One *heading*: of `two`!
+            [a](made.md#one-heading-of-two) [b](gone.md) [c](#nowhere) `[d](code.md)`
+            ```text
+            # no heading
+            [e](code.md)
+            ```
+            """
+        ),
+        encoding="utf-8",
+    )
+    assert links(made) == ["made.md#one-heading-of-two", "gone.md", "#nowhere"]
+    assert anchors(made) == {"one-heading-of-two"}
+    with pytest.raises(AssertionError, match="gone"):
+        test_every_link_leads_somewhere(made)
