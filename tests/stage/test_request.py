@@ -53,7 +53,7 @@ def test_everything_that_shapes_a_pack_can_be_asked_of_staging() -> None:
         {"seed": 1},
         {"on_error": "skip:1%"},
     ],
-    ids=str,
+    ids=lambda option: "-".join(f"{name}-{getattr(value, '__name__', value)}" for name, value in option.items()),
 )
 def test_each_option_has_a_key_of_its_own(option: dict[str, Any]) -> None:
     """So that no record and no cached pack is taken for one of other options; the same option has the same key."""

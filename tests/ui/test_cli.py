@@ -135,7 +135,7 @@ def test_pack_makes_the_file_that_was_asked_for(run: Run, photos: Path, tmp_path
     """It packs, says how much, and does not replace a file unless told to."""
     done = run("pack", "photos", "a.h5")
     assert (done.returncode, done.stderr) == (0, "")
-    assert "10 samples" in done.stdout
+    assert "10 images" in done.stdout
     before = (tmp_path / "a.h5").read_bytes()
     assert "or give --overwrite to replace it" in reason(run("pack", "photos", "a.h5", "--image-size", "4,4"), 1)
     assert (tmp_path / "a.h5").read_bytes() == before
