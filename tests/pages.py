@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,7 @@ _BLOCK = re.compile(r"^(?:<!-- (?P<note>.*?) -->\n)?```(?P<language>\w+)\n(?P<co
 _LINK = re.compile(r"(?<!!)\[[^\]]*\]\((?P<target>[^)\s]+)\)|!\[[^\]]*\]\((?P<picture>[^)\s]+)\)")
 _HEADING = re.compile(r"^#{1,6} +(.*)$", re.MULTILINE)
 _NOT_RUN = "not run: "
+_NEEDS = "needs "
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +38,14 @@ class Block:
         """Why it is only compiled; empty where it is run."""
         return self.note.removeprefix(_NOT_RUN) if self.note.startswith(_NOT_RUN) else ""
 
+    @property
+    def missing(self) -> str:
+        """The package that only this block needs, where it is not installed here; else empty."""
+        package = self.note.removeprefix(_NEEDS) if self.note.startswith(_NEEDS) else ""
+        return package if package and find_spec(package) is None else ""
+
     def run(self, names: dict[str, object], places: Mapping[str, str]) -> None:
-        """Run it with the names that those before it left, or only compile it where its page says so.
+        """Run it with the names that those before it left; or only compile it, as its page says or for want of a package.
 
         `places`: where on this machine that is which a reader has elsewhere, by what is written.
         """
@@ -46,7 +54,7 @@ class Block:
             code = code.replace(written, meant)
         # With as many empty lines before it, a traceback has the line of the page.
         made = compile("\n" * (self.line - 1) + code, str(self.page), "exec")
-        if not self.why_not_run:
+        if not self.why_not_run and not self.missing:
             exec(made, names)
 
 
