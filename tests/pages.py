@@ -45,7 +45,7 @@ class Block:
         return package if package and find_spec(package) is None else ""
 
     def run(self, names: dict[str, object], places: Mapping[str, str]) -> None:
-        """Run it with the names that those before it left; or only compile it, as its page says or for want of a package.
+        """Run it with the names that those before it left; or compile it, as its page says or for want of a package.
 
         `places`: where on this machine that is which a reader has elsewhere, by what is written.
         """
