@@ -72,15 +72,15 @@ class FileEntries(Sequence[FileEntry]):
     def __getitem__(self, index: int | slice) -> FileEntry | FileEntries:
         if isinstance(index, slice):
             return self.take(np.arange(len(self))[index])
-        name = self.names[index]
-        row, facts = range(len(self))[index] if self._rows is None else int(self._rows[index]), self._columns
+        facts = self._columns
+        row = range(len(facts.names))[index] if self._rows is None else int(self._rows[index])
         return FileEntry(
-            name,
-            int(facts.sizes[row]),
-            int(facts.mtimes_ns[row]),
-            int(facts.positions[row]),
-            bool(facts.executable[row]),
-            row if facts.places is None else int(facts.places[row]),
+            facts.names[row],
+            facts.sizes.item(row),
+            facts.mtimes_ns.item(row),
+            facts.positions.item(row),
+            facts.executable.item(row),
+            row if facts.places is None else facts.places.item(row),
         )
 
     def __iter__(self) -> Iterator[FileEntry]:

@@ -65,15 +65,9 @@ class Texts(Sequence[str]):
     def __getitem__(self, index: int | slice) -> str | Texts:
         if isinstance(index, slice):
             return self.take(np.arange(len(self))[index])
-        if self._rows is not None:
-            index = int(self._rows[index])
-        elif not -len(self._ends) <= index < len(self._ends):
-            msg = f"There is no text {index} among {len(self._ends)}."
-            raise IndexError(msg)
-        elif index < 0:
-            index += len(self._ends)
-        start = int(self._ends[index - 1]) if index else 0
-        return self._data[start : int(self._ends[index])].decode(_CODEC, _ERRORS)
+        ends = self._ends
+        row = (range(len(ends)) if self._rows is None else self._rows)[index]
+        return self._data[ends.item(row - 1) if row else 0 : ends.item(row)].decode(_CODEC, _ERRORS)
 
     def take(self, rows: NDArray[Any]) -> Texts:
         """Some of them, in the order of `rows`; shares the bytes."""

@@ -113,9 +113,9 @@ class ZipTree:
         place = self._entries.find(entry)
         if place is None:
             raise foreign_entry(self.label, entry.name)
-        own = self._entries[place]
+        own = entry if entry.place == place else self._entries[place]
         stored = self._stored_names.get(place) or own.name.encode("utf-8", "surrogatepass")
-        end, packed_size, crc, method, flags, mode = (int(column[place]) for column in self._packing.values())
+        end, packed_size, crc, method, flags, mode = [column.item(place) for column in self._packing.values()]
         return ZipMember(
             own.name, stored, own.position, end, packed_size, own.size, crc, method, flags, mode, own.mtime_ns
         )
