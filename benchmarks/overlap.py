@@ -4,9 +4,10 @@
 
 A loader of known length and a step of known length, both longer and shorter than each other: what an epoch takes with
 `CudaDataLoader` and with `make_loader`, divided by max(T1, T2); the same loop without either is T1 + T2. Loaders that
-wait (as for a disk) sleep; the step sleeps too, as the processor does while a GPU works. T1 and T2 are measured alone,
-in the same run, round by round; ratios are medians of rounds. The first batch cannot be hidden: an epoch of n batches
-takes (n + 1) / n at best when the step is the longer one, and n batches are counted from the first.
+wait (as for a disk) sleep; the step sleeps too, as the processor does while a GPU works. T1 is each loader's own, as
+that of `make_loader` also reads and collates; T1 and T2 are measured alone, in the same run, round by round; ratios are
+medians of rounds. The first batch cannot be hidden: an epoch of n batches takes (n + 1) / n at best when the step is
+the longer one, and n batches are counted from the first.
 
 With a CUDA device the same with copies of 50 MB a batch and a step of matrix products on it.
 
@@ -112,9 +113,9 @@ def measure_sleeping(folder: Path, count: int, rounds: int) -> dict[str, dict[st
         for _ in range(rounds):
             contenders = sleeping_contenders(folder, count, load_s)
             # What sleeping so long takes here, alone: the machine is not alone.
-            load_alone_s = time_epoch(contenders["one after the other"], lambda _: None) * count / (count - 1)
             step_alone_s = time_epoch(range(count), step)
             for name, batches in contenders.items():
+                load_alone_s = time_epoch(batches, lambda _: None) * count / (count - 1)
                 ratio = time_epoch(batches, step) / max(load_alone_s, step_alone_s)
                 ratios.setdefault(task, {}).setdefault(name, []).append(ratio)
     return ratios
