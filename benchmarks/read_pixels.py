@@ -5,9 +5,9 @@
 Batches of 64, shuffled, page cache warm. All contenders take turns in one process, round after round, another one
 first each time; a turn is as many epochs as begin within a second, or a part of one where an epoch takes longer. The
 tables have the medians of the rounds. Each batch is touched in the same way: one value of every input is added up, and
-one of every target. The limit is one `np.take` of the same batches out of arrays in memory, into buffers that are used
-again and again, by one thread: a loader whose batches the caller may keep needs at least two, which few processors'
-caches hold.
+one of every target. The limit is one `np.take` of the same batches out of arrays in memory, into one buffer that is
+used again and again, by one thread. A loop that holds a batch while the next one is made needs two, and of large
+batches few processors' caches hold so much: the same by turns into two buffers is shown beside it.
 
 Ends with exit code 1 when make_loader is less than 20 times as fast as the recipe for images of 256x256x3, or has less
 than 0.8 of the limit for any shape.
@@ -50,6 +50,7 @@ SHAPES = {
     "rows": Shape("300,000 rows of 128 float32", 300_000, (128,), "float32"),
 }
 RECIPE, PLAIN, OURS, LIMIT = "recipe", "our dataset_h5 in a DataLoader", "make_loader", "limit: np.take from memory"
+BY_TURNS = "the same into two buffers by turns"
 RECIPE_SHAPE = "images"
 WANTED_RATIO, WANTED_PART = 20.0, 0.8
 TURN_S = 1.0
@@ -75,19 +76,20 @@ def write_file(path: Path, shape: Shape) -> None:
 
 
 class GatherFromMemory:
-    """The limit: the batches of an epoch out of arrays, into the same buffers always."""
+    """The limit: the batches of an epoch out of arrays, into the same buffers always, or into two pairs by turns."""
 
-    def __init__(self, path: Path) -> None:
-        with h5py.File(path, "r") as file:
-            self._x, self._y = file["X_train"][()], file["Y_train"][()]
-        self._buffers = [np.empty((BATCH, *values.shape[1:]), values.dtype) for values in (self._x, self._y)]
+    def __init__(self, x: NDArray[Any], y: NDArray[Any], pairs: int) -> None:
+        self._x, self._y = x, y
+        shapes = [((BATCH, *values.shape[1:]), values.dtype) for values in (x, y)]
+        self._buffers = [[np.empty(shape, dtype) for shape, dtype in shapes] for _ in range(pairs)]
         self._dice = np.random.default_rng(1)
 
     def __iter__(self) -> Iterator[tuple[Any, Any]]:
         order = self._dice.permutation(len(self._x))
-        for start in range(0, len(order), BATCH):
+        for number, start in enumerate(range(0, len(order), BATCH)):
             rows = order[start : start + BATCH]
-            yield self._take(self._x, rows, self._buffers[0]), self._take(self._y, rows, self._buffers[1])
+            for_x, for_y = self._buffers[number % len(self._buffers)]
+            yield self._take(self._x, rows, for_x), self._take(self._y, rows, for_y)
 
     def _take(self, values: NDArray[Any], rows: NDArray[Any], buffer: NDArray[Any]) -> torch.Tensor:
         return torch.from_numpy(np.take(values, rows, axis=0, out=buffer[: len(rows)], mode="clip"))
@@ -113,12 +115,16 @@ def measure(path: Path, rounds: int) -> dict[str, list[float]]:
     """Samples per second of each contender in each round, after one round that is not counted."""
     recipe = DataLoader(RecipeDataset(path), BATCH, shuffle=True)
     plain = DataLoader(dataset_h5(path), BATCH, shuffle=True)
-    ours, limit = make_loader(dataset_h5(path), BATCH), GatherFromMemory(path)
+    ours = make_loader(dataset_h5(path), BATCH)
+    with h5py.File(path, "r") as file:
+        arrays = file["X_train"][()], file["Y_train"][()]
+    limit, by_turns = GatherFromMemory(*arrays, 1), GatherFromMemory(*arrays, 2)
     contenders: dict[str, Callable[[], Batches]] = {
         RECIPE: lambda: (sample for sample, _ in recipe),
         PLAIN: lambda: plain,
         OURS: lambda: ours,
         LIMIT: lambda: limit,
+        BY_TURNS: lambda: by_turns,
     }
     names = list(contenders)
     sums: set[int] = set()

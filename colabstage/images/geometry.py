@@ -35,6 +35,8 @@ class Placement:
 
     def reduced(self, factor: int) -> Placement:
         """The same placement of a source in which each pixel stands for a block of `factor` by `factor`."""
+        if factor == 1:
+            return self
         left, upper, right, lower = self.box
         return replace(self, box=(left / factor, upper / factor, right / factor, lower / factor))
 

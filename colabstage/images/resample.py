@@ -98,7 +98,10 @@ def _suits_torch(pixels: NDArray[Any], placement: Placement) -> bool:
 
 
 def _cut_out(pixels: NDArray[Any], placement: Placement) -> NDArray[np.uint8]:
-    left, upper, right, lower = (int(edge) for edge in placement.box)
+    left, upper, right, lower = map(int, placement.box)
+    flags = pixels.flags
+    if (upper, left, lower, right) == (0, 0, *pixels.shape[:2]) and flags.c_contiguous and flags.writeable:
+        return pixels
     # torch warns of memory that it must not write to, though it only reads it.
     return np.require(pixels[upper:lower, left:right], requirements=("C", "W"))
 

@@ -62,6 +62,8 @@ if TYPE_CHECKING:
     from colabstage.progress import Cancellation, Progress
     from colabstage.trees.tree import Tree
 
+# A read that takes longer than a local disk's.
+_SLOW_READ_S = 0.001
 # Whose manifest is the one of the file that was moved to its place last.
 _PUBLISHED = "published"
 
@@ -275,7 +277,7 @@ class _PackRun:
                 result = write_samples(
                     WriteJob(coder, order, places, data, open_spool, noted, RetryPolicy()),
                     journal,
-                    limits=pipeline_limits(self.job.tree, slow=self.slow),
+                    limits=pipeline_limits(self.job.tree, slow=self.slow, decodes=self.job.plan.x.lengths is None),
                     step=step,
                     cancellation=cancellation,
                 )
@@ -381,14 +383,18 @@ def space_for(out: Path) -> int:
     return free_space(out.parent) + sum(disk_use(orphan) for orphan in find_orphans(out))
 
 
-def pipeline_limits(tree: Tree | None, *, slow: bool) -> PipelineLimits:
+def pipeline_limits(tree: Tree | None, *, slow: bool, decodes: bool = False) -> PipelineLimits:
     """How wide the pipeline is on this machine, for a tree that is known to answer slowly or not.
 
-    An archive is one file, here or on its way here: more reads at once would only wake each other up whenever some of
-    it arrives.
+    Where images are decoded (`decodes`), one reader of a quick folder is far ahead of all cores, and a second one takes
+    4 % of their time; more come when workers wait. An archive is one file, here or on its way here: more reads at once
+    would only wake each other up whenever some of it arrives.
     """
     cores = usable_cores()
     few = min(2, cores)
     if tree is None or tree.kind != "folder":
         return PipelineLimits(readers=few, max_readers=few, workers=cores)
-    return PipelineLimits(readers=SLOW_READERS if slow else few, max_readers=SLOW_READERS, workers=cores)
+    quick = 1 if decodes else few
+    return PipelineLimits(
+        readers=SLOW_READERS if slow else quick, max_readers=SLOW_READERS, workers=cores, slow_read_s=_SLOW_READ_S
+    )

@@ -68,7 +68,7 @@ def test_many_images_are_resized_by_torch_and_the_file_says_so(
     for threads in (1, 8):
         limits = PipelineLimits(readers=threads, max_readers=threads, workers=threads)
         with monkeypatch.context() as patch:
-            patch.setattr(execute, "pipeline_limits", lambda tree, slow, limits=limits: limits)
+            patch.setattr(execute, "pipeline_limits", lambda tree, slow, decodes, limits=limits: limits)
             out = tmp_path / f"{threads}.h5"
             report = pack(many, out)
         assert report.resizer == read_info(out).resizer == "torch"
