@@ -170,7 +170,7 @@ def read_facts(dataset: Any, path: Path) -> StorageFacts:
     name = str(dataset.name).lstrip("/")
     dtype = dataset.dtype.newbyteorder("=")
     if dtype.kind not in "biufc":
-        msg = f"{name} in '{path}' holds {dataset.dtype} values; expected numbers."
+        msg = f"{name} in '{path}' holds {_described(dataset)}; expected numbers. {_remedy(dataset)}"
         raise PackFormatError(msg)
     properties = dataset.id.get_create_plist()
     layout = _layout(properties)
@@ -186,6 +186,30 @@ def read_facts(dataset: Any, path: Path) -> StorageFacts:
         filters=_filters(properties, name, path),
         fill=dataset.fillvalue,
     )
+
+
+def _described(dataset: Any) -> str:
+    """The type of values that are no numbers, in HDF5's words."""
+    from h5py import check_string_dtype, check_vlen_dtype
+
+    if check_string_dtype(dataset.dtype) is not None:
+        return "texts"
+    base = check_vlen_dtype(dataset.dtype)
+    if base is not None:
+        return f"rows of any number of {base} values (HDF5's variable length)"
+    return f"compound values of {', '.join(dataset.dtype.names)}" if dataset.dtype.names else f"{dataset.dtype} values"
+
+
+def _remedy(dataset: Any) -> str:
+    from h5py import check_string_dtype, check_vlen_dtype
+
+    if check_string_dtype(dataset.dtype) is not None:
+        return "Store the number of each text instead."
+    if check_vlen_dtype(dataset.dtype) is not None:
+        return "Each is a pointer into a heap: write them once as one dataset, padded to the longest."
+    if dataset.dtype.names:
+        return "Copy the member that is wanted into a dataset of its own."
+    return "Store them as numbers."
 
 
 def _layout(properties: Any) -> Layout:

@@ -184,12 +184,21 @@ def test_unknown_split_lists_those_there_are(make_file: Callable[..., Any]) -> N
         SplitReader(make_file("pack", 3).path, "validation")
 
 
-def test_values_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
-    """Text as inputs is an error on opening, not on the thousandth sample."""
-    with h5py.File(tmp_path / "text.h5", "w") as file:
-        file["X_train"] = ["some", "text"]
-    with pytest.raises(PackFormatError, match="expected numbers"):
-        SplitReader(tmp_path / "text.h5")
+@pytest.mark.parametrize(
+    ("dtype", "words"),
+    [
+        (h5py.string_dtype(), "holds texts.*number of each text"),
+        (h5py.vlen_dtype(np.uint8), "any number of uint8 values.*padded to the longest"),
+        (np.dtype([("mean", "f4"), ("count", "i4")]), "compound values of mean, count.*member"),
+        (np.dtype("S4"), "texts"),
+    ],
+)
+def test_values_that_are_no_numbers_are_refused(tmp_path: Path, dtype: Any, words: str) -> None:
+    """On opening, not on the thousandth sample: what they are, and what to do."""
+    with h5py.File(tmp_path / "other.h5", "w") as file:
+        file.create_dataset("X_train", (3,), dtype)
+    with pytest.raises(PackFormatError, match=words):
+        SplitReader(tmp_path / "other.h5")
 
 
 def test_missing_file(tmp_path: Path) -> None:
