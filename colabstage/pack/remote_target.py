@@ -152,7 +152,7 @@ def write_remote_shard(task: RemoteTask) -> ShardResult:
 
 def _write(task: RemoteTask, shelf: _Shelf, write: Callable[[ShardTask], ShardResult]) -> ShardResult:
     name = task.shard.name
-    done = shelf.finished(shelf.part(name), name)
+    done = shelf.finished(shelf.part(name), name) or shelf.finished(shelf.final(name), name)
     if done is not None:
         return done
     model = task.target.scratch.with_name(f"colabstage-{name.made_of}-{name.number:05}")
@@ -164,7 +164,10 @@ def _write(task: RemoteTask, shelf: _Shelf, write: Callable[[ShardTask], ShardRe
     try:
         with _as_long_as_wanted(shelf, name, workspace / WANTED):
             result = write(local)
-        shelf.upload(local.path, name)
+        if not shelf.has_all(name):
+            shelf.upload(local.path, name)
+            if shelf.has_all(name):
+                shelf.discard(name)
     except BaseException:
         disown(workspace)
         raise
@@ -280,12 +283,20 @@ class _Shelf:
         """Whether it is."""
         return self.store.exists(f"{self._parts(name)}/{WANTED}")
 
+    def has_all(self, name: ShardName) -> bool:
+        """Whether a shard's set is finished. Then it was by other workers, where one that seemed lost still works."""
+        return not self.is_wanted(name) and self.finished(self.final(name), name) is not None
+
+    def discard(self, name: ShardName) -> None:
+        """Remove what was uploaded of a shard."""
+        self.store.remove(f"{self.part(name)}.json")
+        self.store.remove(self.part(name))
+
     def clear(self, names: list[ShardName]) -> None:
         """Remove all that was uploaded and has no name of its own."""
         self.unwant(names[0])
         for name in names:
-            self.store.remove(f"{self.part(name)}.json")
-            self.store.remove(self.part(name))
+            self.discard(name)
         self.store.remove_folder(self._parts(names[0]))
 
     def _parts(self, name: ShardName) -> str:

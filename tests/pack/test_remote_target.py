@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+import threading
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from contextlib import suppress
 from multiprocessing import get_context
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from colabstage.errors import OptionError, TargetExistsError, TargetNotWritableError
+from colabstage.errors import CancelledError, OptionError, TargetExistsError, TargetNotWritableError
 from colabstage.fetch.run import fetch_files
 from colabstage.h5.parts import shards_beside
 from colabstage.load.reading.joined import open_reader
@@ -18,7 +20,7 @@ from colabstage.pack.run import pack_dataset
 from tests.fetch.servers import BucketService, moto_service, use_login
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 
@@ -174,8 +176,54 @@ def test_a_bucket_that_is_not_there_is_said(photos: Path, s3: BucketService) -> 
         pack_dataset(photos, "s3://none/set.h5", shards=2, progress=False)
 
 
+_ENTERED = threading.Event()
+_FINISHED = threading.Event()
+_NOBODY_WAITS = threading.Semaphore(0)
+
+
+def _wait_once(sample: Any) -> Any:
+    """The first sample that a worker has waits until the set is finished."""
+    if _NOBODY_WAITS.acquire(blocking=False):
+        _ENTERED.set()
+        assert _FINISHED.wait(30)
+    return sample
+
+
+class _SeemsLost(Executor):
+    """Has two workers at the first task: one hangs, the other is asked for the result."""
+
+    hanging: Future[Any]
+
+    def __init__(self) -> None:
+        self.pool = ThreadPoolExecutor(2)
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        if not hasattr(self, "hanging"):
+            _NOBODY_WAITS.release()
+            self.hanging = self.pool.submit(fn, *args, **kwargs)
+            assert _ENTERED.wait(30)
+        return self.pool.submit(fn, *args, **kwargs)
+
+
+def test_a_worker_that_is_late_leaves_nothing(
+    tmp_path: Path, photos: Path, s3: BucketService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that seemed lost goes on after the set is finished: what it has made is wanted no longer."""
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
+    executor = _SeemsLost()
+    pack_dataset(photos, "s3://data/set.h5", shards=2, executor=executor, prepare=_wait_once, progress=False)
+    finished = _objects(s3)
+    _FINISHED.set()
+    with suppress(CancelledError):
+        executor.hanging.result(timeout=30)
+    executor.pool.shutdown()
+    assert _objects(s3) == finished
+    assert sorted(finished) == [f"set-0000{n}-of-00002.h5{end}" for n in range(2) for end in ("", ".json")]
+
+
 _CLUSTER = """
-import os, signal, sys
+import os, signal, sys, time
 
 import dask
 from dask.distributed import Client, LocalCluster
@@ -200,6 +248,10 @@ if __name__ == "__main__":
     ):
         killing = KillsOne(client)
         report = pack_dataset(sys.argv[1], sys.argv[2], shards=2, executor=client.get_executor(), progress=killing)
+        # The result of the dead one is lost as well, and what made it may be running again.
+        def busy(dask_worker): return len(dask_worker.state.executing)
+        deadline = time.monotonic() + 30
+        while any(client.run(busy).values()) and time.monotonic() < deadline: time.sleep(0.05)
         print("killed", killing.killed, "samples", sum(report.samples.values()), flush=True)
 """
 
