@@ -28,6 +28,8 @@ from tests.pictures import make_picture, write_photos
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from _pytest.mark import ParameterSet
+
 FORMATS = DOCS[0].with_name("formats.md")
 # Pages whose code wants a machine of its own; the others run one after the other in this process.
 _APART = {"drive", "keras"}
@@ -140,7 +142,13 @@ def test_the_keras_page_runs(here: Path) -> None:
     assert "(16, 64, 64, 3) (16, 2)" in done.stdout
 
 
-@pytest.mark.parametrize("name", [path.stem for path in DOCS if blocks(path, "bash")])
+def pages_with_commands() -> list[ParameterSet]:
+    needs_torch = {"diagnose"}  # profiling a pack reads it through a loader
+    names = [path.stem for path in DOCS if blocks(path, "bash")]
+    return [pytest.param(name, marks=[pytest.mark.torch] if name in needs_torch else []) for name in names]
+
+
+@pytest.mark.parametrize("name", pages_with_commands())
 def test_the_commands_of_a_page_end_well(name: str, here: Path) -> None:
     """Every line of them, with the photographs also as `photos.zip`, and packed as `photos.h5`."""
     pack_dataset(here / "photos", here / "photos.h5", image_size=(64, 64), progress=False)

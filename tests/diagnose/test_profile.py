@@ -144,6 +144,12 @@ def keeps_promise(loader: Any, profile: LoaderProfile, step: Callable[[Any], obj
     return "" if gain - 1 >= 0.8 * (advice.gain - 1) else f"{advice} gained {gain:.2f}x"
 
 
+def misjudged(profile: LoaderProfile, bound: str, stage: str | None = None) -> str:
+    """What a profile says, where that is not what the pipeline was built to be."""
+    right = profile.verdict.bound == bound and stage in (None, profile.verdict.stage)
+    return "" if right else profile.summary()
+
+
 def tried(make: Callable[[], Any], judge: Callable[[Any], str], times: int = 3) -> None:
     """Try a few times, since another program may take the cores at any moment, and fail with what was said last."""
     for _ in range(times):
@@ -159,8 +165,7 @@ def test_a_slow_stage_is_named_and_its_advice_keeps_its_promise(stage: str) -> N
 
     def judge(loader: Any) -> str:
         profile = profile_loader(loader, short_step, seconds=2.0)
-        assert (profile.verdict.bound, profile.verdict.stage) == ("input-bound", stage)
-        return keeps_promise(loader, profile, short_step)
+        return misjudged(profile, "input-bound", stage) or keeps_promise(loader, profile, short_step)
 
     tried(LOADERS[stage], judge)
 
@@ -168,17 +173,22 @@ def test_a_slow_stage_is_named_and_its_advice_keeps_its_promise(stage: str) -> N
 @pytest.mark.parametrize("stage", LOADERS)
 def test_a_slow_stage_is_named_behind_worker_processes(stage: str) -> None:
     """Their work is seen by doing some of it here."""
-    loader = LOADERS[stage]()
-    workers = DataLoader(loader.dataset, 8, num_workers=1, collate_fn=loader.collate_fn)
-    profile = profile_loader(workers, short_step, seconds=1.5)
-    assert (profile.verdict.bound, profile.verdict.stage) == ("input-bound", stage)
+
+    def make() -> Any:
+        loader = LOADERS[stage]()
+        return DataLoader(loader.dataset, 8, num_workers=1, collate_fn=loader.collate_fn)
+
+    tried(make, lambda loader: misjudged(profile_loader(loader, short_step, seconds=1.5), "input-bound", stage))
 
 
 def test_a_slow_step_is_no_fault_of_the_loader() -> None:
     """Compute-bound, and nothing to change."""
-    profile = profile_loader(DataLoader(Samples(), 8), lambda _: time.sleep(0.03), seconds=1.0)
-    assert profile.verdict.bound == "compute-bound"
-    assert profile.advice == ()
+
+    def judge(loader: Any) -> str:
+        profile = profile_loader(loader, lambda _: time.sleep(0.03), seconds=1.0)
+        return misjudged(profile, "compute-bound") or ("" if profile.advice == () else profile.summary())
+
+    tried(lambda: DataLoader(Samples(), 8), judge)
 
 
 def test_a_loader_as_fast_as_its_step_is_balanced() -> None:
@@ -186,8 +196,7 @@ def test_a_loader_as_fast_as_its_step_is_balanced() -> None:
     loader = DataLoader(Samples(), 8, num_workers=1, prefetch_factor=8, collate_fn=slow_collate)
 
     def judge(loader: Any) -> str:
-        profile = profile_loader(loader, lambda _: time.sleep(0.045), seconds=2.0)
-        return "" if profile.verdict.bound == "balanced" else profile.summary()
+        return misjudged(profile_loader(loader, lambda _: time.sleep(0.045), seconds=2.0), "balanced")
 
     tried(lambda: loader, judge)
 
@@ -197,7 +206,8 @@ def test_threads_that_hold_pythons_lock_are_named_and_processes_keep_the_promise
 
     def judge(loader: ThreadedLoader) -> str:
         profile = profile_loader(loader, short_step, seconds=1.5)
-        assert (profile.verdict.stage, profile.verdict.cause) == ("transform", "gil")
+        if (profile.verdict.stage, profile.verdict.cause) != ("transform", "gil"):
+            return profile.summary()
         return keeps_promise(loader, profile, short_step)
 
     tried(lambda: ThreadedLoader(Samples(rounds=40_000), 8), judge)

@@ -54,6 +54,7 @@ def test_arrays_in_one_file(tmp_path: Path, name: str, write: Callable[[Path, np
     assert elsewhere.report.origin == "cache"
 
 
+@pytest.mark.torch
 def test_targets_of_a_foreign_file_stay_with_their_inputs(tmp_path: Path) -> None:
     """However rows are ordered in the pack; a replaced file is staged anew."""
     values = np.arange(9 * 4, dtype=np.float32).reshape(9, 4)
@@ -97,6 +98,7 @@ def test_text_becomes_rows_of_tokens(tmp_path: Path) -> None:
     assert (staged.info.layout, staged.info.splits["train"].x.shape) == ("tokens", (1024,))
 
 
+@pytest.mark.torch
 def test_a_file_far_away(tmp_path: Path) -> None:
     """An address of arrays is read like a path of them, and comes here once."""
     import fsspec

@@ -110,12 +110,15 @@ def test_the_current_folder_on_a_drive_that_died(drive: SimulatedDrive, my_drive
     """Even from a folder that no longer answers, doctor says so, and a relative path is looked at."""
     code = (
         "import os, sys, colabstage\n"
+        "sys.path.insert(0, '')\n"  # as a notebook's kernel has it
         f"os.chdir({str(my_drive)!r})\n"
         "print('there', flush=True)\n"
         "sys.stdin.readline()\n"
         "print(colabstage.doctor('photos', timeout_s=5.0))\n"
     )
-    child = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    # Without -P, Python 3.13.0 cannot import even its own modules from a folder that no longer answers.
+    command = [sys.executable, "-P", "-c", code]
+    child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert child.stdout is not None
     assert child.stdout.readline() == "there\n"
     drive.kill()
