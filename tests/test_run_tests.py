@@ -1,0 +1,58 @@
+"""What `make test` makes of failures: a few are tried again, and are named; the others stay failures."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from scripts.run_tests import MOST_TRIED_AGAIN, Outcome, run_pass
+
+if TYPE_CHECKING:
+    import pytest
+
+SHAKY = """
+from pathlib import Path
+
+def test_shaky():
+    been_here = Path(__file__).with_suffix(".seen")
+    seen, _ = been_here.exists(), been_here.touch()
+    assert seen
+"""
+
+
+def outcome_of(folder: Path, code: str) -> Outcome:
+    """Of the tests in `code`, and one more that passes."""
+    (folder / "pytest.ini").write_text("[pytest]\n")
+    (folder / "test_made.py").write_text(f"def test_good(): pass\n\n{code}")
+    return run_pass(Path(sys.executable), [f"--rootdir={folder}", "-c", f"{folder}/pytest.ini", str(folder)])
+
+
+def test_what_passes_at_the_second_try_is_named(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """It counts as passed, and only it is tried again."""
+    found = outcome_of(tmp_path, SHAKY)
+    assert found == Outcome(passed=2, shaky=("test_made::test_shaky",))
+    assert found.good
+    assert "1 passed" in capfd.readouterr().out
+
+
+def test_what_fails_twice_is_a_failure(tmp_path: Path) -> None:
+    """Beside one that does not."""
+    found = outcome_of(tmp_path, SHAKY + "\ndef test_bad(): assert False\n")
+    assert found == Outcome(passed=2, failed=1, shaky=("test_made::test_shaky",))
+    assert not found.good
+
+
+def test_many_failures_are_not_tried_again(tmp_path: Path) -> None:
+    """They have a reason of their own."""
+    many = "".join(
+        SHAKY.replace("shaky", f"shaky_{n}").replace(".seen", f".seen{n}") for n in range(MOST_TRIED_AGAIN + 1)
+    )
+    assert outcome_of(tmp_path, many) == Outcome(passed=1, failed=MOST_TRIED_AGAIN + 1)
+
+
+def test_a_module_that_cannot_be_imported_is_an_error(tmp_path: Path) -> None:
+    """Both times."""
+    (tmp_path / "test_broken.py").write_text("import no_such_module\n")
+    found = outcome_of(tmp_path, "")
+    assert (found.errors, found.good) == (1, False)
