@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import shutil
 import signal
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,7 +20,6 @@ from colabstage.pack.run import pack_dataset
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def test_appending_again_takes_the_next_number(base: Path, more: Path) -> None:
     """A second file, with the names of the first noted; a part may stand for the dataset."""
     pack_dataset(more, append_to=base, progress=False)
     report = pack_dataset(more, append_to=base.with_name("data-append-00001.h5"), progress=False)
-    assert report.path.name == "data-append-00002.h5"
+    assert Path(report.path).name == "data-append-00002.h5"
     assert "10 of the samples have the names of samples that were there" in report.notes[-1]
     assert len(open_reader(base.with_name("data*.h5"))) == 50
 
@@ -68,7 +68,7 @@ def test_shards_can_be_appended_to(tmp_path: Path, photos: Path, more: Path) -> 
     """The dataset is named by the file that it is not; shards come first, what was appended last."""
     pack_dataset(photos, tmp_path / "set.h5", image_size=(8, 8), shards=3, progress=False)
     report = pack_dataset(more, append_to=tmp_path / "set.h5", progress=False)
-    assert report.path.name == "set-append-00001.h5"
+    assert Path(report.path).name == "set-append-00001.h5"
     assert len(open_reader(tmp_path / "set-*.h5")) == 40
 
 
@@ -179,13 +179,14 @@ def test_a_killed_append_leaves_what_was_there(
     process.close()
     assert len(open_reader(base.with_name("data*.h5"))) == 30
     report = pack_dataset(more, append_to=base, progress=False)
-    assert report.path.name == "data-append-00001.h5"
+    assert Path(report.path).name == "data-append-00001.h5"
     assert leftovers(base.parent) == []
-    manifest = read_manifest(report.path)
+    appended = Path(report.path)
+    manifest = read_manifest(appended)
     assert manifest is not None
-    check_whole(report.path, manifest, threads=1)
-    found = report.path.read_bytes()
-    report.path.unlink()
-    manifest_path(report.path).unlink()
+    check_whole(appended, manifest, threads=1)
+    found = appended.read_bytes()
+    appended.unlink()
+    manifest_path(appended).unlink()
     pack_dataset(more, append_to=base, progress=False)
-    assert report.path.read_bytes() == found
+    assert appended.read_bytes() == found

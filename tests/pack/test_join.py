@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,9 +18,6 @@ from colabstage.pack.join import join_shards, pack_by_executor
 from colabstage.pack.options import PackOptions, split_fractions
 from colabstage.pack.run import pack_dataset
 from colabstage.progress import NullProgress
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def _pack(source: Path, out: Path, **options: Any) -> Any:
@@ -55,7 +53,8 @@ def test_it_is_the_file_of_one_process(tmp_path: Path, make_images: Any, encodin
 def test_boxes_that_cropping_left_out_come_last(tmp_path: Path, image_bytes: Any) -> None:
     """Those of the first shards too: no offset may reach them."""
     (tmp_path / "data" / "images").mkdir(parents=True)
-    images, boxes = [], []
+    images: list[dict[str, object]] = []
+    boxes: list[dict[str, object]] = []
     for number in range(140):
         name = f"{number:03}.png"
         (tmp_path / "data" / "images" / name).write_bytes(image_bytes(number, size=(8, 16)))
@@ -108,5 +107,5 @@ def test_masks_and_plain_numbers_join(tmp_path: Path) -> None:
             Image.fromarray(pixels).save(tmp_path / "data" / kind / f"{number}.png")
     pack_dataset(tmp_path / "data", tmp_path / "one.h5", progress=False)
     report = pack_dataset(tmp_path / "data", tmp_path / "set.h5", shards=3, progress=False)
-    join_shards(report.files, tmp_path / "two.h5", splits=["train"], attributes={})
+    join_shards([Path(file) for file in report.files], tmp_path / "two.h5", splits=["train"], attributes={})
     assert (tmp_path / "two.h5").read_bytes() == (tmp_path / "one.h5").read_bytes()

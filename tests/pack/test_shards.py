@@ -10,6 +10,7 @@ import sys
 import time
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from multiprocessing import get_context
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,7 +33,6 @@ from colabstage.pack.run import pack_dataset
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
 
 def _bytes_of(target: Path) -> dict[str, bytes]:
@@ -56,7 +56,7 @@ def test_shards_read_as_the_one_file(tmp_path: Path, photos: Path, encoding: str
     }
     pack_dataset(photos, tmp_path / "one.h5", **options)
     report = pack_dataset(photos, tmp_path / "set.h5", shards=4, **options)
-    assert [file.name for file in report.files] == [f"set-0000{number}-of-00004.h5" for number in range(4)]
+    assert [Path(file).name for file in report.files] == [f"set-0000{number}-of-00004.h5" for number in range(4)]
     assert report.samples == {"train": 21, "dev": 6, "test": 3}
     for split in report.samples:
         one, several = open_reader(tmp_path / "one.h5", split), open_reader(report.path, split)
