@@ -1,4 +1,5 @@
-"""What a file of `X_<split>`/`Y_<split>` holds, ours or anybody's, read without touching a sample."""
+"""What a file of `X_<split>`/`Y_<split>` holds, ours or anybody's, read without touching a sample, but a few of those
+that have any length."""
 
 from __future__ import annotations
 
@@ -32,6 +33,7 @@ from colabstage.h5.names import (
     x_name,
     y_name,
 )
+from colabstage.h5.ragged import element_dtype, estimate_bytes, ragged_kind
 from colabstage.images.options import ImageOptions, MaskOptions
 from colabstage.retry import translate_read_error
 from colabstage.trees.contents import HEAD_BYTES, describe_contents
@@ -49,18 +51,19 @@ class FieldInfo:
 
     `name`: its dataset or group in the file.
     `kind`: `"fixed"`, one dataset whose first axis is the row; `"encoded"`, a group of `bytes` and `offsets`;
-    `"boxes"`, a group of `boxes`, further columns, and `offsets`.
+    `"boxes"`, a group of `boxes`, further columns, and `offsets`; `"ragged"`, one dataset of any number of values in
+    each row, and `"texts"`, one of a text in each, both only in files of others.
     `rows`: N.
-    `shape`: of one row; empty for a scalar; `None` for encoded rows and boxes, which have their own.
-    `dtype`: as stored; uint8 for encoded rows, that of the places for boxes.
-    `nbytes`: length of the samples in the file, in bytes (before any filter).
+    `shape`: of one row; empty for a scalar; `None` for all kinds but `"fixed"`, whose rows have their own.
+    `dtype`: as stored; uint8 for encoded rows, that of the places for boxes, of one value for ragged rows.
+    `nbytes`: length of the samples in the file, in bytes (before any filter); an estimate for ragged rows and texts.
     `image`: how encoded inputs are decoded; `None` for all else.
     `mask`: how encoded masks are decoded; `None` for all else.
     `columns`: what is known of each box, `"boxes"` first.
     """
 
     name: str
-    kind: Literal["fixed", "encoded", "boxes"]
+    kind: Literal["fixed", "encoded", "boxes", "ragged", "texts"]
     rows: int
     shape: tuple[int, ...] | None
     dtype: np.dtype[Any]
@@ -288,6 +291,10 @@ def _read_field(file: Any, name: str) -> FieldInfo:
     if not getattr(node, "shape", None):
         msg = f"The dataset {name} has no axes; expected its first axis to be the row."
         raise PackFormatError(msg)
+    kind = ragged_kind(node)
+    if kind is not None:
+        dtype = node.dtype if kind == "texts" else element_dtype(node)
+        return FieldInfo(name, kind, node.shape[0], None, dtype, estimate_bytes(node))
     return FieldInfo(name, "fixed", node.shape[0], tuple(node.shape[1:]), node.dtype, int(node.nbytes))
 
 

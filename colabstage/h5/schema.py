@@ -51,6 +51,10 @@ def field_schema(info: FieldInfo) -> FieldSchema:
         return rows_schema(info.shape, info.dtype)
     if info.kind == "boxes":
         return boxes_schema(info.columns)
+    if info.kind == "ragged":
+        return FieldSchema("rows of any number of values", {"dtype": str(info.dtype)})
+    if info.kind == "texts":
+        return FieldSchema("texts", {})
     if info.mask is not None:
         return FieldSchema("encoded masks", {"mask_options": mask_options_to_json(info.mask)})
     return FieldSchema("encoded images", {} if info.image is None else image_options_to_json(info.image))

@@ -58,6 +58,7 @@ class dataset_h5(_Base):  # noqa: N801 - the name that people know from the reci
         target_transform: Callable[[Any], Any] | None = None,
         return_index: bool = False,
         in_memory: bool = False,
+        decode: bool = False,
     ) -> None:
         """Look at the file; no sample is read, except with `in_memory`.
 
@@ -70,14 +71,17 @@ class dataset_h5(_Base):  # noqa: N801 - the name that people know from the reci
             return_index: return `((x, y), index)` instead of `(x, y)`.
             in_memory: read all inputs into memory now. Worth it only where the system's cache cannot hold the file;
                 it is refused when it does not fit.
+            decode: decode inputs that are image files in rows of bytes of any length (HDF5's variable-length uint8), to
+                RGB at their own sizes, as files that colabstage packed encoded always are. Left as bytes by default.
 
         Raises:
-            SourceNotFoundError, PackFormatError, NewerFormatError, DamagedPackError: the file cannot be read; several
-                are not alike (the message names the difference), or shards of them are missing.
+            SourceNotFoundError, PackFormatError, NewerFormatError, DamagedPackError: the file cannot be read, or with
+                `decode` holds no image files; several are not alike (the message names the difference), or shards of
+                them are missing.
             SplitNotFoundError: it has no such split; the message lists those it has.
             NotEnoughSpaceError: with `in_memory`, when the inputs do not fit.
         """
-        self.reader = open_reader(in_file, split, in_memory=in_memory)
+        self.reader = open_reader(in_file, split, in_memory=in_memory, decode=decode)
         self.transform = transform
         self.target_transform = target_transform
         self.return_index = return_index
@@ -114,11 +118,12 @@ class dataset_h5(_Base):  # noqa: N801 - the name that people know from the reci
         `x` is a writable array of its own, as stored, `(H, W, C)` for images, before `transform`. `y` is an int where
         targets are integers, a numpy scalar for other numbers, an array as stored where one target is more (`(1, 1)`
         for targets of shape `(N, 1, 1)`, uint8 `(H, W)` for masks), a dict of arrays for boxes (`boxes` float32
-        `(M, 4)`, `labels` int64 `(M,)`, …), and -1 where the file has no targets. A negative index counts from the end.
+        `(M, 4)`, `labels` int64 `(M,)`, …), and -1 where the file has no targets. On either side a row of any length is
+        an array `(M,)`, and a text a `str`. A negative index counts from the end.
 
         Raises:
             IndexError: there is no such sample.
-            DecodeError: an encoded image is broken; the message names its row.
+            DecodeError: an encoded image is broken, or a text not UTF-8; the message names its row.
         """
         return self.__getitems__([operator.index(index)])[0]
 
@@ -134,7 +139,7 @@ class dataset_h5(_Base):  # noqa: N801 - the name that people know from the reci
 
     def read_batch(
         self, indices: Indices, out: NDArray[Any] | None = None, *, threads: int = 1
-    ) -> tuple[NDArray[Any] | list[NDArray[Any]], TargetBatch]:
+    ) -> tuple[NDArray[Any] | list[Any], TargetBatch]:
         """Read a batch as stored, without the transforms: the fastest way to many samples.
 
         Args:
@@ -145,7 +150,8 @@ class dataset_h5(_Base):  # noqa: N801 - the name that people know from the reci
         Returns:
             `(x, y)`: x is `(B, H, W, C)`, or a list of B arrays where images have different sizes; y is
             `(B, *target_shape)` as stored, or a list of B masks where images have different sizes, of B dicts of
-            arrays where targets are boxes.
+            arrays where targets are boxes. On either side rows of any length are a list of B arrays `(M,)`, and texts
+            a list of B `str`.
 
         Raises:
             IndexError: there is no such sample.
@@ -159,10 +165,10 @@ class dataset_h5(_Base):  # noqa: N801 - the name that people know from the reci
         """Let go of the file. Reading again opens it again."""
         self.reader.close()
 
-    def sample(self, x: NDArray[Any], y: NDArray[Any] | np.generic | dict[str, NDArray[Any]]) -> tuple[Any, Any]:
+    def sample(self, x: Any, y: NDArray[Any] | np.generic | dict[str, NDArray[Any]] | str) -> tuple[Any, Any]:
         """What `__getitem__` makes of one row as `read_batch` gives it."""
         # Other scalars stay numpy's: a Python float would be collated to float64.
-        value = y if isinstance(y, dict) or y.ndim > 0 or y.dtype.kind not in "biu" else y.item()
+        value = y if isinstance(y, dict | str) or y.ndim > 0 or y.dtype.kind not in "biu" else y.item()
         return (
             x if self.transform is None else self.transform(x),
             value if self.target_transform is None else self.target_transform(value),
@@ -178,13 +184,21 @@ class dataset_h5(_Base):  # noqa: N801 - the name that people know from the reci
         return f"<b>dataset_h5</b> {escape(str(self.reader.path))}, split {escape(self.split)}<table>{rows}</table>"
 
     def _facts(self) -> list[tuple[str, str]]:
-        shape = self.reader.row_shape
-        sample = (
-            "images of their own sizes" if shape is None else f"{' x '.join(map(str, shape))} {self.reader.row_dtype}"
-        )
         return [
             ("samples", f"{len(self):,}"),
-            ("each", f"{sample}, {'encoded, ' if self.reader.encoded else ''}{format_bytes(self.reader.row_bytes)}"),
+            (
+                "each",
+                f"{self._row()}, {'encoded, ' if self.reader.encoded else ''}{format_bytes(self.reader.row_bytes)}",
+            ),
             ("classes", f"{len(self.classes)}" if self.classes else "not named"),
             ("engine", str(self.engine)),
         ]
+
+    def _row(self) -> str:
+        """One input in words."""
+        shape, dtype = self.reader.row_shape, self.reader.row_dtype
+        if shape is not None:
+            return f"{' x '.join(map(str, shape))} {dtype}"
+        if self.reader.encoded:
+            return "images of their own sizes"
+        return "a text" if dtype.hasobject else f"any number of {dtype}"

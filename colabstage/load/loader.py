@@ -76,9 +76,10 @@ def make_loader(
 
     - `x`: `(B, C, H, W)` for images, in `channels_last` memory, of the stored dtype (uint8) or of `dtype`. Inputs that
       are no images (three axes, the last at most 4 long) keep their axes. Encoded images of many sizes are a list of
-      tensors `(C, H, W)`.
+      tensors `(C, H, W)`, rows of any length a list of tensors `(M,)` or a dict of padded ones, texts a list of `str`.
     - `y`: int64 `(B,)` where targets are integers, otherwise as stored; masks uint8 `(B, H, W)`. Boxes are a list of B
-      dicts of tensors, as torchvision's detection models take them, or one dict of padded ones.
+      dicts of tensors, as torchvision's detection models take them, or one dict of padded ones. Rows of any length and
+      texts are as in x.
     - `index`: int64 `(B,)`, the rows.
 
     Each batch is the caller's own: it may be kept and changed. Its memory is used again once nothing refers to it, or
@@ -115,7 +116,9 @@ def make_loader(
         num_workers: threads that copy or decode at once; with `strategy="workers"`, processes.
         prefetch: batches prepared ahead; with `strategy="workers"`, by each process.
         ragged: what boxes are: `"list"` for a list of dicts, `"pad"` for one dict of `boxes` `(B, M, 4)`, `labels`
-            `(B, M)` filled up with -1, and so on, with `lengths` `(B,)`.
+            `(B, M)` filled up with -1, and so on, with `lengths` `(B,)`. The same for rows of any length, in x and in
+            y: `"pad"` for a dict of `values` `(B, M)`, filled up with -1 for signed integers and 0 for all else, and
+            `lengths`.
         sampler: which samples an epoch visits. A torch sampler, such as `WeightedRandomSampler`, which decides the
             order too: what it draws from torch's generators depends on seed and epoch alone. Or rows, in a list, an
             array or a tensor: a subset, shuffled unless `shuffle` is `False`. Ranks share out what it gives, except

@@ -159,6 +159,8 @@ def _one_row(field: FieldInfo) -> str:
         return f"any number of {', '.join(field.columns)}"
     if field.kind == "fixed":
         return " x ".join(map(str, field.shape or ())) or "one number"
+    if field.kind in ("ragged", "texts"):
+        return "a text" if field.kind == "texts" else "any number of values"
     what = "an image file" if field.mask is None else "a mask file"
     how = field.image or field.mask
     size = getattr(how, "size", None)

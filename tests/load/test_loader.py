@@ -321,7 +321,8 @@ def test_an_exception_in_the_loop_leaves_no_thread(large: Path) -> None:
 
 def test_a_new_iteration_ends_the_one_before(large: Path) -> None:
     """Running a cell again does not pile up threads, and the old iterator says what happened."""
-    loader = make_loader(dataset_h5(large), 4, num_workers=1)
+    # With more batches ahead than an epoch has, the new thread could be done, and gone, before anybody looks.
+    loader = make_loader(dataset_h5(large), 4, num_workers=1, prefetch=2)
     old = iter(loader)
     next(old)
     new = iter(loader)

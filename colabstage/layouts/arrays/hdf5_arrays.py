@@ -80,7 +80,7 @@ def _stored(tree: Tree, entry: FileEntry, dataset: Any, name: str) -> StoredArra
     if matlab:
         shape = shape[::-1] if dataset.ndim == 2 else (shape[0], *shape[:0:-1])
     native = dataset.dtype.newbyteorder("=")
-    trouble = "" if dataset.dtype.kind in "biuf" else f"it holds {dataset.dtype}, which are no numbers of one kind"
+    trouble = "" if dataset.dtype.kind in "biuf" else _trouble(dataset)
 
     def rows() -> SampleSource:
         source = _rows(tree, entry, dataset, name, along_last=matlab and dataset.ndim == 2)
@@ -95,6 +95,19 @@ def _stored(tree: Tree, entry: FileEntry, dataset: Any, name: str) -> StoredArra
         return values.T if values.ndim == 2 else np.moveaxis(values.T, -1, 0)
 
     return StoredArray(name, shape, native, rows, whole, trouble)
+
+
+def _trouble(dataset: Any) -> str:
+    """Why values that are neither numbers nor texts cannot be packed."""
+    import h5py
+
+    base = h5py.check_vlen_dtype(dataset.dtype)
+    if base is not None:
+        return (
+            f"each of its rows has any number of {base} values (HDF5's variable-length type), and a pack holds rows of "
+            "one shape. Pad or cut them to one length, or read the file as it is with dataset_h5"
+        )
+    return f"it holds {dataset.dtype}, which are no numbers of one kind"
 
 
 def _text(dataset: Any) -> NDArray[Any]:

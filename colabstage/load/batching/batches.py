@@ -12,6 +12,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import default_collate
 
+from colabstage.h5.names import BOXES
 from colabstage.load.batching.ahead import TICK, Tick
 from colabstage.load.batching.nested import map_leaves
 from colabstage.load.reading.crew import Crew
@@ -27,12 +28,17 @@ if TYPE_CHECKING:
     from colabstage.load.reading.reader import SplitReader
     from colabstage.load.reading.targets import TargetBatch
 
-# What targets of a batch are where each row has its own number of them.
+# What a batch is where each row has its own number of boxes or values.
 Ragged = Literal["list", "pad"]
+
+VALUES = "values"
+_LENGTHS = "lengths"
 
 # Whole range of the integers that images come in.
 _WHITE = {torch.uint8: 255.0, torch.uint16: 65535.0}
+_SIGNED = (torch.int8, torch.int16, torch.int32, torch.int64)
 _MOST_CHANNELS = 4
+_IMAGE_AXES = 3
 
 
 def host_batches(
@@ -126,7 +132,7 @@ class _Reading:
     def tensors(self, rows: NDArray[np.intp], ragged: Ragged) -> tuple[Any, Any]:
         """A batch."""
         x, y = self.arrays(rows)
-        return input_tensors(x), target_tensors(y, ragged)
+        return input_tensors(x, ragged), target_tensors(y, ragged)
 
 
 def _per_sample(dataset: dataset_h5) -> bool:
@@ -140,24 +146,39 @@ def _collated(dataset: dataset_h5, rows: NDArray[np.intp], ragged: Ragged) -> tu
 def batch_of(dataset: dataset_h5, x: Any, y: Any, ragged: Ragged) -> tuple[Any, Any]:
     """What was read of some rows, as the batch: by the dataset's transforms sample by sample where it has any."""
     if not _per_sample(dataset):
-        return input_tensors(x), target_tensors(y, ragged)
+        return input_tensors(x, ragged), target_tensors(y, ragged)
     samples = [dataset.sample(*parts) for parts in zip(x, y, strict=True)]
-    if not dataset.reader.has_boxes:
-        x, y = default_collate(samples)
-        return x, y
-    xs, ys = zip(*samples, strict=True)
-    return default_collate(list(xs)), _ragged_targets(_tensors(list(ys)), ragged)
+    xs, ys = (list(side) for side in zip(*samples, strict=True))
+    listed_x = dataset.transform is None and _is_ragged(x)
+    listed_y = dataset.reader.has_boxes or (dataset.target_transform is None and _is_ragged(y))
+    return (
+        _ragged(_tensors(xs), ragged) if listed_x else default_collate(xs),
+        _ragged(_tensors(ys), ragged) if listed_y else default_collate(ys),
+    )
+
+
+def _is_ragged(values: Any) -> bool:
+    """Whether these are rows of any length as they were read, which no stack takes."""
+    return isinstance(values, list) and all(isinstance(value, np.ndarray) and value.ndim == 1 for value in values)
 
 
 def is_image(shape: tuple[int, ...] | None) -> bool:
     """Whether rows of this shape are images `(H, W, C)`, to be handed on as `(C, H, W)`: three axes, the last one at
-    most 4 long. Rows of many shapes are images always."""
+    most 4 long. So are rows of many shapes that have three axes."""
     return shape is None or (len(shape) == 3 and 1 <= shape[-1] <= _MOST_CHANNELS)
 
 
-def input_tensors(x: NDArray[Any] | list[NDArray[Any]]) -> torch.Tensor | list[torch.Tensor]:
-    """Inputs of a batch as tensors; those of rows with shapes of their own in a list of `(C, H, W)`."""
-    return [torch.from_numpy(image).permute(2, 0, 1) for image in x] if isinstance(x, list) else input_tensor(x)
+def input_tensors(x: NDArray[Any] | list[Any], ragged: Ragged) -> Any:
+    """Inputs of a batch as tensors; images of their own sizes in a list of `(C, H, W)`, rows of any length as `ragged`
+    says, texts as they are."""
+    if not isinstance(x, list):
+        return input_tensor(x)
+    return _ragged([part.permute(2, 0, 1) if _is_picture(part) else part for part in _tensors(x)], ragged)
+
+
+def _is_picture(part: Any) -> bool:
+    """Whether one of several inputs with shapes of their own is an image `(H, W, C)`."""
+    return isinstance(part, torch.Tensor) and part.dim() == _IMAGE_AXES
 
 
 def input_tensor(x: NDArray[Any]) -> torch.Tensor:
@@ -167,10 +188,11 @@ def input_tensor(x: NDArray[Any]) -> torch.Tensor:
 
 
 def target_tensors(y: TargetBatch, ragged: Ragged) -> Any:
-    """Targets of a batch as tensors; those of rows with shapes of their own in a list, boxes as `ragged` says."""
+    """Targets of a batch as tensors; those of rows with shapes of their own in a list, boxes and rows of any length as
+    `ragged` says."""
     if not isinstance(y, list):
         return target_tensor(y)
-    return _ragged_targets(_tensors(y), ragged)
+    return _ragged(_tensors(y), ragged)
 
 
 def _tensors(values: list[Any]) -> list[Any]:
@@ -180,10 +202,13 @@ def _tensors(values: list[Any]) -> list[Any]:
     return [map_leaves(value, convert) for value in values]
 
 
-def _ragged_targets(y: list[Any], ragged: Ragged) -> Any:
-    # A target_transform may have made something else of the dicts; that is handed on as it is.
-    is_padded = ragged == "pad" and all(isinstance(target, dict) for target in y)
-    return pad_targets(y) if is_padded else y
+def _ragged(rows: list[Any], ragged: Ragged) -> Any:
+    # A target_transform may have made something else of the dicts; that is handed on as it is, as masks and texts are.
+    if ragged == "list":
+        return rows
+    if all(isinstance(row, dict) for row in rows):
+        return pad_targets(rows)
+    return pad_values(rows) if all(isinstance(row, torch.Tensor) and row.dim() == 1 for row in rows) else rows
 
 
 def pad_targets(targets: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
@@ -193,15 +218,23 @@ def pad_targets(targets: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tenso
         Every column as `(B, M, …)`, filled up with 0 for boxes and other floats and with -1 for integers, and
         `lengths`, int64 `(B,)`: how many of each row are real.
     """
-    padded = {
-        name: pad_sequence(
-            [target[name] for target in targets],
-            batch_first=True,
-            padding_value=0 if column.is_floating_point() or column.dtype in (torch.uint8, torch.bool) else -1,
-        )
-        for name, column in targets[0].items()
-    }
-    return {**padded, "lengths": torch.tensor([len(target["boxes"]) for target in targets])}
+    padded = {name: _padded([target[name] for target in targets]) for name in targets[0]}
+    return {**padded, _LENGTHS: torch.tensor([len(target[BOXES]) for target in targets])}
+
+
+def pad_values(rows: list[torch.Tensor]) -> dict[str, torch.Tensor]:
+    """B rows of any length, of M at the most, as tensors of one shape.
+
+    Returns:
+        `values`, `(B, M)`, filled up with -1 for signed integers and with 0 for all else, and `lengths`, int64 `(B,)`:
+        how many of each row are real.
+    """
+    return {VALUES: _padded(rows), _LENGTHS: torch.tensor([len(row) for row in rows])}
+
+
+def _padded(rows: list[torch.Tensor]) -> torch.Tensor:
+    filler = -1 if rows[0].dtype in _SIGNED else 0
+    return pad_sequence(rows, batch_first=True, padding_value=filler)
 
 
 def target_tensor(y: NDArray[Any]) -> torch.Tensor:
@@ -216,9 +249,13 @@ def target_array(y: NDArray[Any]) -> NDArray[Any]:
 
 def scale_to(x: Any, dtype: torch.dtype) -> Any:
     """Convert tensors, also in lists, to a floating-point dtype on the device they are on; uint8 and uint16 become
-    [0, 1], other values stay."""
+    [0, 1], other values stay. Of padded rows the values are converted; texts stay."""
     if isinstance(x, list):
         return [scale_to(part, dtype) for part in x]
+    if isinstance(x, dict) and VALUES in x:
+        return {**x, VALUES: scale_to(x[VALUES], dtype)}
+    if isinstance(x, str):
+        return x
     white = _WHITE.get(x.dtype)
     if white is None:
         return x.to(dtype)

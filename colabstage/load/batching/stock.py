@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, get_worker_info
 
 from colabstage.load.batching.batches import batch_of
 from colabstage.load.dataset import dataset_h5
@@ -45,7 +45,16 @@ class BatchView(dataset_h5):
         """A batch, as `make_loader` describes it, in host memory: `(x, y)`, or `(x, y, index)` with
         `return_index`."""
         x, y = batch_of(self, *self.read_batch(indices), self._ragged)
+        if get_worker_info() is not None:
+            x, y = _joined(x), _joined(y)
         return (x, y, torch.as_tensor(indices)) if self.return_index else (x, y)
+
+
+def _joined(rows: Any) -> Any:
+    """Rows of any length as views of one tensor: each tensor on its way between processes keeps a file open."""
+    if not isinstance(rows, list) or not all(isinstance(row, torch.Tensor) and row.dim() == 1 for row in rows):
+        return rows
+    return list(torch.split(torch.cat(rows), [len(row) for row in rows]))
 
 
 def as_it_is(batch: Any) -> Any:

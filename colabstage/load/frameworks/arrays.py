@@ -85,12 +85,8 @@ class ArrayBatches:
         if not len(reader):
             msg = f"The split '{reader.split}' of '{reader.path}' has no samples, so there is nothing to train on."
             raise OptionError(msg)
-        if reader.row_shape is None and self._dataset is None:
-            msg = (
-                f"The images of '{reader.path}' have sizes of their own, and a batch here is one array. Pack them with "
-                "image_size=(height, width), or give a dataset_h5 whose transform makes them one size."
-            )
-            raise OptionError(msg)
+        if self._dataset is None:
+            _check_arrays(reader)
         self._request = replace(
             request, one_hot=_class_count(request.one_hot, reader), dtype=_float_dtype(request.dtype)
         )
@@ -200,6 +196,28 @@ def _resolved(source: Source, split: str | None) -> tuple[Any, Reader]:
         raise OptionError(msg)
     has_transforms = dataset.transform is not None or dataset.target_transform is not None
     return (dataset if has_transforms else None), reader
+
+
+def _check_arrays(reader: Reader) -> None:
+    """Refuse rows that no array takes."""
+    if reader.row_shape is None and not reader.encoded:
+        msg = (
+            f"The inputs of '{reader.path}' are texts or have any length, and a batch here is one array. Give a "
+            "dataset_h5 whose transform makes arrays of one shape of them."
+        )
+        raise OptionError(msg)
+    if reader.row_shape is None:
+        msg = (
+            f"The images of '{reader.path}' have sizes of their own, and a batch here is one array. Pack them with "
+            "image_size=(height, width), or give a dataset_h5 whose transform makes them one size."
+        )
+        raise OptionError(msg)
+    if reader.has_free_targets:
+        msg = (
+            f"The targets of '{reader.path}' are texts or have any length, and a batch here is one array. Give a "
+            "dataset_h5 whose target_transform makes numbers of them, for example their place in a list of classes."
+        )
+        raise OptionError(msg)
 
 
 def _facts(reader: Reader, *, per_sample: bool) -> LoaderFacts:

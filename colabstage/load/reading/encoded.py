@@ -1,4 +1,4 @@
-"""Rows of different lengths: one long dataset of bytes and the offsets where each row begins, decoded on read."""
+"""Image and mask files as rows, decoded on read: mostly one long dataset of bytes and the offsets of each row."""
 
 from __future__ import annotations
 
@@ -75,14 +75,23 @@ class H5pyBytes:
         return bytes(self._dataset[start:stop].tobytes())
 
 
-class EncodedRows:
-    """Image or mask files inside one HDF5 group, decoded when they are read. From several threads at once."""
+class RowFiles(Protocol):
+    """The files of rows. May be called from several threads at once."""
 
-    def __init__(
-        self, label: str, offsets: NDArray[np.int64], data: ByteRanges, options: ImageOptions | MaskOptions
-    ) -> None:
-        """`label`: where the rows are, for messages. `offsets`: `(N + 1,)`, row i is bytes `offsets[i]` up to
-        `offsets[i + 1]` of `data`. `options`: whether they are images or masks, and what is made of them.
+    @property
+    def count(self) -> int:
+        """How many there are."""
+
+    def read(self, row: int) -> bytes:
+        """One of them."""
+
+
+class RangedFiles:
+    """Files that lie one behind the other."""
+
+    def __init__(self, label: str, offsets: NDArray[np.int64], data: ByteRanges) -> None:
+        """`label`: where they are, for messages. `offsets`: `(N + 1,)`, file i is bytes `offsets[i]` up to
+        `offsets[i + 1]` of `data`.
 
         Raises:
             DamagedPackError: the offsets do not ascend, or reach outside.
@@ -92,17 +101,30 @@ class EncodedRows:
                 f"The offsets of {label} do not ascend inside its {data.length:,} bytes. Stage or copy the file again."
             )
             raise DamagedPackError(msg)
-        self._label = label
         self._offsets = offsets
         self._data = data
+        self.count = max(0, len(offsets) - 1)
+
+    def read(self, row: int) -> bytes:
+        return self._data.read(int(self._offsets[row]), int(self._offsets[row + 1]))
+
+
+class EncodedRows:
+    """Image or mask files, decoded when they are read. From several threads at once."""
+
+    def __init__(self, label: str, files: RowFiles, options: ImageOptions | MaskOptions) -> None:
+        """`label`: where the rows are, for messages. `options`: whether they are images or masks, and what is made of
+        them."""
+        self._label = label
+        self._files = files
         self._options = options
         self._own = threading.local()
         # Height and width of each row's image once its header was read, 0 before.
-        self._sizes = np.zeros((max(0, len(offsets) - 1), 2), np.int32)
+        self._sizes = np.zeros((files.count, 2), np.int32)
 
     def read_bytes(self, row: int) -> bytes:
         """The file of one row, as it was packed."""
-        return self._data.read(int(self._offsets[row]), int(self._offsets[row + 1]))
+        return self._files.read(row)
 
     def decode_rows(self, rows: NDArray[np.intp], out: NDArray[Any], crew: Crew) -> None:
         """Decode rows into `out`, `(len(rows), H, W, C)` (masks `(len(rows), H, W)`) of the one size and dtype that

@@ -33,7 +33,9 @@ if TYPE_CHECKING:
     from colabstage.load.reading.targets import TargetBatch
 
 
-def open_reader(files: Files, split: str = "train", *, in_memory: bool = False) -> SplitReader | JoinedReader:
+def open_reader(
+    files: Files, split: str = "train", *, in_memory: bool = False, decode: bool = False
+) -> SplitReader | JoinedReader:
     """The reader of one file, of all that match a pattern, or of a list of files.
 
     Raises:
@@ -41,20 +43,23 @@ def open_reader(files: Files, split: str = "train", *, in_memory: bool = False) 
     """
     parts = find_parts(files)
     if len(parts) == 1:
-        return SplitReader(parts[0], split, in_memory=in_memory)
-    return JoinedReader(parts, split, in_memory=in_memory)
+        return SplitReader(parts[0], split, in_memory=in_memory, decode=decode)
+    return JoinedReader(parts, split, in_memory=in_memory, decode=decode)
 
 
 class JoinedReader:
     """Random access to the rows of one split of several files, as `SplitReader` to those of one."""
 
-    def __init__(self, paths: tuple[Path, ...], split: str = "train", *, in_memory: bool = False) -> None:
+    def __init__(
+        self, paths: tuple[Path, ...], split: str = "train", *, in_memory: bool = False, decode: bool = False
+    ) -> None:
         """Look at all files; no sample is read, except with `in_memory`.
 
         Args:
             paths: of the files, in the order of their rows. One without the split has no rows of it.
             split: which split.
             in_memory: read all inputs into memory now.
+            decode: as of `SplitReader`.
 
         Raises:
             PackFormatError: a file's samples are not like those of the others; the message names the difference.
@@ -77,7 +82,8 @@ class JoinedReader:
         self.classes = having[0].classes
         self.in_memory = False
         self._parts = tuple(
-            SplitReader(info.path, split, beside_bytes=total - info.split(split).x.nbytes) for info in having
+            SplitReader(info.path, split, decode=decode, beside_bytes=total - info.split(split).x.nbytes)
+            for info in having
         )
         self._ends = np.cumsum([len(part) for part in self._parts])
         self.slow_mount = next((part.slow_mount for part in self._parts if part.slow_mount is not None), None)
@@ -142,9 +148,14 @@ class JoinedReader:
         """As `SplitReader.has_boxes`."""
         return self._parts[0].has_boxes
 
+    @property
+    def has_free_targets(self) -> bool:
+        """As `SplitReader.has_free_targets`."""
+        return self._parts[0].has_free_targets
+
     def read_x(
         self, indices: Indices, out: NDArray[Any] | None = None, *, crew: Crew = SOLO
-    ) -> NDArray[Any] | list[NDArray[Any]]:
+    ) -> NDArray[Any] | list[Any]:
         """As `SplitReader.read_x`."""
         rows = resolve_rows(indices, len(self))
         shape = self.row_shape

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from colabstage.errors import NotEnoughSpaceError, PackFormatError
 from colabstage.h5.info import open_h5
+from colabstage.images.options import ImageOptions
 from colabstage.load.reading.chunks import (
     CachedChunks,
     ChunkBytes,
@@ -20,7 +22,7 @@ from colabstage.load.reading.chunks import (
     read_table,
 )
 from colabstage.load.reading.crew import Crew
-from colabstage.load.reading.encoded import ArrayBytes, EncodedRows, H5pyBytes, ReadBytes
+from colabstage.load.reading.encoded import ArrayBytes, EncodedRows, H5pyBytes, RangedFiles, ReadBytes
 from colabstage.load.reading.engines import (
     GatherEngine,
     H5pyEngine,
@@ -32,9 +34,12 @@ from colabstage.load.reading.engines import (
     turn_bytes,
 )
 from colabstage.load.reading.mapping import MappedFile, ReadFile, check_stamp
+from colabstage.load.reading.memory import spare_memory
+from colabstage.load.reading.ragged import H5pyRagged, KeptRagged, RaggedFiles, RaggedRows, check_images, keep_rows
 from colabstage.load.reading.residency import resident_part
 from colabstage.load.reading.targets import BoxTargets, FixedTargets, MaskTargets
 from colabstage.machine.resources import read_resources, usable_cores
+from colabstage.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -43,19 +48,28 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from colabstage.h5.info import FieldInfo
-    from colabstage.images.options import ImageOptions, MaskOptions
+    from colabstage.images.options import MaskOptions
     from colabstage.load.reading.chunks import ChunkSource
     from colabstage.load.reading.encoded import ByteRanges
     from colabstage.load.reading.mapping import FileStamp
+    from colabstage.load.reading.ragged import RaggedSource
     from colabstage.load.reading.storage import EngineChoice, StorageFacts
     from colabstage.load.reading.targets import TargetRows
+
+InputRows = RowEngine | EncodedRows | RaggedRows
+
+# Targets of any length are read into memory up to this length. Two million labels take some seconds.
+_FEW_BYTES = 32 * 1024 * 1024
+_OFFSET_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True)
 class FieldSource:
     """A field of a split and how it is read. For encoded rows `facts` and `choice` are of the bytes, `offsets` and
     `coding` say where rows begin and how they are decoded. For boxes `facts` and `choice` are of their places, and
-    `columns` has them again beside all that is known of each box."""
+    `columns` has them again beside all that is known of each box. With `heap` rows have any length by HDF5's own means,
+    and `facts` are of their values, but for shape and place; such rows of bytes are encoded ones where `coding` says
+    how they are decoded."""
 
     info: FieldInfo
     facts: StorageFacts
@@ -63,6 +77,31 @@ class FieldSource:
     offsets: StorageFacts | None = None
     coding: ImageOptions | MaskOptions | None = None
     columns: Mapping[str, tuple[StorageFacts, EngineChoice]] = field(default_factory=dict)
+    heap: bool = False
+
+    @property
+    def nbytes(self) -> int:
+        """Length of all rows in memory, encoded ones as they are stored, in bytes; an estimate with `heap`."""
+        return self.info.nbytes if self.heap else self.facts.nbytes
+
+
+def decoding(inputs: FieldSource, file: Any, path: Path) -> FieldSource:
+    """The inputs of an open file, decoded where they are image files in rows of bytes of any length.
+
+    Raises:
+        PackFormatError: they are no image files.
+    """
+    if inputs.info.kind == "encoded":
+        return inputs
+    if inputs.info.kind == "ragged" and inputs.facts.dtype == np.uint8:
+        check_images(file[inputs.info.name], path)
+        options = ImageOptions()
+        return replace(inputs, info=replace(inputs.info, kind="encoded", image=options), coding=options)
+    msg = (
+        f"{inputs.info.name} in '{path}' does not hold image files in rows of bytes of any length, which decode=True "
+        "needs. Leave it out."
+    )
+    raise PackFormatError(msg)
 
 
 class OpenFile:
@@ -102,6 +141,10 @@ class OpenFile:
 
     def encoded(self, source: FieldSource, *, in_memory: bool) -> EncodedRows:
         """The reader of rows that are image files; with `in_memory` their bytes are all read now."""
+        label = f"{source.info.name} in '{self._path}'"
+        if source.heap and source.coding is not None:
+            rows = self._ragged_source(source, in_memory=in_memory)
+            return EncodedRows(label, RaggedFiles(rows, source.info.rows), source.coding)
         if source.offsets is None or source.coding is None:
             msg = f"{source.info.name} is no field of encoded rows."
             raise TypeError(msg)
@@ -117,10 +160,44 @@ class OpenFile:
             data = ChunkBytes(self._chunks(source.facts, source.choice), source.facts)
         else:
             data = H5pyBytes(self._h5[source.facts.name])
-        return EncodedRows(f"{source.info.name} in '{self._path}'", offsets, data, source.coding)
+        return EncodedRows(label, RangedFiles(label, offsets, data), source.coding)
 
-    def targets(self, source: FieldSource, x: RowEngine | EncodedRows, image: ImageOptions | None) -> TargetRows:
+    def ragged(self, source: FieldSource, *, in_memory: bool) -> RaggedRows:
+        """The reader of rows of any length; with `in_memory` all are read now.
+
+        Raises:
+            NotEnoughSpaceError: with `in_memory`, when they turn out to be more than memory can hold.
+        """
+        label = f"{source.info.name} in '{self._path}'"
+        rows = self._ragged_source(source, in_memory=in_memory)
+        return RaggedRows(label, rows, texts=source.info.kind == "texts")
+
+    def few_ragged(self, source: FieldSource) -> RaggedRows | None:
+        """Rows of any length, read into memory now, if they are so few that nobody minds; `None` where they are not."""
+        if source.nbytes + _OFFSET_BYTES * source.info.rows > _FEW_BYTES:
+            return None
+        kept = self._kept(source, _FEW_BYTES)
+        label = f"{source.info.name} in '{self._path}'"
+        return None if kept is None else RaggedRows(label, kept, texts=source.info.kind == "texts")
+
+    def _ragged_source(self, source: FieldSource, *, in_memory: bool) -> RaggedSource:
+        if not in_memory:
+            return H5pyRagged(self._h5[source.facts.name], self._path)
+        spare = spare_memory(read_resources().free_memory_bytes)
+        kept = self._kept(source, spare)
+        if kept is None:
+            msg = f"{source.info.name} in '{self._path}' needs more than the {format_bytes(spare)} that can be spared."
+            raise NotEnoughSpaceError(msg)
+        return kept
+
+    def _kept(self, source: FieldSource, most_bytes: int) -> KeptRagged | None:
+        rows, count = H5pyRagged(self._h5[source.facts.name], self._path), source.info.rows
+        return keep_rows(rows, count, source.facts.dtype, source.nbytes // max(1, count), most_bytes)
+
+    def targets(self, source: FieldSource, x: InputRows, image: ImageOptions | None) -> TargetRows:
         """The reader of a split's targets; `x` and `image`, its inputs and how they are decoded, where boxes follow."""
+        if source.heap:
+            return self.ragged(source, in_memory=False)
         if source.info.kind == "encoded":
             size = source.coding.size if source.coding is not None else None
             return MaskTargets(self.encoded(source, in_memory=False), size)

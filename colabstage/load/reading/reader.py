@@ -25,9 +25,17 @@ from colabstage.load.reading.encoded import EncodedRows
 from colabstage.load.reading.engines import GatherEngine, memory_table
 from colabstage.load.reading.mapping import FileStamp, check_stamp
 from colabstage.load.reading.memory import check_memory, empty_array
-from colabstage.load.reading.opening import FieldSource, OpenFile
+from colabstage.load.reading.opening import FieldSource, OpenFile, decoding
+from colabstage.load.reading.ragged import RaggedRows
 from colabstage.load.reading.rows import resolve_rows
-from colabstage.load.reading.storage import CacheState, EngineChoice, choose_engine, read_facts
+from colabstage.load.reading.storage import (
+    CacheState,
+    EngineChoice,
+    choose_engine,
+    choose_ragged,
+    ragged_facts,
+    read_facts,
+)
 from colabstage.machine.mounts import mount_of, slow_reason
 from colabstage.machine.resources import read_resources
 
@@ -38,7 +46,7 @@ if TYPE_CHECKING:
 
     from colabstage.h5.info import FieldInfo, SplitInfo
     from colabstage.load.reading.crew import Crew
-    from colabstage.load.reading.engines import RowEngine
+    from colabstage.load.reading.opening import InputRows
     from colabstage.load.reading.rows import Indices
     from colabstage.load.reading.storage import StorageFacts
     from colabstage.load.reading.targets import TargetBatch, TargetRows
@@ -50,10 +58,10 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Opened:
-    """What one process has open. `x` is an engine for fixed rows, `EncodedRows` otherwise."""
+    """What one process has open. `x` is an engine for fixed rows, `EncodedRows` or `RaggedRows` otherwise."""
 
     pid: int
-    x: RowEngine | EncodedRows
+    x: InputRows
     y: TargetRows | None
 
 
@@ -61,7 +69,13 @@ class SplitReader:
     """Random access to the rows of one split. Lazy, picklable, safe under fork and spawn, and from several threads."""
 
     def __init__(
-        self, path: str | os.PathLike[str], split: str = "train", *, in_memory: bool = False, beside_bytes: int = 0
+        self,
+        path: str | os.PathLike[str],
+        split: str = "train",
+        *,
+        in_memory: bool = False,
+        decode: bool = False,
+        beside_bytes: int = 0,
     ) -> None:
         """Look at the file; no sample is read, except with `in_memory`.
 
@@ -69,10 +83,12 @@ class SplitReader:
             path: an HDF5 file with `X_<split>`, and `Y_<split>` unless there are no targets.
             split: which split.
             in_memory: read all inputs into memory now, in one sequential pass. Children made by fork share them.
+            decode: decode inputs that are rows of bytes of any length, each an image file.
             beside_bytes: length of what is read at random beside this file: the system's cache has to hold that too.
 
         Raises:
-            SourceNotFoundError, PackFormatError, NewerFormatError, DamagedPackError: the file cannot be read.
+            SourceNotFoundError, PackFormatError, NewerFormatError, DamagedPackError: the file cannot be read, or with
+                `decode` holds no image files.
             SplitNotFoundError: it has no such split; the message lists those it has.
             NotEnoughSpaceError: with `in_memory`, when the inputs do not fit; nothing has been read.
         """
@@ -87,6 +103,8 @@ class SplitReader:
         with open_h5(self.path) as file, reading_contents(self.path):
             self._x = self._examine(file, self.info.x)
             self._y = None if self.info.y is None else self._examine(file, self.info.y)
+            if decode:
+                self._x = decoding(self._x, file, self.path)
         if self._y is not None and self._y.info.image is not None:
             msg = (
                 f"{self._y.info.name} in '{self.path}' holds image files; expected numbers, masks or boxes as targets."
@@ -95,7 +113,8 @@ class SplitReader:
         self._x = self._considering_cache(self._x)
         self._opened: _Opened | None = None
         self.in_memory = in_memory
-        self._loaded: RowEngine | EncodedRows | None = None
+        self._loaded: InputRows | None = None
+        self._kept_y: RaggedRows | None = None
         if in_memory:
             self._open()
 
@@ -116,8 +135,8 @@ class SplitReader:
 
     @property
     def stored_bytes(self) -> int:
-        """Length of all inputs as they are stored, in bytes: what `into_memory` takes."""
-        return self._x.facts.nbytes
+        """Length of all inputs as they are stored, and of targets of any length, in bytes: what `into_memory` takes."""
+        return self._x.nbytes + (self._y.nbytes if self._y is not None and self._y.heap else 0)
 
     @property
     def row_shape(self) -> tuple[int, ...] | None:
@@ -136,14 +155,15 @@ class SplitReader:
 
     @property
     def row_dtype(self) -> np.dtype[Any]:
-        """Dtype of the inputs, in native byte order. Encoded rows of 16-bit or float images have their own."""
-        return self._x.facts.dtype
+        """Dtype of the inputs, in native byte order; `object` for texts. Encoded rows of 16-bit or float images have
+        their own."""
+        return np.dtype(object) if self._x.info.kind == "texts" else self._x.facts.dtype
 
     @property
     def row_bytes(self) -> int:
-        """Length of one input row in memory, in bytes; for encoded rows of different shapes, of the mean file."""
+        """Length of one input row in memory, in bytes; the mean where each has its own, of encoded rows of files."""
         if self.row_shape is None:
-            return self._x.facts.nbytes // max(1, len(self))
+            return self._x.nbytes // max(1, len(self))
         return int(np.prod(self.row_shape, dtype=np.int64)) * self.row_dtype.itemsize
 
     def estimate_row_bytes(self) -> int:
@@ -183,9 +203,14 @@ class SplitReader:
         """Whether targets are boxes, any number of each row."""
         return self._y is not None and self._y.info.kind == "boxes"
 
+    @property
+    def has_free_targets(self) -> bool:
+        """Whether targets are texts, or values of any number in each row."""
+        return self._y is not None and self._y.heap
+
     def read_x(
         self, indices: Indices, out: NDArray[Any] | None = None, *, crew: Crew = SOLO
-    ) -> NDArray[Any] | list[NDArray[Any]]:
+    ) -> NDArray[Any] | list[Any]:
         """Read inputs.
 
         Args:
@@ -194,7 +219,7 @@ class SplitReader:
             crew: threads to share the copying and decoding among; the caller's alone by default.
 
         Returns:
-            `out`, or a new array like it; a list of B arrays where `row_shape` is `None`.
+            `out`, or a new array like it; a list of B arrays where `row_shape` is `None`, or of B `str`.
 
         Raises:
             IndexError: a row that is not there.
@@ -212,6 +237,9 @@ class SplitReader:
             target = target_array(out, (len(rows), *shape), self.row_dtype)
             engine.decode_rows(rows, target, crew)
             return target
+        if isinstance(engine, RaggedRows):
+            refuse_out(out, "rows")
+            return engine.read(rows, crew)
         target = target_array(out, (len(rows), *self._x.facts.shape[1:]), self.row_dtype)
         engine.read_rows(rows, target, crew)
         return target
@@ -292,8 +320,9 @@ class SplitReader:
 
         Returns:
             As stored, `(B, *target_shape)`, in native byte order; -1 for each where the file has none. Masks of
-            images of many sizes: a list of B uint8 arrays `(H, W)`. Boxes: a list of B dicts, `boxes` float32
-            `(M, 4)` in pixels of the image as `read_x` gives it, and every further column, `(M, …)`.
+            images of many sizes: a list of B uint8 arrays `(H, W)`. Rows of any length: a list of B arrays `(M,)`, or
+            of B `str`. Boxes: a list of B dicts, `boxes` float32 `(M, 4)` in pixels of the image as `read_x` gives it,
+            and every further column, `(M, …)`.
 
         Raises:
             IndexError: a row that is not there.
@@ -366,11 +395,14 @@ class SplitReader:
         self._opened = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_opened": None, "_loaded": None}
+        return {**self.__dict__, "_opened": None, "_loaded": None, "_kept_y": None}
 
     def _examine(self, file: Any, info: FieldInfo) -> FieldSource:
         """Look at how a field is stored."""
         node = file[info.name]
+        if info.kind in ("ragged", "texts"):
+            choice = choose_ragged(texts=info.kind == "texts", slow_mount=self.slow_mount)
+            return FieldSource(info, ragged_facts(node, self.path), choice, heap=True)
         if info.kind == "fixed":
             return FieldSource(info, *self._look_at(node))
         offsets = read_facts(node[OFFSETS], self.path)
@@ -403,18 +435,26 @@ class SplitReader:
             file = OpenFile(self.path, self._stamp)
             with reading_contents(self.path):
                 x = self._loaded or self._open_x(file)
-                y = None if self._y is None else file.targets(self._y, x, self._image)
+                y = None if self._y is None else self._open_y(file, self._y, x)
             opened = self._opened = _Opened(os.getpid(), x, y)
         return opened
 
-    def _open_x(self, file: OpenFile) -> RowEngine | EncodedRows:
+    def _open_y(self, file: OpenFile, y: FieldSource, x: InputRows) -> TargetRows:
+        if y.heap and self._kept_y is None:
+            # One by one they would take longer than their inputs. Children made by fork share them.
+            self._kept_y = file.ragged(y, in_memory=True) if self.in_memory else file.few_ragged(y)
+        return self._kept_y or file.targets(y, x, self._image)
+
+    def _open_x(self, file: OpenFile) -> InputRows:
         if not self.in_memory:
+            if self._x.heap and not self.encoded:
+                return file.ragged(self._x, in_memory=False)
             return file.encoded(self._x, in_memory=False) if self.encoded else file.rows(self._x.facts, self._x.choice)
         # Kept beside what is open, because children made by fork share it; a pickled reader reads its own.
         self._loaded = self._load(file)
         return self._loaded
 
-    def _load(self, file: OpenFile) -> RowEngine | EncodedRows:
+    def _load(self, file: OpenFile) -> InputRows:
         """Read all inputs, as stored, into memory."""
         check_memory(
             self.stored_bytes,
@@ -425,6 +465,8 @@ class SplitReader:
         )
         if self.encoded:
             return file.encoded(self._x, in_memory=True)
+        if self._x.heap:
+            return file.ragged(self._x, in_memory=True)
         return GatherEngine(memory_table(file.load(self._x.facts, self._x.choice)), None)
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from colabstage.errors import PackFormatError
+from colabstage.h5.ragged import element_dtype, ragged_trouble
 from colabstage.load.reading.filters import Filter, undecodable
 from colabstage.load.reading.memory import spare_memory
 from colabstage.units import format_bytes
@@ -188,12 +189,40 @@ def read_facts(dataset: Any, path: Path) -> StorageFacts:
     )
 
 
+def ragged_facts(dataset: Any, path: Path) -> StorageFacts:
+    """Of an open `h5py.Dataset` whose rows have any length: `dtype` is that of a value, `shape` only says how many rows
+    there are.
+
+    Raises:
+        PackFormatError: nothing here can undo one of its filters.
+    """
+    name, properties = str(dataset.name).lstrip("/"), dataset.id.get_create_plist()
+    return StorageFacts(
+        name=name,
+        shape=tuple(dataset.shape),
+        dtype=element_dtype(dataset),
+        layout=_layout(properties),
+        offset=None,
+        stored=None,
+        chunks=None,
+        filters=_filters(properties, name, path),
+        fill=None,
+    )
+
+
+def choose_ragged(*, texts: bool, slow_mount: str | None = None) -> EngineChoice:
+    """How rows of any length are read: by h5py always."""
+    rows = "its rows are texts" if texts else "its rows have any length (HDF5's variable-length type)"
+    mount = "" if slow_mount is None else f"; besides, the file is on {slow_mount}"
+    return EngineChoice("h5py", f"{rows}, which only HDF5 itself reads, one thread at a time{mount}", costly=True)
+
+
 def _described(dataset: Any) -> str:
     """The type of values that are no numbers, in HDF5's words."""
     from h5py import check_string_dtype, check_vlen_dtype
 
     if check_string_dtype(dataset.dtype) is not None:
-        return "texts"
+        return "arrays of texts" if len(dataset.shape) > 1 else "texts"
     base = check_vlen_dtype(dataset.dtype)
     if base is not None:
         return f"rows of any number of {base} values (HDF5's variable length)"
@@ -203,6 +232,9 @@ def _described(dataset: Any) -> str:
 def _remedy(dataset: Any) -> str:
     from h5py import check_string_dtype, check_vlen_dtype
 
+    trouble = ragged_trouble(dataset)
+    if trouble is not None:
+        return trouble
     if check_string_dtype(dataset.dtype) is not None:
         return "Store the number of each text instead."
     if check_vlen_dtype(dataset.dtype) is not None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from colabstage.load.reading.storage import StorageFacts
 
 # Targets of B rows: one array `(B, …)`, or where rows have their own shapes a list of B.
-TargetBatch = NDArray[Any] | list[NDArray[Any]] | list[dict[str, NDArray[Any]]]
+TargetBatch = NDArray[Any] | list[NDArray[Any]] | list[dict[str, NDArray[Any]]] | list[str]
 
 
 class TargetRows(Protocol):

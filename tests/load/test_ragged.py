@@ -1,0 +1,391 @@
+"""Rows of any length and texts in files that others wrote: every way of reading gives what h5py gives."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import resource
+from typing import TYPE_CHECKING, Any
+
+import h5py
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import DataLoader
+
+from colabstage.errors import (
+    DamagedPackError,
+    DecodeError,
+    LayoutError,
+    NotEnoughSpaceError,
+    OptionError,
+    PackFormatError,
+)
+from colabstage.h5.info import read_info
+from colabstage.images.decode import decode_image
+from colabstage.images.options import ImageOptions
+from colabstage.load.augment import RandomResizedCrop
+from colabstage.load.dataset import dataset_h5
+from colabstage.load.frameworks.arrays import ArrayBatches, ArrayRequest
+from colabstage.load.loader import make_loader
+from colabstage.load.reading import opening
+from colabstage.load.reading.reader import SplitReader
+from colabstage.pack.run import pack_dataset
+from colabstage.ui.describe import describe_file, print_description
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+COUNT = 23
+NAMES = [["cat", "dög", "", "a longer name"][row % 4] for row in range(COUNT)]
+STORAGE: dict[str, dict[str, Any]] = {
+    "contiguous": {},
+    "chunked": {"chunks": (4,), "maxshape": (None,)},
+    "gzip": {"chunks": (5,), "compression": "gzip", "shuffle": True},
+}
+REQUESTS: dict[str, Any] = {
+    "shuffled": np.random.default_rng(0).permutation(COUNT),
+    "repeated": [3, 3, 0, 22, 3, 0],
+    "negative": [-1, -23, 5, -2],
+    "neighbours": [4, 5, 6, 7],
+    "none": [],
+}
+
+
+def rows_of(dtype: str, count: int = COUNT, seed: int = 0) -> list[NDArray[Any]]:
+    """Rows of 0 to 40 values."""
+    dice = np.random.default_rng(seed)
+    return [dice.integers(0, 200, dice.integers(0, 41)).astype(dtype) for _ in range(count)]
+
+
+def write(path: Path, x: list[Any], y: Any = None, **storage: Any) -> Path:
+    """A file of rows of any length; `y` may be such rows too, or texts."""
+    with h5py.File(path, "w") as file:
+        for name, values in (("X_train", x), ("Y_train", NAMES[: len(x)] if y is None else y)):
+            is_text = isinstance(values[0], str)
+            kind = h5py.string_dtype() if is_text else h5py.vlen_dtype(np.asarray(values[0]).dtype)
+            if isinstance(values, np.ndarray):
+                file[name] = values
+                continue
+            dataset = file.create_dataset(name, (len(values),), kind, **storage)
+            for row, value in enumerate(values):
+                dataset[row] = value
+    return path
+
+
+def jpeg(row: int) -> NDArray[np.uint8]:
+    """A JPEG file that differs for each row."""
+    pixels = np.random.default_rng(row).integers(0, 256, (3 + row % 4, 4, 3), dtype=np.uint8).repeat(8, 0).repeat(8, 1)
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, "JPEG")
+    return np.frombuffer(buffer.getvalue(), np.uint8)
+
+
+def assert_rows(found: Any, expected: list[NDArray[Any]]) -> None:
+    """Bit for bit the same, each row by itself."""
+    assert len(found) == len(expected)
+    for row, other in zip(found, expected, strict=True):
+        values = row.numpy() if isinstance(row, torch.Tensor) else row
+        assert values.dtype == other.dtype
+        np.testing.assert_array_equal(values, other)
+
+
+@pytest.mark.parametrize("storage", STORAGE)
+@pytest.mark.parametrize("dtype", ["u1", "f4", "i8", "f2", "?"])
+@pytest.mark.parametrize("in_memory", [False, True])
+def test_rows_of_any_length_equal_h5py(tmp_path: Path, storage: str, dtype: str, in_memory: bool) -> None:
+    """Shuffled, repeated, negative and no rows are h5py's on both sides, each an array of its own."""
+    path = write(tmp_path / "foreign.h5", rows_of(dtype), rows_of(dtype, seed=1), **STORAGE[storage])
+    with h5py.File(path) as file:
+        x, y = file["X_train"][()], file["Y_train"][()]
+    dataset = dataset_h5(path, in_memory=in_memory)
+    assert dataset.engine.name == ("memory" if in_memory else "h5py")
+    assert in_memory or "variable-length" in dataset.engine.reason
+    for request in REQUESTS.values():
+        xs, ys = dataset.read_batch(request)
+        picked = np.asarray(request, np.intp)
+        assert_rows(xs, list(x[picked]))
+        assert_rows(ys, list(y[picked]))
+    (first, _), (second, _) = dataset.__getitems__([3, 3])
+    assert first.flags.writeable
+    assert not np.shares_memory(first, second)
+    with pytest.raises(ValueError, match="do not share one shape"):
+        dataset.read_batch([0], np.empty((1, 4), dtype))
+
+
+@pytest.mark.parametrize("kind", ["variable", "ascii", "fixed"])
+@pytest.mark.parametrize("in_memory", [False, True])
+def test_texts_are_str(tmp_path: Path, kind: str, in_memory: bool) -> None:
+    """Texts of any length and of one are `str`, as h5py decodes them, as targets and as inputs."""
+    words = [name.encode("ascii", "replace") if kind == "ascii" else name.encode() for name in NAMES]
+    dtypes = {"variable": h5py.string_dtype(), "ascii": h5py.string_dtype("ascii"), "fixed": np.dtype("S20")}
+    with h5py.File(tmp_path / "texts.h5", "w") as file:
+        for name in ("X_train", "Y_train"):
+            file.create_dataset(name, data=words, dtype=dtypes[kind])
+    dataset = dataset_h5(tmp_path / "texts.h5", in_memory=in_memory)
+    expected = [word.decode() for word in words]
+    rows = REQUESTS["shuffled"]
+    assert dataset.read_batch(rows) == ([expected[row] for row in rows], [expected[row] for row in rows])
+    assert dataset[-1] == (expected[-1], expected[-1])
+    assert in_memory or "texts" in dataset.engine.reason
+
+
+def test_targets_of_any_length_too_many_to_keep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where targets are too many to be kept in memory, each batch's are read out of the file."""
+    monkeypatch.setattr(opening, "_FEW_BYTES", 100)
+    dataset = dataset_h5(write(tmp_path / "many.h5", rows_of("i4"), rows_of("i8", seed=1)))
+    assert_rows(
+        dataset.read_batch(REQUESTS["repeated"])[1], [rows_of("i8", seed=1)[row] for row in [3, 3, 0, 22, 3, 0]]
+    )
+
+
+def test_estimates_that_were_too_low_do_not_fill_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows whose length was guessed too low stop being read when memory is full, with a message."""
+    rows = [np.zeros(0, np.uint8)] * 400
+    rows[1] = np.zeros(3_000_000, np.uint8)
+    path = write(tmp_path / "uneven.h5", rows, np.arange(400))
+    reader = SplitReader(path)
+    assert reader.stored_bytes < 1000
+    monkeypatch.setattr(opening, "spare_memory", lambda _free_bytes: 2_000_000)
+    with pytest.raises(NotEnoughSpaceError, match="can be spared"):
+        reader.into_memory()
+
+
+@pytest.mark.parametrize("shuffle", [False, True, "window"])
+@pytest.mark.parametrize("strategy", ["auto", "direct"])
+def test_loader_visits_every_row_once(tmp_path: Path, shuffle: Any, strategy: Any) -> None:
+    """In file order, shuffled, in windows and out of memory: lists of tensors and texts, each row once."""
+    rows = rows_of("f4")
+    path = write(tmp_path / "foreign.h5", rows)
+    dataset = dataset_h5(path, return_index=True)
+    loader = make_loader(dataset, 4, shuffle=shuffle, strategy=strategy, memory_budget="1MB")
+    assert loader.plan.engine.name == ("h5py" if strategy == "direct" else "memory")
+    seen: list[int] = []
+    for (x, y), index in loader:
+        assert_rows(x, [rows[row] for row in index])
+        assert y == [NAMES[row] for row in index]
+        seen += index.tolist()
+    assert sorted(seen) == list(range(COUNT))
+    assert (seen == list(range(COUNT))) is (shuffle is False)
+
+
+def test_padded_batches(tmp_path: Path) -> None:
+    """`ragged="pad"` makes one tensor and the lengths of each side; signed integers are filled up with -1."""
+    x, y = rows_of("f4"), rows_of("i8", seed=1)
+    loader = make_loader(
+        dataset_h5(write(tmp_path / "foreign.h5", x, y)), 6, shuffle=False, ragged="pad", dtype=torch.float64
+    )
+    start = 0
+    for xs, ys in loader:
+        assert xs["values"].dtype == torch.float64
+        assert xs["lengths"].dtype == torch.int64
+        for side, rows, filler in ((xs, x, 0), (ys, y, -1)):
+            assert side["values"].shape[1] == side["lengths"].max()
+            for place, length in enumerate(side["lengths"].tolist()):
+                np.testing.assert_array_equal(side["values"][place, :length].numpy(), rows[start + place])
+                assert (side["values"][place, length:] == filler).all()
+        start += len(xs["lengths"])
+    assert start == COUNT
+
+
+def test_transforms_take_rows_and_texts(tmp_path: Path) -> None:
+    """A transform of one side makes what `default_collate` takes, and the other side stays rows of any length."""
+    rows = rows_of("i4")
+    path = write(tmp_path / "foreign.h5", rows)
+    numbers = {name: number for number, name in enumerate(sorted(set(NAMES)))}
+    (x, y), *_ = make_loader(dataset_h5(path, target_transform=numbers.__getitem__), 5, shuffle=False)
+    assert_rows(x, rows[:5])
+    assert y.tolist() == [numbers[name] for name in NAMES[:5]]
+    (x, y), *_ = make_loader(dataset_h5(path, transform=len), 5, shuffle=False)
+    assert x.tolist() == [len(row) for row in rows[:5]]
+    assert y == NAMES[:5]
+
+
+def test_fixed_rows_beside_a_target_transform_stay_one_tensor(tmp_path: Path) -> None:
+    """Rows of one shape are stacked, although each is one-dimensional too."""
+    with h5py.File(tmp_path / "table.h5", "w") as file:
+        file["X_train"], file["Y_train"] = np.ones((8, 5), np.float32), ["a"] * 8
+    (x, y), *_ = make_loader(dataset_h5(tmp_path / "table.h5", target_transform=len), 4)
+    assert x.shape == (4, 5)
+    assert y.tolist() == [1] * 4
+
+
+def test_several_files_read_as_one(tmp_path: Path) -> None:
+    """Rows of shards follow each other; a file with other values is refused by the difference."""
+    rows = rows_of("f4")
+    for number, part in enumerate((slice(0, 9), slice(9, COUNT))):
+        write(tmp_path / f"part-{number}.h5", rows[part], NAMES[part])
+    dataset = dataset_h5([tmp_path / "part-0.h5", tmp_path / "part-1.h5"])
+    for request in REQUESTS.values():
+        x, y = dataset.read_batch(request)
+        picked = np.arange(COUNT)[np.asarray(request, np.intp)]
+        assert_rows(x, [rows[row] for row in picked])
+        assert y == [NAMES[row] for row in picked]
+    write(tmp_path / "part-2.h5", rows_of("i4"))
+    with pytest.raises(PackFormatError, match="dtype int32 instead of float32"):
+        dataset_h5([tmp_path / "part-0.h5", tmp_path / "part-2.h5"])
+
+
+def test_pickles_and_stock_loaders(tmp_path: Path) -> None:
+    """A used dataset pickles without its rows and handles; a stock loader's batch is one read of it."""
+    rows = rows_of("u1")
+    dataset = dataset_h5(write(tmp_path / "foreign.h5", rows, rows_of("i8", seed=1)), in_memory=True)
+    dataset.read_batch([0, 1])
+    data = pickle.dumps(dataset)
+    assert len(data) < 4000
+    assert_rows([pickle.loads(data)[5][0]], [rows[5]])
+    stock = DataLoader(dataset, 6, collate_fn=list)
+    assert_rows([x for batch in stock for x, _ in batch], rows)
+
+
+def test_processes_keep_few_files_open(tmp_path: Path) -> None:
+    """A batch of more rows than files may be open comes out of another process all the same, row for row."""
+    rows = rows_of("f4", 600)
+    dataset = dataset_h5(write(tmp_path / "foreign.h5", rows, rows_of("i8", 600, seed=1)))
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, limits[1]))
+    try:
+        with make_loader(dataset, 300, strategy="workers", num_workers=1, shuffle=False) as loader:
+            batches = list(loader)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert_rows([row for x, _ in batches for row in x], rows)
+    assert_rows([row for _, y in batches for row in y], rows_of("i8", 600, seed=1))
+
+
+@pytest.mark.parametrize("in_memory", [False, True])
+def test_images_are_decoded_only_when_asked(tmp_path: Path, in_memory: bool) -> None:
+    """Rows of bytes stay bytes; with `decode=True` they are the images in them, at their own sizes."""
+    files = [jpeg(row) for row in range(8)]
+    path = write(tmp_path / "images.h5", files)
+    assert_rows(dataset_h5(path, in_memory=in_memory).read_batch(range(8))[0], files)
+    dataset = dataset_h5(path, in_memory=in_memory, decode=True)
+    assert dataset.engine.name == ("memory" if in_memory else "h5py")
+    whole = [decode_image(file.tobytes(), ImageOptions()) for file in files]
+    for place, (x, y) in enumerate(dataset.__getitems__(range(8))):
+        np.testing.assert_array_equal(x, whole[place])
+        assert y == NAMES[place]
+    images, _ = next(iter(make_loader(dataset, 8, shuffle=False)))
+    for image, expected in zip(images, whole, strict=True):
+        np.testing.assert_array_equal(image.permute(1, 2, 0).numpy(), expected)
+
+
+def test_decoded_images_are_cropped_while_they_are_decoded(tmp_path: Path) -> None:
+    """A leading random resized crop is cut on decoding, and targets that are texts or rows stay what they are."""
+    path = write(tmp_path / "images.h5", [jpeg(row) for row in range(8)], rows_of("i8", 8))
+    loader = make_loader(dataset_h5(path, decode=True), 8, shuffle=False, batch_transform=RandomResizedCrop(16))
+    assert loader.plan.decode is not None
+    assert loader.plan.decode.name == "crops"
+    x, y = next(iter(loader))
+    assert x.shape == (8, 3, 16, 16)
+    assert_rows(y, rows_of("i8", 8))
+
+
+def test_decoding_what_is_no_image(tmp_path: Path) -> None:
+    """Bytes of something else, numbers, and one broken image among many are named."""
+    with pytest.raises(PackFormatError, match=r"Row 0 of X_train.*no image file"):
+        dataset_h5(write(tmp_path / "bytes.h5", [np.arange(40, dtype=np.uint8)]), decode=True)
+    with pytest.raises(PackFormatError, match="does not hold image files"):
+        dataset_h5(write(tmp_path / "floats.h5", rows_of("f4")), decode=True)
+    files = [jpeg(row) for row in range(8)]
+    files[5] = files[5][:200]
+    with pytest.raises(DecodeError, match="Row 5 of X_train"):
+        dataset_h5(write(tmp_path / "broken.h5", files), decode=True).read_batch([4, 5])
+
+
+def test_text_that_is_not_utf8_is_named(tmp_path: Path) -> None:
+    """Letters of another coding are an error with the row, not wrong letters."""
+    with h5py.File(tmp_path / "latin.h5", "w") as file:
+        file["X_train"] = np.zeros((3, 4), np.float32)
+        file.create_dataset("Y_train", data=[b"a", "dög".encode("latin-1"), b"c"], dtype=h5py.string_dtype())
+    dataset = dataset_h5(tmp_path / "latin.h5")
+    assert dataset[0][1] == "a"
+    with pytest.raises(DecodeError, match=r"Row 1 of Y_train.*no UTF-8"):
+        dataset.read_batch([0, 1])
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "words"),
+    [
+        ((3,), h5py.vlen_dtype(h5py.vlen_dtype(np.uint8)), "rows of any length again"),
+        ((3,), h5py.vlen_dtype(np.dtype([("a", "f4"), ("b", "i2")])), "compounds of a, b"),
+        ((3,), h5py.vlen_dtype(np.dtype(">f4")), "Write them as native numbers"),
+        ((3, 2), h5py.vlen_dtype(np.float32), "array of lists of values.*one in each row"),
+        ((3, 2), h5py.string_dtype(), "array of texts.*one in each row"),
+        ((3,), np.dtype([("mean", "f4"), ("count", "i4")]), "compound values of mean, count"),
+    ],
+)
+def test_what_is_still_refused(tmp_path: Path, shape: tuple[int, ...], dtype: Any, words: str) -> None:
+    """On opening, with the reason."""
+    for name in ("X_train", "Y_train"):
+        with h5py.File(tmp_path / f"{name}.h5", "w") as file:
+            file["X_train" if name == "Y_train" else "Y_train"] = np.zeros(3)
+            file.create_dataset(name, shape, dtype)
+        with pytest.raises(PackFormatError, match=f"{name}.*{words}"):
+            dataset_h5(tmp_path / f"{name}.h5")
+
+
+def test_no_rows_and_rows_that_nobody_wrote(tmp_path: Path) -> None:
+    """An empty split reads as none; rows that were never written are empty."""
+    for count in (0, 3):
+        with h5py.File(tmp_path / f"{count}.h5", "w") as file:
+            file.create_dataset("X_train", (count,), h5py.vlen_dtype(np.float32))
+            file.create_dataset("Y_train", (count,), h5py.string_dtype())
+        for in_memory in (False, True):
+            dataset = dataset_h5(tmp_path / f"{count}.h5", in_memory=in_memory)
+            x, y = dataset.read_batch(range(count))
+            assert_rows(x, [np.zeros(0, np.float32)] * count)
+            assert y == [""] * count
+            assert "any number of float32" in repr(dataset)
+
+
+def test_frameworks_that_need_arrays_say_what_to_do(tmp_path: Path) -> None:
+    """Batches for Keras and TensorFlow are arrays: a transform must make them, and then they are read."""
+    path = write(tmp_path / "foreign.h5", rows_of("f4"))
+    with pytest.raises(OptionError, match=r"inputs.*texts or have any length.*whose transform"):
+        ArrayBatches(path, ArrayRequest(4))
+    with h5py.File(tmp_path / "named.h5", "w") as file:
+        file["X_train"], file["Y_train"] = np.zeros((4, 2), np.float32), NAMES[:4]
+    with pytest.raises(OptionError, match=r"targets.*texts or have any length.*target_transform"):
+        ArrayBatches(tmp_path / "named.h5", ArrayRequest(4))
+    batches = ArrayBatches(dataset_h5(path, len, target_transform=len), ArrayRequest(4, shuffle=False))
+    x, y = batches.read(0, 0)
+    assert x.tolist() == [len(row) for row in rows_of("f4")[:4]]
+    assert y.tolist() == [len(name) for name in NAMES[:4]]
+
+
+def test_heap_that_is_broken(tmp_path: Path) -> None:
+    """Rows whose values are overwritten by others' are an error that says the file is damaged."""
+    path = write(tmp_path / "foreign.h5", rows_of("f4", 2000), np.arange(2000))
+    dataset = dataset_h5(path)
+    with h5py.File(path) as file:
+        start = file["X_train"].id.get_offset() + file["X_train"].id.get_storage_size()
+    dataset.read_batch([0])
+    with open(path, "r+b") as file:
+        file.seek(start)
+        file.write(b"\xff" * (path.stat().st_size - start))
+    dataset.close()
+    with pytest.raises(DamagedPackError):
+        dataset.read_batch(range(2000))
+
+
+def test_what_such_a_file_is_called(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The look at a file tells rows of any length and texts, and about how much room they take."""
+    path = write(tmp_path / "foreign.h5", rows_of("f4"))
+    info = read_info(path).split("train")
+    assert info.x.nbytes == pytest.approx(sum(row.nbytes for row in rows_of("f4")), abs=COUNT)
+    print_description(describe_file(path))
+    shown = capsys.readouterr().out
+    assert "any number of values" in shown
+    assert "a text" in shown
+
+
+def test_packing_them_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    """A pack holds rows of one shape; the message says how such a file is read instead."""
+    write(tmp_path / "foreign.h5", rows_of("f4"))
+    with pytest.raises(LayoutError, match=r"any number of float32 values.*dataset_h5"):
+        pack_dataset(tmp_path / "foreign.h5", tmp_path / "packed.h5")
+    assert not (tmp_path / "packed.h5").exists()
