@@ -149,12 +149,13 @@ def batch_of(dataset: dataset_h5, x: Any, y: Any, ragged: Ragged) -> tuple[Any, 
         return input_tensors(x, ragged), target_tensors(y, ragged)
     samples = [dataset.sample(*parts) for parts in zip(x, y, strict=True)]
     xs, ys = (list(side) for side in zip(*samples, strict=True))
-    listed_x = dataset.transform is None and _is_ragged(x)
-    listed_y = dataset.reader.has_boxes or (dataset.target_transform is None and _is_ragged(y))
-    return (
-        _ragged(_tensors(xs), ragged) if listed_x else default_collate(xs),
-        _ragged(_tensors(ys), ragged) if listed_y else default_collate(ys),
-    )
+    made_x = input_tensors(xs, ragged) if dataset.transform is None and _is_ragged(x) else default_collate(xs)
+    if dataset.reader.has_boxes:
+        # A target_transform may have made something else of the dicts; that is handed on as it is.
+        are_boxes = all(isinstance(target, dict) for target in ys)
+        return made_x, target_tensors(ys, ragged if are_boxes else "list")
+    stay = dataset.target_transform is None and _is_ragged(y)
+    return made_x, target_tensors(ys, ragged) if stay else default_collate(ys)
 
 
 def _is_ragged(values: Any) -> bool:
@@ -203,11 +204,11 @@ def _tensors(values: list[Any]) -> list[Any]:
 
 
 def _ragged(rows: list[Any], ragged: Ragged) -> Any:
-    # A target_transform may have made something else of the dicts; that is handed on as it is, as masks and texts are.
     if ragged == "list":
         return rows
     if all(isinstance(row, dict) for row in rows):
         return pad_targets(rows)
+    # Images and masks of their own sizes, and texts, stay a list.
     return pad_values(rows) if all(isinstance(row, torch.Tensor) and row.dim() == 1 for row in rows) else rows
 
 
