@@ -70,8 +70,8 @@ $(VENV)/.installed: pyproject.toml constraints.txt | $(VENV)/bin/pip
 
 # Beside the rest, because it is large and the demo does without.
 $(VENV)/.large: pyproject.toml constraints.txt $(VENV)/.installed
-	@echo "Installing Keras, its backends, Arrow, Lightning and Accelerate into $(VENV) ..."
-	@$(VENV)/bin/python $(PIP_INSTALL) --group keras --group arrow --group frameworks
+	@echo "Installing Keras, its backends, Arrow, Lightning, Accelerate and JupyterLab into $(VENV) ..."
+	@$(VENV)/bin/python $(PIP_INSTALL) --group keras --group arrow --group frameworks --group notebooks --group site
 	@touch $@
 
 # Without torch, so that the tests show what works without it.
