@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from colabstage.pack.run import pack_dataset
     from colabstage.stage.dataset import StagedDataset
     from colabstage.stage.publish import publish_file
+    from colabstage.stage.restore import restore_file
     from colabstage.stage.run import plan_stage, stage_dataset
 
     __version__: str
@@ -52,6 +53,7 @@ __all__ = [
     "profile_loader",
     "publish_file",
     "refresh_drive",
+    "restore_file",
     "stage_dataset",
     "to_keras",
     "to_tf_data",
@@ -77,6 +79,7 @@ _HOMES = {
     "profile_loader": "diagnose.profile",
     "publish_file": "stage.publish",
     "refresh_drive": "machine.drive",
+    "restore_file": "stage.restore",
     "stage_dataset": "stage.run",
     "to_keras": "load.frameworks.keras",
     "to_tf_data": "load.frameworks.tensorflow",

@@ -25,6 +25,7 @@ from colabstage.pack.report import PackReport
 from colabstage.stage.dataset import StagedDataset
 from colabstage.stage.plan import StagePlan
 from colabstage.stage.publish import PublishReport
+from colabstage.stage.restore import RestoreReport
 from colabstage.stage.report import StageReport
 
 
@@ -107,6 +108,7 @@ def packing_and_publishing() -> None:
     """The halves of staging that are usable alone."""
     assert_type(colabstage.pack_dataset("photos", "photos.h5", overwrite=True), PackReport)
     assert_type(colabstage.publish_file(Path("model.pt"), "/content/drive/MyDrive"), PublishReport)
+    assert_type(colabstage.restore_file("/content/drive/MyDrive/model.pt", overwrite=True), RestoreReport)
 
 
 def fetching() -> None:
