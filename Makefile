@@ -27,7 +27,7 @@ help: ## show these lines
 demo: $(VENV)/.installed $(VENV)/.fuse ## train from a simulated Drive, straight and staged; prints the comparison
 	$(VENV)/bin/colabstage demo
 
-test: $(VENV)/.installed $(VENV)/.large $(VENV)/.fuse python313 ## all tests on Python 3.11, those without torch also on 3.13
+test: $(VENV)/.installed $(VENV)/.large $(VENV)/.fuse $(VENV)/.browser $(VENV)/.ipywidgets7 python313 ## all tests on Python 3.11, those without torch also on 3.13
 	@$(VENV)/bin/python scripts/run_tests.py
 
 check: $(VENV)/.installed ## format, lint, types, floors, tests, then a smoke test of the built wheel
@@ -82,6 +82,17 @@ $(VENV313)/.installed: pyproject.toml constraints.txt | $(VENV313)/bin/pip
 
 python313:
 	@if bash scripts/find_python.sh 3.13 >/dev/null; then $(MAKE) -s --no-print-directory $(VENV313)/.installed; fi
+
+# The widgets of Colab's image, beside those of the environment: their names are the same.
+$(VENV)/.ipywidgets7: constraints.txt | $(VENV)/.large
+	@echo "Installing ipywidgets 7.7 into $(VENV)/ipywidgets7 ..."
+	@rm -rf $(VENV)/ipywidgets7
+	@$(VENV)/bin/python -m pip install -qq --no-deps --target $(VENV)/ipywidgets7 'ipywidgets>=7.7,<7.8' ipython_genutils
+	@touch $@
+
+$(VENV)/.browser: scripts/setup_browser.sh | $(VENV)/bin/pip
+	@bash scripts/setup_browser.sh
+	@touch $@
 
 $(VENV)/.fuse: scripts/setup_fuse.sh | $(VENV)/bin/pip
 	@bash scripts/setup_fuse.sh
