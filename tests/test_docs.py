@@ -21,7 +21,7 @@ from colabstage.h5.info import read_info
 from colabstage.simulate.colab import simulated_colab
 from colabstage.simulate.drive import SimulatedDrive
 from colabstage.simulate.knobs import DriveKnobs
-from colabstage.ui.cli import app
+from colabstage.ui.cli.app import app
 from tests.pages import DOCS, README, Block, anchors, blocks, links
 from tests.pictures import make_picture, write_photos
 

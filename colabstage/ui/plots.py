@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from colabstage.ui.demo_train import Training
+    from colabstage.ui.demo.train import Training
 
 _INK = "#1f2933"
 _MUTED = "#66727f"

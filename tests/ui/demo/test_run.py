@@ -17,9 +17,9 @@ from PIL import Image
 
 from colabstage.simulate.knobs import DriveKnobs
 from colabstage.stage.report import StageReport
-from colabstage.ui.demo import DemoResult, DemoSize, Session, broken_claims
-from colabstage.ui.demo_data import SIDE, write_digits
-from colabstage.ui.demo_train import Epoch, FolderOfImages, Training, stock_loader
+from colabstage.ui.demo.data import SIDE, write_digits
+from colabstage.ui.demo.run import DemoResult, DemoSize, Session, broken_claims
+from colabstage.ui.demo.train import Epoch, FolderOfImages, Training, stock_loader
 from colabstage.ui.plots import draw_sessions
 from tests.ui.conftest import COMMAND, practice_environment
 

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from colabstage.ui import options as o
-from colabstage.ui.outcome import exit_codes, fail, print_json
+from colabstage.ui.cli import options as o
+from colabstage.ui.cli.outcome import exit_codes, fail, print_json
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

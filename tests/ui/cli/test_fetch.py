@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from colabstage.simulate.http_server import WebServer
-from tests.ui.test_cli import reason, result
+from tests.ui.conftest import reason, result
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from colabstage.ui import options as o
-from colabstage.ui.outcome import exit_codes, print_json, shows_progress
+from colabstage.ui.cli import options as o
+from colabstage.ui.cli.outcome import exit_codes, print_json, shows_progress
 
 
 def fetch(

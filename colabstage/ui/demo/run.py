@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from colabstage.stage.dataset import StagedDataset
     from colabstage.stage.report import StageReport
     from colabstage.trees.tree import Tree
-    from colabstage.ui.demo_machines import Machine, Machines
-    from colabstage.ui.demo_report import Narrator
-    from colabstage.ui.demo_train import Training
+    from colabstage.ui.demo.machines import Machine, Machines
+    from colabstage.ui.demo.report import Narrator
+    from colabstage.ui.demo.train import Training
 
 _PACKAGES = {"torch": "torch", "sklearn": "scikit-learn", "matplotlib": "matplotlib"}
 # Imported beforehand, so that no session pays for it.
@@ -129,7 +129,7 @@ def run_demo(size: DemoSize, *, out: Path, time_scale: float, narrator: Narrator
     make_folder(out)
     for name in _MODULES:
         import_module(name)
-    from colabstage.ui.demo_train import one_thread
+    from colabstage.ui.demo.train import one_thread
     from colabstage.ui.plots import draw_sessions
 
     with tempfile.TemporaryDirectory(prefix="colabstage-demo-") as home, one_thread():
@@ -155,8 +155,8 @@ def _check_packages() -> None:
 
 def _run_sessions(size: DemoSize, time_scale: float, home: Path, chart: Path, narrator: Narrator) -> DemoResult:
     from colabstage.simulate.drive import fuse_problem
-    from colabstage.ui.demo_data import write_digits
-    from colabstage.ui.demo_machines import mounted_machines, throttled_machines
+    from colabstage.ui.demo.data import write_digits
+    from colabstage.ui.demo.machines import mounted_machines, throttled_machines
 
     written: list[tuple[int, int]] = []
     problem = fuse_problem()
@@ -186,7 +186,7 @@ class _Demo:
 
     def train_straight(self) -> Session:
         """Train as people do who know no better."""
-        from colabstage.ui.demo_train import stock_loader, train
+        from colabstage.ui.demo.train import stock_loader, train
 
         with self.machines.fresh() as machine:
             workers = f"{machine.workers} workers" if machine.workers else "no workers"
@@ -207,7 +207,7 @@ class _Demo:
         """Stage, then train; then wait for the upload of the pack, and return how long that took as well."""
         import torch
 
-        from colabstage.ui.demo_train import BATCH_SIZE, train
+        from colabstage.ui.demo.train import BATCH_SIZE, train
 
         self.narrator.begin(f"{title}: stage_dataset('…/MyDrive/digits', color_mode='grayscale')")
         with self.machines.fresh() as machine:

@@ -8,7 +8,7 @@ import pytest
 import typer
 
 from colabstage.errors import ColabstageError, OptionError, SourceNotFoundError
-from colabstage.ui.outcome import exit_codes, in_shell_words
+from colabstage.ui.cli.outcome import exit_codes, in_shell_words
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from colabstage.ui import options as o  # noqa: TC001 - typer looks the annotations up
-from colabstage.ui.outcome import exit_codes, fail, print_json, shows_progress
+from colabstage.ui.cli import options as o  # noqa: TC001 - typer looks the annotations up
+from colabstage.ui.cli.outcome import exit_codes, fail, print_json, shows_progress
 
 if TYPE_CHECKING:
     from colabstage.diagnose.gpu.monitor import GpuMonitor

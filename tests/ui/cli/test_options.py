@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import typer
 
-from colabstage.ui.options import read_cache_dir, read_fractions, read_image_size
+from colabstage.ui.cli.options import read_cache_dir, read_fractions, read_image_size
 
 
 @pytest.mark.parametrize(

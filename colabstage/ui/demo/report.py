@@ -9,8 +9,8 @@ from colabstage.units import format_bytes, format_duration, format_rate
 
 if TYPE_CHECKING:
     from colabstage.simulate.knobs import DriveKnobs
-    from colabstage.ui.demo import DemoResult, DemoSize
-    from colabstage.ui.demo_train import Epoch, Training
+    from colabstage.ui.demo.run import DemoResult, DemoSize
+    from colabstage.ui.demo.train import Epoch, Training
 
 # As wide as the table; for streams that have no width of their own.
 _WIDTH = 120

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
-from colabstage.ui import options as o
-from colabstage.ui.cli_cache import cache
-from colabstage.ui.cli_diagnose import compare, doctor, gpu
-from colabstage.ui.cli_fetch import extract, fetch
-from colabstage.ui.cli_profile import profile
-from colabstage.ui.outcome import exit_codes, fail, print_json, shows_progress
+from colabstage.ui.cli import options as o
+from colabstage.ui.cli.cache import cache
+from colabstage.ui.cli.diagnose import compare, doctor, gpu
+from colabstage.ui.cli.fetch import extract, fetch
+from colabstage.ui.cli.outcome import exit_codes, fail, print_json, shows_progress
+from colabstage.ui.cli.profile import profile
 
 if TYPE_CHECKING:
     from colabstage.stage.dataset import StagedDataset
@@ -32,8 +32,8 @@ app = typer.Typer(
 )
 
 
-def main() -> None:
-    """Run the command line and exit: 0 done, 1 the work failed, 2 wrong arguments, 130 interrupted."""
+def run() -> None:
+    """Run the command line and exit."""
     for stream in (sys.stdout, sys.stderr):
         # File names need not be text that the terminal can show.
         if hasattr(stream, "reconfigure"):
@@ -183,7 +183,7 @@ def info(file: o.PackFile, as_json: o.AsJson = False, debug: o.Debug = False) ->
       colabstage info data.h5 --json
     """
     with exit_codes(debug=debug):
-        from colabstage.ui.describe import describe_file, print_description
+        from colabstage.ui.cli.describe import describe_file, print_description
 
         described = describe_file(file)
         if as_json:
@@ -203,7 +203,7 @@ def verify(file: o.PackFile, as_json: o.AsJson = False, debug: o.Debug = False) 
     """
     with exit_codes(debug=debug):
         from colabstage.progress import resolve_progress
-        from colabstage.ui.verifying import verify_file
+        from colabstage.ui.cli.verifying import verify_file
 
         found = verify_file(file, progress=resolve_progress(shows_progress()))
         if as_json:
@@ -236,8 +236,8 @@ def demo(
       colabstage demo --out results --time-scale 0.5
     """
     with exit_codes(debug=debug):
-        from colabstage.ui.demo import FULL, QUICK, run_demo
-        from colabstage.ui.demo_report import Narrator
+        from colabstage.ui.demo.report import Narrator
+        from colabstage.ui.demo.run import FULL, QUICK, run_demo
 
         stream: TextIO = sys.stderr if as_json else sys.stdout
         result = run_demo(QUICK if quick else FULL, out=out, time_scale=time_scale, narrator=Narrator(stream))
@@ -254,6 +254,3 @@ app.command()(compare)
 app.command()(gpu)
 app.command()(profile)
 app.add_typer(cache)
-
-if __name__ == "__main__":
-    main()

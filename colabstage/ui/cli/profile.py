@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from colabstage.ui import options as o  # noqa: TC001 - typer looks the annotations up
-from colabstage.ui.outcome import exit_codes, print_json
+from colabstage.ui.cli import options as o  # noqa: TC001 - typer looks the annotations up
+from colabstage.ui.cli.outcome import exit_codes, print_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -9,7 +9,7 @@ import shutil
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from colabstage.ui.demo_train import FolderOfImages, ImagesOfTree
+from colabstage.ui.demo.train import FolderOfImages, ImagesOfTree
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from colabstage.simulate.colab import SimulatedColab
     from colabstage.simulate.knobs import DriveKnobs
     from colabstage.trees.tree import Tree
-    from colabstage.ui.demo_train import GreyImages
+    from colabstage.ui.demo.train import GreyImages
 
 _FLUSH_TIMEOUT_S = 300.0
 

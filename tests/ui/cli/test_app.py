@@ -17,22 +17,7 @@ import h5py
 import numpy as np
 import pytest
 
-from tests.ui.conftest import COMMAND, Done, Run, practice_environment, write_images
-
-
-def reason(done: Done, code: int) -> str:
-    """The one line on stderr of a command that ended with `code`, without its beginning."""
-    assert done.returncode == code, done.stderr
-    lines = done.stderr.splitlines()
-    assert len(lines) == 1, done.stderr
-    assert lines[0].startswith("colabstage: ")
-    return lines[0].removeprefix("colabstage: ")
-
-
-def result(done: Done) -> Any:
-    """The JSON on stdout of a command that went well and said nothing else."""
-    assert (done.returncode, done.stderr) == (0, "")
-    return json.loads(done.stdout)
+from tests.ui.conftest import COMMAND, Run, practice_environment, reason, result, write_images
 
 
 def damage(path: Path, offset: int) -> None:

@@ -1,0 +1,10 @@
+"""The command `colabstage`: `main` is what the installed command and `python -m colabstage` call."""
+
+from __future__ import annotations
+
+
+def main() -> None:
+    """Run the command line and exit: 0 done, 1 the work failed, 2 wrong arguments, 130 interrupted."""
+    from colabstage.ui.cli.app import run
+
+    run()
