@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from colabstage.diagnose.page import new_figure
+from colabstage.diagnose.drawing import new_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
