@@ -41,6 +41,7 @@ check: $(VENV)/.installed ## format, lint, types, floors, tests, then a smoke te
 format: $(VENV)/.installed ## put the code into the house's format
 	$(VENV)/bin/ruff format .
 	$(VENV)/bin/ruff check --fix .
+	$(VENV)/bin/python scripts/clean_notebooks.py
 
 smoke: $(VENV)/.installed $(VENV_WHEEL)/bin/pip ## the smoke tests against the built wheel, from an empty folder
 	@bash scripts/smoke_wheel.sh $(VENV) $(VENV_WHEEL)

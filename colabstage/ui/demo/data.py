@@ -2,37 +2,15 @@
 
 from __future__ import annotations
 
-import io
 import zipfile
 from typing import TYPE_CHECKING
+
+from colabstage.simulate.digits import digit_files
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    import numpy as np
-    from numpy.typing import NDArray
-
-# The digits are 8x8 with 17 shades; enlarged so that a JPEG of one is worth the name.
 SIDE = 64
-_SHADES = 16
-_TEST_FRACTION = 0.2
-
-
-def read_digits(images: int | None) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """The first so many digits.
-
-    Args:
-        images: how many; `None` for all 1,797.
-
-    Returns:
-        `(images, labels)`: uint8 `(N, 8, 8)` from 0 to 255, int64 `(N,)`.
-    """
-    import numpy as np
-    from sklearn.datasets import load_digits
-
-    pixels, labels = load_digits(return_X_y=True)
-    shades = np.rint(pixels.reshape(-1, 8, 8) * (255 / _SHADES)).astype(np.uint8)
-    return shades[:images], labels[:images].astype(np.int64)
 
 
 def write_digits(drive: Path, *, images: int | None, seed: int) -> tuple[int, int]:
@@ -46,28 +24,12 @@ def write_digits(drive: Path, *, images: int | None, seed: int) -> tuple[int, in
     Returns:
         Number and bytes of the JPEG files.
     """
-    import numpy as np
-
-    shades, labels = read_digits(images)
-    order = np.random.default_rng(seed).permutation(len(labels))
-    in_test = set(order[: round(len(labels) * _TEST_FRACTION)].tolist())
-    nbytes = 0
+    sizes = []
     with zipfile.ZipFile(drive / "digits.zip", "w") as archive:
-        for number, (picture, label) in enumerate(zip(shades, labels, strict=True)):
-            split = "test" if number in in_test else "train"
-            name = f"digits/{split}/{label}/{number:04}.jpg"
-            data = _as_jpeg(picture)
+        for name, data in digit_files(images=images, seed=seed, side=SIDE):
             path = drive / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(data)
             archive.writestr(name, data)
-            nbytes += len(data)
-    return len(labels), nbytes
-
-
-def _as_jpeg(picture: NDArray[np.uint8]) -> bytes:
-    from PIL import Image
-
-    buffer = io.BytesIO()
-    Image.fromarray(picture).resize((SIDE, SIDE), Image.Resampling.BICUBIC).save(buffer, "jpeg", quality=90)
-    return buffer.getvalue()
+            sizes.append(len(data))
+    return len(sizes), sum(sizes)
