@@ -17,7 +17,7 @@ from colabstage.fileops import atomic_path, make_folder, sweep_orphans
 from colabstage.h5.manifest import damaged_blocks, manifest_path, read_manifest
 from colabstage.machine.drive import drive_root
 from colabstage.machine.resources import check_space, usable_cores
-from colabstage.progress import Cancellation, resolve_progress
+from colabstage.progress import cancellation_of, resolve_progress
 from colabstage.retry import RetryPolicy
 from colabstage.stage.publish import previous_path
 from colabstage.units import format_bytes
@@ -127,7 +127,7 @@ def _bring(version: Path, manifest: Manifest, target: Path, progress: Progress, 
             block_bytes=manifest.block_bytes,
             expected=manifest.hashes,
             step=step,
-            cancellation=Cancellation(),
+            cancellation=cancellation_of(progress),
             policy=RetryPolicy(),
         )
 
