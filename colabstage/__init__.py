@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from colabstage.stage.publish import publish_file
     from colabstage.stage.restore import restore_file
     from colabstage.stage.run import plan_stage, stage_dataset
+    from colabstage.ui.notebook.browse.widget import browse_dataset
 
     __version__: str
 
@@ -40,6 +41,7 @@ __all__ = [
     "LoaderProfile",
     "StagedDataset",
     "autotune_loader",
+    "browse_dataset",
     "compare_sources",
     "dataset_h5",
     "doctor",
@@ -66,6 +68,7 @@ _HOMES = {
     "LoaderProfile": "diagnose.report",
     "StagedDataset": "stage.dataset",
     "autotune_loader": "diagnose.autotune",
+    "browse_dataset": "ui.notebook.browse.widget",
     "compare_sources": "diagnose.compare.run",
     "dataset_h5": "load.dataset",
     "doctor": "diagnose.health.doctor",
