@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+
 
 def main() -> None:
     """Run the command line and exit: 0 done, 1 the work failed, 2 wrong arguments, 130 interrupted."""
-    from colabstage.ui.cli.app import run
+    try:
+        from colabstage.ui.cli.app import run
 
-    run()
+        run()
+    except KeyboardInterrupt:  # while it was still being loaded
+        print("colabstage: Interrupted. Nothing was changed.", file=sys.stderr)
+        sys.exit(130)

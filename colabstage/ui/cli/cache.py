@@ -7,33 +7,30 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from colabstage.ui.cli import options as o
-from colabstage.ui.cli.outcome import exit_codes, fail, print_json
+from colabstage.ui.cli.completing import complete_kept, complete_words
+from colabstage.ui.cli.outcome import NOTHING_DONE, exit_codes, fail, print_json
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from colabstage.stage.purge import StoredDataset
 
-cache = typer.Typer(
-    name="cache", no_args_is_help=True, help="List and remove what is kept on this machine and in the cache."
-)
 
-
-@cache.command("list")
 def list_(
     local_dir: o.LocalDir = None,
     cache_dir: o.CacheDir = "auto",
     as_json: o.AsJson = False,
     debug: o.Debug = False,
 ) -> None:
-    """List the datasets on this machine and in the cache, with their sources, sizes and rows.
+    """List the datasets on this machine and in the cache.
 
-    \b
+    Each with its source, size and rows.
+
     Examples:
       colabstage cache list
       colabstage cache list --cache-dir /content/drive/MyDrive/colabstage --json
     """
-    with exit_codes(debug=debug):
+    with exit_codes(debug=debug, kept=NOTHING_DONE):
         from colabstage.stage.purge import list_datasets
 
         found = list_datasets(local_dir=local_dir, cache_dir=o.read_cache_dir(cache_dir))
@@ -43,32 +40,40 @@ def list_(
             print("\n".join(map(str, found)) or "Nothing is kept.")
 
 
-@cache.command()
 def purge(
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="NAME…", show_default=False, help="As cache list shows them.")
+        list[str] | None,
+        typer.Argument(
+            metavar="NAME…", show_default=False, autocompletion=complete_kept, help="As cache list shows them."
+        ),
     ] = None,
     *,
     older_than: Annotated[
         float | None,
         typer.Option("--older-than", metavar="DAYS", min=0.0, show_default=False, help="Not written since so long."),
     ] = None,
-    everything: Annotated[bool, typer.Option("--all", help="All that colabstage keeps.")] = False,
+    everything: Annotated[bool, typer.Option("--all", metavar="", help="All that colabstage keeps.")] = False,
     only: Annotated[
         Literal["here", "cache"] | None,
-        typer.Option("--only", metavar="here|cache", parser=o.read_place, show_default=False, help="Only there."),
+        typer.Option(
+            "--only",
+            metavar="here|cache",
+            parser=o.read_place,
+            autocompletion=complete_words("here", "cache"),
+            show_default=False,
+            help="Only there.",
+        ),
     ] = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Remove; without it, only say what would go.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", metavar="", help="Remove; without it, only say what would go.")] = False,
     local_dir: o.LocalDir = None,
     cache_dir: o.CacheDir = "auto",
     as_json: o.AsJson = False,
     debug: o.Debug = False,
 ) -> None:
-    """Remove datasets that colabstage keeps, and nothing else; without --yes it only says which.
+    """Remove datasets that colabstage keeps, and nothing else.
 
-    What runs that died have left unfinished goes with them.
+    Without --yes it only says which. What runs that died have left unfinished goes with them.
 
-    \b
     Examples:
       colabstage cache purge photos-1f2e3d4c
       colabstage cache purge --older-than 30 --only cache --yes

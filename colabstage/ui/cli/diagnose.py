@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from colabstage.ui.cli import options as o  # noqa: TC001 - typer looks the annotations up
-from colabstage.ui.cli.outcome import exit_codes, fail, print_json, shows_progress
+from colabstage.ui.cli.outcome import NOTHING_DONE, NOTHING_LEFT, exit_codes, fail, print_json, shows_progress
 
 if TYPE_CHECKING:
     from colabstage.diagnose.gpu.monitor import GpuMonitor
@@ -29,23 +29,22 @@ def doctor(
     ] = None,
     batch_size: Annotated[int, typer.Option("--batch-size", metavar="N", min=1, help="Of that loader.")] = 64,
     timeout: Annotated[
-        float, typer.Option("--timeout", metavar="SECONDS", min=0.1, help="How long a mount may take to answer.")
+        float, typer.Option("--timeout", metavar="S", min=0.1, help="How long a mount may take to answer.")
     ] = 10.0,
     as_json: o.AsJson = False,
     debug: o.Debug = False,
 ) -> None:
-    """Find out what is wrong here, and what to do: platform, disk, mounts, versions, memory, GPU, a dataset's place.
+    """Find out what is wrong here, and what to do.
 
-    Ends with 1 where something is broken, with 0 where something merely costs
-    time. Nothing is changed, and a mount that hangs does not hang it.
+    It looks at the platform, disk, mounts, versions, memory, GPU, and a dataset's place. It ends with 1 where something
+    is broken, with 0 where something merely costs time. Nothing is changed, and a mount that hangs does not hang it.
 
-    \b
     Examples:
       colabstage doctor
       colabstage doctor /content/drive/MyDrive/photos --workers 4
       colabstage doctor photos.h5 --json
     """
-    with exit_codes(debug=debug):
+    with exit_codes(debug=debug, kept=NOTHING_DONE):
         from colabstage.diagnose.health.doctor import doctor as look
 
         report = look(path, num_workers=workers, batch_size=batch_size, timeout_s=timeout)
@@ -66,23 +65,23 @@ def compare(
     encoding: o.Encoded = "auto",
     samples: Annotated[int, typer.Option("--samples", metavar="N", min=1, help="Images at the most.")] = 500,
     workers: Annotated[int, typer.Option("--workers", metavar="N", min=1, help="That read files at once.")] = 2,
-    seconds: Annotated[float, typer.Option("--seconds", min=0.1, help="About how long it may take.")] = 60.0,
+    seconds: Annotated[
+        float, typer.Option("--seconds", metavar="S", min=0.1, help="About how long it may take.")
+    ] = 60.0,
     local_dir: o.LocalDir = None,
     as_json: o.AsJson = False,
     debug: o.Debug = False,
 ) -> None:
-    """Measure with your own images what staging them would change, in about a minute.
+    """Measure with your own images what staging would change.
 
-    The same images are read from where they lie, from copies on the local
-    disk, and from a pack. Nothing is written to where they lie, and nothing
-    stays here.
+    The same images are read from where they lie, from copies on the local disk, and from a pack: in about a minute.
+    Nothing is written to where they lie, and nothing stays here.
 
-    \b
     Examples:
       colabstage compare /content/drive/MyDrive/photos --image-size 224x224
       colabstage compare photos.zip --seconds 20 --json
     """
-    with exit_codes(debug=debug):
+    with exit_codes(debug=debug, kept=NOTHING_LEFT):
         from colabstage.diagnose.compare.run import compare_sources
 
         found = compare_sources(
@@ -104,21 +103,20 @@ def compare(
 
 def gpu(
     *,
-    seconds: Annotated[float, typer.Option("--seconds", metavar="N", min=0.1, help="How long to watch.")] = 10.0,
-    interval: Annotated[
-        float, typer.Option("--interval", metavar="SECONDS", min=0.05, help="Between two samples.")
-    ] = 0.5,
+    seconds: Annotated[float, typer.Option("--seconds", metavar="S", min=0.1, help="How long to watch.")] = 10.0,
+    interval: Annotated[float, typer.Option("--interval", metavar="S", min=0.05, help="Between two samples.")] = 0.5,
     as_json: o.AsJson = False,
     debug: o.Debug = False,
 ) -> None:
-    """Watch the NVIDIA GPUs for a while, and say how busy they are; Ctrl-C ends it early.
+    """Watch the NVIDIA GPUs, and say how busy they are.
 
-    \b
+    Ctrl-C ends it early, with what was seen until then.
+
     Examples:
       colabstage gpu
       colabstage gpu --seconds 60 --json
     """
-    with exit_codes(debug=debug):
+    with exit_codes(debug=debug, kept=NOTHING_DONE):
         from colabstage.diagnose.gpu.monitor import GpuMonitor
         from colabstage.machine.gpu import PROGRAM
 
@@ -142,7 +140,7 @@ def _ignore(_: str) -> None:
 def _follow(monitor: GpuMonitor, seconds: float) -> None:
     """Wait, with a line on the terminal that follows along."""
     deadline = time.monotonic() + seconds
-    shown = sys.stderr.isatty()
+    shown = shows_progress()
     try:
         while monitor.problem is None and (left := deadline - time.monotonic()) > 0:
             time.sleep(min(_REDRAW_S, left))

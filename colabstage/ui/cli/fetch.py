@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from colabstage.ui.cli import options as o
+from colabstage.ui.cli.completing import complete_files
 from colabstage.ui.cli.outcome import exit_codes, print_json, shows_progress
 
 
@@ -24,6 +25,7 @@ def fetch(
         typer.Argument(
             metavar="TARGET",
             show_default=False,
+            autocompletion=complete_files,
             help="The file or folder to make; one file may go into a folder that exists.",
         ),
     ],
@@ -36,11 +38,11 @@ def fetch(
     as_json: o.AsJson = False,
     debug: o.Debug = False,
 ) -> None:
-    """Bring a file, or a folder of them, to this disk: verified, resumed after an interruption, never half.
+    """Bring a file, or a folder of them, to this disk.
 
-    An archive stays an archive. When nothing has changed since, it is done at once.
+    Verified, resumed after an interruption, never half. An archive stays an archive. When nothing has changed since, it
+    is done at once.
 
-    \b
     Examples:
       colabstage fetch https://example.org/photos.zip photos.zip --hash sha256:…
       colabstage fetch s3://bucket/train train
@@ -57,16 +59,25 @@ def fetch(
 
 
 def extract(
-    archive: Annotated[Path, typer.Argument(metavar="ARCHIVE", show_default=False, help="A zip, tar, 7z, rar or gz.")],
-    target: Annotated[Path, typer.Argument(metavar="TARGET", show_default=False, help="The folder to make.")],
+    archive: Annotated[
+        Path,
+        typer.Argument(
+            metavar="ARCHIVE", show_default=False, autocompletion=complete_files, help="A zip, tar, 7z, rar or gz."
+        ),
+    ],
+    target: Annotated[
+        Path,
+        typer.Argument(metavar="TARGET", show_default=False, autocompletion=complete_files, help="The folder to make."),
+    ],
     *,
     overwrite: o.Overwrite = False,
     as_json: o.AsJson = False,
     debug: o.Debug = False,
 ) -> None:
-    """Extract an archive into a folder of its own: in parallel, all or nothing, refused whole where it is unsafe.
+    """Extract an archive into a folder of its own.
 
-    \b
+    In parallel, all or nothing, and refused whole where a member's name is unsafe.
+
     Examples:
       colabstage extract photos.zip photos
       colabstage extract photos.tar.zst photos --overwrite --json

@@ -11,6 +11,7 @@ import typer
 
 from colabstage.images.options import ColorMode, Resize
 from colabstage.stage.request import Keep, Verify
+from colabstage.ui.cli.completing import complete_files, complete_layouts, complete_words
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -70,7 +71,12 @@ def _one_of(words: tuple[_Word, ...]) -> Callable[[str], _Word]:
 
 def _choice(option: str, words: tuple[str, ...], text: str, panel: str) -> typer.models.OptionInfo:
     info: typer.models.OptionInfo = typer.Option(
-        option, parser=_one_of(words), metavar="|".join(words), help=text, rich_help_panel=panel
+        option,
+        parser=_one_of(words),
+        metavar="|".join(words),
+        autocompletion=complete_words(*words),
+        help=text,
+        rich_help_panel=panel,
     )
     return info
 
@@ -89,9 +95,19 @@ Source = Annotated[
 LocalSource = Annotated[
     str, typer.Argument(metavar="SOURCE", show_default=False, help="A folder, or a zip or tar; may be on a Drive.")
 ]
-PackFile = Annotated[Path, typer.Argument(metavar="FILE", show_default=False, help="The HDF5 file.")]
+PackFile = Annotated[
+    Path,
+    typer.Argument(metavar="FILE", show_default=False, autocompletion=complete_files, help="The HDF5 file."),
+]
 Layout = Annotated[
-    str, typer.Option("--layout", help="How files become samples; auto finds out.", rich_help_panel=_IMAGES)
+    str,
+    typer.Option(
+        "--layout",
+        metavar="NAME",
+        autocompletion=complete_layouts,
+        help="How files become samples; auto finds out.",
+        rich_help_panel=_IMAGES,
+    ),
 ]
 Size = Annotated[
     ImageSize | None,
@@ -115,6 +131,7 @@ Encoded = Annotated[
     typer.Option(
         "--encoding",
         metavar="auto|pixels|encoded|jpeg:Q",
+        autocompletion=complete_words("auto", "pixels", "encoded", "jpeg:90"),
         help="Decoded pixels, the files' own bytes, JPEGs of a quality, or what fits.",
         rich_help_panel=_IMAGES,
     ),
@@ -130,12 +147,15 @@ Splits = Annotated[
         rich_help_panel=_IMAGES,
     ),
 ]
-Seed = Annotated[int, typer.Option("--seed", help="Of the splits and of the row order.", rich_help_panel=_IMAGES)]
+Seed = Annotated[
+    int, typer.Option("--seed", metavar="N", help="Of the splits and of the row order.", rich_help_panel=_IMAGES)
+]
 Errors = Annotated[
     str,
     typer.Option(
         "--on-error",
         metavar="raise|skip|skip:P%",
+        autocompletion=complete_words("raise", "skip", "skip:1%"),
         help="What an image that cannot be decoded does.",
         rich_help_panel=_IMAGES,
     ),
@@ -166,6 +186,7 @@ AppendTo = Annotated[
         "--append-to",
         metavar="PACK",
         show_default=False,
+        autocompletion=complete_files,
         help="In place of OUT: write the samples beside this pack, as more of the same dataset.",
     ),
 ]
@@ -176,6 +197,7 @@ LocalDir = Annotated[
         "--local-dir",
         metavar="PATH",
         show_default=False,
+        autocompletion=complete_files,
         help="Where on the local disk. Without it: colabstage in the platform's fast folder.",
         rich_help_panel=_PLACES,
     ),
@@ -190,7 +212,8 @@ CacheDir = Annotated[
     ),
 ]
 Refresh = Annotated[
-    bool, typer.Option("--refresh", help="Stage again, whatever is here or cached.", rich_help_panel=_PLACES)
+    bool,
+    typer.Option("--refresh", metavar="", help="Stage again, whatever is here or cached.", rich_help_panel=_PLACES),
 ]
 Verifying = Annotated[
     Verify,
@@ -206,9 +229,11 @@ Hash = Annotated[
         rich_help_panel=_PLACES,
     ),
 ]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what stands at the target.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON, and nothing else, to stdout.")]
-Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback when something fails.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", metavar="", help="Replace what stands at the target.")]
+AsJson = Annotated[
+    bool, typer.Option("--json", metavar="", help="Print the result as JSON, and nothing else, to stdout.")
+]
+Debug = Annotated[bool, typer.Option("--debug", metavar="", help="Show the traceback when something fails.")]
 
 
 def read_cache_dir(text: str) -> str | Literal["auto"] | None:

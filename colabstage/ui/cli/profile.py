@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from colabstage.ui.cli import options as o  # noqa: TC001 - typer looks the annotations up
-from colabstage.ui.cli.outcome import exit_codes, print_json
+from colabstage.ui.cli.completing import complete_splits
+from colabstage.ui.cli.outcome import NOTHING_DONE, exit_codes, print_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -17,7 +18,9 @@ if TYPE_CHECKING:
 def profile(
     file: Annotated[str, typer.Argument(metavar="FILE", help="An HDF5 file, or a pattern for several.")],
     *,
-    split: Annotated[str, typer.Option("--split", metavar="NAME", help="Which split.")] = "train",
+    split: Annotated[
+        str, typer.Option("--split", metavar="NAME", autocompletion=complete_splits, help="Which split.")
+    ] = "train",
     batch_size: Annotated[int, typer.Option("--batch-size", metavar="N", min=1, help="Samples in a batch.")] = 64,
     step_ms: Annotated[
         float | None,
@@ -30,19 +33,22 @@ def profile(
         ),
     ] = None,
     seconds: Annotated[float, typer.Option("--seconds", metavar="S", min=0.1, help="How long to measure.")] = 10.0,
-    tune: Annotated[bool, typer.Option("--tune", help="Try strategies and numbers of workers instead.")] = False,
+    tune: Annotated[
+        bool, typer.Option("--tune", metavar="", help="Try strategies and numbers of workers instead.")
+    ] = False,
     as_json: o.AsJson = False,
     debug: o.Debug = False,
 ) -> None:
-    """Measure how fast a packed file is loaded here, and where the time goes.
+    """Measure how fast a packed file is loaded here.
 
-    \b
+    And where the time goes, and what to change.
+
     Examples:
       colabstage profile photos.h5
       colabstage profile photos.h5 --step-ms 20
       colabstage profile photos.h5 --tune --json
     """
-    with exit_codes(debug=debug):
+    with exit_codes(debug=debug, kept=NOTHING_DONE):
         from colabstage.load.dataset import dataset_h5
 
         dataset = dataset_h5(file, split=split)
