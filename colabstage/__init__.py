@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from colabstage.stage.restore import restore_file
     from colabstage.stage.run import plan_stage, stage_dataset
     from colabstage.ui.notebook.browse.widget import browse_dataset
+    from colabstage.ui.notebook.form.form import stage_form
 
     __version__: str
 
@@ -57,6 +58,7 @@ __all__ = [
     "refresh_drive",
     "restore_file",
     "stage_dataset",
+    "stage_form",
     "to_keras",
     "to_tf_data",
 ]
@@ -84,6 +86,7 @@ _HOMES = {
     "refresh_drive": "machine.drive",
     "restore_file": "stage.restore",
     "stage_dataset": "stage.run",
+    "stage_form": "ui.notebook.form.form",
     "to_keras": "load.frameworks.keras",
     "to_tf_data": "load.frameworks.tensorflow",
 }
