@@ -82,8 +82,9 @@ def fetch_files(
         TargetExistsError: something stands at `target` that `fetch_files` did not put there as it is.
         ChecksumMismatchError: all of it came, but it is another file; it is kept beside the target under a name of
             its own.
-        SourceNotFoundError, SourceAccessError, SourceReadError, SourceChangedError, WebPageError,
-            DriveDisconnectedError, DriveQuotaError: the source cannot be read.
+        SourceNotFoundError, SourceAccessError, SourceReadError, SourceChangedError: the source cannot be read.
+        WebPageError: a web page came in place of the data.
+        DriveDisconnectedError, DriveQuotaError: Drive is away, or refuses for now.
         MissingDependencyError: this kind of source needs a package; the message has the install line.
         NotEnoughSpaceError: it does not fit; raised before the first byte, with figures.
         TargetNotWritableError, OptionError: an argument cannot work.

@@ -94,9 +94,11 @@ def pack_dataset(
         progress: `True` for a bar, `False` for silence, or a `Progress`.
 
     Raises:
-        SourceNotFoundError, ArchiveError, LayoutError, DecodeError, OptionError, NotEnoughSpaceError,
-        TargetExistsError, TargetNotWritableError: nothing at `out` has changed.
+        SourceNotFoundError, ArchiveError, LayoutError, DecodeError: the source cannot be packed.
+        OptionError, NotEnoughSpaceError, TargetExistsError, TargetNotWritableError: it cannot be packed so, or there.
         WorkersLostError: the executor's workers died again and again, or fell silent.
+
+    Whatever is raised, nothing at `out` has changed.
     """
     options = PackOptions(
         layout=layout,

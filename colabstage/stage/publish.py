@@ -101,7 +101,8 @@ def publish_file(
             manifest of ours has the manifest's name.
         NotEnoughSpaceError, TargetNotWritableError, DriveDisconnectedError: the place failed.
         DamagedPackError: what was read back differs from what was written.
-        In each case nothing at `to` has changed.
+
+    Whatever is raised, nothing at `to` has changed.
     """
     source = Path(path)
     if not source.is_file():

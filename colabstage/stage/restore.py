@@ -72,7 +72,8 @@ def restore_file(
         SourceReadError, DriveDisconnectedError: the place failed; another version is not taken for that.
         NewerFormatError: a newer colabstage wrote the manifest.
         NotEnoughSpaceError, TargetNotWritableError: the copy could not be written.
-        In each case nothing at `to` has changed.
+
+    Whatever is raised, nothing at `to` has changed.
     """
     newest = Path(published)
     versions = [newest, previous_path(newest)]

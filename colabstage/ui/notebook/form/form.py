@@ -61,8 +61,7 @@ def stage_form(
 
     The form shows the line of Python that does the same, so it is for finding out; what is kept is that line.
 
-    Args:
-        The arguments of `stage_dataset` that can be written down: what the fields hold at first.
+    The arguments are those of `stage_dataset` that can be written down: what the fields hold at first.
 
     Raises:
         MissingDependencyError: ipywidgets is not installed.
