@@ -184,8 +184,8 @@ def plan_stage(request: StageRequest) -> StagePlan:
     Lists the source, and reads the headers of a few images where their size matters. What has to be downloaded before
     it can be looked at (a share link, a dataset of Kaggle's) is not.
 
-    The arguments are those of `stage_dataset`, without `wait`, `executor` and `progress`; so are the errors, for what can be
-    known beforehand.
+    The arguments are those of `stage_dataset`, without `wait`, `executor` and `progress`; so are the errors, for what
+    can be known beforehand.
     """
     with Staging(request, progress=NullProgress()) as staging:
         return staging.plan()
