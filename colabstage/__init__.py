@@ -32,6 +32,10 @@ if TYPE_CHECKING:
     from colabstage.stage.run import plan_stage, stage_dataset
     from colabstage.ui.notebook.browse.widget import browse_dataset
     from colabstage.ui.notebook.form.form import stage_form
+    from colabstage.ui.plots.classes import plot_class_balance
+    from colabstage.ui.plots.epochs import plot_epochs
+    from colabstage.ui.plots.sizes import plot_image_sizes
+    from colabstage.ui.plots.throughput import ThroughputRecorder, plot_throughput
 
     __version__: str
 
@@ -41,6 +45,7 @@ __all__ = [
     "GpuMonitor",
     "LoaderProfile",
     "StagedDataset",
+    "ThroughputRecorder",
     "autotune_loader",
     "browse_dataset",
     "compare_sources",
@@ -53,6 +58,10 @@ __all__ = [
     "mount_drive",
     "pack_dataset",
     "plan_stage",
+    "plot_class_balance",
+    "plot_epochs",
+    "plot_image_sizes",
+    "plot_throughput",
     "profile_loader",
     "publish_file",
     "refresh_drive",
@@ -69,6 +78,7 @@ _HOMES = {
     "GpuMonitor": "diagnose.gpu.monitor",
     "LoaderProfile": "diagnose.report",
     "StagedDataset": "stage.dataset",
+    "ThroughputRecorder": "ui.plots.throughput",
     "autotune_loader": "diagnose.autotune",
     "browse_dataset": "ui.notebook.browse.widget",
     "compare_sources": "diagnose.compare.run",
@@ -81,6 +91,10 @@ _HOMES = {
     "mount_drive": "machine.drive",
     "pack_dataset": "pack.run",
     "plan_stage": "stage.run",
+    "plot_class_balance": "ui.plots.classes",
+    "plot_epochs": "ui.plots.epochs",
+    "plot_image_sizes": "ui.plots.sizes",
+    "plot_throughput": "ui.plots.throughput",
     "profile_loader": "diagnose.profile",
     "publish_file": "stage.publish",
     "refresh_drive": "machine.drive",

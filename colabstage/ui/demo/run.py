@@ -23,11 +23,13 @@ if TYPE_CHECKING:
     from colabstage.ui.demo.machines import Machine, Machines
     from colabstage.ui.demo.report import Narrator
     from colabstage.ui.demo.train import Training
+    from colabstage.ui.plots.epochs import SessionTimes
 
 _PACKAGES = {"torch": "torch", "sklearn": "scikit-learn", "matplotlib": "matplotlib"}
 # Imported beforehand, so that no session pays for it.
 _MODULES = ("colabstage.load.loader", "colabstage.stage.run", "PIL.Image")
 _SEED = 0
+_CHART_DPI = 150
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,20 +132,28 @@ def run_demo(size: DemoSize, *, out: Path, time_scale: float, narrator: Narrator
     for name in _MODULES:
         import_module(name)
     from colabstage.ui.demo.train import one_thread
-    from colabstage.ui.plots import draw_sessions
+    from colabstage.ui.plots.epochs import plot_epochs
 
     with tempfile.TemporaryDirectory(prefix="colabstage-demo-") as home, one_thread():
         result = _run_sessions(size, time_scale, Path(home), out / "demo.png", narrator)
     result.broken_claims = broken_claims(result, size)
     cold = format_duration(result.knobs.scaled().cold_open_latency_s)
-    draw_sessions(
-        [(session.name, session.training) for session in result.sessions],
-        result.chart,
+    chart = plot_epochs(
+        {session.name: times_of(session.training) for session in result.sessions},
         title="Training from a simulated Google Drive: straight, and staged",
         note=f"{result.images:,} small JPEGs, {cold} for each that was not read before. Each column has its own scale.",
     )
+    chart.savefig(result.chart, dpi=_CHART_DPI)
     narrator.close(result, size)
     return result
+
+
+def times_of(training: Training) -> SessionTimes:
+    """What the chart shows of a training."""
+    from colabstage.ui.plots.epochs import SessionTimes
+
+    seconds = [epoch.seconds for epoch in training.epochs]
+    return SessionTimes(seconds, training.first_batch_s, training.total_s)
 
 
 def _check_packages() -> None:

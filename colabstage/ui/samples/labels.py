@@ -18,12 +18,18 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from colabstage.h5.info import FieldInfo
     from colabstage.ui.samples.source import Reader, Source
 
 # More different values than this are measurements, not classes, unless the file names its classes.
 _MOST_UNNAMED = 256
 # A row of targets for each class is read for this much memory, and not for more.
 _MOST_MULTI_HOT_BYTES = 1 << 28
+# Masks are looked through where they have no more pixels than this, which takes a third of a second.
+_MOST_MASK_BYTES = 1 << 28
+_HELD_BYTES = 1 << 24
+# What a mask says where there is no class.
+_NO_CLASS = 255
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +37,8 @@ class Labels:
     """The classes of a split.
 
     `names`: of the classes. `values`: what the targets say for each, int64 `(K,)`. `counts`: samples that have each,
-    int64 `(K,)`; a sample with boxes may have several. `why_none`: why there are no classes; empty where there are.
+    int64 `(K,)`; one with boxes or a mask may have several. `why_none`: why there are no
+    classes; empty where there are.
     """
 
     names: tuple[str, ...] = ()
@@ -59,20 +66,18 @@ def read_labels(source: Source, split: str) -> Labels:
     targets = source.targets(split)
     if not targets:
         return Labels(why_none="the file has no targets")
-    if targets[0][1].kind == "encoded" or targets[0][1].mask is not None:
-        return Labels(why_none="targets are masks, a class for each pixel")
+    if _are_masks(reader, targets[0][1]):
+        return _of_masks(reader)
     if reader.target_shape is None:
         return _of_texts(reader)
     return _of_numbers(reader)
 
 
 def _of_numbers(reader: Reader) -> Labels:
-    shape, dtype = reader.target_shape or (), reader.target_dtype
+    shape = reader.target_shape or ()
     length = int(np.prod(shape, dtype=np.int64))
     if length == 1:
         return _of_values(np.asarray(reader.read_y(_all_rows(reader))).reshape(-1), reader.classes)
-    if len(shape) == 2 and dtype == np.uint8:
-        return Labels(why_none="targets are masks, a class for each pixel")
     if len(shape) == 1 and length == len(reader.classes) and len(reader) * length * 8 <= _MOST_MULTI_HOT_BYTES:
         values = np.asarray(reader.read_y(_all_rows(reader)))
         if bool(((values == 0) | (values == 1)).all()):
@@ -93,6 +98,29 @@ def _of_values(values: NDArray[Any], classes: Sequence[str]) -> Labels:
     known = np.union1d(found, np.arange(len(classes)))
     places = np.searchsorted(known, found)
     return _sorted(np.arange(len(values)), places[numbers], known, classes)
+
+
+def _are_masks(reader: Reader, targets: FieldInfo) -> bool:
+    shape = reader.target_shape
+    return targets.kind == "encoded" or (
+        shape is not None and len(shape) == 2 and min(shape) > 1 and reader.target_dtype == np.uint8
+    )
+
+
+def _of_masks(reader: Reader) -> Labels:
+    """A row has each class that one of its pixels has, where looking at every pixel is not much."""
+    if reader.target_shape is None or len(reader) * int(np.prod(reader.target_shape)) > _MOST_MASK_BYTES:
+        return Labels(why_none="targets are masks, a class for each pixel, and too many to look through")
+    seen = np.zeros((len(reader), 256), np.bool_)
+    step = max(1, _HELD_BYTES // int(np.prod(reader.target_shape)))
+    for start in range(0, len(reader), step):
+        masks = np.asarray(reader.read_y(np.arange(start, min(start + step, len(reader)))))
+        for row, mask in enumerate(masks, start):
+            seen[row] = np.bincount(mask.reshape(-1), minlength=256) > 0
+    seen[:, _NO_CLASS] = False
+    rows, values = np.nonzero(seen)
+    known = np.union1d(np.unique(values), np.arange(len(reader.classes)))
+    return _sorted(rows, np.searchsorted(known, values), known, reader.classes)
 
 
 def _of_boxes(source: Source, split: str, classes: Sequence[str]) -> Labels:

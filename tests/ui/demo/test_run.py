@@ -18,9 +18,9 @@ from PIL import Image
 from colabstage.simulate.knobs import DriveKnobs
 from colabstage.stage.report import StageReport
 from colabstage.ui.demo.data import SIDE, write_digits
-from colabstage.ui.demo.run import DemoResult, DemoSize, Session, broken_claims
+from colabstage.ui.demo.run import DemoResult, DemoSize, Session, broken_claims, times_of
 from colabstage.ui.demo.train import Epoch, FolderOfImages, Training, stock_loader
-from colabstage.ui.plots import draw_sessions
+from colabstage.ui.plots.epochs import plot_epochs
 from tests.ui.conftest import COMMAND, practice_environment
 
 pytestmark = [
@@ -149,8 +149,8 @@ def test_a_second_session_that_did_not_use_the_cache_is_named() -> None:
 def draw(path: Path) -> None:
     """A chart of sessions of very different lengths."""
     result = result_of(straight_s=500, first_s=0.001, second_s=1)
-    sessions = [(session.name, session.training) for session in result.sessions]
-    draw_sessions(sessions, path, title="A title", note="A note")
+    sessions = {session.name: times_of(session.training) for session in result.sessions}
+    plot_epochs(sessions, title="A title", note="A note").savefig(path, dpi=150)
 
 
 @pytest.fixture(scope="module")

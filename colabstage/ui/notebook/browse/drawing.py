@@ -140,6 +140,8 @@ def _tokens(x: NDArray[Any], most: int) -> str:
 def _numbers(x: NDArray[Any], most: int) -> str:
     flat = x.reshape(-1)
     shown = "  ".join(f"{value:.4g}" if flat.dtype.kind == "f" else str(value) for value in flat[:most].tolist())
+    # Lines may break behind a hyphen, but not behind a minus.
+    shown = shown.replace("-", "\N{MINUS SIGN}")
     return shown if len(flat) <= most else f"{shown} … {len(flat):,} in all"
 
 
