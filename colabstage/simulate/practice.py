@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
 from colabstage.errors import OptionError
-from colabstage.machine.drive import find_drive, mount_drive
-from colabstage.machine.platforms import LOCAL_DIR_VARIABLE, detect_platform, system_root
+from colabstage.machine.drive import mount_drive
+from colabstage.machine.platforms import LOCAL_DIR_VARIABLE, SYSTEM_ROOT_VARIABLE, detect_platform, system_root
 from colabstage.simulate.digits import zip_digits
 from colabstage.simulate.drive import SimulatedDrive, fuse_problem
 from colabstage.simulate.scenes import zip_boxes, zip_masks
@@ -34,8 +34,7 @@ _FOLDER = "colabstage-practice"
 def open_drive() -> Path:
     """The `MyDrive` folder of a Drive: the real one on Colab, a simulated one elsewhere; prints which.
 
-    A Drive that is mounted already is used. What is simulated is gone when this process ends, with all that was staged
-    meanwhile.
+    What is simulated is this process's own, and gone when it ends, with all that was staged meanwhile.
 
     Raises:
         DriveAuthError: on Colab, the permission was refused.
@@ -43,7 +42,7 @@ def open_drive() -> Path:
     """
     if detect_platform().drive_mountable:
         return mount_drive(system_root() / "content/drive")
-    return find_drive() or _practice_drive()
+    return _practice_drive()
 
 
 def practice_source(source: str = "", data: PracticeData = "digits") -> str | Path:
@@ -78,7 +77,9 @@ def _practice_drive() -> Path:
     """One for each process, as a machine has one Drive."""
     home = Path(tempfile.mkdtemp(prefix="colabstage-practice-"))
     atexit.register(shutil.rmtree, home, ignore_errors=True)
-    os.environ.setdefault(LOCAL_DIR_VARIABLE, str(home / "local"))
+    os.environ[LOCAL_DIR_VARIABLE] = str(home / "local")
+    # Else a Drive that another process practises on would be found as well, and be gone a moment later.
+    os.environ[SYSTEM_ROOT_VARIABLE] = str(home)
     problem = fuse_problem()
     if problem is not None:
         print(f"This is not Colab, and no Drive can be simulated here: a plain folder plays it, '{home}'. {problem}")

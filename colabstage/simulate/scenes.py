@@ -100,7 +100,7 @@ def _enlarge(picture: NDArray[np.uint8], side: int) -> NDArray[np.uint8]:
     return np.asarray(Image.fromarray(picture).resize((side, side), Image.Resampling.BICUBIC))
 
 
-def zip_masks(path: Path, *, images: int = 240, seed: int = 0) -> None:
+def zip_masks(path: Path, *, images: int = 160, seed: int = 0) -> None:
     """Write `images/<number>.jpg`, `masks/<number>.png` in colours, and `class_dict.csv`, as a zip."""
     import numpy as np
 

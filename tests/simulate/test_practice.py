@@ -13,6 +13,7 @@ import pytest
 from colabstage.errors import OptionError
 from colabstage.h5.info import read_info
 from colabstage.pack.run import pack_dataset
+from colabstage.simulate.drive import SimulatedDrive
 from colabstage.simulate.practice import practice_source
 from colabstage.simulate.scenes import DIGIT_NAMES, HEIGHT, MASK_COLOURS, WIDTH, draw_scenes, zip_boxes, zip_masks
 
@@ -24,8 +25,10 @@ TWICE = """
 import sys
 if {plain}: sys.modules["mfusepy"] = None
 from colabstage.simulate.practice import open_drive, practice_source
+from colabstage.machine.drive import find_drive
 drive = open_drive()
 assert open_drive() == drive
+assert find_drive() == (None if {plain} else drive)
 (drive / "note.txt").write_text("kept")
 print("AT", drive, practice_source("", "boxes").stat().st_size > 1000, practice_source("mine.zip"))
 """
@@ -34,6 +37,7 @@ print("AT", drive, practice_source("", "boxes").stat().st_size > 1000, practice_
 def practise(tmp_path: Path, *, plain: bool) -> str:
     """What a process prints that practises with its temporary folder in `tmp_path`."""
     pytest.importorskip("sklearn", reason="needs scikit-learn: pip install 'colabstage[demo]'")
+    tmp_path.mkdir(exist_ok=True)
     variables = {**os.environ, "TMPDIR": str(tmp_path)}
     command = [sys.executable, "-c", TWICE.format(plain=plain)]
     done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=60, check=False)
@@ -44,10 +48,12 @@ def practise(tmp_path: Path, *, plain: bool) -> str:
 
 @pytest.mark.fuse
 def test_elsewhere_a_drive_is_simulated(tmp_path: Path) -> None:
-    """Off Colab a mount plays the Drive, one for each process; it says so, and is gone at the end."""
-    said = practise(tmp_path, plain=False)
+    """Off Colab a mount plays the Drive, one for each process, whatever others have mounted; it is gone at the end."""
+    with SimulatedDrive(tmp_path / "theirs") as theirs:
+        theirs.mount(tmp_path / "theirs/drive")
+        said = practise(tmp_path / "ours", plain=False)
     assert "a simulated Drive is mounted" in said
-    assert f"AT {tmp_path}" in said
+    assert f"AT {tmp_path / 'ours'}" in said
     assert "/MyDrive True mine.zip" in said
 
 
