@@ -54,6 +54,11 @@ class Source:
             self._readers[split] = open_reader(list(self.paths), split)
         return self._readers[split]
 
+    def close(self) -> None:
+        """Let go of the files; the next read opens them again, in a few milliseconds."""
+        for reader in self._readers.values():
+            reader.close()
+
     def targets(self, split: str) -> list[tuple[Path, FieldInfo]]:
         """The targets of a split in each file that has it, in the order of rows; empty where there are none."""
         infos = [(path, read_info(path).splits.get(split)) for path in self.paths]
@@ -75,9 +80,7 @@ def open_source(data: Samples) -> Source:
     reader = getattr(data, "reader", None)
     if isinstance(reader, SplitReader | JoinedReader):
         paths = reader.paths if isinstance(reader, JoinedReader) else (reader.path,)
-        source = Source(paths[0].name, read_info(paths[0]).layout, {reader.split: len(reader)}, paths)
-        source._readers[reader.split] = reader
-        return source
+        return Source(paths[0].name, read_info(paths[0]).layout, {reader.split: len(reader)}, paths)
     if isinstance(data, str | os.PathLike):
         return _of_paths(find_parts(data))
     msg = (
