@@ -222,6 +222,17 @@ class Notebook:
         started = "window.jupyterapp.commands.execute('notebook:run-all-cells')"
         self.page.evaluate(f"async () => {{ await {started} }}" if wait else f"() => {{ void {started} }}")
 
+    def run_cell(self, index: int, *, wait: bool = True) -> None:
+        """Run one cell, counted from 0. `wait=False` returns while it runs."""
+        self.page.evaluate(
+            """async ([index, wait]) => {
+                window.jupyterapp.shell.currentWidget.content.activeCellIndex = index;
+                const ran = window.jupyterapp.commands.execute('notebook:run-cell');
+                if (wait) await ran;
+            }""",
+            [index, wait],
+        )
+
     def interrupt(self) -> None:
         """Press the stop button of the notebook."""
         self.page.evaluate(

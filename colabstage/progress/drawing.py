@@ -18,8 +18,9 @@ _ROWS_SHOWN = 12
 # Shorter silences are how networks are.
 _STALLED_S = 5.0
 
-_MARKS = {"running": "▸", "done": "✓", "failed": "✗", "cancelled": "■"}
-_COLOURS = {"running": "accent", "done": "ok", "failed": "fail", "cancelled": "skip"}
+_MARKS = {"running": "▸", "done": "✓", "failed": "✗", "cancelled": "■", "ended": "■"}
+_COLOURS = {"running": "accent", "done": "ok", "failed": "fail", "cancelled": "skip", "ended": "skip"}
+_ENDINGS = {"done": "took", "failed": "failed after", "cancelled": "cancelled after", "ended": "ended after"}
 _BAR = (
     "<div role='progressbar' aria-valuemin='0' aria-valuemax='100' aria-valuenow='{percent:.0f}' style='width:11em;"
     "height:.6em;margin-top:.4em;border-radius:.3em;overflow:hidden;background:rgba(128,136,144,.25)'>"
@@ -48,16 +49,14 @@ def panel_text(rows: Sequence[Row]) -> str:
 
 def _chosen(rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:
     """Those to show, in order: whatever runs or failed, then the latest; and the others."""
-    latest = sorted(range(len(rows)), key=lambda at: (rows[at].state in ("done", "cancelled"), -at))
+    latest = sorted(range(len(rows)), key=lambda at: (rows[at].state not in ("running", "failed"), -at))
     kept = set(latest[:_ROWS_SHOWN])
     return [rows[at] for at in sorted(kept)], [row for at, row in enumerate(rows) if at not in kept]
 
 
 def _summary(rows: Sequence[Row]) -> str:
     states = [row.state for row in rows]
-    words = [
-        f"{states.count(state)} {state}" for state in ("running", "done", "failed", "cancelled") if state in states
-    ]
+    words = [f"{states.count(state)} {state}" for state in _MARKS if state in states]
     return f"and {len(rows):,} earlier steps: {', '.join(words)}"
 
 
@@ -90,8 +89,7 @@ def _rate(row: Row) -> str:
 
 def _time(row: Row) -> str:
     if row.state != "running":
-        word = {"done": "took", "failed": "failed after", "cancelled": "cancelled after"}[row.state]
-        return f"{word} {format_duration(row.seconds)}"
+        return f"{_ENDINGS[row.state]} {format_duration(row.seconds)}"
     if row.idle_s >= _STALLED_S:
         return f"nothing for {format_duration(row.idle_s)}"
     left = row.seconds_left

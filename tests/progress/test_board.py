@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from colabstage.errors import CancelledError, SourceReadError
+from colabstage.progress import Cancellation
 from colabstage.progress.board import Board, Row
 from colabstage.progress.drawing import panel_html, panel_text
 
@@ -69,11 +70,22 @@ def test_a_step_says_how_it_ended(error: BaseException, state: str, problem: str
     assert (ended.state, ended.problem, ended.done) == (state, problem, 4)
 
 
+@pytest.mark.parametrize(("cancelled", "state"), [(False, "ended"), (True, "cancelled")])
+def test_a_step_that_closes_early_is_not_done(cancelled: bool, state: str) -> None:
+    """The copy that its reader gave up is no finished one, error or not."""
+    board = Board(lambda rows: None, cancellation=Cancellation())
+    with board.step("copy", total=10, unit="B") as step:
+        step.advance(4)
+        if cancelled and board.cancellation is not None:
+            board.cancellation.cancel()
+    assert [row.state for row in board.rows()] == [state]
+
+
 def test_drawing_goes_on_without_reports_and_ends_with_the_last_step() -> None:
     """A step that stalls is still drawn, so that the silence shows; afterwards no thread is left."""
     drawn: list[tuple[Row, ...]] = []
     board = Board(drawn.append, interval_s=0.01)
-    with board.step("copy", total=10, unit="B"):
+    with board.step("copy", total=None, unit="B"):
         wait_until(lambda: len(drawn) > 5)
     assert [rows[0].state for rows in drawn][-1] == "done"
     wait_until(lambda: not any(thread.name == "colabstage-progress" for thread in threading.enumerate()))
@@ -93,7 +105,7 @@ def test_many_reports_are_drawn_few_times() -> None:
 def test_steps_at_once_are_each_a_row_in_order() -> None:
     """Rows stand in the order in which steps were opened."""
     board = silent()
-    with board.step("fetch", total=2, unit="B"), board.step("pack", total=2, unit="images"):
+    with board.step("fetch", total=0, unit="B"), board.step("pack", total=None, unit="images"):
         assert [(row.name, row.state) for row in board.rows()] == [("fetch", "running"), ("pack", "running")]
     assert [row.state for row in board.rows()] == ["done", "done"]
 
@@ -111,6 +123,7 @@ def test_a_row_tells_amount_rate_and_time_left() -> None:
     [
         ({"state": "done", "done": 1000}, "✓ pack  1,000 images  50 images/s  took 10.0 s"),
         ({"state": "failed"}, "✗ pack  500 of 1,000 images  50 images/s  failed after 10.0 s"),
+        ({"state": "ended"}, "■ pack  500 of 1,000 images  50 images/s  ended after 10.0 s"),
         ({"rate": 0.0, "idle_s": 31.0}, "▸ pack  500 of 1,000 images  nothing for 31.0 s"),
         ({"total": None}, "▸ pack  500 images  50 images/s"),
         ({"unit": "B", "done": 5_000_000, "total": 10_000_000}, "▸ pack  5 MB of 10 MB  50 B/s  27 h 46 min left"),

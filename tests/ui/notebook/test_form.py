@@ -84,7 +84,10 @@ def test_what_cannot_be_read_is_said(read: object, text: str) -> None:
 
 @pytest.mark.parametrize("version", ["7", "8"])
 def test_the_form_stages_what_it_says(tmp_path: Path, version: str) -> None:
-    """Errors are shown and leave it usable; plan, stage, and the dataset is there. On ipywidgets 7.7 and 8; without, it says what to install."""
+    """Errors are shown and leave it usable; plan, stage, and the dataset is there; on ipywidgets 7.7 and 8.
+
+    Without ipywidgets the error says what to install.
+    """
     write_images(tmp_path / "photos", each=3)
     outputs = run_cells(
         _PERSON,

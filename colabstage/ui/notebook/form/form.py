@@ -169,11 +169,11 @@ class StageForm:
 
     def plan(self) -> None:
         """Show what staging would do. Returns at once; nothing happens while the form is busy."""
-        self._start(self._plan, cancellable=False, words="Looking at the source …")
+        self._start(self._plan, cancellable=False)
 
     def stage(self) -> None:
         """Stage what the fields say. Returns at once; nothing happens while the form is busy."""
-        self._start(self._stage, cancellable=True, words="Staging …")
+        self._start(self._stage, cancellable=True)
 
     def cancel(self) -> None:
         """Ask the staging that runs to stop; it does at its next file."""
@@ -212,11 +212,11 @@ class StageForm:
         except OptionError as error:
             self._line.value = _line_html(str(error), muted=True)
 
-    def _start(self, work: Callable[[], None], *, cancellable: bool, words: str) -> None:
+    def _start(self, work: Callable[[], None], *, cancellable: bool) -> None:
         def run() -> None:
             self._error = None
             self._panel.value = ""
-            self._say(words)
+            self._say("Looking at the source …")
             try:
                 work()
             except CancelledError as error:
@@ -249,6 +249,8 @@ class StageForm:
 
     def _draw(self, rows: Sequence[Row]) -> None:
         self._panel.value = panel_html(rows)
+        if not self._cancellation.cancelled:
+            self._outcome.value = ""
 
     def _say(self, words: str) -> None:
         self._outcome.value = _line_html(words, muted=True)
