@@ -22,6 +22,7 @@ from colabstage.ui.plots.sizes import plot_image_sizes
 from colabstage.ui.plots.throughput import RecordedStep, ThroughputRecorder, plot_throughput, rates_of
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 REPORT = StageReport(
@@ -54,6 +55,19 @@ def texts(figure: Figure) -> list[str]:
     return [one.get_text() for one in found if isinstance(one, Text) and one.get_text()]
 
 
+def places(figure: Figure) -> list[list[float]]:
+    """Where the points of a figure are."""
+    found: list[list[float]] = np.asarray(figure.axes[0].collections[0].get_offsets()).tolist()
+    return found
+
+
+def widths(axis: Axes) -> list[float]:
+    """How long the bars of an axis are."""
+    from matplotlib.patches import Rectangle
+
+    return [patch.get_width() for patch in axis.patches if isinstance(patch, Rectangle)]
+
+
 def test_epochs_show_what_is_known_of_all() -> None:
     """Lists have epochs only; what only some know is left out, and so are later epochs where one has none."""
     full = plot_epochs({"a": SessionTimes([40.0, 20.0, 30.0], 5.0, 99.0), "b": SessionTimes([4.0, 2.0], 1.0, 8.0)})
@@ -81,16 +95,15 @@ def test_class_balance_has_a_panel_for_each_split(tmp_path: Path) -> None:
     """With the count of every class, also of those that a split lacks."""
     figure = plot_class_balance(write_pack(tmp_path / "a.h5", photos(30), np.arange(30) % 2, classes=CLASSES))
     assert [axis.get_title(loc="left") for axis in figure.axes] == ["train (30)", "test (3)"]
-    assert [bar.get_width() for bar in figure.axes[0].patches] == [15, 15, 0]
-    assert [bar.get_width() for bar in figure.axes[1].patches] == [2, 1, 0]
+    assert [widths(axis) for axis in figure.axes] == [[15, 15, 0], [2, 1, 0]]
 
 
 def test_many_classes_are_the_most_and_the_least_frequent(tmp_path: Path) -> None:
     """A hundred bars cannot be read."""
     y = np.repeat(np.arange(100), np.arange(1, 101))
     figure = plot_class_balance(write_pack(tmp_path / "a.h5", np.zeros((len(y), 4), np.uint8), y))
-    widths = [bar.get_width() for bar in figure.axes[0].patches]
-    assert (len(widths), widths[0], widths[-1]) == (40, 100, 1)
+    bars = widths(figure.axes[0])
+    assert (len(bars), bars[0], bars[-1]) == (40, 100, 1)
     assert any("60 classes" in text for text in texts(figure))
 
 
@@ -110,11 +123,9 @@ def test_sizes_of_image_files_and_of_a_folder(tmp_path: Path) -> None:
     packed = plot_image_sizes(write_boxed(tmp_path / "a.h5").path)
     loose = plot_image_sizes(tmp_path)
     for figure in (packed, loose):
-        assert figure.axes[0].collections[0].get_offsets().tolist() == [
-            [56, 40 - 2 * row] for row in (5, 4, 3, 2, 1, 0)
-        ]  # type: ignore[union-attr]
+        assert places(figure) == [[56, 40 - 2 * row] for row in (5, 4, 3, 2, 1, 0)]
         assert any("56 x 35" in text for text in texts(figure))
-    assert len(plot_image_sizes(tmp_path, most=2).axes[0].collections[0].get_offsets()) <= 2  # type: ignore[arg-type]
+    assert len(places(plot_image_sizes(tmp_path, most=2))) <= 2
 
 
 def test_sizes_of_pixels_are_one(tmp_path: Path) -> None:
@@ -145,7 +156,7 @@ def test_throughput_of_a_report() -> None:
 
 def test_a_recorder_notes_and_passes_on() -> None:
     """What was done when; where steps are shown as well sees the same."""
-    outer, inner = ThroughputRecorder(False), ThroughputRecorder(False)
+    inner = ThroughputRecorder(False)
     outer = ThroughputRecorder(inner)
     with outer.step("copy", total=100, unit="B") as step:
         for _ in range(10):
