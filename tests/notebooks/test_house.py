@@ -19,7 +19,8 @@ BADGE = (
     "[![Open In Colab](https://colab.research.google.com/assets/colab-badge.svg)]"
     "(https://colab.research.google.com/github/colabstage/colabstage/blob/main/notebooks/{name})"
 )
-INSTALL = re.compile(r"%pip install -q '?colabstage(\[\w+(,\w+)*\])?'?")
+# ipywidgets, because JupyterLab has none of its own.
+INSTALL = re.compile(r"%pip install -q '?colabstage(\[\w+(,\w+)*\])?'?( ipywidgets)?")
 # A path of some machine; /content is Colab's, on each of its machines.
 ABSOLUTE = re.compile(r"""(?<![\w./:)}-])/(?!content/)(?:[A-Za-z][\w.-]*/)+[\w.-]+""")
 
