@@ -19,7 +19,7 @@ BENCH ?=
 CAMPAIGN ?=
 KILLS ?= 60
 
-.PHONY: help demo test check format smoke bench campaign clean python313
+.PHONY: help demo test check format docs smoke bench campaign clean python313
 
 help: ## show these lines
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 18
@@ -43,6 +43,10 @@ format: $(VENV)/.installed ## put the code into the house's format
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/python scripts/clean_notebooks.py
 
+docs: $(VENV)/.site ## build the pages as a site, with the reference, into site/; complains of dead links
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict
+	@echo "Open site/index.html. For the search: $(VENV)/bin/python -m http.server -d site"
+
 smoke: $(VENV)/.installed $(VENV_WHEEL)/bin/pip ## the smoke tests against the built wheel, from an empty folder
 	@bash scripts/smoke_wheel.sh $(VENV) $(VENV_WHEEL)
 
@@ -53,7 +57,7 @@ campaign: $(VENV)/.installed $(VENV)/.fuse ## kill work at random moments, and w
 	$(VENV)/bin/python -m campaigns $(CAMPAIGN) --kills $(KILLS)
 
 clean: ## remove what these targets made, the virtual environments included
-	rm -rf $(VENV) $(VENV313) $(VENV_WHEEL) build dist demo-out .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(VENV313) $(VENV_WHEEL) build dist demo-out site .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find colabstage tests benchmarks campaigns scripts -name __pycache__ -prune -exec rm -rf {} +
 
 $(VENV)/bin/pip $(VENV_WHEEL)/bin/pip:
@@ -73,6 +77,11 @@ $(VENV)/.installed: pyproject.toml constraints.txt | $(VENV)/bin/pip
 $(VENV)/.large: pyproject.toml constraints.txt $(VENV)/.installed
 	@echo "Installing Keras, its backends, Arrow, Lightning, Accelerate and JupyterLab into $(VENV) ..."
 	@$(VENV)/bin/python $(PIP_INSTALL) --group keras --group arrow --group frameworks --group notebooks --group site
+	@touch $@
+
+# With the package, because the reference is made of it.
+$(VENV)/.site: pyproject.toml constraints.txt $(VENV)/.installed
+	@$(VENV)/bin/python $(PIP_INSTALL) --group site
 	@touch $@
 
 # Without torch, so that the tests show what works without it.
