@@ -239,6 +239,13 @@ class Notebook:
             "async () => { await window.jupyterapp.shell.currentWidget.sessionContext.session.kernel.interrupt() }"
         )
 
+    def wait_until_idle(self) -> None:
+        """Wait until no cell runs any more."""
+        self.page.wait_for_function(
+            """() => window.jupyterapp.shell.currentWidget.sessionContext.session.kernel.status === 'idle'
+                && [...document.querySelectorAll('.jp-InputPrompt')].every(shown => !shown.innerText.includes('*'))"""
+        )
+
     def text(self) -> str:
         """What all outputs show as text."""
         return "\n".join(self.page.locator(".jp-OutputArea-output").all_inner_texts())

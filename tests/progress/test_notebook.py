@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import pytest
@@ -67,3 +71,23 @@ def test_a_stopped_cell_is_cancelled_not_failed(tmp_path: Path) -> None:
     outputs = run_cells(_WORK, stop, folder=tmp_path)
     assert "KeyboardInterrupt" in errors_in(outputs)[0]
     assert "■ read" in text_in(outputs[1])
+
+
+def test_ipython_in_a_terminal_shows_text(tmp_path: Path) -> None:
+    """No HTML is printed where nobody draws it."""
+    if find_spec("IPython") is None:
+        pytest.skip("needs IPython: pip install --group notebooks (or: make .venv/.large)")
+    code = (
+        "from colabstage.progress import resolve_progress\n"
+        "with resolve_progress(True).step('copy', total=2, unit='B') as step: step.advance(2)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "IPython", "--no-banner", "--simple-prompt", "-c", code],
+        env={**os.environ, "IPYTHONDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert "copy: 100%" in done.stderr
+    assert "<" not in done.stdout

@@ -115,7 +115,7 @@ class StageForm:
         self._cancel_button.disabled = True
         self.widget = self._arranged(widgets)
         for field in self._fields.values():
-            field.widget.observe(lambda _: self._show_line(), names="value")
+            field.widget.observe(lambda _: self._changed(), names="value")
         self._show_line()
 
     @property
@@ -206,6 +206,12 @@ class StageForm:
         form.add_class("colabstage-form")
         return form
 
+    def _changed(self) -> None:
+        self._show_line()
+        if not self.busy:
+            # It was of what the fields said before.
+            self._panel.value = self._outcome.value = ""
+
     def _show_line(self) -> None:
         try:
             self._line.value = _code_html(self.code)
@@ -243,7 +249,9 @@ class StageForm:
         board = Board(self._draw, cancellation=self._cancellation)
         self._dataset = stage_dataset(**changed(self.arguments), progress=board)
         self._outcome.value = (
-            _line_html("Done: form.dataset, or the line above in a cell, which finds all of it here.", colour="ok")
+            _line_html(
+                "Done: form.dataset is it; so is the line above in any cell, which finds all of it here.", colour="ok"
+            )
             + self._dataset._repr_html_()
         )
 
@@ -277,7 +285,8 @@ def _code_html(code: str) -> str:
 
 def _line_html(words: str, *, muted: bool = False, colour: str = "") -> str:
     look = f" style='color:{COLOURS[colour]};font-weight:600'" if colour else ""
-    return f"{STYLE}<div class='cs-report{' cs-muted' if muted else ''}'{look}>{html.escape(words)}</div>"
+    words = f"<div style='margin:.4em 0'>{html.escape(words)}</div>"
+    return f"{STYLE}<div class='cs-report{' cs-muted' if muted else ''}'{look}>{words}</div>"
 
 
 def _error_html(error: Exception) -> str:

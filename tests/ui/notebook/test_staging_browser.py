@@ -1,4 +1,4 @@
-"""The staging form as people meet it: pressed in a real browser, over a source that takes its time."""
+"""Staging as people meet it in a real browser, from a source that takes its time: the form, and the panel of a cell."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from tests.browser import Notebook, OpenNotebook, Theme
 
 _FORM = "from colabstage import stage_form\nform = stage_form({source!r}, local_dir={place!r}, cache_dir=None)\nform"
-# Half a minute for all of it, which comes in pieces of 1 MB; nobody waits for more than the first two.
-_SLOW = 500_000
+# Twenty seconds for all of it, which comes in pieces of 1 MB; nobody waits for more than the first two.
+_SLOW = 700_000
 _FAST = 100_000_000
 
 
@@ -62,7 +62,7 @@ def press(page: Page, name: str) -> None:
     page.locator(".colabstage-form").get_by_role("button", name=name, exact=True).click()
 
 
-_BAR = ".colabstage-form tr:has(th:text('copy')) [role=progressbar]"
+_BAR = ".cs-progress tr:has(th:text('copy')) [role=progressbar]"
 
 
 def wait_for_percent(page: Page, least: float) -> float:
@@ -123,4 +123,31 @@ def test_fields_make_the_line_and_errors_leave_it_usable(
     press(page, "Stage")
     page.get_by_text("Done: form.dataset").wait_for()
     notebook.screenshot("form_done_dark")
+    assert notebook.errors == []
+
+
+def test_a_cell_shows_its_progress_and_can_be_stopped(
+    open_notebook: OpenNotebook, server: WebServer, tmp_path: Path
+) -> None:
+    """While a cell stages, its panel moves; the stop button cancels, and the panel stays and says so."""
+    call = f"stage_dataset({server.url('photos.zip')!r}, local_dir={str(tmp_path)!r}, cache_dir=None)"
+    notebook = open_notebook(f"from colabstage import stage_dataset\n{call}", theme="dark")
+    page = notebook.page
+    notebook.run(wait=False)
+    before = wait_for_percent(page, 2)
+    assert wait_for_percent(page, before + 3) < 100
+    page.get_by_text("To cancel, stop the cell").wait_for()
+    notebook.screenshot("panel_running_dark")
+    notebook.interrupt()
+    server.set_knobs(WebKnobs(total_bytes_per_s=_FAST))
+    page.locator(".cs-cancelled", has_text="pack").wait_for()
+    page.locator(".jp-OutputArea-output", has_text="KeyboardInterrupt").first.wait_for()
+    assert page.locator(".cs-running").count() == 0
+    notebook.screenshot("panel_stopped_dark")
+    notebook.wait_until_idle()
+    notebook.run()
+    page.locator(".cs-done", has_text="pack").wait_for()
+    page.get_by_text("StagedDataset").first.wait_for()
+    assert page.locator(".cs-progress").count() == 1
+    notebook.screenshot("panel_done_dark")
     assert notebook.errors == []
