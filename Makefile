@@ -24,7 +24,7 @@ KILLS ?= 60
 help: ## show these lines
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 18
 
-demo: $(VENV)/.installed $(VENV)/.fuse ## train from a simulated Drive, straight and staged; prints the comparison
+demo: $(VENV)/.demo $(VENV)/.fuse ## train from a simulated Drive, straight and staged; prints the comparison
 	$(VENV)/bin/colabstage demo
 
 test: $(VENV)/.installed $(VENV)/.large $(VENV)/.fuse $(VENV)/.browser $(VENV)/.ipywidgets7 python313 ## all tests on Python 3.11, those without torch also on 3.13
@@ -66,11 +66,17 @@ $(VENV)/bin/pip $(VENV_WHEEL)/bin/pip:
 $(VENV313)/bin/pip:
 	@bash scripts/make_venv.sh 3.13 $(@D)/..
 
-$(VENV)/.installed: pyproject.toml constraints.txt | $(VENV)/bin/pip
-	@echo "Installing colabstage with its tools into $(VENV) ..."
-	@$(VENV)/bin/python $(PIP_INSTALL) --group check --group test --editable '.[demo]' || { \
+# Apart from the tools, so that whoever tries the demo waits for nothing else.
+$(VENV)/.demo: pyproject.toml constraints.txt | $(VENV)/bin/pip
+	@echo "Installing colabstage with what the demo needs (torch is most of it) into $(VENV), once: a minute or two ..."
+	@$(VENV)/bin/python $(PIP_INSTALL) --editable '.[demo]' || { \
 	  echo "If pip found no torch: constraints.txt allows its CPU build only, so pip must be configured with a place"; \
 	  echo "that has CPU builds (extra-index-url or find-links)."; exit 1; }
+	@touch $@
+
+$(VENV)/.installed: pyproject.toml constraints.txt $(VENV)/.demo
+	@echo "Installing the tools that check and test into $(VENV) ..."
+	@$(VENV)/bin/python $(PIP_INSTALL) --group check --group test
 	@touch $@
 
 # Beside the rest, because it is large and the demo does without.
