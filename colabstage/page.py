@@ -35,7 +35,9 @@ STYLE = (
 .cs-report tr{background:none!important}
 .cs-report th,.cs-report td{text-align:left!important;vertical-align:top;padding:.25em .9em .25em 0;border:0;
 border-top:1px solid rgba(128,136,144,.3);font-weight:inherit;background:none;color:inherit;white-space:normal;
-overflow-wrap:anywhere;max-width:none}
+overflow-wrap:break-word;max-width:none}
+.cs-report td:last-child{overflow-wrap:anywhere}
+.cs-report td:first-child:not(:last-child){white-space:nowrap}
 .cs-report th{white-space:nowrap;font-weight:600}
 .cs-report .cs-muted{opacity:.72}
 .cs-report .cs-head{font-weight:600;font-size:14px}
