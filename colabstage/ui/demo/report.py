@@ -25,6 +25,7 @@ class Narrator:
         wide = None if stream.isatty() else _WIDTH
         self._console = Console(file=stream, highlight=False, width=wide, markup=False, emoji=False)
         self._epochs = 0
+        self._opening_s = 0.0
 
     def say(self, text: str) -> None:
         """Print text as it is."""
@@ -50,6 +51,7 @@ class Narrator:
                 "Simulated instead: only how long Google Drive takes to read a file. Listings cost nothing, and the "
                 "cached pack comes\n  from this computer's disk. The figures:"
             )
+        self._opening_s = count * knobs.scaled().cold_open_latency_s
         for name, figures in _figures(knobs.scaled(), mounted=problem is None):
             self.say(f"  {name:<24} {figures}")
         self.say("These are figures that people report, but for the first: they report 400 ms and more for a file.")
@@ -59,6 +61,11 @@ class Narrator:
         self._epochs = 0
         self._console.print()
         self._console.print(title, style="bold", soft_wrap=True)
+
+    def foretell_opening(self, workers: int) -> None:
+        """Say how long the next epoch will be silent, because it opens every file for the first time."""
+        least = format_duration(self._opening_s / max(workers, 1))
+        self.say(f"  The first epoch opens every file, which takes {least} or more; this is what people wait for …")
 
     def epoch(self, epoch: Epoch) -> None:
         """One epoch is over."""

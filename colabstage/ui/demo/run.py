@@ -201,6 +201,7 @@ class _Demo:
         with self.machines.fresh() as machine:
             workers = f"{machine.workers} workers" if machine.workers else "no workers"
             self.narrator.begin(f"1. Straight from the Drive folder: a stock DataLoader with {workers}")
+            self.narrator.foretell_opening(machine.workers)
             began = time.perf_counter()
             training = train(
                 stock_loader(machine.images("train"), workers=machine.workers, shuffle=True, seed=_SEED),
