@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from colabstage.errors import PackFormatError
 from colabstage.load.reading.crew import Crew
 from colabstage.machine.resources import usable_cores
 
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from colabstage.ui.samples.source import Reader
+    from colabstage.ui.samples.source import Reader, Source
 
 # Inputs in memory at once while a page is made.
 _HELD_BYTES = 64 << 20
@@ -39,11 +38,12 @@ class Sample:
     size: tuple[int, int] | None = None
 
 
-def read_samples(reader: Reader, rows: Sequence[int], *, longest_px: int) -> list[Sample]:
+def read_samples(source: Source, split: str, rows: Sequence[int], *, longest_px: int) -> list[Sample]:
     """Read samples, in the order of `rows`.
 
     Args:
-        reader: of the split.
+        source: what there is to look at.
+        split: of which split.
         rows: which ones.
         longest_px: images that are files are decoded to about this size, which takes a fraction of the time; others
             come as they are stored.
@@ -52,9 +52,10 @@ def read_samples(reader: Reader, rows: Sequence[int], *, longest_px: int) -> lis
         DecodeError: an image is broken; the message names its row.
         DamagedPackError: the file changed since it was opened, or is cut off.
     """
+    reader = source.reader(split)
     samples: list[Sample] = []
     step = max(1, _HELD_BYTES // max(1, reader.estimate_row_bytes()))
-    keys = _keys(reader, rows)
+    keys = source.keys(split, rows)
     with Crew(usable_cores()) as crew:
         for start in range(0, len(rows), step):
             part = list(rows[start : start + step])
@@ -115,10 +116,3 @@ def _target(y: Any) -> Any:
     if isinstance(y, np.ndarray | np.generic) and y.size == 1:
         return np.asarray(y).reshape(-1)[0].item()
     return y
-
-
-def _keys(reader: Reader, rows: Sequence[int]) -> list[str]:
-    try:
-        return reader.keys(list(rows))
-    except PackFormatError:
-        return [""] * len(rows)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from colabstage.errors import OptionError, SplitNotFoundError
+from colabstage.errors import OptionError, PackFormatError, SplitNotFoundError
 from colabstage.h5.info import read_info
 from colabstage.h5.parts import find_parts
 from colabstage.load.reading.joined import JoinedReader, open_reader
@@ -15,7 +15,7 @@ from colabstage.load.reading.reader import SplitReader
 from colabstage.stage.dataset import StagedDataset
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from colabstage.h5.info import FieldInfo
     from colabstage.load.dataset import dataset_h5
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     Samples = StagedDataset | dataset_h5 | str | os.PathLike[str]
 
 Reader = SplitReader | JoinedReader
+
+# Some 100 MB of names.
+_MOST_KEYS = 1_000_000
 
 
 @dataclass(slots=True)
@@ -39,6 +42,7 @@ class Source:
     rows: Mapping[str, int]
     paths: tuple[Path, ...]
     _readers: dict[str, Reader] = field(default_factory=dict)
+    _keys: dict[str, list[str]] = field(default_factory=dict)
 
     def reader(self, split: str) -> Reader:
         """The reader of a split; the same one each time.
@@ -53,6 +57,21 @@ class Source:
         if split not in self._readers:
             self._readers[split] = open_reader(list(self.paths), split)
         return self._readers[split]
+
+    def keys(self, split: str, rows: Sequence[int]) -> list[str]:
+        """The names of the files that rows were made from, empty ones where the file keeps none.
+
+        Opening a file with many texts looks over all of them, so they are read once where they are not too many.
+        """
+        reader = self.reader(split)
+        try:
+            if self.rows[split] > _MOST_KEYS:
+                return reader.keys(list(rows))
+            if split not in self._keys:
+                self._keys[split] = reader.keys()
+        except PackFormatError:
+            return [""] * len(rows)
+        return [self._keys[split][row] for row in rows]
 
     def close(self) -> None:
         """Let go of the files; the next read opens them again, in a few milliseconds."""

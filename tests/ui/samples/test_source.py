@@ -67,12 +67,12 @@ def test_plain_files_have_no_samples(tmp_path: Path) -> None:
 
 def test_image_files_are_decoded_no_larger_than_shown(tmp_path: Path) -> None:
     """Each keeps its proportions; its own size is known for its boxes."""
-    reader = open_reader(write_boxed(tmp_path / "a.h5").path)
-    small = read_samples(reader, [3, 0], longest_px=28)
+    source = open_source(write_boxed(tmp_path / "a.h5").path)
+    small = read_samples(source, "train", [3, 0], longest_px=28)
     assert [sample.x.shape for sample in small] == [(17, 28, 3), (20, 28, 3)]
     assert [sample.size for sample in small] == [(34, 56), (40, 56)]
     assert [len(sample.y["boxes"]) for sample in small] == [3, 2]
-    assert read_samples(reader, [3], longest_px=500)[0].x.shape == (34, 56, 3)
+    assert read_samples(source, "train", [3], longest_px=500)[0].x.shape == (34, 56, 3)
 
 
 def test_keys_of_a_few_rows(tmp_path: Path) -> None:

@@ -110,9 +110,8 @@ class Browsing:
         Raises:
             DamagedPackError: the file changed since it was opened, or is cut off.
         """
-        reader = self.source.reader(self.split)
         try:
-            return list(read_samples(reader, rows, longest_px=longest_px))
+            return list(read_samples(self.source, self.split, rows, longest_px=longest_px))
         except DecodeError as error:
             if len(rows) == 1:
                 return [str(error)]
