@@ -30,6 +30,7 @@ from colabstage.stage.publish import PublishReport
 from colabstage.stage.report import StageReport
 from colabstage.stage.restore import RestoreReport
 from colabstage.ui.notebook.browse.widget import DatasetBrowser
+from colabstage.ui.notebook.form.form import StageForm
 from colabstage.ui.plots.epochs import SessionTimes
 
 
@@ -145,6 +146,15 @@ def the_module(error: ColabstageError) -> None:
     assert_type(colabstage.ColabstageError("a sentence"), ColabstageError)
     assert_type(str(error), str)
     colabstage.stage_datset("photos.zip")  # type: ignore[attr-defined]
+
+
+def filling_in() -> None:
+    """The form takes what can be written down, and gives what `stage_dataset` returns."""
+    form = colabstage.stage_form("photos.zip", image_size=(64, 64), splits={"train": 0.8, "test": 0.2})
+    assert_type(form, StageForm)
+    assert_type(form.dataset, StagedDataset)
+    assert_type(form.code, str)
+    colabstage.stage_form("photos.zip", prepare=None)  # type: ignore[call-arg]
 
 
 def looking() -> None:

@@ -93,7 +93,7 @@ def test_progress_moves_is_cancelled_and_goes_on(
     assert page.locator(".cs-running").count() == 0
     notebook.screenshot("form_cancelled")
     press(page, "Stage")
-    page.get_by_text("Done: form.dataset").wait_for()
+    page.get_by_text("Done. Go on with form.dataset").wait_for()
     assert page.locator(".cs-running").count() == 0
     notebook.screenshot("form_done")
     notebook.run_cell(1)
@@ -121,7 +121,7 @@ def test_fields_make_the_line_and_errors_leave_it_usable(
     page.get_by_text("would be read from its source").wait_for()
     notebook.screenshot("form_plan_dark")
     press(page, "Stage")
-    page.get_by_text("Done: form.dataset").wait_for()
+    page.get_by_text("Done. Go on with form.dataset").wait_for()
     notebook.screenshot("form_done_dark")
     assert notebook.errors == []
 

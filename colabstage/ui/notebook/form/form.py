@@ -250,7 +250,7 @@ class StageForm:
         self._dataset = stage_dataset(**changed(self.arguments), progress=board)
         self._outcome.value = (
             _line_html(
-                "Done: form.dataset is it; so is the line above in any cell, which finds all of it here.", colour="ok"
+                "Done. Go on with form.dataset, or with the line above: it finds all of it here.", colour="ok"
             )
             + self._dataset._repr_html_()
         )
