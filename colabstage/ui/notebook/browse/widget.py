@@ -156,7 +156,7 @@ class DatasetBrowser:
         self._split.observe(self._heard(self._press_split), "value")
         self._class.observe(self._heard(lambda number: self._press_class(None if number < 0 else number)), "value")
         self._row.observe(self._heard(self._press_row), "value")
-        self._filters = widgets.HBox([self._split, self._class, widgets.Label("sample"), self._row])
+        self._filters = widgets.HBox([self._split, self._class, widgets.HBox([widgets.Label("sample"), self._row])])
         self._filters.layout.flex_flow = "row wrap"
 
     def _make_pager(self, widgets: Any) -> None:
