@@ -66,10 +66,11 @@ $(VENV)/bin/pip $(VENV_WHEEL)/bin/pip:
 $(VENV313)/bin/pip:
 	@bash scripts/make_venv.sh 3.13 $(@D)/..
 
-# Apart from the tools, so that whoever tries the demo waits for nothing else.
+# Apart from the tools, so that whoever tries the demo waits for nothing else. Modules are compiled when they are first
+# imported: to compile all of torch here takes two thirds of the time.
 $(VENV)/.demo: pyproject.toml constraints.txt | $(VENV)/bin/pip
 	@echo "Installing colabstage with what the demo needs (torch is most of it) into $(VENV), once: a minute or two ..."
-	@$(VENV)/bin/python $(PIP_INSTALL) --editable '.[demo]' || { \
+	@$(VENV)/bin/python $(PIP_INSTALL) --no-compile --editable '.[demo]' || { \
 	  echo "If pip found no torch: constraints.txt allows its CPU build only, so pip must be configured with a place"; \
 	  echo "that has CPU builds (extra-index-url or find-links)."; exit 1; }
 	@touch $@
