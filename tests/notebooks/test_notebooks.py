@@ -54,7 +54,7 @@ sys.modules["mfusepy"] = sys.modules["google.colab"] = None
 }
 
 
-def environment(home: Path, temporary: Path, machine: str) -> dict[str, str]:
+def environment(home: Path, temporary: Path, fonts: Path, machine: str) -> dict[str, str]:
     """The kernel's environment: a home of its own, nothing from any network, one thread a library."""
     startup = home / "ipython/profile_default/startup"
     startup.mkdir(parents=True)
@@ -70,6 +70,7 @@ def environment(home: Path, temporary: Path, machine: str) -> dict[str, str]:
         "JUPYTER_PREFER_ENV_PATH": "1",
         "OMP_NUM_THREADS": "1",
         "KERAS_BACKEND": "torch",
+        "MPLCONFIGDIR": str(fonts),
     }
 
 
@@ -80,10 +81,16 @@ def short_path() -> Iterator[Path]:
         yield Path(folder)
 
 
+@pytest.fixture(scope="session")
+def fonts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where matplotlib keeps its list of fonts, which takes it seconds to make."""
+    return tmp_path_factory.mktemp("matplotlib")
+
+
 @pytest.mark.torch
 @pytest.mark.parametrize("machine", MACHINES)
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_runs(path: Path, machine: str, tmp_path: Path, short_path: Path) -> None:
+def test_runs(path: Path, machine: str, tmp_path: Path, short_path: Path, fonts: Path) -> None:
     """No cell fails, the last one's assertion included, and nothing that was practised with stays behind."""
     if not find_spec("nbclient"):
         pytest.skip("needs nbclient: pip install --group notebooks")
@@ -95,7 +102,7 @@ def test_runs(path: Path, machine: str, tmp_path: Path, short_path: Path) -> Non
     if machine == "practice Colab" and (problem := fuse_problem()):
         pytest.skip(problem)
     notebook = Path(shutil.copy(path, tmp_path))
-    variables = environment(tmp_path / "home", short_path, machine)
+    variables = environment(tmp_path / "home", short_path, fonts, machine)
     ran = subprocess.run(
         [sys.executable, "-c", RUN, f"--timeout={CELL_TIMEOUT_S}", notebook],
         cwd=tmp_path,
