@@ -249,9 +249,7 @@ class StageForm:
         board = Board(self._draw, cancellation=self._cancellation)
         self._dataset = stage_dataset(**changed(self.arguments), progress=board)
         self._outcome.value = (
-            _line_html(
-                "Done. Go on with form.dataset, or with the line above: it finds all of it here.", colour="ok"
-            )
+            _line_html("Done. Go on with form.dataset, or with the line above: it finds all of it here.", colour="ok")
             + self._dataset._repr_html_()
         )
 
