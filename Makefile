@@ -19,15 +19,15 @@ BENCH ?=
 CAMPAIGN ?=
 KILLS ?= 60
 
-.PHONY: help demo test check format smoke bench campaign clean python313
+.PHONY: help demo test check format docs smoke bench campaign clean python313
 
 help: ## show these lines
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 18
 
-demo: $(VENV)/.installed $(VENV)/.fuse ## train from a simulated Drive, straight and staged; prints the comparison
+demo: $(VENV)/.demo $(VENV)/.fuse ## train from a simulated Drive, straight and staged; prints the comparison
 	$(VENV)/bin/colabstage demo
 
-test: $(VENV)/.installed $(VENV)/.large $(VENV)/.fuse python313 ## all tests on Python 3.11, those without torch also on 3.13
+test: $(VENV)/.installed $(VENV)/.large $(VENV)/.fuse $(VENV)/.browser $(VENV)/.ipywidgets7 python313 ## all tests on Python 3.11, those without torch also on 3.13
 	@$(VENV)/bin/python scripts/run_tests.py
 
 check: $(VENV)/.installed ## format, lint, types, floors, tests, then a smoke test of the built wheel
@@ -41,6 +41,11 @@ check: $(VENV)/.installed ## format, lint, types, floors, tests, then a smoke te
 format: $(VENV)/.installed ## put the code into the house's format
 	$(VENV)/bin/ruff format .
 	$(VENV)/bin/ruff check --fix .
+	$(VENV)/bin/python scripts/clean_notebooks.py
+
+docs: $(VENV)/.site ## build the pages as a site, with the reference, into site/; complains of dead links
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict
+	@echo "Open site/index.html. For the search: $(VENV)/bin/python -m http.server -d site"
 
 smoke: $(VENV)/.installed $(VENV_WHEEL)/bin/pip ## the smoke tests against the built wheel, from an empty folder
 	@bash scripts/smoke_wheel.sh $(VENV) $(VENV_WHEEL)
@@ -52,7 +57,7 @@ campaign: $(VENV)/.installed $(VENV)/.fuse ## kill work at random moments, and w
 	$(VENV)/bin/python -m campaigns $(CAMPAIGN) --kills $(KILLS)
 
 clean: ## remove what these targets made, the virtual environments included
-	rm -rf $(VENV) $(VENV313) $(VENV_WHEEL) build dist demo-out .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(VENV313) $(VENV_WHEEL) build dist demo-out site .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find colabstage tests benchmarks campaigns scripts -name __pycache__ -prune -exec rm -rf {} +
 
 $(VENV)/bin/pip $(VENV_WHEEL)/bin/pip:
@@ -61,17 +66,29 @@ $(VENV)/bin/pip $(VENV_WHEEL)/bin/pip:
 $(VENV313)/bin/pip:
 	@bash scripts/make_venv.sh 3.13 $(@D)/..
 
-$(VENV)/.installed: pyproject.toml constraints.txt | $(VENV)/bin/pip
-	@echo "Installing colabstage with its tools into $(VENV) ..."
-	@$(VENV)/bin/python $(PIP_INSTALL) --group check --group test --editable '.[demo]' || { \
+# Apart from the tools, so that whoever tries the demo waits for nothing else. Modules are compiled when they are first
+# imported: to compile all of torch here takes two thirds of the time.
+$(VENV)/.demo: pyproject.toml constraints.txt | $(VENV)/bin/pip
+	@echo "Installing colabstage with what the demo needs (torch is most of it) into $(VENV), once: a minute or two ..."
+	@$(VENV)/bin/python $(PIP_INSTALL) --no-compile --editable '.[demo]' || { \
 	  echo "If pip found no torch: constraints.txt allows its CPU build only, so pip must be configured with a place"; \
 	  echo "that has CPU builds (extra-index-url or find-links)."; exit 1; }
 	@touch $@
 
+$(VENV)/.installed: pyproject.toml constraints.txt $(VENV)/.demo
+	@echo "Installing the tools that check and test into $(VENV) ..."
+	@$(VENV)/bin/python $(PIP_INSTALL) --group check --group test
+	@touch $@
+
 # Beside the rest, because it is large and the demo does without.
 $(VENV)/.large: pyproject.toml constraints.txt $(VENV)/.installed
-	@echo "Installing Keras, its backends, Arrow, Lightning and Accelerate into $(VENV) ..."
-	@$(VENV)/bin/python $(PIP_INSTALL) --group keras --group arrow --group frameworks
+	@echo "Installing Keras, its backends, Arrow, Lightning, Accelerate and JupyterLab into $(VENV) ..."
+	@$(VENV)/bin/python $(PIP_INSTALL) --group keras --group arrow --group frameworks --group notebooks --group site
+	@touch $@
+
+# With the package, because the reference is made of it.
+$(VENV)/.site: pyproject.toml constraints.txt $(VENV)/.installed
+	@$(VENV)/bin/python $(PIP_INSTALL) --group site
 	@touch $@
 
 # Without torch, so that the tests show what works without it.
@@ -82,6 +99,17 @@ $(VENV313)/.installed: pyproject.toml constraints.txt | $(VENV313)/bin/pip
 
 python313:
 	@if bash scripts/find_python.sh 3.13 >/dev/null; then $(MAKE) -s --no-print-directory $(VENV313)/.installed; fi
+
+# The widgets of Colab's image, beside those of the environment: their names are the same.
+$(VENV)/.ipywidgets7: constraints.txt | $(VENV)/.large
+	@echo "Installing ipywidgets 7.7 into $(VENV)/ipywidgets7 ..."
+	@rm -rf $(VENV)/ipywidgets7
+	@$(VENV)/bin/python -m pip install -qq --no-deps --target $(VENV)/ipywidgets7 'ipywidgets>=7.7,<7.8' ipython_genutils
+	@touch $@
+
+$(VENV)/.browser: scripts/setup_browser.sh | $(VENV)/bin/pip
+	@bash scripts/setup_browser.sh
+	@touch $@
 
 $(VENV)/.fuse: scripts/setup_fuse.sh | $(VENV)/bin/pip
 	@bash scripts/setup_fuse.sh

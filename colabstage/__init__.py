@@ -28,7 +28,14 @@ if TYPE_CHECKING:
     from colabstage.pack.run import pack_dataset
     from colabstage.stage.dataset import StagedDataset
     from colabstage.stage.publish import publish_file
+    from colabstage.stage.restore import restore_file
     from colabstage.stage.run import plan_stage, stage_dataset
+    from colabstage.ui.notebook.browse.widget import browse_dataset
+    from colabstage.ui.notebook.form.form import stage_form
+    from colabstage.ui.plots.classes import plot_class_balance
+    from colabstage.ui.plots.epochs import plot_epochs
+    from colabstage.ui.plots.sizes import plot_image_sizes
+    from colabstage.ui.plots.throughput import ThroughputRecorder, plot_throughput
 
     __version__: str
 
@@ -38,7 +45,9 @@ __all__ = [
     "GpuMonitor",
     "LoaderProfile",
     "StagedDataset",
+    "ThroughputRecorder",
     "autotune_loader",
+    "browse_dataset",
     "compare_sources",
     "dataset_h5",
     "doctor",
@@ -49,10 +58,16 @@ __all__ = [
     "mount_drive",
     "pack_dataset",
     "plan_stage",
+    "plot_class_balance",
+    "plot_epochs",
+    "plot_image_sizes",
+    "plot_throughput",
     "profile_loader",
     "publish_file",
     "refresh_drive",
+    "restore_file",
     "stage_dataset",
+    "stage_form",
     "to_keras",
     "to_tf_data",
 ]
@@ -63,7 +78,9 @@ _HOMES = {
     "GpuMonitor": "diagnose.gpu.monitor",
     "LoaderProfile": "diagnose.report",
     "StagedDataset": "stage.dataset",
+    "ThroughputRecorder": "ui.plots.throughput",
     "autotune_loader": "diagnose.autotune",
+    "browse_dataset": "ui.notebook.browse.widget",
     "compare_sources": "diagnose.compare.run",
     "dataset_h5": "load.dataset",
     "doctor": "diagnose.health.doctor",
@@ -74,10 +91,16 @@ _HOMES = {
     "mount_drive": "machine.drive",
     "pack_dataset": "pack.run",
     "plan_stage": "stage.run",
+    "plot_class_balance": "ui.plots.classes",
+    "plot_epochs": "ui.plots.epochs",
+    "plot_image_sizes": "ui.plots.sizes",
+    "plot_throughput": "ui.plots.throughput",
     "profile_loader": "diagnose.profile",
     "publish_file": "stage.publish",
     "refresh_drive": "machine.drive",
+    "restore_file": "stage.restore",
     "stage_dataset": "stage.run",
+    "stage_form": "ui.notebook.form.form",
     "to_keras": "load.frameworks.keras",
     "to_tf_data": "load.frameworks.tensorflow",
 }

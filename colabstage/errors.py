@@ -30,7 +30,8 @@
     ├── PackFormatError        (ValueError)            the file is not a pack that this version reads
     │   └── NewerFormatError
     ├── DamagedPackError       (OSError)               the file is a pack, but not whole
-    └── SplitNotFoundError     (KeyError)
+    ├── SplitNotFoundError     (KeyError)
+    └── NotStagedError         (RuntimeError)          asked for before it is there
 
 Each takes one message: what failed with the value, what was expected, what to do next. All of them pickle.
 """
@@ -164,3 +165,7 @@ class DamagedPackError(ColabstageError, OSError):
 
 class SplitNotFoundError(ColabstageError, KeyError):
     """The dataset has no split of that name; the message lists those it has."""
+
+
+class NotStagedError(ColabstageError, RuntimeError):
+    """The staging form was asked for its dataset before it had staged one."""

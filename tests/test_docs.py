@@ -20,8 +20,9 @@ from colabstage import errors, pack_dataset
 from colabstage.h5.info import read_info
 from colabstage.simulate.colab import simulated_colab
 from colabstage.simulate.drive import SimulatedDrive
+from colabstage.simulate.http_server import WebServer
 from colabstage.simulate.knobs import DriveKnobs
-from colabstage.ui.cli import app
+from colabstage.ui.cli.app import app
 from tests.pages import DOCS, README, Block, anchors, blocks, links
 from tests.pictures import make_picture, write_photos
 
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 FORMATS = DOCS[0].with_name("formats.md")
 # Pages whose code wants a machine of its own; the others run one after the other in this process.
-_APART = {"drive", "keras"}
+_APART = {"drive", "keras", "sources"}
 
 
 def page(name: str) -> Path:
@@ -123,6 +124,15 @@ def test_the_drive_page_runs_on_a_simulated_drive(here: Path) -> None:
         assert list((drive.cloud / "MyDrive/colabstage").glob("photos-*.h5"))
 
 
+def test_the_page_on_sources_runs(here: Path) -> None:
+    """From a server that stands for the web, and from archives beside it."""
+    zip_photos(here / "photos.zip", here / "photos")
+    zip_photos(here / "part-2.zip", write_photos(here / "others", 6, first=100)[0].parents[1])
+    with WebServer({"photos.zip": here / "photos.zip", "part-1.zip": here / "photos.zip"}) as server:
+        run_page("sources", {}, {"https://example.org/": server.url("")})
+    assert list((here / "copies" / "photos").rglob("*.jpg"))
+
+
 @pytest.mark.skipif(
     find_spec("keras") is None or find_spec("tensorflow") is None,
     reason="needs keras and tensorflow: pip install -c constraints.txt --group keras",
@@ -205,7 +215,7 @@ def test_what_is_not_run_says_why() -> None:
     """A block that is only compiled has its reason in the page, and there are few of them."""
     reasons = [block.why_not_run for path in [README, *DOCS] for block in blocks(path, "python") if block.why_not_run]
     assert sorted(reason.partition(",")[0] for reason in reasons) == [
-        "needs Colab and a GPU", "needs a GPU", "needs the network", "needs torchrun", "starts a cluster",
+        "needs Colab and a GPU", "needs Colab and a GPU", "needs a GPU", "needs the network", "needs torchrun", "starts a cluster",
     ]  # fmt: skip
 
 

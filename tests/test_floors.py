@@ -9,7 +9,7 @@ import pytest
 
 PACKAGE = Path(__file__).resolve().parent.parent / "colabstage"
 FLOORS = {
-    **dict.fromkeys(("errors", "progress", "units", "fileops", "retry", "pipeline"), 0),
+    **dict.fromkeys(("errors", "progress", "units", "page", "fileops", "retry", "pipeline"), 0),
     **dict.fromkeys(("machine", "trees", "images"), 1),
     **dict.fromkeys(("fetch", "layouts", "h5"), 2),
     **dict.fromkeys(("pack", "load"), 3),

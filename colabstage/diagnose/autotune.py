@@ -7,7 +7,6 @@ fewest processes wins: on two cores they take their time from the model's own.
 
 from __future__ import annotations
 
-import html
 import math
 import time
 import warnings
@@ -16,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from colabstage.diagnose.costs import batch_size_of, usable
 from colabstage.diagnose.keeping import kept_attributes, kept_randomness, kept_training
-from colabstage.diagnose.page import page
 from colabstage.diagnose.subject_torch import end_iterator
 from colabstage.errors import ColabstageError, OptionError
+from colabstage.page import page, table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -119,13 +118,8 @@ class TunedLoader:
         return self.summary()
 
     def _repr_html_(self) -> str:
-        rows = "".join(
-            f"<tr><td class='cs-number'>{_shown(trial)}</td><td class='cs-number'>{trial.first_s:.2f}</td>"
-            f"<td>{html.escape(_described(trial))}</td></tr>"
-            for trial in self.table
-        )
-        head = "<tr><th class='cs-number'>ms a batch</th><th class='cs-number'>first, s</th><th>options</th></tr>"
-        return page(self._headline(), f"<table>{head}{rows}</table>")
+        rows = [(_shown(trial), f"{trial.first_s:.2f}", _described(trial)) for trial in self.table]
+        return page(self._headline(), table(("ms a batch", "first, s", "options"), rows, numbers=frozenset({0, 1})))
 
 
 def _shown(trial: Trial) -> str:

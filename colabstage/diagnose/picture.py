@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from colabstage.diagnose.page import new_figure
+from colabstage.diagnose.drawing import new_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -25,6 +25,8 @@ COLOURS = {
 _WAIT = "#c3cad1"
 _INK = "#1f2933"
 _SHOWN = 12
+# Of the heading, at which it fills 9 inches.
+_LINE = 90
 
 
 def draw_profile(profile: LoaderProfile) -> Figure:
@@ -35,7 +37,7 @@ def draw_profile(profile: LoaderProfile) -> Figure:
     """
     spans = _middle(profile.spans)
     figure = new_figure(9.0, 4.6 if spans else 3.0)
-    figure.suptitle(_two_lines(profile.verdict.sentence), x=0.01, ha="left", fontsize=10.5, weight="bold", color=_INK)
+    figure.suptitle(_in_lines(profile.verdict.sentence), x=0.01, ha="left", fontsize=10.5, weight="bold", color=_INK)
     if spans:
         above, below = figure.subplots(2, 1, height_ratios=[max(2, len(profile.stage_seconds)), 1.6])
         _draw_timeline(below, spans)
@@ -79,7 +81,7 @@ def _middle(spans: tuple[Span, ...]) -> tuple[Span, ...]:
     return spans[first : first + _SHOWN]
 
 
-def _two_lines(sentence: str) -> str:
+def _in_lines(sentence: str) -> str:
     import textwrap
 
-    return "\n".join(textwrap.wrap(sentence, 105))
+    return "\n".join(textwrap.wrap(sentence, _LINE))

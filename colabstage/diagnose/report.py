@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from colabstage.diagnose.facts import STAGES
-from colabstage.diagnose.page import page
+from colabstage.page import facts_table, heading, notes, page
 from colabstage.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
@@ -141,19 +141,15 @@ class LoaderProfile:
             f"width:{max(0.5, 100 * value / longest):.1f}%'></div></td></tr>"
             for name, value in seconds.items()
         )
-        figures = "".join(
-            f"<tr><th>{html.escape(name)}</th><td>{html.escape(value)}</td></tr>" for name, value in self._figures()
-        )
         changes = "".join(
             f"<tr><td class='cs-number'><b>{_gain(advice)}</b></td><td><code>{html.escape(advice.argument)}</code><br>"
             f"<span class='cs-muted'>{html.escape(advice.why)}</span></td></tr>"
             for advice in self.advice
         )
-        notes = "".join(f"<div class='cs-muted'>{html.escape(note)}</div>" for note in self.notes)
-        body = f"<table>{bars}</table><table>{figures}</table>"
+        body = f"<table>{bars}</table>{facts_table(self._figures())}"
         if changes:
-            body += f"<div class='cs-head'>What to change</div><table>{changes}</table>"
-        return page(self.verdict.sentence, body + notes)
+            body += f"{heading('What to change')}<table>{changes}</table>"
+        return page(self.verdict.sentence, body + notes(self.notes))
 
 
 def _milliseconds(seconds: float) -> str:

@@ -34,7 +34,7 @@ from colabstage.fileops import disk_use, find_orphans, make_folder
 from colabstage.machine.drive import drive_root
 from colabstage.machine.remount import run_with_one_remount
 from colabstage.machine.resources import check_space, usable_cores
-from colabstage.progress import Cancellation, Progress, resolve_progress
+from colabstage.progress import Cancellation, Progress, cancellation_of, resolve_progress
 from colabstage.retry import RetryPolicy
 
 if TYPE_CHECKING:
@@ -82,8 +82,9 @@ def fetch_files(
         TargetExistsError: something stands at `target` that `fetch_files` did not put there as it is.
         ChecksumMismatchError: all of it came, but it is another file; it is kept beside the target under a name of
             its own.
-        SourceNotFoundError, SourceAccessError, SourceReadError, SourceChangedError, WebPageError,
-            DriveDisconnectedError, DriveQuotaError: the source cannot be read.
+        SourceNotFoundError, SourceAccessError, SourceReadError, SourceChangedError: the source cannot be read.
+        WebPageError: a web page came in place of the data.
+        DriveDisconnectedError, DriveQuotaError: Drive is away, or refuses for now.
         MissingDependencyError: this kind of source needs a package; the message has the install line.
         NotEnoughSpaceError: it does not fit; raised before the first byte, with figures.
         TargetNotWritableError, OptionError: an argument cannot work.
@@ -95,7 +96,8 @@ def fetch_files(
         msg = "hash= is for one file, and source is a list. Fetch the file alone, or leave the hash out."
         raise OptionError(msg)
     place = _read_target(target)
-    fetch = _Fetch(parsed, place, checksum, overwrite, resolve_progress(progress), Cancellation(), time.monotonic())
+    shown = resolve_progress(progress)
+    fetch = _Fetch(parsed, place, checksum, overwrite, shown, cancellation_of(shown), time.monotonic())
     here = fetch.reuse()
     if here is not None:
         return here

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import operator
 import warnings
-from html import escape
 from typing import TYPE_CHECKING, Any
 
 from colabstage.errors import MissingDependencyError
 from colabstage.load.reading.crew import Crew
 from colabstage.load.reading.joined import open_reader
+from colabstage.page import facts_table, page
 from colabstage.units import format_bytes
 
 try:
@@ -180,8 +180,7 @@ class dataset_h5(_Base):  # noqa: N801 - the name that people know from the reci
         )
 
     def _repr_html_(self) -> str:
-        rows = "".join(f"<tr><th>{escape(name)}</th><td>{escape(value)}</td></tr>" for name, value in self._facts())
-        return f"<b>dataset_h5</b> {escape(str(self.reader.path))}, split {escape(self.split)}<table>{rows}</table>"
+        return page(f"dataset_h5, split '{self.split}'", facts_table([("file", str(self.reader.path)), *self._facts()]))
 
     def _facts(self) -> list[tuple[str, str]]:
         return [

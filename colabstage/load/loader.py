@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from html import escape
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
@@ -28,6 +27,7 @@ from colabstage.load.epoch.dice import BatchPlace
 from colabstage.load.epoch.order import RowOrder
 from colabstage.load.epoch.sampling import epoch_sampler, is_own_order, sampler_order, shares_out
 from colabstage.load.epoch.sharding import Schedule, Shard, choose_shard
+from colabstage.page import facts_table, notes, page
 from colabstage.units import parse_bytes
 
 if TYPE_CHECKING:
@@ -378,8 +378,10 @@ class Loader(OneAtATime, _Base):
         return f"Loader of {self.dataset!r}\n  {self._described}"
 
     def _repr_html_(self) -> str:
-        dataset = self.dataset._repr_html_() if isinstance(self.dataset, dataset_h5) else escape(repr(self.dataset))
-        return f"<b>Loader</b> {escape(self._described)}<br>{dataset}"
+        shown = notes([repr(self.dataset)])
+        return page(
+            "Loader", (notes([self._described]) if self._machine is None else facts_table(self.plan.facts)) + shown
+        )
 
     @property
     def _described(self) -> str:

@@ -20,7 +20,7 @@ from colabstage.pack.opening import open_source
 from colabstage.pack.options import PackOptions, split_fractions
 from colabstage.pack.remote_target import RemoteTarget
 from colabstage.pack.shards import ShardSet
-from colabstage.progress import Cancellation, resolve_progress
+from colabstage.progress import cancellation_of, resolve_progress
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -94,9 +94,11 @@ def pack_dataset(
         progress: `True` for a bar, `False` for silence, or a `Progress`.
 
     Raises:
-        SourceNotFoundError, ArchiveError, LayoutError, DecodeError, OptionError, NotEnoughSpaceError,
-        TargetExistsError, TargetNotWritableError: nothing at `out` has changed.
+        SourceNotFoundError, ArchiveError, LayoutError, DecodeError: the source cannot be packed.
+        OptionError, NotEnoughSpaceError, TargetExistsError, TargetNotWritableError: it cannot be packed so, or there.
         WorkersLostError: the executor's workers died again and again, or fell silent.
+
+    Whatever is raised, nothing at `out` has changed.
     """
     options = PackOptions(
         layout=layout,
@@ -132,7 +134,7 @@ def pack_dataset(
         job = plan_job(opened.tree, opened.table, options, free_bytes=space_for(target))
         make_folder(target.parent)
         return run_pack(
-            job, target, slow=opened.slow, progress=shown, cancellation=Cancellation(), identity=opened.identity
+            job, target, slow=opened.slow, progress=shown, cancellation=cancellation_of(shown), identity=opened.identity
         )
 
 
@@ -152,7 +154,12 @@ def _append(source: PackSource, dataset: Path, options: PackOptions, progress: P
             job = plan_job(opened.tree, table, options, free_bytes=space_for(target))
             check_fits(base, job.table, job.plan, options)
             report = run_pack(
-                job, target, slow=opened.slow, progress=progress, cancellation=Cancellation(), identity=opened.identity
+                job,
+                target,
+                slow=opened.slow,
+                progress=progress,
+                cancellation=cancellation_of(progress),
+                identity=opened.identity,
             )
         again = repeated_names(dataset, job.table, but=target)
     if not again:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import html
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from colabstage.errors import OptionError
+from colabstage.page import facts_table, heading, page
 from colabstage.units import format_bytes
 
 if TYPE_CHECKING:
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from colabstage.load.dataset import dataset_h5
     from colabstage.load.loader import Loader
     from colabstage.stage.report import StageReport
+
+_CLASSES_SHOWN = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,5 +140,20 @@ class StagedDataset:
         return f"{rows} samples of {len(self.classes)} classes in '{self.path}' ({size})"
 
     def _repr_html_(self) -> str:
-        report: str = self.report._repr_html_()
-        return f"<div><b>{html.escape(str(self))}</b></div>{report}"
+        report = heading(self.report.headline) + self.report.to_html_body()
+        return page("StagedDataset", facts_table(self._facts()) + report)
+
+    def _facts(self) -> list[tuple[str, str]]:
+        files = [] if self.files is None else [("files", str(self.files))]
+        if self.info is None:
+            return files
+        classes = ", ".join(self.classes[:_CLASSES_SHOWN])
+        more = len(self.classes) - _CLASSES_SHOWN
+        return [
+            ("samples", ", ".join(f"{name} {count:,}" for name, count in self.splits.items())),
+            ("classes", f"{len(self.classes)}: {classes}{f' and {more} more' if more > 0 else ''}")
+            if self.classes
+            else ("classes", "not named"),
+            ("file", f"{self.path} ({format_bytes(self.path.stat().st_size)})"),
+            *files,
+        ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from colabstage.page import COLOURS, facts_table, notes, page
 from colabstage.units import format_bytes
 
 if TYPE_CHECKING:
@@ -87,16 +88,27 @@ class StagePlan:
         }
 
     def __str__(self) -> str:
-        lines = [f"'{self.source}' {_SENTENCES[self.action]}."]
-        lines += [f"  {reason}" for reason in self.reasons]
+        lines = [self._headline, *(f"  {reason}" for reason in self.reasons)]
+        return "\n".join([*lines, *(f"  {name:<9}{value}" for name, value in self._facts())])
+
+    def _repr_html_(self) -> str:
+        mark = "" if self.fits else f"<b style='color:{COLOURS['fail']}'>This does not fit on the disk.</b>"
+        return page(self._headline, notes(self.reasons) + facts_table(self._facts()) + mark)
+
+    @property
+    def _headline(self) -> str:
+        return f"'{self.source}' {_SENTENCES[self.action]}."
+
+    def _facts(self) -> list[tuple[str, str]]:
+        facts = []
         if self.samples:
-            lines.append("  samples  " + ", ".join(f"{name} {rows:,}" for name, rows in self.samples.items()))
+            facts.append(("samples", ", ".join(f"{name} {rows:,}" for name, rows in self.samples.items())))
         if self.action != "reuse":
             figures = self.figures
-            lines.append(f"  read     {format_bytes(figures.source_bytes)}")
-            lines.append(f"  write    {format_bytes(figures.pack_bytes + figures.files_bytes)} to '{self.target}'")
             room = "" if self.fits else ": too little"
-            lines.append(f"  peak     {format_bytes(figures.peak_bytes)} of {format_bytes(self.free_bytes)} free{room}")
-        if self.cache is not None:
-            lines.append(f"  cache    '{self.cache}'")
-        return "\n".join(lines)
+            facts += [
+                ("read", format_bytes(figures.source_bytes)),
+                ("write", f"{format_bytes(figures.pack_bytes + figures.files_bytes)} to '{self.target}'"),
+                ("peak", f"{format_bytes(figures.peak_bytes)} of {format_bytes(self.free_bytes)} free{room}"),
+            ]
+        return facts if self.cache is None else [*facts, ("cache", f"'{self.cache}'")]

@@ -40,12 +40,12 @@ from colabstage.fileops import (
 from colabstage.h5.manifest import BLOCK_BYTES, Manifest, make_hashes, manifest_path, read_manifest, write_manifest
 from colabstage.machine.drive import drive_root
 from colabstage.machine.resources import check_space, usable_cores
-from colabstage.progress import Cancellation, resolve_progress
+from colabstage.progress import cancellation_of, resolve_progress
 from colabstage.retry import RetryPolicy, read_with_retry
 from colabstage.units import format_bytes, format_duration, format_rate
 
 if TYPE_CHECKING:
-    from colabstage.progress import Progress, ProgressStep
+    from colabstage.progress import Cancellation, Progress, ProgressStep
 
 PREVIOUS_SUFFIX = ".previous"
 
@@ -101,7 +101,8 @@ def publish_file(
             manifest of ours has the manifest's name.
         NotEnoughSpaceError, TargetNotWritableError, DriveDisconnectedError: the place failed.
         DamagedPackError: what was read back differs from what was written.
-        In each case nothing at `to` has changed.
+
+    Whatever is raised, nothing at `to` has changed.
     """
     source = Path(path)
     if not source.is_file():
@@ -112,14 +113,15 @@ def publish_file(
     known = _manifest_of(source, state.nbytes)
     make_folder(target.parent)
     began = time.monotonic()
-    with resolve_progress(progress).step(f"publish {target.name}", total=state.nbytes, unit="B") as step:
+    shown = resolve_progress(progress)
+    with shown.step(f"publish {target.name}", total=state.nbytes, unit="B") as step:
         manifest = _find_published(source, target, state, known)
         if manifest is not None:
             _sweep(target)
             step.advance(state.nbytes)
             kept = state.nbytes
         else:
-            manifest, kept = _copy(source, target, state, known, step)
+            manifest, kept = _copy(source, target, state, known, step=step, cancellation=cancellation_of(shown))
         write_manifest(target, manifest)
     previous = previous_path(target)
     if not keep_previous:
@@ -193,7 +195,13 @@ def _find_published(source: Path, target: Path, state: _State, known: Manifest |
 
 
 def _copy(
-    source: Path, target: Path, state: _State, known: Manifest | None, step: ProgressStep
+    source: Path,
+    target: Path,
+    state: _State,
+    known: Manifest | None,
+    *,
+    step: ProgressStep,
+    cancellation: Cancellation,
 ) -> tuple[Manifest, int]:
     """Bring the file to its place, all but the manifest; returns that, and the bytes that were there from before."""
     temp = temp_beside(target)
@@ -215,7 +223,7 @@ def _copy(
             block_bytes=BLOCK_BYTES,
             expected=None if known is None else known.hashes,
             step=step,
-            cancellation=Cancellation(),
+            cancellation=cancellation,
             policy=RetryPolicy(),
             keep=keep if resumed else None,
         )

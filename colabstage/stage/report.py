@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import html
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from colabstage.page import notes, page, table
 from colabstage.units import format_bytes, format_duration, format_rate
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ _ORIGINS = {
     "cache": "from the packed copy in the cache",
     "source": "from the source",
 }
+_SKIPPED_SHOWN = 10
 
 
 @dataclass(slots=True)
@@ -92,7 +93,7 @@ class StageReport:
     def __str__(self) -> str:
         rows = [(s.name, format_duration(s.seconds), s.quantity, s.rate, s.note) for s in self.steps]
         widths = [max((len(row[column]) for row in rows), default=0) for column in range(4)]
-        lines = [f"Staged {_ORIGINS[self.origin]} in {format_duration(self.seconds)}"]
+        lines = [self.headline]
         lines += [
             f"  {name:<{widths[0]}}  {took:>{widths[1]}}  {much:>{widths[2]}}  {rate:>{widths[3]}}  {note}".rstrip()
             for name, took, much, rate, note in rows
@@ -100,21 +101,24 @@ class StageReport:
         lines += [f"  {note}" for note in self.notes]
         if self.skipped:
             lines.append(f"  {len(self.skipped)} samples left out:")
-            lines += [f"    {line}" for line in self.skipped[:10]]
-            if len(self.skipped) > 10:
-                lines.append(f"    … and {len(self.skipped) - 10} more, in report.skipped")
+            lines += [f"    {line}" for line in self.skipped[:_SKIPPED_SHOWN]]
+            if len(self.skipped) > _SKIPPED_SHOWN:
+                lines.append(f"    … and {len(self.skipped) - _SKIPPED_SHOWN} more, in report.skipped")
         return "\n".join(lines)
 
+    @property
+    def headline(self) -> str:
+        """Where the data came from, and how long that took."""
+        return f"Staged {_ORIGINS[self.origin]} in {format_duration(self.seconds)}"
+
+    def to_html_body(self) -> str:
+        """The steps and the notes as HTML, without the headline."""
+        rows = [(s.name, format_duration(s.seconds), s.quantity, s.rate, s.note) for s in self.steps]
+        steps = table(("step", "time", "amount", "rate", ""), rows, numbers=frozenset({1, 2, 3})) if rows else ""
+        more = len(self.skipped) - _SKIPPED_SHOWN
+        left_out = [f"left out: {line}" for line in self.skipped[:_SKIPPED_SHOWN]]
+        left_out += [f"… and {more:,} more, in report.skipped"] if more > 0 else []
+        return steps + notes([*self.notes, *left_out])
+
     def _repr_html_(self) -> str:
-        cells = "".join(
-            "<tr>"
-            + "".join(f"<td>{html.escape(text)}</td>" for text in (s.name, format_duration(s.seconds)))
-            + "".join(f"<td>{html.escape(text)}</td>" for text in (s.quantity, s.rate, s.note))
-            + "</tr>"
-            for s in self.steps
-        )
-        head = "".join(f"<th>{name}</th>" for name in ("step", "time", "amount", "rate", ""))
-        lines = [*self.notes, *(f"left out: {line}" for line in self.skipped[:10])]
-        notes = "".join(f"<br>{html.escape(line)}" for line in lines)
-        title = html.escape(f"Staged {_ORIGINS[self.origin]} in {format_duration(self.seconds)}")
-        return f"<div><b>{title}</b>{notes}<table><tr>{head}</tr>{cells}</table></div>"
+        return page(self.headline, self.to_html_body())

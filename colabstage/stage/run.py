@@ -111,7 +111,8 @@ def stage_dataset(
         LayoutError: the files form no dataset in any layout. DecodeError: an image cannot be decoded.
         NotEnoughSpaceError: it would not fit; raised before it begins, with figures.
         TargetNotWritableError, OptionError: an argument cannot work.
-        In each case, what was staged or cached before is as it was.
+
+    Whatever is raised, what was staged or cached before is as it was.
     """
     request = make_request(
         source,
@@ -183,11 +184,8 @@ def plan_stage(request: StageRequest) -> StagePlan:
     Lists the source, and reads the headers of a few images where their size matters. What has to be downloaded before
     it can be looked at (a share link, a dataset of Kaggle's) is not.
 
-    Args:
-        The arguments of `stage_dataset`, without `wait`, `executor` and `progress`.
-
-    Raises:
-        As `stage_dataset`, for what can be known beforehand.
+    The arguments are those of `stage_dataset`, without `wait`, `executor` and `progress`; so are the errors, for what
+    can be known beforehand.
     """
     with Staging(request, progress=NullProgress()) as staging:
         return staging.plan()

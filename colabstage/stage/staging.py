@@ -20,7 +20,7 @@ from colabstage.h5.manifest import read_manifest
 from colabstage.machine.resources import free_space
 from colabstage.pack.execute import space_for
 from colabstage.pack.job import prepare_pack
-from colabstage.progress import Cancellation, NullProgress, Progress
+from colabstage.progress import NullProgress, Progress, cancellation_of
 from colabstage.stage.cache import CachedPack, choose_cache_dir, find_cached, restore_pack
 from colabstage.stage.dataset import StagedDataset
 from colabstage.stage.local import LocalRecord, files_problem, find_record, pack_problem, write_record
@@ -48,7 +48,7 @@ class Staging:
         self._request = request
         self._executor = executor
         self._progress = progress
-        self._cancellation = Cancellation()
+        self._cancellation = cancellation_of(progress)
         self._report = StageReport()
         self._stack = contextlib.ExitStack()
         self._source: OpenSource | None = None

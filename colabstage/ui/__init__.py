@@ -1,1 +1,1 @@
-"""Faces: the command line, the demo, plots. Nothing below imports them."""
+"""Faces: the command line, the demo, what is clicked in a notebook, plots. Nothing below imports them."""

@@ -7,6 +7,8 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any, assert_type
 
+from matplotlib.figure import Figure
+
 import colabstage
 from colabstage.diagnose.compare.comparison import SourceComparison
 from colabstage.diagnose.gpu.figures import GpuSample
@@ -26,6 +28,10 @@ from colabstage.stage.dataset import StagedDataset
 from colabstage.stage.plan import StagePlan
 from colabstage.stage.publish import PublishReport
 from colabstage.stage.report import StageReport
+from colabstage.stage.restore import RestoreReport
+from colabstage.ui.notebook.browse.widget import DatasetBrowser
+from colabstage.ui.notebook.form.form import StageForm
+from colabstage.ui.plots.epochs import SessionTimes
 
 
 def staging() -> None:
@@ -107,6 +113,7 @@ def packing_and_publishing() -> None:
     """The halves of staging that are usable alone."""
     assert_type(colabstage.pack_dataset("photos", "photos.h5", overwrite=True), PackReport)
     assert_type(colabstage.publish_file(Path("model.pt"), "/content/drive/MyDrive"), PublishReport)
+    assert_type(colabstage.restore_file("/content/drive/MyDrive/model.pt", overwrite=True), RestoreReport)
 
 
 def fetching() -> None:
@@ -139,3 +146,25 @@ def the_module(error: ColabstageError) -> None:
     assert_type(colabstage.ColabstageError("a sentence"), ColabstageError)
     assert_type(str(error), str)
     colabstage.stage_datset("photos.zip")  # type: ignore[attr-defined]
+
+
+def filling_in() -> None:
+    """The form takes what can be written down, and gives what `stage_dataset` returns."""
+    form = colabstage.stage_form("photos.zip", image_size=(64, 64), splits={"train": 0.8, "test": 0.2})
+    assert_type(form, StageForm)
+    assert_type(form.dataset, StagedDataset)
+    assert_type(form.code, str)
+    colabstage.stage_form("photos.zip", prepare=None)  # type: ignore[call-arg]
+
+
+def looking() -> None:
+    """What can be looked at is looked at by one argument; plots take what there is and return figures."""
+    assert_type(colabstage.browse_dataset("data-*.h5", split="test", page_size=40), DatasetBrowser)
+    assert_type(colabstage.browse_dataset(dataset_h5("data.h5")), DatasetBrowser)
+    recorder = colabstage.ThroughputRecorder(False)
+    data = colabstage.stage_dataset("photos", progress=recorder)
+    assert_type(colabstage.plot_throughput(recorder), Figure)
+    assert_type(colabstage.plot_throughput(data.report), Figure)
+    assert_type(colabstage.plot_class_balance(data), Figure)
+    assert_type(colabstage.plot_image_sizes(Path("photos"), most=100), Figure)
+    assert_type(colabstage.plot_epochs({"before": [1.0], "after": SessionTimes([0.5], total_s=2.0)}), Figure)

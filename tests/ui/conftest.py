@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path  # noqa: TC003 - fixtures
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +16,7 @@ from PIL import Image
 
 from tests.diagnose.nvidia_smi import no_gpu, smi  # noqa: F401 - fixtures
 
-COMMAND = (sys.executable, "-m", "colabstage.ui.cli")
+COMMAND = (sys.executable, "-m", "colabstage")
 Done = subprocess.CompletedProcess[str]
 Run = Callable[..., Done]
 
@@ -40,6 +42,21 @@ def run(tmp_path: Path) -> Run:
         )
 
     return run_it
+
+
+def reason(done: Done, code: int) -> str:
+    """The one line on stderr of a command that ended with `code`, without its beginning."""
+    assert done.returncode == code, done.stderr
+    lines = done.stderr.splitlines()
+    assert len(lines) == 1, done.stderr
+    assert lines[0].startswith("colabstage: ")
+    return lines[0].removeprefix("colabstage: ")
+
+
+def result(done: Done) -> Any:
+    """The JSON on stdout of a command that went well and said nothing else."""
+    assert (done.returncode, done.stderr) == (0, "")
+    return json.loads(done.stdout)
 
 
 def write_images(folder: Path, *, each: int, side: int = 12) -> Path:

@@ -6,7 +6,7 @@ import html
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from colabstage.diagnose.page import COLOURS, page
+from colabstage.page import COLOURS, notes, page
 from colabstage.units import format_bytes, format_duration, format_rate
 
 if TYPE_CHECKING:
@@ -152,8 +152,7 @@ class SourceComparison:
             + "</tr>"
             for rate in self.rates
         )
-        notes = "".join(f"<div class='cs-muted'>{html.escape(line)}</div>" for line in self._lines())
-        return page(self._headline(), f"<table>{rows}</table>{notes}")
+        return page(self._headline(), f"<table>{rows}</table>{notes(self._lines())}")
 
     def plot(self) -> Figure:
         """Images a second and the epoch's length, a bar for each way.
@@ -164,7 +163,7 @@ class SourceComparison:
         Raises:
             MissingDependencyError: matplotlib is not installed.
         """
-        from colabstage.diagnose.page import new_figure
+        from colabstage.diagnose.drawing import new_figure
 
         figure = new_figure(9.5, 2.9)
         figure.suptitle(self._headline(), x=0.01, ha="left", fontsize=11, weight="bold")

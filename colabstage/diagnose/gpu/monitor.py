@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from colabstage.diagnose.gpu.figures import GpuSample, figure_out, history, summarise
 from colabstage.diagnose.gpu.strip import Strip, draw_svg, in_notebook, show
-from colabstage.diagnose.page import page
 from colabstage.errors import NotSupportedHereError, OptionError
 from colabstage.machine.gpu import gpu_problem, open_gpus
+from colabstage.page import page
 from colabstage.units import format_bytes
 
 if TYPE_CHECKING:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from colabstage.diagnose.drawing import new_figure
 from colabstage.diagnose.gpu.figures import figure_out
-from colabstage.diagnose.page import new_figure
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

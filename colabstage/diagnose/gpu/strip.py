@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import html
 import sys
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from colabstage.diagnose.gpu.figures import draw_blocks, history
-from colabstage.diagnose.page import COLOURS, page
+from colabstage.page import COLOURS, page
 from colabstage.units import format_bytes
 
 if TYPE_CHECKING:
@@ -79,6 +80,4 @@ def in_notebook() -> bool:
 
 def show(strip: Strip) -> Any:
     """Show a strip below the running cell; its `.update(strip)` replaces it, from any thread."""
-    from IPython.display import display
-
-    return display(strip, display_id=True)
+    return import_module("IPython.display").display(strip, display_id=True)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from colabstage.diagnose.health.checks import ALL_CHECKS, remedy_of
 from colabstage.diagnose.health.gather import gather_facts
-from colabstage.diagnose.page import COLOURS, page
 from colabstage.errors import OptionError
+from colabstage.page import COLOURS, page
 
 if TYPE_CHECKING:
     import os

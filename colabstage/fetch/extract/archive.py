@@ -35,7 +35,7 @@ from colabstage.fetch.transfer.arriving import ArrivingFile
 from colabstage.fetch.transfer.mounted import MountedFile
 from colabstage.fileops import adopt_orphan, disown, make_folder, remove_any, sweep_orphans, temp_beside
 from colabstage.machine.mounts import is_slow_mount
-from colabstage.progress import Cancellation, resolve_progress
+from colabstage.progress import cancellation_of, resolve_progress
 from colabstage.retry import RetryPolicy
 from colabstage.trees.archive_bytes import LentBytes, LocalBytes
 from colabstage.trees.names import DEFAULT_LIMITS, ArchiveLimits, check_case_collisions, check_lengths, parent_folders
@@ -45,7 +45,7 @@ from colabstage.units import format_bytes, format_duration, format_rate
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from colabstage.progress import Progress
+    from colabstage.progress import Cancellation, Progress
     from colabstage.trees.tree import ByteSource, FileEntry, Tree
 
 _PATH_BYTES = 4095
@@ -142,7 +142,7 @@ def extract_archive(
             limits=limits,
             overwrite=overwrite,
             progress=shown,
-            cancellation=cancellation or Cancellation(),
+            cancellation=cancellation or cancellation_of(shown),
         )
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from colabstage.load.epoch.sharding import Shard
+from colabstage.page import facts_table, page
 
 if TYPE_CHECKING:
     from colabstage.load.reading.storage import EngineChoice
@@ -177,6 +178,23 @@ class LoaderPlan:
     order: OrderChoice
     start: StartChoice | None = None
     decode: DecodeChoice | None = None
+
+    @property
+    def facts(self) -> list[tuple[str, str]]:
+        """What was chosen, and why, one choice after the other."""
+        chosen = [
+            ("strategy", f"{self.strategy}: {self.reason}"),
+            ("batches", f"{self.batches:,} of {self.batch_size:,}"),
+            ("workers", str(self.workers)),
+            ("prefetch", str(self.prefetch)),
+            ("engine", str(self.engine)),
+            ("order", str(self.order)),
+        ]
+        chosen += [] if self.start is None else [("start", str(self.start))]
+        return chosen if self.decode is None else [*chosen, ("decode", str(self.decode))]
+
+    def _repr_html_(self) -> str:
+        return page(f"LoaderPlan: {self.strategy}", facts_table(self.facts))
 
     def __str__(self) -> str:
         start = "" if self.start is None else f"; start: {self.start}"

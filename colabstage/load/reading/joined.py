@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -235,10 +236,14 @@ class JoinedReader:
 
     def keys(self, indices: Indices | None = None) -> list[str]:
         """As `SplitReader.keys`."""
-        found: list[str] = []
-        for part in self._parts:
-            found += part.keys()
-        return found if indices is None else [found[row] for row in resolve_rows(indices, len(self))]
+        if indices is None:
+            return list(chain.from_iterable(part.keys() for part in self._parts))
+        rows = resolve_rows(indices, len(self))
+        found = [""] * len(rows)
+        for part, own, places in self._shares(rows):
+            for place, key in zip(places.tolist(), part.keys(own), strict=True):
+                found[place] = key
+        return found
 
     def into_memory(self) -> JoinedReader:
         """As `SplitReader.into_memory`."""

@@ -1,0 +1,79 @@
+"""How things show themselves in a notebook: a headline, tables and notes as HTML, legible on a light and a dark page.
+
+Text takes the colour that the notebook sets for outputs; the few colours of ours are of middle lightness, which stand
+out from white and from black alike. Every rule carries our class, so nothing else on the page changes. No scripts:
+what is shown looks the same in a notebook that is only read.
+"""
+
+from __future__ import annotations
+
+import html
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+# Contrast of 3.5 and more against #ffffff as well as #1e1e1e, for text in bold and for bars.
+COLOURS = {
+    "ok": "#2e8b57",
+    "warn": "#b7791f",
+    "fail": "#d64545",
+    "skip": "#808890",
+    "accent": "#2a86b0",
+    "muted": "#808890",
+}
+
+# Outputs of JupyterLab, of VS Code and of Colab name their text's colour so; elsewhere it is inherited.
+TEXT_COLOUR = "var(--jp-content-font-color1,var(--vscode-editor-foreground,var(--colab-primary-text-color,inherit)))"
+
+STYLE = (
+    "<style>"
+    ".cs-report{font-family:system-ui,-apple-system,'Segoe UI',sans-serif;font-size:13px;line-height:1.45;"
+    f"max-width:60em;color:{TEXT_COLOUR}"
+    """}
+.cs-report table{border-collapse:collapse;margin:.4em 0;background:none;font-size:inherit;color:inherit;border:0}
+.cs-report tr{background:none!important}
+.cs-report th,.cs-report td{text-align:left!important;vertical-align:top;padding:.25em .9em .25em 0;border:0;
+border-top:1px solid rgba(128,136,144,.3);font-weight:inherit;background:none;color:inherit;white-space:normal;
+overflow-wrap:break-word;max-width:none}
+.cs-report td:last-child{overflow-wrap:anywhere}
+.cs-report td:first-child:not(:last-child){white-space:nowrap}
+.cs-report th{white-space:nowrap;font-weight:600}
+.cs-report .cs-muted{opacity:.72}
+.cs-report .cs-head{font-weight:600;font-size:14px}
+.cs-report .cs-head+.cs-head{margin-top:.6em}
+.cs-report .cs-number{text-align:right!important;font-variant-numeric:tabular-nums;white-space:nowrap}
+</style>"""
+)
+
+
+def page(headline: str, body: str) -> str:
+    """Something as HTML: `headline` is plain text, `body` is HTML."""
+    return f"{STYLE}<div class='cs-report'>{heading(headline)}{body}</div>"
+
+
+def heading(text: str) -> str:
+    """A line of plain text above what follows, as HTML."""
+    return f"<div class='cs-head'>{html.escape(text)}</div>"
+
+
+def facts_table(facts: Iterable[tuple[str, str]]) -> str:
+    """Names with what is known of them, both plain text, as HTML; nothing for none."""
+    rows = "".join(f"<tr><th>{html.escape(name)}</th><td>{html.escape(value)}</td></tr>" for name, value in facts)
+    return f"<table>{rows}</table>" if rows else ""
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: frozenset[int] = frozenset()) -> str:
+    """Plain text in columns, as HTML; those in `numbers`, counted from 0, at the right."""
+    marks = [" class='cs-number'" if column in numbers else "" for column in range(len(head))]
+
+    def line(tag: str, cells: Sequence[str]) -> str:
+        return "".join(f"<{tag}{mark}>{html.escape(cell)}</{tag}>" for mark, cell in zip(marks, cells, strict=True))
+
+    body = "".join(f"<tr>{line('td', row)}</tr>" for row in rows)
+    return f"<table><tr>{line('th', head)}</tr>{body}</table>"
+
+
+def notes(lines: Iterable[str]) -> str:
+    """Sentences of plain text below each other, muted, as HTML."""
+    return "".join(f"<div class='cs-muted'>{html.escape(line)}</div>" for line in lines)

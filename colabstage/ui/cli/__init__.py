@@ -1,0 +1,16 @@
+"""The command `colabstage`: `main` is what the installed command and `python -m colabstage` call."""
+
+from __future__ import annotations
+
+import sys
+
+
+def main() -> None:
+    """Run the command line and exit: 0 done, 1 the work failed, 2 wrong arguments, 130 interrupted."""
+    try:
+        from colabstage.ui.cli.app import run
+
+        run()
+    except KeyboardInterrupt:  # while it was still being loaded
+        print("colabstage: Interrupted. Nothing was changed.", file=sys.stderr)
+        sys.exit(130)

@@ -1,0 +1,105 @@
+"""The commands by name, and how a run of one ends.
+
+Each command calls one function of the library and prints what it returns. What is heavy is imported inside the
+commands, so that `--help` answers at once.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from colabstage.ui.cli.cache import list_, purge
+from colabstage.ui.cli.demo import demo
+from colabstage.ui.cli.diagnose import compare, doctor, gpu
+from colabstage.ui.cli.fetch import extract, fetch
+from colabstage.ui.cli.files import info, verify
+from colabstage.ui.cli.helping import help_of
+from colabstage.ui.cli.outcome import WRONG_ARGUMENTS, is_usage_error, say_interrupted, say_usage_error
+from colabstage.ui.cli.packing import pack
+from colabstage.ui.cli.profile import profile
+from colabstage.ui.cli.staging import plan, stage
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_HELP = {"help_option_names": ["-h", "--help"]}
+_PANELS: dict[str, tuple[Callable[..., None], ...]] = {
+    "Make a dataset ready": (stage, plan),
+    "Packed files": (pack, info, verify),
+    "Plain files": (fetch, extract),
+    "Where the time goes": (doctor, compare, profile, gpu),
+    "See it": (demo,),
+}
+
+app = typer.Typer(
+    name="colabstage",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings=_HELP,
+)
+cache = typer.Typer(name="cache", no_args_is_help=True, rich_markup_mode="rich", context_settings=_HELP)
+
+
+def run() -> None:
+    """Run the command line and exit."""
+    for stream in (sys.stdout, sys.stderr):
+        # File names need not be text that the terminal can show.
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        code = app(prog_name="colabstage", standalone_mode=False)
+    except (typer.Abort, KeyboardInterrupt):
+        code = say_interrupted()
+    except Exception as error:
+        if not is_usage_error(error):
+            raise
+        say_usage_error(error)
+        code = WRONG_ARGUMENTS
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        print(f"colabstage {version('colabstage')}")
+        raise typer.Exit
+
+
+def colabstage(
+    _: Annotated[
+        bool, typer.Option("--version", metavar="", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Stage a dataset from a slow place once, read it at memory speed for every epoch after.
+
+    Results go to stdout, progress to stderr. Exit codes: 0 done, 1 the work failed, 2 wrong arguments, 130 interrupted.
+
+    Examples:
+      colabstage demo
+      colabstage stage /content/drive/MyDrive/photos.zip --image-size 224x224
+      colabstage stage --help
+    """
+
+
+def cache_commands() -> None:
+    """List and remove what is kept on this machine and in the cache.
+
+    Examples:
+      colabstage cache list
+      colabstage cache purge --older-than 30 --yes
+    """
+
+
+app.callback(help=help_of(colabstage))(colabstage)
+cache.callback(help=help_of(cache_commands))(cache_commands)
+for _panel, _commands in _PANELS.items():
+    for _command in _commands:
+        app.command(help=help_of(_command), rich_help_panel=_panel)(_command)
+cache.command("list", help=help_of(list_))(list_)
+cache.command(help=help_of(purge))(purge)
+app.add_typer(cache, rich_help_panel="Make a dataset ready")

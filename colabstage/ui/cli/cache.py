@@ -1,0 +1,108 @@
+"""The commands `cache list` and `cache purge`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from colabstage.ui.cli import options as o
+from colabstage.ui.cli.completing import complete_kept, complete_words
+from colabstage.ui.cli.outcome import NOTHING_DONE, exit_codes, fail, print_json
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from colabstage.stage.purge import StoredDataset
+
+
+def list_(
+    local_dir: o.LocalDir = None,
+    cache_dir: o.CacheDir = "auto",
+    as_json: o.AsJson = False,
+    debug: o.Debug = False,
+) -> None:
+    """List the datasets on this machine and in the cache.
+
+    Each with its source, size and rows.
+
+    Examples:
+      colabstage cache list
+      colabstage cache list --cache-dir /content/drive/MyDrive/colabstage --json
+    """
+    with exit_codes(debug=debug, kept=NOTHING_DONE):
+        from colabstage.stage.purge import list_datasets
+
+        found = list_datasets(local_dir=local_dir, cache_dir=o.read_cache_dir(cache_dir))
+        if as_json:
+            print_json([one.to_dict() for one in found])
+        else:
+            print("\n".join(map(str, found)) or "Nothing is kept.")
+
+
+def purge(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="NAME…", show_default=False, autocompletion=complete_kept, help="As cache list shows them."
+        ),
+    ] = None,
+    *,
+    older_than: Annotated[
+        float | None,
+        typer.Option("--older-than", metavar="DAYS", min=0.0, show_default=False, help="Not written since so long."),
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", metavar="", help="All that colabstage keeps.")] = False,
+    only: Annotated[
+        Literal["here", "cache"] | None,
+        typer.Option(
+            "--only",
+            metavar="here|cache",
+            parser=o.read_place,
+            autocompletion=complete_words("here", "cache"),
+            show_default=False,
+            help="Only there.",
+        ),
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", metavar="", help="Remove; without it, only say what would go.")] = False,
+    local_dir: o.LocalDir = None,
+    cache_dir: o.CacheDir = "auto",
+    as_json: o.AsJson = False,
+    debug: o.Debug = False,
+) -> None:
+    """Remove datasets that colabstage keeps, and nothing else.
+
+    Without --yes it only says which. What runs that died have left unfinished goes with them.
+
+    Examples:
+      colabstage cache purge photos-1f2e3d4c
+      colabstage cache purge --older-than 30 --only cache --yes
+      colabstage cache purge --all --yes
+    """
+    with exit_codes(debug=debug):
+        from colabstage.stage.purge import list_datasets, purge_datasets, select_datasets, sweep_leftovers
+
+        places = {"local_dir": local_dir, "cache_dir": o.read_cache_dir(cache_dir)}
+        chosen = select_datasets(
+            list_datasets(**places), names=names or (), older_than_days=older_than, everything=everything, place=only
+        )
+        if not yes:
+            _show(chosen, "Would remove", as_json=as_json)
+            return
+        done = purge_datasets(chosen)
+        sweep_leftovers(**places)
+        _show(done.removed, "Removed", as_json=as_json)
+        if done.kept:
+            fail(f"Not removed: {'; '.join(done.reasons)}.")
+
+
+def _show(datasets: Sequence[StoredDataset], verb: str, *, as_json: bool) -> None:
+    from colabstage.units import format_bytes
+
+    if as_json:
+        print_json([one.to_dict() for one in datasets])
+        return
+    total = format_bytes(sum(one.nbytes for one in datasets))
+    print(f"{verb} {len(datasets)} of {total}.", *(f"  {one}" for one in datasets), sep="\n")
+    if verb.startswith("Would") and datasets:
+        print("Give --yes to do it.")

@@ -1,0 +1,92 @@
+"""The commands `fetch` and `extract`: the two halves of plain files."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path  # noqa: TC003 - typer reads the annotations
+from typing import Annotated
+
+import typer
+
+from colabstage.ui.cli import options as o
+from colabstage.ui.cli.completing import complete_files
+from colabstage.ui.cli.outcome import exit_codes, print_json, shows_progress
+
+
+def fetch(
+    source: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="SOURCE", show_default=False, help="As for stage: paths, patterns, share links, addresses."
+        ),
+    ],
+    target: Annotated[
+        Path,
+        typer.Argument(
+            metavar="TARGET",
+            show_default=False,
+            autocompletion=complete_files,
+            help="The file or folder to make; one file may go into a folder that exists.",
+        ),
+    ],
+    *,
+    hash_: Annotated[
+        str | None,
+        typer.Option("--hash", metavar="ALGORITHM:DIGEST", show_default=False, help="What one file must hash to."),
+    ] = None,
+    overwrite: o.Overwrite = False,
+    as_json: o.AsJson = False,
+    debug: o.Debug = False,
+) -> None:
+    """Bring a file, or a folder of them, to this disk.
+
+    Verified, resumed after an interruption, never half. An archive stays an archive. When nothing has changed since, it
+    is done at once.
+
+    Examples:
+      colabstage fetch https://example.org/photos.zip photos.zip --hash sha256:…
+      colabstage fetch s3://bucket/train train
+      colabstage fetch /content/drive/MyDrive/photos /content/photos --json
+    """
+    with exit_codes(debug=debug):
+        from colabstage.fetch.run import fetch_files
+
+        done = fetch_files(o.read_sources(source), target, hash=hash_, overwrite=overwrite, progress=shows_progress())
+        if as_json:
+            print_json(done.to_dict())
+        else:
+            print(done)
+
+
+def extract(
+    archive: Annotated[
+        Path,
+        typer.Argument(
+            metavar="ARCHIVE", show_default=False, autocompletion=complete_files, help="A zip, tar, 7z, rar or gz."
+        ),
+    ],
+    target: Annotated[
+        Path,
+        typer.Argument(metavar="TARGET", show_default=False, autocompletion=complete_files, help="The folder to make."),
+    ],
+    *,
+    overwrite: o.Overwrite = False,
+    as_json: o.AsJson = False,
+    debug: o.Debug = False,
+) -> None:
+    """Extract an archive into a folder of its own.
+
+    In parallel, all or nothing, and refused whole where a member's name is unsafe.
+
+    Examples:
+      colabstage extract photos.zip photos
+      colabstage extract photos.tar.zst photos --overwrite --json
+    """
+    with exit_codes(debug=debug):
+        from colabstage.fetch.extract.archive import extract_archive
+
+        done = extract_archive(archive, target, overwrite=overwrite, progress=shows_progress())
+        if as_json:
+            print_json(asdict(done))
+        else:
+            print(done)

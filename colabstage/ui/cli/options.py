@@ -1,0 +1,307 @@
+"""The command line's options, each defined once: name, help, and how its text becomes the Python argument."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeVar, get_args, get_type_hints
+
+import typer
+
+from colabstage.images.options import ColorMode, Resize
+from colabstage.stage.request import Keep, Verify
+from colabstage.ui.cli.completing import complete_files, complete_layouts, complete_words
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_Word = TypeVar("_Word", bound=str)
+_Flags = TypeVar("_Flags", bound="PackFlags")
+_IMAGES = "What the pack holds"
+_PLACES = "Where, and whether anew"
+
+
+class ImageSize(NamedTuple):
+    """Height and width in pixels."""
+
+    height: int
+    width: int
+
+
+class Fractions(dict[str, float]):
+    """Fraction of the samples by split name."""
+
+
+def read_image_size(text: str) -> ImageSize:
+    """Read `256x320`, `256,320`, or `256` for a square."""
+    parts = text.lower().replace(",", "x").split("x")
+    if len(parts) not in (1, 2) or not all(part.strip().isdecimal() for part in parts):
+        msg = f"{text!r} is not a size. Write HEIGHTxWIDTH in pixels, for example 256x256."
+        raise typer.BadParameter(msg)
+    return ImageSize(int(parts[0]), int(parts[-1]))
+
+
+def read_fractions(text: str) -> Fractions:
+    """Read `train=0.8,test=0.2`."""
+    fractions = Fractions()
+    for part in text.split(","):
+        name, equals, number = part.partition("=")
+        try:
+            fraction = float(number)
+        except ValueError:
+            equals = ""
+        if not equals or name.strip() in fractions:
+            msg = f"{text!r} gives no fractions. Write NAME=FRACTION,… with each name once: train=0.8,dev=0.1,test=0.1."
+            raise typer.BadParameter(msg)
+        fractions[name.strip()] = fraction
+    return fractions
+
+
+def _one_of(words: tuple[_Word, ...]) -> Callable[[str], _Word]:
+    def read(text: str) -> _Word:
+        for word in words:
+            if text == word:
+                return word
+        msg = f"{text!r} is unknown; expected one of {', '.join(words)}."
+        raise typer.BadParameter(msg)
+
+    return read
+
+
+def _choice(option: str, words: tuple[str, ...], text: str, panel: str) -> typer.models.OptionInfo:
+    info: typer.models.OptionInfo = typer.Option(
+        option,
+        parser=_one_of(words),
+        metavar="|".join(words),
+        autocompletion=complete_words(*words),
+        help=text,
+        rich_help_panel=panel,
+    )
+    return info
+
+
+read_place = _one_of(("here", "cache"))
+
+Source = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="SOURCE",
+        show_default=False,
+        help="A folder, an archive or a quoted pattern, also on a mounted Drive; a share link; an https://, s3://, "
+        "gs://, hf://, ftp:// … address; kaggle://owner/dataset. Several are one dataset.",
+    ),
+]
+LocalSource = Annotated[
+    str, typer.Argument(metavar="SOURCE", show_default=False, help="A folder, or a zip or tar; may be on a Drive.")
+]
+PackFile = Annotated[
+    Path,
+    typer.Argument(metavar="FILE", show_default=False, autocompletion=complete_files, help="The HDF5 file."),
+]
+Layout = Annotated[
+    str,
+    typer.Option(
+        "--layout",
+        metavar="NAME",
+        autocompletion=complete_layouts,
+        help="How files become samples; auto finds out.",
+        rich_help_panel=_IMAGES,
+    ),
+]
+Size = Annotated[
+    ImageSize | None,
+    typer.Option(
+        "--image-size",
+        parser=read_image_size,
+        metavar="HxW",
+        show_default=False,
+        help="Height and width every image gets, for example 256x256. Without it each keeps its own.",
+        rich_help_panel=_IMAGES,
+    ),
+]
+Colours = Annotated[
+    ColorMode, _choice("--color-mode", get_args(ColorMode), "3 channels, 1, or as each file has.", _IMAGES)
+]
+Resizing = Annotated[
+    Resize, _choice("--resize", get_args(Resize), "How an image of another shape reaches the size.", _IMAGES)
+]
+Encoded = Annotated[
+    str,
+    typer.Option(
+        "--encoding",
+        metavar="auto|pixels|encoded|jpeg:Q",
+        autocompletion=complete_words("auto", "pixels", "encoded", "jpeg:90"),
+        help="Decoded pixels, the files' own bytes, JPEGs of a quality, or what fits.",
+        rich_help_panel=_IMAGES,
+    ),
+]
+Splits = Annotated[
+    Fractions | None,
+    typer.Option(
+        "--splits",
+        parser=read_fractions,
+        metavar="NAME=F,…",
+        show_default=False,
+        help="Fractions for a source without split folders, for example train=0.8,dev=0.1,test=0.1.",
+        rich_help_panel=_IMAGES,
+    ),
+]
+Seed = Annotated[
+    int, typer.Option("--seed", metavar="N", help="Of the splits and of the row order.", rich_help_panel=_IMAGES)
+]
+Errors = Annotated[
+    str,
+    typer.Option(
+        "--on-error",
+        metavar="raise|skip|skip:P%",
+        autocompletion=complete_words("raise", "skip", "skip:1%"),
+        help="What an image that cannot be decoded does.",
+        rich_help_panel=_IMAGES,
+    ),
+]
+Groups = Annotated[
+    str | None,
+    typer.Option(
+        "--group-by",
+        metavar="REGEX",
+        show_default=False,
+        help="Samples in whose names it finds the same never end in two splits.",
+        rich_help_panel=_IMAGES,
+    ),
+]
+Shards = Annotated[
+    int | None,
+    typer.Option(
+        "--shards",
+        metavar="N",
+        show_default=False,
+        help="Write so many files, OUT-00000-of-0000N.h5 …; a pattern reads them as one.",
+        rich_help_panel=_IMAGES,
+    ),
+]
+AppendTo = Annotated[
+    Path | None,
+    typer.Option(
+        "--append-to",
+        metavar="PACK",
+        show_default=False,
+        autocompletion=complete_files,
+        help="In place of OUT: write the samples beside this pack, as more of the same dataset.",
+    ),
+]
+Keeping = Annotated[Keep, _choice("--keep", get_args(Keep), "One HDF5 file, the plain files, or both.", _PLACES)]
+LocalDir = Annotated[
+    Path | None,
+    typer.Option(
+        "--local-dir",
+        metavar="PATH",
+        show_default=False,
+        autocompletion=complete_files,
+        help="Where on the local disk. Without it: colabstage in the platform's fast folder.",
+        rich_help_panel=_PLACES,
+    ),
+]
+CacheDir = Annotated[
+    str,
+    typer.Option(
+        "--cache-dir",
+        metavar="none|auto|PATH",
+        help="Where packs last. auto: MyDrive/colabstage on a mounted Drive, else another lasting disk.",
+        rich_help_panel=_PLACES,
+    ),
+]
+Refresh = Annotated[
+    bool,
+    typer.Option("--refresh", metavar="", help="Stage again, whatever is here or cached.", rich_help_panel=_PLACES),
+]
+Verifying = Annotated[
+    Verify,
+    _choice("--verify", get_args(Verify), "Trust unchanged times and sizes, or hash every block.", _PLACES),
+]
+Hash = Annotated[
+    str | None,
+    typer.Option(
+        "--hash",
+        metavar="ALGORITHM:DIGEST",
+        show_default=False,
+        help="What the one file must hash to, for example sha256:…",
+        rich_help_panel=_PLACES,
+    ),
+]
+Overwrite = Annotated[bool, typer.Option("--overwrite", metavar="", help="Replace what stands at the target.")]
+AsJson = Annotated[
+    bool, typer.Option("--json", metavar="", help="Print the result as JSON, and nothing else, to stdout.")
+]
+Debug = Annotated[bool, typer.Option("--debug", metavar="", help="Show the traceback when something fails.")]
+
+
+def read_cache_dir(text: str) -> str | Literal["auto"] | None:
+    """Turn `--cache-dir` into the Python argument; a folder called none is written `./none`."""
+    return None if text == "none" else text
+
+
+@dataclass(frozen=True, slots=True)
+class PackFlags:
+    """What shapes a pack."""
+
+    layout: Layout = "auto"
+    image_size: Size = None
+    color_mode: Colours = "rgb"
+    resize: Resizing = "stretch"
+    encoding: Encoded = "auto"
+    splits: Splits = None
+    group_by: Groups = None
+    seed: Seed = 0
+    on_error: Errors = "raise"
+
+    def arguments(self) -> dict[str, Any]:
+        """As the Python functions take them."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class StageFlags(PackFlags):
+    """What shapes a pack, where it goes and whether it is made anew."""
+
+    keep: Keeping = "pack"
+    local_dir: LocalDir = None
+    cache_dir: CacheDir = "auto"
+    refresh: Refresh = False
+    verify: Verifying = "fast"
+    hash: Hash = None
+
+    def arguments(self) -> dict[str, Any]:
+        """As the Python functions take them."""
+        return {**asdict(self), "cache_dir": read_cache_dir(self.cache_dir)}
+
+
+def with_flags(kind: type[_Flags]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command, in place of its parameter `flags`, one option for each field of `kind`."""
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        signature = inspect.signature(command, eval_str=True)
+        hints = get_type_hints(kind, include_extras=True)
+        options = [
+            inspect.Parameter(one.name, inspect.Parameter.KEYWORD_ONLY, default=one.default, annotation=hints[one.name])
+            for one in fields(kind)
+        ]
+        others = [one for one in signature.parameters.values() if one.name != "flags"]
+        first = [one for one in others if one.default is inspect.Parameter.empty]
+        last = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in others if one not in first]
+
+        def run(**given: Any) -> None:
+            flags = kind(**{one.name: given.pop(one.name) for one in options})
+            command(**given, flags=flags)
+
+        run.__name__, run.__doc__ = command.__name__, command.__doc__
+        vars(run)["__signature__"] = inspect.Signature([*first, *options, *last])
+        run.__annotations__ = {one.name: one.annotation for one in (*first, *options, *last)}
+        return run
+
+    return decorate
+
+
+def read_sources(texts: list[str]) -> str | list[str]:
+    """One source as itself, several as a list."""
+    return texts[0] if len(texts) == 1 else texts

@@ -1,0 +1,140 @@
+"""How a command ends: its exit code, and one line on stderr that says why."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import errno
+import json
+import os
+import re
+import sys
+import traceback
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import typer
+
+from colabstage.errors import ColabstageError, OptionError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+FAILED = 1
+WRONG_ARGUMENTS = 2
+INTERRUPTED = 130  # 128 + SIGINT, as shells report it
+
+# What Ctrl-C leaves behind, by the kind of command.
+GOES_ON = "What was finished is kept; the same command again goes on from there."
+NOTHING_LEFT = "Nothing of it is kept, and nothing that was there before has changed."
+NOTHING_DONE = "Nothing was changed."
+
+_QUOTES = "'\""
+_ARGUMENT = re.compile(
+    r"\b(?P<name>append_to|color_mode|encoding|group_by|hash|image_size|keep|layout|on_error|overwrite|refresh|resize"
+    r"|shards|verify)=(?P<value>True|'[\w:.%]+'|\"[\w:.%]+\"|\d+|\(height, width\)|(?=\s))"
+)
+
+
+@contextlib.contextmanager
+def exit_codes(*, debug: bool, kept: str = GOES_ON) -> Iterator[None]:
+    """Turn what the work raises into one line on stderr and an exit code; with `debug`, after its traceback.
+
+    `kept`: what is said to be left after Ctrl-C.
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        _end(f"Interrupted. {kept}", INTERRUPTED, debug)
+    except OptionError as error:
+        _end(str(error), WRONG_ARGUMENTS, debug)
+    except ColabstageError as error:
+        _end(str(error), FAILED, debug)
+    except OSError as error:
+        if error.errno == errno.EPIPE:  # who read our output has left; typer ends quietly then
+            raise
+        _end(str(error), FAILED, debug)
+    except MemoryError:
+        _end("This needs more memory than there is.", FAILED, debug)
+    except (typer.Exit, typer.Abort, typer.BadParameter):
+        raise
+    except Exception as error:  # noqa: BLE001 - a defect is shown like any failure, with the way to see more
+        hint = "" if debug else " Run it again with --debug to see where; it is a defect worth reporting."
+        _end(f"Unexpected {type(error).__name__}: {error}.{hint}", FAILED, debug)
+
+
+def fail(reason: str) -> NoReturn:
+    """End with exit code 1 and one line."""
+    _end(reason, FAILED, debug=False)
+
+
+def in_shell_words(message: str) -> str:
+    """Turn the Python arguments that a message recommends into the command line's options.
+
+    >>> in_shell_words("Give image_size=(height, width), encoding='encoded', or overwrite=True.")
+    'Give --image-size HEIGHTxWIDTH, --encoding encoded, or --overwrite.'
+    >>> in_shell_words("Neither out nor append_to= says where, and shards=9 is too many.")
+    'Neither out nor --append-to says where, and --shards 9 is too many.'
+    """
+
+    def option(match: re.Match[str]) -> str:
+        name, value = f"--{match['name'].replace('_', '-')}", match["value"]
+        if value in ("", "True"):
+            return name
+        return f"{name} {'HEIGHTxWIDTH' if value == '(height, width)' else value.strip(_QUOTES)}"
+
+    return _ARGUMENT.sub(option, message)
+
+
+def _end(reason: str, code: int, debug: bool) -> NoReturn:
+    if debug and sys.exc_info()[0] is not None:
+        traceback.print_exc()
+    _say(in_shell_words(" ".join(reason.split())))
+    raise typer.Exit(code)
+
+
+def _say(line: str) -> None:
+    print(f"colabstage: {line}", file=sys.stderr)
+
+
+def is_usage_error(error: Exception) -> bool:
+    """Whether it is typer's complaint about the words of a command line.
+
+    Its class is click's or typer's own copy of that, by typer's version; what typer shows of it is a subclass.
+    """
+    complaint = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
+    return isinstance(error, complaint)
+
+
+def say_usage_error(error: Exception) -> None:
+    """Print one line on stderr: what is wrong with the command line, and where help is."""
+    if type(error).__name__ == "NoArgsIsHelpError":  # the help itself has been printed
+        return
+    context: Any = getattr(error, "ctx", None)
+    message = " ".join(str(getattr(error, "format_message", error.__str__)()).split())
+    command = "colabstage" if context is None else context.command_path
+    nearest = _nearest_command(message, context)
+    end = "" if f"{message}{nearest}".endswith((".", "?", "!")) else "."
+    _say(f"{message}{nearest}{end} See: {command} --help")
+
+
+def _nearest_command(message: str, context: Any) -> str:
+    """The command that was meant, where typer's version does not say it itself."""
+    typed = re.match(r"No such command '(?P<name>.*)'\.$", message)
+    near = difflib.get_close_matches(typed["name"], getattr(context.command, "commands", ()), 1) if typed else []
+    return f" Did you mean '{near[0]}'?" if near else ""
+
+
+def say_interrupted() -> int:
+    """Print the line for Ctrl-C before any work had begun; returns the exit code."""
+    _say(f"Interrupted. {NOTHING_DONE}")
+    return INTERRUPTED
+
+
+def shows_progress() -> bool:
+    """Whether somebody watches: bars are for terminals that can redraw a line."""
+    return sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+
+
+def print_json(value: Any) -> None:
+    """Print a value as JSON; paths become text."""
+    print(json.dumps(value, indent=2, default=str))

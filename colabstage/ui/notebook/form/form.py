@@ -1,0 +1,295 @@
+"""`stage_form`: fields, the line of Python that they amount to, and buttons to plan, to stage and to cancel."""
+
+from __future__ import annotations
+
+import html
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from colabstage.errors import CancelledError, ColabstageError, MissingDependencyError, NotStagedError, OptionError
+from colabstage.page import COLOURS, STYLE
+from colabstage.progress import Cancellation
+from colabstage.progress.board import Board
+from colabstage.progress.drawing import panel_html
+from colabstage.ui.notebook.form.fields import make_fields
+from colabstage.ui.notebook.form.line import changed, python_of
+from colabstage.ui.notebook.form.work import Worker
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable, Mapping, Sequence
+
+    from colabstage.fetch.sources import SourceArgument
+    from colabstage.images.options import ColorMode, Resize
+    from colabstage.pack.options import Encoding, OnError
+    from colabstage.progress.board import Row
+    from colabstage.stage.dataset import StagedDataset
+    from colabstage.stage.request import Keep, Verify
+
+_FIRST = ("layout", "image_size", "resize", "color_mode", "encoding", "splits", "keep")
+_MORE = ("group_by", "seed", "on_error", "local_dir", "cache_dir", "verify", "hash", "refresh")
+_WIDTH = "720px"
+
+
+def stage_form(
+    source: SourceArgument = "",
+    *,
+    layout: str = "auto",
+    keep: Keep = "pack",
+    image_size: tuple[int, int] | None = None,
+    color_mode: ColorMode = "rgb",
+    resize: Resize = "stretch",
+    encoding: Encoding | str = "auto",
+    splits: Mapping[str, float] | None = None,
+    group_by: str | None = None,
+    seed: int = 0,
+    on_error: OnError | str = "raise",
+    local_dir: str | os.PathLike[str] | None = None,
+    cache_dir: str | os.PathLike[str] | None = "auto",
+    refresh: bool = False,
+    verify: Verify = "fast",
+    hash: str | None = None,  # noqa: A002 - as `stage_dataset` has it
+) -> StageForm:
+    """Show the arguments of `stage_dataset` as a form, with buttons to plan, stage and cancel.
+
+        form = stage_form("/content/drive/MyDrive/photos.zip", image_size=(256, 256))
+        form
+
+    and, in a cell below, once it is staged:
+
+        train = form.dataset.loader("train", batch_size=64)
+
+    The form shows the line of Python that does the same, so it is for finding out; what is kept is that line.
+
+    The arguments are those of `stage_dataset` that can be written down: what the fields hold at first.
+
+    Raises:
+        MissingDependencyError: ipywidgets is not installed.
+    """
+    try:
+        widgets = import_module("ipywidgets")
+    except ImportError as error:
+        msg = (
+            "stage_form needs ipywidgets. Install it with: pip install ipywidgets, and load the page again. "
+            "stage_dataset does the same without it."
+        )
+        raise MissingDependencyError(msg) from error
+    start = {
+        "source": source,
+        "layout": layout,
+        "keep": keep,
+        "image_size": image_size,
+        "color_mode": color_mode,
+        "resize": resize,
+        "encoding": encoding,
+        "splits": splits,
+        "group_by": group_by,
+        "seed": seed,
+        "on_error": on_error,
+        "local_dir": local_dir,
+        "cache_dir": cache_dir,
+        "refresh": refresh,
+        "verify": verify,
+        "hash": hash,
+    }
+    return StageForm(widgets, start)
+
+
+class StageForm:
+    """What `stage_form` shows. Buttons and fields may be used from code too, as a click or a key would."""
+
+    def __init__(self, widgets: Any, start: Mapping[str, Any]) -> None:
+        """`widgets`: the module ipywidgets. `start`: what the fields hold at first, by argument."""
+        self._worker = Worker()
+        self._cancellation = Cancellation()
+        self._dataset: StagedDataset | None = None
+        self._error: BaseException | None = None
+        self._fields = make_fields(widgets, start)
+        self._line = widgets.HTML()
+        self._panel = widgets.HTML()
+        self._outcome = widgets.HTML()
+        self._plan_button = _button(widgets, "Plan", "Say what would be done, and do nothing", self.plan)
+        self._stage_button = _button(widgets, "Stage", "Make the dataset local and ready", self.stage)
+        self._stage_button.button_style = "primary"
+        self._cancel_button = _button(widgets, "Cancel", "Stop, and keep what is finished", self.cancel)
+        self._cancel_button.disabled = True
+        self.widget = self._arranged(widgets)
+        for field in self._fields.values():
+            field.widget.observe(lambda _: self._changed(), names="value")
+        self._show_line()
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The widget of each argument, by the argument's name."""
+        return {name: field.widget for name, field in self._fields.items()}
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """What the fields hold, as the arguments of `stage_dataset`.
+
+        Raises:
+            OptionError: a field holds what cannot be read; the message names it.
+        """
+        return {name: field.read(field.widget.value) for name, field in self._fields.items()}
+
+    @property
+    def code(self) -> str:
+        """The same in Python: an import and one call.
+
+        Raises:
+            OptionError: a field holds what cannot be read.
+        """
+        return python_of(self.arguments)
+
+    @property
+    def busy(self) -> bool:
+        """Whether it plans or stages now."""
+        return self._worker.busy
+
+    @property
+    def error(self) -> BaseException | None:
+        """What the last plan or staging failed with."""
+        return self._error
+
+    @property
+    def dataset(self) -> StagedDataset:
+        """What was staged last.
+
+        Raises:
+            NotStagedError: nothing was yet.
+        """
+        if self._dataset is None:
+            msg = (
+                "The form is still staging; wait until it says that all is done."
+                if self.busy
+                else "The form has staged nothing yet. Press its button Stage first, or call stage_dataset."
+            )
+            raise NotStagedError(msg) from self._error
+        return self._dataset
+
+    def plan(self) -> None:
+        """Show what staging would do. Returns at once; nothing happens while the form is busy."""
+        self._start(self._plan, cancellable=False)
+
+    def stage(self) -> None:
+        """Stage what the fields say. Returns at once; nothing happens while the form is busy."""
+        self._start(self._stage, cancellable=True)
+
+    def cancel(self) -> None:
+        """Ask the staging that runs to stop; it does at its next file."""
+        if self.busy:
+            self._cancellation.cancel()
+            self._cancel_button.disabled = True
+            self._say("Cancelling …")
+
+    def _ipython_display_(self) -> None:
+        import IPython.display
+
+        display: Any = IPython.display.display
+        view = {"version_major": 2, "version_minor": 0, "model_id": self.widget.model_id}
+        # The text is for a page that was loaded again, or is only read.
+        content = {
+            "application/vnd.jupyter.widget-view+json": view,
+            "text/plain": "The form of stage_form: run this cell to see it.",
+        }
+        display(content, raw=True)
+
+    def _arranged(self, widgets: Any) -> Any:
+        wrap = widgets.Layout(flex_flow="row wrap")
+        first = widgets.Box([self.fields[name] for name in _FIRST], layout=wrap)
+        more = widgets.Accordion([widgets.Box([self.fields[name] for name in _MORE], layout=wrap)])
+        more.set_title(0, "more")
+        more.selected_index = None
+        buttons = widgets.HBox([self._plan_button, self._stage_button, self._cancel_button])
+        rows = [self.fields["source"], first, more, self._line, buttons, self._panel, self._outcome]
+        form = widgets.VBox(rows, layout=widgets.Layout(max_width=_WIDTH))
+        form.add_class("colabstage-form")
+        return form
+
+    def _changed(self) -> None:
+        self._show_line()
+        if not self.busy:
+            # It was of what the fields said before.
+            self._panel.value = self._outcome.value = ""
+
+    def _show_line(self) -> None:
+        try:
+            self._line.value = _code_html(self.code)
+        except OptionError as error:
+            self._line.value = _line_html(str(error), muted=True)
+
+    def _start(self, work: Callable[[], None], *, cancellable: bool) -> None:
+        def run() -> None:
+            self._error = None
+            self._panel.value = ""
+            self._say("Looking at the source …")
+            try:
+                work()
+            except CancelledError as error:
+                self._error = error
+                self._say("Cancelled. What is finished is kept: staging again goes on from there.")
+            except Exception as error:  # noqa: BLE001 - shown, and kept for whoever asks
+                self._error = error
+                self._outcome.value = _error_html(error)
+
+        def begun() -> None:
+            self._cancellation = Cancellation()
+            self._set_buttons(running=True, cancellable=cancellable)
+
+        self._worker.start(run, begun=begun, ended=lambda: self._set_buttons(running=False, cancellable=False))
+
+    def _plan(self) -> None:
+        from colabstage.stage.run import plan_stage
+
+        self._outcome.value = plan_stage(**changed(self.arguments))._repr_html_()
+
+    def _stage(self) -> None:
+        from colabstage.stage.run import stage_dataset
+
+        board = Board(self._draw, cancellation=self._cancellation)
+        self._dataset = stage_dataset(**changed(self.arguments), progress=board)
+        self._outcome.value = (
+            _line_html("Done. Go on with form.dataset, or with the line above: it finds all of it here.", colour="ok")
+            + self._dataset._repr_html_()
+        )
+
+    def _draw(self, rows: Sequence[Row]) -> None:
+        self._panel.value = panel_html(rows)
+        if not self._cancellation.cancelled:
+            self._outcome.value = ""
+
+    def _say(self, words: str) -> None:
+        self._outcome.value = _line_html(words, muted=True)
+
+    def _set_buttons(self, *, running: bool, cancellable: bool) -> None:
+        self._plan_button.disabled = self._stage_button.disabled = running
+        self._cancel_button.disabled = not cancellable
+
+
+def _button(widgets: Any, words: str, tooltip: str, press: Callable[[], None]) -> Any:
+    button = widgets.Button(description=words, tooltip=tooltip)
+    button.on_click(lambda _: press())
+    return button
+
+
+def _code_html(code: str) -> str:
+    """Code that one click selects."""
+    return (
+        f"{STYLE}<div class='cs-report'><pre class='cs-code' style='user-select:all;margin:.4em 0;padding:.6em .8em;"
+        "line-height:1.45;border-radius:4px;background:rgba(128,136,144,.14);color:inherit;white-space:pre-wrap'>"
+        f"{html.escape(code)}</pre></div>"
+    )
+
+
+def _line_html(words: str, *, muted: bool = False, colour: str = "") -> str:
+    look = f" style='color:{COLOURS[colour]};font-weight:600'" if colour else ""
+    words = f"<div style='margin:.4em 0'>{html.escape(words)}</div>"
+    return f"{STYLE}<div class='cs-report{' cs-muted' if muted else ''}'{look}>{words}</div>"
+
+
+def _error_html(error: Exception) -> str:
+    words = str(error) if isinstance(error, ColabstageError) else f"{error} (form.error has all of it)"
+    return (
+        f"{STYLE}<div class='cs-report cs-error'><b style='color:{COLOURS['fail']}'>{type(error).__name__}</b>: "
+        f"{html.escape(words)}</div>"
+    )

@@ -1,0 +1,110 @@
+"""Which sizes images have: what an `image_size` would enlarge, shrink or distort."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from colabstage.diagnose.drawing import new_figure
+from colabstage.errors import EmptySourceError, OptionError
+from colabstage.ui.plots.inks import FAST, INK, MUTED, SLOW, add_title, plain_axes
+from colabstage.ui.samples.kinds import channels_first, kind_of
+from colabstage.ui.samples.source import open_source
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from numpy.typing import NDArray
+
+    from colabstage.ui.samples.source import Samples
+
+_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff"})
+
+
+def plot_image_sizes(
+    data: Samples, *, split: str | None = None, most: int = 2000, title: str = "Sizes of images"
+) -> Figure:
+    """Draw width and height of images; of files only headers are read.
+
+    >>> plot_image_sizes("photos", most=500)  # doctest: +SKIP
+
+    Args:
+        data: what `stage_dataset` returns, a `dataset_h5`, the path of an HDF5 file or a pattern of several; or a local
+            folder of image files, before it is staged.
+        split: which; the first by default.
+        most: images that are looked at, spread evenly.
+        title: the headline.
+
+    Returns:
+        A matplotlib figure on white that a notebook shows.
+
+    Raises:
+        OptionError: samples are no images, or `most` is less than one.
+        EmptySourceError: the folder has no images.
+        SplitNotFoundError: there is no such split.
+        MissingDependencyError: matplotlib is not installed.
+        SourceNotFoundError, PackFormatError, NewerFormatError, DamagedPackError: the file cannot be read.
+    """
+    if most < 1:
+        msg = f"most={most} cannot work; expected 1 or more."
+        raise OptionError(msg)
+    if isinstance(data, str | os.PathLike) and Path(data).expanduser().is_dir():
+        sizes, of = _of_folder(Path(data).expanduser(), most)
+    else:
+        sizes, of = _of_split(data, split, most)
+    return _draw(sizes, of, title)
+
+
+def _of_split(data: Samples, split: str | None, most: int) -> tuple[NDArray[np.int64], int]:
+    source = open_source(data)
+    reader = source.reader(next(iter(source.rows)) if split is None else split)
+    rows = np.unique(np.linspace(0, max(0, len(reader) - 1), min(most, len(reader))).astype(np.int64))
+    if reader.encoded and reader.row_shape is None:
+        return reader.image_sizes(rows), len(reader)
+    shape = reader.row_shape
+    if shape is None or kind_of(shape, reader.row_dtype, source.layout) != "image":
+        msg = f"The samples of '{source.name}' are no images, so they have no height and width."
+        raise OptionError(msg)
+    size = shape[1:] if channels_first(shape) else shape[:2]
+    return np.broadcast_to(np.array(size, np.int64), (len(rows), 2)), len(reader)
+
+
+def _of_folder(folder: Path, most: int) -> tuple[NDArray[np.int64], int]:
+    from PIL import Image, UnidentifiedImageError
+
+    paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in _SUFFIXES)
+    sizes = []
+    for number in np.unique(np.linspace(0, max(0, len(paths) - 1), min(most, len(paths))).astype(np.int64)).tolist():
+        try:
+            with Image.open(paths[number]) as image:
+                sizes.append((image.height, image.width))
+        except (OSError, UnidentifiedImageError):
+            continue
+    if not sizes:
+        msg = f"'{folder}' has no images that can be read. Expected files such as .jpg and .png below it."
+        raise EmptySourceError(msg)
+    return np.array(sizes, np.int64), len(paths)
+
+
+def _draw(sizes: NDArray[np.int64], of: int, title: str) -> Figure:
+    heights, widths = sizes[:, 0], sizes[:, 1]
+    figure = new_figure(7.2, 4.6)
+    looked = f"{len(sizes):,} of {of:,} images" if len(sizes) < of else f"{of:,} images"
+    middle = f"{int(np.median(widths)):,} x {int(np.median(heights)):,}"
+    add_title(figure, title, f"{looked}; width x height is {middle} in the middle (×).")
+    axis = figure.subplots()
+    points, counts = np.unique(np.stack([widths, heights], axis=1), axis=0, return_counts=True)
+    area = 14 + 220 * np.sqrt(counts / counts.sum())
+    axis.scatter(points[:, 0], points[:, 1], s=area, color=FAST, alpha=0.45, linewidths=0)
+    axis.plot(np.median(widths), np.median(heights), marker="x", color=SLOW, markersize=9, markeredgewidth=2)
+    longest = float(sizes.max()) * 1.08 + 1
+    axis.plot([0, longest], [0, longest], color=MUTED, linewidth=0.8, linestyle=":")
+    axis.text(longest * 0.985, longest * 0.94, "square", color=MUTED, fontsize=8.5, ha="right")
+    axis.set_xlim(0, longest)
+    axis.set_ylim(0, longest)
+    axis.set_xlabel("width, pixels", color=INK)
+    axis.set_ylabel("height, pixels", color=INK)
+    plain_axes(axis)
+    return figure

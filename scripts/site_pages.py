@@ -1,0 +1,36 @@
+"""What mkdocs adds to the pages of docs/: the reference, the changes, and links that leave the folder.
+
+They are not files in docs/, where they would be noise: what a reference is made of cannot be read on GitHub.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from scripts.site_reference import REFERENCE
+
+_SOURCE = "https://github.com/colabstage/colabstage/blob/main/"
+_ROOT = Path(__file__).resolve().parent.parent
+_LEAVES_DOCS = re.compile(r"\]\(\.\./(?!CHANGELOG\.md)([^)\s]+)\)")
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """Add the pages that are made here."""
+    from mkdocs.structure.files import File
+
+    for name, page in REFERENCE.items():
+        files.append(File.generated(config, f"reference/{name}.md", content=page.markdown))
+    changes = (_ROOT / "CHANGELOG.md").read_text(encoding="utf-8").replace("](docs/", "](")
+    files.append(File.generated(config, "changes.md", content=changes))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Let links to files outside docs/ lead to them on GitHub."""
+    if page.file.src_uri.startswith("reference/"):
+        return markdown
+    return _LEAVES_DOCS.sub(rf"]({_SOURCE}\1)", markdown.replace("](../CHANGELOG.md", "](changes.md"))

@@ -1,0 +1,152 @@
+"""What the site's reference has pages for: title, one sentence, and the names, as people import them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ReferencePage:
+    """One page. `names`: dotted, each a function, or a class or module with its public members."""
+
+    title: str
+    about: str
+    names: tuple[str, ...]
+
+    @property
+    def markdown(self) -> str:
+        """The page; mkdocstrings puts the docstrings in."""
+        return "\n\n".join([f"# {self.title}", self.about, *(f"::: {name}" for name in self.names)]) + "\n"
+
+
+REFERENCE = {
+    "staging": ReferencePage(
+        "Staging and packing",
+        "Make a dataset local and ready, or only convert it to one HDF5 file.",
+        (
+            "colabstage.stage_dataset",
+            "colabstage.plan_stage",
+            "colabstage.StagedDataset",
+            "colabstage.stage.report.StageReport",
+            "colabstage.stage.plan.StagePlan",
+            "colabstage.pack_dataset",
+            "colabstage.pack.report.PackReport",
+            "colabstage.progress.Progress",
+            "colabstage.progress.ProgressStep",
+            "colabstage.progress.Cancellation",
+        ),
+    ),
+    "fetching": ReferencePage(
+        "Fetching",
+        "The two halves of plain files, usable alone.",
+        (
+            "colabstage.fetch_files",
+            "colabstage.fetch.report.FetchReport",
+            "colabstage.extract_archive",
+            "colabstage.fetch.extract.archive.ExtractReport",
+            "colabstage.trees.names.ArchiveLimits",
+        ),
+    ),
+    "drive": ReferencePage(
+        "Drive and checkpoints",
+        "A mounted Google Drive, and files that really arrive there.",
+        (
+            "colabstage.mount_drive",
+            "colabstage.refresh_drive",
+            "colabstage.flush_drive",
+            "colabstage.machine.drive.FlushReport",
+            "colabstage.publish_file",
+            "colabstage.stage.publish.PublishReport",
+            "colabstage.restore_file",
+            "colabstage.stage.restore.RestoreReport",
+        ),
+    ),
+    "reading": ReferencePage(
+        "Reading",
+        "Out of the packed file into PyTorch, Keras and tf.data.",
+        (
+            "colabstage.dataset_h5",
+            "colabstage.make_loader",
+            "colabstage.load.loader.Loader",
+            "colabstage.load.choosing.choices.LoaderPlan",
+            "colabstage.CudaDataLoader",
+            "colabstage.to_keras",
+            "colabstage.load.frameworks.keras_dataset.KerasBatches",
+            "colabstage.to_tf_data",
+            "colabstage.load.reading.reader.SplitReader",
+            "colabstage.load.reading.joined.JoinedReader",
+            "colabstage.load.reading.storage.EngineChoice",
+        ),
+    ),
+    "augmentation": ReferencePage(
+        "Augmentation",
+        "Whole batches on their device, masks and boxes together with their images.",
+        tuple(
+            f"colabstage.load.augment.{name}"
+            for name in ("Compose", "RandomFlip", "RandomCrop", "RandomResizedCrop", "Normalize", "OneHot")
+        ),
+    ),
+    "layouts": ReferencePage(
+        "Layouts of your own",
+        "Options of a layout, and what a function that is one returns.",
+        (
+            *(f"colabstage.layouts.options.{name}" for name in ("array_rows", "table_rows", "audio_clips")),
+            "colabstage.layouts.options.token_blocks",
+            "colabstage.layouts.table.SampleTable",
+            *(f"colabstage.layouts.fields.{name}" for name in ("Images", "Arrays", "Values", "Masks", "Boxes")),
+            "colabstage.layouts.sources.SampleSource",
+            "colabstage.layouts.sources.TreeFiles",
+        ),
+    ),
+    "faces": ReferencePage(
+        "Form, browser, plots",
+        "What is clicked and looked at in a notebook.",
+        (
+            "colabstage.stage_form",
+            "colabstage.ui.notebook.form.form.StageForm",
+            "colabstage.browse_dataset",
+            "colabstage.ui.notebook.browse.widget.DatasetBrowser",
+            "colabstage.plot_epochs",
+            "colabstage.ui.plots.epochs.SessionTimes",
+            "colabstage.plot_class_balance",
+            "colabstage.plot_image_sizes",
+            "colabstage.plot_throughput",
+            "colabstage.ThroughputRecorder",
+        ),
+    ),
+    "diagnosing": ReferencePage(
+        "Diagnosing",
+        "Where the time goes, what is wrong, what to change.",
+        (
+            "colabstage.doctor",
+            "colabstage.diagnose.health.doctor.DoctorReport",
+            "colabstage.diagnose.health.doctor.Finding",
+            "colabstage.compare_sources",
+            "colabstage.diagnose.compare.comparison.SourceComparison",
+            "colabstage.profile_loader",
+            "colabstage.LoaderProfile",
+            "colabstage.autotune_loader",
+            "colabstage.diagnose.autotune.TunedLoader",
+            "colabstage.GpuMonitor",
+            "colabstage.diagnose.gpu.figures.GpuFigures",
+            "colabstage.diagnose.gpu.figures.GpuSample",
+        ),
+    ),
+    "practising": ReferencePage(
+        "Practising",
+        "A Google Drive and a `google.colab` to try things on, where there is neither.",
+        (
+            "colabstage.simulate.practice.open_drive",
+            "colabstage.simulate.practice.practice_source",
+            "colabstage.simulate.colab.simulated_colab",
+            "colabstage.simulate.colab.ColabKnobs",
+            "colabstage.simulate.drive.SimulatedDrive",
+            "colabstage.simulate.knobs.DriveKnobs",
+        ),
+    ),
+    "errors": ReferencePage(
+        "Errors",
+        "All of them, as a tree that ends in builtins. What to do about each is [on a page of its own](../errors.md).",
+        ("colabstage.errors",),
+    ),
+}

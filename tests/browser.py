@@ -1,0 +1,326 @@
+"""A real JupyterLab and a real headless Chromium, for tests of what people see in a notebook.
+
+`tests/ui/notebook/conftest.py` hands the fixtures to the tests beside it, which open notebooks made of cells:
+
+    def test_it(open_notebook: OpenNotebook) -> None:
+        notebook = open_notebook("from colabstage import browse_dataset", "browse_dataset('pack.h5')")
+        notebook.run()
+        notebook.page.wait_for_selector(".colabstage-browse")
+        notebook.screenshot("browse")
+
+One server serves a test process, one Chromium a test module: Playwright keeps an event loop running in the thread that
+uses it, which tests of other modules could not bear. Where a part is missing, the tests are skipped with its name.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+import pytest
+import requests
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from playwright.sync_api import BrowserContext, Page
+
+ROOT = Path(__file__).resolve().parent.parent
+# Ignored by git; to be looked at.
+SCREENSHOTS = ROOT / ".screenshots"
+Theme = Literal["light", "dark"]
+
+_THEMES = {"light": "JupyterLab Light", "dark": "JupyterLab Dark"}
+# A server or a page on two busy cores; each wait ends as soon as it can.
+_START_TIMEOUT_S = 60.0
+_WAIT_MS = 45_000
+_PARTS = ("jupyterlab", "playwright", "ipywidgets", "ipykernel")
+
+
+def chromium_path() -> str | None:
+    """Where a Chromium or Chrome of this machine is; `None` where there is none."""
+    names = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+    return next((path for name in names if (path := shutil.which(name))), None)
+
+
+def missing_part() -> str | None:
+    """Why tests in a browser cannot run here; `None` when they can."""
+    absent = [name for name in _PARTS if find_spec(name) is None]
+    if absent:
+        return f"needs {', '.join(absent)}: pip install --group notebooks (or: make .venv/.large)"
+    if chromium_path() is None:
+        return "needs Chromium: sudo apt-get install chromium"
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Jupyter:
+    """A running server: its address, what it lets in by, and the folder that notebooks lie in."""
+
+    url: str
+    token: str
+    folder: Path
+
+    def request(self, method: str, path: str, content: object = None) -> Any:
+        """Ask the server's own interface; returns the parsed answer, if there is any."""
+        answer = requests.request(
+            method, f"{self.url}{path}", json=content, headers={"Authorization": f"token {self.token}"}, timeout=30
+        )
+        answer.raise_for_status()
+        return answer.json() if answer.content else None
+
+    def set_theme(self, theme: Theme) -> None:
+        """Have pages that are opened from now on in this theme."""
+        settings = json.dumps({"theme": _THEMES[theme]})
+        self.request("PUT", "lab/api/settings/@jupyterlab/apputils-extension:themes", {"raw": settings})
+
+    def end_kernels(self) -> None:
+        """End every kernel, so that the next notebook has the machine for itself."""
+        for session in self.request("GET", "api/sessions"):
+            self.request("DELETE", f"api/sessions/{session['id']}")
+
+
+def _settings(token: str) -> dict[str, object]:
+    server = {
+        "ip": "127.0.0.1",
+        "port_retries": 50,
+        "open_browser": False,
+        "allow_root": True,
+        "terminals_enabled": False,
+        "answer_yes": True,
+        # None of those that look for other programs or call out.
+        "jpserver_extensions": {"jupyterlab": True, "jupyter_lsp": False, "jupyter_server_terminals": False},
+    }
+    lab = {
+        "expose_app_in_browser": True,
+        "extension_manager": "readonly",
+        "check_for_updates_class": "jupyterlab.NeverCheckForUpdate",
+        "news_url": None,
+    }
+    return {"ServerApp": server, "IdentityProvider": {"token": token}, "LabApp": lab}
+
+
+def _environment(home: Path) -> dict[str, str]:
+    """An environment in which nothing of this machine's own Jupyter is seen or changed."""
+    names = ("CONFIG_DIR", "DATA_DIR", "RUNTIME_DIR")
+    own = {f"JUPYTER_{name}": str(home / name.lower()) for name in names}
+    lab = {f"JUPYTERLAB_{name}_DIR": str(home / name.lower()) for name in ("SETTINGS", "WORKSPACES")}
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("JUPYTER", "JPY_"))}
+    return {
+        **kept,
+        **own,
+        **lab,
+        "HOME": str(home),
+        "IPYTHONDIR": str(home / "ipython"),
+        "JUPYTER_PLATFORM_DIRS": "1",
+        "JUPYTER_NO_CONFIG": "",
+        # No Drive but those below it, whatever is mounted here.
+        "COLABSTAGE_SYSTEM_ROOT": str(home / "system"),
+        "PYTHONPATH": str(ROOT),
+        "PATH": os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", ""))),
+    }
+
+
+def _address_of(process: subprocess.Popen[bytes], runtime: Path, log: Path) -> str:
+    """Wait until the server has written down where it listens, and answers there."""
+    deadline = time.monotonic() + _START_TIMEOUT_S
+    while time.monotonic() < deadline and process.poll() is None:
+        with suppress(OSError, ValueError, requests.RequestException):
+            written = next(runtime.glob("jpserver-*.json"), None)
+            if written is not None:
+                url = str(json.loads(written.read_text("utf-8"))["url"])
+                if requests.get(f"{url}api", timeout=5).ok:
+                    return url
+        time.sleep(0.05)
+    pytest.fail(f"JupyterLab did not start within {_START_TIMEOUT_S:.0f} s:\n{log.read_text('utf-8')[-4000:]}")
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End the server with its kernels, which are in its session."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(10)
+
+
+@pytest.fixture(scope="session")
+def jupyter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Jupyter]:
+    """The one JupyterLab of this test process."""
+    problem = missing_part()
+    if problem:
+        pytest.skip(problem)
+    home = tmp_path_factory.mktemp("jupyter")
+    token = secrets.token_hex(16)
+    folder, config, log = home / "notebooks", home / "config_dir", home / "log"
+    for made in (folder, config, home / "system"):
+        made.mkdir()
+    (config / "jupyter_server_config.json").write_text(json.dumps(_settings(token)), encoding="utf-8")
+    environment = _environment(home)
+    command = [sys.executable, "-P", "-m", "jupyterlab", f"--ServerApp.root_dir={folder}"]
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            command,
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+            start_new_session=True,
+        )
+    try:
+        server = Jupyter(_address_of(process, home / "runtime_dir", log), token, folder)
+        server.request(
+            "PUT",
+            "lab/api/settings/@jupyterlab/apputils-extension:notification",
+            {"raw": json.dumps({"fetchNews": "false", "checkForUpdates": False})},
+        )
+        yield server
+        server.end_kernels()
+    finally:
+        _end(process)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[BrowserContext]:
+    """The one Chromium of this test module; its pages share a cache, so the second opens in half the time."""
+    problem = missing_part()
+    if problem:
+        pytest.skip(problem)
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        # Chromium's sandbox refuses root, which continuous integration often is.
+        started = playwright.chromium.launch(
+            executable_path=chromium_path(), args=["--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"]
+        )
+        yield started.new_context()
+        started.close()
+
+
+@dataclass(slots=True)
+class Notebook:
+    """A notebook that is open in JupyterLab, with its kernel started."""
+
+    page: Page
+    errors: list[str] = field(default_factory=list)
+
+    def run(self, *, wait: bool = True) -> None:
+        """Run all cells from the top. `wait=False` returns while they run."""
+        started = "window.jupyterapp.commands.execute('notebook:run-all-cells')"
+        self.page.evaluate(f"async () => {{ await {started} }}" if wait else f"() => {{ void {started} }}")
+
+    def run_cell(self, index: int, *, wait: bool = True) -> None:
+        """Run one cell, counted from 0. `wait=False` returns while it runs."""
+        self.page.evaluate(
+            """async ([index, wait]) => {
+                window.jupyterapp.shell.currentWidget.content.activeCellIndex = index;
+                const ran = window.jupyterapp.commands.execute('notebook:run-cell');
+                if (wait) await ran;
+            }""",
+            [index, wait],
+        )
+
+    def interrupt(self) -> None:
+        """Press the stop button of the notebook."""
+        self.page.evaluate(
+            "async () => { await window.jupyterapp.shell.currentWidget.sessionContext.session.kernel.interrupt() }"
+        )
+
+    def wait_until_idle(self) -> None:
+        """Wait until no cell runs any more."""
+        self.page.wait_for_function(
+            """() => window.jupyterapp.shell.currentWidget.sessionContext.session.kernel.status === 'idle'
+                && [...document.querySelectorAll('.jp-InputPrompt')].every(shown => !shown.innerText.includes('*'))"""
+        )
+
+    def text(self) -> str:
+        """What all outputs show as text."""
+        return "\n".join(self.page.locator(".jp-OutputArea-output").all_inner_texts())
+
+    def wait_for_text(self, text: str) -> None:
+        """Wait until an output shows `text`."""
+        self.page.locator(".jp-OutputArea-output", has_text=text).first.wait_for()
+
+    def screenshot(self, name: str, selector: str | None = None) -> Path:
+        """Save what is seen, of the whole page or of the first element `selector`, as `.screenshots/NAME.png`."""
+        SCREENSHOTS.mkdir(exist_ok=True)
+        path = SCREENSHOTS / f"{name}.png"
+        (self.page if selector is None else self.page.locator(selector).first).screenshot(path=path)
+        return path
+
+
+class OpenNotebook(Protocol):
+    """Opens a notebook of these code cells and starts its kernel in the folder that notebooks lie in."""
+
+    def __call__(self, *cells: str, theme: Theme = "light", width: int = 1000, height: int = 800) -> Notebook: ...
+
+
+_NUMBERS = itertools.count()
+_READY = """async () => {
+    const widget = window.jupyterapp.shell.currentWidget;
+    await widget.context.ready;
+    await widget.sessionContext.ready;
+    await widget.sessionContext.session.kernel.info;
+}"""
+
+
+def _write_notebook(folder: Path, cells: tuple[str, ...]) -> str:
+    code: dict[str, object] = {"cell_type": "code", "execution_count": None, "metadata": {}, "outputs": []}
+    notebook = {
+        "cells": [{**code, "id": f"cell{number}", "source": text} for number, text in enumerate(cells)],
+        "metadata": {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}},
+        "nbformat": 4,
+        "nbformat_minor": 5,
+    }
+    name = f"test{next(_NUMBERS)}.ipynb"
+    (folder / name).write_text(json.dumps(notebook), encoding="utf-8")
+    return name
+
+
+@pytest.fixture
+def open_notebook(jupyter: Jupyter, browser: BrowserContext) -> Iterator[OpenNotebook]:
+    """Opens notebooks; their pages and kernels end with the test, and no page may have called out."""
+    opened: list[Page] = []
+    foreign: list[str] = []
+
+    def open_it(*cells: str, theme: Theme = "light", width: int = 1000, height: int = 800) -> Notebook:
+        jupyter.set_theme(theme)
+        name = _write_notebook(jupyter.folder, cells)
+        page = browser.new_page()
+        opened.append(page)
+        page.set_viewport_size({"width": width, "height": height})
+        page.set_default_timeout(_WAIT_MS)
+        page.on("request", lambda asked: None if _is_local(asked.url) else foreign.append(asked.url))
+        notebook = Notebook(page)
+        page.on("pageerror", lambda error: notebook.errors.append(str(error)))
+        page.goto(f"{jupyter.url}doc/tree/{name}?token={jupyter.token}")
+        page.wait_for_function("() => window.jupyterapp?.shell?.currentWidget?.sessionContext?.session?.kernel")
+        page.evaluate(_READY)
+        return notebook
+
+    try:
+        yield open_it
+    finally:
+        for page in opened:
+            page.close()
+        jupyter.end_kernels()
+    assert foreign == [], "a notebook asked other machines for something"
+
+
+def _is_local(url: str) -> bool:
+    return url.startswith(
+        ("http://127.0.0.1", "http://localhost", "ws://127.0.0.1", "ws://localhost", "data:", "blob:")
+    )

@@ -1,0 +1,80 @@
+"""Cells run by nbclient in a real ipykernel, in a process of their own: what a notebook would keep of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+WIDGETS_7 = ROOT / ".venv/ipywidgets7"
+
+_RUN = """
+import json, sys
+from nbclient import NotebookClient
+from nbformat.v4 import new_code_cell, new_notebook
+cells = [new_code_cell(text) for text in json.load(sys.stdin)]
+notebook = new_notebook(cells=cells)
+client = NotebookClient(notebook, timeout=90, startup_timeout=60, allow_errors=True, kernel_name="python3")
+client.execute()
+json.dump([cell.outputs for cell in notebook.cells], sys.stdout)
+"""
+
+Outputs = list[list[dict[str, Any]]]
+
+
+def run_cells(*cells: str, folder: Path, before: Path | None = None) -> Outputs:
+    """Run the cells in `folder`; returns the outputs of each as notebook format 4 has them.
+
+    `before` is a folder whose packages come before those of the environment.
+    """
+    absent = [name for name in ("ipykernel", "nbclient", "nbformat") if find_spec(name) is None]
+    if absent:
+        pytest.skip(f"needs {', '.join(absent)}: pip install --group notebooks (or: make .venv/.large)")
+    places = [str(place) for place in (before, ROOT) if place is not None]
+    own = {f"JUPYTER_{name}_DIR": str(folder / ".jupyter" / name) for name in ("CONFIG", "DATA", "RUNTIME")}
+    done = subprocess.run(
+        [sys.executable, "-P", "-W", "ignore", "-c", _RUN],
+        input=json.dumps(cells),
+        cwd=folder,
+        env={
+            **os.environ,
+            **own,
+            "PYTHONPATH": os.pathsep.join(places),
+            "IPYTHONDIR": str(folder / ".ipython"),
+            "JUPYTER_PLATFORM_DIRS": "1",
+            "COLABSTAGE_SYSTEM_ROOT": str(folder / ".system"),
+        },
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    outputs: Outputs = json.loads(done.stdout)
+    return outputs
+
+
+def widgets_7() -> Path:
+    """The folder with the ipywidgets of Colab's image; skips where it is not there."""
+    if not (WIDGETS_7 / "ipywidgets").is_dir():
+        pytest.skip("needs ipywidgets 7.7 in a folder of its own: make .venv/.ipywidgets7")
+    return WIDGETS_7
+
+
+def errors_in(outputs: Outputs) -> list[str]:
+    """Every error that a cell ended with."""
+    return [f"{one['ename']}: {one['evalue']}" for cell in outputs for one in cell if one["output_type"] == "error"]
+
+
+def text_in(outputs: list[dict[str, Any]]) -> str:
+    """What one cell printed and showed, as text."""
+    return "\n".join(
+        one["text"] if one["output_type"] == "stream" else one.get("data", {}).get("text/plain", "") for one in outputs
+    )

@@ -1,0 +1,148 @@
+"""How notebooks are kept: opened by one badge, one form, valid Python, nothing of any run in them."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import json
+import re
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+MAX_CELLS = 20
+BADGE = (
+    "[![Open In Colab](https://colab.research.google.com/assets/colab-badge.svg)]"
+    "(https://colab.research.google.com/github/colabstage/colabstage/blob/main/notebooks/{name})"
+)
+# ipywidgets, because JupyterLab has none of its own.
+INSTALL = re.compile(r"%pip install -q '?colabstage(\[\w+(,\w+)*\])?'?( ipywidgets)?")
+# A path of some machine; /content is Colab's, on each of its machines.
+ABSOLUTE = re.compile(r"""(?<![\w./:)}-])/(?!content/)(?:[A-Za-z][\w.-]*/)+[\w.-]+""")
+
+
+def complaints(notebook: dict[str, Any], name: str) -> list[str]:
+    """What is not as it should be in a notebook of that file name."""
+    cells = [(cell["cell_type"], "".join(cell["source"])) for cell in notebook["cells"]]
+    code = [source for kind, source in cells if kind == "code"]
+    found = []
+    if cells[0][0] != "markdown" or not cells[0][1].startswith("# ") or BADGE.format(name=name) not in cells[0][1]:
+        found.append("the first cell is not a title with the badge that opens this notebook in Colab")
+    if not INSTALL.fullmatch(code[0]):
+        found.append("the first code cell does not install colabstage, or more than that")
+    if not re.search(r'^SOURCE = ""  # @param \{type:"string"\}$', code[1], re.MULTILINE):
+        found.append("the second code cell is no form that asks for SOURCE")
+    if not any(isinstance(node, ast.Assert) for node in parsed(code[-1]).body):
+        found.append("the last code cell asserts nothing whatever happens")
+    if len(cells) > MAX_CELLS:
+        found.append(f"{len(cells)} cells, more than {MAX_CELLS}")
+    for before, after in pairwise(cells):
+        if before[0] == after[0] == "code" and "# @param" not in before[1] and "%pip" not in before[1]:
+            found.append(f"nothing is said before the cell {after[1][:40]!r}")
+    found += [f"{match[0]!r} is a path of one machine" for _, source in cells for match in ABSOLUTE.finditer(source)]
+    for source in code[1:]:
+        try:
+            parsed(source)
+        except SyntaxError as error:
+            found.append(f"no Python: {error}")
+    if "widgets" in notebook["metadata"]:
+        found.append("holds the state of widgets")
+    return found
+
+
+def parsed(source: str) -> ast.Module:
+    """The cell's syntax tree."""
+    return ast.parse(source)
+
+
+def read(path: Path) -> dict[str, Any]:
+    """A notebook's JSON."""
+    notebook: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return notebook
+
+
+def cleaner() -> Any:
+    """The script that `make format` puts notebooks into their form with."""
+    spec = importlib.util.spec_from_file_location("clean_notebooks", ROOT / "scripts/clean_notebooks.py")
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_is_kept_as_agreed(path: Path) -> None:
+    """Badge, installation, form, an assertion at the end; every cell is Python, and belongs to no machine."""
+    assert complaints(read(path), path.name) == []
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_holds_nothing_of_a_run(path: Path) -> None:
+    """`make format` would change nothing: no outputs, counts or widgets, Colab's metadata, an id for each cell."""
+    tool = cleaner()
+    assert tool.as_text(tool.clean(read(path))) == path.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_is_valid(path: Path) -> None:
+    """The format's own schema accepts it."""
+    nbformat = pytest.importorskip("nbformat", reason="needs nbformat: pip install --group notebooks")
+    nbformat.validate(read(path), relax_add_props=False)
+
+
+def planted(**changed: str) -> dict[str, Any]:
+    """A notebook that is as agreed, but for the cells that are given."""
+    parts = {
+        "title": f"# Title\n\n{BADGE.format(name='x.ipynb')}",
+        "install": "%pip install -q colabstage",
+        "form": 'SOURCE = ""  # @param {type:"string"}',
+        "text": "What one gets.",
+        "middle": "",
+        "last": "assert SOURCE == ''",
+        **changed,
+    }
+    kinds = {"title": "markdown", "text": "markdown"}
+    cells = [{"cell_type": kinds.get(part, "code"), "source": [source]} for part, source in parts.items() if source]
+    return {"metadata": {}, "cells": cells}
+
+
+def test_the_planted_one_is_as_agreed() -> None:
+    """So that the next test plants one fault at a time."""
+    assert complaints(planted(), "x.ipynb") == []
+
+
+@pytest.mark.parametrize(
+    ("changed", "complaint"),
+    [
+        ({"title": f"# Title\n\n{BADGE.format(name='y.ipynb')}"}, "badge"),
+        ({"install": "%pip install colabstage numpy"}, "does not install"),
+        ({"form": "SOURCE = 'mine.zip'"}, "no form"),
+        ({"last": "print(SOURCE)"}, "asserts nothing"),
+        ({"last": "if SOURCE:\n    assert SOURCE"}, "asserts nothing"),
+        ({"middle": "x = 1"}, "nothing is said before"),
+        ({"text": "See '/opt/data/train.zip'."}, "path of one machine"),
+    ],
+)
+def test_a_planted_fault_is_noticed(changed: dict[str, str], complaint: str) -> None:
+    """Each rule notices what breaks it."""
+    found = complaints(planted(**changed), "x.ipynb")
+    assert len(found) == 1
+    assert complaint in found[0]
+
+
+def test_what_a_run_leaves_is_stripped() -> None:
+    """Outputs, counts, widget state and the machine's own metadata go; the accelerator that it asks for stays."""
+    run = planted()
+    run["metadata"] = {"widgets": {"state": {}}, "accelerator": "GPU", "language_info": {"version": "3.11.4"}}
+    run["cells"][-1] |= {"outputs": [{"output_type": "stream"}], "execution_count": 3, "metadata": {"outputId": "x"}}
+    kept = cleaner().clean(run)
+    assert kept["metadata"].keys() == {"accelerator", "colab", "kernelspec", "language_info"}
+    assert kept["cells"][-1]["outputs"] == []
+    assert kept["cells"][-1]["execution_count"] is None
+    assert kept["cells"][-1]["metadata"] == {}
+    assert len({cell["id"] for cell in kept["cells"]}) == len(run["cells"])

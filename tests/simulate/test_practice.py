@@ -1,0 +1,102 @@
+"""What notebooks practise on: a Drive wherever they run, small datasets on it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from colabstage.errors import OptionError
+from colabstage.h5.info import read_info
+from colabstage.pack.run import pack_dataset
+from colabstage.simulate.drive import SimulatedDrive
+from colabstage.simulate.practice import practice_source
+from colabstage.simulate.scenes import DIGIT_NAMES, HEIGHT, MASK_COLOURS, WIDTH, draw_scenes, zip_boxes, zip_masks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+    from pathlib import Path
+
+TWICE = """
+import sys
+if {plain}: sys.modules["mfusepy"] = None
+from colabstage.simulate.practice import open_drive, practice_source
+from colabstage.machine.drive import find_drive
+drive = open_drive()
+assert open_drive() == drive
+assert find_drive() == (None if {plain} else drive)
+(drive / "note.txt").write_text("kept")
+print("AT", drive, practice_source("", "boxes").stat().st_size > 1000, practice_source("mine.zip"))
+"""
+
+
+def practise(tmp_path: Path, *, plain: bool) -> str:
+    """What a process prints that practises with its temporary folder in `tmp_path`."""
+    pytest.importorskip("sklearn", reason="needs scikit-learn: pip install 'colabstage[demo]'")
+    tmp_path.mkdir(exist_ok=True)
+    variables = {**os.environ, "TMPDIR": str(tmp_path)}
+    command = [sys.executable, "-c", TWICE.format(plain=plain)]
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert list(tmp_path.iterdir()) == []
+    return done.stdout
+
+
+@pytest.mark.fuse
+def test_elsewhere_a_drive_is_simulated(tmp_path: Path) -> None:
+    """Off Colab a mount plays the Drive, one for each process, whatever others have mounted; it is gone at the end."""
+    with SimulatedDrive(tmp_path / "theirs") as theirs:
+        theirs.mount(tmp_path / "theirs/drive")
+        said = practise(tmp_path / "ours", plain=False)
+    assert "a simulated Drive is mounted" in said
+    assert f"AT {tmp_path / 'ours'}" in said
+    assert "/MyDrive True mine.zip" in said
+
+
+def test_without_fuse_a_folder_plays_the_drive(tmp_path: Path) -> None:
+    """Where nothing can be mounted it is a plain folder; it says so with the reason, and is gone at the end."""
+    said = practise(tmp_path, plain=True)
+    assert "a plain folder plays it" in said
+    assert "mfusepy" in said
+    assert "/MyDrive True mine.zip" in said
+
+
+def test_an_unknown_dataset_is_refused() -> None:
+    """The message lists what there is."""
+    with pytest.raises(OptionError, match="digits, masks, boxes"):
+        practice_source("", "cats")  # type: ignore[arg-type]
+
+
+def test_scenes_agree_with_their_masks_and_boxes() -> None:
+    """Each box is the tight frame of digit pixels; the same seed draws the same pictures."""
+    pytest.importorskip("sklearn", reason="needs scikit-learn: pip install 'colabstage[demo]'")
+    for scene, again in zip(draw_scenes(20, seed=1), draw_scenes(20, seed=1), strict=True):
+        assert scene.image.shape == (HEIGHT, WIDTH, 3)
+        assert np.array_equal(scene.image, again.image)
+        assert len(scene.boxes) == len(scene.digits) > 0
+        inside = np.zeros((HEIGHT, WIDTH), bool)
+        for x0, y0, x1, y1 in scene.boxes:
+            ink = scene.mask[y0:y1, x0:x1] == 1
+            assert ink.any(axis=0)[[0, -1]].all()
+            assert ink.any(axis=1)[[0, -1]].all()
+            inside[y0:y1, x0:x1] = True
+        assert not (scene.mask[~inside] == 1).any()
+
+
+@pytest.mark.parametrize(
+    ("write", "layout", "classes"), [(zip_masks, "pairs", MASK_COLOURS), (zip_boxes, "detection", DIGIT_NAMES)]
+)
+def test_archives_of_scenes_are_understood(
+    write: Callable[..., None], layout: str, classes: Collection[str], tmp_path: Path
+) -> None:
+    """Masks are found as pairs, boxes as KITTI's, with the names of their classes."""
+    pytest.importorskip("sklearn", reason="needs scikit-learn: pip install 'colabstage[demo]'")
+    write(tmp_path / "data.zip", images=40)
+    pack_dataset(tmp_path / "data.zip", tmp_path / "data.h5", progress=False)
+    info = read_info(tmp_path / "data.h5")
+    assert info.layout == layout
+    assert set(info.classes) == set(classes)

@@ -1,0 +1,60 @@
+"""What a report and a staged dataset show in a notebook."""
+
+from __future__ import annotations
+
+from pathlib import Path  # noqa: TC003 - fixtures
+
+import h5py
+import numpy as np
+
+from colabstage.h5.info import read_info
+from colabstage.stage.dataset import StagedDataset
+from colabstage.stage.report import StageReport, StageStep
+
+REPORT = StageReport(
+    steps=[
+        StageStep("copy", 2.0, 50_000_000, "B", "of <b>a.zip</b>"),
+        StageStep("plan", 0.5, 12, "files", moves=False),
+    ],
+    skipped=tuple(f"image {number}: <i>broken</i>" for number in range(13)),
+    notes=["a note & another"],
+)
+
+
+def test_steps_notes_and_what_was_left_out() -> None:
+    """The HTML says what the text says, escaped; of many sentences the first ones and how many more there are."""
+    html, text = REPORT._repr_html_(), str(REPORT)
+    for words in ("Staged from the source in 2.50 s", "copy", "25 MB/s", "12 files", "image 9", "3 more"):
+        assert words in html
+        assert words in text
+    assert "image 10" not in html
+    assert "<b>a.zip" not in html
+    assert "<i>broken" not in html
+    assert "a note &amp; another" in html
+
+
+def test_a_report_of_nothing_has_no_empty_table() -> None:
+    """What was there already took no step."""
+    html = StageReport(origin="local")._repr_html_()
+    assert "already on this machine" in html
+    assert "<table" not in html
+
+
+def test_a_dataset_shows_its_splits_its_classes_and_its_report(tmp_path: Path) -> None:
+    """Of many classes the first, and how many more; their names are text."""
+    path = tmp_path / "a.h5"
+    with h5py.File(path, "w") as file:
+        file["X_train"], file["Y_train"] = np.zeros((7, 3)), np.zeros(7)
+        file["classes"] = ["<script>", *(f"class {number}" for number in range(1, 20))]
+    html = StagedDataset(path, None, REPORT, read_info(path))._repr_html_()
+    for words in ("train 7", "20: &lt;script&gt;, class 1", "and 8 more", str(path), "25 MB/s"):
+        assert words in html
+    assert "<script" not in html
+    assert "class 12" not in html
+
+
+def test_plain_files_show_their_folder(tmp_path: Path) -> None:
+    """Where no pack was kept there are no samples to tell of."""
+    html = StagedDataset(tmp_path, tmp_path, REPORT, None)._repr_html_()
+    assert str(tmp_path) in html
+    assert "samples" not in html

@@ -1,0 +1,159 @@
+"""The site that `make docs` builds: complete, without a dead link, and without a call to another machine."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import os
+import re
+import subprocess
+import sys
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+import pytest
+from filelock import FileLock
+
+import colabstage
+from colabstage import errors
+from tests.pages import DOCS, README, ROOT, links
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+needs_mkdocs = pytest.mark.skipif(
+    find_spec("mkdocs") is None or find_spec("mkdocstrings") is None,
+    reason="needs mkdocs-material and mkdocstrings: pip install -c constraints.txt --group site",
+)
+# What a page loads when it is opened, as opposed to where its links lead.
+_LOADS = re.compile(
+    r"""<(?:script|img|iframe|source)\b[^>]*\bsrc=["']?(?P<a>(?:https?:)?//[^"'\s>]+)"""
+    r"""|<link\b(?![^>]*\brel=["']?canonical)[^>]*\bhref=["']?(?P<b>(?:https?:)?//[^"'\s>]+)"""
+    r"""|(?:@import\s*["']?|url\(["']?)(?P<c>(?:https?:)?//[^"')\s]+)"""
+)
+
+# Made of the arguments by a decorator.
+_INSIDE = {"StageRequest"}
+
+
+@pytest.fixture(scope="session")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site, with warnings as errors, built once for all processes of a test run."""
+    run = os.environ.get("PYTEST_XDIST_TESTRUNUID")
+    shared = tmp_path_factory.getbasetemp() if run is None else tmp_path_factory.getbasetemp().parent
+    folder = shared / f"site-{run}"
+    with FileLock(folder.with_suffix(".lock"), timeout=100):
+        if not folder.exists():
+            build_site(folder)
+    return folder
+
+
+def build_site(folder: Path) -> None:
+    """Build the site there, or fail with what mkdocs says."""
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", folder],
+        cwd=ROOT,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def names_in(site: Path) -> set[str]:
+    """What the reference documents, by dotted name."""
+    pages = "".join(path.read_text(encoding="utf-8") for path in sorted((site / "reference").glob("*.html")))
+    return set(re.findall(r'id="(colabstage\.[\w.]+)"', pages))
+
+
+def classes_of_package() -> set[str]:
+    """The names of all classes that colabstage defines."""
+    trees = (ast.parse(path.read_text(encoding="utf-8")) for path in (ROOT / "colabstage").rglob("*.py"))
+    return {node.name for tree in trees for node in tree.body if isinstance(node, ast.ClassDef)}
+
+
+def taken_and_given(name: str) -> set[str]:
+    """The words in the annotations of a public function, or of a public class's methods; nothing is imported."""
+    module = ROOT / "colabstage" / f"{colabstage._HOMES[name].replace('.', '/')}.py"
+    path = module if module.exists() else module.with_suffix("") / "__init__.py"
+    (found,) = [
+        node
+        for node in ast.parse(path.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == name
+    ]
+    functions = [
+        node
+        for node in ([found] if isinstance(found, ast.FunctionDef) else found.body)
+        if isinstance(node, ast.FunctionDef) and (not node.name.startswith("_") or node.name == "__init__")
+    ]
+    hints = [one.annotation for node in functions for one in (*node.args.args, *node.args.kwonlyargs)]
+    return {
+        word
+        for hint in (*hints, *(node.returns for node in functions))
+        if hint is not None
+        for word in re.findall(r"\b[A-Z]\w+\b", ast.unparse(hint))
+    }
+
+
+@needs_mkdocs
+def test_the_reference_has_every_public_name(site: Path) -> None:
+    """Each name of the package, and each report, plan or class of options that these take or give."""
+    there = names_in(site)
+    documented = {name.rpartition(".")[2] for name in there}
+    homes = {name: f"colabstage.{home}.{name}" for name, home in colabstage._HOMES.items()}
+    assert [name for name in colabstage.__all__ if not {f"colabstage.{name}", homes[name]} & there] == []
+    needed = set().union(*map(taken_and_given, colabstage.__all__)) & classes_of_package()
+    assert needed - documented - _INSIDE == set()
+
+
+@needs_mkdocs
+def test_every_error_is_in_the_reference(site: Path) -> None:
+    """All classes of colabstage.errors."""
+    classes = {name for name, one in vars(errors).items() if inspect.isclass(one)}
+    assert {f"colabstage.errors.{name}" for name in classes} <= names_in(site)
+
+
+@needs_mkdocs
+def test_no_page_calls_another_machine(site: Path) -> None:
+    """No script, picture, font or sheet from elsewhere: the site can be read without a network."""
+    called: dict[str, list[str]] = {}
+    for path in sorted(site.rglob("*")):
+        if path.suffix in {".html", ".css"}:
+            found = [match[0] for match in _LOADS.finditer(path.read_text(encoding="utf-8"))]
+            called |= {str(path.relative_to(site)): found} if found else {}
+    assert called == {}
+
+
+def test_a_call_to_another_machine_would_be_noticed() -> None:
+    """Scripts, sheets, fonts and pictures count; links that are followed by hand do not."""
+    for loads in (
+        '<script src="https://cdn.example/x.js">',
+        "<link rel=stylesheet href=//fonts.example/css>",
+        "@import 'https://example.org/a.css'",
+        "src:url(https://example.org/f.woff2)",
+        '<img alt="" src="https://example.org/badge.svg">',
+    ):
+        assert _LOADS.search(loads)
+    for harmless in (
+        '<a href="https://example.org">',
+        '<img src="browse.png">',
+        '<link rel="canonical" href="https://x">',
+    ):
+        assert not _LOADS.search(harmless)
+
+
+@needs_mkdocs
+def test_every_page_is_on_the_site(site: Path) -> None:
+    """Each of docs/, under its own name, with both palettes."""
+    for page in DOCS:
+        built = (site / page.with_suffix(".html").name).read_text(encoding="utf-8")
+        assert 'data-md-color-scheme="slate"' in built
+        assert 'data-md-color-scheme="default"' in built
+
+
+def test_links_to_elsewhere_are_these() -> None:
+    """Nobody follows them here; a new place is seen in this list."""
+    hosts = {link.split("/")[2] for page in [README, *DOCS] for link in links(page) if link.startswith("http")}
+    assert hosts <= {"colab.research.google.com", "github.com"}

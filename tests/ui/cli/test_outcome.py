@@ -1,0 +1,69 @@
+"""How commands end, whatever the work raised."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+import typer
+
+from colabstage.errors import ColabstageError, OptionError, SourceNotFoundError
+from colabstage.ui.cli.outcome import exit_codes, in_shell_words
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "line"),
+    [
+        (SourceNotFoundError("There is\nnothing."), 1, "colabstage: There is nothing.\n"),
+        (ColabstageError("It failed."), 1, "colabstage: It failed.\n"),
+        (OptionError("Give refresh=True."), 2, "colabstage: Give --refresh.\n"),
+        (PermissionError(errno.EACCES, "Permission denied", "x"), 1, "colabstage: [Errno 13] Permission denied: 'x'\n"),
+        (KeyboardInterrupt(), 130, None),
+        (MemoryError(), 1, "colabstage: This needs more memory than there is.\n"),
+        (ZeroDivisionError("division by zero"), 1, None),
+    ],
+)
+def test_an_error_becomes_a_code_and_a_line(
+    capsys: pytest.CaptureFixture[str], error: BaseException, code: int, line: str | None
+) -> None:
+    """One line on stderr, nothing on stdout, and the code of its kind."""
+    with pytest.raises(typer.Exit) as caught, exit_codes(debug=False):
+        raise error
+    out, err = capsys.readouterr()
+    assert (caught.value.exit_code, out, err.count("\n")) == (code, "", 1)
+    assert err.startswith("colabstage: ")
+    assert line is None or err == line
+
+
+def test_a_defect_names_itself_and_the_way_to_see_more(capsys: pytest.CaptureFixture[str]) -> None:
+    """What nobody expected is told with its kind; `debug` shows where it happened instead of advising to."""
+    for debug in (False, True):
+        with pytest.raises(typer.Exit), exit_codes(debug=debug):
+            raise ZeroDivisionError("division by zero")
+        told = capsys.readouterr().err
+        assert "Unexpected ZeroDivisionError: division by zero." in told
+        assert ("--debug" in told, "Traceback" in told) == (not debug, debug)
+
+
+def test_a_closed_pipe_is_left_to_the_caller() -> None:
+    """Who read our output has left: no line is worth writing."""
+    with pytest.raises(BrokenPipeError), exit_codes(debug=False):
+        raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+
+@pytest.mark.parametrize(
+    ("message", "told"),
+    [
+        (
+            "Give image_size=(height, width), or encoding='encoded'.",
+            "Give --image-size HEIGHTxWIDTH, or --encoding encoded.",
+        ),
+        ('Pass color_mode="keep".', "Pass --color-mode keep."),
+        ("give overwrite=True to replace it", "give --overwrite to replace it"),
+        ("in_memory=True is not an option here", "in_memory=True is not an option here"),
+        ("kind=(1, 2), refresh=maybe", "kind=(1, 2), refresh=maybe"),
+    ],
+)
+def test_advice_is_given_in_the_words_of_the_command_line(message: str, told: str) -> None:
+    """Arguments that are options here are named as options; everything else stays."""
+    assert in_shell_words(message) == told
