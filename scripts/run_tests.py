@@ -125,7 +125,11 @@ def main() -> int:
     start = time.monotonic()
     outcome = run_all(ROOT / ".venv/bin/python", "Python 3.11", "")
     if (ROOT / ".venv313/.installed").exists():
-        outcome += run_all(ROOT / ".venv313/bin/python", "Python 3.13 without torch", " and not torch and not gpu")
+        outcome += run_all(
+            ROOT / ".venv313/bin/python",
+            "Python 3.13 without torch, quick ones",
+            " and not torch and not gpu and not slow",
+        )
     else:
         print("\nThere is no Python 3.13 here, so what needs no torch was tested on 3.11 only.", flush=True)
     broken = f", {outcome.broken} passes broken" if outcome.broken else ""

@@ -319,6 +319,7 @@ def released_at_the_end() -> Iterator[threading.Event]:
         event.set()
 
 
+@pytest.mark.slow
 def test_source_that_hangs_is_an_error_within_the_deadline() -> None:
     """A read that never returns ends in a typed error that says how far it came, although its thread still hangs."""
     with released_at_the_end() as release:

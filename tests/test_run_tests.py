@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import pytest
 
 from scripts.run_tests import MOST_TRIED_AGAIN, Outcome, run_pass
-
-if TYPE_CHECKING:
-    import pytest
 
 SHAKY = """
 from pathlib import Path
@@ -28,6 +26,7 @@ def outcome_of(folder: Path, code: str) -> Outcome:
     return run_pass(Path(sys.executable), [f"--rootdir={folder}", "-c", f"{folder}/pytest.ini", str(folder)])
 
 
+@pytest.mark.slow
 def test_what_passes_at_the_second_try_is_named(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """It counts as passed, and only it is tried again."""
     found = outcome_of(tmp_path, SHAKY)
@@ -36,6 +35,7 @@ def test_what_passes_at_the_second_try_is_named(tmp_path: Path, capfd: pytest.Ca
     assert "1 passed" in capfd.readouterr().out
 
 
+@pytest.mark.slow
 def test_what_fails_twice_is_a_failure(tmp_path: Path) -> None:
     """Beside one that does not."""
     found = outcome_of(tmp_path, SHAKY + "\ndef test_bad(): assert False\n")
@@ -51,6 +51,7 @@ def test_many_failures_are_not_tried_again(tmp_path: Path) -> None:
     assert outcome_of(tmp_path, many) == Outcome(passed=1, failed=MOST_TRIED_AGAIN + 1)
 
 
+@pytest.mark.slow
 def test_a_module_that_cannot_be_imported_is_an_error(tmp_path: Path) -> None:
     """Both times."""
     (tmp_path / "test_broken.py").write_text("import no_such_module\n")

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 _FUSE = {"publish", "stage", "fetch"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.fuse) if name in _FUSE else name for name in names()]
 )

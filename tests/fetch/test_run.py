@@ -213,6 +213,7 @@ def test_a_pattern_is_a_folder_of_what_fits(photos: Path, tmp_path: Path) -> Non
     assert visible(tmp_path / "some") == ["00.bin", "01.bin", "03.bin", "06.bin", "09.bin"]
 
 
+@pytest.mark.slow
 def test_objects_and_folders_of_a_bucket(s3: BucketService, tmp_path: Path) -> None:
     """One object, and a folder of them; a rewritten object is noticed."""
     objects = {f"train/{n}.bin": content(1000 + n, n) for n in range(30)}
@@ -310,6 +311,7 @@ def kill_when(source: object, target: Path, is_time: Callable[[], bool]) -> None
     assert process.wait(timeout=30) == -signal.SIGKILL
 
 
+@pytest.mark.slow
 def test_a_killed_download_goes_on(server: WebServer, tmp_path: Path) -> None:
     """What had arrived in whole blocks is not fetched again."""
     large = DATA * 3
@@ -330,6 +332,7 @@ def test_a_killed_download_goes_on(server: WebServer, tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == [record_path(tmp_path / "a.zip").name, "a.zip"]
 
 
+@pytest.mark.slow
 def test_a_killed_folder_goes_on(tmp_path: Path) -> None:
     """Files that were whole are hashed and kept; one that was damaged meanwhile is read again."""
     files = {f"set/{n:03}.bin": content(50_000, n) for n in range(200)}

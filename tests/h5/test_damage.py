@@ -78,6 +78,7 @@ def test_sound_heaps_are_let_through(tmp_path: Path, libver: Literal["earliest",
         assert file["more"][49_999] == b"49999"
 
 
+@pytest.mark.slow
 def test_scrambled_files_end_in_typed_errors_and_in_time(tmp_path: Path) -> None:
     """Of files with changed, swapped or erased bytes anywhere, none hangs, and none fails with anything untyped."""
     dice = random.Random(5)

@@ -68,6 +68,7 @@ def pack_bytes(source: Path, beside: Path, **options: Any) -> bytes:
     return whole.read_bytes()
 
 
+@pytest.mark.slow
 def test_encoded_splits_killed_again_and_again_end_as_if_undisturbed(
     tmp_path: Path, many: Path, leftovers: Callable[[Path], list[str]]
 ) -> None:
@@ -88,6 +89,7 @@ def test_encoded_splits_killed_again_and_again_end_as_if_undisturbed(
     assert leftovers(tmp_path) == []
 
 
+@pytest.mark.slow
 def test_encoded_anew_and_killed_again_and_again_ends_as_if_undisturbed(
     tmp_path: Path, many: Path, leftovers: Callable[[Path], list[str]]
 ) -> None:
@@ -103,6 +105,7 @@ def test_encoded_anew_and_killed_again_and_again_ends_as_if_undisturbed(
     assert leftovers(tmp_path) == []
 
 
+@pytest.mark.slow
 def test_a_kill_leaves_the_old_pack_as_it_was(tmp_path: Path, many: Path) -> None:
     """What stood at the target before is there, whole, until the new one is."""
     out = tmp_path / "out.h5"
@@ -117,6 +120,7 @@ def test_a_kill_leaves_the_old_pack_as_it_was(tmp_path: Path, many: Path) -> Non
     assert out.read_bytes() != before
 
 
+@pytest.mark.slow
 def test_of_two_killed_runs_one_is_gone_on_with_and_the_other_swept(
     tmp_path: Path, many: Path, leftovers: Callable[[Path], list[str]]
 ) -> None:

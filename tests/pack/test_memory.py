@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 MIB = 1024 * 1024
 
 
+@pytest.mark.slow
 def test_peak_memory_does_not_grow_with_the_number_of_images(tmp_path: Path) -> None:
     """Ten times the images take at most 8 MiB more, each pack in a process of its own."""
     few, many = measure(tmp_path, 2000), measure(tmp_path, 20_000)

@@ -61,6 +61,7 @@ def _below(objects: dict[str, bytes], folder: str) -> dict[str, bytes]:
     return {key.removeprefix(f"{folder}/"): content for key, content in objects.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", ["alone", "threads", "processes"])
 def test_a_bucket_gets_the_same_bytes(
     tmp_path: Path, photos: Path, expected: dict[str, bytes], s3: BucketService, workers: str
@@ -100,6 +101,7 @@ def test_file_addresses_and_memory_take_shards(tmp_path: Path, photos: Path, exp
         memory.pseudo_dirs[:] = [""]
 
 
+@pytest.mark.slow
 def test_what_is_there_is_replaced_only_when_asked(
     tmp_path: Path, photos: Path, expected: dict[str, bytes], s3: BucketService
 ) -> None:

@@ -101,6 +101,7 @@ def _check(out: Path, expected: bytes, leftovers: Callable[[Path], list[str]]) -
     assert leftovers(out.parent) == []
 
 
+@pytest.mark.slow
 def test_a_pack_killed_again_and_again_ends_in_the_same_bytes(
     tmp_path: Path, many: Path, expected: bytes, leftovers: Callable[[Path], list[str]]
 ) -> None:
@@ -168,6 +169,7 @@ def test_what_is_in_place_need_not_fit_a_second_time(
     assert leftovers(small_disk) == []
 
 
+@pytest.mark.slow
 def test_ctrl_c_leaves_no_threads_behind_and_keeps_finished_work(
     tmp_path: Path, many: Path, expected: bytes, leftovers: Callable[[Path], list[str]]
 ) -> None:
@@ -186,6 +188,7 @@ def test_ctrl_c_leaves_no_threads_behind_and_keeps_finished_work(
     _check(out, expected, leftovers)
 
 
+@pytest.mark.slow
 def test_left_out_samples_are_remembered_across_a_kill(tmp_path: Path, many: Path, read_pack: Any) -> None:
     """A bad image met before the kill is still in the final report, and its gap closed."""
     for name in ("class0/0000.jpg", "class1/0100.png", "class2/0299.png"):

@@ -117,6 +117,7 @@ class _KillsOne:
         return
 
 
+@pytest.mark.slow
 def test_shards_of_a_dead_worker_are_written_again(
     tmp_path: Path, photos: Path, expected: dict[str, bytes], leftovers: Any
 ) -> None:
@@ -305,6 +306,7 @@ def _sleep(seconds: float) -> None:
     time.sleep(seconds)
 
 
+@pytest.mark.slow
 def test_a_task_that_kills_every_worker_ends(tmp_path: Path) -> None:
     """After some workers, not after all there ever will be."""
     with (
@@ -314,6 +316,7 @@ def test_a_task_that_kills_every_worker_ends(tmp_path: Path) -> None:
         list(run_tasks(pool, _die, [0]))
 
 
+@pytest.mark.slow
 def test_workers_that_fall_silent_are_given_up(tmp_path: Path) -> None:
     """With no result and nothing written for the deadline, somebody should look."""
     with ThreadPoolExecutor(1) as pool, pytest.raises(WorkersLostError, match="for 1 s none has ended"):

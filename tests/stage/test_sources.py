@@ -186,6 +186,7 @@ def test_a_checksum_is_checked_before_anything_is_made(server: WebServer, archiv
             stage(several, hash=right)
 
 
+@pytest.mark.slow
 def test_a_killed_download_goes_on(photos: Path, tmp_path: Path) -> None:
     """A second run takes over the blocks that had arrived."""
     with tarfile.open(tmp_path / "photos.tar.gz", "w:gz", compresslevel=1) as tar:
@@ -212,6 +213,7 @@ def test_a_killed_download_goes_on(photos: Path, tmp_path: Path) -> None:
     assert left_in(staged.path.parent) == WHOLE
 
 
+@pytest.mark.slow
 def test_a_bucket(s3: BucketService, photos: Path, archive: Path) -> None:
     """An archive and a folder in a bucket give the same rows; a rewritten object is noticed."""
     s3.put("sets/photos.zip", archive.read_bytes())

@@ -159,6 +159,7 @@ def test_zip64_fields_are_read(tmp_path: Path, read_all: ReadAll) -> None:
         assert read_all(tree) == {"a/1.jpg": b"forced"}
 
 
+@pytest.mark.slow
 def test_more_than_65535_members(zip_bytes: ZipBytes) -> None:
     """The count in the last record is 16 bits wide; zip64 has the whole one."""
     files = {f"c/{number}": b"" for number in range(70_000)}

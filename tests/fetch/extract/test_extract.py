@@ -199,6 +199,7 @@ def test_cancelling_keeps_what_is_done_for_the_next_call(tmp_path: Path) -> None
     assert leftovers(tmp_path) == []
 
 
+@pytest.mark.slow
 def test_what_an_interrupted_run_left_is_looked_at(tmp_path: Path) -> None:
     """A file of it that has another length is written again, and another archive's leftovers count for nothing."""
     files = many_files()
@@ -247,6 +248,7 @@ class Dying:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["zip", "tar.gz"])
 def test_killed_again_and_again_it_ends_with_whole_data_and_no_work_twice(tmp_path: Path, kind: str) -> None:
     """SIGKILL at growing distances: processes end with it, what was finished is kept, and the result is exact."""

@@ -149,6 +149,7 @@ def test_a_dataset_arrives_with_all_its_files(service: KaggleService, out: Path)
     assert read_tree(out) == {f"cats/{name}": data for name, data in FILES.items()}
 
 
+@pytest.mark.slow
 def test_a_certain_version_is_asked_for(service: KaggleService, out: Path) -> None:
     """A version that is there comes, another is a missing source."""
     service.add(HostedDataset("ann", "cats", zip_archive(FILES), version=3))
@@ -195,6 +196,7 @@ def test_a_login_of_this_session_is_handed_to_the_worker(service: KaggleService,
         clear_kaggle_credentials()
 
 
+@pytest.mark.slow
 def test_cut_connections_are_resumed_while_bytes_come(service: KaggleService, out: Path) -> None:
     """However often the storage hangs up, kagglehub is called again and goes on."""
     service.add(HostedDataset("ann", "cats", zip_archive(LARGE), cut_every=2_500_000))
@@ -224,6 +226,7 @@ def test_what_comes_instead_of_an_archive_is_refused(service: KaggleService, out
     assert not (out / "cats").exists()
 
 
+@pytest.mark.slow
 def test_a_storage_that_falls_silent_is_given_up(service: KaggleService, out: Path) -> None:
     """kagglehub's process is ended when nothing more comes."""
     service.add(HostedDataset("ann", "cats", zip_archive(LARGE), bytes_per_s=2_000))
@@ -255,6 +258,7 @@ open_kaggle(KaggleDataset("ann", "cats"), Path(sys.argv[1]), progress=NullProgre
 """
 
 
+@pytest.mark.slow
 def test_a_killed_download_is_resumed_and_its_worker_is_gone(service: KaggleService, out: Path) -> None:
     """A worker ends with the process that started it, and what it brought is taken over."""
     service.add(HostedDataset("ann", "cats", zip_archive(LARGE), bytes_per_s=2_000_000))
@@ -312,6 +316,7 @@ def test_kaggle_attaches_a_certain_version(
     assert list(out.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_colabs_cache_is_read_in_place(
     service: KaggleService, out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -326,6 +331,7 @@ def test_colabs_cache_is_read_in_place(
     assert (found.path, found.in_place) == (tmp_path / "input/cats", True)
 
 
+@pytest.mark.slow
 def test_a_mount_that_never_appears_is_given_up_with_the_way_around(
     service: KaggleService, out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

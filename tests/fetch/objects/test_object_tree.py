@@ -121,6 +121,7 @@ def test_an_entry_of_another_tree_is_refused(address: str) -> None:
         tree.read(FileEntry("stranger", 1, 0, 0))
 
 
+@pytest.mark.slow
 def test_a_large_object_is_fetched_in_parts(s3: BucketService, tmp_path: Path, step: Any) -> None:
     """An object longer than what is held in memory whole comes in many parts at once."""
     content = os.urandom(1024 * 1024) * 70

@@ -338,6 +338,7 @@ def test_a_page_without_a_file_is_no_download(drive: DriveShares, out: Path, mon
         fetch(LINK, out)
 
 
+@pytest.mark.slow
 def test_cut_connections_are_resumed(drive: DriveShares, out: Path) -> None:
     """However often Drive hangs up: while bytes come, it goes on, from where it stopped."""
     drive.add(SharedItem(FILE, "a.bin", content=content(4_000_000), cut_every=700_000))
@@ -501,6 +502,7 @@ def read_tree(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+@pytest.mark.slow
 def test_a_folder_beyond_the_old_cap_comes_whole(drive: DriveShares, out: Path) -> None:
     """120 files and two folders below, each byte as shared."""
     expected = make_folder_of(drive, 120)

@@ -291,6 +291,7 @@ def test_copy_that_stands_still_is_an_error_for_readers(open_arriving: Callable[
         assert 0.9 <= time.monotonic() - began < 5.0
 
 
+@pytest.mark.slow
 def test_slow_copy_is_no_stalled_one(open_arriving: Callable[..., ArrivingFile], step: Any, content: bytes) -> None:
     """A reader waits longer than the deadline while every chunk comes within it."""
     step.notice = lambda _: time.sleep(0.15)
@@ -511,6 +512,7 @@ def test_wait_that_is_longer_than_patience_is_an_error_at_once(
         arriving.wait()
 
 
+@pytest.mark.slow
 def test_hanging_connection_is_taken_over(open_arriving: Callable[..., ArrivingFile], content: bytes) -> None:
     """One of four hangs in its first stretch; the others bring its bytes too."""
     release = threading.Event()

@@ -325,6 +325,7 @@ def finished_blocks(target: Path) -> int:
     return max((journal.read_bytes().count(b"\n") - 1 for journal in journals), default=0)
 
 
+@pytest.mark.slow
 def test_fetch_killed_again_and_again_repeats_nothing_that_was_verified(target: Path, content: bytes) -> None:
     """Each kill falls somewhere else; each run goes on with exactly what the journal of the one before had."""
     dice = random.Random(11)

@@ -75,6 +75,7 @@ def _as_image_folder(root: Path) -> tuple[list[str], list[tuple[str, int]]]:
 _PARTS = st.text(st.sampled_from("aAb-_. 01é"), min_size=1, max_size=4).filter(lambda text: text not in (".", ".."))
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(
     classes=st.dictionaries(

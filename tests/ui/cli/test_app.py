@@ -93,6 +93,7 @@ def test_stage_hands_every_option_on(run: Run, photos: Path, tmp_path: Path) -> 
     assert (options["seed"], options["image"]["resize"], options["layout"]) == (7, "pad", "image_folder")
 
 
+@pytest.mark.slow
 def test_stage_reuses_refreshes_and_verifies(run: Run, photos: Path) -> None:
     """The second call reuses what is here, `--refresh` does not, and `--verify full` finds a damage that is hidden."""
     here = ("--local-dir", "here", "--cache-dir", "none", "--json")
@@ -116,6 +117,7 @@ def test_plan_says_what_stage_would_do_and_does_nothing(run: Run, photos: Path, 
     assert sorted(tmp_path.rglob("*")) == before
 
 
+@pytest.mark.slow
 def test_pack_makes_the_file_that_was_asked_for(run: Run, photos: Path, tmp_path: Path) -> None:
     """It packs, says how much, and does not replace a file unless told to."""
     done = run("pack", "photos", "a.h5")
@@ -128,6 +130,7 @@ def test_pack_makes_the_file_that_was_asked_for(run: Run, photos: Path, tmp_path
     assert (packed["samples"], packed["encoding"], packed["path"]) == ({"train": 10}, "pixels", "a.h5")
 
 
+@pytest.mark.slow
 def test_pack_writes_shards_and_adds_to_what_is_there(run: Run, photos: Path, tmp_path: Path) -> None:
     """Shards have their numbers; what is added goes beside the pack; without a target it says what is missing."""
     packed = result(run("pack", "photos", "set.h5", "--shards", "2", "--encoding", "jpeg:80", "--json"))
@@ -194,6 +197,7 @@ def test_info_tells_what_a_manifest_is_worth(
     assert result(run("info", "a.h5", "--json"))["manifest"]["state"] == state
 
 
+@pytest.mark.slow
 def test_verify_compares_every_block(run: Run, photos: Path, tmp_path: Path) -> None:
     """A whole file is found whole, with the rate; one changed byte is found, and its block named."""
     assert run("pack", "photos", "a.h5", "--image-size", "1200x1200").returncode == 0
@@ -225,6 +229,7 @@ def test_verify_needs_a_manifest(run: Run, tmp_path: Path) -> None:
     assert "There is no file 'b.h5'" in reason(run("verify", "b.h5"), 1)
 
 
+@pytest.mark.slow
 def test_what_fails_ends_with_1_and_one_line(run: Run, photos: Path, tmp_path: Path) -> None:
     """Missing sources, bad images and files of another kind each get one sentence, and no traceback."""
     here = ("--local-dir", "here", "--cache-dir", "none")
@@ -279,6 +284,7 @@ def test_arguments_that_cannot_work_end_with_2(
     assert complaint in reason(run("stage", *arguments, "--local-dir", "here", "--cache-dir", "none"), 2)
 
 
+@pytest.mark.slow
 def test_ctrl_c_keeps_what_is_finished(tmp_path: Path) -> None:
     """An interrupted command ends with 130 and one line; the same command again goes on from there."""
     folder = write_images(tmp_path / "large", each=2, side=1000)

@@ -42,6 +42,7 @@ def test_doctor_ends_with_1_where_something_is_broken(run: Run, tmp_path: Path) 
     assert broken[0]["remedy"].startswith("Stage it: stage_dataset(path)")
 
 
+@pytest.mark.slow
 def test_compare_prints_every_way(run: Run, photos: Path) -> None:
     """One line for each way, or JSON; nothing is left on the local disk."""
     done = run("compare", photos, "--seconds", "1", "--image-size", "8x8", "--local-dir", "fast")

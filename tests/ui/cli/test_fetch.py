@@ -37,6 +37,7 @@ def server(archive: Path) -> Iterator[WebServer]:
         yield running
 
 
+@pytest.mark.slow
 def test_fetch_brings_a_file_and_knows_it_again(run: Run, server: WebServer, archive: Path, tmp_path: Path) -> None:
     """It says how much and how fast; the second time that nothing was to be done."""
     digest = hashlib.sha256(archive.read_bytes()).hexdigest()
@@ -57,6 +58,7 @@ def test_fetch_takes_several(run: Run, server: WebServer, photos: Path, tmp_path
     assert sorted(path.name for path in (tmp_path / "all").iterdir()) == ["cat", "photos.zip"]
 
 
+@pytest.mark.slow
 def test_extract_makes_a_folder(run: Run, archive: Path, photos: Path, tmp_path: Path) -> None:
     """All members are there; a folder that is something else stays."""
     assert result(run("extract", "photos.zip", "out", "--json"))["members"] == 10
@@ -76,6 +78,7 @@ def test_stage_takes_addresses_and_lists(run: Run, server: WebServer, archive: P
     assert "s3://" in reason(run("stage", "s4://bucket/a.zip"), 2)
 
 
+@pytest.mark.slow
 def test_the_cache_is_listed_and_purged(run: Run, photos: Path, tmp_path: Path) -> None:
     """Without `--yes` nothing goes; with it only what was named, and strangers never."""
     places = ("--local-dir", "here", "--cache-dir", "lasting")
