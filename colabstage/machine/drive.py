@@ -275,8 +275,8 @@ def _colab_client(verb: str) -> Any:
         return importlib.import_module("google.colab.drive")
     except ImportError as error:
         msg = (
-            f"{verb}() works in Google Colab only, and this is {detect_platform().title}. Stage from a local folder, "
-            "a URL or a share link instead."
+            f"{verb}() works in Google Colab only, and this is {detect_platform().title}. A share link can be "
+            "staged from here too, and publish_file writes to any folder."
         )
         raise NotSupportedHereError(msg) from error
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from colabstage.page import notes, page
 from colabstage.units import format_bytes, format_duration, format_rate
 
 if TYPE_CHECKING:
@@ -59,3 +60,7 @@ class PackReport:
         if self.skipped:
             lines.append(f"{len(self.skipped):,} left out: " + "; ".join(self.skipped[:3]))
         return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        headline, *further = str(self).splitlines()
+        return page(headline, notes([*further, f"in {self.path}"]))

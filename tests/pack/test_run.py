@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import io
 import os
 import shutil
@@ -95,6 +96,15 @@ def test_every_container_of_the_same_images_gives_the_same_samples(
         assert other.keys() == packs[0].keys()
         for name, value in packs[0].items():
             assert np.array_equal(value, other[name]), name
+
+
+def test_a_notebook_shows_the_report(tmp_path: Path, photos: Path) -> None:
+    """What it says as text, and where the file is."""
+    report = pack_dataset(photos, tmp_path / "<b>.h5", progress=False)
+    shown = report._repr_html_()
+    assert str(report).splitlines()[0] in html.unescape(shown)
+    assert "&lt;b&gt;.h5" in shown
+    assert "<b>" not in shown
 
 
 def test_packing_twice_gives_the_same_bytes(tmp_path: Path, photos: Path) -> None:
