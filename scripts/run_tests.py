@@ -1,8 +1,8 @@
 """Run the test-suite on every Python that `make test` has set up, and add the outcomes up in one last line.
 
-On each Python there are two passes: most tests run side by side; those that measure time or mount a file system run
-alone after them. A few tests that fail are tried once more, alone: many wait for other processes, on a machine that may
-be busy with something else. Those that pass then are named in the last lines, because each is a fault of the test, or
+On each Python there are two passes: most tests run side by side; those that measure time run alone after them. A few
+tests that fail are tried once more, alone: many wait for other processes, on a machine that may be busy with something
+else. Those that pass then are named in the last lines, because each is a fault of the test, or
 a rare one of ours.
 """
 
@@ -112,12 +112,12 @@ def settle(first: Outcome, failed: tuple[str, ...], second: Outcome, again: tupl
 
 def run_all(python: Path, title: str, without: str) -> Outcome:
     """Both passes on one Python; `without` is a mark expression that is added to both."""
-    # Two at least, so that tests that wait do not hold up the others; more than four only fight for the disk.
-    workers = min(max(len(os.sched_getaffinity(0)), 2), 4)
+    # One more than cores, so that tests that wait do not hold up the others; more than four only fight for the disk.
+    workers = min(len(os.sched_getaffinity(0)) + 1, 4)
     print(f"\n== {title}: side by side", flush=True)
-    outcome = run_pass(python, ["-m", f"not fuse and not alone{without}"], workers)
+    outcome = run_pass(python, ["-m", f"not alone{without}"], workers)
     print(f"\n== {title}: alone", flush=True)
-    return outcome + run_pass(python, ["-m", f"(fuse or alone){without}"])
+    return outcome + run_pass(python, ["-m", f"alone{without}"])
 
 
 def main() -> int:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
-
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    import numpy as np
 
 # Rows that are looked at for their length.
 _PROBED = 128
@@ -26,6 +26,7 @@ def ragged_kind(dataset: Any) -> Literal["ragged", "texts"] | None:
 
 def element_dtype(dataset: Any) -> np.dtype[Any]:
     """The dtype of one value of a row of any length, in native byte order; of texts that of their bytes."""
+    import numpy as np
     from h5py import check_vlen_dtype
 
     # Only the kind of number: h5py keeps the names of an enumeration beside it.
@@ -48,6 +49,7 @@ def ragged_trouble(dataset: Any) -> str | None:
 
 def _element_trouble(dataset: Any) -> str | None:
     """Why values inside rows cannot be read: "" where they can, `None` where rows are not of any length."""
+    import numpy as np
     from h5py import check_vlen_dtype, h5t
 
     base = check_vlen_dtype(dataset.dtype)
@@ -81,6 +83,8 @@ def estimate_bytes(dataset: Any) -> int:
 
     Never more than the file, where no values lie twice.
     """
+    import numpy as np
+
     count = int(dataset.shape[0])
     if dataset.dtype.kind == "S":
         return count * int(dataset.dtype.itemsize)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import io
 import zipfile
+from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     import numpy as np
     from numpy.typing import NDArray
@@ -27,11 +28,25 @@ def read_digits(images: int | None = None) -> tuple[NDArray[np.uint8], NDArray[n
         `(images, labels)`: uint8 `(N, 8, 8)` from 0 to 255, int64 `(N,)`.
     """
     import numpy as np
+
+    table = _digits_table()
+    shades = np.rint(table[:images, :-1].reshape(-1, 8, 8) * (255 / _SHADES)).astype(np.uint8)
+    return shades, table[:images, -1].astype(np.int64)
+
+
+def _digits_table() -> NDArray[np.float64]:
+    """Rows of 64 shades and a label, out of scikit-learn's own file: to import scikit-learn takes seconds."""
+    import numpy as np
+
+    package = find_spec("sklearn")
+    for folder in (package and package.submodule_search_locations) or []:
+        file = Path(folder) / "datasets/data/digits.csv.gz"
+        if file.is_file():
+            return np.loadtxt(file, delimiter=",")
     from sklearn.datasets import load_digits
 
     pixels, labels = load_digits(return_X_y=True)
-    shades = np.rint(pixels.reshape(-1, 8, 8) * (255 / _SHADES)).astype(np.uint8)
-    return shades[:images], labels[:images].astype(np.int64)
+    return np.column_stack((pixels, labels))
 
 
 def digit_files(*, images: int | None, seed: int, side: int) -> Iterator[tuple[str, bytes]]:

@@ -66,6 +66,7 @@ def environment(home: Path, temporary: Path, fonts: Path, machine: str) -> dict[
         **os.environ,
         **{name: str(folder) for name, folder in folders.items()},
         "PIP_NO_INDEX": "1",
+        "PIP_NO_DEPS": "1",
         "PIP_DISABLE_PIP_VERSION_CHECK": "1",
         "JUPYTER_PREFER_ENV_PATH": "1",
         "OMP_NUM_THREADS": "1",

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from colabstage.simulate.drive import SimulatedDrive
     from tests.simulate.conftest import MakeDrive
 
-pytestmark = pytest.mark.fuse
+pytestmark = [pytest.mark.fuse, pytest.mark.alone]
 
 
 def fill(drive: SimulatedDrive, count: int, size: int = 20_000) -> list[str]:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from colabstage.simulate.drive import SimulatedDrive
     from tests.simulate.conftest import MakeDrive
 
-pytestmark = pytest.mark.fuse
+pytestmark = [pytest.mark.fuse, pytest.mark.alone]
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from colabstage.simulate.drive import SimulatedDrive
     from tests.simulate.conftest import MakeDrive
 
-pytestmark = pytest.mark.fuse
+pytestmark = [pytest.mark.fuse, pytest.mark.alone]
 
 STALLED = DriveFaults(stall_uploads=True)
 

@@ -162,6 +162,7 @@ def test_the_stamp_of_a_listing_shows_additions_and_removals(tmp_path: Path, wri
     assert after["a"] == before["a"]
 
 
+@pytest.mark.alone
 @pytest.mark.fuse
 def test_folders_on_a_drive_are_listed_at_once(tmp_path: Path, write_files: WriteFiles) -> None:
     """Twenty class folders at 50 ms a listing take the time of a few, not of twenty."""
@@ -180,6 +181,7 @@ def test_folders_on_a_drive_are_listed_at_once(tmp_path: Path, write_files: Writ
     assert took_s < 20 * listing_s
 
 
+@pytest.mark.alone
 @pytest.mark.fuse
 def test_a_listing_that_fails_for_a_moment_is_tried_again(tmp_path: Path, write_files: WriteFiles) -> None:
     """Errno 5 of a big folder passes, because each attempt leaves the mount knowing more."""
@@ -198,6 +200,7 @@ def test_a_listing_that_fails_for_a_moment_is_tried_again(tmp_path: Path, write_
             FolderTree(data, workers=2, retry=retry)
 
 
+@pytest.mark.alone
 @pytest.mark.fuse
 def test_a_dead_mount_is_named_as_such(tmp_path: Path, write_files: WriteFiles) -> None:
     """'Transport endpoint is not connected' becomes the error that says how to mount again."""

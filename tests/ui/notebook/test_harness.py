@@ -17,6 +17,6 @@ def test_a_widget_renders_and_answers(open_notebook: OpenNotebook) -> None:
     )
     notebook.run()
     notebook.page.get_by_role("button", name="press").click()
-    notebook.page.get_by_text("pressed").wait_for()
+    notebook.page.get_by_text("pressed", exact=True).wait_for()
     assert notebook.page.evaluate("document.body.dataset.jpThemeLight") == "false"
     assert notebook.errors == []
