@@ -134,7 +134,7 @@ def measure_pickling(batch: Any) -> float:
     return 0.0005 + 2 * _best_of(lambda: pickle.loads(pickle.dumps(arrays)))
 
 
-def _best_of(work: Callable[[], object], times: int = 3) -> float:
+def _best_of(work: Callable[[], object], times: int = 7) -> float:
     seconds = []
     for _ in range(times):
         began = time.perf_counter()

@@ -11,6 +11,7 @@ shuffling has a seed of its own.
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from colabstage.diagnose.facts import LOADER_STAGES, Setting, StageCost
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 _PYTHON = {"PyFunc", "EagerPyFunc", "PyFuncStateless"}
 # Links that hand on what they get; taking them along would measure their filling.
 _THROUGH = ("Prefetch", "Shuffle", "Repeat", "Options", "Take", "Skip", "Shard", "Cache", "MemoryCache")
+# Runs of each length, of which the shortest counts.
+_LEAST_TRIES = 3
 
 
 def tf_subject(dataset: Any) -> Subject:
@@ -133,32 +136,79 @@ def _copy_or_same(link: Any) -> Any:
 def _time_of(dataset: Any, per_batch: int, seconds: float) -> tuple[float, float]:
     """Seconds, and core seconds, that this beginning of the pipeline takes for one batch.
 
-    From the difference of two runs, so that what happens once, tracing and the filling of buffers, drops out.
+    From the difference of a short run and one of twice its length, so that what happens once, such as the filling of
+    buffers, drops out. Each is the shortest of several, because anything else on the machine only adds to them.
     """
     deadline = time.monotonic() + seconds
+    few = _Beginning.of(dataset, per_batch)
+    few.run()
     count = per_batch
-    first = _run(dataset, count)
-    best = (first[0], first[1])
-    while time.monotonic() < deadline:
-        few, many = _run(dataset, count), _run(dataset, 2 * count)
-        extra = many[2] - few[2]
-        if extra <= 0:
-            return _per_batch(few, per_batch)
-        best = (max(0.0, many[0] - few[0]) / extra * per_batch, max(0.0, many[1] - few[1]) / extra * per_batch)
-        if many[0] > seconds / 4:
-            break
+    many = _Beginning.of(dataset, 2 * count)
+    while many.elements == 2 * count and many.run().seconds < seconds / 8 and time.monotonic() < deadline:
         count *= 2
-    return best
+        few, many = many, _Beginning.of(dataset, 2 * count)
+    if many.elements < 2 * count:
+        # It ends before: half of it and all of it, in whole batches.
+        count = many.elements // (2 * per_batch) * per_batch
+        if not count:
+            return many.run().of(per_batch)
+        few, many = _Beginning.of(dataset, count), _Beginning.of(dataset, 2 * count)
+    short, long = few.run(), many.run()
+    tries = 1
+    while tries < _LEAST_TRIES or time.monotonic() < deadline:
+        short, long = short.least(few.run()), long.least(many.run())
+        tries += 1
+    return long.less(short).of(per_batch)
 
 
-def _per_batch(run: tuple[float, float, int], per_batch: int) -> tuple[float, float]:
-    scale = per_batch / max(1, run[2])
-    return run[0] * scale, run[1] * scale
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """What a run of so many elements took, in seconds and core seconds."""
+
+    seconds: float
+    cpu_s: float
+    elements: int
+
+    def least(self, other: _Run) -> _Run:
+        """The shorter times of two runs of as many elements."""
+        return _Run(min(self.seconds, other.seconds), min(self.cpu_s, other.cpu_s), self.elements)
+
+    def less(self, other: _Run) -> _Run:
+        """What a shorter run leaves of this one."""
+        elements = self.elements - other.elements
+        return _Run(max(0.0, self.seconds - other.seconds), max(0.0, self.cpu_s - other.cpu_s), elements)
+
+    def of(self, elements: int) -> tuple[float, float]:
+        """Seconds and core seconds of so many elements."""
+        scale = elements / max(1, self.elements)
+        return self.seconds * scale, self.cpu_s * scale
 
 
-def _run(dataset: Any, count: int) -> tuple[float, float, int]:
-    import numpy as np
+@dataclass(frozen=True, slots=True)
+class _Beginning:
+    """The first so many elements of a dataset, or all where it has fewer, made and thrown away in TensorFlow."""
 
-    began, began_cpu = time.perf_counter(), time.process_time()
-    counted = dataset.take(count).reduce(np.int64(0), lambda number, *_: number + 1)
-    return time.perf_counter() - began, time.process_time() - began_cpu, int(counted)
+    thrown_away: Any
+    elements: int
+
+    @classmethod
+    def of(cls, dataset: Any, count: int) -> _Beginning:
+        """Traced here, so that a run is no more than the work; by one thread, whatever TensorFlow would try."""
+        import numpy as np
+        import tensorflow as tf
+
+        options = tf.data.Options()
+        options.autotune.enabled = False
+        # They would run a map in as many threads as autotuning finds best at the moment.
+        options.experimental_optimization.apply_default_optimizations = False
+        taken = dataset.take(count)
+        known = int(taken.cardinality())
+        elements = known if known >= 0 else int(taken.reduce(np.int64(0), lambda number, *_: number + 1))
+        return cls(taken.filter(lambda *_: False).with_options(options), elements)
+
+    def run(self) -> _Run:
+        """Go through it once."""
+        began, began_cpu = time.perf_counter(), time.process_time()
+        for _ in self.thrown_away:
+            pass
+        return _Run(time.perf_counter() - began, time.process_time() - began_cpu, self.elements)

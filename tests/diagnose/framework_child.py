@@ -44,17 +44,17 @@ def tensorflow_facts() -> dict[str, Any]:
     """A pipeline that decodes one image after the other; its shuffling goes on as if nothing had looked."""
     import tensorflow as tf
 
-    image = tf.io.encode_png(np.random.default_rng(0).integers(0, 255, (300, 300, 3), dtype=np.uint8))
+    image = tf.io.encode_png(np.random.default_rng(0).integers(0, 255, (500, 500, 3), dtype=np.uint8))
 
     def pipeline() -> Any:
         tf.random.set_seed(1)
-        numbers = tf.data.Dataset.range(64).shuffle(64)
+        numbers = tf.data.Dataset.range(160).shuffle(160)
         return numbers.map(lambda number: (tf.io.decode_png(image), number)).batch(8)
 
     untouched = pipeline()
     expected = [y.numpy().tolist() for _, y in untouched]
     watched = pipeline()
-    profile = profile_loader(watched, step, seconds=1.5)
+    profile = profile_loader(watched, step, seconds=2.0)
     return {**_found(profile), "same": [y.numpy().tolist() for _, y in watched] == expected}
 
 

@@ -50,6 +50,7 @@ def test_a_tensorflow_pipeline_is_measured_link_by_link(tmp_path: Path) -> None:
     """Decoding is named, its own words are advised, and the order of its shuffling stays what it was."""
     facts = found("tensorflow", tmp_path)
     assert (facts["bound"], facts["stage"]) == ("input-bound", "decode")
-    assert any("to_tf_data(" in argument or "AUTOTUNE" in argument for argument in facts["advice"])
+    own = ("to_tf_data(", "AUTOTUNE", ".cache()")  # TensorFlow may decode in several threads already
+    assert any(word in argument for argument in facts["advice"] for word in own)
     assert facts["same"]
     assert facts["notes"] == []

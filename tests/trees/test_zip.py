@@ -50,7 +50,8 @@ _name = st.lists(_component, min_size=1, max_size=3).map(lambda parts: "/".join(
 @given(
     files=st.dictionaries(_name, st.binary(max_size=2000), max_size=6),
     method=st.sampled_from(_METHODS),
-    comment=st.binary(max_size=100),
+    # Python's zipfile takes the mark of a zip's end for one, in a comment too.
+    comment=st.binary(max_size=100).filter(lambda comment: b"PK\x05\x06" not in comment),
 )
 def test_every_zip_reads_as_zipfile_reads_it(files: dict[str, bytes], method: int, comment: bytes) -> None:
     """Names, sizes, contents and offsets agree with the standard library's for any names, contents and methods."""
