@@ -13,7 +13,7 @@ def test_they_are_what_scikit_learn_loads() -> None:
     datasets = pytest.importorskip("sklearn.datasets", reason="needs scikit-learn: pip install 'colabstage[demo]'")
     pixels, labels = datasets.load_digits(return_X_y=True)
     shades, found = read_digits()
-    assert (shades.shape, shades.dtype, found.dtype) == ((1797, 8, 8), np.uint8, np.int64)
+    assert (shades.shape, str(shades.dtype), str(found.dtype)) == ((1797, 8, 8), "uint8", "int64")
     assert np.array_equal(shades, np.rint(pixels.reshape(-1, 8, 8) * 255 / 16))
     assert np.array_equal(found, labels)
     few, their_labels = read_digits(20)
