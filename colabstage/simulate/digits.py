@@ -8,6 +8,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from colabstage.errors import MissingDependencyError
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -26,6 +28,9 @@ def read_digits(images: int | None = None) -> tuple[NDArray[np.uint8], NDArray[n
 
     Returns:
         `(images, labels)`: uint8 `(N, 8, 8)` from 0 to 255, int64 `(N,)`.
+
+    Raises:
+        MissingDependencyError: scikit-learn is not installed.
     """
     import numpy as np
 
@@ -43,8 +48,13 @@ def _digits_table() -> NDArray[np.float64]:
         file = Path(folder) / "datasets/data/digits.csv.gz"
         if file.is_file():
             return np.loadtxt(file, delimiter=",")
-    from sklearn.datasets import load_digits
-
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError as error:
+        msg = (
+            "The digits to practise on are scikit-learn's. Give a source, or install it with: pip install scikit-learn"
+        )
+        raise MissingDependencyError(msg) from error
     pixels, labels = load_digits(return_X_y=True)
     return np.column_stack((pixels, labels))
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+from importlib.machinery import PathFinder
+
 import numpy as np
 import pytest
 
+from colabstage.errors import MissingDependencyError
 from colabstage.simulate.digits import read_digits
 
 
@@ -19,3 +23,13 @@ def test_they_are_what_scikit_learn_loads() -> None:
     few, their_labels = read_digits(20)
     assert np.array_equal(few, shades[:20])
     assert np.array_equal(their_labels, labels[:20])
+
+
+def test_without_scikit_learn_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where Python finds no such package."""
+    monkeypatch.setattr("sys.path", [])
+    monkeypatch.setattr("sys.meta_path", [finder for finder in sys.meta_path if finder is not PathFinder])
+    for name in [name for name in sys.modules if name.partition(".")[0] == "sklearn"]:
+        monkeypatch.delitem(sys.modules, name)
+    with pytest.raises(MissingDependencyError, match="pip install scikit-learn"):
+        read_digits()
