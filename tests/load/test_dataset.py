@@ -128,11 +128,14 @@ def test_it_describes_itself(make_file: Callable[..., Any], kind: str, words: st
         assert "23" in text
 
 
-@pytest.mark.parametrize("in_memory", [False, True])
-@pytest.mark.parametrize("kind", ["pack", "gzip"])
+# Spawned processes take seconds to import torch, so not in every combination.
+PLAIN = [(0, None, False), (2, "fork", False), (2, "fork", True)]
+COMBINATIONS = [(kind, in_memory, *way) for kind in ("pack", "gzip") for in_memory in (False, True) for way in PLAIN]
+
+
 @pytest.mark.parametrize(
-    ("workers", "method", "persistent"),
-    [(0, None, False), (2, "fork", False), (2, "fork", True), (2, "spawn", True)],
+    ("kind", "in_memory", "workers", "method", "persistent"),
+    [*COMBINATIONS, ("pack", False, 2, "spawn", True), ("gzip", True, 2, "spawn", True)],
 )
 def test_in_a_plain_dataloader(
     make_file: Callable[..., Any], kind: str, workers: int, method: str | None, persistent: bool, in_memory: bool

@@ -385,10 +385,9 @@ print(max(own, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss) // 1024)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
-def test_a_member_of_three_gigabytes_takes_little_memory(tmp_path: Path, method: int) -> None:
-    """Neither the archive nor the member is ever held; 3 GB pass through some 16 MiB at a time."""
-    size = 3_000_000_000
+@pytest.mark.parametrize(("method", "size"), [(zipfile.ZIP_STORED, 900_000_000), (zipfile.ZIP_DEFLATED, 3_000_000_000)])
+def test_a_member_of_gigabytes_takes_little_memory(tmp_path: Path, method: int, size: int) -> None:
+    """Neither the archive nor the member is ever held; all of it passes through some 16 MiB at a time."""
     if os.statvfs(tmp_path).f_bavail * os.statvfs(tmp_path).f_frsize < 3 * size:
         pytest.skip("needs 9 GB of free disk")
     archive = tmp_path / "large.zip"
