@@ -12,7 +12,8 @@ export PIP_NO_INPUT := 1
 VENV := .venv
 VENV313 := .venv313
 VENV_WHEEL := .venv-wheel
-PIP_INSTALL := -m pip install -qq --constraint constraints.txt
+# Modules are compiled when they are first imported: to compile all of torch here takes two thirds of the time.
+PIP_INSTALL := -m pip install -qq --no-compile --constraint constraints.txt
 # BENCH=name picks one benchmark, or several; all of them otherwise.
 BENCH ?=
 # CAMPAIGN=name picks one kind of work to kill, or several; all of them otherwise. KILLS is for each.
@@ -66,11 +67,10 @@ $(VENV)/bin/pip $(VENV_WHEEL)/bin/pip:
 $(VENV313)/bin/pip:
 	@bash scripts/make_venv.sh 3.13 $(@D)/..
 
-# Apart from the tools, so that whoever tries the demo waits for nothing else. Modules are compiled when they are first
-# imported: to compile all of torch here takes two thirds of the time.
+# Apart from the tools, so that whoever tries the demo waits for nothing else.
 $(VENV)/.demo: pyproject.toml constraints.txt | $(VENV)/bin/pip
 	@echo "Installing colabstage with what the demo needs (torch is most of it) into $(VENV), once: a minute or two ..."
-	@$(VENV)/bin/python $(PIP_INSTALL) --no-compile --editable '.[demo]' || { \
+	@$(VENV)/bin/python $(PIP_INSTALL) --editable '.[demo]' || { \
 	  echo "If pip found no torch: constraints.txt allows its CPU build only, so pip must be configured with a place"; \
 	  echo "that has CPU builds (extra-index-url or find-links)."; exit 1; }
 	@touch $@

@@ -1,7 +1,6 @@
 """Run the test-suite on every Python that `make test` has set up, and add the outcomes up in one last line.
 
-On each Python there are two passes: most tests run side by side; those that measure time run alone after them. A few
-tests that fail are tried once more, alone: many wait for other processes, on a machine that may be busy with something
+Most tests run side by side; those that measure time run alone after them, on the first Python only. A few tests that fail are tried once more, alone: many wait for other processes, on a machine that may be busy with something
 else. Those that pass then are named in the last lines, because each is a fault of the test, or
 a rare one of ours.
 """
@@ -110,26 +109,32 @@ def settle(first: Outcome, failed: tuple[str, ...], second: Outcome, again: tupl
     return Outcome(first.passed + second.passed, second.failed, second.errors, first.skipped, first.broken, passed)
 
 
-def run_all(python: Path, title: str, without: str) -> Outcome:
-    """Both passes on one Python; `without` is a mark expression that is added to both."""
+def run_side_by_side(python: Path, title: str, marks: str) -> Outcome:
+    """What `marks` select of the tests that do not mind others beside them."""
     # One more than cores, so that tests that wait do not hold up the others; more than four only fight for the disk.
     workers = min(len(os.sched_getaffinity(0)) + 1, 4)
     print(f"\n== {title}: side by side", flush=True)
-    outcome = run_pass(python, ["-m", f"not alone{without}"], workers)
+    return run_pass(python, ["-m", marks], workers)
+
+
+def run_alone(python: Path, title: str) -> Outcome:
+    """The tests that measure time."""
+    # Of all files, pytest would import those as well that have none of them, and their libraries.
+    files = [
+        str(path) for path in sorted((ROOT / "tests").rglob("test_*.py")) if "mark.alone" in path.read_text("utf-8")
+    ]
     print(f"\n== {title}: alone", flush=True)
-    return outcome + run_pass(python, ["-m", f"alone{without}"])
+    return run_pass(python, ["-m", "alone", *files])
 
 
 def main() -> int:
     """Run everything, print the sum, return the exit code."""
     start = time.monotonic()
-    outcome = run_all(ROOT / ".venv/bin/python", "Python 3.11", "")
+    first, other = ROOT / ".venv/bin/python", ROOT / ".venv313/bin/python"
+    outcome = run_side_by_side(first, "Python 3.11", "not alone") + run_alone(first, "Python 3.11")
     if (ROOT / ".venv313/.installed").exists():
-        outcome += run_all(
-            ROOT / ".venv313/bin/python",
-            "Python 3.13 without torch, quick ones",
-            " and not torch and not gpu and not slow",
-        )
+        marks = "not alone and not torch and not gpu and not slow"
+        outcome += run_side_by_side(other, "Python 3.13 without torch, quick ones", marks)
     else:
         print("\nThere is no Python 3.13 here, so what needs no torch was tested on 3.11 only.", flush=True)
     broken = f", {outcome.broken} passes broken" if outcome.broken else ""

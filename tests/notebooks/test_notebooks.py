@@ -84,8 +84,11 @@ def short_path() -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def fonts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where matplotlib keeps its list of fonts, which takes it seconds to make."""
-    return tmp_path_factory.mktemp("matplotlib")
+    """Where matplotlib keeps its list of fonts, which takes it seconds to make: one for all test processes."""
+    folder = tmp_path_factory.getbasetemp()
+    place = (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "matplotlib"
+    place.mkdir(exist_ok=True)
+    return place
 
 
 @pytest.mark.torch
