@@ -1,8 +1,8 @@
 """Run the test-suite on every Python that `make test` has set up, and add the outcomes up in one last line.
 
-Most tests run side by side; those that measure time run alone after them, on the first Python only. A few tests that fail are tried once more, alone: many wait for other processes, on a machine that may be busy with something
-else. Those that pass then are named in the last lines, because each is a fault of the test, or
-a rare one of ours.
+Most tests run side by side; those that measure time run alone after them, on the first Python only. A few tests that
+fail are tried once more, alone: many wait for other processes, on a machine that may be busy with something else. Those
+that pass then are named in the last lines, because each is a fault of the test, or a rare one of ours.
 """
 
 from __future__ import annotations
