@@ -93,7 +93,9 @@ def run_pass(python: Path, selection: list[str], side_by_side: int = 0) -> Outco
     """Run the tests that pytest's options select, by so many processes, and a few that failed once more, by one."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        first, failed = run_pytest(python, folder, [*selection, "-n", str(side_by_side)])
+        # A process that has run out of tests takes some of another's: a few tests take a hundred times as long as most.
+        processes = ["-n", str(side_by_side), "--dist", "worksteal"]
+        first, failed = run_pytest(python, folder, [*selection, *processes])
         if first.broken or not 0 < len(failed) <= MOST_TRIED_AGAIN:
             return first
         print(f"\n== again, alone: {', '.join(failed)}", flush=True)

@@ -106,6 +106,7 @@ def test_scrambled_files_end_in_typed_errors_and_in_time(tmp_path: Path) -> None
     assert done.stdout == ""
 
 
+@pytest.mark.alone
 def test_a_pack_of_many_rows_opens_in_an_instant(tmp_path: Path) -> None:
     """Opening costs no more for 200,000 rows with their keys than a frame of a film."""
     path, count = tmp_path / "pack.h5", 200_000
