@@ -157,6 +157,7 @@ def test_no_more_reads_and_uses_at_once_than_allowed() -> None:
     assert (recorder.most_reads, recorder.most_uses, result.readers) == (5, 3, 5)
 
 
+@pytest.mark.alone
 def test_nothing_to_do_is_done_at_once() -> None:
     """No items: no thread is started and nothing is waited for."""
     began = time.monotonic()
@@ -165,6 +166,7 @@ def test_nothing_to_do_is_done_at_once() -> None:
     assert time.monotonic() - began < 0.2
 
 
+@pytest.mark.alone
 def test_readers_grow_while_reads_are_slow() -> None:
     """From one reader on, waiting workers and slow reads bring more readers, up to the limit."""
     recorder = Recorder([1] * 150, read_s=0.01)

@@ -49,6 +49,7 @@ def test_first_read_pays_the_latency_of_an_open(folder: Path) -> None:
     assert times[1] < 0.1
 
 
+@pytest.mark.alone
 def test_many_readers_wait_side_by_side(folder: Path) -> None:
     """Sixteen cold files read by sixteen threads take little longer than one."""
     knobs = dataclasses.replace(DriveKnobs.good_day(), cold_open_latency_s=0.2)

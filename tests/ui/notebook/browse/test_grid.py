@@ -147,6 +147,7 @@ def test_bars() -> None:
     assert tags_of(drawn).count("i") == 2
 
 
+@pytest.mark.alone
 def test_200_000_samples_turn_quickly(tmp_path: Path) -> None:
     """A page anywhere in the file takes a small part of a second, also of one class."""
     count = 200_000
