@@ -28,7 +28,7 @@ help: ## show these lines
 demo: $(VENV)/.demo $(VENV)/.fuse ## train from a simulated Drive, straight and staged; prints the comparison
 	$(VENV)/bin/colabstage demo
 
-test: $(VENV)/.installed $(VENV)/.large $(VENV)/.fuse $(VENV)/.browser $(VENV)/.ipywidgets7 python313 ## all tests on Python 3.11, quick ones without torch also on 3.13
+test: $(VENV)/.installed $(VENV)/.large $(VENV)/.fuse $(VENV)/.browser $(VENV)/.ipywidgets7 python313 ## all tests on Python 3.11, some without torch also on 3.13
 	@$(VENV)/bin/python scripts/run_tests.py
 
 check: $(VENV)/.installed ## format, lint, types, floors, tests, then a smoke test of the built wheel

@@ -23,6 +23,8 @@ PASS_TIMEOUT_S = 1200
 NO_TESTS = 5  # pytest's exit code when the marks select nothing
 # More failures than these have a reason that is not the machine's.
 MOST_TRIED_AGAIN = 4
+# Where versions of Python differ: files, archives, threads and processes. Both Pythons have half an hour together.
+ON_ANOTHER_PYTHON = [f"tests/{name}" for name in ("machine", "trees", "images", "layouts", "h5", "pack", "stage")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,12 +113,12 @@ def settle(first: Outcome, failed: tuple[str, ...], second: Outcome, again: tupl
     return Outcome(first.passed + second.passed, second.failed, second.errors, first.skipped, first.broken, passed)
 
 
-def run_side_by_side(python: Path, title: str, marks: str) -> Outcome:
-    """What `marks` select of the tests that do not mind others beside them."""
+def run_side_by_side(python: Path, title: str, marks: str, places: list[str]) -> Outcome:
+    """What `marks` select, below `places`, of the tests that do not mind others beside them."""
     # One more than cores, so that tests that wait do not hold up the others; more than four only fight for the disk.
     workers = min(len(os.sched_getaffinity(0)) + 1, 4)
     print(f"\n== {title}: side by side", flush=True)
-    return run_pass(python, ["-m", marks], workers)
+    return run_pass(python, ["-m", marks, *places], workers)
 
 
 def run_alone(python: Path, title: str) -> Outcome:
@@ -133,10 +135,10 @@ def main() -> int:
     """Run everything, print the sum, return the exit code."""
     start = time.monotonic()
     first, other = ROOT / ".venv/bin/python", ROOT / ".venv313/bin/python"
-    outcome = run_side_by_side(first, "Python 3.11", "not alone") + run_alone(first, "Python 3.11")
+    outcome = run_side_by_side(first, "Python 3.11", "not alone", ["tests"]) + run_alone(first, "Python 3.11")
     if (ROOT / ".venv313/.installed").exists():
         marks = "not alone and not torch and not gpu and not slow"
-        outcome += run_side_by_side(other, "Python 3.13 without torch, quick ones", marks)
+        outcome += run_side_by_side(other, "Python 3.13 without torch: files, packing, staging", marks, ON_ANOTHER_PYTHON)
     else:
         print("\nThere is no Python 3.13 here, so what needs no torch was tested on 3.11 only.", flush=True)
     broken = f", {outcome.broken} passes broken" if outcome.broken else ""
