@@ -137,8 +137,8 @@ def main() -> int:
     first, other = ROOT / ".venv/bin/python", ROOT / ".venv313/bin/python"
     outcome = run_side_by_side(first, "Python 3.11", "not alone", ["tests"]) + run_alone(first, "Python 3.11")
     if (ROOT / ".venv313/.installed").exists():
-        marks = "not alone and not torch and not gpu and not slow"
-        outcome += run_side_by_side(other, "Python 3.13 without torch: files, packing, staging", marks, ON_ANOTHER_PYTHON)
+        title, marks = "Python 3.13 without torch", "not alone and not torch and not gpu and not slow"
+        outcome += run_side_by_side(other, title, marks, ON_ANOTHER_PYTHON)
     else:
         print("\nThere is no Python 3.13 here, so what needs no torch was tested on 3.11 only.", flush=True)
     broken = f", {outcome.broken} passes broken" if outcome.broken else ""
