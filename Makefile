@@ -4,8 +4,9 @@ SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-# What of the caller's Python would leak into ours.
-unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV
+# What of the caller's Python would leak into ours. PYTHONDONTWRITEBYTECODE among them, because modules are installed
+# uncompiled: with it, each of thousands of processes would compile all of torch anew.
+unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV PYTHONDONTWRITEBYTECODE
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
 
