@@ -56,7 +56,7 @@ _MOUNT_CAUSES = (
         "",
         NotSupportedHereError,
         "This machine cannot mount Google Drive: google.colab is installed, but this is not a Colab machine. "
-        "Stage from a local folder, a URL or a share link instead.",
+        "stage_dataset takes a local folder, a URL or a share link instead of a path on Drive.",
     ),
     _Cause(
         "AttributeError",

@@ -32,11 +32,12 @@ class LoneFile:
 
     Args:
         source: its bytes; closed with the tree.
+        name: what the file is called; the last part of the source's address where not given.
     """
 
-    def __init__(self, source: ByteSource) -> None:
+    def __init__(self, source: ByteSource, name: str = "") -> None:
         self.source = source
-        self._entry = FileEntry(source.label.rstrip("/").rpartition("/")[2], source.size, 0, 0)
+        self._entry = FileEntry(name or source.label.rstrip("/").rpartition("/")[2], source.size, 0, 0)
 
     @property
     def kind(self) -> TreeKind:

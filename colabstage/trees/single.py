@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import posixpath
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from colabstage.errors import ArchiveError
-from colabstage.fileops import block_ranges
 from colabstage.trees.contents import HEAD_BYTES, compression_of
-from colabstage.trees.messages import cut_while_read, foreign_entry
+from colabstage.trees.lone import LoneFile
 from colabstage.trees.names import DEFAULT_LIMITS, ArchiveLimits, clean_member_name, refuse_member
 from colabstage.trees.spool import unpack_into
-from colabstage.trees.tree import PIECE_BYTES, FileEntry, TreeKind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
-    from types import TracebackType
 
     from colabstage.trees.tree import ByteSource
 
@@ -30,10 +26,11 @@ _SUFFIXES = {
 _FEXTRA, _FNAME = 4, 8
 
 
-class SingleTree:
+class SingleTree(LoneFile):
     """The one file in a gzip, bzip2, xz or Zstandard file that is no tar; unpacked once, into an unnamed file.
 
-    It is named like the compressed file without its suffix; where that has none, as gzip noted its name.
+    It is named like the compressed file without its suffix; where that has none, as gzip noted its name. Gzip, bzip2
+    and xz verify the content by their checksums while it is unpacked.
 
     Args:
         source: the compressed bytes; closed with the tree.
@@ -48,71 +45,19 @@ class SingleTree:
     """
 
     def __init__(self, source: ByteSource, *, spool: Path, limits: ArchiveLimits = DEFAULT_LIMITS) -> None:
-        self._source = source
         name = single_name(source)
-        self._bytes = unpack_into(spool, source, limits)
-        self._entry = FileEntry(name, self._bytes.size, 0, 0)
-
-    @property
-    def kind(self) -> TreeKind:
-        """`"file"`."""
-        return "file"
+        super().__init__(unpack_into(spool, source, limits), name)
+        self._compressed = source
 
     @property
     def label(self) -> str:
         """The compressed file's address."""
-        return self._source.label
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """Nothing is left out."""
-        return ()
-
-    @property
-    def entries(self) -> tuple[FileEntry, ...]:
-        """The one file."""
-        return (self._entry,)
-
-    @property
-    def source(self) -> ByteSource:
-        """The unpacked bytes."""
-        return self._bytes
-
-    def read(self, entry: FileEntry) -> bytes:
-        """The content; gzip, bzip2 and xz verified it by their checksums while it was unpacked.
-
-        Raises:
-            OSError: as the disk answers.
-            SourceReadError: the entry is another tree's.
-        """
-        return b"".join(self.chunks(entry))
-
-    def chunks(self, entry: FileEntry) -> Iterator[bytes]:
-        """The content in pieces of at most 16 MiB.
-
-        Raises:
-            As `read`.
-        """
-        if entry.name != self._entry.name:
-            raise foreign_entry(self.label, entry.name)
-        for offset, length in block_ranges(self._bytes.size, PIECE_BYTES):
-            data = self._bytes.pread(length, offset)
-            if len(data) != length:
-                raise cut_while_read(self.label, entry.name)
-            yield data
+        return self._compressed.label
 
     def close(self) -> None:
         """Close the source and drop the content. Calling it twice is fine."""
-        self._bytes.close()
-        self._source.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+        super().close()
+        self._compressed.close()
 
 
 def single_name(source: ByteSource) -> str:
