@@ -12,7 +12,7 @@ from colabstage.errors import WorkersLostError
 from colabstage.machine.resources import usable_cores
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Generator, Iterator, Sequence
     from concurrent.futures import Executor
 
 Task = TypeVar("Task")
@@ -35,8 +35,10 @@ def run_tasks(
     signs: Callable[[], object] = lambda: None,
     stop: Callable[[], None] = lambda: None,
     silence_s: float = _SILENCE_S,
-) -> Iterator[tuple[Task, Result]]:
+) -> Generator[tuple[Task, Result]]:
     """Run `function(task)` for every task somewhere; yields `(task, result)` as they come.
+
+    Close the generator when you want no more of it: that stops what runs, and waits for it.
 
     A task whose worker died is submitted again. A broken process pool cannot take it any more, so one of our own, of
     as many processes, takes its place.

@@ -26,7 +26,7 @@ from colabstage.pack.samples import MixedImagesError
 from colabstage.pack.shards import WANTED, ShardResult, check_share, set_report, write_shard, write_shard_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Generator, Iterator
 
     from colabstage.pack.execute import ShardName
     from colabstage.pack.report import PackReport
@@ -121,14 +121,16 @@ class RemoteTarget:
 
     def _run(
         self, plan: SetPlan, tasks: list[RemoteTask], shelf: _Shelf, first: ShardName
-    ) -> Iterator[tuple[ShardTask, ShardResult]]:
+    ) -> Generator[tuple[ShardTask, ShardResult]]:
         if plan.wanted.executor is None:
             for task in tasks:
                 yield task.shard, _write(task, shelf, lambda one: write_shard_of(plan.job, plan.opened, one))
             return
         executor = plan.wanted.executor
         coming = run_tasks(executor, write_remote_shard, tasks, stop=lambda: shelf.unwant(first), silence_s=_SILENCE_S)
-        yield from ((task.shard, result) for task, result in coming)
+        with contextlib.closing(coming):
+            for task, result in coming:
+                yield task.shard, result
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import time
+from contextlib import closing
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -40,7 +41,7 @@ from colabstage.pack.subset import take_rows, take_samples
 from colabstage.progress import Cancellation, NullProgress
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Generator, Mapping, Sequence
     from concurrent.futures import Executor
 
     from colabstage.images.decode import ImageFacts
@@ -391,11 +392,13 @@ class SetPlan:
         )
 
     def collect(
-        self, done: Mapping[int, ShardResult], coming: Iterable[tuple[ShardTask, ShardResult]], progress: Progress
+        self, done: Mapping[int, ShardResult], coming: Generator[tuple[ShardTask, ShardResult]], progress: Progress
     ) -> list[ShardResult]:
         """The results of all shards, in order: those that were `done` before, and those that are `coming`."""
         results = dict(done)
-        with progress.step("pack", total=len(self.job.table), unit=self.job.table.unit) as step:
+        # Too many broken samples end this while tasks run. The generator stops them and waits for them: left to the
+        # garbage collector, it might do so in the very thread that one of them runs in.
+        with closing(coming), progress.step("pack", total=len(self.job.table), unit=self.job.table.unit) as step:
             step.advance(sum(result.rows for result in results.values()))
             for task, result in coming:
                 results[task.name.number] = result
@@ -403,7 +406,7 @@ class SetPlan:
                 check_share(self.job, list(results.values()))
         return [results[number] for number in range(self.count)]
 
-    def _run(self, tasks: list[ShardTask], folder: Path) -> Iterator[tuple[ShardTask, ShardResult]]:
+    def _run(self, tasks: list[ShardTask], folder: Path) -> Generator[tuple[ShardTask, ShardResult]]:
         if self.wanted.executor is None:
             yield from ((task, write_shard_of(self.job, self.opened, task)) for task in tasks)
             return

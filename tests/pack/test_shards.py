@@ -220,6 +220,38 @@ def test_left_out_samples_count_over_all_shards(tmp_path: Path, photos: Path, re
     )
 
 
+class _OneAtOnce(Executor):
+    """Runs the first task when it is submitted, and never begins the others."""
+
+    def __init__(self) -> None:
+        self.futures: list[Future[Any]] = []
+
+    def submit(self, function: Callable[..., Any], /, *arguments: Any, **options: Any) -> Future[Any]:
+        """A future that is done, or waits."""
+        future = _Waiting()
+        if not self.futures:
+            future.set_result(function(*arguments, **options))
+        self.futures.append(future)
+        return future
+
+
+class _Waiting(Future[Any]):
+    """Cancelled for good when it is cancelled, as if a worker had seen it."""
+
+    def cancel(self) -> bool:
+        """As `Future.cancel`."""
+        return super().cancel() and not self.set_running_or_notify_cancel()
+
+
+def test_tasks_are_called_back_before_the_error_is_raised(tmp_path: Path, photos: Path) -> None:
+    """Not when the garbage collector comes by: it may do so in a thread that one of them runs in."""
+    (photos / "class0" / "0000.jpg").write_bytes(b"no image")
+    executor = _OneAtOnce()
+    with pytest.raises(DecodeError) as caught:
+        pack_dataset(photos, tmp_path / "set.h5", shards=5, executor=executor, on_error="skip:1%", progress=False)
+    assert [future.cancelled() for future in executor.futures] == [False, True, True, True, True], caught
+
+
 def test_a_failed_set_is_gone_on_with(tmp_path: Path, photos: Path, leftovers: Any) -> None:
     """Shards that were done when one failed are not written again."""
     bad = photos / "class1" / "0028.png"
