@@ -138,7 +138,13 @@ class Server:
             # Read-ahead counts as background work; the kernel's default of 12 would cap parallel readers.
             connection.max_background = 2 * _THREADS
             connection.congestion_threshold = 2 * _THREADS
-        self._files.queue.resume()
+        try:
+            self._files.queue.resume()
+        except Exception:
+            # libfuse would go on without a word to whoever waits for the mount.
+            log.exception("What an earlier client left cannot be taken up.")
+            unmount_lazily(Path(self._mountpoint))
+            os._exit(1)
         self._say(0, {"ready": True})
 
     def _say(self, number: int, answer: dict[str, Any]) -> None:

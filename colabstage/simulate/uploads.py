@@ -86,6 +86,9 @@ class UploadQueue:
 
     def resume(self) -> None:
         """Take up what an earlier client left in the folder."""
+        # Before anything is queued: uploads make such copies themselves.
+        for copy in self._folder.glob("*.copy"):
+            copy.unlink()
         numbers = sorted(int(file.stem) for file in self._folder.glob("*.data"))
         self._next = numbers[-1] + 1 if numbers else 0
         for number in numbers:
@@ -96,8 +99,6 @@ class UploadQueue:
             pending.path = pending.label.read_text(encoding="utf-8", errors="surrogateescape")
             self.by_path[pending.path] = pending
             self.enqueue(pending)
-        for copy in self._folder.glob("*.copy"):
-            copy.unlink()
 
     def new(self, path: str, *, fill: Callable[[Path], None] = Path.touch) -> Pending:
         """Start a pending file at `path`, whose first content `fill` writes; it replaces one that was there."""
