@@ -77,14 +77,15 @@ class Span:
 class Costs:
     """What other ways of loading would cost here, each measured for a batch of this size.
 
-    `handover_s`: to bring a batch from a worker process to the consumer. `gather_s`: to copy a batch out of memory, as
-    reading a packed file in the system's cache does, and to make floats of it where it has floats. `pack_s`: to read a
-    batch by our own reader, where that could be tried. `cores`: how many cores' work this process gets done with all
-    that it may use; less than their number, `core_count`, where they share something, or others use them.
-    `free_memory_bytes`: that could be taken.
+    `handover_s`: a worker process's, to bring a batch to the consumer. `take_s`: the consumer's, to take it, before it
+    can go on. `gather_s`: to copy a batch out of memory, as reading a packed file in the system's cache does, and to
+    make floats of it where it has floats. `pack_s`: to read a batch by our own reader, where that could be tried.
+    `cores`: how many cores' work this process gets done with all that it may use; less than their number,
+    `core_count`, where they share something, or others use them. `free_memory_bytes`: that could be taken.
     """
 
     handover_s: float = 0.0
+    take_s: float = 0.0
     gather_s: float = 0.0
     pack_s: float | None = None
     cores: float = 1.0

@@ -317,8 +317,10 @@ def _shares(sampler: StackSampler, batch_s: float) -> tuple[StageCost, ...]:
 
 def _costs(facts: Facts, batch: Any) -> Costs:
     cores, memory = usable()
+    handover_s, take_s = _handover_s(facts, batch)
     return Costs(
-        handover_s=_handover_s(facts, batch),
+        handover_s=handover_s,
+        take_s=take_s,
         gather_s=measure_gather(batch),
         pack_s=None if facts.setting.h5_file is None else _pack_s(facts.setting.h5_file, facts.setting.batch_samples),
         cores=measure_cores(cores),
@@ -327,9 +329,9 @@ def _costs(facts: Facts, batch: Any) -> Costs:
     )
 
 
-def _handover_s(facts: Facts, batch: Any) -> float:
+def _handover_s(facts: Facts, batch: Any) -> tuple[float, float]:
     if facts.setting.kind in {"keras", "tf.data"} or "torch" not in sys.modules:
-        return measure_pickling(batch)
+        return measure_pickling(batch), 0.0  # threads of theirs take it, beside the step
     return measure_handover(batch)
 
 

@@ -44,13 +44,13 @@ def simulate(made_s: Sequence[float], step_s: float, workers: int, ahead: int) -
 
 def with_processes(facts: Facts, workers: int, ahead: int) -> float:
     """Seconds from batch to batch with this many worker processes, each `ahead` batches in advance."""
-    step_s = facts.step_alone_s or 0.0
-    handover_s = facts.costs.handover_s if workers else 0.0
+    handover_s, take_s = (facts.costs.handover_s, facts.costs.take_s) if workers else (0.0, 0.0)
+    step_s = (facts.step_alone_s or 0.0) + take_s
     made = facts.produced_s or (facts.serial_s,)
     # Each process computes with one thread; what several cores did here takes one of them longer there.
     slower = max(1.0, facts.cpu_s / facts.serial_s) if facts.serial_s else 1.0
     chain_s = simulate([seconds * slower + handover_s for seconds in made], step_s, workers, ahead)
-    cores_s = (facts.cpu_s + 2 * handover_s + facts.step_cpu_s) / facts.costs.cores
+    cores_s = (facts.cpu_s + handover_s + max(handover_s, take_s) + facts.step_cpu_s) / facts.costs.cores
     return max(chain_s, cores_s if workers else 0.0)
 
 

@@ -59,6 +59,8 @@ _IDLE: tuple[tuple[str, frozenset[str]], ...] = (
     ("/queue.py", frozenset({"get", "put"})),
     ("/concurrent/futures/thread.py", frozenset({"_worker"})),
     ("/selectors.py", frozenset({"select"})),
+    # Servers for other processes, such as the one that torch hands tensors over with.
+    ("/socket.py", frozenset({"accept"})),
     ("/multiprocessing/connection.py", frozenset({"_recv", "wait", "_poll"})),
     ("/multiprocessing/pool.py", frozenset({"worker", "wait", "_handle_tasks", "_handle_results", "next"})),
     ("/multiprocessing/queues.py", frozenset({"_feed", "get"})),

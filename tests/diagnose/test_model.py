@@ -54,6 +54,16 @@ def test_cores_bound_processes_and_pythons_lock_bounds_threads() -> None:
     assert in_background(DECODING, 0.001, 0.001) == 0.02
 
 
+def test_taking_batches_from_processes_is_the_consumers_time() -> None:
+    """Between two steps, however many processes make batches; not where nothing is taken from any."""
+    waiting = replace(DECODING, stages=(StageCost("read", 0.08, 0.001),))
+    taking = replace(waiting, costs=replace(waiting.costs, take_s=0.004))
+    assert with_processes(waiting, 8, 2) == pytest.approx(0.02)
+    assert with_processes(taking, 8, 2) == pytest.approx(0.024)
+    assert with_processes(taking, 0, 0) == with_processes(waiting, 0, 0)
+    assert with_threads(taking, 8, 2) == with_threads(waiting, 8, 2)
+
+
 def test_on_two_cores_two_processes_are_enough_for_work_and_more_only_wait() -> None:
     """Of sixteen that would be as fast, the fewest."""
     assert fewest_workers(DECODING, 16, 2)[0] == 3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import socket
 import threading
 import time
 import zlib
@@ -168,6 +169,18 @@ def test_a_slow_stage_is_named_and_its_advice_keeps_its_promise(stage: str) -> N
         return misjudged(profile, "input-bound", stage) or keeps_promise(loader, profile, short_step)
 
     tried(LOADERS[stage], judge)
+
+
+def test_a_thread_that_serves_others_is_no_part_of_the_loading() -> None:
+    """It waits for connections, as torch's for shared tensors does, and reads nothing."""
+    loader = DataLoader(Samples(rounds=20_000), 8)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = threading.Thread(target=lambda: server.accept()[0].close(), daemon=True)
+        thread.start()
+        profile = profile_loader(loader, seconds=0.6)
+        socket.create_connection(server.getsockname()).close()
+        thread.join(10.0)
+    assert profile.facts.seconds("read") < 0.1 * profile.facts.seconds("transform"), profile.summary()
 
 
 @pytest.mark.parametrize("stage", LOADERS)
