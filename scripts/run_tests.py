@@ -19,7 +19,7 @@ from xml.etree import ElementTree
 
 ROOT = Path(__file__).resolve().parent.parent
 # Far above what a pass takes; a test that hangs is stopped long before, by pytest's own timeout.
-PASS_TIMEOUT_S = 1200
+PASS_TIMEOUT_S = 1500
 NO_TESTS = 5  # pytest's exit code when the marks select nothing
 # More failures than these have a reason that is not the machine's.
 MOST_TRIED_AGAIN = 4

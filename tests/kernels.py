@@ -75,6 +75,10 @@ def errors_in(outputs: Outputs) -> list[str]:
 
 def text_in(outputs: list[dict[str, Any]]) -> str:
     """What one cell printed and showed, as text."""
-    return "\n".join(
-        one["text"] if one["output_type"] == "stream" else one.get("data", {}).get("text/plain", "") for one in outputs
-    )
+    parts = []
+    for one in outputs:
+        if one["output_type"] == "stream":
+            parts.append(one["text"])  # a line may come in several parts
+        else:
+            parts += ["\n", one.get("data", {}).get("text/plain", ""), "\n"]
+    return "".join(parts).strip("\n")

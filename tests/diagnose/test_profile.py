@@ -175,7 +175,11 @@ def test_a_thread_that_serves_others_is_no_part_of_the_loading() -> None:
     """It waits for connections, as torch's for shared tensors does, and reads nothing."""
     loader = DataLoader(Samples(rounds=20_000), 8)
     with socket.create_server(("127.0.0.1", 0)) as server:
-        thread = threading.Thread(target=lambda: server.accept()[0].close(), daemon=True)
+
+        def serve() -> None:
+            server.accept()[0].close()
+
+        thread = threading.Thread(target=serve, daemon=True)
         thread.start()
         profile = profile_loader(loader, seconds=0.6)
         socket.create_connection(server.getsockname()).close()

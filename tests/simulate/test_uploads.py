@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from colabstage.errors import NotSupportedHereError
 from colabstage.simulate.knobs import DriveFaults, DriveKnobs
 
 if TYPE_CHECKING:
@@ -91,6 +92,22 @@ def test_unmount_keeps_what_waits_and_the_next_mount_uploads_it(drive: Simulated
     assert drive.flush(timeout_s=10)
     cloud = drive.cloud / "MyDrive" / "folder"
     assert {file.name: file.read_bytes() for file in cloud.iterdir()} == {"a.bin": b"first", "b.bin": b"second"}
+
+
+def test_a_client_that_cannot_go_on_says_so_at_once(drive: SimulatedDrive, mountpoint: Path) -> None:
+    """What an earlier one left is unreadable: no silence until the starter's patience is over, and no mount left."""
+    drive.set_faults(STALLED)
+    drive.mount(mountpoint)
+    (mountpoint / "MyDrive" / "a.bin").write_bytes(b"first")
+    drive.unmount()
+    (label,) = mountpoint.parent.rglob("*.path")
+    label.unlink()
+    label.mkdir()
+    began = time.monotonic()
+    with pytest.raises(NotSupportedHereError, match="IsADirectoryError"):
+        drive.mount(mountpoint)
+    assert time.monotonic() - began < 15.0
+    assert not mountpoint.is_mount()
 
 
 def test_new_machine_has_lost_what_was_not_uploaded(drive: SimulatedDrive, mountpoint: Path) -> None:
