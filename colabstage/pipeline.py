@@ -2,7 +2,8 @@
 
 A slow source is latency: thirty reads in flight cost no more than one. A fast one is processor time: as many workers
 as cores, and readers that stay out of their way. So readers start few where the source looks fast, and grow while
-reads prove slow and workers wait.
+reads prove slow and workers wait. Where it is as fast as a local disk there are none at first: each worker reads what
+it uses, which saves handing it over, and that costs more than reading a small file.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ _WORKERS_END_S = 60.0
 class PipelineLimits:
     """How wide the pipeline may get.
 
-    `readers`: reads in flight at the start. `max_readers`: what they may grow to while reads prove slow.
+    `readers`: reads in flight at the start; with 0, workers read for themselves until reads prove slow.
+    `max_readers`: what they may grow to while reads prove slow.
     `workers`: threads that use what was read.
     `budget_bytes`: bytes read, or being read, and not yet used; one item may exceed it alone.
     `slow_read_s`: a mean time of one read, in seconds, above which more readers help.
@@ -55,7 +57,7 @@ class PipelineLimits:
 
 @dataclass(frozen=True, slots=True)
 class PipelineResult:
-    """What a finished run saw: `readers` in flight at the most, `mean_read_s` seconds for one read."""
+    """What a finished run saw: `readers`, threads that read, and `mean_read_s` seconds for one read."""
 
     readers: int
     mean_read_s: float
@@ -74,7 +76,7 @@ def run_pipeline(
 
     Args:
         items: what to do, in the order in which to read.
-        read: called in reader threads.
+        read: called in reader threads, or in worker threads where these read for themselves.
         use: called in worker threads.
         cost: bytes that `read(item)` will return, for the budget.
         limits: how many of each.
@@ -92,7 +94,7 @@ def run_pipeline(
         run.wait(cancellation)
     finally:
         run.stop()
-    return PipelineResult(run.readers, run.mean_read_s)
+    return PipelineResult(run.readers + len(run.reading_workers), run.mean_read_s)
 
 
 class _Run(Generic[T]):
@@ -127,6 +129,8 @@ class _Run(Generic[T]):
         self._last_sign = time.monotonic()
         self._worker_threads: list[threading.Thread] = []
         self._reader_threads: list[threading.Thread] = []
+        self._now_reading: set[threading.Thread] = set()
+        self.reading_workers: set[threading.Thread] = set()
         self.readers = 0
         self.mean_read_s = 0.0
 
@@ -159,9 +163,10 @@ class _Run(Generic[T]):
         """Let every thread end, and wait for those that can."""
         with self._lock:
             self._halt()
-        _join(self._worker_threads, _WORKERS_END_S)
+            reading = list(self._now_reading)
+        _join([thread for thread in self._worker_threads if thread not in reading], _WORKERS_END_S)
         # A thread stuck in a dead mount's read cannot be interrupted; it is a daemon and holds nothing.
-        _join(self._reader_threads, _READERS_END_S)
+        _join(self._reader_threads + reading, _READERS_END_S)
 
     def _halt(self) -> None:
         self._stopping = True
@@ -194,20 +199,42 @@ class _Run(Generic[T]):
             self._deliver(item, data, time.monotonic() - began)
             del data  # the budget counts it only until it is used, and this thread may now wait for long
 
+    def _read_alone(self, item: int) -> tuple[int, T] | None:
+        """A worker's own read of what it uses next; `None` when that is not wanted any more."""
+        began = time.monotonic()
+        data = self._read(item)
+        seconds = time.monotonic() - began
+        with self._lock:
+            self._now_reading.discard(threading.current_thread())
+            if self._stopping:
+                return None
+            self._note_read(seconds)
+            # The others may now have to wait for a core, never for this one.
+            if self._is_slow() and self._taken < len(self._items) and self.readers < self._limits.max_readers:
+                self._spawn_reader()
+        return item, data
+
     def _take(self) -> int | None:
         """The next item, once the budget allows it; `None` when there are no more."""
         with self._lock:
             while not self._stopping and self._taken < len(self._items):
-                item = self._items[self._taken]
-                cost = self._cost(item)
-                if self._has_room(cost):
-                    self._taken += 1
-                    self._in_flight_bytes += cost
+                item = self._claim()
+                if item is not None:
                     # What one large item frees may be room for several small ones: each wakes the next.
                     self._room.notify()
                     return item
                 self._room.wait(_LOOK_S)
             return None
+
+    def _claim(self) -> int | None:
+        """Take the next item if the budget allows it."""
+        item = self._items[self._taken]
+        cost = self._cost(item)
+        if not self._has_room(cost):
+            return None
+        self._taken += 1
+        self._in_flight_bytes += cost
+        return item
 
     def _has_room(self, cost: int) -> bool:
         """Whether an item of `cost` bytes may be read now; remembers whether readers rest."""
@@ -222,17 +249,23 @@ class _Run(Generic[T]):
         with self._lock:
             if self._stopping:
                 return
-            self._last_sign = time.monotonic()
-            self.mean_read_s += (0.1 if self.mean_read_s else 1.0) * (seconds - self.mean_read_s)
+            self._note_read(seconds)
             if self._wants_reader():
                 self._spawn_reader()
             self._ready.append((item, data))
             self._data.notify()
 
+    def _note_read(self, seconds: float) -> None:
+        self._last_sign = time.monotonic()
+        self.mean_read_s += (0.1 if self.mean_read_s else 1.0) * (seconds - self.mean_read_s)
+
+    def _is_slow(self) -> bool:
+        return self.mean_read_s > self._limits.slow_read_s
+
     def _wants_reader(self) -> bool:
         starved = self._idle_workers > 0 and not self._ready
-        slow = self.mean_read_s > self._limits.slow_read_s
-        return starved and slow and self._taken < len(self._items) and self.readers < self._limits.max_readers
+        more = self._taken < len(self._items) and self.readers < self._limits.max_readers
+        return starved and more and self._is_slow()
 
     def _work(self) -> None:
         while (ready := self._next_ready()) is not None:
@@ -243,20 +276,37 @@ class _Run(Generic[T]):
 
     def _next_ready(self) -> tuple[int, T] | None:
         with self._lock:
-            while not self._ready:
+            item = None
+            while item is None:
+                if self._ready:
+                    return self._ready.popleft()
                 if self._stopping or self._used == len(self._items):
                     return None
-                self._idle_workers += 1
-                self._data.wait(_LOOK_S)
-                self._idle_workers -= 1
-            return self._ready.popleft()
+                item = self._claim_alone()
+                if item is None:
+                    self._idle_workers += 1
+                    self._data.wait(_LOOK_S)
+                    self._idle_workers -= 1
+        return self._read_alone(item)
+
+    def _claim_alone(self) -> int | None:
+        """Take the next item for a worker that has nothing to do, where workers read for themselves."""
+        if self.readers or self._taken == len(self._items):
+            return None
+        item = self._claim()
+        if item is not None:
+            self._now_reading.add(threading.current_thread())
+            self.reading_workers.add(threading.current_thread())
+        return item
 
     def _finish(self, item: int) -> None:
         with self._lock:
             self._last_sign = time.monotonic()
             self._used += 1
             self._in_flight_bytes -= self._cost(item)
-            if not self._far_ahead or self._has_room(0):
+            if not self.readers and self._idle_workers:
+                self._data.notify()
+            elif not self._far_ahead or self._has_room(0):
                 self._room.notify()
             if self._used == len(self._items):
                 self._data.notify_all()

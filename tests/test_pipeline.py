@@ -99,7 +99,7 @@ def use_nothing(item: int, data: bytes) -> None:
 
 @given(
     sizes=st.lists(st.integers(0, 50), max_size=40),
-    readers=st.integers(1, 6),
+    readers=st.integers(0, 6),
     workers=st.integers(1, 6),
     budget=st.integers(1, 120),
     dice=st.randoms(use_true_random=False),
@@ -176,6 +176,68 @@ def test_readers_grow_while_reads_are_slow() -> None:
     assert result.readers == recorder.most_reads == 8
     assert result.mean_read_s >= 0.01
     assert time.monotonic() - began < 0.5 * 150 * 0.01
+
+
+def test_workers_read_for_themselves_without_readers() -> None:
+    """In the order given, no more at once than there are workers; they count as those who read."""
+    recorder = Recorder([1] * 200, read_s=0.0005, use_s=0.001)
+    result = recorder.run(PipelineLimits(readers=0, max_readers=8, workers=3, slow_read_s=0.2))
+    assert recorder.used == Counter(range(200))
+    assert recorder.taken == sorted(recorder.taken)
+    assert recorder.most_reads <= 3
+    assert result.readers == 3
+
+
+def test_workers_without_readers_keep_to_the_budget_and_are_soon_told_of_room() -> None:
+    """Who finds no room goes on as soon as there is some, and not when it looks again by itself."""
+    recorder = Recorder([60] * 40, use_s=0.002)
+    began = time.monotonic()
+    recorder.run(PipelineLimits(readers=0, max_readers=8, workers=4, budget_bytes=100))
+    assert recorder.most_bytes == 60
+    assert time.monotonic() - began < 40 * 0.1
+
+
+@pytest.mark.alone
+def test_readers_come_when_reads_of_workers_prove_slow() -> None:
+    """As many as help, and then workers leave reading to them."""
+    recorder = Recorder([1] * 150, read_s=0.01)
+    began = time.monotonic()
+    result = recorder.run(PipelineLimits(readers=0, max_readers=8, workers=2, slow_read_s=0.001))
+    assert recorder.used == Counter(range(150))
+    assert 8 <= result.readers <= 10
+    assert time.monotonic() - began < 0.5 * 150 * 0.01
+
+
+@pytest.mark.slow
+def test_a_worker_that_hangs_in_a_read_holds_nobody_up() -> None:
+    """As a reader that does: the call ends in a typed error, and what the others were using is finished."""
+    with released_at_the_end() as release:
+
+        def read(item: int) -> bytes:
+            if item == 7:
+                release.wait(60)
+            return b""
+
+        began = time.monotonic()
+        with pytest.raises(SourceReadError, match="done"):
+            run_with(
+                read,
+                use_nothing,
+                PipelineLimits(readers=0, max_readers=0, workers=2, budget_bytes=1, stall_timeout_s=0.5),
+                count=30,
+            )
+        assert 0.5 <= time.monotonic() - began < 8.0
+
+
+@pytest.mark.parametrize("error", [SourceReadError("gone"), ValueError("odd")])
+def test_failing_read_of_a_worker_stops_everything(error: BaseException) -> None:
+    """As that of a reader."""
+    used: list[int] = []
+    with pytest.raises(type(error)) as caught:
+        run_with(fail_at(20, error), lambda item, _: used.append(item), replace(LIMITS, readers=0))
+    assert caught.value is error
+    assert len(used) < 100
+    assert pipeline_threads() == []
 
 
 def test_readers_stay_few_while_reads_are_fast() -> None:

@@ -383,18 +383,20 @@ def space_for(out: Path) -> int:
     return free_space(out.parent) + sum(disk_use(orphan) for orphan in find_orphans(out))
 
 
-def pipeline_limits(tree: Tree | None, *, slow: bool, decodes: bool = False) -> PipelineLimits:
+def pipeline_limits(tree: Tree | None, *, slow: bool, decodes: bool = True) -> PipelineLimits:
     """How wide the pipeline is on this machine, for a tree that is known to answer slowly or not.
 
-    Where images are decoded (`decodes`), one reader of a quick folder is far ahead of all cores, and a second one takes
-    4 % of their time; more come when workers wait. An archive is one file, here or on its way here: more reads at once
-    would only wake each other up whenever some of it arrives.
+    Of a quick folder each worker reads for itself, until reads prove slow; where nothing is decoded (`decodes`) that is
+    one, since several wait for each other's turn in Python and in the file. An archive is one file, here or on its way
+    here: more reads at once would only wake each other up whenever some of it arrives.
     """
     cores = usable_cores()
     few = min(2, cores)
     if tree is None or tree.kind != "folder":
         return PipelineLimits(readers=few, max_readers=few, workers=cores)
-    quick = 1 if decodes else few
     return PipelineLimits(
-        readers=SLOW_READERS if slow else quick, max_readers=SLOW_READERS, workers=cores, slow_read_s=_SLOW_READ_S
+        readers=SLOW_READERS if slow else 0,
+        max_readers=SLOW_READERS,
+        workers=cores if slow or decodes else 1,
+        slow_read_s=_SLOW_READ_S,
     )
