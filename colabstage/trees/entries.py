@@ -9,6 +9,7 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 import numpy as np
@@ -23,9 +24,18 @@ if TYPE_CHECKING:
 
 # Made into entries at once while iterating.
 _PAGE = 1024
+# With its dot. What is longer is no extension that anybody asks for (".tfrecord-00000-of-00008").
+_LONGEST_EXTENSION = 10
 
 
-@dataclass(frozen=True, slots=True)
+class _Extensions(NamedTuple):
+    """Which files have which extension: the number of each of M files' in `numbers`, and that of each extension."""
+
+    of_files: NDArray[Any]
+    numbers: dict[str, int]
+
+
+@dataclass(frozen=True)
 class _Columns:
     """Facts of M files. `places`: where each is in its tree, `None` where that is its number here."""
 
@@ -35,6 +45,21 @@ class _Columns:
     positions: NDArray[Any]
     executable: NDArray[Any]
     places: NDArray[Any] | None
+
+    @cached_property
+    def extensions(self) -> _Extensions:
+        """Found once, because each layout asks for its own."""
+        numbers: dict[str, int] = {}
+        of_files = array("q", (numbers.setdefault(extension_of(name), len(numbers)) for name in self.names))
+        return _Extensions(narrowed(np.array(of_files, np.int64)), numbers)
+
+
+def extension_of(name: str) -> str:
+    """What a name ends with from its last dot on, in lower case; "" where that is a number, or no extension at all."""
+    end = name[name.rfind(".") + 1 :]
+    if len(end) >= min(_LONGEST_EXTENSION, len(name)) or not end.isalnum() or end.isdecimal():
+        return ""
+    return f".{end.lower()}"
 
 
 class FileEntries(Sequence[FileEntry]):
@@ -105,6 +130,13 @@ class FileEntries(Sequence[FileEntry]):
         """Those whose names fit, in the same order."""
         return self.take(np.flatnonzero(np.fromiter(map(fits, self.names), np.bool_, len(self))))
 
+    def ending_in(self, extensions: tuple[str, ...]) -> FileEntries:
+        """Those with one of these extensions, as `extension_of` has them, in the same order."""
+        found = self._columns.extensions
+        wanted = [number for extension, number in found.numbers.items() if extension in extensions]
+        own = found.of_files if self._rows is None else found.of_files[self._rows]
+        return self.take(np.flatnonzero(np.isin(own, wanted)))
+
     @property
     def sizes(self) -> NDArray[np.int64]:
         """int64 `(N,)`, made anew: lengths in bytes."""
@@ -136,9 +168,10 @@ class FileEntries(Sequence[FileEntry]):
         return f"FileEntries({self.names!r})"
 
 
-def files_where(entries: Sequence[FileEntry], fits: Callable[[str], bool]) -> FileEntries:
-    """Those of a tree's entries whose names fit, in the same order, without an object for each."""
-    return FileEntries.of(entries).where(fits)
+def files_ending_in(entries: Sequence[FileEntry], extensions: tuple[str, ...]) -> FileEntries:
+    """Those of a tree's entries with one of these extensions (".jpg"; "" for none), in the same order, without an
+    object for each. Names are looked at once, however often it is asked."""
+    return FileEntries.of(entries).ending_in(extensions)
 
 
 def file_names(entries: Sequence[FileEntry]) -> Iterable[str]:

@@ -6,7 +6,7 @@ import tracemalloc
 
 import numpy as np
 
-from colabstage.trees.entries import FileEntries, Listing, file_names, files_where
+from colabstage.trees.entries import FileEntries, Listing, extension_of, file_names, files_ending_in
 from colabstage.trees.tree import FileEntry
 
 FILES = [
@@ -38,11 +38,32 @@ def test_chosen_entries_keep_their_places_in_the_tree() -> None:
     """Filters, slices and other orders are views that lead back to the tree's own entries."""
     entries = _listing(FILES).by_name().entries
     images = entries.where(lambda name: name.endswith(".jpg"))
-    assert images == [FILES[1], FILES[0]] == files_where(entries, lambda name: name.endswith(".jpg"))
+    assert images == [FILES[1], FILES[0]] == files_ending_in(entries, (".jpg",))
     assert [entry.place for entry in images] == [1, 2]
     assert images[::-1].take(np.array([0]))[0] == FILES[0]
     assert entries.find(images[1]) == 2
     assert FileEntries.of([images[1], images[0]])[0].place == 2
+
+
+def test_files_are_told_by_their_extensions() -> None:
+    """In any case, hidden ones too; numbers, parts of a set and names of folders are none."""
+    names = [
+        "a/1.JPG",
+        "b.jpg/c",
+        "d.tar.gz",
+        ".jpg",
+        "train-00000-of-00008",
+        "x.tfrecord-00000-of-00008",
+        "e.001",
+        "f.",
+    ]
+    expected = [".jpg", "", ".gz", ".jpg", "", "", "", ""]
+    assert [extension_of(name) for name in names] == expected
+    entries = FileEntries.of([FileEntry(name, 1, 0, 0) for name in names])
+    assert list(entries.ending_in((".jpg", ".png")).names) == ["a/1.JPG", ".jpg"]
+    assert list(entries[::-1].ending_in((".gz", ".jpg")).names) == [".jpg", "d.tar.gz", "a/1.JPG"]
+    assert len(entries.ending_in(("",))) == expected.count("")
+    assert entries.ending_in((".png",)) == entries.ending_in(()) == ()
 
 
 def test_an_entry_is_found_by_its_name_wherever_it_comes_from() -> None:
@@ -63,7 +84,7 @@ def test_listings_join_under_a_prefix() -> None:
 
 def test_plain_sequences_of_entries_will_do() -> None:
     """Trees that are no columns are filtered all the same."""
-    assert files_where(FILES, lambda name: "a" in name) == FILES[1:]
+    assert files_ending_in(FILES, (".jpg",)) == FILES[:2]
     assert list(file_names(FILES)) == [file.name for file in FILES] == list(file_names(FileEntries.of(FILES)))
     assert FileEntries.of([]) == ()
 

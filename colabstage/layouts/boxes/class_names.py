@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING
 
 from colabstage.layouts.table import ClaimedTreeError
 from colabstage.retry import RetryPolicy, read_with_retry
-from colabstage.trees.entries import files_where
+from colabstage.trees.entries import files_ending_in
 
 if TYPE_CHECKING:
     from colabstage.trees.tree import FileEntry, Tree
 
 _LISTS = ("classes.txt", "obj.names", "classes.names", "_darknet.labels")
+_EXTENSIONS = (".txt", ".names", ".labels", ".yaml", ".yml")
 _ITEM = re.compile(r"\s*(?:-|['\"]?(\d+)['\"]?\s*:)\s+(.*)")
 
 
@@ -24,7 +25,7 @@ def read_class_names(tree: Tree) -> tuple[str, ...]:
     Raises:
         ClaimedTreeError: a YAML file has names in a form that is not read here.
     """
-    files = files_where(tree.entries, _may_name_classes)
+    files = files_ending_in(tree.entries, _EXTENSIONS).where(_may_name_classes)
     for entry in sorted(files, key=lambda entry: (entry.name.count("/"), entry.name)):
         base = posixpath.basename(entry.name).lower()
         if base in _LISTS:

@@ -10,10 +10,10 @@ import numpy as np
 
 from colabstage.errors import LayoutError
 from colabstage.layouts.boxes.image_boxes import Column, LabelledImage, detection_table, split_of_folders, split_of_word
-from colabstage.layouts.names import is_image, listed
+from colabstage.layouts.names import IMAGE_EXTENSIONS, listed
 from colabstage.layouts.table import ClaimedTreeError
 from colabstage.retry import RetryPolicy, read_with_retry
-from colabstage.trees.entries import files_where
+from colabstage.trees.entries import files_ending_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -59,7 +59,7 @@ def read_coco(tree: Tree) -> SampleTable:
         LayoutError: there is no such file.
         ClaimedTreeError: an annotation is broken, or most images of a file are not there; they are named.
     """
-    images = files_where(tree.entries, is_image)
+    images = files_ending_in(tree.entries, IMAGE_EXTENSIONS)
     found = _read_files(tree) if images else []
     if not found:
         msg = f"'{tree.label}' has no JSON file with images, annotations and categories, as COCO has it, and images."
@@ -85,7 +85,7 @@ def read_coco(tree: Tree) -> SampleTable:
 
 
 def _read_files(tree: Tree) -> list[_CocoFile]:
-    entries = list(files_where(tree.entries, lambda name: name.lower().endswith(".json")))
+    entries = list(files_ending_in(tree.entries, (".json",)))
     instances = [entry for entry in entries if posixpath.basename(entry.name).startswith("instances_")]
     chosen = instances or (entries if len(entries) <= _MAX_FILES else [])
     return [file for entry in chosen if (file := _read_file(tree, entry)) is not None]

@@ -10,9 +10,9 @@ from colabstage.layouts.boxes.image_boxes import NAME as NAME  # noqa: PLC0414  
 from colabstage.layouts.boxes.kitti import read_kitti
 from colabstage.layouts.boxes.voc import read_voc
 from colabstage.layouts.boxes.yolo import read_yolo
-from colabstage.layouts.names import is_image
+from colabstage.layouts.names import IMAGE_EXTENSIONS
 from colabstage.layouts.table import ClaimedTreeError
-from colabstage.trees.entries import file_names
+from colabstage.trees.entries import files_ending_in
 
 if TYPE_CHECKING:
     from colabstage.layouts.table import SampleTable
@@ -30,7 +30,7 @@ def read_detection(tree: Tree) -> SampleTable:
         LayoutError: there are no labels of any of these forms; the message has the reason of each.
         ClaimedTreeError: there are, and one is broken; it is named.
     """
-    if not any(map(is_image, file_names(tree.entries))):
+    if not files_ending_in(tree.entries, IMAGE_EXTENSIONS):
         msg = f"'{tree.label}' holds no images."
         raise EmptySourceError(msg)
     declined = []

@@ -15,10 +15,10 @@ from colabstage.layouts.boxes.image_boxes import (
     split_of_folders,
     without_boxes_note,
 )
-from colabstage.layouts.names import is_image
+from colabstage.layouts.names import IMAGE_EXTENSIONS
 from colabstage.layouts.reading import read_files
 from colabstage.layouts.table import ClaimedTreeError
-from colabstage.trees.entries import files_where
+from colabstage.trees.entries import files_ending_in
 
 if TYPE_CHECKING:
     from colabstage.layouts.table import SampleTable
@@ -48,11 +48,13 @@ def read_kitti(tree: Tree) -> SampleTable:
         LayoutError: there is no folder label_2 beside one called image_2.
         ClaimedTreeError: a line is not of fifteen columns of numbers; it is named.
     """
-    images = files_where(tree.entries, lambda name: is_image(name) and _folder(name) == _IMAGES)
+    texts = files_ending_in(tree.entries, (".txt",))
     labels = {
         posixpath.splitext(entry.name)[0]: entry
-        for entry in files_where(tree.entries, lambda name: name.endswith(".txt") and _folder(name) == _LABELS)
+        for entry in texts.where(lambda name: name.endswith(".txt") and _folder(name) == _LABELS)
     }
+    images = files_ending_in(tree.entries, IMAGE_EXTENSIONS if labels else ())
+    images = images.where(lambda name: _folder(name) == _IMAGES)
     wanted = [labels.get(_label_stem(image.name)) for image in images]
     files = [label for label in wanted if label is not None]
     if not files:

@@ -16,10 +16,10 @@ from colabstage.layouts.boxes.image_boxes import (
     split_of_folders,
     without_boxes_note,
 )
-from colabstage.layouts.names import SPLIT_NAMES, is_image
+from colabstage.layouts.names import IMAGE_EXTENSIONS, SPLIT_NAMES, is_image
 from colabstage.layouts.reading import read_files
 from colabstage.layouts.table import ClaimedTreeError
-from colabstage.trees.entries import files_where
+from colabstage.trees.entries import files_ending_in
 
 if TYPE_CHECKING:
     from typing import NoReturn
@@ -53,9 +53,9 @@ def read_voc(tree: Tree) -> SampleTable:
         LayoutError: no image has such a file.
         ClaimedTreeError: a file is broken; it is named with the line.
     """
-    annotations = files_where(tree.entries, lambda name: name.lower().endswith(".xml"))
+    annotations = files_ending_in(tree.entries, (".xml",))
     xml = {posixpath.splitext(entry.name)[0]: entry for entry in annotations}
-    images = list(files_where(tree.entries, _is_photo)) if xml else []
+    images = list(files_ending_in(tree.entries, IMAGE_EXTENSIONS).where(_is_photo)) if xml else []
     labels = {image.name: label for image in images if (label := _label_of(image.name, xml)) is not None}
     if not labels or not any(read_files(tree, list(labels.values())[:4], _is_annotation)):
         msg = f"'{tree.label}' has no XML file of Pascal VOC's form, in a folder {_ANNOTATIONS} or beside its image."

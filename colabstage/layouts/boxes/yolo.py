@@ -10,10 +10,10 @@ import numpy as np
 from colabstage.errors import LayoutError
 from colabstage.layouts.boxes.class_names import read_class_names
 from colabstage.layouts.boxes.image_boxes import LabelledImage, detection_table, split_of_folders, without_boxes_note
-from colabstage.layouts.names import is_image
+from colabstage.layouts.names import IMAGE_EXTENSIONS
 from colabstage.layouts.reading import read_files
 from colabstage.layouts.table import ClaimedTreeError
-from colabstage.trees.entries import files_where
+from colabstage.trees.entries import files_ending_in
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,8 +40,8 @@ def read_yolo(tree: Tree) -> SampleTable:
         LayoutError: no image has such a file.
         ClaimedTreeError: a line is not of this form, or its class has no name; it is named.
     """
-    texts = {entry.name: entry for entry in files_where(tree.entries, lambda name: name.endswith(".txt"))}
-    images = list(files_where(tree.entries, is_image)) if texts else []
+    texts = {entry.name: entry for entry in files_ending_in(tree.entries, (".txt",)) if entry.name.endswith(".txt")}
+    images = list(files_ending_in(tree.entries, IMAGE_EXTENSIONS)) if texts else []
     labels = [_label_of(image.name, texts) for image in images]
     files = [label for label in labels if label is not None]
     names = read_class_names(tree)

@@ -14,14 +14,11 @@ import numpy as np
 
 from colabstage.errors import EmptySourceError, LayoutError
 from colabstage.layouts.names import SPLIT_NAMES, count_kinds, listed
-from colabstage.trees.entries import files_where
+from colabstage.trees.entries import FileEntries, extension_of, files_ending_in
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from numpy.typing import NDArray
 
-    from colabstage.trees.entries import FileEntries
     from colabstage.trees.tree import Tree
 
 _SPLIT_ORDER = {split: order for order, split in enumerate(dict.fromkeys(SPLIT_NAMES.values()))}
@@ -29,13 +26,11 @@ _SPLIT_ORDER = {split: order for order, split in enumerate(dict.fromkeys(SPLIT_N
 
 @dataclass(frozen=True, slots=True)
 class FileKind:
-    """What the samples are. `layout`: the layout's name. `noun`: what several are called. `extensions`: of their files.
-    `fits`: whether a file's name is one of them."""
+    """What the samples are. `layout`: the layout's name; `noun`: what several are called; `extensions` of their files."""
 
     layout: str
     noun: str
     extensions: tuple[str, ...]
-    fits: Callable[[str], bool]
 
 
 class FoundFiles(NamedTuple):
@@ -101,7 +96,7 @@ def find_class_folders(tree: Tree, kind: FileKind) -> FoundFiles:
 
 
 def _find_files(tree: Tree, kind: FileKind) -> FileEntries:
-    files = files_where(tree.entries, kind.fits)
+    files = files_ending_in(tree.entries, kind.extensions)
     if len(files):
         return files
     if not tree.entries:
@@ -185,7 +180,7 @@ def _notes(tree: Tree, outside: int, found: list[_ClassFolder], kind: FileKind) 
     notes = []
     if outside:
         notes.append(f"{outside:,} {kind.noun} that lie in no class folder were left out.")
-    others = files_where(tree.entries, lambda name: not kind.fits(name))
+    others = FileEntries.of(tree.entries).where(lambda name: extension_of(name) not in kind.extensions)
     if others:
         notes.append(f"{len(others):,} files that are no {kind.noun} were left out ({count_kinds(others)}).")
     return (*notes, *_missing_classes(found, kind))

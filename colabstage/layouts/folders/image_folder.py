@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from colabstage.layouts.fields import Images, Values
 from colabstage.layouts.folders.class_folders import FileKind, find_class_folders
-from colabstage.layouts.names import IMAGE_EXTENSIONS, is_image
+from colabstage.layouts.names import IMAGE_EXTENSIONS
 from colabstage.layouts.sources import TreeFiles
 from colabstage.layouts.table import SampleTable
 
@@ -27,7 +27,7 @@ def read_image_folder(tree: Tree) -> SampleTable:
         EmptySourceError: there are no images at all; the message says what there is instead.
         LayoutError: the images are not in folders of classes; the message says how they lie.
     """
-    found = find_class_folders(tree, FileKind(NAME, "images", IMAGE_EXTENSIONS, is_image))
+    found = find_class_folders(tree, FileKind(NAME, "images", IMAGE_EXTENSIONS))
     return SampleTable(
         layout=NAME,
         keys=found.files.names,

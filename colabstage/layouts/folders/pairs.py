@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from colabstage.errors import EmptySourceError, LayoutError
 from colabstage.layouts.fields import Images, Masks
-from colabstage.layouts.names import IMAGE_EXTENSIONS, SPLIT_NAMES, is_image
+from colabstage.layouts.names import IMAGE_EXTENSIONS, SPLIT_NAMES
 from colabstage.layouts.sources import TreeFiles
 from colabstage.layouts.table import SampleTable
-from colabstage.layouts.tables.columns import is_table, read_rows
-from colabstage.trees.entries import files_where
+from colabstage.layouts.tables.columns import TABLE_EXTENSIONS, read_rows
+from colabstage.trees.entries import files_ending_in
 
 if TYPE_CHECKING:
     from colabstage.trees.entries import FileEntries
@@ -52,12 +52,12 @@ def read_pairs(tree: Tree) -> SampleTable:
         EmptySourceError: there are no images.
         LayoutError: less than half of the images have a mask, or several.
     """
-    files = files_where(tree.entries, lambda name: name.lower().endswith(_MASK_EXTENSIONS))
+    files = files_ending_in(tree.entries, _MASK_EXTENSIONS)
     if not files:
         msg = f"'{tree.label}' holds no images."
         raise EmptySourceError(msg)
     masks = files.where(_is_mask)
-    images = files.where(lambda name: is_image(name) and not _is_mask(name))
+    images = files.ending_in(IMAGE_EXTENSIONS).where(lambda name: not _is_mask(name)) if masks else masks
     if not masks or not images:
         msg = (
             f"'{tree.label}' has no masks beside its images: neither a folder called masks, labels, annotations or the "
@@ -170,7 +170,7 @@ def _splits(pairs: list[tuple[FileEntry, FileEntry]]) -> tuple[str, ...] | None:
 
 def _class_colors(tree: Tree) -> tuple[tuple[str, ...], tuple[tuple[int, int, int], ...] | None]:
     """Names and colours of the classes, from a table with the columns name, r, g, b; nothing where there is none."""
-    for entry in files_where(tree.entries, is_table):
+    for entry in files_ending_in(tree.entries, TABLE_EXTENSIONS):
         if "class" not in posixpath.basename(entry.name).lower():
             continue
         rows = read_rows(tree, entry)

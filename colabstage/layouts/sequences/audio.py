@@ -12,11 +12,11 @@ from colabstage.errors import DecodeError, EmptySourceError, LayoutError, Option
 from colabstage.layouts.fields import Arrays, Values
 from colabstage.layouts.folders.class_folders import FileKind, find_class_folders
 from colabstage.layouts.reading import read_each
-from colabstage.layouts.sequences.sound import SOUND_EXTENSIONS, Clip, SoundDtype, is_sound, read_clip
+from colabstage.layouts.sequences.sound import SOUND_EXTENSIONS, Clip, SoundDtype, read_clip
 from colabstage.layouts.sources import TreeFiles
 from colabstage.layouts.table import ClaimedTreeError, SampleTable
 from colabstage.layouts.tables.csv_table import FileTable, find_file_table
-from colabstage.trees.entries import file_names
+from colabstage.trees.entries import files_ending_in
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -77,7 +77,7 @@ def read_audio(
         ClaimedTreeError: they have different lengths, rates or channels, and the options do not say what to do.
         MissingDependencyError: they are FLAC or the like, and soundfile is not installed.
     """
-    if not any(map(is_sound, file_names(tree.entries))):
+    if not files_ending_in(tree.entries, SOUND_EXTENSIONS):
         msg = f"'{tree.label}' holds no clips of sound ({', '.join(SOUND_EXTENSIONS)})."
         raise EmptySourceError(msg)
     found = _find(tree, labels)
@@ -98,7 +98,7 @@ def read_audio(
 
 
 def _find(tree: Tree, labels: Sequence[str] | None) -> FileTable:
-    kind = FileKind(NAME, "clips", SOUND_EXTENSIONS, is_sound)
+    kind = FileKind(NAME, "clips", SOUND_EXTENSIONS)
     try:
         return find_file_table(tree, kind, labels=labels)
     except LayoutError as by_table:

@@ -40,11 +40,6 @@ class _Wav(NamedTuple):
     data: memoryview
 
 
-def is_sound(name: str) -> bool:
-    """Whether a file of this name is a clip of sound."""
-    return name.lower().endswith(SOUND_EXTENSIONS)
-
-
 def read_clip(content: bytes, dtype: SoundDtype) -> Clip:
     """Decode a whole file.
 

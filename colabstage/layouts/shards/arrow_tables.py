@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from colabstage.errors import EmptySourceError, LayoutError
 from colabstage.layouts.fields import Images
 from colabstage.layouts.members import spool_folder
-from colabstage.layouts.names import is_image
+from colabstage.layouts.names import IMAGE_EXTENSIONS
 from colabstage.layouts.shards.arrow_files import FileFacts, FoundRows, ImageSpool, find_rows, import_arrow, read_facts
 from colabstage.layouts.shards.sample_labels import Label, make_labels
 from colabstage.layouts.shards.shard_files import open_shard
 from colabstage.layouts.shards.shard_source import Shard, ShardParts, scan_each, shard_of, splits_of_shards
 from colabstage.layouts.table import ClaimedTreeError, SampleTable
 from colabstage.trees.archive_bytes import LocalBytes
-from colabstage.trees.entries import file_names, files_where
+from colabstage.trees.entries import files_ending_in
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -84,14 +84,14 @@ def read_arrow(tree: Tree) -> SampleTable:
 def _data_files(tree: Tree) -> list[FileEntry]:
     found = [
         entry
-        for entry in files_where(tree.entries, lambda name: name.lower().endswith((".parquet", ".arrow")))
+        for entry in files_ending_in(tree.entries, (".parquet", ".arrow"))
         # What `datasets` computes and keeps beside the data.
         if not posixpath.basename(entry.name).startswith(("cache-", "indices"))
     ]
     if not found:
         msg = f"'{tree.label}' holds no parquet or Arrow files."
         raise EmptySourceError(msg)
-    if any(map(is_image, file_names(tree.entries))):
+    if files_ending_in(tree.entries, IMAGE_EXTENSIONS):
         msg = f"'{tree.label}' holds images as files of their own beside its parquet or Arrow files."
         raise LayoutError(msg)
     return found

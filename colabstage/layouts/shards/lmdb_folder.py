@@ -26,7 +26,7 @@ from colabstage.layouts.shards.shard_source import (
     splits_of_shards,
 )
 from colabstage.layouts.table import ClaimedTreeError, SampleTable
-from colabstage.trees.entries import files_where
+from colabstage.trees.entries import files_ending_in
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -68,7 +68,7 @@ def read_lmdb(tree: Tree) -> SampleTable:
         ClaimedTreeError: some images have a label and others none.
         CorruptArchiveError: a database is damaged or truncated.
     """
-    entries = files_where(tree.entries, _is_database)
+    entries = files_ending_in(tree.entries, (".mdb", ".lmdb")).where(_is_database)
     if not entries:
         msg = f"'{tree.label}' holds no LMDB database (data.mdb, or a file .lmdb)."
         raise EmptySourceError(msg)

@@ -34,7 +34,7 @@ from colabstage.layouts.shards.tfrecord_file import (
 )
 from colabstage.layouts.table import ClaimedTreeError, SampleTable
 from colabstage.retry import RetryPolicy, read_with_retry
-from colabstage.trees.entries import files_where
+from colabstage.trees.entries import files_ending_in
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -49,6 +49,7 @@ NAME = "tfrecord"
 # x.tfrecord, x.tfrecord-00000-of-00008, x.tfrec.gz; and train-00000-of-01024, which may be anything.
 _NAMED = re.compile(r".*\.(tfrecords?|tfrec)(-\d+-of-\d+)?(\.(gz|zst))?", re.IGNORECASE)
 _NUMBERED = re.compile(r".*-\d{5}-of-\d{5}")
+_EXTENSIONS = (".tfrecord", ".tfrecords", ".tfrec", ".gz", ".zst", "")
 _IMAGES = ("image/encoded", "image", "image_raw", "img", "encoded", "jpeg", "image/data", "image_bytes")
 _LABELS = ("image/class/label", "label", "class", "class_id", "image/class/index", "target", "category")
 _TEXTS = ("image/class/text", "class_name", "label_name", "label_text", "class/text", "image/class/synset", "text")
@@ -149,8 +150,9 @@ def read_tfrecord(tree: Tree) -> SampleTable:
 
 
 def _record_files(tree: Tree) -> list[Shard]:
-    named = files_where(tree.entries, lambda name: _NAMED.fullmatch(name) is not None)
-    entries = named or files_where(tree.entries, lambda name: _NUMBERED.fullmatch(name) is not None)
+    files = files_ending_in(tree.entries, _EXTENSIONS)
+    named = files.where(lambda name: _NAMED.fullmatch(name) is not None)
+    entries = named or files.where(lambda name: _NUMBERED.fullmatch(name) is not None)
     if not entries:
         msg = f"'{tree.label}' holds no TFRecord files (.tfrecord, .tfrec, train-00000-of-00008)."
         raise EmptySourceError(msg)

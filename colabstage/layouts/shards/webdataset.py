@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 from colabstage.errors import EmptySourceError, LayoutError
 from colabstage.layouts.fields import Images
-from colabstage.layouts.names import is_image
+from colabstage.layouts.names import IMAGE_EXTENSIONS
 from colabstage.layouts.shards.sample_labels import Label, make_labels, names_of, parse_label
 from colabstage.layouts.shards.shard_files import open_shard
 from colabstage.layouts.shards.shard_source import Shard, ShardParts, scan_each, shard_of, splits_of_shards
 from colabstage.layouts.shards.webdataset_shard import PackedSample, ShardSamples, has_samples, scan_shard
 from colabstage.layouts.table import SampleTable
-from colabstage.trees.entries import file_names, files_where
+from colabstage.trees.entries import extension_of, file_names, files_ending_in
 from colabstage.trees.joined import JoinedTree
 from colabstage.trees.tar import TarTree
 
@@ -75,11 +75,12 @@ def _shard_openers(tree: Tree) -> list[Callable[[], Shard]]:
             raise _declined(tree)
         names = _unique([posixpath.basename(part.label) for part in own])
         return [_own_opener(name, part) for name, part in zip(names, own, strict=True)]
-    inside = files_where(tree.entries, lambda name: name.lower().endswith(_SHARDS))
+    files = files_ending_in(tree.entries, tuple(extension_of(shard) for shard in _SHARDS))
+    inside = files.where(lambda name: name.lower().endswith(_SHARDS))
     if not inside:
         msg = f"'{tree.label}' holds no tars."
         raise EmptySourceError(msg)
-    if any(map(is_image, file_names(tree.entries))):
+    if files_ending_in(tree.entries, IMAGE_EXTENSIONS):
         raise _declined(tree)
     return [_inner_opener(tree, entry) for entry in inside]
 

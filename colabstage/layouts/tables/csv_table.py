@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, NamedTuple
 from colabstage.errors import EmptySourceError, LayoutError
 from colabstage.layouts.fields import Images
 from colabstage.layouts.folders.class_folders import FileKind
-from colabstage.layouts.names import IMAGE_EXTENSIONS, SPLIT_NAMES, is_image, listed
+from colabstage.layouts.names import IMAGE_EXTENSIONS, SPLIT_NAMES, listed
 from colabstage.layouts.sources import TreeFiles
 from colabstage.layouts.table import SampleTable
-from colabstage.layouts.tables.columns import is_table, read_rows
+from colabstage.layouts.tables.columns import TABLE_EXTENSIONS, read_rows
 from colabstage.layouts.tables.label_columns import find_roles, make_targets
 from colabstage.layouts.tables.lookup import FileLookup
-from colabstage.trees.entries import files_where
+from colabstage.trees.entries import files_ending_in
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -76,7 +76,7 @@ def read_table(tree: Tree, *, labels: Sequence[str] | None = None) -> SampleTabl
         EmptySourceError: there are no images.
         LayoutError: no table has a column of paths to images, or its labels cannot be told.
     """
-    found = find_file_table(tree, FileKind(NAME, "images", IMAGE_EXTENSIONS, is_image), labels=labels)
+    found = find_file_table(tree, FileKind(NAME, "images", IMAGE_EXTENSIONS), labels=labels)
     return SampleTable(
         layout=NAME,
         keys=found.keys,
@@ -95,8 +95,8 @@ def find_file_table(tree: Tree, kind: FileKind, *, labels: Sequence[str] | None)
     Raises:
         As `read_table`.
     """
-    files = files_where(tree.entries, kind.fits)
-    tables = list(files_where(tree.entries, is_table))
+    files = files_ending_in(tree.entries, kind.extensions)
+    tables = list(files_ending_in(tree.entries, TABLE_EXTENSIONS))
     if not files or not tables:
         msg = f"'{tree.label}' holds no {kind.noun if not files else 'tables (.csv, .tsv, .parquet)'}."
         raise EmptySourceError(msg) if not files else LayoutError(msg)
