@@ -26,7 +26,7 @@ _SPLIT_ORDER = {split: order for order, split in enumerate(dict.fromkeys(SPLIT_N
 
 @dataclass(frozen=True, slots=True)
 class FileKind:
-    """What the samples are. `layout`: the layout's name; `noun`: what several are called; `extensions` of their files."""
+    """What samples are: `layout` is the layout's name, `noun` what several are called, `extensions` those of files."""
 
     layout: str
     noun: str
