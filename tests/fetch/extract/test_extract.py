@@ -123,23 +123,24 @@ def test_every_file_is_there_as_it_was(tmp_path: Path, kind: str, count: int) ->
     assert sorted(path.name for path in tmp_path.iterdir()) == [".out.colabstage.json", "data", "out"]
 
 
+def _stamp(path: Path) -> tuple[int, int, int]:
+    """Which file it is, and when it was last changed; reading it changes neither."""
+    facts = path.stat()
+    return facts.st_ino, facts.st_mtime_ns, facts.st_ctime_ns
+
+
 def test_the_same_archive_again_is_not_extracted_again(tmp_path: Path) -> None:
     """Also when it is called by another name; the files stay the very ones."""
     archive = write_zip(tmp_path / "a.zip", many_files(50))
     extract_archive(archive, tmp_path / "out", progress=False)
-    before = (tmp_path / "out/train/1/00001.bin").stat()
+    before = _stamp(tmp_path / "out/train/1/00001.bin")
     again = extract_archive(archive, tmp_path / "out", progress=False)
     os.link(archive, tmp_path / "b.zip")
     other = extract_archive(tmp_path / "b.zip", tmp_path / "out", progress=False)
     assert (again.reused, other.reused) == (True, True)
     assert (again.members, again.bytes_per_second) == (50, 0.0)
     assert "already" in str(again)
-    after = (tmp_path / "out/train/1/00001.bin").stat()
-    assert (after.st_ino, after.st_mtime_ns, after.st_ctime_ns) == (
-        before.st_ino,
-        before.st_mtime_ns,
-        before.st_ctime_ns,
-    )
+    assert _stamp(tmp_path / "out/train/1/00001.bin") == before
 
 
 def test_an_archive_that_changed_is_extracted_anew(tmp_path: Path) -> None:
