@@ -302,11 +302,14 @@ def test_leftovers_of_the_dead_go_and_of_the_living_stay(
     living = Packer(many, out, encoding="pixels")
     living.run_until(100)
     [workspace] = leftovers(out.parent)
+    living.process.send_signal(signal.SIGSTOP)  # lest it ends first where the machine is busy
     report = pack_dataset(many, out, encoding="pixels", progress=False)
-    assert report.resumed == 0
-    assert out.read_bytes() == expected
-    assert leftovers(out.parent) == [workspace]
+    left, packed = leftovers(out.parent), out.read_bytes()
+    living.process.send_signal(signal.SIGCONT)
     assert living.end() == 0, living.errors
+    assert report.resumed == 0
+    assert packed == expected
+    assert left == [workspace]
     _check(out, expected, leftovers)
 
 
