@@ -66,7 +66,7 @@ class JoinedReader:
             PackFormatError: a file's samples are not like those of the others; the message names the difference.
             DamagedPackError: the files are shards of different sets.
             SplitNotFoundError: none has the split.
-            Everything else that `SplitReader` raises.
+            ColabstageError: whatever else `SplitReader` raises.
         """
         infos = [read_info(path) for path in paths]
         _check_one_set(infos)
