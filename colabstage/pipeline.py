@@ -29,6 +29,8 @@ _LOOK_S = 0.25
 # memory does not fill up to the budget for nothing. Readers go on when half of them are used, not after each: waking
 # a thread costs as much as reading a small file.
 _AHEAD_PER_WORKER = 32
+# The first read of a folder may wait for the disk, and says nothing of those after it.
+_FIRST_READS = 8
 # A reader can be stuck in a dead mount for ever, so the end waits for all of them together only so long. A worker
 # decodes and writes to a local disk: it does end, and what it writes to should not be closed under it.
 _READERS_END_S = 5.0
@@ -131,6 +133,7 @@ class _Run(Generic[T]):
         self._reader_threads: list[threading.Thread] = []
         self._now_reading: set[threading.Thread] = set()
         self.reading_workers: set[threading.Thread] = set()
+        self._reads = 0
         self.readers = 0
         self.mean_read_s = 0.0
 
@@ -209,8 +212,8 @@ class _Run(Generic[T]):
             if self._stopping:
                 return None
             self._note_read(seconds)
-            # The others may now have to wait for a core, never for this one.
-            if self._is_slow() and self._taken < len(self._items) and self.readers < self._limits.max_readers:
+            # From then on readers read ahead, and workers only use.
+            if self._reads >= _FIRST_READS and self._would_help():
                 self._spawn_reader()
         return item, data
 
@@ -257,15 +260,16 @@ class _Run(Generic[T]):
 
     def _note_read(self, seconds: float) -> None:
         self._last_sign = time.monotonic()
-        self.mean_read_s += (0.1 if self.mean_read_s else 1.0) * (seconds - self.mean_read_s)
-
-    def _is_slow(self) -> bool:
-        return self.mean_read_s > self._limits.slow_read_s
+        self._reads += 1
+        self.mean_read_s += max(0.1, 1 / self._reads) * (seconds - self.mean_read_s)
 
     def _wants_reader(self) -> bool:
-        starved = self._idle_workers > 0 and not self._ready
-        more = self._taken < len(self._items) and self.readers < self._limits.max_readers
-        return starved and more and self._is_slow()
+        return self._idle_workers > 0 and not self._ready and self._would_help()
+
+    def _would_help(self) -> bool:
+        """Whether one more reader would: reads are slow, there is something left to read, and room for it."""
+        left = self._taken < len(self._items) and self.readers < self._limits.max_readers
+        return left and self.mean_read_s > self._limits.slow_read_s
 
     def _work(self) -> None:
         while (ready := self._next_ready()) is not None:

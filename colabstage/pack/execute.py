@@ -62,8 +62,10 @@ if TYPE_CHECKING:
     from colabstage.progress import Cancellation, Progress
     from colabstage.trees.tree import Tree
 
-# A read that takes longer than a local disk's.
+# A read that takes longer than a local disk's; and one that takes longer than from memory, which counts where nothing is
+# done with what was read.
 _SLOW_READ_S = 0.001
+_COLD_READ_S = 0.0002
 # Whose manifest is the one of the file that was moved to its place last.
 _PUBLISHED = "published"
 
@@ -398,5 +400,5 @@ def pipeline_limits(tree: Tree | None, *, slow: bool, decodes: bool = True) -> P
         readers=SLOW_READERS if slow else 0,
         max_readers=SLOW_READERS,
         workers=cores if slow or decodes else 1,
-        slow_read_s=_SLOW_READ_S,
+        slow_read_s=_SLOW_READ_S if slow or decodes else _COLD_READ_S,
     )
