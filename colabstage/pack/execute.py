@@ -62,8 +62,8 @@ if TYPE_CHECKING:
     from colabstage.progress import Cancellation, Progress
     from colabstage.trees.tree import Tree
 
-# A read that takes longer than a local disk's; and one that takes longer than from memory, which counts where nothing is
-# done with what was read.
+# A read that takes longer than a local disk's; and longer than one from memory, which counts where nothing is done with
+# what was read.
 _SLOW_READ_S = 0.001
 _COLD_READ_S = 0.0002
 # Whose manifest is the one of the file that was moved to its place last.
