@@ -301,6 +301,8 @@ class _Run(Generic[T]):
         if item is not None:
             self._now_reading.add(threading.current_thread())
             self.reading_workers.add(threading.current_thread())
+            # As in `_take`: there may be room for one more.
+            self._data.notify()
         return item
 
     def _finish(self, item: int) -> None:
