@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import posixpath
-from typing import TYPE_CHECKING
+import re
+from typing import TYPE_CHECKING, NamedTuple
 
 from colabstage.trees.messages import count_by
 
@@ -26,7 +28,17 @@ SPLIT_NAMES = {
     "test": "test",
     "testing": "test",
 }
+# What people write beside the split: training_set, seg_train, train_images, test1.
+_BESIDE_SPLITS = frozenset({"set", "seg", "image", "images", "img", "imgs", "data", "dataset", "folder", "photos"})
+_WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 _NAMES_SHOWN = 8
+
+
+class SplitName(NamedTuple):
+    """A folder's or table's name as a split: `split` as it is stored, "" for none; `rest`: the words of no split."""
+
+    split: str
+    rest: tuple[str, ...]
 
 
 def is_image(name: str) -> bool:
@@ -43,3 +55,35 @@ def listed(names: list[str]) -> str:
     """Write the first few of some names."""
     shown = ", ".join(f"'{name}'" for name in names[:_NAMES_SHOWN])
     return shown if len(names) <= _NAMES_SHOWN else f"{shown} and {len(names) - _NAMES_SHOWN:,} more"
+
+
+@functools.lru_cache(maxsize=4096)
+def split_name(name: str) -> SplitName:
+    """Read the split out of a name, however it is written; the rest tells names of one dataset from others.
+
+    >>> split_name("rps-test-set"), split_name("rps")
+    (SplitName(split='test', rest=('rps',)), SplitName(split='', rest=('rps',)))
+    >>> split_name("train2017")
+    SplitName(split='train', rest=())
+    """
+    words = [word.lower() for word in _WORDS.findall(name)]
+    splits = {SPLIT_NAMES[word] for word in words if word in SPLIT_NAMES}
+    rest = tuple(word for word in words if word not in SPLIT_NAMES and word not in _BESIDE_SPLITS)
+    return SplitName(splits.pop() if len(splits) == 1 else "", rest)
+
+
+def is_split_folder(name: str) -> bool:
+    """Whether a folder is called after a split and nothing else: train, Training_set, val2017, test_images."""
+    found = split_name(name)
+    return bool(found.split) and not found.rest
+
+
+def split_of_path(name: str) -> str:
+    """The split that the folders of a file name, the outermost first; "" for none."""
+    return next((split_name(folder).split for folder in name.split("/")[:-1] if is_split_folder(folder)), "")
+
+
+def same_split(one: str, other: str) -> bool:
+    """Whether two names of splits mean the same part of a dataset: val, valid, validation and dev do."""
+    held_out = {"val", "valid", "validation", "dev"}
+    return one == other or {one, other} <= held_out

@@ -10,15 +10,17 @@ import numpy as np
 
 from colabstage.errors import LayoutError
 from colabstage.layouts.boxes.image_boxes import Column, LabelledImage, detection_table, split_of_folders, split_of_word
+from colabstage.layouts.lookup import FileLookup
 from colabstage.layouts.names import IMAGE_EXTENSIONS, listed
 from colabstage.layouts.table import ClaimedTreeError
 from colabstage.retry import RetryPolicy, read_with_retry
 from colabstage.trees.entries import files_ending_in
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from colabstage.layouts.table import SampleTable
+    from colabstage.trees.entries import FileEntries
     from colabstage.trees.tree import FileEntry, Tree
 
 # More JSON files than this are one for each image: another tool's.
@@ -66,11 +68,10 @@ def read_coco(tree: Tree) -> SampleTable:
         raise LayoutError(msg)
     names = _category_names(found)
     numbers = {key: number for number, key in enumerate(sorted(names, key=_sortable))}
-    lookup = _ImageFinder(images)
     samples: list[LabelledImage] = []
     notes: list[str] = []
     for file in found:
-        placed, missing = _place_images(file, lookup)
+        placed, missing = _place_images(file, images)
         if missing:
             notes.append(f"{missing:,} images that '{file.entry.name}' names are not there and were left out.")
         rows = _rows(file, numbers)
@@ -146,37 +147,15 @@ def _sortable(key: Any) -> tuple[bool, Any]:
     return (isinstance(key, str), key)
 
 
-class _ImageFinder:
-    """The image file that an annotation's `file_name` means: by the end of its path, nearest to the file itself."""
-
-    def __init__(self, images: Iterable[FileEntry]) -> None:
-        self._by_base: dict[str, list[FileEntry]] = {}
-        for image in images:
-            self._by_base.setdefault(posixpath.basename(image.name), []).append(image)
-
-    def find(self, written: str, file: _CocoFile) -> FileEntry | None:
-        parts = [part for part in written.replace("\\", "/").split("/") if part not in ("", ".")]
-        there = self._by_base.get(parts[-1], []) if parts else []
-        # An absolute path of another machine has folders that are not here.
-        ends = next((e for i in range(len(parts)) if (e := [x for x in there if _ends(x.name, parts[i:])])), [])
-        folder = posixpath.dirname(file.entry.name)
-        near = [image for image in ends if folder and posixpath.dirname(image.name).startswith(folder)]
-        same = [image for image in ends if file.split and split_of_folders(image.name) == file.split]
-        return next((found[0] for found in (ends, near, same) if len(found) == 1), None)
-
-
-def _ends(name: str, parts: Sequence[str]) -> bool:
-    return f"/{name}".endswith("/" + "/".join(parts))
-
-
-def _place_images(file: _CocoFile, lookup: _ImageFinder) -> tuple[list[tuple[Any, FileEntry]], int]:
+def _place_images(file: _CocoFile, images: FileEntries) -> tuple[list[tuple[Any, FileEntry]], int]:
+    lookup = FileLookup(images, posixpath.dirname(file.entry.name))
     placed = []
     first = ""
     for image in file.images:
         if not isinstance(image, dict) or "id" not in image or not isinstance(image.get("file_name"), str):
             msg = f"'{file.entry.name}' has an image without id or file_name: {str(image)[:80]}."
             raise ClaimedTreeError(msg)
-        found = lookup.find(image["file_name"], file)
+        found = lookup.find(image["file_name"], split=file.split)
         if found is not None:
             placed.append((image["id"], found))
         else:

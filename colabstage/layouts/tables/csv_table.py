@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, NamedTuple
 from colabstage.errors import EmptySourceError, LayoutError
 from colabstage.layouts.fields import Images
 from colabstage.layouts.folders.class_folders import FileKind
+from colabstage.layouts.lookup import FileLookup
 from colabstage.layouts.names import IMAGE_EXTENSIONS, SPLIT_NAMES, listed
 from colabstage.layouts.sources import TreeFiles
 from colabstage.layouts.table import SampleTable
 from colabstage.layouts.tables.columns import TABLE_EXTENSIONS, read_rows
 from colabstage.layouts.tables.label_columns import find_roles, make_targets
-from colabstage.layouts.tables.lookup import FileLookup
 from colabstage.trees.entries import files_ending_in
 
 if TYPE_CHECKING:
