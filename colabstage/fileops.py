@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from colabstage.errors import TargetNotWritableError
+from colabstage.redaction import show_command
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -397,7 +398,7 @@ def lock_holder(path: Path) -> str:
         lines = Path("/proc/locks").read_text(encoding="ascii").splitlines()
         # proc_locks(5): number, FLOCK, ADVISORY, WRITE, process, place, start, end; a second field "->" is a waiter.
         pids = [fields[4] for fields in map(str.split, lines) if fields[5:6] == [place] and fields[1] != "->"]
-        command = Path(f"/proc/{pids[0]}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+        command = show_command(Path(f"/proc/{pids[0]}/cmdline").read_bytes().decode(errors="replace").split("\0"))
     except (OSError, IndexError):
         return "another process"
     return f"process {pids[0]} ({command[:80]})"

@@ -18,8 +18,8 @@ from urllib.parse import SplitResult, parse_qsl, unquote, urlencode, urlsplit, u
 from colabstage.errors import OptionError
 from colabstage.fetch.kaggle.dataset import parse_kaggle
 from colabstage.fetch.shared.address import parse_share_link
-from colabstage.fetch.web.public_url import public_url
 from colabstage.machine.drive import DEFAULT_MOUNTPOINT, drive_root, normalise_drive_path
+from colabstage.redaction import show_address
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -46,16 +46,14 @@ _DRIVE_FOLDERS = {
     "Shared drives": "Shareddrives",
 }
 # What signs a request rather than names its object: of Amazon and Google (by prefix), of CloudFront, the older forms
-# of both and Alibaba (with `Signature`), of Azure (with `sig`); and what people are let in by.
+# of both and Alibaba (with `Signature`), of Azure (with `sig`). Of these it is documented that the object does not
+# depend on them. Nothing else is left out of a key, whatever it is called: a `token` may name what one is let in to.
 _SIGNING_PREFIXES = ("x-amz-", "x-goog-")
 _WITH_SIGNATURE = frozenset(
     {"signature", "expires", "policy", "key-pair-id", "awsaccesskeyid", "googleaccessid", "ossaccesskeyid"}
 )
 _WITH_SIG = frozenset(
     "sv ss srt sp se st spr sig sr sip si skoid sktid skt ske sks skv saoid suoid scid ses sdd".split()  # noqa: SIM905
-)
-_LETTING_IN = frozenset(
-    "token access_token auth_token api_key apikey api-key private_token job_token rlkey".split()  # noqa: SIM905
 )
 
 
@@ -162,7 +160,8 @@ def _parse_text(source: str | os.PathLike[str]) -> SingleSource:
         msg = f"source={source!r} names nothing; expected {_EXPECTED}."
         raise OptionError(msg)
     if not isinstance(source, str) and _COLLAPSED.match(text):
-        msg = f"source={source!r} is an address inside a path object, which has lost a slash. Pass it as text."
+        scheme_only = text.partition(":")[0]
+        msg = f"source is an address ({scheme_only}:…) inside a path object, which has lost a slash. Pass it as text."
         raise OptionError(msg)
     scheme = _SCHEME.match(text)
     if scheme is None:
@@ -220,7 +219,7 @@ def local_address(path: Path) -> str:
 def _path_of_file_url(text: str) -> str:
     parts = urlsplit(text)
     if parts.netloc not in ("", "localhost"):
-        msg = f"{text!r} names the machine '{parts.netloc}'; expected a file of this one: file:///folder/name."
+        msg = f"'{show_address(text)}' names another machine; expected a file of this one: file:///folder/name."
         raise OptionError(msg)
     return unquote(parts.path)
 
@@ -228,15 +227,14 @@ def _path_of_file_url(text: str) -> str:
 def _web(text: str) -> WebSource:
     parts = _split(text)
     if not parts.hostname:
-        msg = f"{text!r} names no server; expected https://server/path."
+        msg = f"'{show_address(text)}' names no server; expected https://server/path."
         raise OptionError(msg)
     host = parts.hostname if parts.port in (None, 80, 443) else f"{parts.hostname}:{parts.port}"
     bare = urlunsplit((parts.scheme.lower(), host, parts.path or "/", "", ""))
-    rest = _lasting_query(parts.query)
-    # Nobody can tell which of the rest is a secret: what distinguishes two addresses is kept, not what they say.
-    address = f"{bare}?{hashlib.sha256(rest.encode()).hexdigest()[:12]}" if rest else bare
+    shown = show_address(bare)
+    address = _keyed(shown, bare if shown != bare else "", _lasting_query(parts.query))
     return WebSource(
-        address, readable_name(unquote(PurePosixPath(parts.path).name) or parts.hostname), public_url(text), text
+        address, readable_name(unquote(PurePosixPath(parts.path).name) or parts.hostname), show_address(text), text
     )
 
 
@@ -244,17 +242,27 @@ def _split(text: str) -> SplitResult:
     try:
         parts = urlsplit(text)
         _ = parts.port  # judged only when it is asked for
-    except ValueError as error:
-        msg = f"The address {text.partition('?')[0]!r} cannot be read ({error}); expected https://server/path."
+    except ValueError:
+        # The parser's own words quote the address, and with it the password.
+        msg = (
+            f"The address '{show_address(text)}' cannot be read; expected https://server/path. In a user or password "
+            "write the characters @ : / ? # [ ] as %40 %3A %2F %3F %23 %5B %5D, and a port as a number up to 65535."
+        )
         raise OptionError(msg) from None
     return parts
 
 
+def _keyed(shown: str, *rest: str) -> str:
+    """Return the address that keys know: what may be shown, and a digest of what else distinguishes it."""
+    hidden = "\n".join(filter(None, rest))
+    return f"{shown}?{hashlib.sha256(hidden.encode(errors='surrogateescape')).hexdigest()[:12]}" if hidden else shown
+
+
 def _lasting_query(query: str) -> str:
-    """What is left of a query without signatures and tokens, which differ from one day to the next."""
+    """Return what is left of a query without signatures, which differ from one day to the next."""
     pairs = parse_qsl(query, keep_blank_values=True)
     names = {name.lower() for name, _ in pairs}
-    passing = set(_LETTING_IN)
+    passing: frozenset[str] = frozenset()
     if "signature" in names:
         passing |= _WITH_SIGNATURE
     if "sig" in names and names & {"se", "sp", "sv"}:
@@ -269,20 +277,22 @@ def _lasting_query(query: str) -> str:
 
 
 def _object(text: str, scheme: str) -> ObjectSource:
+    label = show_address(text)
     if "::" in text or scheme in _CACHING:
-        msg = f"{text.partition('?')[0]!r} goes through another file system; give the address of the data itself."
+        msg = f"'{label}' goes through another file system; give the address of the data itself."
         raise OptionError(msg)
     _check_known(scheme)
-    head, _, place = text.partition("://")
-    public = f"{head.lower()}://{_without_password(place)}".rstrip("/")
-    name = PurePosixPath(urlsplit(public).path).name or urlsplit(public).netloc.rpartition("@")[2]
-    return ObjectSource(public, readable_name(name), public, text)
-
-
-def _without_password(place: str) -> str:
-    server, slash, path = place.partition("/")
-    user, at, host = server.rpartition("@")
-    return f"{user.partition(':')[0]}{at}{host}{slash}{path}"
+    shown, query = label.rstrip("/"), ""
+    if "=" in label.partition("?")[2]:  # without a value it is a key with a question mark in it
+        shown = label.partition("?")[0]
+        query = text.partition("?")[2]
+    place = shown.partition("://")[2].rstrip("/")
+    written = text.partition("://")[2]
+    login = not written.startswith(place)
+    # Who asks decides what a server shows: a home folder, a bucket's view. A password does not.
+    user = re.split("[:@/]", written)[0] if login else ""
+    address = _keyed(f"{scheme}://{place}", user and f"user {user}", _lasting_query(query))
+    return ObjectSource(address, readable_name(PurePosixPath(place).name or place), label.rstrip("/"), text)
 
 
 def _check_known(scheme: str) -> None:

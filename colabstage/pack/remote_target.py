@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from colabstage.errors import OptionError, SourceError, TargetExistsError
-from colabstage.fetch.objects.errors import public_address
 from colabstage.fetch.objects.writing import WritableStore
 from colabstage.fileops import adopt_orphan, disown, remove_any, sweep_orphans, temp_beside
 from colabstage.h5.manifest import manifest_path, read_manifest
@@ -24,6 +23,7 @@ from colabstage.h5.parts import PartName, shard_path, shard_pattern
 from colabstage.pack.dispatch import run_tasks
 from colabstage.pack.samples import MixedImagesError
 from colabstage.pack.shards import WANTED, ShardResult, check_share, set_report, write_shard, write_shard_of
+from colabstage.redaction import show_address
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
@@ -60,16 +60,14 @@ class RemoteTarget:
             return None
         protocol, mark, rest = text.partition("://")
         if not mark or protocol.lower() in {"http", "https"} or not rest.rpartition("/")[2]:
-            msg = (
-                f"out='{public_address(text)}' cannot be written to; expected a path, or text as 's3://bucket/set.h5'."
-            )
+            msg = f"out='{show_address(text)}' cannot be written to; expected a path, or text as 's3://bucket/set.h5'."
             raise OptionError(msg)
         return cls(text)
 
     @property
     def label(self) -> str:
         """The address for messages, without secrets."""
-        return public_address(self.url)
+        return show_address(self.url)
 
     @property
     def scratch(self) -> Path:

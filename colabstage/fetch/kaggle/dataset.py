@@ -35,6 +35,7 @@ from colabstage.errors import (
 from colabstage.fetch.remote import PassingError
 from colabstage.fileops import adopt_orphan, disk_use, disown, make_folder, remove_any, temp_beside
 from colabstage.machine.platforms import detect_platform, system_root
+from colabstage.redaction import hide_secrets, show_address
 from colabstage.retry import RetryPolicy
 
 if TYPE_CHECKING:
@@ -115,7 +116,8 @@ def parse_kaggle(text: str) -> KaggleDataset | None:
         match = _HANDLE.fullmatch(path)
     if match is None:
         msg = (
-            f"'{cleaned}' is no dataset on Kaggle. Expected kaggle://owner/dataset, kaggle://owner/dataset/versions/N "
+            f"'{show_address(cleaned)}' is no dataset on Kaggle. Expected kaggle://owner/dataset, "
+            "kaggle://owner/dataset/versions/N "
             "or https://www.kaggle.com/datasets/owner/dataset. Download a competition's or a model's files with "
             "kagglehub itself and stage their folder."
         )
@@ -346,10 +348,10 @@ def _run_worker(
     try:
         answer: dict[str, Any] = json.loads(output)
     except ValueError:
-        last = scrub("\n".join(log.read_text("utf-8", "replace").splitlines()[-3:]), environ)
+        last = hide_secrets("\n".join(log.read_text("utf-8", "replace").splitlines()[-3:]), credentials_in(environ))
         return {"kinds": [], "message": f"its process ended with status {process.returncode}: {last}"}
     if "message" in answer:
-        answer["message"] = scrub(answer["message"], environ)
+        answer["message"] = hide_secrets(answer["message"], credentials_in(environ))
     return answer
 
 
@@ -396,13 +398,10 @@ def judge_failure(dataset: KaggleDataset, answer: Mapping[str, Any]) -> Colabsta
     return SourceReadError(f"kagglehub could not bring '{dataset.label}': {message}.")
 
 
-def scrub(text: str, environ: Mapping[str, str]) -> str:
-    """`text` without the credentials in `environ` and without signatures in addresses."""
-    for name in ("KAGGLE_KEY", "KAGGLE_API_TOKEN", "KAGGLE_USER_SECRETS_TOKEN", "KAGGLE_DATA_PROXY_TOKEN"):
-        secret = environ.get(name)
-        if secret:
-            text = text.replace(secret, "…")
-    return re.sub(r"\?[^\s'\")]+", "?…", text)
+def credentials_in(environ: Mapping[str, str]) -> list[str]:
+    """Return the credentials in an environment; they must not appear in what kagglehub says."""
+    names = ("KAGGLE_KEY", "KAGGLE_API_TOKEN", "KAGGLE_USER_SECRETS_TOKEN", "KAGGLE_DATA_PROXY_TOKEN")
+    return [environ[name] for name in names if environ.get(name)]
 
 
 def _credentials() -> dict[str, str]:

@@ -10,28 +10,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from colabstage.errors import SourceAccessError, SourceError, SourceNotFoundError, SourceReadError
 from colabstage.fetch.remote import PassingError
+from colabstage.redaction import hide_secrets
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
 Judgement = Literal["missing", "access", "passing", "other"]
-
-# In these, what stands before the "@" is a part of the address (a container, a repository), not a login.
-_PUBLIC_USERINFO = frozenset({"abfs", "abfss", "az", "github", "hf"})
-# A password may hold a slash that should have been written %2F; then no port follows the first colon.
-_LOGIN = re.compile(r"\A(?:[^/@]*@|[^/@:]*:(?!\d{1,5}(?:/|\Z))[^@]*@)")
-_LOGIN_IN_TEXT = re.compile(r"\b((?!(?:abfss?|az|github|hf)://)[A-Za-z][\w+.-]*://)[^/\s@'\"]+@")
-_SECRET_NAME = (
-    r"x-amz-[\w-]+|x-goog-[\w-]+|awsaccesskeyid|googleaccessid|[\w-]*signature|sig|sas(?:_token)?|[\w-]*token|"
-    r"(?:[\w-]*_)?key|[\w-]*secret|[\w-]*passw(?:or)?d|pwd|[\w-]*credentials?|api[_-]?key|accountkey"
-)
-_PARAMETER = re.compile(rf"[?&](?:{_SECRET_NAME})=[^&\s'\"]*", re.IGNORECASE)
-_PARAMETER_IN_TEXT = re.compile(rf"\b({_SECRET_NAME})=[^&;\s'\"]+", re.IGNORECASE)
-_HEADER_IN_TEXT = re.compile(
-    r"\b(authorization|bearer|basic)\b(\s*[:=]?\s*)(?:(?:bearer|basic)\s+)?\S{8,}", re.IGNORECASE
-)
-_SECRET_OPTION = re.compile(_SECRET_NAME + r"|connection_string|username|account_name", re.IGNORECASE)
-_REASON_CHARACTERS = 300
 
 _PASSING_ERRNOS = frozenset(
     {
@@ -100,45 +84,6 @@ _LOGINS = {
 }
 
 
-def public_address(url: str) -> str:
-    """An address as it may be shown: without user, password, token and signature.
-
-    >>> public_address("ftp://ann:secret@host/data.zip")
-    'ftp://host/data.zip'
-    >>> public_address("s3://bucket/data.zip?versionId=3&X-Amz-Signature=ab12")
-    's3://bucket/data.zip?versionId=3'
-    """
-    scheme, mark, rest = url.partition("://")
-    if mark and scheme.lower() not in _PUBLIC_USERINFO:
-        rest = _LOGIN.sub("", rest)
-    shown = _PARAMETER.sub("", scheme + mark + rest)
-    path, _, query = shown.partition("&")
-    return f"{path}?{query}" if query and "?" not in path else shown
-
-
-def clean_text(text: str, secrets: Sequence[str] = ()) -> str:
-    """Somebody else's message on one line, without what `public_address` leaves out and without `secrets`."""
-    for secret in sorted(secrets, key=len, reverse=True):
-        text = text.replace(secret, "***")
-    text = _LOGIN_IN_TEXT.sub(r"\1", text)
-    text = _PARAMETER_IN_TEXT.sub(r"\1=***", text)
-    text = _HEADER_IN_TEXT.sub(r"\1\2***", text)
-    line = " ".join(text.split())
-    return line if len(line) <= _REASON_CHARACTERS else f"{line[:_REASON_CHARACTERS]}…"
-
-
-def secrets_in(options: Mapping[str, Any]) -> tuple[str, ...]:
-    """The values in a file system's options that must never be shown."""
-    found: list[str] = []
-    for name, value in options.items():
-        if isinstance(value, dict):
-            found += secrets_in(value)
-        # A shorter one would blot out half of every message and is no secret worth the name.
-        elif isinstance(value, str) and len(value) >= 4 and _SECRET_OPTION.fullmatch(name):
-            found.append(value)
-    return tuple(found)
-
-
 def translate_error(error: BaseException, protocol: str, label: str, secrets: Sequence[str] = ()) -> SourceError:
     """The typed error for what a file system of fsspec raised. Raise it `from None`: the original may show secrets.
 
@@ -150,7 +95,7 @@ def translate_error(error: BaseException, protocol: str, label: str, secrets: Se
     """
     if isinstance(error, SourceError):
         return error
-    reason = clean_text(str(error), secrets) or type(error).__name__
+    reason = hide_secrets(str(error), secrets) or type(error).__name__
     judgement = judge_error(error)
     if judgement == "missing":
         return SourceNotFoundError(f"There is nothing at '{label}' ({reason}).")

@@ -30,8 +30,9 @@ from colabstage.fetch.objects.dialects import (
     SftpDialect,
     call_within,
 )
-from colabstage.fetch.objects.errors import public_address, secrets_in, translate_error
+from colabstage.fetch.objects.errors import translate_error
 from colabstage.fetch.remote import PassingError
+from colabstage.redaction import secrets_in, show_address
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -125,7 +126,7 @@ class ObjectStore:
             OptionError: fsspec does not know the protocol, or the address goes through one of its caches.
             MissingDependencyError: the protocol's package is not installed.
         """
-        self.label = public_address(url)
+        self.label = show_address(url)
         self.protocol = _protocol(url, self.label)
         self._class = _load(self.protocol, self.label)
         given = {**_from_environment(self._class), **dict(storage_options or {})}

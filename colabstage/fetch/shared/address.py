@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from colabstage.errors import OptionError
+from colabstage.redaction import show_address
 
 _HOSTS = frozenset({"drive.google.com", "docs.google.com", "drive.usercontent.google.com", "www.drive.google.com"})
 _ID = r"[-\w]{10,}"
@@ -75,8 +76,8 @@ def parse_share_link(text: str, *, bare_id: bool = False) -> ShareLink | None:
     kind, found = _kind_and_id(path, parts.fragment, query)
     if not found:
         msg = (
-            f"'{text.strip()}' leads to Google Drive, but not to one file or folder. Open it there, choose Share and "
-            "Copy link; for your own Drive, mount it and give the path."
+            f"'{show_address(text)}' leads to Google Drive, but not to one file or folder. Open it there, choose "
+            "Share and Copy link; for your own Drive, mount it and give the path."
         )
         raise OptionError(msg)
     return ShareLink(kind, found, query.get("resourcekey", ""))
@@ -85,7 +86,10 @@ def parse_share_link(text: str, *, bare_id: bool = False) -> ShareLink | None:
 def _own_form(text: str) -> ShareLink:
     match = re.fullmatch(rf"gdrive://(?:(files?|folders?)/)?({_ID})/?(?:\?resourcekey=([-\w]+))?", text)
     if match is None:
-        msg = f"'{text}' is no link to Google Drive. Write gdrive://ID, or gdrive://folders/ID for a folder."
+        msg = (
+            f"'{show_address(text)}' is no link to Google Drive. Write gdrive://ID, or gdrive://folders/ID for a "
+            "folder."
+        )
         raise OptionError(msg)
     kind: Literal["file", "folder", "unknown"] = "unknown"
     if match[1]:
@@ -125,7 +129,7 @@ def _kind_and_id(path: str, fragment: str, query: dict[str, str]) -> tuple[Liter
 def _refuse_document(text: str, path: str) -> None:
     native = _NATIVE.match(path)
     if native:
-        raise document_error(text.partition("?")[0], native[1])
+        raise document_error(show_address(text).partition("?")[0], native[1])
 
 
 def document_error(label: str, kind: str) -> OptionError:

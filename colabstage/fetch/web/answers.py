@@ -21,7 +21,7 @@ from urllib.parse import unquote, urlsplit
 from colabstage.errors import OptionError, SourceAccessError, SourceError, SourceNotFoundError, SourceReadError
 from colabstage.fetch.checksum import Checksum, parse_checksum
 from colabstage.fetch.remote import PassingError
-from colabstage.fetch.web.public_url import is_signed_url
+from colabstage.redaction import is_signed_address
 from colabstage.trees.contents import is_html
 
 if TYPE_CHECKING:
@@ -161,7 +161,7 @@ def _access_remedy(status: int, url: str, text: str) -> str:
         return "The proxy wants a login: put it into the variable HTTPS_PROXY, as http://user:password@host:port."
     if status == 451:
         return "It is withheld for legal reasons, perhaps only in this machine's country."
-    if is_signed_url(url) or re.search(r"(?i)\bexpired\b", text):
+    if is_signed_address(url) or re.search(r"(?i)\bexpired\b", text):
         return "The link carries a signature or token, which has probably expired: get a fresh link."
     if status == 401:
         return (

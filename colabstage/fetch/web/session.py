@@ -11,7 +11,7 @@ from urllib.parse import unquote, urlsplit
 
 from colabstage.errors import ColabstageError, OptionError, SourceError, SourceReadError
 from colabstage.fetch.remote import PassingError
-from colabstage.fetch.web.public_url import public_url
+from colabstage.redaction import show_address
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,7 +35,7 @@ class HttpSession:
     """
 
     def __init__(self, url: str, timeout_s: float) -> None:
-        self.label = public_url(url)
+        self.label = show_address(url)
         self.url, self._login = _without_login(url, self.label)
         self._target = self.url
         self._timeouts = (min(timeout_s, _CONNECT_TIMEOUT_S), timeout_s)
@@ -203,7 +203,7 @@ def _new_session(label: str) -> requests.Session:
                 return target
             resp.close()
             msg = (
-                f"'{label}' redirects from https to '{public_url(target)}', where anybody on the way could exchange "
+                f"'{label}' redirects from https to '{show_address(target)}', where anybody on the way could exchange "
                 "the data. If you trust the way, pass that address yourself."
             )
             raise SourceReadError(msg)

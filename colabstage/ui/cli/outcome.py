@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import typer
 
 from colabstage.errors import ColabstageError, OptionError
+from colabstage.redaction import hide_secrets
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -59,7 +60,7 @@ def exit_codes(*, debug: bool, kept: str = GOES_ON) -> Iterator[None]:
         raise
     except Exception as error:  # noqa: BLE001 - a defect is shown like any failure, with the way to see more
         hint = "" if debug else " Run it again with --debug to see where; it is a defect worth reporting."
-        _end(f"Unexpected {type(error).__name__}: {error}.{hint}", FAILED, debug)
+        _end(f"Unexpected {type(error).__name__}: {hide_secrets(str(error))}.{hint}", FAILED, debug)
 
 
 def fail(reason: str) -> NoReturn:

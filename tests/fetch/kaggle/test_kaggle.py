@@ -23,9 +23,17 @@ from colabstage.errors import (
     TargetExistsError,
 )
 from colabstage.fetch.kaggle import dataset as kaggle
-from colabstage.fetch.kaggle.dataset import KaggleDataset, KaggleFiles, judge_failure, open_kaggle, parse_kaggle, scrub
+from colabstage.fetch.kaggle.dataset import (
+    KaggleDataset,
+    KaggleFiles,
+    credentials_in,
+    judge_failure,
+    open_kaggle,
+    parse_kaggle,
+)
 from colabstage.fetch.remote import PassingError
 from colabstage.progress import Cancellation, NullProgress
+from colabstage.redaction import hide_secrets
 from colabstage.retry import RetryPolicy
 from colabstage.simulate.kaggle_service import HostedDataset, KaggleService, zip_archive
 
@@ -396,4 +404,5 @@ def test_a_full_disk_and_a_lost_connection_are_told_apart() -> None:
 def test_messages_carry_no_credentials() -> None:
     """Tokens and signed addresses are cut out of what kagglehub says."""
     text = "Max retries with url: /a.zip?X-Goog-Signature=abc (key s3cr3t)"
-    assert scrub(text, {"KAGGLE_KEY": "s3cr3t"}) == "Max retries with url: /a.zip?… (key …)"
+    cleaned = hide_secrets(text, credentials_in({"KAGGLE_KEY": "s3cr3t"}))
+    assert cleaned == "Max retries with url: /a.zip?X-Goog-Signature=… (key …)"

@@ -11,71 +11,8 @@ from typing import Any
 import pytest
 
 from colabstage.errors import SourceAccessError, SourceNotFoundError, SourceReadError
-from colabstage.fetch.objects.errors import (
-    clean_text,
-    judge_error,
-    public_address,
-    secrets_in,
-    translate_error,
-    wait_asked,
-)
+from colabstage.fetch.objects.errors import judge_error, translate_error, wait_asked
 from colabstage.fetch.remote import PassingError
-
-
-@pytest.mark.parametrize(
-    ("url", "shown"),
-    [
-        ("s3://bucket/a key with ?.zip", "s3://bucket/a key with ?.zip"),
-        ("s3://bucket/x?versionId=3", "s3://bucket/x?versionId=3"),
-        ("s3://bucket/x?X-Amz-Signature=ab&versionId=3&X-Amz-Security-Token=cd", "s3://bucket/x?versionId=3"),
-        ("https://host/x?a=1&sig=abc%3D", "https://host/x?a=1"),
-        ("https://host/x?access_token=abc", "https://host/x"),
-        ("ftp://ann:s3cret@host:21/a@b.zip", "ftp://host:21/a@b.zip"),
-        ("ftp://host:21/a@b.zip", "ftp://host:21/a@b.zip"),
-        ("sftp://ann@host/x", "sftp://host/x"),
-        ("sftp://ann:pa/ss@host/x", "sftp://host/x"),
-        ("abfs://container@account.dfs.core.windows.net/x", "abfs://container@account.dfs.core.windows.net/x"),
-        ("github://org:repo@main/data", "github://org:repo@main/data"),
-        ("hf://datasets/a/b@v1/x.zip", "hf://datasets/a/b@v1/x.zip"),
-    ],
-)
-def test_an_address_is_shown_without_its_secrets(url: str, shown: str) -> None:
-    """What finds the object stays, what opens it goes."""
-    assert public_address(url) == shown
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "GET https://host/x?X-Amz-Credential=S3CRET&X-Amz-Signature=S3CRET failed",
-        "cannot reach ftp://ann:S3CRET@host/x",
-        "url: /c/b?sv=2020&sig=S3CRET",
-        "header Authorization: Bearer S3CRETS3CRET",
-        "AccountKey=S3CRET;EndpointSuffix=core.windows.net",
-        "Login with my-own-S3CRET refused",
-    ],
-)
-def test_a_message_is_cleaned(text: str) -> None:
-    """Whatever a backend writes into its message, a secret does not come through, and the rest does."""
-    cleaned = clean_text(text, ("my-own-S3CRET",))
-    assert "S3CRET" not in cleaned
-    assert cleaned[:3] == text[:3]
-
-
-def test_a_long_message_is_cut_to_one_line() -> None:
-    """A page of XML is no reason."""
-    assert clean_text("a\n  b\tc") == "a b c"
-    assert len(clean_text("x" * 5000)) < 400
-
-
-def test_secrets_are_found_in_options_at_any_depth() -> None:
-    """Logins are, places and numbers are not."""
-    options = {
-        "key": "AKIA1234",
-        "client_kwargs": {"aws_secret_access_key": "abcdef", "region_name": "eu-1"},
-        "port": 21,
-    }
-    assert set(secrets_in(options)) == {"AKIA1234", "abcdef"}
 
 
 class NoCredentialsError(Exception):

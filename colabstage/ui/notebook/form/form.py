@@ -11,6 +11,7 @@ from colabstage.page import COLOURS, STYLE
 from colabstage.progress import Cancellation
 from colabstage.progress.board import Board
 from colabstage.progress.drawing import panel_html
+from colabstage.redaction import hide_secrets
 from colabstage.ui.notebook.form.fields import make_fields
 from colabstage.ui.notebook.form.line import changed, python_of
 from colabstage.ui.notebook.form.work import Worker
@@ -288,7 +289,9 @@ def _line_html(words: str, *, muted: bool = False, colour: str = "") -> str:
 
 
 def _error_html(error: Exception) -> str:
-    words = str(error) if isinstance(error, ColabstageError) else f"{error} (form.error has all of it)"
+    words = (
+        str(error) if isinstance(error, ColabstageError) else f"{hide_secrets(str(error))} (form.error has all of it)"
+    )
     return (
         f"{STYLE}<div class='cs-report cs-error'><b style='color:{COLOURS['fail']}'>{type(error).__name__}</b>: "
         f"{html.escape(words)}</div>"

@@ -1,0 +1,243 @@
+"""Hide passwords, tokens and signatures in everything that is shown: addresses, other people's messages, command lines.
+
+There is one rule for all of it, and it names what may be shown, not what may not: services invent new names for their
+keys faster than a list of them grows. Of an address, the server, the path and the *names* of parameters are shown, and
+the values of a few parameters that say which object is meant. Text that somebody else wrote cannot be judged that way;
+there every address follows the rule, and a value that stands beside a name that sounds like a secret goes.
+
+Floor 0, so that every message can ask.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+HIDDEN = "…"
+
+# Parameters whose values say which object, version or form is meant. Everything else is shown by its name only.
+_SHOWN_VALUES = frozenset(
+    "dl download export file filename files format generation id lang page path raw ref rev revision version "  # noqa: SIM905
+    "versionid".split()
+)
+# A value that looks like a key is hidden under any name: JSON web tokens, long hexadecimal numbers, long mixtures of
+# digits, small and capital letters.
+_LOOKS_SECRET = re.compile(
+    r"eyJ[\w-]{8,}.*|[0-9a-fA-F-]{32,}|(?=[^0-9]*[0-9])(?=[^a-z]*[a-z])(?=[^A-Z]*[A-Z])(?:[\w+/=-]|%[0-9A-Fa-f]{2}){20,}"
+)
+# Drive's ids are such mixtures and open nothing by themselves.
+_OBJECT_ID = re.compile(r"[\w-]{19,64}")
+
+# Names of values that let their bearer in, for text and options, where it cannot be said what may be shown.
+_SECRET_NAME = (
+    r"x-(?:amz|goog|oss|cos|bz|ms)-[\w-]+|aws_?access_?key_?id|google_?access_?id|oss_?access_?key_?id|key-pair-id"
+    r"|sig|jwt|rlkey|resourcekey|pwd|hmac|nonce|otp"
+    r"|[\w.-]*(?:signature|token|secret|passw(?:or)?d|passphrase|passcode|credentials?|session(?:[_-]?id)?|cookie|ticket"
+    r"|auth|api[_-]?key|access[_-]?key|account[_-]?key|private[_-]?key|connection[_-]?string)"
+    r"|[\w.-]*[_.-]key"
+)
+# Words of ordinary sentences as well, so that only `name=value` makes a secret of what follows.
+_WORDY_NAME = r"key|code|pass|pin|policy|sas|sid"
+# What else people log in with; who they are is nobody's business in a shared notebook either.
+_SECRET_OPTION = re.compile(rf"(?:{_SECRET_NAME}|{_WORDY_NAME}|user(?:name)?|account_name)", re.IGNORECASE)
+_SIGNATURE = re.compile(
+    r"(?i)x-(?:amz|goog|oss|cos|bz)-.*|.*signature|sig|.*token|key-pair-id|policy|expires|exp|se|hmac|rlkey|jwt"
+)
+
+# fsspec's chains, and not the colons of an address such as [::1].
+_CHAIN = re.compile(r"::(?=[A-Za-z][A-Za-z0-9+.-]*(?:://|::))")
+_SCHEME = re.compile(r"\s*([A-Za-z][A-Za-z0-9+.-]*)://")
+# In these, a part of the address stands before the "@": a container, an organisation and its repository.
+_PUBLIC_USERINFO = {
+    **dict.fromkeys(("abfs", "abfss", "az", "wasb", "wasbs"), re.compile(r"[^:@]*")),
+    **dict.fromkeys(("github", "gitlab"), re.compile(r"[^:@]*(?::[^:@]*)?")),
+}
+# Their "@" stands before a revision, behind a name; a colon before it is a login.
+_NO_SERVER = frozenset({"hf", "kaggle", "gdrive"})
+_PORT = re.compile(r"[^:]*(?::\d{1,5})?|\[[0-9A-Fa-f:.]+\](?::\d{1,5})?")
+_WEB = frozenset({"http", "https", "ws", "wss"})
+
+_URL_IN_TEXT = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s'\"<>`|]+")
+_LOGIN_IN_TEXT = re.compile(r"(?<![\w/@:])[\w.+-]+:[^\s/@'\"]+@(?=[\w.-])")
+_QUERY_IN_TEXT = re.compile(r"(?<=[\w/.])\?([^\s'\"<>`|?]*=[^\s'\"<>`|]*)")
+_PAIR_IN_TEXT = re.compile(
+    rf"(?<![\w-])((?:--?)?(?:(?:{_SECRET_NAME})['\"]?\s*[=:]\s*|(?:{_WORDY_NAME})=(?!\d{{1,5}}\b)))"
+    r"(?:'[^']*'|\"[^\"]*\"|[^\s&;,'\")]+)",
+    re.IGNORECASE,
+)
+_OPTION_IN_TEXT = re.compile(rf"(?<!\S)(--?(?:{_SECRET_NAME})\s+)\S+", re.IGNORECASE)
+_HEADER_IN_TEXT = re.compile(
+    r"\b((?:proxy-)?authorization\b['\"]?\s*[:=]?\s*['\"]?(?:(?:bearer|basic|digest|token)\s+)?|(?:bearer|basic)\s+)"
+    r"[^\s'\",]{6,}",
+    re.IGNORECASE,
+)
+_TOKEN_IN_TEXT = re.compile(r"\b(?:eyJ[\w-]{8,}\.[\w.-]+|hf_\w{8,}|gh[opsu]_\w{16,}|AKIA[0-9A-Z]{12,}|ya29\.[\w-]+)")
+_UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+_LONGEST_REASON = 300
+# What a script is called; nothing else among a command's first words is shown.
+_SCRIPT = re.compile(r"[\w.-]+\.(?:py|sh|pl|js|rb|jar)|colabstage|pytest|jupyter-\w+|ipython3?")
+_LOOKED_AT = 5
+
+
+def show_address(address: str) -> str:
+    """Return an address as it may be shown in messages, reports and records.
+
+    Users and passwords, fragments and the values of parameters are left out, except of those parameters that only say
+    which object is meant. Text without a scheme is a path and comes back as it is, less control characters. Of an
+    address that cannot be read only the scheme is left, because nobody can tell where its password ends.
+
+    >>> show_address("https://ann:pw@example.org/a.zip?id=7&X-Amz-Signature=0f3b")
+    'https://example.org/a.zip?id=7&X-Amz-Signature=…'
+    >>> show_address("ftp://ann:se/cret@host/data.zip")
+    'ftp://host/data.zip'
+    """
+    return "::".join(_show_one(part) for part in _CHAIN.split(_printable(address.strip())))
+
+
+def _show_one(address: str) -> str:
+    found = _SCHEME.match(address)
+    if found is None:
+        # Behind "::" or "@" something is left of an address that lost its scheme; a path has no user.
+        return f"{HIDDEN}{address[address.rindex('@') :]}" if re.match(r"[^/]*:[^/]*@", address) else address
+    scheme, rest = found[1], address[found.end() :]
+    place, query = _split_query(rest.partition("#")[0], web=scheme.lower() in _WEB)
+    shown = _show_place(scheme.lower(), place)
+    if shown is None:
+        return f"{scheme}://{HIDDEN}"
+    return f"{scheme}://{shown}{query and '?'}{_show_query(query)}"
+
+
+def _split_query(rest: str, *, web: bool) -> tuple[str, str]:
+    """Return the place and the query. Keys in buckets may hold a question mark, so there a query must have a value."""
+    place, mark, query = rest.partition("?")
+    return (place, query) if web or (mark and "=" in query) else (rest, "")
+
+
+def _show_place(scheme: str, place: str) -> str | None:
+    """Return server and path without a login; `None` where it cannot be told where a login ends."""
+    server, slash, path = place.partition("/")
+    user, at, host = server.rpartition("@")
+    if scheme in _WEB:
+        return f"{host}{slash}{_show_parameters(path)}" if _is_web_place(place) else None
+    if scheme in _PUBLIC_USERINFO:
+        if not _PUBLIC_USERINFO[scheme].fullmatch(user):
+            return None
+        # `az://container@account:KEY/…`: what follows the colon of an account is no port.
+        return place if _PORT.fullmatch(host) else f"{user}{at}{host.partition(':')[0]}:{HIDDEN}{slash}{path}"
+    if scheme in _NO_SERVER:
+        return re.sub(r"[^/@]*:[^@]*@", f"{HIDDEN}@", place)
+    if at or _PORT.fullmatch(server):
+        return f"{host}{slash}{path}"
+    # A password may hold a slash that should have been written %2F; then no port follows the first colon.
+    return path.partition("@")[2] or None
+
+
+def _is_web_place(place: str) -> bool:
+    try:
+        parts = urlsplit(f"https://{place}")
+        # Raises for a port that is no number, as an open bracket did.
+        return bool(parts.hostname) and (parts.port is None or parts.port >= 0)
+    except ValueError:
+        return False
+
+
+def _show_parameters(path: str) -> str:
+    """Return a path with the values of its `;name=value` parameters hidden."""
+    return re.sub(r";([^;/=]*)=[^;/]*", rf";\1={HIDDEN}", path)
+
+
+def _show_query(query: str) -> str:
+    return re.sub(r"[^&;]+", lambda pair: _show_pair(pair[0]), query)
+
+
+def _show_pair(pair: str) -> str:
+    name, equals, value = pair.partition("=")
+    if not equals:
+        return name if name.lower() in _SHOWN_VALUES or re.fullmatch(r"[a-z_-]{1,16}", name) else HIDDEN
+    if _LOOKS_SECRET.fullmatch(name):
+        return HIDDEN
+    known = name.lower() in _SHOWN_VALUES
+    harmless = not _LOOKS_SECRET.fullmatch(value) or (name.lower() == "id" and _OBJECT_ID.fullmatch(value))
+    return pair if not value or (known and harmless) else f"{name}={HIDDEN}"
+
+
+def is_signed_address(url: str) -> bool:
+    """Return whether an address carries a signature or token of its own, which may expire."""
+    names = (pair.partition("=")[0] for pair in re.split("[&;]", url.partition("#")[0].partition("?")[2]))
+    return any(_SIGNATURE.fullmatch(name) for name in names)
+
+
+def hide_secrets(text: str, secrets: Sequence[str] = ()) -> str:
+    """Return somebody else's message on one line of at most 300 characters, without secrets.
+
+    Args:
+        text: what another program or library says; addresses in it are shown as `show_address` shows them.
+        secrets: values that are known to be secret, hidden wherever they stand.
+    """
+    for secret in sorted(secrets, key=len, reverse=True):
+        text = text.replace(secret, HIDDEN)
+    text = " ".join(_printable(re.sub(r"\s+", " ", text)).split())
+    text = _URL_IN_TEXT.sub(_show_match, text)
+    text = _LOGIN_IN_TEXT.sub(f"{HIDDEN}@", text)
+    text = _QUERY_IN_TEXT.sub(lambda found: f"?{_show_query(found[1])}", text)
+    # Headers first: "Authorization: Bearer x" is a pair as well, whose value would seem to be "Bearer".
+    text = _HEADER_IN_TEXT.sub(rf"\1{HIDDEN}", text)
+    text = _PAIR_IN_TEXT.sub(_hide_pair, text)
+    text = _OPTION_IN_TEXT.sub(rf"\1{HIDDEN}", text)
+    text = _TOKEN_IN_TEXT.sub(HIDDEN, text)
+    return text if len(text) <= _LONGEST_REASON else f"{text[:_LONGEST_REASON]}…"
+
+
+def _show_match(found: re.Match[str]) -> str:
+    # What ends a sentence or closes a bracket is not the address's.
+    address = found[0].rstrip(".,:)]}")
+    return show_address(address) + found[0][len(address) :]
+
+
+def _hide_pair(found: re.Match[str]) -> str:
+    # "Authorization: Bearer …" is done already, and "key: …" of a sentence has nothing left to hide.
+    return found[0] if HIDDEN in found[0] else f"{found[1]}{HIDDEN}"
+
+
+def secrets_in(options: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the values in a file system's options, at any depth, that must never be shown."""
+    found: list[str] = []
+    for name, value in options.items():
+        if isinstance(value, dict):
+            found += secrets_in(value)
+        # A shorter one would blot out half of every message and is no secret worth the name.
+        elif isinstance(value, str) and len(value) >= 4 and _SECRET_OPTION.fullmatch(name):
+            found.append(value)
+    return tuple(found)
+
+
+def show_command(arguments: Sequence[str]) -> str:
+    """Return what another process runs, without its arguments, which may be passwords.
+
+    >>> show_command(["/usr/bin/python3", "-u", "train.py", "--token", "hunter2"])
+    'python3 train.py'
+    >>> show_command(["python", "-m", "ipykernel_launcher", "-f", "/root/kernel.json"])
+    'python -m ipykernel_launcher'
+    """
+    if not arguments or not arguments[0]:
+        return ""
+    program = arguments[0].rpartition("/")[2]
+    shown = program
+    for number, argument in enumerate(arguments[1:_LOOKED_AT], 1):
+        name = argument.rpartition("/")[2]
+        if argument == "-m" and number + 1 < len(arguments):
+            shown = f"{program} -m {arguments[number + 1]}"
+            break
+        if _SCRIPT.fullmatch(name):
+            shown = f"{program} {name}"
+            break
+    return _printable(shown)
+
+
+def _printable(text: str) -> str:
+    """Return text whose control characters are written out, so that a terminal does not obey them."""
+    return _UNPRINTABLE.sub(lambda found: ascii(found[0])[1:-1], text)
