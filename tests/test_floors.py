@@ -9,7 +9,9 @@ import pytest
 
 PACKAGE = Path(__file__).resolve().parent.parent / "colabstage"
 FLOORS = {
-    **dict.fromkeys(("errors", "progress", "units", "page", "redaction", "fileops", "retry", "pipeline"), 0),
+    **dict.fromkeys(
+        ("errors", "progress", "units", "page", "redaction", "ownership", "fileops", "retry", "pipeline"), 0
+    ),
     **dict.fromkeys(("machine", "trees", "images"), 1),
     **dict.fromkeys(("fetch", "layouts", "h5"), 2),
     **dict.fromkeys(("pack", "load"), 3),

@@ -6,7 +6,8 @@ import contextlib
 from typing import TYPE_CHECKING
 
 from colabstage.fetch.copy import typed_write_errors
-from colabstage.fileops import disown, find_orphans, read_json, remove_any, temp_beside, write_json
+from colabstage.fileops import read_json, write_json
+from colabstage.ownership import disown, find_orphans, remove_own, temp_beside
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,7 +31,7 @@ class Download:
         self._closed = False
         for orphan in find_orphans(lasting):
             if read_json(orphan / _STATE) != self._state:
-                remove_any(orphan)
+                remove_own(orphan)
                 continue
             # The rename is atomic, so of several that try, one succeeds.
             with contextlib.suppress(OSError):
@@ -60,9 +61,9 @@ class Download:
             with contextlib.suppress(OSError):
                 disown(self.folder)
                 return
-        remove_any(self.folder)
+        remove_own(self.folder)
 
     def discard(self) -> None:
         """Keep nothing. Calling it twice is fine."""
         self._closed = True
-        remove_any(self.folder)
+        remove_own(self.folder)

@@ -18,14 +18,8 @@ from colabstage.errors import CancelledError, DriveError, SourceError
 from colabstage.fetch.copy import typed_write_errors
 from colabstage.fetch.files import fetch_tree
 from colabstage.fetch.swap import swap_in
-from colabstage.fileops import (
-    disown,
-    find_orphans,
-    hash_ranges,
-    remove_any,
-    sweep_orphans,
-    temp_beside,
-)
+from colabstage.fileops import hash_ranges
+from colabstage.ownership import disown, find_orphans, remove_own, sweep_orphans, temp_beside
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -65,7 +59,7 @@ class FolderLedger:
         recorded = read_ledger(path, fingerprint) or {}
         with typed_write_errors(path):
             if not recorded:
-                remove_any(self._files)
+                remove_own(self._files)
             self._files.mkdir(exist_ok=True)
         with ThreadPoolExecutor(_HASH_THREADS, thread_name_prefix="colabstage-hash") as pool:
             found = zip(recorded, pool.map(self._hash, recorded), strict=True)
@@ -181,9 +175,9 @@ def fetch_folder(
         _leave(workspace)
         raise
     except BaseException:
-        remove_any(workspace)
+        remove_own(workspace)
         raise
-    remove_any(workspace)
+    remove_own(workspace)
     return FetchedFolder(len(tree.entries), sum(entry.size for entry in tree.entries), kept)
 
 
@@ -205,4 +199,4 @@ def _leave(workspace: Path) -> None:
     try:
         disown(workspace)
     except OSError:
-        remove_any(workspace)
+        remove_own(workspace)

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from colabstage.fetch.identity import SourceIdentity, identify_tree
 from colabstage.fetch.transfer.partial import BLOCK_BYTES
-from colabstage.fileops import block_ranges, current_world, hash_ranges, read_json, sweep_orphans, write_json
+from colabstage.fileops import block_ranges, hash_ranges, read_json, write_json
 from colabstage.machine.resources import usable_cores
+from colabstage.ownership import current_world, sweep_orphans
 from colabstage.trees.folder import FolderTree
 
 if TYPE_CHECKING:

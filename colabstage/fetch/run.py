@@ -30,10 +30,11 @@ from colabstage.fetch.several import OpenedParts
 from colabstage.fetch.sources import LocalSource, ManySource, absolute_path, drive_path_of, parse_source
 from colabstage.fetch.swap import swap_in
 from colabstage.fetch.transfer.file import fetch_file
-from colabstage.fileops import disk_use, find_orphans, make_folder
+from colabstage.fileops import disk_use, make_folder
 from colabstage.machine.drive import drive_root
 from colabstage.machine.remount import run_with_one_remount
 from colabstage.machine.resources import check_space, usable_cores
+from colabstage.ownership import find_orphans
 from colabstage.progress import Cancellation, Progress, cancellation_of, resolve_progress
 from colabstage.retry import RetryPolicy
 

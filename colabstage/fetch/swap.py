@@ -7,7 +7,7 @@ import errno
 import os
 from typing import TYPE_CHECKING
 
-from colabstage.fileops import remove_any, temp_beside
+from colabstage.ownership import remove_own, temp_beside
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,7 +25,7 @@ def swap_in(made: Path, target: Path) -> None:
         made.rename(target)
         return
     if _exchange(made, target):
-        remove_any(made)
+        remove_own(made)
         return
     old = temp_beside(target)
     target.rename(old)
@@ -34,7 +34,7 @@ def swap_in(made: Path, target: Path) -> None:
     except BaseException:
         old.rename(target)
         raise
-    remove_any(old)
+    remove_own(old)
 
 
 def _exchange(one: Path, other: Path) -> bool:

@@ -15,15 +15,7 @@ import numpy as np
 from colabstage.errors import CancelledError, ColabstageError, DecodeError, DriveError, LayoutError, SourceError
 from colabstage.fetch.copy import translate_write_error
 from colabstage.fetch.plan import SLOW_READERS
-from colabstage.fileops import (
-    adopt_orphan,
-    disk_use,
-    disown,
-    find_orphans,
-    remove_any,
-    sweep_orphans,
-    temp_beside,
-)
+from colabstage.fileops import disk_use
 from colabstage.h5.create import create_pack, reserved_offsets
 from colabstage.h5.manifest import (
     BLOCK_BYTES,
@@ -38,6 +30,7 @@ from colabstage.h5.names import FORMAT_VERSION, RESIZER_ATTRIBUTE, SHARD_SET_ATT
 from colabstage.layouts.fields import Boxes, Values
 from colabstage.machine.heap import release_freed_memory
 from colabstage.machine.resources import check_space, free_space, usable_cores
+from colabstage.ownership import adopt_orphan, disown, find_orphans, remove_own, sweep_orphans, temp_beside
 from colabstage.pack.content import pack_content
 from colabstage.pack.facts import SampleFacts
 from colabstage.pack.finish import OVERHEAD_BYTES, DecodedPack, finish_pack
@@ -180,9 +173,9 @@ class _PackRun:
             _leave(workspace)
             raise
         except BaseException:
-            remove_any(workspace)
+            remove_own(workspace)
             raise
-        remove_any(workspace)
+        remove_own(workspace)
         return report
 
     def _attributes(self) -> dict[str, Any]:
@@ -342,7 +335,7 @@ def _take_over(out: Path, workspace: Path) -> None:
     adopt_orphan(out, workspace)
     sweep_orphans(out.parent, name=out.name)
     if not workspace.is_dir():
-        remove_any(workspace)  # a copy that was to become `out`
+        remove_own(workspace)  # a copy that was to become `out`
         workspace.mkdir()
     _take_back(out, workspace)
     for leftover in (workspace / "final.h5", *workspace.glob("*.json")):
@@ -366,7 +359,7 @@ def _leave(workspace: Path) -> None:
     try:
         disown(workspace)
     except OSError:
-        remove_any(workspace)
+        remove_own(workspace)
 
 
 @contextmanager

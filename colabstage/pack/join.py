@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from colabstage.fetch.copy import TargetFile, translate_write_error
-from colabstage.fileops import adopt_orphan, block_ranges, disown, pread_exactly, remove_any, sweep_orphans, temp_beside
+from colabstage.fileops import block_ranges, pread_exactly
 from colabstage.h5.create import PackContent, ReservedDataset, create_pack
 from colabstage.h5.manifest import BLOCK_BYTES, Manifest, make_hashes, write_manifest
 from colabstage.h5.names import (
@@ -33,6 +33,7 @@ from colabstage.h5.names import (
     y_name,
 )
 from colabstage.machine.resources import check_space, usable_cores
+from colabstage.ownership import adopt_orphan, disown, remove_own, sweep_orphans, temp_beside
 from colabstage.pack.execute import place_pack
 from colabstage.pack.finish import OVERHEAD_BYTES
 from colabstage.pack.shards import ShardSet
@@ -106,7 +107,7 @@ def pack_by_executor(
     except BaseException:
         disown(workspace)
         raise
-    remove_any(workspace)
+    remove_own(workspace)
     seconds = time.monotonic() - began
     return replace(parts, path=out, files=(), nbytes=manifest.size, samples=manifest.samples, seconds=seconds)
 

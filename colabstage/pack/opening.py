@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from colabstage.fetch.plan import SLOW_READERS
-from colabstage.fileops import remove_any, sweep_orphans, temp_beside
 from colabstage.layouts.detect import detect_layout
 from colabstage.layouts.items import read_dataset
 from colabstage.layouts.tables.table_file import TableFile, is_table_file
 from colabstage.machine.mounts import is_slow_mount
+from colabstage.ownership import remove_own, sweep_orphans, temp_beside
 from colabstage.trees.open import open_tree
 
 if TYPE_CHECKING:
@@ -82,4 +82,4 @@ def _spool(target: Path) -> Iterator[Path]:
     try:
         yield folder
     finally:
-        remove_any(folder)
+        remove_own(folder)

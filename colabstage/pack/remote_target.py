@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 
 from colabstage.errors import OptionError, SourceError, TargetExistsError
 from colabstage.fetch.objects.writing import WritableStore
-from colabstage.fileops import adopt_orphan, disown, remove_any, sweep_orphans, temp_beside
 from colabstage.h5.manifest import manifest_path, read_manifest
 from colabstage.h5.parts import PartName, shard_path, shard_pattern
+from colabstage.ownership import adopt_orphan, disown, remove_own, sweep_orphans, temp_beside
 from colabstage.pack.dispatch import run_tasks
 from colabstage.pack.samples import MixedImagesError
 from colabstage.pack.shards import WANTED, ShardResult, check_share, set_report, write_shard, write_shard_of
@@ -171,7 +171,7 @@ def _write(task: RemoteTask, shelf: _Shelf, write: Callable[[ShardTask], ShardRe
     except BaseException:
         disown(workspace)
         raise
-    remove_any(workspace)
+    remove_own(workspace)
     return result
 
 

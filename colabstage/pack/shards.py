@@ -25,11 +25,12 @@ from colabstage.errors import (
     SourceChangedError,
     TargetExistsError,
 )
-from colabstage.fileops import adopt_orphan, disk_use, disown, make_folder, remove_any, sweep_orphans, temp_beside
+from colabstage.fileops import disk_use, make_folder
 from colabstage.h5.manifest import manifest_path, read_manifest
 from colabstage.h5.parts import shard_path, shard_pattern, shards_beside
 from colabstage.images.resample import can_torch_resize
 from colabstage.machine.resources import check_space, free_space
+from colabstage.ownership import adopt_orphan, disown, remove_own, sweep_orphans, temp_beside
 from colabstage.pack.dispatch import run_tasks
 from colabstage.pack.execute import ShardName, animation_notes, as_they_came, place_pack, run_pack, target_arrays
 from colabstage.pack.job import plan_job, seen_facts
@@ -335,13 +336,13 @@ class SetPlan:
                 manifest_path(other).unlink(missing_ok=True)
                 other.unlink(missing_ok=True)
         except (MixedImagesError, TargetExistsError):
-            remove_any(folder)
+            remove_own(folder)
             raise
         except BaseException:
             (folder / WANTED).unlink(missing_ok=True)
             disown(folder)
             raise
-        remove_any(folder)
+        remove_own(folder)
         files = [shard_path(target, number, self.count) for number in range(self.count)]
         nbytes = sum(file.stat().st_size for file in files)
         return set_report(

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Literal
 
 from colabstage.errors import CancelledError, ColabstageError, DriveError, SourceError
 from colabstage.fetch.copy import copy_blocks
-from colabstage.fileops import adopt_orphan, disk_use, disown, make_folder, remove_any, sweep_orphans, temp_beside
+from colabstage.fileops import disk_use, make_folder
 from colabstage.h5.manifest import Manifest, manifest_path, read_manifest, write_manifest
 from colabstage.machine.drive import drive_root, find_drive
 from colabstage.machine.platforms import detect_platform
 from colabstage.machine.resources import check_space
+from colabstage.ownership import adopt_orphan, disown, remove_own, sweep_orphans, temp_beside
 from colabstage.retry import RetryPolicy
 from colabstage.stage.publish import PREVIOUS_SUFFIX
 
@@ -132,7 +133,7 @@ def restore_pack(
         _leave(temp)
         raise
     except BaseException:
-        remove_any(temp)
+        remove_own(temp)
         raise
     write_manifest(target, cached.manifest)
     return size, kept
@@ -158,4 +159,4 @@ def _leave(temp: Path) -> None:
     try:
         disown(temp)
     except OSError:
-        remove_any(temp)
+        remove_own(temp)

@@ -6,8 +6,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from colabstage.fetch.folder import fetch_folder
-from colabstage.fileops import remove_any, sweep_orphans, temp_beside
 from colabstage.machine.resources import check_space, free_space
+from colabstage.ownership import remove_own, sweep_orphans, temp_beside
 from colabstage.pack.execute import pipeline_limits, run_pack, space_for
 from colabstage.pack.job import prepare_pack
 from colabstage.pack.join import pack_by_executor
@@ -100,7 +100,7 @@ def _spool(request: StageRequest) -> Iterator[Path]:
     try:
         yield folder
     finally:
-        remove_any(folder)
+        remove_own(folder)
 
 
 def _fetch_files(

@@ -12,8 +12,9 @@ from colabstage.errors import ChecksumMismatchError
 from colabstage.fetch.download import Download
 from colabstage.fetch.transfer.arriving import ArrivingFile
 from colabstage.fetch.transfer.file import fetch_file
-from colabstage.fileops import disk_use, find_orphans, sweep_orphans
+from colabstage.fileops import disk_use
 from colabstage.machine.resources import check_space
+from colabstage.ownership import find_orphans, sweep_orphans
 from colabstage.retry import RetryPolicy
 from colabstage.trees.archive_bytes import LocalBytes
 from colabstage.trees.open import open_archive, recognise_archive

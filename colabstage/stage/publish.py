@@ -11,7 +11,6 @@ next run goes on with the blocks that are right already.
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,25 +25,18 @@ from colabstage.errors import (
     TargetExistsError,
 )
 from colabstage.fetch.copy import copy_blocks, translate_write_error
-from colabstage.fileops import (
-    adopt_orphan,
-    block_ranges,
-    disk_use,
-    hash_ranges,
-    make_folder,
-    read_json,
-    remove_any,
-    sweep_orphans,
-    temp_beside,
-)
+from colabstage.fileops import block_ranges, disk_use, hash_ranges, make_folder, read_json
 from colabstage.h5.manifest import BLOCK_BYTES, Manifest, make_hashes, manifest_path, read_manifest, write_manifest
 from colabstage.machine.drive import drive_root
 from colabstage.machine.resources import check_space, usable_cores
+from colabstage.ownership import adopt_orphan, remove_own, remove_vouched, sweep_orphans, temp_beside
 from colabstage.progress import cancellation_of, resolve_progress
 from colabstage.retry import RetryPolicy, read_with_retry
 from colabstage.units import format_bytes, format_duration, format_rate
 
 if TYPE_CHECKING:
+    import os
+
     from colabstage.progress import Cancellation, Progress, ProgressStep
 
 PREVIOUS_SUFFIX = ".previous"
@@ -232,7 +224,7 @@ def _copy(
         _replace(temp, target)
     except BaseException as error:
         with contextlib.suppress(OSError):
-            discard_file(temp)
+            remove_own(temp, empty=True)
         if isinstance(error, (DamagedPackError, SourceReadError)):
             _check_unchanged(source, state)
         raise
@@ -282,7 +274,7 @@ def _replace(temp: Path, target: Path) -> None:
 def _sweep(target: Path) -> None:
     """Remove what dead runs left of a file, its manifest, or that of the version before it."""
     for file in (target, manifest_path(target), manifest_path(previous_path(target))):
-        sweep_orphans(target.parent, name=file.name, remove=discard_file)
+        sweep_orphans(target.parent, name=file.name, empty=True)
 
 
 def _describe(file: Path) -> Manifest:
@@ -291,11 +283,6 @@ def _describe(file: Path) -> Manifest:
 
 
 def discard_file(path: Path) -> None:
-    """Remove a file; emptied first, because Drive's trash counts against the account by size."""
+    """Remove a file with its manifest; emptied first, because Drive's trash counts against the account by size."""
+    remove_vouched(path, lambda _: True, empty=True)
     manifest_path(path).unlink(missing_ok=True)
-    if path.is_dir():
-        remove_any(path)
-        return
-    with contextlib.suppress(OSError):  # an account that is full may refuse even this
-        os.truncate(path, 0)
-    path.unlink(missing_ok=True)

@@ -7,13 +7,15 @@ in, on this machine a folder whose record has it. Everything else, whatever its 
 from __future__ import annotations
 
 import contextlib
+import shutil
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from colabstage.errors import ColabstageError, OptionError
-from colabstage.fileops import disk_use, local_lock, read_json, remove_any, sweep_orphans
+from colabstage.fileops import disk_use, local_lock, read_json
 from colabstage.h5.manifest import manifest_path, read_manifest
+from colabstage.ownership import sweep_orphans
 from colabstage.stage.cache import find_cache_dir
 from colabstage.stage.publish import PREVIOUS_SUFFIX, discard_file, previous_path
 from colabstage.stage.request import read_cache_dir, read_local_dir
@@ -245,7 +247,10 @@ def _purge_here(one: StoredDataset) -> str | None:
         # Without its record nothing in the folder counts any more, whatever happens now.
         (one.path / _RECORD).unlink(missing_ok=True)
         for part in (one.path / f"{one.name}.h5", one.path / f"{one.name}.h5.json", one.path / "files"):
-            remove_any(part)
+            if part.is_dir():
+                shutil.rmtree(part, ignore_errors=True)
+            else:
+                part.unlink(missing_ok=True)
         sweep_orphans(one.path)
         left = sorted(path.name for path in one.path.iterdir())
         if left:
@@ -258,7 +263,7 @@ def _purge_here(one: StoredDataset) -> str | None:
 def _purge_cached(one: StoredDataset) -> str | None:
     discard_file(one.path)
     manifest_path(one.path).unlink(missing_ok=True)
-    sweep_orphans(one.path.parent, name=f"{one.name}.h5", remove=discard_file)
+    sweep_orphans(one.path.parent, name=f"{one.name}.h5", empty=True)
     return None
 
 
@@ -270,4 +275,4 @@ def sweep_leftovers(
     removed = sweep_orphans(base)
     for folder in sorted(base.glob("*/")):
         removed += sweep_orphans(folder)
-    return removed if cache is None else [*removed, *sweep_orphans(cache, remove=discard_file)]
+    return removed if cache is None else [*removed, *sweep_orphans(cache, empty=True)]

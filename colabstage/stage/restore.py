@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING
 
 from colabstage.errors import DamagedPackError, SourceNotFoundError, TargetExistsError
 from colabstage.fetch.copy import copy_blocks
-from colabstage.fileops import atomic_path, make_folder, sweep_orphans
+from colabstage.fileops import make_folder
 from colabstage.h5.manifest import damaged_blocks, manifest_path, read_manifest
 from colabstage.machine.drive import drive_root
 from colabstage.machine.resources import check_space, usable_cores
+from colabstage.ownership import atomic_path, sweep_orphans
 from colabstage.progress import cancellation_of, resolve_progress
 from colabstage.retry import RetryPolicy
 from colabstage.stage.publish import previous_path

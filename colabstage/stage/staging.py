@@ -14,10 +14,11 @@ from colabstage.fetch.identity import SourceIdentity, is_same
 from colabstage.fetch.look import look_quickly
 from colabstage.fetch.opening import SLOW_LISTERS, comes_whole
 from colabstage.fetch.sources import ManySource
-from colabstage.fileops import make_folder, sweep_orphans
+from colabstage.fileops import make_folder
 from colabstage.h5.info import read_info
 from colabstage.h5.manifest import read_manifest
 from colabstage.machine.resources import free_space
+from colabstage.ownership import sweep_orphans
 from colabstage.pack.execute import space_for
 from colabstage.pack.job import prepare_pack
 from colabstage.progress import NullProgress, Progress, cancellation_of

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 from isal import isal_zlib
 
 from colabstage.errors import CorruptArchiveError, UnsafeArchiveError
-from colabstage.fileops import block_ranges, make_folder, pread_exactly, remove_any, temp_beside
+from colabstage.fileops import block_ranges, make_folder, pread_exactly
+from colabstage.ownership import remove_own, temp_beside
 from colabstage.trees.archive_bytes import LocalBytes, owners_bytes
 from colabstage.trees.contents import HEAD_BYTES, foreign_kind
 from colabstage.trees.foreign_tools import Listed, Reader, find_reader
@@ -75,7 +76,7 @@ class ForeignTree:
                 reader = find_reader(kind, path, source.label, handle)
                 self._files = self._unpack(reader, limits)
         except BaseException:
-            remove_any(self._folder)
+            remove_own(self._folder)
             raise
         self._entries = tuple(
             FileEntry(name, listed.size, self._mtime_ns(name), number, listed.executable)
@@ -157,7 +158,7 @@ class ForeignTree:
 
     def close(self) -> None:
         """Close the source and remove what was unpacked. Calling it twice is fine."""
-        remove_any(self._folder)
+        remove_own(self._folder)
         self._source.close()
 
     def __enter__(self) -> Self:

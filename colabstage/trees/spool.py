@@ -6,7 +6,8 @@ import errno
 from typing import TYPE_CHECKING
 
 from colabstage.errors import NotEnoughSpaceError
-from colabstage.fileops import make_folder, temp_beside
+from colabstage.fileops import make_folder
+from colabstage.ownership import temp_beside
 from colabstage.trees.archive_bytes import OwnBytes
 from colabstage.trees.decompress import ReadAhead, open_stream
 from colabstage.trees.names import ArchiveLimits, check_limits

@@ -28,8 +28,8 @@ from colabstage.errors import (
     TargetNotWritableError,
     UnsafeArchiveError,
 )
-from colabstage.fileops import disown, temp_beside
 from colabstage.h5.manifest import manifest_path, read_manifest
+from colabstage.ownership import disown, temp_beside
 from colabstage.progress import NullProgress, ProgressStep
 from colabstage.stage.run import plan_stage, stage_dataset
 

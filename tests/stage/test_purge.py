@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from colabstage.errors import OptionError
-from colabstage.fileops import disown, local_lock, temp_beside
+from colabstage.fileops import local_lock
 from colabstage.h5.manifest import manifest_path
+from colabstage.ownership import disown, temp_beside
 from colabstage.stage.publish import publish_file
 from colabstage.stage.purge import list_datasets, purge_datasets, select_datasets, sweep_leftovers
 from colabstage.stage.run import stage_dataset

@@ -25,7 +25,7 @@ from colabstage.errors import (
     OptionError,
     SourceReadError,
 )
-from colabstage.fileops import make_folder, remove_any, sweep_orphans, temp_beside
+from colabstage.fileops import make_folder
 from colabstage.images.decode import decode_image
 from colabstage.images.options import ImageOptions
 from colabstage.layouts.fields import Images
@@ -34,6 +34,7 @@ from colabstage.load.reading.joined import open_reader
 from colabstage.machine.mounts import mount_of, probe_mount, slow_reason
 from colabstage.machine.platforms import detect_platform
 from colabstage.machine.resources import check_space, read_resources, usable_cores
+from colabstage.ownership import remove_own, sweep_orphans, temp_beside
 from colabstage.pack.opening import open_source
 from colabstage.pack.options import PackOptions
 from colabstage.pack.run import pack_dataset
@@ -155,7 +156,7 @@ def _temporary_folder(local: Path) -> Iterator[Path]:
     try:
         yield folder
     finally:
-        remove_any(folder)
+        remove_own(folder)
         with contextlib.suppress(OSError):  # somebody else has begun to use it
             for place in missing:
                 place.rmdir()

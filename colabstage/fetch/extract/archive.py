@@ -33,8 +33,9 @@ from colabstage.fetch.extract.run import Extraction, archive_ends, bytes_of, rel
 from colabstage.fetch.swap import swap_in
 from colabstage.fetch.transfer.arriving import ArrivingFile
 from colabstage.fetch.transfer.mounted import MountedFile
-from colabstage.fileops import adopt_orphan, disown, make_folder, remove_any, sweep_orphans, temp_beside
+from colabstage.fileops import make_folder
 from colabstage.machine.mounts import is_slow_mount
+from colabstage.ownership import adopt_orphan, disown, remove_own, sweep_orphans, temp_beside
 from colabstage.progress import cancellation_of, resolve_progress
 from colabstage.retry import RetryPolicy
 from colabstage.trees.archive_bytes import LentBytes, LocalBytes
@@ -279,7 +280,7 @@ def _spool(target: Path) -> Iterator[Path]:
     try:
         yield place
     finally:
-        remove_any(place)
+        remove_own(place)
 
 
 class _Work(NamedTuple):
@@ -312,9 +313,9 @@ def _extract(work: _Work, progress: Progress, cancellation: Cancellation, stall_
             disown(temp)
         raise
     except BaseException:
-        remove_any(temp)
+        remove_own(temp)
         raise
-    remove_any(temp)
+    remove_own(temp)
     return extraction.kept_members
 
 

@@ -10,7 +10,7 @@ import json
 import os
 from typing import TYPE_CHECKING, Self
 
-from colabstage.fileops import current_world
+from colabstage.ownership import current_world
 
 if TYPE_CHECKING:
     from pathlib import Path

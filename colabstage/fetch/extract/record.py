@@ -9,7 +9,8 @@ import os
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-from colabstage.fileops import hash_block, read_json, sweep_orphans, write_json
+from colabstage.fileops import hash_block, read_json, write_json
+from colabstage.ownership import sweep_orphans
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -12,7 +12,8 @@ from colabstage.fetch.extract.batches import Place, job_chunks, read_block, writ
 from colabstage.fetch.extract.crew import Crew, CrewNotStartedError
 from colabstage.fetch.extract.journal import ExtractJournal
 from colabstage.fetch.folders import make_folders
-from colabstage.fileops import hash_block, remove_any
+from colabstage.fileops import hash_block
+from colabstage.ownership import remove_own
 from colabstage.pipeline import PipelineLimits, run_pipeline
 from colabstage.retry import RetryPolicy, read_with_retry
 from colabstage.trees.archive_bytes import LocalBytes, OwnBytes, owners_bytes
@@ -79,7 +80,7 @@ class Extraction:
         except OSError as error:
             raise translate_write_error(error, self.tree_path) from error
         if not self._journal.finished:
-            remove_any(self.tree_path)
+            remove_own(self.tree_path)
             self.tree_path.mkdir()
         self._kept = {batch for batch in plan.batches if self._is_there(batch)}
         self._left = [batch for batch in plan.batches if batch not in self._kept]

@@ -33,8 +33,9 @@ from colabstage.errors import (
     TargetExistsError,
 )
 from colabstage.fetch.remote import PassingError
-from colabstage.fileops import adopt_orphan, disk_use, disown, make_folder, remove_any, temp_beside
+from colabstage.fileops import disk_use, make_folder
 from colabstage.machine.platforms import detect_platform, system_root
+from colabstage.ownership import adopt_orphan, disown, remove_own, temp_beside
 from colabstage.redaction import hide_secrets, show_address
 from colabstage.retry import RetryPolicy
 
@@ -253,9 +254,9 @@ def _owned_folder(lasting: Path) -> Iterator[Path]:
         if disk_use(work / "cache"):
             disown(work)
         else:
-            remove_any(work)
+            remove_own(work)
         raise
-    remove_any(work)
+    remove_own(work)
 
 
 class _Watch:

@@ -23,7 +23,8 @@ from colabstage.errors import (
 from colabstage.fetch.remote import PassingError
 from colabstage.fetch.shared.pages import OWN_COPY, WebAnswer, judge_answer
 from colabstage.fetch.shared.service import CONNECT_TIMEOUT_S, READ_TIMEOUT_S, short_reason, wait_or_cancel
-from colabstage.fileops import read_json, remove_any, write_json
+from colabstage.fileops import read_json, write_json
+from colabstage.ownership import remove_own
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -154,8 +155,8 @@ def download_file(task: FileTask, run: GdownRun) -> None:
         return
     if known != current or not task.facts.version:
         # Without a version nobody can say that the rest would fit what is here.
-        remove_any(task.folder)
-        remove_any(task.target)
+        remove_own(task.folder)
+        remove_own(task.target)
     try:
         task.folder.mkdir(parents=True, exist_ok=True)
         write_json(task.folder / "facts.json", current)

@@ -31,7 +31,8 @@ from colabstage.fetch.shared.gdown_file import (
     require_gdown,
 )
 from colabstage.fetch.shared.service import IN_FLIGHT, DriveWeb, SharedFile
-from colabstage.fileops import adopt_orphan, disk_use, disown, hash_block, make_folder, remove_any, temp_beside
+from colabstage.fileops import disk_use, hash_block, make_folder
+from colabstage.ownership import adopt_orphan, disown, remove_own, temp_beside
 from colabstage.progress import Cancellation
 from colabstage.retry import RetryPolicy
 from colabstage.trees.names import check_collisions, clean_member_name
@@ -199,9 +200,9 @@ def _work_folder(folder: Path, link: ShareLink) -> Iterator[Path]:
         if _holds_bytes(work):
             disown(work)
         else:
-            remove_any(work)
+            remove_own(work)
         raise
-    remove_any(work)
+    remove_own(work)
 
 
 def _holds_bytes(work: Path) -> bool:

@@ -13,7 +13,8 @@ from colabstage.errors import ChecksumMismatchError, SourceChangedError, TargetE
 from colabstage.fetch.transfer.arriving import ArrivingFile
 from colabstage.fetch.transfer.partial import take_partial
 from colabstage.fetch.transfer.stream import Stream
-from colabstage.fileops import make_folder, sweep_orphans
+from colabstage.fileops import make_folder
+from colabstage.ownership import sweep_orphans
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -17,17 +17,8 @@ from typing import TYPE_CHECKING
 
 from colabstage.errors import SourceReadError
 from colabstage.fetch.copy import typed_write_errors
-from colabstage.fileops import (
-    block_ranges,
-    disown,
-    find_orphans,
-    hash_block,
-    hash_ranges,
-    pread_exactly,
-    pwrite_exactly,
-    remove_any,
-    temp_beside,
-)
+from colabstage.fileops import block_ranges, hash_block, hash_ranges, pread_exactly, pwrite_exactly
+from colabstage.ownership import disown, find_orphans, remove_own, temp_beside
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -131,7 +122,7 @@ class Partial:
     def remove(self) -> None:
         """Close, and remove everything. Calling it twice is fine."""
         self.close()
-        remove_any(self._folder)
+        remove_own(self._folder)
 
     def move_to(self, path: Path) -> None:
         """Close, and give the data another name, replacing what stands there; the rest goes.
@@ -144,7 +135,7 @@ class Partial:
             if self._facts.mtime_ns:
                 os.utime(self._path, ns=(self._facts.mtime_ns, self._facts.mtime_ns))
             self._path.replace(path)
-        remove_any(self._folder)
+        remove_own(self._folder)
 
     @contextlib.contextmanager
     def _using(self) -> Iterator[None]:
@@ -200,13 +191,13 @@ def take_partial(target: Path, facts: RemoteFacts) -> Partial:
             continue
         if recorded:
             return Partial(target, folder, facts, recorded)
-        remove_any(folder)
+        remove_own(folder)
     with typed_write_errors(target):
         folder.mkdir()
     try:
         return Partial(target, folder, facts, {})
     except BaseException:
-        remove_any(folder)
+        remove_own(folder)
         raise
 
 

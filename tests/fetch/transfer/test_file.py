@@ -24,7 +24,8 @@ from colabstage.errors import (
 )
 from colabstage.fetch.checksum import Checksum
 from colabstage.fetch.transfer.file import fetch_file
-from colabstage.fileops import block_ranges, hash_ranges, temp_beside
+from colabstage.fileops import block_ranges, hash_ranges
+from colabstage.ownership import temp_beside
 from colabstage.progress import Cancellation
 from colabstage.retry import RetryPolicy
 from tests.fetch import remotes

@@ -1,0 +1,589 @@
+"""Only what colabstage made, and only as it made it, is removed, emptied or replaced. Whatever does that asks here.
+
+What is ours is told by evidence:
+
+- **A temporary** says so in its name, with the process that owns it: `.colabstage-NAME.OWNER.N.tmp`. So whoever finds
+  one can tell a dead owner's leftovers (removed) from a living one's work (left alone). That does not depend on any
+  lock, because locks are a fiction on many file systems that notebooks use. Everything in such a folder is ours.
+- **What goes** is renamed first, to `….old`, so that nobody goes on with half of it. What makes room for its successor
+  where names cannot be exchanged is `….was` for that moment: with nothing in its place it is put back, never swept.
+- **A folder that was put in its place** has a deed beside it: size and time of everything in it, nothing left out. With
+  anything else in it, or anything in it changed, it is not ours to replace.
+- **A file** is vouched for by its caller, by a manifest or record of ours; never a link, which is somebody's way to
+  something else.
+
+The rule for making is: write beside, verify, rename.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import glob
+import hashlib
+import itertools
+import math
+import os
+import shutil
+import stat
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from colabstage.errors import TargetExistsError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+_MARK = ".colabstage-"
+_TEMP, _OLD, _WAS = ".tmp", ".old", ".was"
+_OWNED = (_TEMP, _OLD, _WAS)
+_DEED, _COMING = ".deed", ".coming"
+# What `fetch_files` and `extract_archive` leave beside what they made.
+_RECORDS = (".colabstage.json", ".colabstage.json.coming")
+_counter = itertools.count()
+# 255 less the mark, the owner's token, the number and the suffix at their longest.
+_MAX_NAME_BYTES = 160
+# How long a rename by a process that cannot be asked may take before its work counts as given up.
+_FOREIGN_RENAME_S = 60.0
+_NO_FSYNC = frozenset({errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EBADF, errno.EROFS})
+_AT_FDCWD = -100
+_RENAME_EXCHANGE = 2
+_DEED_HEAD = b"colabstage deed 1"
+# Names that an error tells; more are counted.
+_TOLD = 3
+
+
+def current_world() -> str:
+    """Eight hexadecimal digits that name what our process id is unique in: this boot of this container."""
+    facts = []
+    for path in ("/proc/sys/kernel/random/boot_id", "/proc/self/ns/pid"):
+        try:
+            facts.append(str(Path(path).readlink()) if path.endswith("pid") else Path(path).read_text(encoding="ascii"))
+        except OSError:
+            facts.append(path)
+    return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:8]
+
+
+def _started(pid: int) -> str:
+    """The kernel's start time of a process in clock ticks, empty when there is no such process."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+    fields = stat.rpartition(")")[2].split()  # from field 3 of proc(5) on, after the command's name
+    # What has ended but was not waited for (Z, X) owns nothing any more.
+    return "" if fields[0] in "ZX" else fields[19]
+
+
+def owner_token() -> str:
+    """Identify this process among all that ever ran here: world, process id, start time."""
+    pid = os.getpid()
+    return f"{current_world()}-{pid}-{_started(pid)}"
+
+
+def owner_is_alive(token: str) -> bool | None:
+    """Whether the process that made `token` still runs.
+
+    `None` when that cannot be judged from here: the token is another boot's or another container's, or was made
+    where the kernel does not tell when processes started.
+    """
+    world, _, rest = token.partition("-")
+    pid, _, started = rest.partition("-")
+    if not pid.isdigit() or not started or world != current_world():
+        return None
+    return _started(int(pid)) == started
+
+
+def _short(name: str) -> str:
+    """`name`, cut where the owner and the rest around it would exceed the 255 bytes that file systems take."""
+    whole = os.fsencode(name)
+    if len(whole) <= _MAX_NAME_BYTES:
+        return name
+    return f"{whole[: _MAX_NAME_BYTES - 9].decode(errors='ignore')}-{hashlib.sha256(whole).hexdigest()[:8]}"
+
+
+def _owned_name(path: Path, suffix: str) -> Path:
+    return path.with_name(f"{_MARK}{_short(path.name)}.{owner_token()}.{next(_counter)}{suffix}")
+
+
+def temp_beside(path: Path) -> Path:
+    """A fresh temporary name in `path`'s folder that says who owns it."""
+    return _owned_name(path, _TEMP)
+
+
+def is_our_name(name: str) -> bool:
+    """Whether a file or folder is one of colabstage's own beside somebody's data: a temporary, a record, a deed."""
+    return name.startswith(".") and (name.startswith(_MARK) or name.endswith(_RECORDS))
+
+
+def _name_and_owner(temp: Path) -> tuple[str, str] | None:
+    """What a temporary file stands in for, and its owner's token; `None` for any other file."""
+    base, suffix = os.path.splitext(temp.name)  # noqa: PTH122 - a name
+    if suffix not in _OWNED or not base.startswith(_MARK):
+        return None
+    parts = base.removeprefix(_MARK).rsplit(".", 2)
+    return (parts[0], parts[1]) if len(parts) == 3 else None
+
+
+def _check_own(path: Path) -> None:
+    """Refuse what is neither a temporary of ours nor in one: a mistake in colabstage, not in how it is used."""
+    if not any(_name_and_owner(place) for place in (path, *path.parents)):
+        msg = f"'{path}' is no temporary file of colabstage's, and not in one, so it is not removed or changed."
+        raise ValueError(msg)
+
+
+def disown(temp: Path) -> None:
+    """Leave a temporary file or folder of ours for whoever comes next, this process included.
+
+    Where that is not possible it is removed: nobody could tell that it is given up.
+    """
+    _check_own(temp)
+    base, _, number = temp.name.removesuffix(_TEMP).rpartition(".")
+    try:
+        # No process has the id 0, so the owner counts as dead.
+        temp.rename(temp.with_name(f"{base.rpartition('.')[0]}.{current_world()}-0-0.{number}{_TEMP}"))
+    except OSError:
+        remove_own(temp)
+
+
+def find_orphans(path: Path) -> list[Path]:
+    """What processes that died in this very boot and container left unfinished for `path`; others' is not certain."""
+    return [entry for entry, owner in _owned_beside(path, _TEMP) if owner_is_alive(owner) is False]
+
+
+def _owned_beside(path: Path, suffix: str) -> Iterator[tuple[Path, str]]:
+    """What has an owned name for `path`, with the owner."""
+    wanted = _short(path.name)
+    for entry in sorted(path.parent.glob(f"{_MARK}{glob.escape(wanted)}.*{suffix}")):
+        parts = _name_and_owner(entry)
+        if parts is not None and parts[0] == wanted:
+            yield entry, parts[1]
+
+
+def take_orphan(orphan: Path, temp: Path) -> bool:
+    """Rename what `find_orphans` found to `temp`, our own name; whether it was still there.
+
+    The rename is atomic, so of several that try, one succeeds.
+    """
+    _check_own(orphan)
+    try:
+        orphan.rename(temp)
+    except OSError:
+        return False
+    return True
+
+
+def adopt_orphan(path: Path, temp: Path) -> bool:
+    """Take over what a dead process left unfinished for `path`, under `temp`; whether there was anything."""
+    return any(take_orphan(orphan, temp) for orphan in find_orphans(path))
+
+
+def sweep_orphans(
+    folder: Path, *, name: str = "", prefix: str = "", foreign_age_s: float = 3600.0, empty: bool = False
+) -> list[Path]:
+    """Remove the temporary files and folders in `folder` whose owners are dead; return what was removed.
+
+    With `name`, only those that were to become a file or folder of that name; with `prefix`, of one that begins so.
+    `empty`: as for `remove_own`. What made room for a successor that never came is put back.
+
+    Leftovers of another boot or container, whose owner cannot be looked up, go once nothing has touched them for
+    `foreign_age_s` seconds.
+    """
+    removed: list[Path] = []
+    if not folder.is_dir():
+        return removed
+    for entry in list(folder.iterdir()):
+        found = _name_and_owner(entry)
+        if found is None or (name and found[0] != _short(name)) or not found[0].startswith(prefix):
+            continue
+        alive = owner_is_alive(found[1])
+        if alive or (alive is None and time.time() - _last_touched(entry) < foreign_age_s):
+            continue
+        target = folder / (name or found[0])
+        if entry.suffix == _WAS and (put_back(target) or not os.path.lexists(target)):
+            continue
+        remove_own(entry, empty=empty)  # another sweeper may be at it too
+        if not os.path.lexists(entry):
+            removed.append(entry)
+    return removed
+
+
+def put_back(target: Path) -> bool:
+    """Put back what made room for a successor that never came, because its maker died; whether there was anything."""
+    if os.path.lexists(target):
+        return False
+    for entry, owner in _owned_beside(target, _WAS):
+        alive = owner_is_alive(owner)
+        with contextlib.suppress(OSError):
+            if alive is False or (alive is None and time.time() - entry.lstat().st_ctime > _FOREIGN_RENAME_S):
+                entry.rename(target)
+                return True
+    return False
+
+
+def walk_parts(path: Path) -> Iterator[Path]:
+    """`path` itself, and all files and folders below it, while others may be making and removing some.
+
+    What goes meanwhile is left out or, when it went after it was seen, named all the same; `Path.rglob` would raise.
+    """
+    yield path
+    for folder, folders, files in os.walk(path):
+        for name in (*folders, *files):
+            yield Path(folder, name)
+
+
+def _last_touched(path: Path) -> float:
+    """When a file, or anything in a folder, was last written, in seconds since 1970; infinity when it just went."""
+    latest = -math.inf
+    for part in walk_parts(path):
+        try:
+            latest = max(latest, part.lstat().st_mtime)
+        except FileNotFoundError:
+            return math.inf
+    return latest
+
+
+def remove_own(path: Path, *, empty: bool = False) -> None:
+    """Remove a temporary of ours, or something in one, as far as it goes; nothing there is fine.
+
+    It never raises for what a disk answers, because it clears up after errors that must not be hidden; a later sweep
+    finds what stays. `empty`: empty a file first, for Google Drive, whose trash counts against the account; one that
+    has another name as well is somebody's copy, and only loses this one.
+
+    Raises:
+        ValueError: it is none of ours; a mistake in colabstage.
+    """
+    _check_own(path)
+    with contextlib.suppress(OSError):
+        found = path.lstat()
+        if not stat.S_ISDIR(found.st_mode):
+            if empty and stat.S_ISREG(found.st_mode) and found.st_nlink == 1:
+                with contextlib.suppress(OSError):  # an account that is full may refuse even this
+                    os.truncate(path, 0)
+            path.unlink()
+            return
+        if path.suffix == _TEMP and _name_and_owner(path):
+            # Half a folder must not be gone on with.
+            path = path.rename(path.with_suffix(_OLD))
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def cut_own(path: Path, size: int) -> None:
+    """Set the length in bytes of a file in a temporary of ours.
+
+    Raises:
+        ValueError: it is none of ours; a mistake in colabstage.
+    """
+    _check_own(path)
+    os.truncate(path, size)
+
+
+def begin_journal(path: Path, lines: Iterable[bytes]) -> int:
+    """Begin a journal in a temporary of ours anew; it replaces the one that is there when it is whole.
+
+    Returns:
+        Its handle, which appends.
+    """
+    _check_own(path)
+    fresh = path.with_name(f"{path.name}.new")
+    handle = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o644)
+    try:
+        for line in lines:
+            os.write(handle, line)
+        fresh.replace(path)
+    except BaseException:
+        os.close(handle)
+        raise
+    return handle
+
+
+def remove_vouched(path: Path, ours: Callable[[Path], bool], *, empty: bool = False) -> bool:
+    """Remove a file that `ours` vouches for; whether it is gone. A link, a folder, or anybody else's file stays.
+
+    `empty`: as for `remove_own`.
+    """
+    if not os.path.lexists(path):
+        return True
+    if path.is_symlink() or not path.is_file() or not ours(path):
+        return False
+    going = _owned_name(path, _OLD)
+    path.rename(going)
+    remove_own(going, empty=empty)
+    return True
+
+
+def put_file(made: Path, target: Path, *, replaces: Callable[[Path], bool]) -> None:
+    """Put a finished file, a temporary of ours or in one, in its place, in one step.
+
+    Args:
+        made: the file.
+        target: what it becomes.
+        replaces: says of a file that stands at `target` whether it may be replaced: because it is ours and as we made
+            it, or because the caller was told to.
+
+    Raises:
+        TargetExistsError: it may not, or a folder stands there.
+        OSError: as the disk answers.
+    """
+    _check_own(made)
+    if os.path.lexists(target) and (stat.S_ISDIR(target.lstat().st_mode) or not replaces(target)):
+        msg = f"'{target}' is there already, and colabstage did not make it as it is now. Rename it, then try again."
+        raise TargetExistsError(msg)
+    made.replace(target)
+
+
+def whatever_is_there(_: Path) -> bool:
+    """For `put_file`: somebody said that what stands there is to be replaced."""
+    return True
+
+
+@contextlib.contextmanager
+def atomic_path(path: Path, *, replaces: Callable[[Path], bool] = whatever_is_there) -> Iterator[Path]:
+    """Yield a temporary path beside `path`; on success it replaces `path`, on any failure it is removed.
+
+    What stands at `path` meanwhile is untouched. Works for a file; a folder replaces only an absent one. `replaces`:
+    as for `put_file`; by default the name itself is one that only colabstage gives, or the caller has asked before.
+    """
+    temp = temp_beside(path)
+    try:
+        yield temp
+        sync_file(temp)
+        if temp.is_dir():
+            temp.replace(path)
+        else:
+            put_file(temp, path, replaces=replaces)
+    except BaseException:
+        remove_own(temp)
+        raise
+    # The new entry is in its folder; only a crash of the whole machine could still undo it.
+    with contextlib.suppress(OSError):
+        sync_file(path.parent)
+
+
+def sync_file(path: Path) -> None:
+    """Force a file's bytes, or a folder's entries, to the disk.
+
+    File systems that have no such thing are left as they are. One that tries and fails is an `OSError`: the bytes
+    may be lost.
+    """
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        if error.errno not in _NO_FSYNC:
+            raise
+    finally:
+        os.close(handle)
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What stands at a place, compared with its deed.
+
+    `kind`: of what is there. `deed`: names the deed; "" without one, or where all that it lists is gone.
+    `strange`: names of what is there and not in the deed. `changed`: of what is in the deed, and not there as it was.
+    """
+
+    kind: Literal["nothing", "empty folder", "folder", "file or link"]
+    deed: str = ""
+    strange: tuple[str, ...] = ()
+    changed: tuple[str, ...] = ()
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all that was put there is there as it was put; there may be more."""
+        return bool(self.deed) and not self.changed
+
+    @property
+    def is_replaceable(self) -> bool:
+        """Whether nothing of anybody else's would be lost."""
+        return self.kind in ("nothing", "empty folder") or (self.is_whole and not self.strange)
+
+    def __str__(self) -> str:
+        if not self.deed:
+            return "was not made by colabstage"
+        said = [f"{_told(self.strange)}, which colabstage did not put there"] if self.strange else []
+        said += [f"{_told(self.changed)}, changed since"] if self.changed else []
+        return f"holds {' and '.join(said)}" if said else "is as it was made"
+
+
+def _told(names: tuple[str, ...]) -> str:
+    shown = ", ".join(f"'{name}'" for name in names[:_TOLD])
+    return shown if len(names) <= _TOLD else f"{shown} and {len(names) - _TOLD:,} more"
+
+
+def look_at(target: Path) -> Standing:
+    """Compare what stands at `target` with its deed: size and time of everything there, nothing left out."""
+    try:
+        found = target.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return Standing("nothing")
+    if not stat.S_ISDIR(found.st_mode):
+        return Standing("file or link")
+    there = _take_inventory(target)
+    if not there:
+        return Standing("empty folder")
+    # An announced one that never came to pass fits worse than the one before it.
+    known = [_compare(listed, there) for listed in map(_read_deed, _deed_paths(target)) if listed is not None]
+    return min(known, key=lambda one: (not one.deed, len(one.changed) + len(one.strange)), default=Standing("folder"))
+
+
+def _compare(listed: dict[str, str], there: dict[str, str]) -> Standing:
+    changed = sorted(name for name, facts in listed.items() if there.get(name) != facts)
+    if len(changed) == len(listed):
+        return Standing("folder")
+    return Standing("folder", _digest(listed), tuple(sorted(there.keys() - listed.keys())), tuple(changed))
+
+
+def put_folder(
+    made: Path, target: Path, *, overwrite: bool = False, announce: Callable[[str], object] = lambda _: None
+) -> str:
+    """Put a finished folder, a temporary of ours or in one, in its place, and write its deed; what was there goes.
+
+    Where the file system can exchange two names there is no moment at which nothing stands at `target`; elsewhere, who
+    dies in that moment leaves what `put_back` puts back.
+
+    Args:
+        made: the folder.
+        target: what it becomes.
+        overwrite: whether somebody said that what stands there is to be replaced, whatever it is.
+        announce: told the name of the deed right before.
+
+    Returns:
+        The name of the deed, as `Standing.deed` has it.
+
+    Raises:
+        TargetExistsError: something stands there that is not ours, or not as we made it. Nothing has changed.
+        OSError: as the disk answers.
+    """
+    _check_own(made)
+    listed = _take_inventory(made)
+    if not overwrite:
+        check_replaceable(target)
+    deed, coming = _deed_paths(target)
+    with atomic_path(coming) as temp:
+        temp.write_bytes(_deed_text(listed))
+    announce(_digest(listed))
+    _swap(made, target)
+    coming.replace(deed)
+    return _digest(listed)
+
+
+def check_replaceable(target: Path, remedy: str = "Move that away, or choose another target.") -> None:
+    """Refuse a target that is not ours to replace.
+
+    Args:
+        target: the folder to become.
+        remedy: the sentence that says what to do.
+
+    Raises:
+        TargetExistsError: something stands there that is not ours, or not as we made it; some of it is named.
+    """
+    here = look_at(target)
+    if not here.is_replaceable:
+        msg = f"'{target}' {here}. {remedy}"
+        raise TargetExistsError(msg)
+
+
+def remove_put(target: Path) -> Standing:
+    """Remove a folder with its deed if it is as it was put there; returns what stood there, whatever became of it."""
+    here = look_at(target)
+    if here.is_replaceable:
+        if here.kind != "nothing":
+            going = _owned_name(target, _OLD)
+            target.rename(going)
+            remove_own(going)
+        for path in _deed_paths(target):
+            path.unlink(missing_ok=True)
+    return here
+
+
+def _swap(made: Path, target: Path) -> None:
+    if not os.path.lexists(target):
+        made.rename(target)
+        return
+    # From here on its name says that it goes: after an exchange, it is what stood at the target.
+    going = made.rename(_owned_name(target, _OLD))
+    try:
+        if not _exchange(going, target):
+            was = target.rename(_owned_name(target, _WAS))
+            try:
+                going.rename(target)
+            except BaseException:
+                was.rename(target)
+                raise
+            going = was.rename(was.with_suffix(_OLD))
+    except BaseException:
+        with contextlib.suppress(OSError):
+            going.rename(made)
+        raise
+    remove_own(going)
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if rename is None:
+        return False
+    if rename(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) == 0:
+        return True
+    number = ctypes.get_errno()
+    if number in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP):
+        return False
+    raise OSError(number, os.strerror(number), str(other))
+
+
+def _take_inventory(folder: Path) -> dict[str, str]:
+    """What is in a folder, by name: of a file its size and time, of a link where to, of a folder that it is one."""
+    listed: dict[str, str] = {}
+    todo = [""]
+    while todo:
+        prefix = todo.pop()
+        try:
+            with os.scandir(f"{folder}/{prefix}") as scan:
+                for entry in scan:
+                    name = prefix + entry.name
+                    if entry.is_dir(follow_symlinks=False):
+                        listed[name] = "folder"
+                        todo.append(f"{name}/")
+                    else:
+                        listed[name] = _facts(entry)
+        except OSError as error:
+            # It went meanwhile, or cannot be looked at: as no deed has it.
+            listed[prefix or "."] = f"error {error.errno}"
+    return listed
+
+
+def _facts(entry: os.DirEntry[str]) -> str:
+    if entry.is_symlink():
+        return f"link {os.readlink(entry.path)}"  # noqa: PTH115 - thousands of them
+    found = entry.stat(follow_symlinks=False)
+    return f"{found.st_size} {found.st_mtime_ns}" if stat.S_ISREG(found.st_mode) else "device"
+
+
+def _deed_paths(target: Path) -> tuple[Path, Path]:
+    """Where the deed of a folder stands, and the one that is announced."""
+    base = f"{_MARK}{_short(target.name)}"
+    return target.with_name(base + _DEED), target.with_name(base + _COMING)
+
+
+def _deed_text(listed: dict[str, str]) -> bytes:
+    parts = [os.fsencode(text) for item in sorted(listed.items()) for text in item]
+    return b"\0".join([_DEED_HEAD, *parts])
+
+
+def _digest(listed: dict[str, str]) -> str:
+    return hashlib.sha256(_deed_text(listed)).hexdigest()[:16]
+
+
+def _read_deed(path: Path) -> dict[str, str] | None:
+    try:
+        head, *parts = path.read_bytes().split(b"\0")
+    except OSError:
+        return None
+    if head != _DEED_HEAD or len(parts) % 2:
+        return None
+    names = map(os.fsdecode, parts[::2])
+    return dict(zip(names, map(os.fsdecode, parts[1::2]), strict=True))
