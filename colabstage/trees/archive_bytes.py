@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
 
+    from colabstage.progress import Cancellation
     from colabstage.trees.tree import ByteSource
 
 # From Linux's falloc.h.
@@ -160,18 +161,21 @@ def owners_bytes(source: ByteSource) -> ByteSource:
 class SourceFile(io.RawIOBase):
     """A read-only, unbuffered file object over a `ByteSource`, for decompressors that want one; for one thread.
 
-    Closing it leaves the source open.
+    Closing it leaves the source open. Each read looks at `cancellation` first.
     """
 
-    def __init__(self, source: ByteSource) -> None:
+    def __init__(self, source: ByteSource, cancellation: Cancellation | None = None) -> None:
         super().__init__()
         self._source = source
+        self._cancellation = cancellation
         self._offset = 0
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]  # typeshed's WriteableBuffer
+        if self._cancellation is not None:
+            self._cancellation.check()
         data = self._source.pread(len(buffer), self._offset)
         buffer[: len(data)] = data
         self._offset += len(data)

@@ -36,6 +36,7 @@ _KNOWN: tuple[tuple[bytes, str], ...] = (
     (b"BM", "a BMP image"),
     (b"%PDF", "a PDF document"),
 )
+_SKIPPABLE = re.compile(rb"[\x50-\x5f]\x2a\x4d\x18.{4}", re.DOTALL)
 _HTML = re.compile(rb"(?is)\A(?:\xef\xbb\xbf)?\s*(?:<!--.{0,400}?-->\s*)?<(?:!doctype\s+html|html|head|body)\b")
 # Characters that text does not contain.
 _BINARY = re.compile(rb"[\0-\x08\x0e-\x1a\x1c-\x1f]")
@@ -48,6 +49,9 @@ def is_html(head: bytes) -> bool:
 
 def compression_of(head: bytes) -> Compression | None:
     """The compression of a stream, by its first bytes."""
+    # pzstd writes a skippable frame (RFC 8878, 3.1.2) before each one with content.
+    while _SKIPPABLE.match(head):
+        head = head[8 + int.from_bytes(head[4:8], "little") :]
     return next((name for magic, name in _COMPRESSIONS if head.startswith(magic)), None)
 
 

@@ -7,16 +7,18 @@ import importlib
 import io
 import queue
 import threading
+import time
 from typing import IO, TYPE_CHECKING, Any, Self, cast
 
-from colabstage.errors import ArchiveError, CorruptArchiveError, SourceReadError
+from colabstage.errors import ArchiveError, ColabstageError, CorruptArchiveError, SourceReadError
 from colabstage.trees.archive_bytes import SourceFile
 from colabstage.trees.contents import HEAD_BYTES, Compression, compression_of
 from colabstage.trees.zstd_frames import check_frames
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Generator, Iterator
 
+    from colabstage.progress import Cancellation
     from colabstage.trees.tree import ByteSource
 
 _Damage = tuple[type[Exception], ...]
@@ -25,16 +27,18 @@ _Damage = tuple[type[Exception], ...]
 _READ_BYTES = 1 << 20
 # What `zstd --long=30` needs; more than that only bombs ask for.
 _ZSTD_WINDOW_BYTES = 1 << 30
+# What a dictionary of a gigabyte takes; `xz -9` needs 65 MiB.
+_XZ_MEMORY_BYTES = (1 << 30) + (1 << 26)
 _THREAD_END_S = 5.0
 _LOOK_S = 0.1
 
 
 @contextlib.contextmanager
-def open_stream(source: ByteSource) -> Iterator[IO[bytes]]:
+def open_stream(source: ByteSource, cancellation: Cancellation | None = None) -> Iterator[IO[bytes]]:
     """The unpacked bytes of a compressed source, as a readable stream for the `with` block.
 
-    Reading it turns whatever the decompressor complains about into `CorruptArchiveError`; the medium's own errors
-    (an `OSError` with an errno) pass through.
+    Reading it turns whatever the decompressor complains about into `CorruptArchiveError`. What the source or whoever
+    reads raises passes through as it is: an `OSError` with an errno, and every error of colabstage's own.
 
     Raises:
         ArchiveError: the source is not compressed.
@@ -44,7 +48,7 @@ def open_stream(source: ByteSource) -> Iterator[IO[bytes]]:
     if compression is None:
         msg = f"'{source.label}' is not compressed with gzip, bzip2, xz or Zstandard."
         raise ArchiveError(msg)
-    with io.BufferedReader(SourceFile(source), _READ_BYTES) as packed:
+    with io.BufferedReader(SourceFile(source, cancellation), _READ_BYTES) as packed:
         stream, damage = _unpacker(cast("IO[bytes]", packed), compression)
         with stream:
             try:
@@ -52,7 +56,7 @@ def open_stream(source: ByteSource) -> Iterator[IO[bytes]]:
                 # Its decompressor takes the end of the file for the end of the data, wherever that is.
                 if compression == "zst" and not stream.read(1):
                     check_frames(source)
-            except CorruptArchiveError:
+            except ColabstageError:
                 raise
             except damage as error:
                 if isinstance(error, OSError) and error.errno is not None:
@@ -76,14 +80,67 @@ def _unpacker(packed: IO[bytes], compression: Compression) -> tuple[IO[bytes], _
     if compression == "bz2":
         import bz2
 
-        return bz2.BZ2File(packed), (EOFError, OSError)
+        return _joined(packed, bz2.BZ2Decompressor, b"BZh"), (EOFError, OSError, ValueError)
     if compression == "xz":
         import lzma
 
-        return lzma.LZMAFile(packed), (EOFError, OSError, lzma.LZMAError)
+        def new() -> Any:
+            return lzma.LZMADecompressor(lzma.FORMAT_XZ, _XZ_MEMORY_BYTES)
+
+        return _joined(packed, new, b"\xfd7zXZ\0"), (EOFError, OSError, ValueError, lzma.LZMAError)
     zstandard: Any = importlib.import_module("zstandard")
     unpacker = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW_BYTES)
     return unpacker.stream_reader(packed, read_across_frames=True), (EOFError, OSError, ValueError, zstandard.ZstdError)
+
+
+def _joined(packed: IO[bytes], new: Callable[[], Any], magic: bytes) -> IO[bytes]:
+    return cast("IO[bytes]", io.BufferedReader(_Streams(packed, new, magic), _READ_BYTES))
+
+
+class _Streams(io.RawIOBase):
+    """Compressed streams one after the other, with nothing but zeros between and behind them.
+
+    Python's own readers for bzip2 and xz take whatever follows a stream for the end of the file: a file that was cut
+    between two of its streams, or written over, would pass for whole.
+    """
+
+    def __init__(self, packed: IO[bytes], new: Callable[[], Any], magic: bytes) -> None:
+        super().__init__()
+        self._packed = packed
+        self._new = new
+        self._magic = magic
+        self._stream = new()
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]  # typeshed's WriteableBuffer
+        while True:
+            data = b""
+            if self._stream.eof:
+                data = self._next_stream()
+                if not data:
+                    return 0
+                self._stream = self._new()
+            elif self._stream.needs_input and not (data := self._packed.read(_READ_BYTES)):
+                raise EOFError
+            unpacked = self._stream.decompress(data, len(buffer))
+            if unpacked:
+                buffer[: len(unpacked)] = unpacked
+                return len(unpacked)
+
+    def _next_stream(self) -> bytes:
+        """What has been read of the next stream, from its beginning; empty when there is none."""
+        data = self._stream.unused_data.lstrip(b"\0")
+        while len(data) < len(self._magic):
+            more = self._packed.read(_READ_BYTES)
+            if not more:
+                break
+            data = (data + more).lstrip(b"\0")
+        if data and not data.startswith(self._magic):
+            msg = "something else follows its end"
+            raise ValueError(msg)
+        return bytes(data)
 
 
 class ReadAhead:
@@ -93,11 +150,20 @@ class ReadAhead:
         pieces: iterated over by that thread alone until the context ends.
         stall_timeout_s: with no piece for so many seconds the source counts as dead.
         ahead: pieces that wait at the most.
+        cancellation: looked at several times a second while the next piece is waited for.
     """
 
-    def __init__(self, pieces: Iterable[bytes], *, stall_timeout_s: float = 600.0, ahead: int = 2) -> None:
+    def __init__(
+        self,
+        pieces: Generator[bytes],
+        *,
+        stall_timeout_s: float = 600.0,
+        ahead: int = 2,
+        cancellation: Cancellation | None = None,
+    ) -> None:
         self._source = pieces
         self._stall_timeout_s = stall_timeout_s
+        self._cancellation = cancellation
         self._pieces: queue.Queue[bytes | BaseException | None] = queue.Queue(ahead)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="colabstage-unpack", daemon=True)
@@ -118,20 +184,22 @@ class ReadAhead:
             yield piece
 
     def _next(self) -> bytes | BaseException | None:
-        try:
-            return self._pieces.get(timeout=self._stall_timeout_s)
-        except queue.Empty:
-            msg = (
-                f"Nothing could be unpacked for {self._stall_timeout_s:.0f} seconds: the source hangs. Run this again."
-            )
-            raise SourceReadError(msg) from None
+        deadline = time.monotonic() + self._stall_timeout_s
+        while (left_s := deadline - time.monotonic()) > 0:
+            with contextlib.suppress(queue.Empty):
+                return self._pieces.get(timeout=min(left_s, _LOOK_S))
+            if self._cancellation is not None:
+                self._cancellation.check()
+        msg = f"Nothing could be unpacked for {self._stall_timeout_s:.0f} seconds: the source hangs. Run this again."
+        raise SourceReadError(msg)
 
     def _run(self) -> None:
         try:
-            for piece in self._source:
-                self._put(piece)
-                if self._stop.is_set():
-                    return
+            with contextlib.closing(self._source) as pieces:
+                for piece in pieces:
+                    self._put(piece)
+                    if self._stop.is_set():
+                        return
             self._put(None)
         except BaseException as error:  # noqa: BLE001 - handed to the caller, which raises it
             self._put(error)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 _PAGE = 1024
 # With its dot. What is longer is no extension that anybody asks for (".tfrecord-00000-of-00008").
 _LONGEST_EXTENSION = 10
+_TIME_END_NS = 1 << 63
 
 
 class _Extensions(NamedTuple):
@@ -205,7 +206,8 @@ class Listing:
         self._names += name.encode("utf-8", "surrogatepass")
         self._ends.append(len(self._names))
         self._sizes.append(size)
-        self._mtimes_ns.append(mtime_ns)
+        # A disk may have times after 2262, which 64 bits of nanoseconds do not hold.
+        self._mtimes_ns.append(mtime_ns if -_TIME_END_NS <= mtime_ns < _TIME_END_NS else 0)
         self._positions.append(position)
         self._executable.append(executable)
 

@@ -12,6 +12,7 @@ from isal import isal_zlib
 from colabstage.errors import CorruptArchiveError, UnsafeArchiveError
 from colabstage.fileops import block_ranges, make_folder, pread_exactly
 from colabstage.ownership import remove_own, temp_beside
+from colabstage.progress import Cancellation
 from colabstage.trees.archive_bytes import LocalBytes, owners_bytes
 from colabstage.trees.contents import HEAD_BYTES, foreign_kind
 from colabstage.trees.foreign_tools import Listed, Reader, find_reader
@@ -53,6 +54,7 @@ class ForeignTree:
         source: the archive's bytes; closed with the tree.
         spool: a folder on a local disk with room for the content; created if need be.
         limits: what the listing may promise.
+        cancellation: looked at several times a second while 7-Zip works, and between the parts of a copy.
 
     Raises:
         MissingDependencyError: neither a tool nor a package that reads it is there.
@@ -62,7 +64,14 @@ class ForeignTree:
         TargetNotWritableError: nothing can be written in `spool`.
     """
 
-    def __init__(self, source: ByteSource, *, spool: Path, limits: ArchiveLimits = DEFAULT_LIMITS) -> None:
+    def __init__(
+        self,
+        source: ByteSource,
+        *,
+        spool: Path,
+        limits: ArchiveLimits = DEFAULT_LIMITS,
+        cancellation: Cancellation | None = None,
+    ) -> None:
         self._source = source
         kind = foreign_kind(source.pread(HEAD_BYTES, 0))
         if kind is None:
@@ -72,8 +81,9 @@ class ForeignTree:
         make_folder(spool)
         self._folder = temp_beside(spool / "unpacked")
         try:
-            with _as_file(source, temp_beside(spool / "archive")) as (path, handle):
-                reader = find_reader(kind, path, source.label, handle)
+            cancellation = cancellation or Cancellation()
+            with _as_file(source, temp_beside(spool / "archive"), cancellation) as (path, handle):
+                reader = find_reader(kind, path, source.label, handle, cancellation)
                 self._files = self._unpack(reader, limits)
         except BaseException:
             remove_own(self._folder)
@@ -126,7 +136,11 @@ class ForeignTree:
             OSError: as the disk answers.
             SourceReadError: the entry is another tree's, or its file is gone.
         """
-        return b"".join(self.chunks(entry))
+        with self._opened(entry) as handle:
+            data = pread_exactly(handle, entry.size, 0)
+        if len(data) != entry.size:
+            raise cut_while_read(self.label, entry.name)
+        return data
 
     def chunks(self, entry: FileEntry) -> Iterator[bytes]:
         """The content of one member in pieces of at most 16 MiB.
@@ -134,15 +148,20 @@ class ForeignTree:
         Raises:
             As `read`.
         """
-        if entry.name not in self._files:
-            raise foreign_entry(self.label, entry.name)
-        handle = os.open(self._folder / entry.name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-        try:
+        with self._opened(entry) as handle:
             for offset, length in block_ranges(entry.size, PIECE_BYTES):
                 data = pread_exactly(handle, length, offset)
                 if len(data) != length:
                     raise cut_while_read(self.label, entry.name)
                 yield data
+
+    @contextlib.contextmanager
+    def _opened(self, entry: FileEntry) -> Iterator[int]:
+        if entry.name not in self._files:
+            raise foreign_entry(self.label, entry.name)
+        handle = os.open(self._folder / entry.name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            yield handle
         finally:
             os.close(handle)
 
@@ -171,7 +190,7 @@ class ForeignTree:
 
 
 @contextlib.contextmanager
-def _as_file(source: ByteSource, temp: Path) -> Iterator[tuple[str, int]]:
+def _as_file(source: ByteSource, temp: Path, cancellation: Cancellation) -> Iterator[tuple[str, int]]:
     """A path at which a tool finds the archive's bytes, and the handle that it depends on."""
     owners = owners_bytes(source)
     if isinstance(owners, LocalBytes):
@@ -180,6 +199,7 @@ def _as_file(source: ByteSource, temp: Path) -> Iterator[tuple[str, int]]:
     try:
         with temp.open("xb") as copy:
             for offset, length in block_ranges(source.size, PIECE_BYTES):
+                cancellation.check()
                 copy.write(source.pread(length, offset))
             copy.flush()
             yield str(temp), copy.fileno()

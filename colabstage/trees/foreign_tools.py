@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import importlib
+import re
 import resource
 import shutil
 import subprocess
@@ -26,16 +27,25 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from colabstage.progress import Cancellation
+
 ForeignKind = Literal["7z", "rar"]
 
 _COMMANDS = ("7zz", "7z", "7za")
+_RAR_COMMANDS = ("unrar", "unar", "bsdtar")
 _LISTING_S = 300.0
 # The slowest that an archive is taken to unpack; a tool that needs longer hangs.
 _SLOWEST_BYTES_PER_S = 500_000
 _LOCKED = ("wrong password", "encrypted archive", "enter password", "data error in encrypted")
+# A line of the section "Codecs": library, what it can do (D: decode), number, name.
+_RAR_CODEC = re.compile(rb"(?m)^[ \d]*[EQ ]*D[EQF ]*4030[1-5]\s+Rar\d\s*$")
+_LOOK_S = 0.25
 _INSTALL = {
     "7z": "install 7-Zip (apt-get install p7zip-full) or pip install py7zr",
-    "rar": "install 7-Zip (apt-get install 7zip), or pip install rarfile with unrar or unar beside it",
+    "rar": (
+        "install 7-Zip with its RAR codec (apt-get install 7zip 7zip-rar), or pip install rarfile with unrar or unar "
+        "beside it (apt-get install unar)"
+    ),
 }
 
 
@@ -57,7 +67,7 @@ class Reader(Protocol):
     def unpack(self, folder: Path, *, largest: int, total: int) -> None: ...
 
 
-def find_reader(kind: ForeignKind, path: str, label: str, handle: int) -> Reader:
+def find_reader(kind: ForeignKind, path: str, label: str, handle: int, cancellation: Cancellation) -> Reader:
     """The first way to read such an archive that is there.
 
     Args:
@@ -65,26 +75,33 @@ def find_reader(kind: ForeignKind, path: str, label: str, handle: int) -> Reader
         path: where it can be opened.
         label: its address, for messages.
         handle: a file handle that `path` depends on.
+        cancellation: looked at while 7-Zip works.
 
     Raises:
         MissingDependencyError: there is none.
     """
     command = next((found for name in _COMMANDS if (found := shutil.which(name))), None)
     if command is not None and (kind == "7z" or _reads_rar(command)):
-        return _SevenZip(command, kind, path, label, handle)
+        return _SevenZip(command, kind, path, label, handle=handle, cancellation=cancellation)
     package = {"7z": "py7zr", "rar": "rarfile"}[kind]
     try:
         module: Any = importlib.import_module(package)
     except ImportError:
-        msg = f"'{label}' is a {kind} archive, and nothing here reads that: {_INSTALL[kind]}."
-        raise MissingDependencyError(msg) from None
+        raise _cannot_read(label, kind, command) from None
     return _Py7zr(module, path, label) if kind == "7z" else _RarFile(module, path, label)
 
 
+def _cannot_read(label: str, kind: ForeignKind, command: str | None) -> MissingDependencyError:
+    why = "nothing here reads that"
+    if command is not None:
+        why = f"'{command}' lists such archives but lacks the codec that unpacks them"
+    return MissingDependencyError(f"'{label}' is a {kind} archive, and {why}: {_INSTALL[kind]}.")
+
+
 def _reads_rar(command: str) -> bool:
-    """Some distributions leave rar out of 7-Zip, for its licence."""
+    """Whether 7-Zip unpacks rar: some distributions leave its codec out, for its licence, and keep the format."""
     shown = subprocess.run([command, "i"], capture_output=True, check=False, timeout=30, stdin=subprocess.DEVNULL)
-    return b"Rar5" in shown.stdout
+    return _RAR_CODEC.search(shown.stdout) is not None
 
 
 def _locked(label: str) -> ArchiveError:
@@ -93,8 +110,11 @@ def _locked(label: str) -> ArchiveError:
 
 
 class _SevenZip:
-    def __init__(self, command: str, kind: ForeignKind, path: str, label: str, handle: int) -> None:
+    def __init__(
+        self, command: str, kind: ForeignKind, path: str, label: str, *, handle: int, cancellation: Cancellation
+    ) -> None:
         self._command = command
+        self._cancellation = cancellation
         self._kind = kind
         self._path = path
         self._label = label
@@ -109,10 +129,12 @@ class _SevenZip:
             raise _locked(self._label)
         attributes = fields.get("Attributes", "")
         unix = attributes.rpartition(" ")[2]
+        # The letters of Windows' attributes come first, in any number: "D", "HD", "RHSD_ drwxr-xr-x".
+        windows = attributes.partition(" ")[0] if unix[:1] not in ("-", "d", "l") else attributes.rpartition(" ")[0]
         return Listed(
             name=fields["Path"],
             size=int(fields.get("Size") or 0),
-            is_folder=fields.get("Folder") == "+" or attributes.startswith("D") or unix.startswith("d"),
+            is_folder=fields.get("Folder") == "+" or "D" in windows or unix.startswith("d"),
             is_link=(unix[:1] not in ("", "-", "d") and len(unix) == 10) or bool(_link_of(fields)),
             crc=int(fields["CRC"], 16) if fields.get("CRC") else None,
             executable=len(unix) == 10 and unix[3] == "x",
@@ -138,7 +160,7 @@ class _SevenZip:
         try:
             if started is not None:
                 started(process.pid)
-            output = process.communicate(timeout=deadline_s)[0].decode("utf-8", "surrogateescape")
+            output = self._output(process, time.monotonic() + deadline_s).decode("utf-8", "surrogateescape")
         except subprocess.TimeoutExpired:
             msg = f"Unpacking '{self._label}' took longer than {deadline_s:.0f} seconds; '{self._command}' hangs."
             raise ArchiveError(msg) from None
@@ -149,9 +171,20 @@ class _SevenZip:
             raise self._failed(output, process.returncode)
         return output
 
+    def _output(self, process: subprocess.Popen[bytes], deadline: float) -> bytes:
+        while True:
+            try:
+                return process.communicate(timeout=_LOOK_S)[0]
+            except subprocess.TimeoutExpired:
+                if time.monotonic() > deadline:
+                    raise
+            self._cancellation.check()
+
     def _failed(self, output: str, code: int) -> ColabstageError:
         if any(mark in output.lower() for mark in _LOCKED):
             return _locked(self._label)
+        if "unsupported method" in output.lower():
+            return _cannot_read(self._label, self._kind, self._command)
         if "no space left" in output.lower():
             return _full(self._label)
         lines = [line.strip() for line in output.splitlines() if "ERROR" in line]
@@ -255,10 +288,10 @@ class _RarFile:
                         msg = f"Unpacking '{self._label}' takes too long; its tool hangs."
                         raise ArchiveError(msg)
                     archive.extract(info, folder)
-            except self._module.RarCannotExec as error:
-                msg = f"'{self._label}' is a rar archive, and nothing here unpacks that: {_INSTALL['rar']}."
-                raise MissingDependencyError(msg) from error
             except self._module.Error as error:
+                # It would also ask a 7-Zip that lacks the codec, and take its failure for damage.
+                if not any(map(shutil.which, _RAR_COMMANDS)):
+                    raise _cannot_read(self._label, "rar", None) from error
                 raise _unreadable(self._label, error) from error
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Self
+from urllib.parse import unquote, urlsplit
 
 from colabstage.fileops import block_ranges
 from colabstage.trees.messages import cut_while_read, foreign_entry
@@ -14,6 +16,7 @@ if TYPE_CHECKING:
 
     from colabstage.trees.tree import ByteSource, TreeKind
 
+_WEB = re.compile(r"(?i)https?://")
 # What layouts read of one file. An .npz is a zip, and opened as one; a .csv is nothing without the files it names.
 _SUFFIXES = (
     *(".npy", ".h5", ".hdf5", ".hdf", ".he5", ".mat"),
@@ -23,8 +26,18 @@ _SUFFIXES = (
 
 
 def is_lone(label: str) -> bool:
-    """Whether a file of this name may be a dataset by itself."""
-    return label.lower().endswith(_SUFFIXES)
+    """Whether a file at this address may be a dataset by itself."""
+    return base_name(label).lower().endswith(_SUFFIXES)
+
+
+def base_name(label: str) -> str:
+    """What a file is called by its address: the last part of a path; of a web address without its query.
+
+    >>> base_name("https://example.org/records/7/data.npy?download=1")
+    'data.npy'
+    """
+    path = unquote(urlsplit(label).path) if _WEB.match(label) else label
+    return path.rstrip("/").rpartition("/")[2]
 
 
 class LoneFile:
@@ -37,7 +50,7 @@ class LoneFile:
 
     def __init__(self, source: ByteSource, name: str = "") -> None:
         self.source = source
-        self._entry = FileEntry(name or source.label.rstrip("/").rpartition("/")[2], source.size, 0, 0)
+        self._entry = FileEntry(name or base_name(source.label), source.size, 0, 0)
 
     @property
     def kind(self) -> TreeKind:
@@ -66,7 +79,11 @@ class LoneFile:
             OSError: as the medium answers.
             SourceReadError: it is shorter than it was; or the entry is another tree's.
         """
-        return b"".join(self.chunks(entry))
+        self._check(entry)
+        data = self.source.pread(entry.size, 0) if entry.size else b""
+        if len(data) != entry.size:
+            raise cut_while_read(self.label, entry.name)
+        return data
 
     def chunks(self, entry: FileEntry) -> Iterator[bytes]:
         """The content in pieces of at most 16 MiB.
@@ -74,13 +91,16 @@ class LoneFile:
         Raises:
             As `read`.
         """
-        if entry.name != self._entry.name:
-            raise foreign_entry(self.label, entry.name)
+        self._check(entry)
         for offset, length in block_ranges(self._entry.size, PIECE_BYTES):
             data = self.source.pread(length, offset)
             if len(data) != length:
                 raise cut_while_read(self.label, entry.name)
             yield data
+
+    def _check(self, entry: FileEntry) -> None:
+        if entry.name != self._entry.name:
+            raise foreign_entry(self.label, entry.name)
 
     def close(self) -> None:
         """Close the source. Calling it twice is fine."""

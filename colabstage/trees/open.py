@@ -25,13 +25,14 @@ from colabstage.trees.contents import (
 from colabstage.trees.decompress import open_stream
 from colabstage.trees.folder import FolderTree
 from colabstage.trees.foreign import ForeignTree
-from colabstage.trees.lone import LoneFile, is_lone
+from colabstage.trees.lone import LoneFile, base_name, is_lone
 from colabstage.trees.names import DEFAULT_LIMITS, ArchiveLimits
 from colabstage.trees.single import SingleTree
 from colabstage.trees.tar import TarTree
 from colabstage.trees.zip import ZipTree
 
 if TYPE_CHECKING:
+    from colabstage.progress import Cancellation
     from colabstage.trees.tree import ByteSource, Tree
 
 TreeFormat = Literal["folder"] | ArchiveKind
@@ -77,7 +78,13 @@ def recognise_archive(source: ByteSource) -> ArchiveKind | None:
 
 
 def open_tree(
-    path: Path, *, spool: Path, workers: int = 1, limits: ArchiveLimits = DEFAULT_LIMITS, lone_files: bool = False
+    path: Path,
+    *,
+    spool: Path,
+    workers: int = 1,
+    limits: ArchiveLimits = DEFAULT_LIMITS,
+    lone_files: bool = False,
+    cancellation: Cancellation | None = None,
 ) -> Tree:
     """Open a folder, an archive or a compressed file as a tree.
 
@@ -87,6 +94,7 @@ def open_tree(
         workers: how many folders are listed at once; for folders on a mounted Drive.
         limits: what an archive's headers may promise.
         lone_files: whether a file of arrays or records counts too, as a tree of that one file.
+        cancellation: looked at while what is compressed as a whole is unpacked.
 
     Raises:
         SourceNotFoundError: there is nothing at `path`; the message says what is there instead.
@@ -99,11 +107,16 @@ def open_tree(
     """
     if _is_folder(path):
         return FolderTree(path, workers=workers)
-    return open_archive(LocalBytes(path), spool=spool, limits=limits, lone_files=lone_files)
+    return open_archive(LocalBytes(path), spool=spool, limits=limits, lone_files=lone_files, cancellation=cancellation)
 
 
 def open_archive(
-    source: ByteSource, *, spool: Path, limits: ArchiveLimits = DEFAULT_LIMITS, lone_files: bool = False
+    source: ByteSource,
+    *,
+    spool: Path,
+    limits: ArchiveLimits = DEFAULT_LIMITS,
+    lone_files: bool = False,
+    cancellation: Cancellation | None = None,
 ) -> Tree:
     """Open the archive whose bytes `source` gives; the source is closed with the tree, and when this fails.
 
@@ -115,23 +128,23 @@ def open_archive(
     try:
         if lone_files and is_lone(source.label) and recognise_archive(source) is None:
             return LoneFile(source)
-        return _open_recognised(source, spool, limits)
+        return _open_recognised(source, spool, limits, cancellation)
     except BaseException:
         source.close()
         raise
 
 
-def _open_recognised(source: ByteSource, spool: Path, limits: ArchiveLimits) -> Tree:
+def _open_recognised(source: ByteSource, spool: Path, limits: ArchiveLimits, cancellation: Cancellation | None) -> Tree:
     kind = recognise_archive(source)
     if kind is None:
         raise _no_archive(source)
     if kind == "zip":
         return ZipTree(source, limits=limits)
     if kind in ("7z", "rar"):
-        return ForeignTree(source, spool=spool, limits=limits)
+        return ForeignTree(source, spool=spool, limits=limits, cancellation=cancellation)
     if kind.startswith("tar"):
-        return TarTree(source, spool=spool, limits=limits)
-    return SingleTree(source, spool=spool, limits=limits)
+        return TarTree(source, spool=spool, limits=limits, cancellation=cancellation)
+    return SingleTree(source, spool=spool, limits=limits, cancellation=cancellation)
 
 
 def _first_unpacked(source: ByteSource) -> bytes | None:
@@ -153,7 +166,8 @@ def _no_archive(source: ByteSource) -> ArchiveError:
         "with gzip, bzip2, xz or Zstandard; to stage or pack, also one of arrays, records, tokens or paths (.npy, "
         ".h5, .tfrecord, .parquet, .bin, .txt, .csv)."
     )
-    return CorruptArchiveError(msg) if source.label.lower().endswith(_ARCHIVE_SUFFIXES) else ArchiveError(msg)
+    named = base_name(source.label).lower().endswith(_ARCHIVE_SUFFIXES)
+    return CorruptArchiveError(msg) if named else ArchiveError(msg)
 
 
 def _is_folder(path: Path) -> bool:

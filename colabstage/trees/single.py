@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING
 
 from colabstage.errors import ArchiveError
 from colabstage.trees.contents import HEAD_BYTES, compression_of
-from colabstage.trees.lone import LoneFile
+from colabstage.trees.lone import LoneFile, base_name
 from colabstage.trees.names import DEFAULT_LIMITS, ArchiveLimits, clean_member_name, refuse_member
 from colabstage.trees.spool import unpack_into
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from colabstage.progress import Cancellation
     from colabstage.trees.tree import ByteSource
 
 _SUFFIXES = {
@@ -36,6 +37,7 @@ class SingleTree(LoneFile):
         source: the compressed bytes; closed with the tree.
         spool: a folder on a local disk with room for the content; created if need be.
         limits: how much it may unpack to.
+        cancellation: looked at while it is unpacked.
 
     Raises:
         ArchiveError: not compressed.
@@ -44,9 +46,16 @@ class SingleTree(LoneFile):
         NotEnoughSpaceError, TargetNotWritableError: the content does not fit in `spool`, or nothing can be written.
     """
 
-    def __init__(self, source: ByteSource, *, spool: Path, limits: ArchiveLimits = DEFAULT_LIMITS) -> None:
+    def __init__(
+        self,
+        source: ByteSource,
+        *,
+        spool: Path,
+        limits: ArchiveLimits = DEFAULT_LIMITS,
+        cancellation: Cancellation | None = None,
+    ) -> None:
         name = single_name(source)
-        super().__init__(unpack_into(spool, source, limits), name)
+        super().__init__(unpack_into(spool, source, limits, cancellation), name)
         self._compressed = source
 
     @property
@@ -72,7 +81,7 @@ def single_name(source: ByteSource) -> str:
     if compression is None:
         msg = f"'{source.label}' is not compressed with gzip, bzip2, xz or Zstandard."
         raise ArchiveError(msg)
-    base = posixpath.basename(source.label.rstrip("/")) or "content"
+    base = base_name(source.label) or "content"
     stem, suffix = posixpath.splitext(base)
     if stem and suffix.lower() in _SUFFIXES[compression]:
         return stem

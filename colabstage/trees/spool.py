@@ -14,15 +14,19 @@ from colabstage.trees.names import ArchiveLimits, check_limits
 from colabstage.units import format_bytes
 
 if TYPE_CHECKING:
+    from collections.abc import Generator
     from io import FileIO
     from pathlib import Path
 
+    from colabstage.progress import Cancellation
     from colabstage.trees.tree import ByteSource
 
 _SPOOL_BYTES = 4 << 20
 
 
-def unpack_into(spool: Path, source: ByteSource, limits: ArchiveLimits) -> OwnBytes:
+def unpack_into(
+    spool: Path, source: ByteSource, limits: ArchiveLimits, cancellation: Cancellation | None = None
+) -> OwnBytes:
     """Decompress `source` into a file in the folder `spool`, which is made if need be.
 
     Raises:
@@ -30,6 +34,7 @@ def unpack_into(spool: Path, source: ByteSource, limits: ArchiveLimits) -> OwnBy
         UnsafeArchiveError: it unpacks to more than `limits` allow; found while unpacking.
         NotEnoughSpaceError: it does not fit.
         TargetNotWritableError: nothing can be written in `spool`.
+        CancelledError: `cancellation` was used.
     """
     make_folder(spool)
     path = temp_beside(spool / "unpacked")
@@ -37,8 +42,7 @@ def unpack_into(spool: Path, source: ByteSource, limits: ArchiveLimits) -> OwnBy
     try:
         with (
             path.open("xb", buffering=0) as out,
-            open_stream(source) as stream,
-            ReadAhead(iter(lambda: stream.read(_SPOOL_BYTES), b"")) as pieces,
+            ReadAhead(_unpacked(source, cancellation), cancellation=cancellation) as pieces,
         ):
             for piece in pieces:
                 written += len(piece)
@@ -55,6 +59,13 @@ def unpack_into(spool: Path, source: ByteSource, limits: ArchiveLimits) -> OwnBy
         raise NotEnoughSpaceError(msg) from error
     finally:
         path.unlink(missing_ok=True)
+
+
+def _unpacked(source: ByteSource, cancellation: Cancellation | None) -> Generator[bytes]:
+    """The content in pieces. Opened and closed by the thread that reads: closing waits for a read that hangs."""
+    with open_stream(source, cancellation) as stream:
+        while piece := stream.read(_SPOOL_BYTES):
+            yield piece
 
 
 def _write(out: FileIO, piece: bytes) -> None:

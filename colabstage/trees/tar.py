@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
 
+    from colabstage.progress import Cancellation
     from colabstage.trees.tree import ByteSource
 
 
@@ -40,6 +41,7 @@ class TarTree:
         source: the archive's bytes; closed with the tree.
         spool: a folder on a local disk with room for the unpacked form of a compressed archive; created if need be.
         limits: what the headers may promise.
+        cancellation: looked at while it is unpacked and while its headers are read.
 
     Raises:
         CorruptArchiveError: truncated, damaged, or no tar.
@@ -49,13 +51,20 @@ class TarTree:
         TargetNotWritableError: nothing can be written in `spool`.
     """
 
-    def __init__(self, source: ByteSource, *, spool: Path, limits: ArchiveLimits = DEFAULT_LIMITS) -> None:
+    def __init__(
+        self,
+        source: ByteSource,
+        *,
+        spool: Path,
+        limits: ArchiveLimits = DEFAULT_LIMITS,
+        cancellation: Cancellation | None = None,
+    ) -> None:
         self._source = source
         self._bytes = source
         if compression_of(source.pread(HEAD_BYTES, 0)) is not None:
-            self._bytes = unpack_into(spool, source, limits)
+            self._bytes = unpack_into(spool, source, limits, cancellation)
         try:
-            found = _read_headers(self._bytes, source.size, limits)
+            found = _read_headers(self._bytes, source.size, limits, cancellation)
         except BaseException:
             if self._bytes is not source:
                 self._bytes.close()
@@ -143,13 +152,19 @@ class _Headers(NamedTuple):
     skipped: list[str]
 
 
-def _read_headers(source: ByteSource, packed_bytes: int, limits: ArchiveLimits) -> _Headers:
-    return _check_members(source.label, _within_limits(source, packed_bytes, limits))
+def _read_headers(
+    source: ByteSource, packed_bytes: int, limits: ArchiveLimits, cancellation: Cancellation | None
+) -> _Headers:
+    return _check_members(source.label, _within_limits(source, packed_bytes, limits, cancellation))
 
 
-def _within_limits(source: ByteSource, packed_bytes: int, limits: ArchiveLimits) -> Iterator[TarMember]:
+def _within_limits(
+    source: ByteSource, packed_bytes: int, limits: ArchiveLimits, cancellation: Cancellation | None
+) -> Iterator[TarMember]:
     total = 0
     for count, member in enumerate(scan_members(source), 1):
+        if cancellation is not None:
+            cancellation.check()
         total += member.size
         check_limits(source.label, count, total, packed_bytes, limits)
         yield member

@@ -6,6 +6,7 @@ member after it without a word. Formats: POSIX.1-2001 (pax), ustar, GNU, and the
 
 from __future__ import annotations
 
+import re
 import struct
 from decimal import Decimal
 from typing import TYPE_CHECKING, NamedTuple
@@ -29,6 +30,14 @@ _EXTENSIONS = frozenset({_LONG_NAME, _LONG_LINK, _PAX, _PAX_SUN, _PAX_GLOBAL})
 _MAX_EXTENSION_BYTES = 1 << 20
 # Archivers fill the last record with zeros: 10 KiB by default, 1 MiB with the largest blocking factors in use.
 _MAX_PADDING_BYTES = 1 << 20
+# As GNU tar reads a number: one leading NUL that an overflowing neighbour left, blanks, digits, then a NUL or a blank.
+_OCTAL = re.compile(rb"\0?\s*([0-7]*)(?:[\0\s].*)?\Z", re.DOTALL)
+# Of all that a pax record may say, what is used here; an archive can hold as many others as it likes.
+_PAX_KEYS = frozenset({"path", "linkpath", "size", "mtime"})
+_PAX_SPARSE = "GNU.sparse."
+# Seconds since 1970 with more digits than this do not fit 64 bits of nanoseconds; what is written in a few bytes
+# (1e999999) would otherwise take hours to spell out.
+_TIME_DIGITS = 10
 
 
 class TarMember(NamedTuple):
@@ -120,8 +129,13 @@ def _number(field: bytes) -> int:
     if field[0] & 0x80:
         value = int.from_bytes(field, "big", signed=False) & ((1 << (8 * len(field) - 1)) - 1)
         return value - (1 << (8 * len(field) - 1)) if field[0] & 0x40 else value
-    digits = field.strip(b" \0")
-    return int(digits, 8) if digits else 0
+    digits = field.rstrip(b" \0")
+    if digits.isdigit():
+        return int(digits, 8)
+    match = _OCTAL.match(field)
+    if match is None:
+        raise ValueError(field)
+    return int(match[1] or b"0", 8)
 
 
 def _decode(name: bytes) -> str:
@@ -158,7 +172,10 @@ def _pax_records(data: bytes) -> dict[str, str]:
         key, equals, value = data[at + len(length) + 1 : end - 1].partition(b"=")
         if not blank or not equals or end > len(data) or data[end - 1 : end] != b"\n":
             raise ValueError(data[at : at + 40])
-        records[key.decode("utf-8")] = _decode(value)
+        name = key.decode("utf-8")
+        if name in _PAX_KEYS or name.startswith(_PAX_SPARSE):
+            # Which of them it is does not matter for a sparse file, which is refused.
+            records[_PAX_SPARSE if name.startswith(_PAX_SPARSE) else name] = _decode(value)
         at = end
     return records
 
@@ -166,7 +183,7 @@ def _pax_records(data: bytes) -> dict[str, str]:
 def _apply(source: ByteSource, header: _Header, at: int, pax: dict[str, str]) -> tuple[TarMember, int]:
     """The member that a header and the extensions before it describe, and the bytes it takes up after the header."""
     name = pax.get("path") or _decode(header.name)
-    if header.kind == b"S" or any(key.startswith("GNU.sparse.") for key in pax):
+    if header.kind == b"S" or _PAX_SPARSE in pax:
         msg = (
             f"'{source.label}' stores {name!r} as a sparse file, which is not read here. "
             "Make the archive again without tar's option --sparse."
@@ -177,7 +194,7 @@ def _apply(source: ByteSource, header: _Header, at: int, pax: dict[str, str]) ->
         raise ArchiveError(msg)
     try:
         size = int(pax.get("size") or header.size)
-        mtime_ns = int(Decimal(pax.get("mtime") or header.mtime) * 10**9)
+        mtime_ns = _nanoseconds(Decimal(pax.get("mtime") or header.mtime))
         if size < 0:
             raise ValueError(size)  # noqa: TRY301  # together with what int() refuses
     except (ValueError, ArithmeticError) as error:
@@ -187,9 +204,15 @@ def _apply(source: ByteSource, header: _Header, at: int, pax: dict[str, str]) ->
     # Links, folders and devices may name a size, but only these have content behind their header.
     stored = size if kind == "file" or header.kind in (b"D", _VOLUME_LABEL) else 0
     link = pax.get("linkpath") or _decode(header.link)
-    # What does not fit 64 bits is no time.
-    mtime_ns = mtime_ns if abs(mtime_ns) < 1 << 63 else 0
     return TarMember(name, kind, link, at, stored, mtime_ns, bool(header.mode & 0o100)), _padded(stored)
+
+
+def _nanoseconds(seconds: Decimal) -> int:
+    """A time in whole nanoseconds; 0 for what does not fit 64 bits, which is no time."""
+    if seconds.is_finite() and (not seconds or seconds.adjusted() >= _TIME_DIGITS):
+        return 0
+    value = int(seconds * 10**9)
+    return value if abs(value) < 1 << 63 else 0
 
 
 def _kind(typeflag: bytes, name: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import struct
+import sys
 import zlib
 from typing import TYPE_CHECKING, Any
 
@@ -170,3 +171,53 @@ def test_without_anything_that_reads_it_the_install_line_is_told(
         monkeypatch.setitem(__import__("sys").modules, package, None)
     with pytest.raises(MissingDependencyError, match=f"{kind} archive.*pip install"):
         open_tree(tmp_path / "a", spool=tmp_path / "spool")
+
+
+_LISTING = """Path = photos
+Size = 0
+Attributes = {attributes}
+
+Path = photos/a.txt
+Size = 3
+CRC = 352441C2
+Attributes = A
+
+"""
+
+
+def _seven_zip(path: Path, monkeypatch: pytest.MonkeyPatch, *, codecs: str = "", listing: str = "") -> None:
+    """A command that answers as 7-Zip does, and unpacks one file."""
+    path.write_text(
+        "#!/bin/sh\n"
+        f"[ $1 = i ] && printf 'Formats:\\n   Rar5 rar r00\\nCodecs:\\n{codecs}'\n"
+        f"[ $1 = l ] && printf '%s' '{listing}'\n"
+        'for word; do case $word in -o*) mkdir -p "${word#-o}/photos" && printf abc > "${word#-o}/photos/a.txt";; '
+        "esac; done\nexit 0\n"
+    )
+    path.chmod(0o755)
+    monkeypatch.setattr(foreign_tools, "_COMMANDS", (str(path),))
+
+
+@pytest.mark.parametrize("attributes", ["D", "HD", "RHSD", "HD_ drwxr-xr-x", "D_ drwxr-xr-x"])
+def test_a_folder_is_one_whatever_else_windows_says_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read_all: Callable[[Tree], dict[str, bytes]], attributes: str
+) -> None:
+    """Hidden and read-only ones too; a command stands in for 7-Zip's listing."""
+    _seven_zip(tmp_path / "7zz", monkeypatch, listing=_LISTING.format(attributes=attributes))
+    (tmp_path / "a.7z").write_bytes(b"7z\xbc\xaf\x27\x1c" + bytes(500))
+    with open_tree(tmp_path / "a.7z", spool=tmp_path / "spool") as tree:
+        assert read_all(tree) == {"photos/a.txt": b"abc"}
+
+
+def test_a_7_zip_without_the_rar_codec_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A good archive is not called damaged: the error names the codec and how to get it."""
+    monkeypatch.setitem(sys.modules, "rarfile", None)
+    (tmp_path / "a.rar").write_bytes(rar(FILES))
+    _seven_zip(tmp_path / "7zz", monkeypatch, codecs="   ED      30401 PPMD\\n")
+    with pytest.raises(MissingDependencyError, match=r"codec.*7zip-rar"):
+        open_tree(tmp_path / "a.rar", spool=tmp_path / "spool")
+    _seven_zip(
+        tmp_path / "7zz", monkeypatch, codecs="    D      40305 Rar5\\n", listing=_LISTING.format(attributes="D")
+    )
+    with open_tree(tmp_path / "a.rar", spool=tmp_path / "spool") as tree:
+        assert [entry.name for entry in tree.entries] == ["photos/a.txt"]

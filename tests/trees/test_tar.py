@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import io
+import lzma
 import os
 import random
+import struct
 import tarfile
+import threading
+import time
+import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
@@ -16,12 +23,19 @@ from hypothesis import strategies as st
 
 from colabstage.errors import (
     ArchiveError,
+    CancelledError,
     ColabstageError,
     CorruptArchiveError,
+    DriveDisconnectedError,
     SourceReadError,
     TargetNotWritableError,
+    UnsafeArchiveError,
 )
+from colabstage.progress import Cancellation
 from colabstage.trees.archive_bytes import LocalBytes
+from colabstage.trees.names import ArchiveLimits
+from colabstage.trees.open import open_archive
+from colabstage.trees.single import SingleTree
 from colabstage.trees.tar import TarTree
 from colabstage.trees.tree import FileEntry
 
@@ -254,6 +268,153 @@ def test_sparse_members_are_refused_clearly(tmp_path: Path) -> None:
         archive.addfile(member)
     with pytest.raises(ArchiveError, match=r"holes\.bin.*sparse"):
         TarTree(_Memory(buffer.getvalue()), spool=tmp_path)
+
+
+@pytest.mark.parametrize(
+    "mtime", ["1e999980", "-1e999980", "9" * 5000, "1e400"], ids=["huge", "negative", "long", "inf"]
+)
+def test_a_time_that_would_take_hours_to_spell_out_is_none(tmp_path: Path, mtime: str) -> None:
+    """A few bytes of a header do not freeze the process."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        for number in range(20):
+            member = tarfile.TarInfo(f"f{number}")
+            member.pax_headers = {"mtime": mtime}
+            archive.addfile(member)
+    began = time.monotonic()
+    with TarTree(_Memory(buffer.getvalue()), spool=tmp_path) as tree:
+        assert {entry.mtime_ns for entry in tree.entries} == {0}
+    assert time.monotonic() - began < 2
+
+
+def test_records_that_nobody_reads_cost_nothing(tmp_path: Path) -> None:
+    """A global header with ten thousand keys is not carried from member to member."""
+    buffer = io.BytesIO()
+    keys = {f"key{number}": "v" for number in range(10_000)}
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT, pax_headers=keys) as archive:
+        for number in range(4_000):
+            archive.addfile(tarfile.TarInfo(f"f{number}"))
+    began = time.monotonic()
+    with TarTree(_Memory(buffer.getvalue()), spool=tmp_path) as tree:
+        assert len(tree.entries) == 4_000
+    assert time.monotonic() - began < 2
+
+
+@pytest.mark.parametrize(
+    ("field", "seconds"),
+    [
+        (b"\0001234", 0o1234),
+        (b"\0\0001234", 0),
+        (b"  1234", 0o1234),
+        (b" \0001234", 0),
+        (b"1234 567", 0o1234),
+        (b"\0 1234", 0o1234),
+        (b"1234567     ", 0o1234567),
+        (b"12x4", None),
+        (b"\x80" + b"\0" * 10 + b"\x05", 5),
+    ],
+)
+def test_a_number_is_read_as_gnu_tar_reads_it(tmp_path: Path, field: bytes, seconds: int | None) -> None:
+    """With NULs and blanks before and behind it; the expected times are what GNU tar 1.34 lists."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.USTAR_FORMAT) as archive:
+        archive.addfile(tarfile.TarInfo("f"))
+    raw = bytearray(buffer.getvalue())
+    raw[136:148] = field.ljust(12, b"\0")
+    raw[148:156] = b" " * 8
+    raw[148:156] = b"%06o\0 " % sum(raw[:512])
+    if seconds is None:
+        with pytest.raises(CorruptArchiveError):
+            TarTree(_Memory(bytes(raw)), spool=tmp_path)
+        return
+    with TarTree(_Memory(bytes(raw)), spool=tmp_path) as tree:
+        assert tree.entries[0].mtime_ns == seconds * 10**9
+
+
+def _skippable(frame: bytes) -> bytes:
+    """A frame after the one that pzstd puts before it: the length of the frame that follows."""
+    return struct.pack("<LLL", 0x184D2A50, 4, len(frame)) + frame
+
+
+def test_what_pzstd_writes_is_read(tar_bytes: TarBytes, read_all: ReadAll, tmp_path: Path) -> None:
+    """Its first frame holds no content."""
+    content = tar_bytes(_FILES)
+    frames = b"".join(_skippable(zstandard.compress(part)) for part in (content[:5000], content[5000:]))
+    with open_archive(_Memory(frames), spool=tmp_path) as tree:
+        assert read_all(tree) == _FILES
+
+
+@pytest.mark.parametrize("pack", [bz2.compress, lzma.compress], ids=["bz2", "xz"])
+def test_what_follows_a_compressed_stream_is_another_one_or_damage(
+    tar_bytes: TarBytes, read_all: ReadAll, tmp_path: Path, pack: Callable[[bytes], bytes]
+) -> None:
+    """Junk is not passed over; zeros that fill up a block, and further streams, are fine."""
+    content = tar_bytes(_FILES)
+    whole = pack(content)
+    for good in (whole, whole + b"\0" * 8, pack(content[:4000]) + b"\0" * 4 + pack(content[4000:])):
+        with TarTree(_Memory(good), spool=tmp_path) as tree:
+            assert read_all(tree) == _FILES
+    for bad in (whole + b"junk", whole + b"\0\0\0\0junk and more", whole + whole[:9]):
+        with pytest.raises(CorruptArchiveError, match=r"made|memory"):
+            TarTree(_Memory(bad), spool=tmp_path)
+
+
+class _Dying(_Memory):
+    """A source whose Drive dies behind the first bytes."""
+
+    def pread(self, length: int, offset: int) -> bytes:
+        if offset:
+            msg = "The Drive client has died."
+            raise DriveDisconnectedError(msg)
+        return super().pread(min(length, 4096), offset)
+
+
+@pytest.mark.parametrize(
+    "pack", [gzip.compress, bz2.compress, lzma.compress, zstandard.compress], ids=["gz", "bz2", "xz", "zst"]
+)
+def test_a_source_that_dies_is_not_called_damaged(tmp_path: Path, pack: Callable[[bytes], bytes]) -> None:
+    """What the source raises comes through decompression as it is, so that its Drive is mounted again."""
+    content = pack(random.Random(2).randbytes(100_000))
+    with pytest.raises(DriveDisconnectedError, match="died"):
+        SingleTree(_Dying(content), spool=tmp_path)
+
+
+def test_a_zstandard_bomb_is_refused_as_one(tmp_path: Path) -> None:
+    """Not as an archive to be uploaded again."""
+    bomb = zstandard.compress(bytes(20_000_000))
+    with pytest.raises(UnsafeArchiveError, match="bomb"):
+        SingleTree(_Memory(bomb), spool=tmp_path, limits=ArchiveLimits(max_ratio=10, ratio_from_bytes=1_000_000))
+
+
+def test_unpacking_stops_when_it_is_asked_to(tar_bytes: TarBytes, tmp_path: Path) -> None:
+    """Between two reads of the source, and while one of them waits."""
+    cancellation, waits = Cancellation(), threading.Event()
+    content = tar_bytes({"a": random.Random(3).randbytes(5_000_000)}, "w:gz")
+
+    class Slow(_Memory):
+        def pread(self, length: int, offset: int) -> bytes:
+            if offset > 1 << 20:
+                cancellation.cancel()
+                waits.wait(20)
+            return super().pread(length, offset)
+
+    try:
+        with pytest.raises(CancelledError):
+            TarTree(Slow(content), spool=tmp_path, cancellation=cancellation)
+    finally:
+        waits.set()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_content_of_a_compressed_file_is_held_once(tmp_path: Path) -> None:
+    """Reading it takes as much memory as it has bytes, and not that again."""
+    with SingleTree(_Memory(gzip.compress(bytes(60_000_000), 1)), spool=tmp_path) as tree:
+        tracemalloc.start()
+        try:
+            assert len(tree.read(tree.entries[0])) == 60_000_000
+            assert tracemalloc.get_traced_memory()[1] < 70_000_000
+        finally:
+            tracemalloc.stop()
 
 
 def test_a_web_page_is_named(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from colabstage.trees.zip_directory import ZipMember
 from colabstage.trees.zip_members import member_chunks, read_member
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Generator, Iterable, Sequence
 
     from colabstage.trees.tree import ByteSource
 
@@ -114,7 +114,7 @@ def write_large(job: Job, place: Place, pieces: Iterable[bytes], *, advance: Cal
         file.set_time(mtime_ns)
 
 
-def job_chunks(source: ByteSource, job: Job) -> Iterator[bytes]:
+def job_chunks(source: ByteSource, job: Job) -> Generator[bytes]:
     """The content of one member in pieces."""
     if len(job) > 5:
         yield from member_chunks(source, ZipMember(*job[5]))  # type: ignore[misc]
