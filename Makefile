@@ -12,33 +12,49 @@ export PIP_NO_INPUT := 1
 
 VENV := .venv
 VENV313 := .venv313
+VENV_COLAB := .venv-colab
 VENV_WHEEL := .venv-wheel
 # Modules are compiled when they are first imported: to compile all of torch here takes two thirds of the time.
 PIP_INSTALL := -m pip install -qq --no-compile --constraint constraints.txt
+NO_TORCH := echo "If pip found no torch: constraints.txt allows its CPU build only, so pip must be configured with a place"; \
+  echo "that has CPU builds (extra-index-url or find-links)."
 # BENCH=name picks one benchmark, or several; all of them otherwise.
 BENCH ?=
 # CAMPAIGN=name picks one kind of work to kill, or several; all of them otherwise. KILLS is for each.
 CAMPAIGN ?=
 KILLS ?= 60
 
-.PHONY: help demo test check format docs smoke bench campaign clean python313
+# FILES=path, or several, or `changed` (what git says): `make check` then tests what these can break, and no more.
+FILES ?=
+
+.PHONY: help demo test test-all slowest check format docs smoke bench campaign clean python313
 
 help: ## show these lines
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 18
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 18
 
 demo: $(VENV)/.demo $(VENV)/.fuse ## train from a simulated Drive, straight and staged; prints the comparison
 	$(VENV)/bin/colabstage demo
 
-test: $(VENV)/.installed $(VENV)/.large $(VENV)/.fuse $(VENV)/.browser $(VENV)/.ipywidgets7 python313 ## all tests on Python 3.11, some without torch also on 3.13
+test: $(VENV)/.tested $(VENV)/.fuse $(VENV)/.browser ## all behaviour, on Python 3.11: eight minutes on two cores
 	@$(VENV)/bin/python scripts/run_tests.py
 
-check: $(VENV)/.installed ## format, lint, types, floors, tests, then a smoke test of the built wheel
+test-all: $(VENV)/.large $(VENV)/.fuse $(VENV)/.browser $(VENV)/.ipywidgets7 $(VENV_COLAB)/.installed python313 ## that, JAX, long forms, Python 3.13, Colab's own versions: half an hour
+	@$(VENV)/bin/python scripts/run_tests.py --all
+
+slowest: ## what the last run of the tests spent its time on
+	@python3 scripts/slowest.py
+
+check: $(VENV)/.installed ## format, lint, types, floors, tests, smoke test of the wheel (FILES=... for the loop of a minute)
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/mypy
 	$(VENV)/bin/pytest -q tests/test_floors.py tests/test_house.py
+ifeq ($(FILES),)
 	@$(MAKE) --no-print-directory test
 	@$(MAKE) --no-print-directory smoke
+else
+	@$(VENV)/bin/python scripts/run_tests.py --files $(FILES)
+endif
 
 format: $(VENV)/.installed ## put the code into the house's format
 	$(VENV)/bin/ruff format .
@@ -59,32 +75,37 @@ campaign: $(VENV)/.installed $(VENV)/.fuse ## kill work at random moments, and w
 	$(VENV)/bin/python -m campaigns $(CAMPAIGN) --kills $(KILLS)
 
 clean: ## remove what these targets made, the virtual environments included
-	rm -rf $(VENV) $(VENV313) $(VENV_WHEEL) build dist demo-out site .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(VENV313) $(VENV_COLAB) $(VENV_WHEEL) build dist demo-out site .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find colabstage tests benchmarks campaigns scripts -name __pycache__ -prune -exec rm -rf {} +
 
-$(VENV)/bin/pip $(VENV_WHEEL)/bin/pip:
+$(VENV)/bin/pip $(VENV_COLAB)/bin/pip $(VENV_WHEEL)/bin/pip:
 	@bash scripts/make_venv.sh 3.11 $(@D)/..
 
 $(VENV313)/bin/pip:
 	@bash scripts/make_venv.sh 3.13 $(@D)/..
 
-# Apart from the tools, so that whoever tries the demo waits for nothing else.
+# Apart from the rest, so that whoever tries the demo waits for nothing else.
 $(VENV)/.demo: pyproject.toml constraints.txt | $(VENV)/bin/pip
 	@echo "Installing colabstage with what the demo needs (torch is most of it) into $(VENV), once: a minute or two ..."
-	@$(VENV)/bin/python $(PIP_INSTALL) --editable '.[demo]' || { \
-	  echo "If pip found no torch: constraints.txt allows its CPU build only, so pip must be configured with a place"; \
-	  echo "that has CPU builds (extra-index-url or find-links)."; exit 1; }
+	@$(VENV)/bin/python $(PIP_INSTALL) --editable '.[demo]' || { $(NO_TORCH); exit 1; }
 	@touch $@
 
-$(VENV)/.installed: pyproject.toml constraints.txt $(VENV)/.demo
-	@echo "Installing the tools that check and test into $(VENV) ..."
-	@$(VENV)/bin/python $(PIP_INSTALL) --group check --group test
+# One call of pip, because each looks at everything anew.
+$(VENV)/.tested: pyproject.toml constraints.txt | $(VENV)/bin/pip
+	@echo "Installing colabstage with what its tests need (torch and TensorFlow are most of it) into $(VENV), once: two minutes or three ..."
+	@$(VENV)/bin/python $(PIP_INSTALL) --editable '.[demo]' --group test --group arrow --group tensorflow \
+	  --group notebooks || { $(NO_TORCH); exit 1; }
+	@touch $@ $(VENV)/.demo
+
+$(VENV)/.installed: pyproject.toml constraints.txt $(VENV)/.tested
+	@echo "Installing the tools that check into $(VENV) ..."
+	@$(VENV)/bin/python $(PIP_INSTALL) --group check
 	@touch $@
 
-# Beside the rest, because it is large and the demo does without.
-$(VENV)/.large: pyproject.toml constraints.txt $(VENV)/.installed
-	@echo "Installing Keras, its backends, Arrow, Lightning, Accelerate and JupyterLab into $(VENV) ..."
-	@$(VENV)/bin/python $(PIP_INSTALL) --group keras --group arrow --group frameworks --group notebooks --group site
+# What only `make test-all` and benchmarks use.
+$(VENV)/.large: pyproject.toml constraints.txt $(VENV)/.tested
+	@echo "Installing JAX, Lightning, Accelerate and MkDocs into $(VENV) ..."
+	@$(VENV)/bin/python $(PIP_INSTALL) --group large
 	@touch $@
 
 # With the package, because the reference is made of it.
@@ -98,11 +119,17 @@ $(VENV313)/.installed: pyproject.toml constraints.txt | $(VENV313)/bin/pip
 	@$(VENV313)/bin/python $(PIP_INSTALL) --group test --editable '.[fuse]'
 	@touch $@
 
+# With the versions of Colab's image, where they are older than what pip would take.
+$(VENV_COLAB)/.installed: pyproject.toml constraints.txt constraints-colab.txt | $(VENV_COLAB)/bin/pip
+	@echo "Installing colabstage with the versions of Colab's image into $(VENV_COLAB) ..."
+	@$(VENV_COLAB)/bin/python $(PIP_INSTALL) --constraint constraints-colab.txt --editable '.[demo]' --group test --group notebooks
+	@touch $@
+
 python313:
 	@if bash scripts/find_python.sh 3.13 >/dev/null; then $(MAKE) -s --no-print-directory $(VENV313)/.installed; fi
 
 # The widgets of Colab's image, beside those of the environment: their names are the same.
-$(VENV)/.ipywidgets7: constraints.txt | $(VENV)/.large
+$(VENV)/.ipywidgets7: constraints.txt | $(VENV)/.tested
 	@echo "Installing ipywidgets 7.7 into $(VENV)/ipywidgets7 ..."
 	@rm -rf $(VENV)/ipywidgets7
 	@$(VENV)/bin/python -m pip install -qq --no-deps --target $(VENV)/ipywidgets7 'ipywidgets>=7.7,<7.8' ipython_genutils

@@ -1,12 +1,18 @@
-"""Run the test-suite on every Python that `make test` has set up, and add the outcomes up in one last line.
+"""Run the tests, on every Python that `make test` or `make test-all` has set up, and add the outcomes up at the end.
 
-Most tests run side by side; those that measure time run alone after them, on the first Python only. A few tests that
-fail are tried once more, alone: many wait for other processes, on a machine that may be busy with something else. Those
-that pass then are named in the last lines, because each is a fault of the test, or a rare one of ours.
+`make test` is all behaviour, once, on Python 3.11. `make test-all` adds what shows the same in a longer form, in
+another place or with other versions. Most tests run side by side; those that measure the machine run alone after them.
+
+A few tests that fail are tried once more, alone: many wait for other processes, on a machine that may be busy with
+something else. Those that pass then are named in the last lines, because each is a fault of the test, or a rare one of
+ours, and are written down in `build/second_tries.txt`: the second time that happens to a test, the run fails.
+
+What every test and fixture cost is written to `build/durations.jsonl`; `make slowest` reads it.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import signal
 import subprocess
@@ -18,13 +24,42 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 ROOT = Path(__file__).resolve().parent.parent
+DURATIONS = ROOT / "build/durations.jsonl"
+SECOND_TRIES = ROOT / "build/second_tries.txt"
 # Far above what a pass takes; a test that hangs is stopped long before, by pytest's own timeout.
 PASS_TIMEOUT_S = 1500
 NO_TESTS = 5  # pytest's exit code when the marks select nothing
 # More failures than these have a reason that is not the machine's.
 MOST_TRIED_AGAIN = 4
-# Where versions of Python differ: files, archives, threads and processes. Both Pythons have half an hour together.
-ON_ANOTHER_PYTHON = [f"tests/{name}" for name in ("machine", "trees", "images", "layouts", "h5", "pack", "stage")]
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """A Python with packages: where it is, what runs there, and the marks of what does not."""
+
+    title: str
+    folder: str
+    missing: str = ""
+    alone: bool = False
+    hint: str = ""
+
+
+FIRST = Setup("Python 3.11", ".venv", alone=True)
+# What `make test-all` adds, where it is set up.
+OTHERS = (
+    Setup(
+        "Python 3.13 without torch",
+        ".venv313",
+        missing=" and not torch and not gpu",
+        hint="There is no Python 3.13 here, so what needs no torch was tested on 3.11 only.",
+    ),
+    Setup("Python 3.11 with the versions of Colab's image", ".venv-colab"),
+)
+ADDED = (
+    "`make test-all` adds Python 3.13, the versions of Colab's image, the second machine of each notebook, JAX, and "
+    "long forms of tests that ran here."
+)
+LEFT_OUT = "`make test` leaves out Python 3.13, the versions of Colab's image, JAX, and the tests marked `long`."
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +93,7 @@ class Outcome:
 
 
 def read_report(path: Path, exit_code: int) -> tuple[Outcome, tuple[str, ...]]:
-    """The outcome that a pass wrote as JUnit XML, and the names of the tests that failed."""
+    """Return the outcome that a pass wrote as JUnit XML, and the names of the tests that failed."""
     try:
         suites = list(ElementTree.parse(path).getroot().iter("testsuite"))
     except (OSError, ElementTree.ParseError):
@@ -106,49 +141,65 @@ def run_pass(python: Path, selection: list[str], side_by_side: int = 0) -> Outco
 
 
 def settle(first: Outcome, failed: tuple[str, ...], second: Outcome, again: tuple[str, ...]) -> Outcome:
-    """The outcome of a pass whose `failed` tests were tried a second time, when `again` failed."""
+    """Return the outcome of a pass whose `failed` tests were tried a second time, when `again` failed."""
     passed = tuple(name for name in failed if name not in again)
     if second.broken or second.passed != len(passed):
         return first  # not just those, and not all of those, were tried
     return Outcome(first.passed + second.passed, second.failed, second.errors, first.skipped, first.broken, passed)
 
 
-def run_side_by_side(python: Path, title: str, marks: str, places: list[str]) -> Outcome:
-    """What `marks` select, below `places`, of the tests that do not mind others beside them."""
+def run_setup(setup: Setup, *, everything: bool) -> Outcome:
+    """Run what is to run in one environment: side by side, then alone."""
+    python = ROOT / setup.folder / "bin/python"
+    recorded = ["-p", "tests.recorder", "--record", str(DURATIONS)] if setup is FIRST else []
+    marks = ("" if everything and setup is FIRST else " and not long") + setup.missing
     # One more than cores, so that tests that wait do not hold up the others; more than four only fight for the disk.
     workers = min(len(os.sched_getaffinity(0)) + 1, 4)
-    print(f"\n== {title}: side by side", flush=True)
-    return run_pass(python, ["-m", marks, *places], workers)
+    print(f"\n== {setup.title}: side by side", flush=True)
+    outcome = run_pass(python, [*recorded, "-m", f"not alone{marks}", "tests"], workers)
+    if setup.alone:
+        # Of all files, pytest would import those as well that have none of them, and their libraries.
+        files = [
+            str(path) for path in sorted((ROOT / "tests").rglob("test_*.py")) if "mark.alone" in path.read_text("utf-8")
+        ]
+        print(f"\n== {setup.title}: alone", flush=True)
+        outcome += run_pass(python, [*recorded, "-m", f"alone{marks}", *files])
+    return outcome
 
 
-def run_alone(python: Path, title: str) -> Outcome:
-    """The tests that measure time."""
-    # Of all files, pytest would import those as well that have none of them, and their libraries.
-    files = [
-        str(path) for path in sorted((ROOT / "tests").rglob("test_*.py")) if "mark.alone" in path.read_text("utf-8")
-    ]
-    print(f"\n== {title}: alone", flush=True)
-    return run_pass(python, ["-m", "alone", *files])
+def had_before(shaky: tuple[str, ...], record: Path) -> list[str]:
+    """Write down the tests that passed only when they were tried again; return those that did so in an earlier run."""
+    known = record.read_text(encoding="utf-8").splitlines() if record.exists() else []
+    record.parent.mkdir(parents=True, exist_ok=True)
+    with record.open("a", encoding="utf-8") as out:
+        out.writelines(f"{name}\n" for name in shaky)
+    return [name for name in shaky if name in known]
 
 
 def main() -> int:
     """Run everything, print the sum, return the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
+    parser.add_argument("--all", action="store_true", help="what `make test-all` runs")
+    everything = parser.parse_args().all
     start = time.monotonic()
-    first, other = ROOT / ".venv/bin/python", ROOT / ".venv313/bin/python"
-    outcome = run_side_by_side(first, "Python 3.11", "not alone", ["tests"]) + run_alone(first, "Python 3.11")
-    if (ROOT / ".venv313/.installed").exists():
-        title, marks = "Python 3.13 without torch", "not alone and not torch and not gpu and not slow"
-        outcome += run_side_by_side(other, title, marks, ON_ANOTHER_PYTHON)
-    else:
-        print("\nThere is no Python 3.13 here, so what needs no torch was tested on 3.11 only.", flush=True)
-    broken = f", {outcome.broken} passes broken" if outcome.broken else ""
+    DURATIONS.unlink(missing_ok=True)
+    outcome = run_setup(FIRST, everything=everything)
+    for setup in OTHERS if everything else ():
+        if (ROOT / setup.folder / ".installed").exists():
+            outcome += run_setup(setup, everything=True)
+        else:
+            print(f"\n{setup.hint or f'{setup.title}: not set up here.'}", flush=True)
+    repeated = had_before(outcome.shaky, SECOND_TRIES)
     for name in outcome.shaky:
-        print(f"\nPassed only when it was tried again, alone: {name}", flush=True)
+        again = f", as in an earlier run ({SECOND_TRIES}): find the cause" if name in repeated else ""
+        print(f"\nPassed only when it was tried again, alone{again}: {name}", flush=True)
+    broken = f", {outcome.broken} passes broken" if outcome.broken else ""
+    print(f"\n{LEFT_OUT if everything else ADDED}")
     print(
-        f"\n{outcome.passed} passed, {outcome.failed} failed, {outcome.errors} errors, {outcome.skipped} skipped"
+        f"{outcome.passed} passed, {outcome.failed} failed, {outcome.errors} errors, {outcome.skipped} skipped"
         f"{broken} in {time.monotonic() - start:.0f} s"
     )
-    return 0 if outcome.good else 1
+    return 0 if outcome.good and not repeated else 1
 
 
 if __name__ == "__main__":

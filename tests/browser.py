@@ -59,7 +59,7 @@ def missing_part() -> str | None:
     """Why tests in a browser cannot run here; `None` when they can."""
     absent = [name for name in _PARTS if find_spec(name) is None]
     if absent:
-        return f"needs {', '.join(absent)}: pip install --group notebooks (or: make .venv/.large)"
+        return f"needs {', '.join(absent)}: pip install --group notebooks (or: make .venv/.tested)"
     if chromium_path() is None:
         return "needs Chromium: sudo apt-get install chromium"
     return None

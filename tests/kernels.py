@@ -36,7 +36,7 @@ def run_cells(*cells: str, folder: Path, before: Path | None = None) -> Outputs:
     """
     absent = [name for name in ("ipykernel", "nbclient", "nbformat") if find_spec(name) is None]
     if absent:
-        pytest.skip(f"needs {', '.join(absent)}: pip install --group notebooks (or: make .venv/.large)")
+        pytest.skip(f"needs {', '.join(absent)}: pip install --group notebooks (or: make .venv/.tested)")
     places = [str(place) for place in (before, ROOT) if place is not None]
     own = {f"JUPYTER_{name}_DIR": str(folder / ".jupyter" / name) for name in ("CONFIG", "DATA", "RUNTIME")}
     done = subprocess.run(

@@ -135,7 +135,7 @@ def test_the_page_on_sources_runs(here: Path) -> None:
 
 @pytest.mark.skipif(
     find_spec("keras") is None or find_spec("tensorflow") is None,
-    reason="needs keras and tensorflow: pip install -c constraints.txt --group keras",
+    reason="needs keras and tensorflow: pip install -c constraints.txt --group tensorflow",
 )
 def test_the_keras_page_runs(here: Path) -> None:
     """In a process of its own, because Keras chooses its backend once, and TensorFlow never lets go of its threads."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
 import pytest
 
-from scripts.run_tests import MOST_TRIED_AGAIN, Outcome, run_pass
+from scripts.run_tests import MOST_TRIED_AGAIN, Outcome, had_before, run_pass
 
 SHAKY = """
 from pathlib import Path
@@ -57,3 +58,30 @@ def test_a_module_that_cannot_be_imported_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "test_broken.py").write_text("import no_such_module\n")
     found = outcome_of(tmp_path, "")
     assert (found.errors, found.good) == (1, False)
+
+
+def test_what_needs_a_second_try_in_two_runs_is_told(tmp_path: Path) -> None:
+    """Once is chance; what did so in an earlier run is a fault with a cause."""
+    record = tmp_path / "build/second_tries.txt"
+    assert had_before(("a::one", "a::two"), record) == []
+    assert had_before((), record) == []
+    assert had_before(("a::three", "a::two"), record) == ["a::two"]
+
+
+def test_what_a_test_costs_is_written_down(tmp_path: Path) -> None:
+    """Each phase and each fixture, by processes that run side by side; of a child process its computing too."""
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    (tmp_path / "test_made.py").write_text(
+        "import pytest, subprocess, sys, time\n\n"
+        "@pytest.fixture(scope='module')\ndef slow(): time.sleep(0.05)\n\n"
+        "def test_child(slow): subprocess.run([sys.executable, '-c', 'sum(range(3_000_000))'], check=True)\n"
+    )
+    record = tmp_path / "made/durations.jsonl"
+    where = [f"--rootdir={tmp_path}", "-c", f"{tmp_path}/pytest.ini", str(tmp_path)]
+    assert run_pass(Path(sys.executable), ["-p", "tests.recorder", "--record", str(record), *where], 1).good
+    found = {(one["kind"], one["name"]): one for one in map(json.loads, record.read_text().splitlines())}
+    fixture, call = found["fixture", "slow"], found["call", "test_made.py::test_child"]
+    assert fixture["wall_s"] >= 0.05 > fixture["cpu_s"]
+    assert call["cpu_s"] > 0.03
+    assert call["outcome"] == "passed"
+    assert ("teardown", "test_made.py::test_child") in found

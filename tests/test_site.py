@@ -97,6 +97,7 @@ def taken_and_given(name: str) -> set[str]:
     }
 
 
+@pytest.mark.long
 @needs_mkdocs
 def test_the_reference_has_every_public_name(site: Path) -> None:
     """Each name of the package, and each report, plan or class of options that these take or give."""
@@ -108,6 +109,7 @@ def test_the_reference_has_every_public_name(site: Path) -> None:
     assert needed - documented - _INSIDE == set()
 
 
+@pytest.mark.long
 @needs_mkdocs
 def test_every_error_is_in_the_reference(site: Path) -> None:
     """All classes of colabstage.errors."""
@@ -115,6 +117,7 @@ def test_every_error_is_in_the_reference(site: Path) -> None:
     assert {f"colabstage.errors.{name}" for name in classes} <= names_in(site)
 
 
+@pytest.mark.long
 @needs_mkdocs
 def test_no_page_calls_another_machine(site: Path) -> None:
     """No script, picture, font or sheet from elsewhere: the site can be read without a network."""
@@ -144,6 +147,7 @@ def test_a_call_to_another_machine_would_be_noticed() -> None:
         assert not _LOADS.search(harmless)
 
 
+@pytest.mark.long
 @needs_mkdocs
 def test_every_page_is_on_the_site(site: Path) -> None:
     """Each of docs/, under its own name, with both palettes."""

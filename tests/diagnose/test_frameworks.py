@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.alone, pytest.mark.timeout(200)]
 def found(name: str, folder: Path) -> dict[str, Any]:
     """What the child saw."""
     if find_spec(name) is None:
-        pytest.skip(f"needs {name}: pip install -c constraints.txt --group keras")
+        pytest.skip(f"needs {name}: pip install -c constraints.txt --group tensorflow")
     backend = "torch" if find_spec("torch") else "tensorflow"
     variables = {"KERAS_BACKEND": backend, "KERAS_HOME": str(folder), "TF_CPP_MIN_LOG_LEVEL": "3"}
     done = subprocess.run(

@@ -66,7 +66,7 @@ def held() -> tuple[int, int, int]:
 
 
 # A thousand of both at once: what a CudaDataLoader reads from is such a loader.
-THOUSAND = pytest.param("CudaDataLoader", 1000, marks=[pytest.mark.slow, pytest.mark.timeout(600)])
+THOUSAND = pytest.param("CudaDataLoader", 1000, marks=[pytest.mark.long, pytest.mark.timeout(600)])
 
 
 @pytest.mark.parametrize("name", STRATEGIES)

@@ -18,9 +18,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-needs_lightning = pytest.mark.skipif(find_spec("lightning") is None, reason="needs lightning: pip install lightning")
+needs_lightning = pytest.mark.skipif(
+    find_spec("lightning") is None, reason="needs lightning: pip install --group large"
+)
 needs_accelerate = pytest.mark.skipif(
-    find_spec("accelerate") is None, reason="needs accelerate: pip install accelerate"
+    find_spec("accelerate") is None, reason="needs accelerate: pip install --group large"
 )
 
 
@@ -81,6 +83,7 @@ def test_a_loader_built_of_its_parts_has_the_epoch_it_is_told(make_file: Callabl
     assert visited(loader) == epochs[1][4:]
 
 
+@pytest.mark.long
 @needs_accelerate
 def test_accelerate_prepares_it(make_file: Callable[..., Any]) -> None:
     """What `prepare` makes of it visits every sample once an epoch, another order each."""
@@ -93,6 +96,7 @@ def test_accelerate_prepares_it(make_file: Callable[..., Any]) -> None:
     assert epochs == [visited(straight), visited(straight)]
 
 
+@pytest.mark.long
 @needs_accelerate
 @pytest.mark.parametrize("shared", [False, True])
 def test_accelerates_shards_are_exact(make_file: Callable[..., Any], shared: bool) -> None:
@@ -111,6 +115,7 @@ def test_accelerates_shards_are_exact(make_file: Callable[..., Any], shared: boo
     assert sorted(parts[0] + parts[1]) == list(range(23))
 
 
+@pytest.mark.long
 @needs_lightning
 def test_lightning_trains_and_predicts(make_file: Callable[..., Any], tmp_path: Path) -> None:
     """`fit` visits every sample once an epoch in the order of the loader, `predict` all in the file's order, and a

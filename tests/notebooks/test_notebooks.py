@@ -1,13 +1,20 @@
-"""Every notebook runs from top to bottom in a kernel of its own: on a practice Colab, and on a plain computer."""
+"""Every notebook runs from top to bottom in a kernel of its own: on a practice Colab, and on a plain computer.
+
+On one of the two in `make test`, on both in `make test-all`. The kernels are forked from a process that has imported
+torch, Jupyter and the like, but nothing of colabstage.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
+import time
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,15 +30,15 @@ NOTEBOOKS = sorted((Path(__file__).resolve().parents[2] / "notebooks").glob("*.i
 # What a person is promised is under a minute; the rest is for a busy machine.
 CELL_TIMEOUT_S = 80
 NOTEBOOK_TIMEOUT_S = 110
+NURSERY = Path(__file__).with_name("nursery.py")
+# So that tests side by side do not fight for the cores, and so that what is forked has no threads.
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 # What a notebook may need besides torch, and how to get it.
 LARGE = {
-    "keras": "pip install --group keras",
-    "tensorflow": "pip install --group keras",
+    "keras": "pip install --group tensorflow",
+    "tensorflow": "pip install --group tensorflow",
     "dask": "pip install --group test",
 }
-# nbclient in a process of its own, because its event loop stays open as long as the process lives.
-RUN = "from nbclient.cli import NbClientApp; NbClientApp.launch_instance()"
-
 # What the kernel does before the notebook's first cell.
 MACHINES = {
     "practice Colab": """
@@ -54,7 +61,7 @@ sys.modules["mfusepy"] = sys.modules["google.colab"] = None
 }
 
 
-def environment(home: Path, temporary: Path, fonts: Path, machine: str) -> dict[str, str]:
+def environment(home: Path, temporary: Path, fonts: Path, kernels: Path, machine: str) -> dict[str, str]:
     """The kernel's environment: a home of its own, nothing from any network, one thread a library."""
     startup = home / "ipython/profile_default/startup"
     startup.mkdir(parents=True)
@@ -65,11 +72,11 @@ def environment(home: Path, temporary: Path, fonts: Path, machine: str) -> dict[
     return {
         **os.environ,
         **{name: str(folder) for name, folder in folders.items()},
+        **ONE_THREAD,
         "PIP_NO_INDEX": "1",
         "PIP_NO_DEPS": "1",
         "PIP_DISABLE_PIP_VERSION_CHECK": "1",
-        "JUPYTER_PREFER_ENV_PATH": "1",
-        "OMP_NUM_THREADS": "1",
+        "JUPYTER_PATH": str(kernels),
         "KERAS_BACKEND": "torch",
         "MPLCONFIGDIR": str(fonts),
     }
@@ -91,13 +98,67 @@ def fonts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """A process with torch and Jupyter imported, of which kernels and nbclient are forked."""
+
+    address: str
+    specs: Path
+
+
+@pytest.fixture(scope="session")
+def kernels(tmp_path_factory: pytest.TempPathFactory, fonts: Path) -> Iterator[Kernels]:
+    """The one nursery of this test process."""
+    for package in ("nbclient", "torch"):
+        if not find_spec(package):
+            pytest.skip(f"needs {package}: pip install -c constraints.txt {package} (or: make .venv/.tested)")
+    folder = tmp_path_factory.mktemp("kernels")
+    with tempfile.TemporaryDirectory(prefix="nursery-") as short:
+        address = f"{short}/socket"
+        spec = folder / "kernels/python3"
+        spec.mkdir(parents=True)
+        # -S and -E, because all that the messenger does is to wait.
+        start = [sys.executable, "-S", "-E", str(NURSERY), address, "kernel", "-f", "{connection_file}"]
+        (spec / "kernel.json").write_text(
+            json.dumps({"argv": start, "display_name": "Python 3", "language": "python"}), encoding="utf-8"
+        )
+        own = {**ONE_THREAD, "MPLCONFIGDIR": str(fonts), "MPLBACKEND": "module://matplotlib_inline.backend_inline"}
+        with subprocess.Popen(
+            [sys.executable, "-P", NURSERY, address], env={**os.environ, **own}, stdin=subprocess.DEVNULL
+        ) as nursery:
+            try:
+                wait_for(Path(address), nursery)
+                yield Kernels(address, folder)
+            finally:
+                nursery.kill()
+
+
+def wait_for(socket: Path, nursery: subprocess.Popen[bytes]) -> None:
+    """Wait until it listens, or has ended."""
+    deadline = time.monotonic() + 60
+    while not socket.exists():
+        assert nursery.poll() is None, "it has said why"
+        assert time.monotonic() < deadline, "it imports for a minute"
+        time.sleep(0.05)
+
+
+# Where they show more at the first look: these make their own data, or publish nothing.
+PLAIN_FIRST = {"own_format", "many_machines", "keras", "tf_data"}
+
+
+def both_machines(path: Path) -> list[object]:
+    """A notebook on each machine; the one that tells more is in every run."""
+    first = "plain computer" if path.stem in PLAIN_FIRST else "practice Colab"
+    return [
+        pytest.param(path, machine, id=f"{path.stem}-{machine}", marks=[] if machine == first else pytest.mark.long)
+        for machine in MACHINES
+    ]
+
+
 @pytest.mark.torch
-@pytest.mark.parametrize("machine", MACHINES)
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_runs(path: Path, machine: str, tmp_path: Path, short_path: Path, fonts: Path) -> None:
+@pytest.mark.parametrize(("path", "machine"), [one for path in NOTEBOOKS for one in both_machines(path)])
+def test_runs(path: Path, machine: str, tmp_path: Path, short_path: Path, fonts: Path, kernels: Kernels) -> None:
     """No cell fails, the last one's assertion included, and nothing that was practised with stays behind."""
-    if not find_spec("nbclient"):
-        pytest.skip("needs nbclient: pip install --group notebooks")
     text = path.read_text(encoding="utf-8")
     for package, remedy in LARGE.items():
         if re.search(rf'"(import|from) {package}\b', text) and not find_spec(package):
@@ -105,10 +166,10 @@ def test_runs(path: Path, machine: str, tmp_path: Path, short_path: Path, fonts:
     # Not the mark `fuse`, which is for what must run alone: here nothing measures time.
     if machine == "practice Colab" and (problem := fuse_problem()):
         pytest.skip(problem)
-    notebook = Path(shutil.copy(path, tmp_path))
-    variables = environment(tmp_path / "home", short_path, fonts, machine)
+    notebook = shutil.copy(path, tmp_path)
+    variables = environment(tmp_path / "home", short_path, fonts, kernels.specs, machine)
     ran = subprocess.run(
-        [sys.executable, "-c", RUN, f"--timeout={CELL_TIMEOUT_S}", notebook],
+        [sys.executable, "-S", "-E", NURSERY, kernels.address, "nbclient", f"--timeout={CELL_TIMEOUT_S}", notebook],
         cwd=tmp_path,
         env=variables,
         stdin=subprocess.DEVNULL,

@@ -76,7 +76,7 @@ def test_a_stopped_cell_is_cancelled_not_failed(tmp_path: Path) -> None:
 def test_ipython_in_a_terminal_shows_text(tmp_path: Path) -> None:
     """No HTML is printed where nobody draws it."""
     if find_spec("IPython") is None:
-        pytest.skip("needs IPython: pip install --group notebooks (or: make .venv/.large)")
+        pytest.skip("needs IPython: pip install --group notebooks (or: make .venv/.tested)")
     code = (
         "from colabstage.progress import resolve_progress\n"
         "with resolve_progress(True).step('copy', total=2, unit='B') as step: step.advance(2)"

@@ -1,12 +1,14 @@
-"""The command line as users meet it: a process with its own output, on a machine where no Drive is mounted."""
+"""The command line as users meet it, on a machine where no Drive is mounted: run here, or as a process."""
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path  # noqa: TC003 - fixtures
 from typing import Any
 
@@ -14,6 +16,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from colabstage.ui.cli import main
 from tests.diagnose.nvidia_smi import no_gpu, smi  # noqa: F401 - fixtures
 
 COMMAND = (sys.executable, "-m", "colabstage")
@@ -27,10 +30,31 @@ def practice_environment(root: Path) -> dict[str, str]:
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Run:
-    """Runs `colabstage ARGUMENTS…` in the test's folder, and returns how it ended."""
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Runs `colabstage ARGUMENTS…` in the test's folder and in this process, and returns how it ended."""
 
     def run_it(*arguments: str | Path) -> Done:
+        out, err = io.StringIO(), io.StringIO()
+        words = ["colabstage", *map(str, arguments)]
+        with monkeypatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+            patch.chdir(tmp_path)
+            for name, value in practice_environment(tmp_path).items():
+                patch.setenv(name, value)
+            patch.setattr(sys, "argv", words)
+            with pytest.raises(SystemExit) as ended:
+                main()
+        code = ended.value.code
+        assert isinstance(code, int)
+        return Done(words, code, out.getvalue(), err.getvalue())
+
+    return run_it
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Run:
+    """Does what `run` does in a process of its own, as a shell would: each command has one test that does."""
+
+    def start_it(*arguments: str | Path) -> Done:
         return subprocess.run(
             [*COMMAND, *arguments],
             cwd=tmp_path,
@@ -41,7 +65,7 @@ def run(tmp_path: Path) -> Run:
             check=False,
         )
 
-    return run_it
+    return start_it
 
 
 def reason(done: Done, code: int) -> str:

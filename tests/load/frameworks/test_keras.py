@@ -21,22 +21,23 @@ CHILD = Path(__file__).with_name("keras_child.py")
 ROWS, BATCH, SEED = 38, 5, 3
 
 pytestmark = [
-    pytest.mark.skipif(find_spec("keras") is None, reason="needs keras: pip install -c constraints.txt --group keras"),
+    pytest.mark.skipif(
+        find_spec("keras") is None, reason="needs keras: pip install -c constraints.txt --group tensorflow"
+    ),
     pytest.mark.timeout(240),
 ]
 
 
 def backends() -> list[Any]:
     """Those of keras, each skipped where its package is missing."""
-    return [
-        pytest.param(
-            name,
-            marks=pytest.mark.skipif(
-                find_spec(name) is None, reason=f"needs {name}: pip install -c constraints.txt --group keras"
-            ),
+    groups = {"tensorflow": "--group tensorflow", "jax": "--group large", "torch": "torch"}
+    missing = {
+        name: pytest.mark.skipif(
+            find_spec(name) is None, reason=f"needs {name}: pip install -c constraints.txt {group}"
         )
-        for name in ("tensorflow", "jax", "torch")
-    ]
+        for name, group in groups.items()
+    }
+    return [pytest.param(name, marks=[mark, *[pytest.mark.long] * (name == "jax")]) for name, mark in missing.items()]
 
 
 def write_rows(path: Path, rows: int = ROWS) -> Path:

@@ -21,7 +21,7 @@ ROWS, BATCH, SEED = 38, 5, 3
 
 pytestmark = [
     pytest.mark.skipif(
-        find_spec("tensorflow") is None, reason="needs tensorflow: pip install -c constraints.txt --group keras"
+        find_spec("tensorflow") is None, reason="needs tensorflow: pip install -c constraints.txt --group tensorflow"
     ),
     pytest.mark.timeout(240),
 ]

@@ -1,4 +1,4 @@
-"""Every command of the command line, as a process: what it prints, and with which code it ends."""
+"""Every command of the command line: what it prints, and with which code it ends."""
 
 from __future__ import annotations
 
@@ -48,23 +48,23 @@ def test_help_has_examples_and_loads_nothing_heavy() -> None:
     assert done.stdout.splitlines()[-1] == "loaded"
 
 
-def test_version(run: Run) -> None:
+def test_version(start: Run) -> None:
     """`--version` prints the name and the version."""
     from colabstage import __version__
 
-    assert run("--version").stdout == f"colabstage {__version__}\n"
+    assert start("--version").stdout == f"colabstage {__version__}\n"
 
 
-def test_nothing_asked_is_a_wrong_argument(run: Run) -> None:
+def test_nothing_asked_is_a_wrong_argument(start: Run) -> None:
     """Without a command it shows the commands there are, and ends with 2."""
-    done = run()
+    done = start()
     assert done.returncode == 2
     assert all(name in done.stdout + done.stderr for name in ("stage", "plan", "pack", "info", "verify", "demo"))
 
 
-def test_stage_reports_its_steps_and_where_the_pack_is(run: Run, photos: Path, tmp_path: Path) -> None:
+def test_stage_reports_its_steps_and_where_the_pack_is(start: Run, photos: Path, tmp_path: Path) -> None:
     """The steps with their times, then the file; no bar where nobody watches."""
-    done = run("stage", photos, "--local-dir", "here", "--cache-dir", "none")
+    done = start("stage", photos, "--local-dir", "here", "--cache-dir", "none")
     assert (done.returncode, done.stderr) == (0, "")
     assert "Staged from the source" in done.stdout
     assert "pack" in done.stdout
@@ -106,12 +106,14 @@ def test_stage_reuses_refreshes_and_verifies(run: Run, photos: Path) -> None:
     assert any("damaged" in note for note in again["report"]["notes"])
 
 
-def test_plan_says_what_stage_would_do_and_does_nothing(run: Run, photos: Path, tmp_path: Path) -> None:
+def test_plan_says_what_stage_would_do_and_does_nothing(start: Run, photos: Path, tmp_path: Path) -> None:
     """The plan has samples and sizes, and leaves no file."""
     before = sorted(tmp_path.rglob("*"))
-    planned = result(run("plan", "photos", "--image-size", "8", "--local-dir", "here", "--cache-dir", "none", "--json"))
+    planned = result(
+        start("plan", "photos", "--image-size", "8", "--local-dir", "here", "--cache-dir", "none", "--json")
+    )
     assert (planned["action"], planned["samples"], planned["pack_bytes"]) == ("stage", {"train": 10}, 10 * 8 * 8 * 3)
-    text = run("plan", "photos", "--local-dir", "here", "--cache-dir", "none")
+    text = start("plan", "photos", "--local-dir", "here", "--cache-dir", "none")
     assert text.returncode == 0
     assert "would be read from its source" in text.stdout
     assert sorted(tmp_path.rglob("*")) == before
@@ -171,14 +173,14 @@ def test_info_of_encoded_images(run: Run, photos: Path) -> None:
     assert (told["encoding"], told["splits"]["train"]["x"]["shape"]) == ("encoded", None)
 
 
-def test_info_of_a_file_that_somebody_else_wrote(run: Run, tmp_path: Path) -> None:
+def test_info_of_a_file_that_somebody_else_wrote(start: Run, tmp_path: Path) -> None:
     """Plain HDF5 with `X_<split>` is shown as well; there is no manifest, and that is said."""
     with h5py.File(tmp_path / "plain.h5", "w") as file:
         file["X_dev"] = np.zeros((3, 7), dtype=np.float32)
-    text = run("info", "plain.h5").stdout
+    text = start("info", "plain.h5").stdout
     assert "HDF5 that colabstage did not write" in text
     assert "float32" in text
-    told = result(run("info", "plain.h5", "--json"))
+    told = result(start("info", "plain.h5", "--json"))
     assert (told["format"], told["encoding"], told["manifest"]["state"]) == (None, "arrays", "missing")
     assert told["splits"]["dev"]["y"] is None
 
@@ -222,11 +224,11 @@ def test_verify_finds_a_file_that_is_cut_off(run: Run, photos: Path, tmp_path: P
     assert f"it has 3,000 bytes instead of {size:,}" in reason(run("verify", "a.h5"), 1)
 
 
-def test_verify_needs_a_manifest(run: Run, tmp_path: Path) -> None:
+def test_verify_needs_a_manifest(start: Run, tmp_path: Path) -> None:
     """Without a manifest nothing can be said, and a missing file is said to be missing."""
     (tmp_path / "a.h5").write_bytes(b"anything")
-    assert "no whole manifest 'a.h5.json'" in reason(run("verify", "a.h5"), 1)
-    assert "There is no file 'b.h5'" in reason(run("verify", "b.h5"), 1)
+    assert "no whole manifest 'a.h5.json'" in reason(start("verify", "a.h5"), 1)
+    assert "There is no file 'b.h5'" in reason(start("verify", "b.h5"), 1)
 
 
 @pytest.mark.slow
@@ -241,9 +243,9 @@ def test_what_fails_ends_with_1_and_one_line(run: Run, photos: Path, tmp_path: P
     assert not (tmp_path / "a.h5").exists()
 
 
-def test_debug_shows_the_traceback(run: Run) -> None:
+def test_debug_shows_the_traceback(start: Run) -> None:
     """With `--debug` the traceback comes first, and the line still ends it."""
-    done = run("stage", "nowhere", "--cache-dir", "none", "--debug")
+    done = start("stage", "nowhere", "--cache-dir", "none", "--debug")
     assert done.returncode == 1
     assert "Traceback (most recent call last)" in done.stderr
     assert done.stderr.splitlines()[-1].startswith("colabstage: There is nothing at")
@@ -287,7 +289,7 @@ def test_arguments_that_cannot_work_end_with_2(
 @pytest.mark.slow
 def test_ctrl_c_keeps_what_is_finished(tmp_path: Path) -> None:
     """An interrupted command ends with 130 and one line; the same command again goes on from there."""
-    folder = write_images(tmp_path / "large", each=2, side=1000)
+    folder = write_images(tmp_path / "large", each=2, side=500)
     for number in range(2, 150):
         for kind in ("cat", "dog"):
             (folder / kind / f"{number:03}.png").hardlink_to(folder / kind / "000.png")

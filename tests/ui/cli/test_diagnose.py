@@ -1,4 +1,4 @@
-"""`colabstage doctor`, `compare` and `gpu` as processes: what they print, and how they end."""
+"""`colabstage doctor`, `compare` and `gpu`: what they print, and how they end."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ without_the_package = pytest.mark.skipif(
 )
 
 
-def test_doctor_ends_well_where_nothing_is_broken(run: Run, photos: Path) -> None:
+def test_doctor_ends_well_where_nothing_is_broken(start: Run, photos: Path) -> None:
     """Facts and verdicts are printed, and the exit code is 0."""
-    done = run("doctor", photos, "--workers", "1")
+    done = start("doctor", photos, "--workers", "1")
     assert done.returncode == 0, done.stderr
     assert f"'{photos}' is on a local disk." in " ".join(done.stdout.split())
     assert done.stderr == ""
@@ -54,10 +54,10 @@ def test_compare_prints_every_way(run: Run, photos: Path) -> None:
     assert json.loads(as_json.stdout)["dataset_samples"] == 10
 
 
-def test_compare_names_what_is_wrong(run: Run) -> None:
+def test_compare_names_what_is_wrong(start: Run) -> None:
     """A missing path and a wrong option end as they do everywhere."""
-    assert run("compare", "missing").returncode == 1
-    done = run("compare", "missing", "--encoding", "gif")
+    assert start("compare", "missing").returncode == 1
+    done = start("compare", "missing", "--encoding", "gif")
     assert done.returncode == 2
     assert "--encoding" in done.stderr
 
