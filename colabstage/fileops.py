@@ -56,11 +56,21 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """Read JSON; `None` when there is no such file or it is not whole."""
+    """Read JSON; `None` when there is no such file, or it is not whole, or is nothing that `write_json` would write.
+
+    What nests too deeply and numbers that are not finite are somebody's attack or accident, not a record.
+    """
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return json.loads(path.read_text(encoding="utf-8"), parse_float=_finite, parse_constant=_finite)
+    except (FileNotFoundError, NotADirectoryError, ValueError, RecursionError):
         return None
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(text)
+    return value
 
 
 def hash_block(data: bytes | bytearray | memoryview) -> str:

@@ -5,12 +5,16 @@ from __future__ import annotations
 import hashlib
 import string
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from colabstage.errors import OptionError
+from colabstage.errors import ChecksumMismatchError, OptionError
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 # Hexadecimal digits of each kind. Not what hashlib has besides: nobody publishes those.
 _DIGITS = {"md5": 32, "sha1": 40, "sha256": 64, "sha512": 128, "xxh3_64": 16, "xxh3_128": 32}
+_PIECE_BYTES = 1024 * 1024
 _BY_DIGITS = {32: "md5", 40: "sha1", 64: "sha256", 128: "sha512"}
 
 
@@ -40,6 +44,24 @@ class Checksum:
             hasher: Hasher = getattr(xxhash, self.algorithm)()
             return hasher
         return hashlib.new(self.algorithm, usedforsecurity=False)
+
+
+def check_file(path: Path, checksum: Checksum, label: str) -> None:
+    """Hash a whole file that is here.
+
+    Raises:
+        ChecksumMismatchError: it is another one than the checksum's.
+    """
+    hasher = checksum.new_hasher()
+    with path.open("rb") as file:
+        while data := file.read(_PIECE_BYTES):
+            hasher.update(data)
+    if hasher.hexdigest() != checksum.digest:
+        msg = (
+            f"'{label}' came whole, but its {checksum.algorithm} is {hasher.hexdigest()}, not {checksum.digest}. It "
+            "was not kept. Compare the checksum with its publisher's."
+        )
+        raise ChecksumMismatchError(msg)
 
 
 def parse_checksum(text: str) -> Checksum:

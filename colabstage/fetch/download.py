@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 _STATE = "state.json"
 _CONTENT = "content"
+_COMING = "coming"
+_VERSION = "version.json"
 
 
 class Download:
@@ -38,26 +40,46 @@ class Download:
                 orphan.rename(self.folder)
                 break
         with typed_write_errors(self.folder):
-            (self.folder / _CONTENT).mkdir(parents=True, exist_ok=True)
+            for part in (_CONTENT, _COMING):
+                (self.folder / part).mkdir(parents=True, exist_ok=True)
         write_json(self.folder / _STATE, self._state)
 
     def fetch(self, bring: Callable[[Path], Path]) -> tuple[Path, bool]:
-        """What `bring` makes in the folder that it is given, under a name that nothing has before it is whole.
+        """What `bring` makes, in the folder that it is given or where it was before; whole only once it has returned.
 
         Returns:
             Its path, and whether an earlier run had brought it.
         """
-        content = self.folder / _CONTENT
-        # What is unfinished has an owned temporary name, which begins with a dot.
-        whole = [path for path in content.iterdir() if not path.name.startswith(".colabstage-")]
-        return (whole[0], True) if whole else (bring(content), False)
+        content, coming = self.folder / _CONTENT, self.folder / _COMING
+        whole = list(content.iterdir())
+        if whole:
+            return whole[0], True
+        for refused in coming.iterdir():
+            # What can be gone on with has an owned temporary name; the rest came whole once, and was refused.
+            if not refused.name.startswith(".colabstage-"):
+                remove_any(refused)
+        path = bring(coming)
+        if not path.is_relative_to(coming):
+            return path, False
+        with typed_write_errors(content):
+            return path.rename(content / path.name), False
+
+    @property
+    def version(self) -> str:
+        """What the service called the version that came; "" where it did not tell."""
+        found = read_json(self.folder / _VERSION)
+        return found if isinstance(found, str) else ""
+
+    def note_version(self, version: str) -> None:
+        """Keep with the content which version it is."""
+        write_json(self.folder / _VERSION, version)
 
     def close(self) -> None:
         """Leave what came for the next run. Calling it twice is fine."""
         if self._closed:
             return
         self._closed = True
-        if any((self.folder / _CONTENT).iterdir()):
+        if any(any((self.folder / part).iterdir()) for part in (_CONTENT, _COMING)):
             with contextlib.suppress(OSError):
                 disown(self.folder)
                 return

@@ -1,12 +1,19 @@
-"""The state of a source at one time: enough to tell later whether it is still the same."""
+"""The state of a source at one time: enough to tell later whether it is still the same.
+
+Two states are the same when something proves it: a service's version, the checksums of every member of a zip or of
+every file, or names, sizes and times of all files where times can be trusted. What is left open is said, not assumed.
+"""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, fields, replace
+import itertools
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from colabstage.fileops import hash_block
+from colabstage.records import read_fields
 from colabstage.trees.folder import FolderTree
+from colabstage.trees.zip_directory import directory_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -14,8 +21,16 @@ if TYPE_CHECKING:
     from colabstage.fetch.remote import RemoteFacts
     from colabstage.trees.tree import ByteSource, Tree
 
-# The end of a zip is its table of contents with the checksum of every member: who knows it, knows the archive.
+# The first and last bytes of a file that are compared where nothing vouches for all of them.
 _END_BYTES = 64 * 1024
+_ZIP_MARK = b"PK"
+# Google Drive keeps milliseconds, a mount that has just written more.
+_SECOND_NS = 1_000_000_000
+# Times of a folder's files are kept in so many groups: few enough to be carried along, and one file each in small ones.
+_GROUPS = 256
+_GROUP_DIGITS = 8
+
+Verdict = Literal["same", "unproved", "changed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +43,10 @@ class SourceIdentity:
     `mtime_ns`: of an archive. `ends`: hash of an archive's first and last 64 KiB.
     `version`: what a service calls this state of a file: an ETag, a generation; "" where there is none.
     `checksum`: the hash of the whole file that was asked for and found, as `"sha256:…"`.
+    `digest`: what stands for every byte: `"zip:…"`, of a zip's whole directory with each member's checksum; `"md5:…"`,
+    as Google Drive says it of a file, or of all files of a folder; `"xxh3:…"` of all content; "" where nothing does.
     `listing`: hash of the names and sizes in a folder. `times`: the same with modification times.
+    `clock`: of times alone, to the second, 8 digits for each of up to 256 groups of files in the order of their names.
     `stamps`: modification time in ns of each folder by name, which changes when something is added, removed or renamed
     in it.
     `parts`: of `"many"`, each source's own, in order.
@@ -42,8 +60,10 @@ class SourceIdentity:
     ends: str = ""
     version: str = ""
     checksum: str = ""
+    digest: str = ""
     listing: str = ""
     times: str = ""
+    clock: str = ""
     stamps: dict[str, int] = field(default_factory=dict)
     parts: tuple[SourceIdentity, ...] = ()
 
@@ -54,22 +74,21 @@ class SourceIdentity:
     @staticmethod
     def from_json(raw: Any) -> SourceIdentity | None:
         """Read it back; `None` for anything that is not one."""
-        if not isinstance(raw, dict) or not {field.name for field in fields(SourceIdentity)} >= raw.keys():
-            return None
-        parts = [SourceIdentity.from_json(part) for part in raw.get("parts", ())]
-        whole = tuple(part for part in parts if part is not None)
-        try:
-            return SourceIdentity(**{**raw, "parts": whole}) if len(whole) == len(parts) else None
-        except TypeError:
-            return None
+        return read_fields(SourceIdentity, raw)
 
     @property
     def trusts_times(self) -> bool:
-        """Whether another modification time means another content.
+        """Whether another modification time means another content, and the same time the same.
 
-        A mount of Google Drive may show other times, and what was downloaded has those of the download.
+        A mount of Google Drive may show other times after it was mounted anew, and what was downloaded has those of
+        the download.
         """
         return not self.address.startswith(("drive:", "gdrive:", "kaggle:"))
+
+    @property
+    def is_downloaded(self) -> bool:
+        """Whether its times are those of its download, which say nothing of its content."""
+        return self.address.startswith(("gdrive:", "kaggle:"))
 
     @property
     def fingerprint(self) -> str:
@@ -77,11 +96,17 @@ class SourceIdentity:
         if self.kind == "many":
             parts = [part.fingerprint for part in self.parts]
             return hash_block("\n".join(parts).encode()) if all(parts) else ""
-        content = self.version or self.ends or (self.times if self.trusts_times else self.listing)
+        listed = self.listing if self.is_downloaded else self.times
+        content = self.version or " ".join(filter(None, (self.digest, self.ends, listed)))
         if not content and not self.mtime_ns:
             return ""
-        time_ns = self.mtime_ns if self.trusts_times else 0
+        time_ns = self.mtime_ns if self.trusts_times else self.mtime_ns // _SECOND_NS
         return f"{self.address} {self.kind} {self.files} {self.nbytes} {time_ns} {content}"
+
+    @property
+    def without_stamps(self) -> SourceIdentity:
+        """The same for a machine that has not seen the source: there folders' times alone prove nothing."""
+        return replace(self, stamps={}, parts=tuple(part.without_stamps for part in self.parts))
 
 
 def _compact(raw: dict[str, Any]) -> dict[str, Any]:
@@ -89,11 +114,17 @@ def _compact(raw: dict[str, Any]) -> dict[str, Any]:
     return {**known, "parts": [_compact(part) for part in raw["parts"]]} if raw["parts"] else known
 
 
-def identify_archive(source: ByteSource, mtime_ns: int, *, address: str = "") -> SourceIdentity:
-    """The identity of one file; reads its first and last 64 KiB."""
+def identify_archive(source: ByteSource, mtime_ns: int, *, address: str = "", md5: str = "") -> SourceIdentity:
+    """The identity of one file; reads its first and last 64 KiB, and the whole directory of a zip.
+
+    `md5`: of the whole file, where somebody keeps it.
+    """
     first = source.pread(_END_BYTES, 0)
     last = source.pread(_END_BYTES, max(0, source.size - _END_BYTES))
-    return SourceIdentity("archive", 1, source.size, address=address, mtime_ns=mtime_ns, ends=hash_block(first + last))
+    directory = directory_bytes(source) if first.startswith(_ZIP_MARK) and not md5 else None
+    digest = f"md5:{md5}" if md5 else "" if directory is None else f"zip:{hash_block(directory)}"
+    ends = hash_block(first + last)
+    return SourceIdentity("archive", 1, source.size, address=address, mtime_ns=mtime_ns, ends=ends, digest=digest)
 
 
 def identify_remote(facts: RemoteFacts, size: int, *, address: str) -> SourceIdentity:
@@ -101,19 +132,37 @@ def identify_remote(facts: RemoteFacts, size: int, *, address: str) -> SourceIde
     return SourceIdentity("archive", 1, size, address=address, mtime_ns=facts.mtime_ns, version=facts.version)
 
 
-def identify_tree(tree: Tree, *, address: str = "") -> SourceIdentity:
-    """The identity of a folder that has been listed."""
+def identify_tree(tree: Tree, *, address: str = "", digest: str = "") -> SourceIdentity:
+    """The identity of a folder that has been listed; `digest`: of all its content, where somebody keeps it."""
     stamps = {name: time for name, (time, _) in tree.listing_stamp().items()} if isinstance(tree, FolderTree) else {}
-    entries = tree.entries
+    listed: list[str] = []
+    timed: list[str] = []
+    seconds: list[int] = []
+    nbytes = 0
+    for entry in tree.entries:  # once: making an entry is what takes time
+        line = f"{entry.name}\t{entry.size}"
+        nbytes += entry.size
+        listed.append(line)
+        timed.append(f"{line}\t{entry.mtime_ns}")
+        seconds.append(entry.mtime_ns // _SECOND_NS)
     return SourceIdentity(
         "folder",
-        len(entries),
-        sum(entry.size for entry in entries),
+        len(listed),
+        nbytes,
         address=address,
-        listing=_hash_lines(f"{entry.name}\t{entry.size}" for entry in entries),
-        times=_hash_lines(f"{entry.name}\t{entry.size}\t{entry.mtime_ns}" for entry in entries),
+        digest=digest,
+        listing=_hash_lines(listed),
+        times=_hash_lines(timed),
+        clock=_read_clock(seconds),
         stamps=stamps,
     )
+
+
+def _read_clock(seconds: Sequence[int]) -> str:
+    groups = min(len(seconds), _GROUPS)
+    bounds = [number * len(seconds) // groups for number in range(groups + 1)] if groups else []
+    parts = (seconds[first:after] for first, after in itertools.pairwise(bounds))
+    return "".join(hash_block(repr(part).encode())[:_GROUP_DIGITS] for part in parts)
 
 
 def identify_many(parts: Sequence[SourceIdentity], *, address: str) -> SourceIdentity:
@@ -123,10 +172,8 @@ def identify_many(parts: Sequence[SourceIdentity], *, address: str) -> SourceIde
 
 
 def as_loose_file(identity: SourceIdentity) -> SourceIdentity:
-    """One file's identity as that of one of many; of one on Google Drive, only its size can be trusted."""
-    if identity.trusts_times:
-        return replace(identity, kind="file")
-    return replace(identity, kind="file", version="", mtime_ns=0)
+    """One file's identity as that of one of many; of one on Google Drive, its time counts to the second."""
+    return replace(identity, kind="file", version=identity.version if identity.trusts_times else "")
 
 
 def _hash_lines(lines: Iterable[str]) -> str:
@@ -134,18 +181,53 @@ def _hash_lines(lines: Iterable[str]) -> str:
     return hash_block("\n".join(lines).encode(errors="surrogateescape"))
 
 
-def is_same(recorded: SourceIdentity, now: SourceIdentity) -> bool:
-    """Whether two full identities are of the same content.
+def compare(recorded: SourceIdentity, now: SourceIdentity) -> Verdict:
+    """Whether two full identities are of the same content, as far as they prove it.
 
-    On Google Drive, whose mounts may show other modification times after a remount, a folder is the same when all
-    names and sizes are, and an archive when its size and both its ends are. A service's version decides alone.
+    A service's version decides alone; else what stands for every byte, where both have it. Without, everything that
+    is known of them has to agree. `"unproved"`: names and sizes agree, and what else would tell does not speak: the
+    times of many files on Google Drive that are all other ones, as after a remount, or those of a download.
     """
     if (recorded.kind, recorded.files, recorded.nbytes) != (now.kind, now.files, now.nbytes):
-        return False
+        return "changed"
     if recorded.kind == "many":
-        return len(recorded.parts) == len(now.parts) and all(map(is_same, recorded.parts, now.parts))
+        return _compare_parts(recorded.parts, now.parts)
     if recorded.version or now.version:
-        return recorded.version == now.version
-    if recorded.kind in ("archive", "file"):
-        return recorded.ends == now.ends and (recorded.mtime_ns == now.mtime_ns or not now.trusts_times)
-    return recorded.times == now.times or (not now.trusts_times and recorded.listing == now.listing)
+        return "same" if recorded.version == now.version else "changed"
+    if recorded.digest.partition(":")[0] == now.digest.partition(":")[0] != "":
+        return "same" if recorded.digest == now.digest else "changed"
+    if recorded.kind == "folder":
+        return _compare_folders(recorded, now)
+    if now.is_downloaded:
+        return "unproved" if recorded.ends == now.ends else "changed"
+    unit = 1 if now.trusts_times else _SECOND_NS
+    same_time = recorded.mtime_ns // unit == now.mtime_ns // unit
+    return "same" if same_time and recorded.ends == now.ends else "changed"
+
+
+def _compare_parts(recorded: Sequence[SourceIdentity], now: Sequence[SourceIdentity]) -> Verdict:
+    if len(recorded) != len(now):
+        return "changed"
+    verdicts = set(map(compare, recorded, now))
+    order: tuple[Verdict, ...] = ("changed", "unproved")
+    return next((verdict for verdict in order if verdict in verdicts), "same")
+
+
+def _compare_folders(recorded: SourceIdentity, now: SourceIdentity) -> Verdict:
+    if recorded.times == now.times:
+        return "same"
+    if now.trusts_times or recorded.listing != now.listing:
+        return "changed"
+    if now.is_downloaded or len(recorded.clock) != len(now.clock):
+        return "unproved"
+    starts = range(0, len(now.clock), _GROUP_DIGITS)
+    other = sum(recorded.clock[at : at + _GROUP_DIGITS] != now.clock[at : at + _GROUP_DIGITS] for at in starts)
+    if not other:
+        return "same"
+    # Some other times are somebody's work. All of them may be a remount's; a few files are read again to be sure.
+    return "unproved" if other == len(starts) and now.files > _GROUPS else "changed"
+
+
+def is_same(recorded: SourceIdentity, now: SourceIdentity) -> bool:
+    """Whether two full identities are not known to be of different content; see `compare` for what is proved."""
+    return compare(recorded, now) != "changed"

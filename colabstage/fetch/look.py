@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import threading
+import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import repeat
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from colabstage.errors import ColabstageError
 from colabstage.fetch.globbing import expand_pattern
+from colabstage.fetch.identity import compare, identify_tree
 from colabstage.fetch.sources import (
     KaggleSource,
     LocalSource,
@@ -20,8 +23,9 @@ from colabstage.fetch.sources import (
     TreeSource,
     WebSource,
 )
+from colabstage.machine.mounts import is_slow_mount
 from colabstage.retry import RetryPolicy
-from colabstage.trees.folder import folder_stamps
+from colabstage.trees.folder import FolderTree, folder_stamps
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,97 +35,123 @@ if TYPE_CHECKING:
     from colabstage.fetch.remote import RemoteFile
     from colabstage.fetch.sources import SingleSource
 
-# A mount or a service that does not answer in this time is treated as absent.
-_LOOK_TIMEOUT_S = 20.0
+# How long nothing at all may come from a mount or a service. What answers, however slowly, is waited for.
+_SILENCE_S = 20.0
 # How many parts of a list are asked at once.
 _ASKERS = 16
 
 # Who is not there now counts as absent; nobody waits for that.
 _ONE_TRY = RetryPolicy(attempts=1)
 
-Look = Literal["same", "unsure", "changed", "gone"]
+Heard = Callable[[], object]
 
 
-def look_quickly(source: Source, recorded: SourceIdentity, *, workers: int) -> Look:
-    """Compare a source with its record by a few calls, under a deadline.
+class Look(NamedTuple):
+    """What a quick look at a source found.
 
-    Files that are a dataset only together, and what Kaggle's own tool brought here, are not asked again.
+    `state`: `"same"`: it is the recorded one by what `detail` says was compared. `"changed"`: it certainly differs.
+    `"unsure"`: only opening it can tell. `"gone"`: it is not there, or refuses; `detail` says how. `"silent"`: nothing
+    came from it in time, so whether it is there, or the same, is not known.
+    """
 
-    Returns:
-        `"same"`: an archive's size and time or version, or the times of all folders, are the recorded ones.
-        `"changed"`: it certainly differs. `"unsure"`: only opening it can tell. `"gone"`: nothing answers there.
+    state: Literal["same", "unsure", "changed", "gone", "silent"]
+    detail: str = ""
+
+
+def look_quickly(source: Source, recorded: SourceIdentity, *, workers: int, silence_s: float = _SILENCE_S) -> Look:
+    """Compare a source with its record by a few calls; of a folder on a local disk, all files are listed.
+
+    Ends when nothing has come for `silence_s` seconds.
     """
     answers: list[Look] = []
+    finished, last = threading.Event(), time.monotonic()
+
+    def heard() -> None:
+        nonlocal last
+        last = time.monotonic()
 
     def look() -> None:
-        answers.append(_look(source, recorded, workers))
+        try:
+            answers.append(_look(source, recorded, workers, heard))
+        finally:
+            finished.set()
 
     # A dead mount may never answer; a thread can be left behind, a blocked call cannot be interrupted.
-    thread = threading.Thread(target=look, name="colabstage-look", daemon=True)
-    thread.start()
-    thread.join(_LOOK_TIMEOUT_S)
-    return answers[0] if answers else "gone"
+    threading.Thread(target=look, name="colabstage-look", daemon=True).start()
+    while not finished.wait(max(0.01, last + silence_s - time.monotonic())):
+        if time.monotonic() - last >= silence_s:
+            return Look("silent", f"nothing came from it for {silence_s:.0f} s")
+    return answers[0] if answers else Look("unsure")
 
 
-def _look(source: Source, recorded: SourceIdentity, workers: int) -> Look:
+def _look(source: Source, recorded: SourceIdentity, workers: int, heard: Heard) -> Look:
     try:
-        return _ask(source, recorded, workers)
-    except (OSError, ColabstageError):
-        return "gone"
+        return _ask(source, recorded, workers, heard)
+    except (OSError, ColabstageError) as error:
+        return Look("gone", str(error))
+    finally:
+        heard()
 
 
-def _ask(source: Source, recorded: SourceIdentity, workers: int) -> Look:
-    answer: Look = "unsure"
+def _ask(source: Source, recorded: SourceIdentity, workers: int, heard: Heard) -> Look:
     match source:
         case LocalSource():
             expanded = expand_pattern(source)
             parts = expanded.parts if isinstance(expanded, ManySource) else ()
-            answer = _ask_many(parts, recorded, workers) if parts else _ask_disk(source.path, recorded, workers)
+            disk = source.path
+            answer = _ask_many(parts, recorded, workers, heard) if parts else _ask_disk(disk, recorded, workers, heard)
         case WebSource() | ObjectSource():
             answer = _ask_service(source, recorded)
         case ShareSource():
             answer = _ask_shared(source, recorded)
         case KaggleSource():
-            answer = _ask_kaggle(source, recorded, workers)
+            answer = _ask_kaggle(source, recorded, workers, heard)
         case ManySource():
-            answer = _ask_many(source.parts, recorded, workers)
+            answer = _ask_many(source.parts, recorded, workers, heard)
         case TreeSource():
-            pass
+            answer = Look("unsure")
     return answer
 
 
-def _ask_disk(place: Path, recorded: SourceIdentity, workers: int) -> Look:
+def _ask_disk(place: Path, recorded: SourceIdentity, workers: int, heard: Heard) -> Look:
     found = place.stat()
     if recorded.kind in ("archive", "file"):
         if not place.is_file() or found.st_size != recorded.nbytes:
-            return "changed"
-        return "same" if found.st_mtime_ns == recorded.mtime_ns else "unsure"
+            return Look("changed")
+        same = found.st_mtime_ns == recorded.mtime_ns
+        return Look("same", "its size and time are the recorded ones") if same else Look("unsure")
     if not place.is_dir():
-        return "changed"
-    if not recorded.stamps:
-        return "unsure"
-    stamps = folder_stamps(place, recorded.stamps, workers=workers)
-    return "same" if stamps == recorded.stamps else "unsure"
+        return Look("changed")
+    if is_slow_mount(place) or not recorded.trusts_times:
+        stamps = folder_stamps(place, recorded.stamps, workers=workers, heard=heard) if recorded.stamps else None
+        seen = "the times of its folders are the recorded ones; a file rewritten under its name would not show"
+        return Look("same", seen) if stamps is not None and stamps == recorded.stamps else Look("unsure")
+    now = identify_tree(FolderTree(place, heard=heard), address=recorded.address)
+    seen = "names, sizes and times of all files are the recorded ones"
+    return Look("same", seen) if compare(recorded, now) == "same" else Look("changed")
 
 
 def _ask_service(source: WebSource | ObjectSource, recorded: SourceIdentity) -> Look:
     if recorded.kind == "file":
-        return "same"
+        return Look("same", "its address; of a list of single files none is asked again, and another would not show")
     if recorded.kind != "archive":
-        return "unsure"
+        return Look("unsure")  # a listing
     file = open_remote(source, policy=_ONE_TRY)
     try:
         facts = file.facts
     finally:
         file.close()
-    if (facts.size or 0) != recorded.nbytes:
-        return "changed"
+    if facts.size is not None and facts.size != recorded.nbytes:
+        return Look("changed")
     if facts.version or recorded.version:
-        return "same" if facts.version == recorded.version else "changed"
-    if facts.ranges and not facts.mtime_ns:
-        return "unsure"
+        same = facts.version == recorded.version
+        return Look("same", "its service names the recorded version") if same else Look("changed")
+    if facts.mtime_ns and facts.mtime_ns == recorded.mtime_ns:
+        return Look("same", "its size and time are the recorded ones")
+    if facts.mtime_ns or facts.ranges:
+        return Look("unsure")
     # A server that tells neither a version nor a time and gives no parts could only be asked for everything again.
-    return "same" if facts.mtime_ns == recorded.mtime_ns else "unsure"
+    return Look("same", "its server tells neither a version nor a time, so another content would not show")
 
 
 def _ask_shared(source: ShareSource, recorded: SourceIdentity) -> Look:
@@ -129,15 +159,30 @@ def _ask_shared(source: ShareSource, recorded: SourceIdentity) -> Look:
 
     facts = share_link_facts(source.link, policy=_ONE_TRY)
     if facts is None:
-        return "gone"
-    return "same" if facts.version == recorded.version else "changed"
+        return Look("silent", "Drive gave no answer that could be used")
+    if facts.version != recorded.version:
+        return Look("changed")
+    if not facts.version:
+        return Look("same", "Drive tells no version of it, so another content would not show")
+    if facts.size is None:
+        return Look("same", "the same files are shared; one that was replaced in place would not show")
+    return Look("same", "Drive names the recorded version")
 
 
-def _ask_kaggle(source: KaggleSource, recorded: SourceIdentity, workers: int) -> Look:
-    from colabstage.fetch.kaggle.dataset import mounted_files
+def _ask_kaggle(source: KaggleSource, recorded: SourceIdentity, workers: int, heard: Heard) -> Look:
+    from colabstage.fetch.kaggle.dataset import mounted_files, newest_version
 
     mounted = mounted_files(source.dataset, os.environ)
-    return "same" if mounted is None else _ask_disk(mounted.path, recorded, workers)
+    if mounted is not None:
+        return _ask_disk(mounted.path, recorded, workers, heard)
+    if source.dataset.version is not None:
+        return Look("same", "a version of a dataset on Kaggle does not change")
+    if not recorded.version:
+        return Look("silent", "which version was staged is not known")
+    newest = newest_version(source.dataset)
+    if newest is None:
+        return Look("silent", "Kaggle did not tell which version is the newest")
+    return Look("same", f"version {newest} is the newest") if recorded.version == newest else Look("changed")
 
 
 def open_remote(source: WebSource | ObjectSource, *, policy: RetryPolicy | None = None) -> RemoteFile:
@@ -155,10 +200,11 @@ def open_remote(source: WebSource | ObjectSource, *, policy: RetryPolicy | None 
     return open_object(source.url)
 
 
-def _ask_many(parts: Sequence[SingleSource], recorded: SourceIdentity, workers: int) -> Look:
+def _ask_many(parts: Sequence[SingleSource], recorded: SourceIdentity, workers: int, heard: Heard) -> Look:
     if [part.address for part in parts] != [part.address for part in recorded.parts]:
-        return "changed"
+        return Look("changed")
     with ThreadPoolExecutor(min(_ASKERS, len(parts)), thread_name_prefix="colabstage-look") as pool:
-        looks = set(pool.map(_look, parts, recorded.parts, repeat(workers)))
-    order: tuple[Look, ...] = ("changed", "unsure", "gone")
-    return next((look for look in order if look in looks), "same")
+        looks = list(pool.map(_look, parts, recorded.parts, repeat(workers), repeat(heard)))
+    found = {look.state: look for look in reversed(looks)}
+    order: tuple[str, ...] = ("changed", "unsure", "silent", "gone")
+    return next((found[state] for state in order if state in found), looks[0])

@@ -7,7 +7,8 @@ import hashlib
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from colabstage.errors import OptionError, SourceReadError
+from colabstage.errors import ChecksumMismatchError, OptionError, SourceReadError
+from colabstage.fetch.checksum import check_file
 from colabstage.fetch.download import Download
 from colabstage.fetch.identity import SourceIdentity, identify_archive, identify_remote, identify_tree
 from colabstage.fetch.look import open_remote
@@ -24,6 +25,7 @@ from colabstage.fetch.transfer.connections import read_directly
 from colabstage.fetch.transfer.mounted import MountedFile
 from colabstage.machine.mounts import is_slow_mount
 from colabstage.retry import RetryPolicy, read_with_retry
+from colabstage.trees.entries import file_names
 from colabstage.trees.folder import FolderTree
 from colabstage.trees.open import recognise
 
@@ -51,6 +53,7 @@ class Opened:
     `facts`: what the service says of a file that was downloaded whole.
     `download`: where it was brought whole, if it had to be. `resumed`: whether an earlier run had brought it.
     `movable`: whether what is at `path` was brought for this, so that it may be moved instead of copied.
+    `version`: what a service calls the state that it brought, where that is known.
     `notes`: sentences for whoever reads the report.
     """
 
@@ -64,6 +67,7 @@ class Opened:
     download: Download | None = None
     resumed: bool = False
     movable: bool = False
+    version: str = ""
     notes: list[str] = field(default_factory=list)
 
     def identify(self, content: ByteSource | None = None) -> SourceIdentity:
@@ -72,13 +76,28 @@ class Opened:
         if self.facts is not None and self.facts.size is not None and self.facts.version:
             return identify_remote(self.facts, self.facts.size, address=address)
         if self.tree is not None:
-            version = self.facts.version if self.facts is not None else getattr(self.tree, "stamp", "")
-            return replace(identify_tree(self.tree, address=address), version=version)
+            version = self.facts.version if self.facts is not None else self.version or getattr(self.tree, "stamp", "")
+            digest = self.source.digest if isinstance(self.source, TreeSource) else ""
+            return replace(identify_tree(self.tree, address=address, digest=digest), version=version)
         assert self.file is not None
         facts = self.file.facts
         if self.path is None and (facts.version or facts.mtime_ns or not facts.ranges):
             return identify_remote(facts, facts.size or 0, address=address)
         return identify_archive(content or RemoteBytes(self.file), facts.mtime_ns, address=address)
+
+    def relisted(self) -> str:
+        """List a folder on a slow mount again; in what it differs from the first listing, as a sentence, or ""."""
+        if not isinstance(self.tree, FolderTree) or self.path is None or not self.slow:
+            return ""
+        again = FolderTree(self.path, workers=SLOW_LISTERS)
+        if identify_tree(again).times == identify_tree(self.tree).times:
+            return ""
+        names, names_now = set(file_names(self.tree.entries)), set(file_names(again.entries))
+        came, went = sorted(names_now - names), sorted(names - names_now)
+        parts = [f"{len(came):,} files more (first '{came[0]}')"] if came else []
+        parts += [f"{len(went):,} fewer (first '{went[0]}')"] if went else []
+        found = " and ".join(parts) or "other sizes or times"
+        return f"'{self.path}' lists {found} than when it was first listed."
 
     def close(self) -> None:
         """Let go of connections and handles; what was brought whole stays for the next run."""
@@ -178,6 +197,13 @@ class Opener:
         with contextlib.ExitStack() as undo:
             undo.callback(download.close)
             path, resumed = download.fetch(bring)
+            if resumed and self.checksum is not None and path.is_file():
+                # Whoever brought it may not have been asked for this checksum, or for any.
+                try:
+                    check_file(path, self.checksum, source.label)
+                except ChecksumMismatchError:
+                    download.discard()
+                    raise
             opened = _open_path(source, path, transport)
             opened.download, opened.resumed = download, resumed
             opened.movable = path.is_relative_to(download.folder)
@@ -187,16 +213,19 @@ class Opener:
     def _open_kaggle(self, source: KaggleSource) -> Opened:
         from colabstage.fetch.kaggle.dataset import KaggleFiles, open_kaggle
 
-        in_place: list[KaggleFiles] = []
+        brought: list[KaggleFiles] = []
 
         def bring(folder: Path) -> Path:
             files = open_kaggle(source.dataset, folder, progress=self.progress, cancellation=self.cancellation)
-            if files.in_place:
-                in_place.append(files)
+            brought.append(files)
             return files.path
 
         opened = self._bring(source, source.address, "kaggle", bring)
-        opened.notes += [note for files in in_place for note in files.notes]
+        assert opened.download is not None
+        if brought and brought[0].version:
+            opened.download.note_version(brought[0].version)
+        opened.version = opened.download.version
+        opened.notes += [note for files in brought for note in files.notes]
         return opened
 
 

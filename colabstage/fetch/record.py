@@ -7,13 +7,14 @@ whoever is killed in between has still said what stands there.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from colabstage.fetch.identity import SourceIdentity, identify_tree
 from colabstage.fetch.transfer.partial import BLOCK_BYTES
 from colabstage.fileops import block_ranges, hash_ranges, read_json, write_json
 from colabstage.machine.resources import usable_cores
 from colabstage.ownership import current_world, sweep_orphans
+from colabstage.records import read_fields
 from colabstage.trees.folder import FolderTree
 
 if TYPE_CHECKING:
@@ -36,15 +37,19 @@ class FetchRecord:
 
     address: str
     identity: SourceIdentity
-    seal: dict[str, Any]
+    seal: dict[str, int | str]
     hashes: tuple[str, ...]
     files: int
     nbytes: int
     transport: str
 
-    def fits(self, target: Path) -> bool:
-        """Whether the target is as it was left: by its times, or by its content where a file's times say nothing."""
-        if self.seal and self.seal.items() <= seal_of(target).items():
+    def fits(self, target: Path, *, thorough: bool = False) -> bool:
+        """Whether the target is as it was left: by its times, or by its content where a file's times say nothing.
+
+        With `thorough`, a file by its content whatever its times say.
+        """
+        sealed = bool(self.seal) and self.seal.items() <= seal_of(target).items()
+        if sealed and not (thorough and self.hashes):
             return True
         if not self.hashes or not target.is_file() or target.stat().st_size != self.nbytes:
             return False
@@ -72,23 +77,9 @@ def _coming_path(target: Path) -> Path:
 
 def _read(path: Path) -> FetchRecord | None:
     raw = read_json(path)
-    if not isinstance(raw, dict) or raw.get("version") != _VERSION:
+    if not isinstance(raw, dict) or raw.pop("version", None) != _VERSION:
         return None
-    identity = SourceIdentity.from_json(raw.get("identity"))
-    if identity is None:
-        return None
-    try:
-        return FetchRecord(
-            str(raw["address"]),
-            identity,
-            dict(raw["seal"]),
-            tuple(raw["hashes"]),
-            int(raw["files"]),
-            int(raw["nbytes"]),
-            str(raw["transport"]),
-        )
-    except (KeyError, TypeError, ValueError):
-        return None
+    return read_fields(FetchRecord, raw)
 
 
 def write_record(target: Path, record: FetchRecord) -> None:
@@ -142,14 +133,14 @@ def find_record(folder: Path, address: str) -> Path | None:
     return None
 
 
-def seal_of(target: Path) -> dict[str, Any]:
+def seal_of(target: Path) -> dict[str, int | str]:
     """The facts that change when anything writes to a file, or adds to, removes from or rewrites a folder."""
     if target.is_dir():
         return {"times": identify_tree(FolderTree(target)).times}
     return file_seal(target) if target.is_file() else {}
 
 
-def file_seal(file: Path) -> dict[str, Any]:
+def file_seal(file: Path) -> dict[str, int | str]:
     """The facts that change when anything writes to a file; and the boot, which may lose what was not forced out."""
     found = file.stat()
     return {

@@ -6,15 +6,16 @@ import contextlib
 import os
 import time
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from colabstage.errors import OptionError, TargetExistsError
+from colabstage.errors import DriveError, OptionError, SourceChangedError, SourceError, TargetExistsError
 from colabstage.fetch.checksum import parse_checksum
 from colabstage.fetch.copy import typed_write_errors
 from colabstage.fetch.folder import fetch_folder, unfinished_bytes
 from colabstage.fetch.globbing import expand_pattern
-from colabstage.fetch.look import look_quickly
-from colabstage.fetch.opening import SLOW_LISTERS, Opener
+from colabstage.fetch.identity import compare
+from colabstage.fetch.look import Look, look_quickly
+from colabstage.fetch.opening import SLOW_LISTERS, Opener, comes_whole
 from colabstage.fetch.plan import TransferFacts, plan_transfer
 from colabstage.fetch.record import (
     FetchRecord,
@@ -49,6 +50,8 @@ if TYPE_CHECKING:
     from colabstage.fetch.sources import Source, SourceArgument
     from colabstage.trees.tree import Tree
 
+Verify = Literal["fast", "full"]
+
 
 def fetch_files(
     source: SourceArgument,
@@ -56,6 +59,8 @@ def fetch_files(
     *,
     hash: str | None = None,  # noqa: A002 - the word that people know from other downloaders
     overwrite: bool = False,
+    refresh: bool = False,
+    verify: Verify = "fast",
     progress: bool | Progress = True,
 ) -> FetchReport:
     """Bring a file, or a whole folder of them, to the local disk; an archive stays an archive.
@@ -74,6 +79,9 @@ def fetch_files(
             the file keeps its name.
         hash: what one file must hash to, as `"sha256:…"`, `"md5:…"` or the digest alone.
         overwrite: whether to replace what stands at `target` though this did not make it, or though it was changed.
+        refresh: fetch again, whatever is here.
+        verify: `"fast"` looks whether source and target changed since; `"full"` opens or lists the source and compares
+            all that is known of it, and hashes a file that is here.
         progress: `True` for a bar, `False` for silence, or a `Progress`.
 
     Returns:
@@ -91,6 +99,9 @@ def fetch_files(
         TargetNotWritableError, OptionError: an argument cannot work.
         CancelledError: the progress asked to stop.
     """
+    if verify not in get_args(Verify):
+        msg = f"verify={verify!r} is unknown; expected one of {', '.join(map(repr, get_args(Verify)))}."
+        raise OptionError(msg)
     checksum = None if hash is None else parse_checksum(hash)
     parsed = parse_source(source)
     if checksum is not None and isinstance(parsed, ManySource):
@@ -98,8 +109,10 @@ def fetch_files(
         raise OptionError(msg)
     place = _read_target(target)
     shown = resolve_progress(progress)
-    fetch = _Fetch(parsed, place, checksum, overwrite, shown, cancellation_of(shown), time.monotonic())
-    here = fetch.reuse()
+    fetch = _Fetch(
+        parsed, place, checksum, overwrite, verify == "full", shown, cancellation_of(shown), time.monotonic()
+    )
+    here = None if refresh else fetch.reuse()
     if here is not None:
         return here
     on_drive = drive_path_of(parsed)
@@ -126,6 +139,7 @@ class _Fetch:
     target: Path
     checksum: Checksum | None
     overwrite: bool
+    thorough: bool
     progress: Progress
     cancellation: Cancellation
     began: float
@@ -137,7 +151,7 @@ class _Fetch:
         if record is None and place.is_dir():
             found = find_record(place, self.source.address)
             place, record = (found, read_record(found)) if found is not None else (place, None)
-        if record is None or record.address != self.source.address or not record.fits(place):
+        if record is None or record.address != self.source.address or not record.fits(place, thorough=self.thorough):
             return None
         note = self._unchanged(record.identity)
         if note is None:
@@ -150,12 +164,38 @@ class _Fetch:
 
     def _unchanged(self, recorded: SourceIdentity) -> str | None:
         """`None` when the source may have changed; else a note, which may be empty."""
-        if self.checksum is not None:
+        if self.checksum is not None and (recorded.checksum != str(self.checksum) or not self.thorough):
+            # With the right checksum it need not be asked: what is here is what was asked for.
             return "" if recorded.checksum == str(self.checksum) else None
-        look = look_quickly(self.source, recorded, workers=SLOW_LISTERS)
-        if look == "gone":
-            return "The source cannot be reached now; what was fetched before is as it was."
-        return "" if look == "same" else None
+        look = Look("unsure") if self.thorough else look_quickly(self.source, recorded, workers=SLOW_LISTERS)
+        if look.state == "gone":
+            return f"The source cannot be reached now; what was fetched before is as it was. {look.detail}"
+        if look.state == "silent":
+            return f"Whether the source has changed is not known ({look.detail}); what was fetched is as it was."
+        if look.state == "unsure":
+            return self._compared(recorded)
+        return "" if look.state == "same" else None
+
+    def _compared(self, recorded: SourceIdentity) -> str | None:
+        """As `_unchanged`, by opening the source; what has to come whole to be looked at is fetched anew instead."""
+        if comes_whole(self.source):
+            return None
+        try:
+            with contextlib.ExitStack() as stack:
+                opener = Opener(self.target.parent, self.progress, self.cancellation)
+                source = expand_pattern(self.source) if isinstance(self.source, LocalSource) else self.source
+                if isinstance(source, ManySource):
+                    now = OpenedParts(source, opener, stack).identity
+                else:
+                    opened = opener.open(source)
+                    stack.callback(opened.close)
+                    now = opened.identify()
+        except (SourceError, DriveError) as error:
+            return f"The source cannot be read now ({error}); what was fetched before is as it was."
+        verdict = compare(recorded, now)
+        if verdict == "unproved" and not self.thorough:
+            return "Names and sizes are those that were fetched, but all times are other ones, as after a remount."
+        return "" if verdict == "same" else None
 
     def run(self) -> FetchReport:
         """Fetch.
@@ -214,6 +254,14 @@ class _Fetch:
             return self._move(opened, self.target, identity, len(opened.tree.entries), identity.nbytes)
         return self._fetch_tree(opened.tree, identity, opened, [*opened.notes, *opened.tree.notes])
 
+    @staticmethod
+    def _check_listing(opened: Opened) -> None:
+        """A mount of Google Drive at times lists a part of a folder, without an error."""
+        problem = opened.relisted()
+        if problem:
+            msg = f"{problem} Nothing was put in its place. Wait until uploads are complete, then fetch again."
+            raise SourceChangedError(msg)
+
     def _move(self, opened: Opened, place: Path, identity: SourceIdentity, files: int, nbytes: int) -> FetchReport:
         """Put in its place what a service's own tool has brought beside it."""
         assert opened.path is not None
@@ -246,6 +294,11 @@ class _Fetch:
         plan = self._plan(sizes, opened, connections=1, on_drive=on_drive, kept=kept)
         self._check_space(plan)
         coming = FetchRecord(self.source.address, identity, {}, (), len(sizes), sum(sizes), opened.transport)
+
+        def announce(made: Path) -> None:
+            self._check_listing(opened)
+            announce_record(place, replace(coming, seal=seal_of(made)))
+
         with self.progress.step(f"fetch {place.name}", total=plan.nbytes, unit="B") as step:
             fetched = fetch_folder(
                 tree,
@@ -255,7 +308,7 @@ class _Fetch:
                 step=step,
                 cancellation=self.cancellation,
                 policy=RetryPolicy(),
-                announce=lambda made: announce_record(place, replace(coming, seal=seal_of(made))),
+                announce=announce,
             )
         record = replace(coming, seal=seal_of(place))
         write_record(place, record)

@@ -112,9 +112,10 @@ class KaggleSource(_Named):
 
 @dataclass(frozen=True, slots=True)
 class TreeSource(_Named):
-    """Files that the caller has opened as a tree."""
+    """Files that the caller has opened as a tree. `digest`: of all their content, where their times say nothing."""
 
     tree: Tree = field(repr=False)
+    digest: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,9 +150,23 @@ def _parse_one(source: object) -> SingleSource:
         return _parse_text(source)
     if hasattr(source, "entries") and hasattr(source, "read") and hasattr(source, "label"):
         tree = cast("Tree", source)
-        return TreeSource(f"tree:{tree.label}", readable_name(tree.label), tree.label, tree)
+        # A label is anybody's choice: trees in memory are told apart by what they hold.
+        digest = _content_digest(tree)
+        address = f"tree:{tree.label}" + (f"?{digest}" if digest else "")
+        return TreeSource(address, readable_name(tree.label), tree.label, tree, digest)
     msg = f"source={source!r} is a {type(source).__name__}; expected {_EXPECTED}."
     raise OptionError(msg)
+
+
+def _content_digest(tree: Tree) -> str:
+    """A hash of all names and bytes of a tree some of whose files have no time; "" where all have one."""
+    if all(entry.mtime_ns for entry in tree.entries):
+        return ""
+    hasher = hashlib.sha256()
+    for entry in tree.entries:
+        content = hashlib.sha256(tree.read(entry)).hexdigest()
+        hasher.update(f"{entry.name}\t{content}\n".encode(errors="surrogateescape"))
+    return f"sha256:{hasher.hexdigest()[:16]}"
 
 
 def _parse_text(source: str | os.PathLike[str]) -> SingleSource:

@@ -7,11 +7,13 @@ tell, and blocks can be checked in parallel and repaired one by one.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+import re
+from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 from colabstage.errors import DamagedPackError, NewerFormatError, SourceNotFoundError
 from colabstage.fileops import block_ranges, hash_ranges, read_json, write_json
+from colabstage.records import read_fields
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -20,6 +22,7 @@ MANIFEST_VERSION = 1
 # 8 MiB: long enough that a mount reads at full speed and a table of a 100 GB pack stays under a megabyte, short
 # enough that repairing one costs nothing.
 BLOCK_BYTES = 8 * 1024 * 1024
+_HASH = re.compile("[0-9a-f]{16}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +47,22 @@ class Manifest:
     version: int = MANIFEST_VERSION
 
     @property
+    def agrees(self) -> bool:
+        """Whether it has a hash for each block of a file of its size, and no row count is negative."""
+        if self.size < 0 or self.block_bytes < 1 or min(self.samples.values(), default=0) < 0:
+            return False
+        # Counted, not listed: a size that is a lie may be any number.
+        return len(self.hashes) == -(-self.size // self.block_bytes) and all(map(_HASH.fullmatch, self.hashes))
+
+    @property
     def ranges(self) -> list[tuple[int, int]]:
         """`(offset, length)` of each block, in bytes."""
         return block_ranges(self.size, self.block_bytes)
+
+
+_FIELDS = frozenset(one.name for one in fields(Manifest))
+# Written from the first version on.
+_NEEDED = _FIELDS - {"shard"}
 
 
 def manifest_path(file: Path) -> Path:
@@ -74,22 +90,9 @@ def read_manifest(file: Path) -> Manifest | None:
             "Update with: pip install -U colabstage"
         )
         raise NewerFormatError(msg)
-    try:
-        manifest = Manifest(
-            size=int(raw["size"]),
-            block_bytes=int(raw["block_bytes"]),
-            hashes=tuple(str(digest) for digest in raw["hashes"]),
-            key=str(raw["key"]),
-            identity=dict(raw["identity"]),
-            samples={str(split): int(rows) for split, rows in raw["samples"].items()},
-            skipped=tuple(str(line) for line in raw["skipped"]),
-            written_by=str(raw["written_by"]),
-            shard=str(raw.get("shard", "")),
-        )
-        complete = len(manifest.hashes) == len(manifest.ranges)
-    except (KeyError, TypeError, ValueError, AttributeError):
-        return None
-    return manifest if complete else None
+    known = {name: value for name, value in raw.items() if name in _FIELDS}
+    manifest = read_fields(Manifest, known) if known.keys() >= _NEEDED else None
+    return manifest if manifest is not None and manifest.agrees else None
 
 
 def damaged_blocks(file: Path, manifest: Manifest, *, threads: int) -> list[int]:

@@ -9,38 +9,43 @@ hashed again.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING
 
 from colabstage.errors import ColabstageError
-from colabstage.fetch.identity import SourceIdentity, is_same
+from colabstage.fetch.identity import SourceIdentity, compare, is_same
 from colabstage.fetch.record import file_seal
 from colabstage.fileops import read_json, write_json
 from colabstage.h5.manifest import check_whole, read_manifest
 from colabstage.machine.resources import usable_cores
+from colabstage.records import read_fields
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from colabstage.h5.manifest import Manifest
     from colabstage.stage.request import StageRequest
 
 _RECORD_VERSION = 1
+
+Seal = dict[str, int | str]
 
 
 @dataclass(frozen=True, slots=True)
 class LocalRecord:
     """What one dataset's folder holds.
 
-    `identity`: the source's state when it was staged. `seal`: of the packed file, empty without one.
+    `identity`: the source's state when it was staged. `seal`: of the packed file that was made of that state; empty
+    where there is none, or where nobody has vouched for it.
     `files`: number and bytes of the plain files, `None` without them.
     `published`: whether the pack is in the cache; `None` when it was not asked for.
     """
 
     key: str
     identity: SourceIdentity
-    seal: dict[str, Any]
-    files: tuple[int, int] | None
-    published: bool | None
+    seal: Seal = field(default_factory=dict)
+    files: tuple[int, int] | None = None
+    published: bool | None = None
 
 
 def record_path(request: StageRequest) -> Path:
@@ -51,19 +56,11 @@ def record_path(request: StageRequest) -> Path:
 def read_record(request: StageRequest) -> LocalRecord | None:
     """The record of what is staged for this request; `None` when nothing is, or it is of something else."""
     raw = read_json(record_path(request))
-    if not isinstance(raw, dict) or raw.get("version") != _RECORD_VERSION or raw.get("key") != request.key:
+    if not isinstance(raw, dict) or raw.pop("version", None) != _RECORD_VERSION:
         return None
-    identity = SourceIdentity.from_json(raw.get("identity"))
-    if identity is None:
-        return None
-    files = raw.get("files")
-    return LocalRecord(
-        request.key,
-        identity,
-        dict(raw.get("seal") or {}),
-        None if files is None else tuple(files),
-        raw.get("published"),
-    )
+    raw.pop("address", None)  # for people
+    record = read_fields(LocalRecord, raw)
+    return record if record is not None and record.key == request.key else None
 
 
 def find_record(request: StageRequest) -> LocalRecord | None:
@@ -77,30 +74,43 @@ def find_record(request: StageRequest) -> LocalRecord | None:
         manifest = read_manifest(request.pack_path)
     except ColabstageError:
         return record
-    identity = None if manifest is None else SourceIdentity.from_json(manifest.identity)
+    identity = None if manifest is None else identity_of(manifest)
     if manifest is None or identity is None or manifest.key != request.key:
         return record
     # No file has an empty seal, so every block is hashed before it is trusted.
     return LocalRecord(request.key, identity, {}, None, None if record is None else record.published)
 
 
-def write_record(
-    request: StageRequest, identity: SourceIdentity, *, files: tuple[int, int] | None, published: bool | None
-) -> None:
-    """Record what the folder holds now; seals the packed file if there is one."""
-    pack = request.pack_path
-    write_json(
-        record_path(request),
-        {
-            "version": _RECORD_VERSION,
-            "key": request.key,
-            "address": request.address,
-            "identity": identity.to_json(),
-            "seal": file_seal(pack) if pack.exists() else {},
-            "files": None if files is None else list(files),
-            "published": published,
-        },
-    )
+def identity_of(manifest: Manifest) -> SourceIdentity | None:
+    """The state of the source that a pack was made of; the source has to be listed to be compared with it."""
+    identity = SourceIdentity.from_json(manifest.identity)
+    return None if identity is None else identity.without_stamps
+
+
+def write_record(request: StageRequest, record: LocalRecord) -> None:
+    """Record what the folder holds now."""
+    raw = {**asdict(record), "identity": record.identity.to_json()}
+    write_json(record_path(request), {**raw, "version": _RECORD_VERSION, "address": request.address})
+
+
+def kept_seal(request: StageRequest, identity: SourceIdentity) -> Seal:
+    """The seal of a pack that is here and that this call has neither made nor checked.
+
+    Only the one that an earlier call wrote for a pack of this very state of the source, and only while it holds.
+    """
+    record = read_record(request)
+    if record is None or compare(record.identity, identity) != "same" or not request.pack_path.is_file():
+        return {}
+    if record.seal != file_seal(request.pack_path) or pack_problem(request, record, thorough=False) is not None:
+        return {}
+    return record.seal
+
+
+def files_record(request: StageRequest, identity: SourceIdentity, files: tuple[int, int] | None) -> LocalRecord:
+    """What is recorded when plain files were brought and the pack, if there is one, was left as it was."""
+    record = read_record(request)
+    seal = kept_seal(request, identity)
+    return LocalRecord(request.key, identity, seal, files, record.published if record is not None and seal else None)
 
 
 def pack_problem(request: StageRequest, record: LocalRecord, *, thorough: bool) -> str | None:
@@ -115,6 +125,9 @@ def pack_problem(request: StageRequest, record: LocalRecord, *, thorough: bool) 
         manifest = read_manifest(pack)
         if manifest is None or manifest.key != request.key:
             return "its manifest is missing"
+        made_of = identity_of(manifest)
+        if made_of is None or compare(made_of, record.identity) == "changed":
+            return "its pack is of another state of the source than its record"
         if thorough or file_seal(pack) != record.seal:
             check_whole(pack, manifest, threads=usable_cores())
     except ColabstageError as error:

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from colabstage.fetch.folder import fetch_folder
+from colabstage.h5.manifest import manifest_path
 from colabstage.machine.resources import check_space, free_space
 from colabstage.ownership import remove_own, sweep_orphans, temp_beside
 from colabstage.pack.execute import pipeline_limits, run_pack, space_for
@@ -13,8 +14,9 @@ from colabstage.pack.job import prepare_pack
 from colabstage.pack.join import pack_by_executor
 from colabstage.retry import RetryPolicy
 from colabstage.stage.cache import restore_name
-from colabstage.stage.local import files_staged, write_record
+from colabstage.stage.local import files_record, files_staged, write_record
 from colabstage.stage.plan import StageFigures
+from colabstage.stage.source import SourceListingError
 from colabstage.trees.folder import FolderTree
 from colabstage.units import format_bytes
 
@@ -127,14 +129,14 @@ def _fetch_files(
             step=step,
             cancellation=cancellation,
             policy=RetryPolicy(),
+            announce=lambda _: source.check_listing(),
         )
         timing.amount, timing.note = total - fetched.kept_bytes, f"{fetched.files:,} files"
         if fetched.kept_bytes:
             timing.note += f"; {format_bytes(fetched.kept_bytes)} were here from before"
     files = (fetched.files, fetched.nbytes)
-    if not request.pack_path.exists():
-        # Should packing be interrupted, the files need not come again. An older pack would be vouched for, too.
-        write_record(request, source.identity, files=files, published=None)
+    # Should packing be interrupted, the files need not come again.
+    write_record(request, files_record(request, source.identity, files))
     return files
 
 
@@ -180,6 +182,11 @@ def _make_pack(
                 identity=identity,
                 address=request.address,
             )
+        try:
+            source.check_listing()
+        except SourceListingError:
+            manifest_path(request.pack_path).unlink(missing_ok=True)  # nothing vouches for half of a source
+            raise
         step.amount = sum(done.samples.values()) - done.resumed
         step.note = _describe(done, source)
     report.skipped = done.skipped

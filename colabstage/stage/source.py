@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING, Self
 
-from colabstage.errors import OptionError
+from colabstage.errors import OptionError, SourceChangedError
 from colabstage.fetch.globbing import expand_pattern
 from colabstage.fetch.identity import SourceIdentity, identify_many
 from colabstage.fetch.loose import LooseFile, LooseFiles, name_loose_files
@@ -28,6 +28,10 @@ if TYPE_CHECKING:
 
 # Sources of a list that are opened at once.
 _OPENERS = 8
+
+
+class SourceListingError(SourceChangedError):
+    """A folder on a mount lists other files now than when it was opened."""
 
 
 class OpenSource:
@@ -173,6 +177,18 @@ class OpenSource:
             raise OptionError(msg)
         self._parts[0].verify(checksum)
         self.identity = self._identify()
+
+    def check_listing(self) -> None:
+        """List folders on slow mounts again: one of Google Drive at times lacks entries for a while, without an error.
+
+        Raises:
+            SourceListingError: names, sizes or times are other ones than what was read. Nothing made of it counts.
+            As `FolderTree`.
+        """
+        for part in self._parts:
+            relist_problem = part.opened.relisted()
+            if relist_problem:
+                raise SourceListingError(relist_problem)
 
     def _join(self, spool: Path) -> Tree:
         if len(self._parts) == 1:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import contextlib
 import tempfile
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING, NoReturn, Self
 
 from colabstage.errors import ArchiveError, ColabstageError, DamagedPackError, DriveError, SourceError
-from colabstage.fetch.identity import SourceIdentity, is_same
+from colabstage.fetch.identity import compare
 from colabstage.fetch.look import look_quickly
 from colabstage.fetch.opening import SLOW_LISTERS, comes_whole
+from colabstage.fetch.record import file_seal
 from colabstage.fetch.sources import ManySource
 from colabstage.fileops import make_folder
 from colabstage.h5.info import read_info
@@ -24,13 +26,23 @@ from colabstage.pack.job import prepare_pack
 from colabstage.progress import NullProgress, Progress, cancellation_of
 from colabstage.stage.cache import CachedPack, choose_cache_dir, find_cached, restore_pack
 from colabstage.stage.dataset import StagedDataset
-from colabstage.stage.local import LocalRecord, files_problem, find_record, pack_problem, write_record
+from colabstage.stage.local import (
+    LocalRecord,
+    Seal,
+    files_problem,
+    files_record,
+    find_record,
+    identity_of,
+    kept_seal,
+    pack_problem,
+    write_record,
+)
 from colabstage.stage.making import figure_out, make_local
 from colabstage.stage.part import sweep_copies
 from colabstage.stage.plan import StageFigures, StagePlan
 from colabstage.stage.publish import publish_file
 from colabstage.stage.report import StageReport
-from colabstage.stage.source import OpenSource
+from colabstage.stage.source import OpenSource, SourceListingError
 from colabstage.units import format_bytes
 
 if TYPE_CHECKING:
@@ -38,6 +50,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
     from types import TracebackType
 
+    from colabstage.fetch.identity import SourceIdentity
     from colabstage.stage.plan import Action
     from colabstage.stage.request import StageRequest
 
@@ -54,6 +67,7 @@ class Staging:
         self._stack = contextlib.ExitStack()
         self._source: OpenSource | None = None
         self._source_problem: ColabstageError | None = None
+        self._seen = ""
 
     def __enter__(self) -> Self:
         return self
@@ -83,26 +97,35 @@ class Staging:
         record = None if request.refresh else find_record(request)
         if record is None:
             return None
+        # Before it is looked at: what is written to it meanwhile breaks this seal.
+        seal = self._seal() if request.wants_pack else {}
         with self._report.timed("look") as step:
             problem = self._problem_here(record)
-            step.note = problem or "staged here, and whole"
+            step.note = problem or "; ".join(filter(None, ("staged here, and whole", self._seen)))
         if problem is not None:
             self._report.notes.append(f"Staging again: {problem}.")
             return None
         self._report.origin = "local"
-        published = record.published
-        if request.wants_pack and not record.seal:
-            published = self._is_published()
-        if self._source is not None or not record.seal:
-            # The quick look was not enough this time, or a run died before it wrote this down; now it will be.
-            identity = record.identity if self._source is None else self._source.identity
-            write_record(request, identity, files=record.files, published=published)
-        if not record.seal or published is False:
+        found = record
+        if request.wants_pack:
+            published = record.published if record.seal else self._is_published()
+            record = replace(record, seal=seal, published=published)
+        if self._source is not None:
+            # The quick look was not enough this time; now it will be.
+            kept = record.seal if request.wants_pack else kept_seal(request, self._source.identity)
+            record = replace(record, identity=self._source.identity, seal=kept)
+        if record != found:
+            write_record(request, record)
+        if not found.seal or record.published is False:
             # The run that made it may have died before it cleared up.
             self._sweep_copies()
-        if request.wants_pack and published is False:
-            self._publish(record.identity, record.files)
+        if request.wants_pack and record.published is False:
+            self._publish(record)
         return self._finish()
+
+    def _seal(self) -> Seal:
+        pack = self._request.pack_path
+        return file_seal(pack) if pack.is_file() else {}
 
     def _sweep_copies(self) -> None:
         """Remove what dead runs brought of the source only to read it."""
@@ -124,14 +147,14 @@ class Staging:
             return None
         with self._report.timed("look in cache") as step:
             cached = self._find_cached()
-            identity = None if cached is None else SourceIdentity.from_json(cached.manifest.identity)
+            identity = None if cached is None else identity_of(cached.manifest)
             if cached is None or identity is None:
                 step.note = "not there"
                 return None
             if not self._is_fresh(identity):
                 step.note = "made from an earlier state of the source"
                 return None
-            step.note = f"found '{cached.path.name}'"
+            step.note = "; ".join(filter(None, (f"found '{cached.path.name}'", self._seen)))
         try:
             with self._report.timed("copy from cache", unit="B") as step:
                 size, kept = restore_pack(cached, request, progress=self._progress, cancellation=self._cancellation)
@@ -142,10 +165,12 @@ class Staging:
         except (DamagedPackError, SourceError, DriveError) as error:
             self._report.notes.append(f"The cached pack cannot be used: {error}")
             return None
+        seal = self._seal()
         self._report.origin = "cache"
         self._report.skipped = cached.manifest.skipped
         files = self._make(pack=False) if request.wants_files else None
-        write_record(request, self._source.identity if self._source else identity, files=files, published=True)
+        now = self._source.identity if self._source else identity
+        write_record(request, LocalRecord(request.key, now, seal, files, published=True))
         return self._finish()
 
     def stage(self, *, wait: bool) -> StagedDataset:
@@ -156,21 +181,32 @@ class Staging:
         """
         request = self._request
         self._report.origin = "source"
-        files = self._make(pack=True)
+        try:
+            files = self._make(pack=True)
+        except SourceListingError as error:
+            # What a mount lists may lack what was there all the time; so once more, with what it lists now.
+            self.note(f"{error} It was listed anew and read again.")
+            self._close_source()
+            files = self._make(pack=True)
+        seal = self._seal() if request.wants_pack else {}
         source = self._open()
         identity = source.identity
         if source.resumed_bytes:
             self.note(f"{format_bytes(source.resumed_bytes)} of the source were here from a run that was interrupted.")
-        to_publish = request.wants_pack and choose_cache_dir(request)[0] is not None
-        write_record(request, identity, files=files, published=False if to_publish else None)
+        if request.wants_pack:
+            published = False if choose_cache_dir(request)[0] is not None else None
+            record = LocalRecord(request.key, identity, seal, files, published)
+        else:
+            record = files_record(request, identity, files)
+        write_record(request, record)
         source.discard()
         # This run may not have needed what a dead one left.
         self._sweep_copies()
         publishing = None
         if request.wants_pack and wait:
-            self._publish(identity, files)
+            self._publish(record)
         elif request.wants_pack:
-            publishing = _in_background(lambda: self._publish(identity, files, quietly=True))
+            publishing = _in_background(lambda: self._publish(record, quietly=True))
         return self._finish(publishing)
 
     def plan(self) -> StagePlan:
@@ -184,7 +220,7 @@ class Staging:
             return self._planned("reuse", ("It is whole and the source has not changed.",), StageFigures(), rows)
         reasons = [f"Here: {problem}."]
         cached = None if request.refresh or not request.wants_pack else self._find_cached()
-        identity = None if cached is None else SourceIdentity.from_json(cached.manifest.identity)
+        identity = None if cached is None else identity_of(cached.manifest)
         if cached is not None and identity is not None and not request.wants_files and self._is_fresh(identity):
             size = cached.manifest.size
             figures = StageFigures(source_bytes=size, pack_bytes=size)
@@ -245,15 +281,26 @@ class Staging:
                 return True  # whatever the source is now: what is here is what was asked for
         if request.verify == "fast" and self._source is None:
             look = look_quickly(request.source, recorded, workers=SLOW_LISTERS if request.drive_path else 1)
-            if look == "gone":
-                self.note("The source cannot be reached now; what was made of it before is used.")
-            if look != "unsure":
-                return look in ("same", "gone")
+            if look.state == "gone":
+                self.note(f"The source cannot be reached now; what was made of it before is used. {look.detail}")
+            if look.state == "silent":
+                self.note(f"Whether the source has changed is not known ({look.detail}); what was made of it is used.")
+            if look.state == "same":
+                self._seen = f"the source: {look.detail}"
+            if look.state != "unsure":
+                return look.state != "changed"
         source = self._try_open()
         if source is None:
             self.note(f"The source cannot be read now ({self._source_problem}); what was made of it before is used.")
             return True
-        return is_same(recorded, source.identity)
+        verdict = compare(recorded, source.identity)
+        if verdict == "unproved" and request.verify == "fast":
+            self.note(
+                "The source has the names and sizes that were staged, but nothing tells whether their content is the "
+                "same: all times are other ones, as after a remount. verify='full' reads it again."
+            )
+            return True
+        return verdict == "same"
 
     def note(self, sentence: str) -> None:
         """Have the report say something, once."""
@@ -286,6 +333,10 @@ class Staging:
             self._raise_source_problem()
         return source
 
+    def _close_source(self) -> None:
+        self._stack.close()
+        self._source = self._source_problem = None
+
     def _raise_source_problem(self) -> NoReturn:
         assert self._source_problem is not None
         raise self._source_problem
@@ -317,7 +368,7 @@ class Staging:
                     folder.rmdir()  # succeeds only when nothing was kept for the next try
             raise
 
-    def _publish(self, identity: SourceIdentity, files: tuple[int, int] | None, *, quietly: bool = False) -> None:
+    def _publish(self, record: LocalRecord, *, quietly: bool = False) -> None:
         """Copy the pack to the cache. A failure is noted, not raised: the data is here and can be used."""
         request = self._request
         cache_dir, why = choose_cache_dir(request)
@@ -337,7 +388,7 @@ class Staging:
             except (ColabstageError, OSError) as error:
                 step.note = "failed"
                 self.note(f"Not cached, so the next session stages from the source again: {error}")
-        write_record(request, identity, files=files, published=published)
+        write_record(request, replace(record, published=published))
 
     def _finish(self, publishing: Future[None] | None = None) -> StagedDataset:
         request = self._request

@@ -111,6 +111,7 @@ class FolderTree:
         workers: how many folders are listed, or files looked up, at once. 16 is right for a Drive mount, where each
             answer takes 0.3 s and more; a local disk gains nothing from more than one.
         retry: how long a listing that fails is tried again.
+        heard: called, in any thread, whenever a folder has been read: the disk or mount is slow, not dead.
 
     Raises:
         SourceNotFoundError: there is no such folder, or a part of it vanished while it was listed.
@@ -118,11 +119,18 @@ class FolderTree:
         DriveDisconnectedError: the mount is dead.
     """
 
-    def __init__(self, path: Path, *, workers: int = 1, retry: RetryPolicy = RetryPolicy()) -> None:  # noqa: B008  # frozen
+    def __init__(
+        self,
+        path: Path,
+        *,
+        workers: int = 1,
+        retry: RetryPolicy = RetryPolicy(),  # noqa: B008  # frozen
+        heard: Callable[[], object] = lambda: None,
+    ) -> None:
         self._root = os.fspath(path)
         _check_root(self._root)
         with _pool(workers) as run:
-            found = _walk(self._root, run, workers, retry)
+            found = _walk(self._root, run, workers, retry, heard)
         self._entries = found.files.by_name().entries
         self._stamp = found.stamp
         self._notes = _notes(found)
@@ -203,13 +211,16 @@ class FolderTree:
         self.close()
 
 
-def folder_stamps(path: Path, names: Iterable[str], *, workers: int = 1) -> dict[str, int | None]:
+def folder_stamps(
+    path: Path, names: Iterable[str], *, workers: int = 1, heard: Callable[[], object] = lambda: None
+) -> dict[str, int | None]:
     """Read again the modification times of folders of a tree, to see cheaply whether its listing may have changed.
 
     Args:
         path: the tree's folder.
         names: names of folders in it, as `FolderTree.listing_stamp` gives them.
         workers: how many are asked at once.
+        heard: called, in any thread, whenever one has answered.
 
     Returns:
         For each name the time in ns, `None` where there is no such folder any more.
@@ -224,6 +235,8 @@ def folder_stamps(path: Path, names: Iterable[str], *, workers: int = 1) -> dict
             return os.stat(_join(root, name)).st_mtime_ns  # noqa: PTH116  # names, not paths: thousands of them
         except (FileNotFoundError, NotADirectoryError):
             return None
+        finally:
+            heard()
 
     wanted = list(names)
     with _pool(workers) as run:
@@ -293,12 +306,14 @@ def _pool(workers: int) -> Iterator[_Run]:
     pool.shutdown()
 
 
-def _walk(root: str, run: _Run, workers: int, retry: RetryPolicy) -> _Found:
+def _walk(root: str, run: _Run, workers: int, retry: RetryPolicy, heard: Callable[[], object]) -> _Found:
     """List one level of the tree after the other, some folders at once, then all that they hold at once."""
 
     def list_one(folder: _Folder) -> _Listed:
         look = look_at if workers < 2 else None
-        return read_with_retry(lambda: _list_folder(root, folder, look), _join(root, folder.name), policy=retry)
+        listed = read_with_retry(lambda: _list_folder(root, folder, look), _join(root, folder.name), policy=retry)
+        heard()
+        return listed
 
     def look_at(batch: list[os.DirEntry[str]]) -> _Looked:
         return _look_at(batch, retry)

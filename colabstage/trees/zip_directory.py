@@ -59,6 +59,8 @@ _MEMBER_MARK = b"PK\1\2"
 # A local header, the marker that some multi-volume tools leave before it, or the end record of an empty archive.
 _FIRST_MARKS = (b"PK\3\4", b"PK\7\x08", b"PK00", _END_MARK)
 
+# Of ten million members; a directory that claims to be longer is not read only to be compared.
+_MAX_DIRECTORY_BYTES = 1 << 30
 # No file is as long; what claims to be more is refused for this just as well, and sums of two fit 64 bits.
 _BEYOND = 1 << 61
 
@@ -163,6 +165,26 @@ def read_directory(source: ByteSource) -> ZipDirectory:
         raise _damaged(source, f"its last record counts {end.members:,} members, its directory holds {len(members):,}")
     _set_ends(source, members, start)
     return members
+
+
+def directory_bytes(source: ByteSource) -> bytes | None:
+    """The directory of a zip as it stands there, with the checksum of every member; `None` where there is none whole.
+
+    Reads no member, and judges nothing.
+    """
+    tail_at = max(0, source.size - _TAIL_BYTES)
+    tail = source.pread(_TAIL_BYTES, tail_at)
+    if _END_MARK not in tail:
+        return None
+    try:
+        end = _find_end(source, tail, tail_at)
+    except ArchiveError:
+        return None
+    start = end.position - end.size
+    if start < 0 or not 0 < end.size <= _MAX_DIRECTORY_BYTES:
+        return None
+    found = tail[start - tail_at : end.position - tail_at] if start >= tail_at else source.pread(end.size, start)
+    return found if found.startswith(_MEMBER_MARK) else None
 
 
 def _find_end(source: ByteSource, tail: bytes, tail_at: int) -> _End:

@@ -15,12 +15,14 @@ from colabstage.errors import (
     CorruptArchiveError,
     DriveDisconnectedError,
     DriveQuotaError,
+    SourceChangedError,
     SourceReadError,
 )
 from colabstage.fetch.run import fetch_files
 from colabstage.simulate.drive import SimulatedDrive
 from colabstage.simulate.knobs import ContentFault, DriveFaults, DriveKnobs, ListingFault, OpFault
 from colabstage.stage.run import stage_dataset
+from colabstage.trees.folder import FolderTree
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -122,16 +124,42 @@ def test_a_zip_with_a_zeroed_tail_is_refused(
         stage_dataset(my_drive / "photos.zip", cache_dir=None, progress=False)
 
 
-def test_a_listing_that_lacks_files_is_staged_again_once_it_is_whole(
-    truth: dict[str, bytes], drive: SimulatedDrive, my_drive: Path
+@pytest.mark.parametrize("cached", [False, True])
+def test_a_listing_that_lacks_files_is_listed_again(
+    cached: bool, truth: dict[str, bytes], drive: SimulatedDrive, my_drive: Path, tmp_path: Path
 ) -> None:
-    """Nobody can know what a listing does not say; but what was staged from half is not taken for the whole later."""
+    """What was made of half a folder never counts: it is listed again before anything is recorded or published."""
     drive.set_faults(DriveFaults(listings=(ListingFault(pattern="MyDrive/photos/*", keep=0.5, first=2),)))
-    half = stage_dataset(my_drive / "photos", cache_dir=None, progress=False)
-    assert half.splits["train"] < 40
-    drive.set_faults(DriveFaults())
-    whole = stage_dataset(my_drive / "photos", cache_dir=None, verify="full", progress=False)
-    assert whole.splits == {"train": 40}
+    place = tmp_path / "cache" if cached else None
+    staged = stage_dataset(my_drive / "photos", cache_dir=place, progress=False)
+    assert staged.splits == {"train": 40}
+    assert any("20 files more" in note for note in staged.report.notes)
+    if place is not None:
+        (pack,) = place.glob("*.h5")
+        assert pack.read_bytes() == staged.path.read_bytes()
+
+
+def test_a_folder_that_never_lists_twice_the_same_is_refused(
+    truth: dict[str, bytes], drive: SimulatedDrive, my_drive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An upload under way: nothing is kept that would count, plain files neither, and the error says what differs."""
+    listed = iter(range(1000))
+
+    def more(self: FolderTree, *args: Any, **options: Any) -> None:
+        (drive.cloud / "MyDrive" / "photos" / "cat" / f"new{next(listed)}.png").write_bytes(b"")
+        real(self, *args, **options)
+
+    real = FolderTree.__init__
+    monkeypatch.setattr(FolderTree, "__init__", more)
+    with pytest.raises(SourceChangedError, match="1 files more"):
+        stage_dataset(my_drive / "photos", keep="files", cache_dir=None, progress=False)
+    with pytest.raises(SourceChangedError, match="1 files more"):
+        fetch_files(my_drive / "photos", tmp_path / "here", progress=False)
+    assert not (tmp_path / "here").exists()
+    monkeypatch.setattr(FolderTree, "__init__", real)
+    for path in (drive.cloud / "MyDrive" / "photos" / "cat").glob("new*.png"):
+        path.unlink()
+    assert fetch(my_drive / "photos", tmp_path / "here") == truth
 
 
 def test_content_that_changes_meanwhile_is_never_mixed(drive: SimulatedDrive, my_drive: Path, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from colabstage.fileops import hash_block, read_json, write_json
 from colabstage.ownership import sweep_orphans
+from colabstage.records import read_fields
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -100,16 +101,10 @@ def _coming_path(target: Path) -> Path:
 
 
 def _read(path: Path) -> ExtractRecord | None:
-    value = read_json(path)
-    try:
-        if value["format"] != _FORMAT:
-            return None
-        stamps = {str(name): (int(inode), int(time)) for name, (inode, time) in value["stamps"].items()}
-        return ExtractRecord(
-            ArchiveIdentity(**value["archive"]), int(value["members"]), int(value["content_bytes"]), stamps
-        )
-    except (TypeError, KeyError, ValueError):
+    raw = read_json(path)
+    if not isinstance(raw, dict) or raw.pop("format", None) != _FORMAT:
         return None
+    return read_fields(ExtractRecord, raw)
 
 
 def is_untouched(target: Path, record: ExtractRecord) -> bool:

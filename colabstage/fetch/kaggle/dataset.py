@@ -87,12 +87,14 @@ class KaggleFiles:
     """A dataset that can be read now.
 
     `in_place`: whether the files belong to somebody else (a read-only mount, kagglehub's own cache), so that they must
-    be neither moved nor removed. `notes`: how it came to be where it is, one sentence each.
+    be neither moved nor removed. `notes`: how it came to be where it is, one sentence each. `version`: its number, ""
+    where it cannot be told.
     """
 
     path: Path
     in_place: bool
     notes: tuple[str, ...] = ()
+    version: str = ""
 
 
 def parse_kaggle(text: str) -> KaggleDataset | None:
@@ -199,9 +201,42 @@ def open_kaggle(
             raise SourceReadError(msg)
         if work not in path.parents:
             where = "in kagglehub's own cache" if theirs and theirs in path.parents else "where it is mounted"
-            return KaggleFiles(path, in_place=True, notes=(f"Kaggle's files are read {where}: '{path}'.",))
+            note = f"Kaggle's files are read {where}: '{path}'."
+            return KaggleFiles(path, in_place=True, notes=(note,), version=_version_of(path))
         path.replace(target)
-    return KaggleFiles(target, in_place=False)
+    return KaggleFiles(target, in_place=False, version=_version_of(path))
+
+
+def _version_of(path: Path) -> str:
+    """The version in a path of kagglehub's cache."""
+    return path.name if path.parent.name == "versions" and path.name.isdigit() else ""
+
+
+def newest_version(dataset: KaggleDataset, *, timeout_s: float = 15.0) -> str | None:
+    """The number of a dataset's newest version, as Kaggle tells now; `None` where it does not answer."""
+    if find_spec("kagglehub") is None:
+        return None
+    command = [sys.executable, "-P", "-m", "colabstage.fetch.kaggle.worker", "--newest"]
+    environ = {**_worker_environment(Path(os.devnull)), "PYTHONWARNINGS": "ignore"}
+    environ.pop("KAGGLEHUB_CACHE")
+    process = subprocess.Popen(
+        [*command, f"{dataset.owner}/{dataset.name}"],
+        env=environ,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    with process:
+        try:
+            process.wait(timeout_s)
+            answer = json.loads(process.stdout.read() if process.stdout else b"")
+        except (subprocess.TimeoutExpired, ValueError):
+            return None
+        finally:
+            process.kill()
+    version = answer.get("version") if isinstance(answer, dict) else None
+    return None if version is None else str(version)
 
 
 def mounted_files(dataset: KaggleDataset, environ: Mapping[str, str]) -> KaggleFiles | None:

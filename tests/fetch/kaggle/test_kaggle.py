@@ -153,7 +153,7 @@ def test_other_things_of_kaggles_are_refused(text: str) -> None:
 def test_a_dataset_arrives_with_all_its_files(service: KaggleService, out: Path) -> None:
     """The newest version is found, downloaded, extracted and renamed; nothing else stays on the disk."""
     service.add(HostedDataset("ann", "cats", zip_archive(FILES), version=3))
-    assert fetch(CATS, out) == KaggleFiles(out / "cats", in_place=False)
+    assert fetch(CATS, out) == KaggleFiles(out / "cats", in_place=False, version="3")
     assert read_tree(out) == {f"cats/{name}": data for name, data in FILES.items()}
 
 
