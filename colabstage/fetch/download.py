@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from colabstage.fetch.copy import typed_write_errors
 from colabstage.fileops import read_json, write_json
-from colabstage.ownership import disown, find_orphans, remove_own, temp_beside
+from colabstage.ownership import disown, find_orphans, is_our_name, remove_own, temp_beside
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -56,8 +56,8 @@ class Download:
             return whole[0], True
         for refused in coming.iterdir():
             # What can be gone on with has an owned temporary name; the rest came whole once, and was refused.
-            if not refused.name.startswith(".colabstage-"):
-                remove_any(refused)
+            if not is_our_name(refused.name):
+                remove_own(refused)
         path = bring(coming)
         if not path.is_relative_to(coming):
             return path, False

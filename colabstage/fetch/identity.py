@@ -192,10 +192,11 @@ def compare(recorded: SourceIdentity, now: SourceIdentity) -> Verdict:
         return "changed"
     if recorded.kind == "many":
         return _compare_parts(recorded.parts, now.parts)
-    if recorded.version or now.version:
-        return "same" if recorded.version == now.version else "changed"
-    if recorded.digest.partition(":")[0] == now.digest.partition(":")[0] != "":
-        return "same" if recorded.digest == now.digest else "changed"
+    told = (recorded.version, now.version)
+    if not any(told) and recorded.digest.partition(":")[0] == now.digest.partition(":")[0]:
+        told = (recorded.digest, now.digest)
+    if any(told):
+        return "same" if told[0] == told[1] else "changed"
     if recorded.kind == "folder":
         return _compare_folders(recorded, now)
     if now.is_downloaded:

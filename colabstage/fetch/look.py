@@ -132,10 +132,9 @@ def _ask_disk(place: Path, recorded: SourceIdentity, workers: int, heard: Heard)
 
 
 def _ask_service(source: WebSource | ObjectSource, recorded: SourceIdentity) -> Look:
-    if recorded.kind == "file":
-        return Look("same", "its address; of a list of single files none is asked again, and another would not show")
     if recorded.kind != "archive":
-        return Look("unsure")  # a listing
+        seen = "its address; of a list of single files none is asked again, and another would not show"
+        return Look("same", seen) if recorded.kind == "file" else Look("unsure")
     file = open_remote(source, policy=_ONE_TRY)
     try:
         facts = file.facts
@@ -146,10 +145,9 @@ def _ask_service(source: WebSource | ObjectSource, recorded: SourceIdentity) -> 
     if facts.version or recorded.version:
         same = facts.version == recorded.version
         return Look("same", "its service names the recorded version") if same else Look("changed")
-    if facts.mtime_ns and facts.mtime_ns == recorded.mtime_ns:
-        return Look("same", "its size and time are the recorded ones")
     if facts.mtime_ns or facts.ranges:
-        return Look("unsure")
+        same = bool(facts.mtime_ns) and facts.mtime_ns == recorded.mtime_ns
+        return Look("same", "its size and time are the recorded ones") if same else Look("unsure")
     # A server that tells neither a version nor a time and gives no parts could only be asked for everything again.
     return Look("same", "its server tells neither a version nor a time, so another content would not show")
 
