@@ -83,7 +83,7 @@ def drop_cache(path: Path, facts: StorageFacts) -> float:
         os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
     finally:
         os.close(handle)
-    return OpenFile(path, FileStamp.of(path.stat())).resident_part(facts)
+    return OpenFile(path, {path: FileStamp.of(path.stat())}).resident_part(facts)
 
 
 def describe_readahead(path: Path) -> str:
@@ -127,7 +127,7 @@ def make_cold_loader(path: Path, shuffle: bool | str) -> Loader:
 
 def by_mapping(path: Path, facts: StorageFacts) -> Iterator[int]:
     """Batches in random order out of the mapped file, by one thread."""
-    engine = OpenFile(path, FileStamp.of(path.stat())).rows(facts, EngineChoice("mapped", "a benchmark"))
+    engine = OpenFile(path, {path: FileStamp.of(path.stat())}).rows(facts, EngineChoice("mapped", "a benchmark"))
     order = epoch_order(facts.shape[0], shuffle=True, seed=0, epoch=0)
     buffer = np.empty((BATCH, *facts.shape[1:]), facts.dtype)
     with Crew(1) as crew:
@@ -150,7 +150,7 @@ def time_reading(parts: Iterator[int], most_s: float) -> float:
 def measure(path: Path, rounds: int) -> dict[str, list[float]]:
     """Megabytes per second of each contender in each round."""
     with open_h5(path) as file:
-        facts = read_facts(file["X_train"], path)
+        facts = read_facts(file["X_train"], "X_train", path)
     whole = float("inf")
     contenders: dict[str, tuple[Callable[[], Iterator[int]], float]] = {
         DIRECT: (partial(sequentially, path, os.O_DIRECT), whole),

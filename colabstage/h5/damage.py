@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import struct
+import functools
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from colabstage.errors import ColabstageError, DamagedPackError
 from colabstage.retry import translate_read_error
+from colabstage.trees.hdf5 import HEAP, HEAP_HEAD_BYTES, OBJECT_HEAD, heap_lengths
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-# Where texts of any length lie: a heap of these begins with its name, version 1 and three zeros.
-_HEAP = b"GCOL\x01\0\0\0"
-# The least a heap has, and each of its objects: index, references, reserved, length.
-_HEAP_HEAD_BYTES = 16
-_OBJECT_HEAD = struct.Struct("<HHIQ")
 # What HDF5 writes besides samples lies at a file's two ends, up to files with very many datasets.
 _LOOKED_BYTES = 1024 * 1024
 
@@ -38,7 +34,7 @@ def check_heaps(path: Path) -> None:
         for start in sorted({0, max(0, size - _LOOKED_BYTES)}):
             handle.seek(start)
             data = handle.read(_LOOKED_BYTES)
-            place = data.find(_HEAP)
+            place = data.find(HEAP)
             while place >= 0:
                 if not _is_sound(data, place):
                     msg = (
@@ -46,22 +42,18 @@ def check_heaps(path: Path) -> None:
                         "Stage or copy it again."
                     )
                     raise DamagedPackError(msg)
-                place = data.find(_HEAP, place + 1)
+                place = data.find(HEAP, place + 1)
 
 
 def _is_sound(data: bytes, place: int) -> bool:
     """Whether the objects of the heap at `place` follow each other up to its end, or to the end of `data`."""
-    if place + _HEAP_HEAD_BYTES > len(data):
+    if place + HEAP_HEAD_BYTES > len(data):
         return True
-    heap_end = place + int.from_bytes(data[place + 8 : place + 16], "little")
-    position = place + _HEAP_HEAD_BYTES
-    while position + _OBJECT_HEAD.size <= min(heap_end, len(data)):
-        index, _, _, length = _OBJECT_HEAD.unpack_from(data, position)
-        # The length of free space counts its own head, that of others does not.
-        step = _OBJECT_HEAD.size + (length + 7) // 8 * 8 if index else length
-        if not _OBJECT_HEAD.size <= step <= heap_end - position:
-            return False
-        position += step
+    length = int.from_bytes(data[place + 8 : place + 16], "little")
+    try:
+        heap_lengths(functools.partial(OBJECT_HEAD.unpack_from, data), place, length, len(data))
+    except ValueError:
+        return False
     return True
 
 

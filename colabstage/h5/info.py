@@ -20,6 +20,7 @@ from colabstage.h5.names import (
     BOXES,
     BYTES,
     CLASSES,
+    FAMILIAR_SPLITS,
     FORMAT_ATTRIBUTE,
     FORMAT_VERSION,
     IMAGE_OPTIONS_ATTRIBUTE,
@@ -37,6 +38,7 @@ from colabstage.h5.ragged import element_dtype, estimate_bytes, ragged_kind
 from colabstage.images.options import ImageOptions, MaskOptions
 from colabstage.retry import translate_read_error
 from colabstage.trees.contents import HEAD_BYTES, describe_contents
+from colabstage.trees.hdf5 import HeapReferences, follow, open_with_any_locking
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -174,28 +176,11 @@ def open_h5(path: Path) -> Any:
         raise PackFormatError(msg)
     try:
         check_heaps(path)
-        return _open_with_any_locking(path)
+        return open_with_any_locking(path)
     except ColabstageError:
         raise
     except OSError as error:
         raise _open_error(path, size, error) from error
-
-
-def _open_with_any_locking(path: Path) -> Any:
-    """Open with the default locking; where that is refused, with none.
-
-    Not without from the start: HDF5 opens a file a second time in one process only with the same choice, and people's
-    own is the default. Network file systems refuse locks, and so does somebody who writes.
-    """
-    import h5py
-
-    for locking in (None, False):
-        try:
-            return h5py.File(path, "r", locking=locking)
-        except OSError as error:
-            if "lock" not in str(error):
-                raise
-    return h5py.File(path, "r", locking=True)
 
 
 def _open_error(path: Path, size: int, error: OSError) -> Exception:
@@ -243,23 +228,24 @@ def _format_version(file: Any, path: Path) -> int | None:
 
 
 def _read_splits(file: Any, path: Path) -> dict[str, SplitInfo]:
-    names = sorted(split for name in file if (split := split_of(name)) is not None)
+    names = sorted({split for name in file if (split := split_of(name)) is not None})
     if not names:
         there = ", ".join(sorted(file)[:8]) or "nothing"
         msg = f"'{path}' has no dataset called X_<split> (X_train, for example). It holds: {there}."
         raise PackFormatError(msg)
     # In the order people say them, then the others by name.
-    familiar = ("train", "dev", "val", "valid", "validation", "test")
-    names.sort(key=lambda name: (familiar.index(name) if name in familiar else len(familiar), name))
+    order = {name: number for number, name in enumerate(FAMILIAR_SPLITS)}
+    names.sort(key=lambda name: (order.get(name, len(order)), name))
     return {name: _read_split(file, name, path) for name in names}
 
 
 def _read_split(file: Any, split: str, path: Path) -> SplitInfo:
-    x = _read_field(file, x_name(split))
+    x = _read_field(file, _spelled(file, x_name(split), path) or x_name(split), path)
     if x.kind == "boxes":
         msg = f"The group {x.name} in '{path}' holds boxes; expected the inputs of a model."
         raise PackFormatError(msg)
-    y = _read_field(file, y_name(split)) if y_name(split) in file else None
+    y_found = _spelled(file, y_name(split), path)
+    y = None if y_found is None else _read_field(file, y_found, path)
     if y is not None and y.rows != x.rows:
         msg = f"'{path}' has {x.rows} rows in {x.name} but {y.rows} in {y.name}; expected one target for each input."
         raise PackFormatError(msg)
@@ -267,11 +253,25 @@ def _read_split(file: Any, split: str, path: Path) -> SplitInfo:
     return SplitInfo(split, x, y, keys if keys in file else None)
 
 
-def _read_field(file: Any, name: str) -> FieldInfo:
+def _spelled(file: Any, name: str, path: Path) -> str | None:
+    """How the file itself spells a name: `y_train` beside `X_train` is scikit-learn's way; `None` where it has none.
+
+    Raises:
+        PackFormatError: it has several.
+    """
+    # By the names alone: for h5py, a link that leads nowhere is not in its file.
+    found = [one for one in file if one.casefold() == name.casefold()]
+    if len(found) > 1:
+        msg = f"'{path}' has {' and '.join(sorted(found))}; expected one of them. Rename or delete the other."
+        raise PackFormatError(msg)
+    return found[0] if found else None
+
+
+def _read_field(file: Any, name: str, path: Path) -> FieldInfo:
     import h5py
     import numpy as np
 
-    node = file[name]
+    node = follow(file, name, path)
     if isinstance(node, h5py.Group) and BOXES in node and OFFSETS in node:
         return _read_boxes(node, name)
     if isinstance(node, h5py.Group):
@@ -366,6 +366,7 @@ def image_options_from_json(text: str) -> ImageOptions:
 def _texts(file: Any, name: str) -> tuple[str, ...]:
     if name not in file:
         return ()
+    HeapReferences(file[name], name).check()
     return tuple(raw.decode() if isinstance(raw, bytes) else str(raw) for raw in file[name][()].tolist())
 
 

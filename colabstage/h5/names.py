@@ -20,6 +20,9 @@ BYTES = "bytes"
 OFFSETS = "offsets"
 BOXES = "boxes"
 
+# In the order people say them.
+FAMILIAR_SPLITS = ("train", "dev", "val", "valid", "validation", "test")
+
 _SPLIT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 
@@ -39,8 +42,13 @@ def key_name(split: str) -> str:
 
 
 def split_of(name: str) -> str | None:
-    """The split whose inputs `name` holds, `None` when it holds something else."""
-    return name[2:] if name.startswith("X_") and len(name) > 2 else None
+    """Return the split whose inputs `name` holds, `None` when it holds something else.
+
+    With a small x, as scikit-learn's users write it, only of splits that everybody has: x_offset is something else.
+    """
+    if name.startswith("X_") or (name.startswith("x_") and name[2:] in FAMILIAR_SPLITS):
+        return name[2:] or None
+    return None
 
 
 def check_split_name(split: str) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal
 
+from colabstage.trees.hdf5 import HeapReferences
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -91,6 +93,7 @@ def estimate_bytes(dataset: Any) -> int:
     if not count:
         return 0
     rows = np.unique(np.linspace(0, count - 1, min(_PROBED, count)).astype(np.intp))
+    HeapReferences(dataset, str(dataset.name).lstrip("/")).check(rows)
     found: Sequence[Any] = dataset[rows].tolist()
     mean = sum(len(row) * getattr(row, "itemsize", 1) for row in found) / len(rows)
     return min(int(mean * count), int(dataset.file.id.get_filesize()))

@@ -122,3 +122,62 @@ def test_a_pack_of_many_rows_opens_in_an_instant(tmp_path: Path) -> None:
         SplitReader(path)
         seconds.append(time.perf_counter() - start)
     assert min(seconds) < 0.02
+
+
+# Reads all rows of each file, and prints what became of it.
+ROWS_READER = """
+import resource, sys
+from pathlib import Path
+import numpy as np
+from colabstage.errors import DamagedPackError, DecodeError
+from colabstage.load.reading.reader import SplitReader
+
+resource.setrlimit(resource.RLIMIT_DATA, (2**30, 2**30))
+for line in sys.stdin:
+    try:
+        reader = SplitReader(Path(line.strip()))
+        rows = [*reader.read_x(range(0, 40, 3)), *reader.read_x(range(40))]
+    except (DamagedPackError, DecodeError):
+        print("refused")
+    else:
+        print(sum(len(row) * (place + 1) for place, row in enumerate(rows)))
+"""
+
+
+@pytest.mark.parametrize("kind", ["numbers", "texts"])
+@pytest.mark.parametrize("storage", [{}, {"chunks": (7,), "compression": "lzf"}, {"chunks": (9,), "shuffle": True}])
+def test_references_are_checked_before_hdf5_follows_them(tmp_path: Path, kind: str, storage: dict[str, object]) -> None:
+    """Of files with scrambled references and heaps, rows have their lengths or there is an error: no crash, and not
+    gigabytes."""
+    path, dice = tmp_path / "sound.h5", random.Random(0)
+    rows = [np.arange(number * 3 % 17, dtype=np.int32) for number in range(40)]
+    with h5py.File(path, "w") as file:
+        if kind == "texts":
+            file.create_dataset("X_train", data=["x" * len(row) for row in rows], dtype=h5py.string_dtype(), **storage)
+        else:
+            dataset = file.create_dataset("X_train", (40,), h5py.vlen_dtype(np.int32), **storage)
+            dataset[:] = np.array([*rows, None], object)[:-1]
+    with h5py.File(path) as file:
+        dataset = file["X_train"]
+        stored = "chunks" in storage and "shuffle" not in storage
+        start = dataset.id.get_chunk_info(1).byte_offset if "chunks" in storage else dataset.id.get_offset()
+    sound = path.read_bytes()
+    heap = sound.index(b"GCOL")
+    files = [path]
+    for number in range(40):
+        data = bytearray(sound)
+        # Half of them in references (lengths, addresses, numbers), half in the heads of the heap's objects.
+        place = start + dice.randrange(100) if number % 2 and not stored else heap + dice.randrange(400)
+        data[place] = dice.choice([0, 1, 2, 0x7F, 0xFF])
+        files.append(tmp_path / f"{number}.h5")
+        files[-1].write_bytes(data)
+    names = "\n".join(map(str, files))
+    ran = subprocess.run(
+        [sys.executable, "-c", ROWS_READER], input=names, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert ran.returncode == 0, ran.stderr[-2000:]
+    first, *others = ran.stdout.split()
+    assert first == str(sum(len(row) * (n + 1) for n, row in enumerate([*rows[::3], *rows])))
+    # A text ends where a damaged byte of it is zero.
+    assert kind == "texts" or set(others) <= {first, "refused"}
+    assert "refused" in others

@@ -253,7 +253,7 @@ def test_names_follow_the_recipe() -> None:
     """X_, Y_ and key_ by split; a split's name must be able to stand in an HDF5 path."""
     assert [x_name("dev"), y_name("dev"), key_name("dev")] == ["X_dev", "Y_dev", "key_dev"]
     assert split_of("X_dev") == "dev"
-    assert [split_of(name) for name in ("X_", "Y_dev", "x_dev")] == [None, None, None]
+    assert [split_of(name) for name in ("X_", "Y_dev", "x_offset", "x_dev")] == [None, None, None, "dev"]
     assert check_split_name("my-split.2_b") == "my-split.2_b"
     for bad in ("", "a/b", ".hidden", "ü", "a b"):
         with pytest.raises(ValueError, match="cannot name a split"):

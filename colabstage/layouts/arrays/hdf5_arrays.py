@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import math
 import threading
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from colabstage.errors import DecodeError, LayoutError
+from colabstage.errors import DecodeError, LayoutError, PackFormatError
 from colabstage.layouts.arrays.row_sources import ConvertedRows
 from colabstage.layouts.arrays.stored_arrays import StoredArray
 from colabstage.layouts.members import SeekableBytes, open_member, stamp_of
 from colabstage.layouts.sources import FileSlices
 from colabstage.trees.folder import FolderTree
+from colabstage.trees.hdf5 import HeapReferences, check_parts, follow, is_elsewhere
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import NoReturn
+
     from numpy.typing import NDArray
 
     from colabstage.layouts.sources import SampleSource
@@ -32,24 +36,77 @@ _BLOCKS_KEPT = 3
 
 
 def hdf5_arrays(tree: Tree, entry: FileEntry) -> list[StoredArray]:
-    """Every dataset of one dimension or more; MATLAB's with their axes as MATLAB shows them, samples first.
+    """Return every dataset of one dimension or more; MATLAB's with axes as MATLAB shows them, samples first.
+
+    Soft and external links are followed, to what no other name has led to.
 
     Raises:
         LayoutError: it is no HDF5 file, or damaged.
     """
     file = _open(tree, entry)
     found: list[StoredArray] = []
-
-    def visit(key: str, node: Any) -> None:
-        if hasattr(node, "shape") and node.shape:
-            found.append(_stored(tree, entry, node, f"{entry.name}/{key}"))
-
     try:
-        file.visititems(visit)
+        for key, node in _datasets(file, entry.name, alone=not isinstance(tree, FolderTree)):
+            name = f"{entry.name}/{key}"
+            if isinstance(node, PackFormatError):
+                found.append(_unreadable(name, str(node).rstrip(".")))
+            elif node.shape:
+                found.append(_stored(tree, entry, file, node, name))
     except (OSError, RuntimeError, KeyError) as error:
         msg = f"'{entry.name}' is a damaged HDF5 file: {error}."
         raise LayoutError(msg) from error
     return found
+
+
+def _datasets(file: Any, label: str, *, alone: bool) -> Iterator[tuple[str, Any]]:
+    """Every dataset of a file with its name, each once: first those of the file itself, then what links lead to; in
+    place of what cannot be read, the error that says why. `alone`: whether there are no other files beside it."""
+    import h5py
+
+    path = Path(file.filename)
+    seen: set[tuple[int, int]] = set()
+    waiting, links = deque([""]), deque[str]()
+    while waiting or links:
+        key = (waiting or links).popleft()
+        try:
+            if alone and isinstance(file.get(key, getlink=True) if key else None, h5py.ExternalLink):
+                raise _apart(key, label)
+            node = follow(file, key or "/", path)
+            info = h5py.h5o.get_info(node.id)
+            if (info.fileno, info.addr) in seen:
+                continue
+            seen.add((info.fileno, info.addr))
+            if isinstance(node, h5py.Dataset):
+                if alone and (node.is_virtual or node.external):
+                    raise _apart(key, label)
+                check_parts(node, key, path)
+        except PackFormatError as error:
+            yield key, error
+            continue
+        if isinstance(node, h5py.Group):
+            for name in node:
+                is_hard = isinstance(node.get(name, getlink=True), h5py.HardLink)
+                (waiting if is_hard else links).append(f"{key}/{name}".lstrip("/"))
+        elif isinstance(node, h5py.Dataset):
+            yield key, node
+
+
+def _apart(key: str, label: str) -> PackFormatError:
+    """Without files by names, HDF5 would look for the other file's values in this one."""
+    return PackFormatError(
+        f"{key} in '{label}' lies in another file, which is looked for only beside files of a folder. Unpack the "
+        "archive, or copy all of it into one file."
+    )
+
+
+def _unreadable(name: str, trouble: str) -> StoredArray:
+    """What a name stands for whose rows nobody can read."""
+
+    def refuse() -> NoReturn:
+        msg = f"'{name}' cannot be used: {trouble}."
+        raise LayoutError(msg)
+
+    return StoredArray(name, (0,), np.dtype(np.uint8), refuse, refuse, trouble)
 
 
 def _open(tree: Tree, entry: FileEntry) -> Any:
@@ -66,13 +123,17 @@ def _open(tree: Tree, entry: FileEntry) -> Any:
         raise LayoutError(msg) from error
 
 
-def _stored(tree: Tree, entry: FileEntry, dataset: Any, name: str) -> StoredArray:
+def _stored(tree: Tree, entry: FileEntry, file: Any, dataset: Any, name: str) -> StoredArray:
     import h5py
 
     text = h5py.check_string_dtype(dataset.dtype)
     if text is not None:
         return StoredArray(
-            name, dataset.shape, np.dtype(object), lambda: _rows(tree, entry, dataset, name), lambda: _text(dataset)
+            name,
+            dataset.shape,
+            np.dtype(object),
+            lambda: _rows(tree, entry, file, dataset, name),
+            lambda: _text(dataset),
         )
     # MATLAB counts axes from the other end: what it shows as (height, width, channels, N) lies as (N, c, w, h) here.
     matlab = "MATLAB_class" in dataset.attrs and dataset.ndim > 1
@@ -83,7 +144,7 @@ def _stored(tree: Tree, entry: FileEntry, dataset: Any, name: str) -> StoredArra
     trouble = "" if dataset.dtype.kind in "biuf" else _trouble(dataset)
 
     def rows() -> SampleSource:
-        source = _rows(tree, entry, dataset, name, along_last=matlab and dataset.ndim == 2)
+        source = _rows(tree, entry, file, dataset, name, along_last=matlab and dataset.ndim == 2)
         if matlab and dataset.ndim > 2:
             return ConvertedRows(source, lambda row: row.T.astype(native, copy=False))
         return source if native == dataset.dtype else ConvertedRows(source, lambda row: row.astype(native))
@@ -112,15 +173,20 @@ def _trouble(dataset: Any) -> str:
 
 def _text(dataset: Any) -> NDArray[Any]:
     try:
+        HeapReferences(dataset, str(dataset.name).lstrip("/")).check()
         return np.array(dataset.asstr()[()].tolist(), dtype=np.str_)
     except UnicodeDecodeError as error:
         msg = f"'{dataset.name}' of '{dataset.file.filename}' holds text that is not UTF-8."
         raise LayoutError(msg) from error
 
 
-def _rows(tree: Tree, entry: FileEntry, dataset: Any, name: str, *, along_last: bool = False) -> SampleSource:
+def _rows(
+    tree: Tree, entry: FileEntry, file: Any, dataset: Any, name: str, *, along_last: bool = False
+) -> SampleSource:
     """Rows by their place in the file where they have one, which needs no lock of HDF5's; else through h5py."""
-    offset = None if dataset.chunks or dataset.external or dataset.is_virtual else dataset.id.get_offset()
+    # A dataset that a link leads to tells its place in another file.
+    has_place = not (dataset.chunks or dataset.external or dataset.is_virtual or is_elsewhere(dataset, file))
+    offset = dataset.id.get_offset() if has_place else None
     if along_last or offset is None or dataset.file.userblock_size:
         return _Hdf5Rows(dataset, name, stamp_of(entry), along_last=along_last)
     count, size = len(dataset), int(np.prod(dataset.shape[1:], dtype=np.int64)) * dataset.dtype.itemsize

@@ -107,10 +107,13 @@ def decoding(inputs: FieldSource, file: Any, path: Path) -> FieldSource:
 class OpenFile:
     """Makes engines for the fields of one file. What is open closes when the last engine over it is dropped."""
 
-    def __init__(self, path: Path, stamp: FileStamp) -> None:
-        """`stamp`: the state of the file that the fields were described from; another one is refused on opening."""
+    def __init__(self, path: Path, stamps: Mapping[Path, FileStamp]) -> None:
+        """`stamps`: the state of `path`, and of each file it links to, when the fields were described; another one is
+        refused on opening."""
         self._path = path
-        self._stamp = stamp
+        self._stamps = stamps
+        self._mappings: dict[Path, MappedFile] = {}
+        self._handles: dict[Path, ReadFile] = {}
 
     def rows(self, facts: StorageFacts, choice: EngineChoice) -> RowEngine:
         """The engine for rows of one shape."""
@@ -119,22 +122,22 @@ class OpenFile:
         if facts.chunks is None or not facts.shape[0]:
             return H5pyEngine(self._h5[facts.name], facts)
         if choice.name == "chunks" and facts.has_whole_rows:
-            table = read_table(self._h5[facts.name], facts, self._mapped)
-            return _in_native_order(PlacedRows(self._mapped, table, facts), facts)
+            table = read_table(self._h5[facts.name], facts, self._mapped(facts))
+            return _in_native_order(PlacedRows(self._mapped(facts), table, facts), facts)
         return ChunkEngine(self._chunks(facts, choice), facts)
 
     def _contiguous(self, facts: StorageFacts, choice: EngineChoice) -> RowEngine:
         if choice.name == "mapped":
-            return GatherEngine(mapped_table(self._mapped, facts), self._mapped)
-        return ReadEngine(self._read, facts)
+            return GatherEngine(mapped_table(self._mapped(facts), facts), self._mapped(facts))
+        return ReadEngine(self._read(facts), facts)
 
     def _chunks(self, facts: StorageFacts, choice: EngineChoice) -> ChunkSource:
         """The chunks of a dataset, kept for a while where taking them is not free."""
         by_hdf5 = H5pyChunks(self._h5[facts.name], facts)
         source: ChunkSource = by_hdf5
         if choice.name == "chunks":
-            table = read_table(self._h5[facts.name], facts, self._mapped)
-            source = StoredChunks(self._mapped, table, facts, by_hdf5)
+            table = read_table(self._h5[facts.name], facts, self._mapped(facts))
+            source = StoredChunks(self._mapped(facts), table, facts, by_hdf5)
             if not facts.filters:
                 return source
         return CachedChunks(source, cache_bytes(read_resources().free_memory_bytes))
@@ -153,9 +156,11 @@ class OpenFile:
         if in_memory:
             data = ArrayBytes(self.load(source.facts, source.choice), None)
         elif source.choice.name == "mapped":
-            data = ArrayBytes(mapped_table(self._mapped, source.facts).reshape(-1), self._mapped)
+            data = ArrayBytes(
+                mapped_table(self._mapped(source.facts), source.facts).reshape(-1), self._mapped(source.facts)
+            )
         elif source.choice.name == "read":
-            data = ReadBytes(self._read, source.facts)
+            data = ReadBytes(self._read(source.facts), source.facts)
         elif source.facts.chunks is not None:
             data = ChunkBytes(self._chunks(source.facts, source.choice), source.facts)
         else:
@@ -221,7 +226,7 @@ class OpenFile:
             with Crew(usable_cores()) as crew:
                 return load_array(self.rows(facts, choice), facts, crew)
         values = np.empty(facts.shape, facts.dtype)
-        file = ReadFile(self._path, self._stamp, at_random=False)
+        file = self._sequential(facts)
         for _ in file.read_blocks(facts.offset or 0, values.reshape(-1).view(np.uint8)):
             pass
         if facts.stored != facts.dtype:
@@ -231,23 +236,32 @@ class OpenFile:
     def resident_part(self, facts: StorageFacts) -> float:
         """Which part of a contiguous dataset the system holds in memory, 0 to 1."""
         start = facts.offset or 0
-        return resident_part(self._mapped.data[start : start + facts.nbytes])
+        return resident_part(self._mapped(facts).data[start : start + facts.nbytes])
 
     def warm(self, facts: StorageFacts) -> Iterator[None]:
         """Have the system hold a contiguous dataset in memory, with a pause after each block read."""
-        yield from ReadFile(self._path, self._stamp, at_random=False).read_through(facts.offset or 0, facts.nbytes)
+        yield from self._sequential(facts).read_through(facts.offset or 0, facts.nbytes)
 
-    @cached_property
-    def _mapped(self) -> MappedFile:
-        return MappedFile(self._path, self._stamp)
+    def _mapped(self, facts: StorageFacts) -> MappedFile:
+        home = facts.home or self._path
+        if home not in self._mappings:
+            self._mappings[home] = MappedFile(home, self._stamps[home])
+        return self._mappings[home]
 
-    @cached_property
-    def _read(self) -> ReadFile:
-        return ReadFile(self._path, self._stamp, at_random=True)
+    def _read(self, facts: StorageFacts) -> ReadFile:
+        home = facts.home or self._path
+        if home not in self._handles:
+            self._handles[home] = ReadFile(home, self._stamps[home], at_random=True)
+        return self._handles[home]
+
+    def _sequential(self, facts: StorageFacts) -> ReadFile:
+        home = facts.home or self._path
+        return ReadFile(home, self._stamps[home], at_random=False)
 
     @cached_property
     def _h5(self) -> Any:
-        check_stamp(self._path, self._path.stat(), self._stamp)
+        for path, stamp in self._stamps.items():
+            check_stamp(path, path.stat(), stamp)
         return open_h5(self._path)
 
 

@@ -26,7 +26,7 @@ from colabstage.load.reading.engines import GatherEngine, memory_table
 from colabstage.load.reading.mapping import FileStamp, check_stamp
 from colabstage.load.reading.memory import check_memory, empty_array
 from colabstage.load.reading.opening import FieldSource, OpenFile, decoding
-from colabstage.load.reading.ragged import RaggedRows
+from colabstage.load.reading.ragged import RaggedRows, read_keys
 from colabstage.load.reading.rows import resolve_rows
 from colabstage.load.reading.storage import (
     CacheState,
@@ -52,8 +52,6 @@ if TYPE_CHECKING:
     from colabstage.load.reading.targets import TargetBatch, TargetRows
 
 _PROBED_ROWS = 16
-# Fewer keys than this are read one by one, at 50 µs each; all of 200,000 take 100 ms.
-_FEW_KEYS = 256
 
 _log = logging.getLogger(__name__)
 
@@ -99,7 +97,7 @@ class SplitReader:
         self.split = split
         self.info: SplitInfo = info.split(split)
         self.classes = info.classes
-        self._stamp = FileStamp.of(self.path.stat())
+        self._stamps = {self.path: FileStamp.of(self.path.stat())}
         self._beside_bytes = beside_bytes
         self.slow_mount = slow_reason(mount_of(self.path))
         with open_h5(self.path) as file, reading_contents(self.path):
@@ -349,11 +347,10 @@ class SplitReader:
         if self.info.keys is None:
             msg = f"'{self.path}' keeps no source keys for the split '{self.split}'; files that colabstage packs do."
             raise PackFormatError(msg)
-        check_stamp(self.path, self.path.stat(), self._stamp)
+        check_stamp(self.path, self.path.stat(), self._stamps[self.path])
         with open_h5(self.path) as file, reading_contents(self.path):
-            return _read_keys(
-                file[self.info.keys].asstr(), None if indices is None else resolve_rows(indices, len(self))
-            )
+            rows = None if indices is None else resolve_rows(indices, len(self))
+            return read_keys(file[self.info.keys], rows)
 
     def into_memory(self) -> SplitReader:
         """Another reader of the same rows, with all inputs read into memory now; this one if it has them there.
@@ -379,7 +376,7 @@ class SplitReader:
         """
         if self.in_memory or self._x.choice.name != "mapped":
             return
-        file = OpenFile(self.path, self._stamp)
+        file = OpenFile(self.path, self._stamps)
         before = self._cache_state(file, self._x.facts)
         if before.warm or not before.fits:
             return
@@ -403,25 +400,34 @@ class SplitReader:
         """Look at how a field is stored."""
         node = file[info.name]
         if info.kind in ("ragged", "texts"):
-            choice = choose_ragged(texts=info.kind == "texts", slow_mount=self.slow_mount)
-            return FieldSource(info, ragged_facts(node, self.path), choice, heap=True)
+            facts = ragged_facts(node, info.name, self.path)
+            choice = choose_ragged(texts=info.kind == "texts", slow_mount=self._slow_mount_of(facts))
+            return FieldSource(info, facts, choice, heap=True)
         if info.kind == "fixed":
-            return FieldSource(info, *self._look_at(node))
-        offsets = read_facts(node[OFFSETS], self.path)
+            return FieldSource(info, *self._look_at(node, info.name))
+        offsets = read_facts(node[OFFSETS], f"{info.name}/{OFFSETS}", self.path)
         if info.kind == "encoded":
-            return FieldSource(info, *self._look_at(node[BYTES]), offsets, info.mask or info.image or ImageOptions())
-        columns = {name: self._look_at(node[name]) for name in info.columns}
+            coding = info.mask or info.image or ImageOptions()
+            return FieldSource(info, *self._look_at(node[BYTES], f"{info.name}/{BYTES}"), offsets, coding)
+        columns = {name: self._look_at(node[name], f"{info.name}/{name}") for name in info.columns}
         return FieldSource(info, *columns[BOXES], offsets, columns=columns)
 
-    def _look_at(self, dataset: Any) -> tuple[StorageFacts, EngineChoice]:
-        facts = read_facts(dataset, self.path)
-        return facts, choose_engine(facts, slow_mount=self.slow_mount)
+    def _look_at(self, dataset: Any, name: str) -> tuple[StorageFacts, EngineChoice]:
+        facts = read_facts(dataset, name, self.path)
+        return facts, choose_engine(facts, slow_mount=self._slow_mount_of(facts))
+
+    def _slow_mount_of(self, facts: StorageFacts) -> str | None:
+        """Why what a field lies in must not be mapped; a file that a link leads to is remembered as it is now."""
+        if facts.home is None:
+            return self.slow_mount
+        self._stamps.setdefault(facts.home, FileStamp.of(facts.home.stat()))
+        return self.slow_mount or slow_reason(mount_of(facts.home))
 
     def _considering_cache(self, field: FieldSource) -> FieldSource:
         """The same field, with its engine chosen by what of it is in memory now."""
         if field.choice.name != "mapped":
             return field
-        cache = self._cache_state(OpenFile(self.path, self._stamp), field.facts)
+        cache = self._cache_state(OpenFile(self.path, self._stamps), field.facts)
         return replace(field, choice=choose_engine(field.facts, cache=cache))
 
     def _cache_state(self, file: OpenFile, facts: StorageFacts) -> CacheState:
@@ -434,7 +440,7 @@ class SplitReader:
         # Two threads may both find it closed; then one of the two openings is dropped, which costs a millisecond and
         # spares a lock that a fork could leave locked.
         if opened is None or opened.pid != os.getpid():
-            file = OpenFile(self.path, self._stamp)
+            file = OpenFile(self.path, self._stamps)
             with reading_contents(self.path):
                 x = self._loaded or self._open_x(file)
                 y = None if self._y is None else self._open_y(file, self._y, x)
@@ -470,14 +476,6 @@ class SplitReader:
         if self._x.heap:
             return file.ragged(self._x, in_memory=True)
         return GatherEngine(memory_table(file.load(self._x.facts, self._x.choice)), None)
-
-
-def _read_keys(texts: Any, rows: NDArray[np.intp] | None) -> list[str]:
-    """Texts as h5py gives them: a few by themselves, so that a look at 200,000 rows' keys costs a page's time only."""
-    if rows is not None and len(rows) <= _FEW_KEYS:
-        return [str(texts[row]) for row in rows.tolist()]
-    every = texts[()].tolist()
-    return [str(key) for key in (every if rows is None else (every[row] for row in rows.tolist()))]
 
 
 def target_array(out: NDArray[Any] | None, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:

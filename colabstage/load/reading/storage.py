@@ -12,6 +12,7 @@ from colabstage.errors import PackFormatError
 from colabstage.h5.ragged import element_dtype, ragged_trouble
 from colabstage.load.reading.filters import Filter, undecodable
 from colabstage.load.reading.memory import spare_memory
+from colabstage.trees.hdf5 import check_parts, home_of
 from colabstage.units import format_bytes
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ class StorageFacts:
     order. `offset`: of the first byte in the file; `None` where there is no single place. `stored`: dtype of the bytes
     in the file, perhaps of the other byte order; `None` where they are no dtype of numpy's. `chunks`: shape of one
     chunk, `None` when not chunked. `filters`: of each chunk, in the order applied. `fill`: what values are that nobody
-    has written.
+    has written. `home`: the file in which all of this holds, where a link leads to another than the one opened.
     """
 
     name: str
@@ -43,6 +44,7 @@ class StorageFacts:
     chunks: tuple[int, ...] | None
     filters: tuple[Filter, ...]
     fill: Any
+    home: Path | None = None
 
     @property
     def chunk_rows(self) -> int | None:
@@ -162,13 +164,18 @@ def _by_cache(plain: str, cache: CacheState) -> EngineChoice:
     )
 
 
-def read_facts(dataset: Any, path: Path) -> StorageFacts:
+def read_facts(dataset: Any, name: str, path: Path) -> StorageFacts:
     """Ask HDF5 how an open `h5py.Dataset` is stored.
 
+    Args:
+        dataset: behind links, of another file perhaps.
+        name: by which it was found in the file that was opened; a dataset knows only what its own file calls it.
+        path: of the file that was opened.
+
     Raises:
-        PackFormatError: its values are no numbers.
+        PackFormatError: its values are no numbers, or lie in a file that is not there.
     """
-    name = str(dataset.name).lstrip("/")
+    check_parts(dataset, name, path)
     dtype = dataset.dtype.newbyteorder("=")
     if dtype.kind not in "biufc":
         msg = f"{name} in '{path}' holds {_described(dataset)}; expected numbers. {_remedy(dataset)}"
@@ -186,17 +193,19 @@ def read_facts(dataset: Any, path: Path) -> StorageFacts:
         chunks=tuple(dataset.chunks) if layout == "chunked" else None,
         filters=_filters(properties, name, path),
         fill=dataset.fillvalue,
+        home=home_of(dataset, path),
     )
 
 
-def ragged_facts(dataset: Any, path: Path) -> StorageFacts:
+def ragged_facts(dataset: Any, name: str, path: Path) -> StorageFacts:
     """Of an open `h5py.Dataset` whose rows have any length: `dtype` is that of a value, `shape` only says how many rows
     there are.
 
     Raises:
-        PackFormatError: nothing here can undo one of its filters.
+        PackFormatError: nothing here can undo one of its filters, or its values lie in a file that is not there.
     """
-    name, properties = str(dataset.name).lstrip("/"), dataset.id.get_create_plist()
+    check_parts(dataset, name, path)
+    properties = dataset.id.get_create_plist()
     return StorageFacts(
         name=name,
         shape=tuple(dataset.shape),
@@ -207,6 +216,7 @@ def ragged_facts(dataset: Any, path: Path) -> StorageFacts:
         chunks=None,
         filters=_filters(properties, name, path),
         fill=None,
+        home=home_of(dataset, path),
     )
 
 

@@ -24,6 +24,7 @@ from colabstage.pack.run import pack_dataset
 from colabstage.trees.archive_bytes import LocalBytes
 from colabstage.trees.folder import FolderTree
 from colabstage.trees.tar import TarTree
+from colabstage.trees.zip import ZipTree
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -234,6 +235,39 @@ def test_contiguous_rows_are_read_without_hdf5(foreign: Callable[..., Path]) -> 
     with h5py.File(folder / "a.h5") as file:
         for row in range(COUNT):
             np.testing.assert_array_equal(table.inputs.source.read(row), file["X"][row])
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("options", [{}, {"chunks": True}])
+def test_rows_behind_links_are_those_of_the_other_file(
+    tmp_path: Path, foreign: Callable[..., Path], options: dict[str, Any]
+) -> None:
+    """Wrappers over one file for x and one for y, with other values at the same places of their own."""
+    folder = foreign("x.bin", {"x": photos()}, **options)
+    foreign("y.bin", {"y": labels()})
+    with h5py.File(folder / "all.h5", "w") as file:
+        file["padding"] = np.zeros(100_000, np.uint8)
+        file["inside"] = h5py.ExternalLink("x.bin", "/")
+        file["X_train"] = h5py.SoftLink("/inside/x")
+        file["Y_train"] = h5py.ExternalLink("y.bin", "/y")
+    found = read_back(folder, tmp_path / "out.h5")
+    check_rows(found, "all.h5/X_train", photos(), labels())
+
+
+def test_links_that_lead_nowhere_are_told(tmp_path: Path, foreign: Callable[..., Path]) -> None:
+    """Targets whose file is missing are no missing targets; in an archive there is no file beside."""
+    folder = foreign("x.h5", {"X_train": photos()})
+    with h5py.File(folder / "x.h5", "a") as file:
+        file["Y_train"] = h5py.ExternalLink("x.h5", "/X_train")
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        archive.write(folder / "x.h5", "x.h5")
+    with pytest.raises(LayoutError, match=r"'x\.h5/Y_train' cannot be used: .*Unpack the archive"):
+        read_arrays(ZipTree(LocalBytes(tmp_path / "a.zip")))
+    with h5py.File(folder / "x.h5", "a") as file:
+        del file["Y_train"]
+        file["Y_train"] = h5py.ExternalLink("y.h5", "/y")
+    with pytest.raises(LayoutError, match=r"'x\.h5/Y_train' cannot be used: .*'/y' in 'y\.h5'"):
+        read_arrays(FolderTree(folder))
 
 
 @pytest.mark.torch

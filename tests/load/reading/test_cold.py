@@ -66,10 +66,10 @@ def test_reading_rows_equals_h5py(make_file: Callable[..., Any], kind: str, thre
     """Rows read one by one, in any order and by several threads, are bit for bit h5py's."""
     sample = make_file(kind, 23)
     with open_h5(sample.path) as file:
-        facts = read_facts(file["X_train"], sample.path)
+        facts = read_facts(file["X_train"], "X_train", sample.path)
     out = np.empty((len(rows), *facts.shape[1:]), facts.dtype)
     with Crew(threads) as crew:
-        engine = OpenFile(sample.path, FileStamp.of(sample.path.stat())).rows(facts, READ)
+        engine = OpenFile(sample.path, {sample.path: FileStamp.of(sample.path.stat())}).rows(facts, READ)
         engine.read_rows(np.array(rows, np.intp), out, crew)
     np.testing.assert_array_equal(out, sample.x[rows])
 

@@ -1,0 +1,343 @@
+"""What HDF5 follows without looking, looked at first: links into other files, and references into heaps.
+
+Every address that HDF5 tells of a dataset behind an external link counts in the other file. Values of a virtual dataset
+whose source is missing, and of external storage that is too short, it makes up: they read as zeros. Rows of any length
+are references into heaps; HDF5 believes the lengths in them, so that a damaged one overwrites memory or asks for
+gigabytes of it.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import threading
+import uuid
+from collections import OrderedDict
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from colabstage.errors import DamagedPackError, PackFormatError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from numpy.typing import NDArray
+
+    HeadReader = Callable[[int], tuple[int, ...]]
+
+# A heap begins with its name, version 1 and three zeros.
+HEAP = b"GCOL\x01\0\0\0"
+# The least a heap has, and each of its objects: index, references, reserved, length.
+HEAP_HEAD_BYTES = 16
+OBJECT_HEAD = struct.Struct("<HHIQ")
+# Read at once of a heap: of one with rows of many bytes, little more than the heads of its objects.
+_HEAP_WINDOW_BYTES = 4096
+_HEAPS_KEPT = 4096
+# What a row of any length is in the file: how many values, the heap's address, the object's number in it.
+_REFERENCE = np.dtype([("count", "<u4"), ("heap", "<u8"), ("number", "<u4")])
+_KEPT_BYTES = 64 * 1024 * 1024
+_REFERENCES_READ = 65_536
+# Rows that far apart, in the mean, have their references read one by one.
+_DENSE = 64
+
+# Virtual datasets of virtual datasets: deeper ones are a ring.
+_MAX_DEPTH = 16
+
+
+def open_with_any_locking(path: Path) -> Any:
+    """Open with the default locking; where that is refused, with none.
+
+    Not without from the start: HDF5 opens a file a second time in one process only with the same choice, and people's
+    own is the default. Network file systems refuse locks, and so does somebody who writes.
+    """
+    import h5py
+
+    for locking in (None, False):
+        try:
+            return h5py.File(path, "r", locking=locking)
+        except OSError as error:
+            if "lock" not in str(error):
+                raise
+    return h5py.File(path, "r", locking=True)
+
+
+def follow(file: Any, name: str, path: Path) -> Any:
+    """Return what `name` leads to in an open `h5py.File`.
+
+    Raises:
+        PackFormatError: it is a link that leads nowhere; the message says where it should.
+    """
+    import h5py
+
+    try:
+        return file[name]
+    except (KeyError, OSError) as error:
+        link = file.get(name, getlink=True)
+        if isinstance(link, h5py.HardLink):
+            raise
+        where = f"'{link.path}'"
+        if isinstance(link, h5py.ExternalLink):
+            where += f" in '{link.filename}'"
+        msg = (
+            f"{name} in '{path}' is a link to {where}, which cannot be opened ({error}). Put what it leads to where "
+            "the link says, or copy all of it into one file."
+        )
+        raise PackFormatError(msg) from error
+
+
+def is_elsewhere(dataset: Any, file: Any) -> bool:
+    """Return whether an open object lies in another file than `file`, in which it was found."""
+    from h5py import h5o
+
+    # The number of an opened file, which two handles of one file share.
+    return bool(h5o.get_info(dataset.id).fileno != h5o.get_info(file["/"].id).fileno)
+
+
+def home_of(dataset: Any, path: Path) -> Path | None:
+    """Return the file that an open dataset lies in, where a link led there from `path`; `None` where it is `path`."""
+    home = Path(dataset.file.filename).absolute()
+    return None if home == path or home.samefile(path) else home
+
+
+def check_parts(dataset: Any, name: str, path: Path, *, depth: int = 0) -> None:
+    """Make sure that all files are there that an open dataset's values lie in.
+
+    Raises:
+        PackFormatError: one is not, or is too short; HDF5 would make up its values.
+    """
+    if dataset.is_virtual:
+        # With a prefix, where HDF5 looks for them is somebody's own choice.
+        if "HDF5_VDS_PREFIX" not in os.environ:
+            _check_sources(dataset, name, path, depth)
+    elif dataset.external and "HDF5_EXTFILE_PREFIX" not in os.environ:
+        _check_external(dataset, name, path)
+
+
+def _check_sources(dataset: Any, name: str, path: Path, depth: int) -> None:
+    own = Path(dataset.file.filename)
+    wanted: dict[str, set[str]] = {}
+    for source in dataset.virtual_sources():
+        # With %b there are as many files as are found, and the dataset is as long as that.
+        if "%b" not in source.file_name and "%b" not in source.dset_name:
+            wanted.setdefault(source.file_name, set()).add(source.dset_name)
+    for written, parts in wanted.items():
+        found = own if written == "." else next((place for place in _places(written, own) if place.is_file()), None)
+        if found is None:
+            raise _missing(name, path, f"is put together from '{written}', which is not there")
+        if depth > _MAX_DEPTH:
+            raise _missing(name, path, "is put together from itself")
+        with nullcontext(dataset.file) if written == "." else open_with_any_locking(found) as file:
+            for part in sorted(parts):
+                source = file.get(part)
+                if source is None:
+                    raise _missing(name, path, f"is put together from '{part}' in '{found}', which is not there")
+                check_parts(source, name, path, depth=depth + 1)
+
+
+def _places(written: str, own: Path) -> Iterable[Path]:
+    """Return where HDF5 looks for the source of a virtual dataset, in its order."""
+    given = Path(written)
+    bare = Path(given.name) if given.is_absolute() else given
+    return [*([given] if given.is_absolute() else []), own.parent / bare, bare]
+
+
+def _check_external(dataset: Any, name: str, path: Path) -> None:
+    left = int(dataset.nbytes)
+    for written, offset, size in dataset.external:
+        wanted = min(left, int(size))
+        try:
+            there = Path(os.fsdecode(written)).stat().st_size
+        except OSError as error:
+            raise _missing(name, path, f"lies in '{written}', which cannot be read ({error})") from error
+        if there < int(offset) + wanted:
+            needed = int(offset) + wanted
+            raise _missing(name, path, f"needs {needed:,} bytes of '{written}', which has {there:,}")
+        left -= wanted
+
+
+def _missing(name: str, path: Path, what: str) -> PackFormatError:
+    return PackFormatError(
+        f"{name} in '{path}' {what}; HDF5 would give zeros for its values. Put all files where they were written, or "
+        "copy the dataset into one file."
+    )
+
+
+def heap_lengths(read_head: HeadReader, start: int, heap_bytes: int, stop: int) -> list[tuple[int, int]]:
+    """Return number (0 is free space) and length of each object of a heap whose head lies before `stop`.
+
+    Args:
+        read_head: gives the four parts of an object's head at a place.
+        start: the heap's first byte, in the same places.
+        heap_bytes: its length.
+        stop: where what can be read ends.
+
+    Raises:
+        ValueError: one of them does not lead to the next: HDF5 would search for ever.
+    """
+    end = start + heap_bytes
+    position, last = start + HEAP_HEAD_BYTES, min(end, stop) - OBJECT_HEAD.size
+    found = []
+    while position <= last:
+        number, _, _, length = read_head(position)
+        # The length of free space counts its own head, that of others does not.
+        step = OBJECT_HEAD.size + (length + 7) // 8 * 8 if number else length
+        if not OBJECT_HEAD.size <= step <= end - position:
+            msg = f"the object {number} of {length:,} bytes leads nowhere"
+            raise ValueError(msg)
+        found.append((number, length))
+        position += step
+    return found
+
+
+class HeapReferences:
+    """The references of a dataset of rows of any length, checked before HDF5 follows them; from several threads."""
+
+    def __init__(self, dataset: Any, name: str) -> None:
+        """`dataset`: an open `h5py.Dataset` of such rows. `name`: of it, for messages."""
+        import h5py
+
+        self._dataset = dataset
+        self._name = name
+        self._path = Path(dataset.file.filename)
+        base = h5py.check_vlen_dtype(dataset.dtype)
+        self._item_bytes = np.dtype(base).itemsize if isinstance(base, np.dtype) else 1
+        # Addresses of eight bytes are all that anybody writes.
+        usual = tuple(dataset.file.id.get_create_plist().get_sizes()) == (8, 8)
+        self._applies = base is not None and usual and not dataset.is_virtual
+        self._shift = int(dataset.file.userblock_size)
+        self._heaps: OrderedDict[int, dict[int, int]] = OrderedDict()
+        self._chunks: OrderedDict[int, NDArray[Any]] = OrderedDict()
+        self._scratches: dict[int, Any] = {}
+        self._checked = np.zeros(dataset.shape[0] if dataset.ndim == 1 else 0, np.bool_)
+        self._lock = threading.Lock()
+
+    def check(self, rows: NDArray[np.intp] | None = None) -> None:
+        """Check the references of some rows, ascending, of a dataset of one axis; of all of any dataset by default.
+
+        Each is checked once.
+
+        Raises:
+            DamagedPackError: one does not lead to an object of its length.
+            OSError: the file cannot be read.
+        """
+        if rows is not None:
+            rows = rows[~self._checked[rows]]
+        if not self._applies or (rows is not None and not len(rows)):
+            return
+        with self._lock, open(self._path, "rb", buffering=0) as file:
+            handle = file.fileno()
+            size = os.fstat(handle).st_size
+            for references in self._references(handle, rows):
+                filled = references[references["count"] > 0]
+                filled = filled[np.argsort(filled["heap"], kind="stable")]
+                heaps, starts = np.unique(filled["heap"], return_index=True)
+                for heap, wanted in zip(heaps.tolist(), np.split(filled, starts[1:]), strict=False):
+                    self._check_heap(handle, size, heap + self._shift, wanted)
+        if rows is not None:
+            self._checked[rows] = True
+
+    def _check_heap(self, handle: int, size: int, start: int, wanted: NDArray[Any]) -> None:
+        lengths = self._heaps.get(start)
+        if lengths is None:
+            lengths = self._heaps[start] = self._read_heap(handle, size, start)
+            while len(self._heaps) > _HEAPS_KEPT:
+                self._heaps.popitem(last=False)
+        for count, _, number in wanted.tolist():
+            if lengths.get(number) != count * self._item_bytes:
+                what = f"a row of {count:,} values is to be found in {lengths.get(number, 0):,} bytes"
+                raise self._damaged(what)
+
+    def _read_heap(self, handle: int, size: int, start: int) -> dict[int, int]:
+        """The lengths of a heap's objects, by their numbers."""
+        data, base = os.pread(handle, _HEAP_WINDOW_BYTES, start) if start < size else b"", 0
+        length = int.from_bytes(data[8:16], "little")
+        if not data.startswith(HEAP) or not HEAP_HEAD_BYTES <= length <= size - start:
+            what = f"there is no heap of rows at byte {start:,}"
+            raise self._damaged(what)
+
+        def read_head(place: int) -> tuple[int, ...]:
+            nonlocal data, base
+            if place + OBJECT_HEAD.size > base + len(data):
+                data, base = os.pread(handle, _HEAP_WINDOW_BYTES, start + place), place
+            return OBJECT_HEAD.unpack_from(data, place - base)
+
+        try:
+            return dict(heap_lengths(read_head, 0, length, length))
+        except (ValueError, struct.error) as error:
+            what = f"in its heap at byte {start:,}, {error}"
+            raise self._damaged(what) from error
+
+    def _references(self, handle: int, rows: NDArray[np.intp] | None) -> Iterator[NDArray[Any]]:
+        dataset = self._dataset
+        if dataset.chunks is None:
+            yield from self._contiguous(handle, rows)
+        elif rows is None:
+            for number in range(dataset.id.get_num_chunks()):
+                yield self._chunk(dataset.id.get_chunk_info(number).chunk_offset)
+        else:
+            side = dataset.chunks[0]
+            for number in np.unique(rows // side).tolist():
+                inside = rows[rows // side == number] - number * side
+                yield self._kept_chunk(number * side)[inside]
+
+    def _contiguous(self, handle: int, rows: NDArray[np.intp] | None) -> Iterator[NDArray[Any]]:
+        start = self._dataset.id.get_offset()
+        count = int(np.prod(self._dataset.shape, dtype=np.int64))
+        if start is None or not count:
+            return
+        first, last = (0, count - 1) if rows is None else (int(rows[0]), int(rows[-1]))
+        if rows is not None and last - first > _DENSE * len(rows):
+            found = [os.pread(handle, _REFERENCE.itemsize, start + row * _REFERENCE.itemsize) for row in rows.tolist()]
+            yield np.frombuffer(b"".join(found), _REFERENCE)
+            return
+        for begin in range(first, last + 1, _REFERENCES_READ):
+            length = min(_REFERENCES_READ, last + 1 - begin) * _REFERENCE.itemsize
+            yield np.frombuffer(os.pread(handle, length, start + begin * _REFERENCE.itemsize), _REFERENCE)
+
+    def _kept_chunk(self, start: int) -> NDArray[Any]:
+        found = self._chunks.get(start)
+        if found is None:
+            there = self._dataset.id.get_chunk_info_by_coord((start,)).byte_offset
+            empty = np.zeros(self._dataset.chunks[0], _REFERENCE)
+            found = self._chunks[start] = empty if there is None else self._chunk((start,))
+            while len(self._chunks) * found.nbytes > _KEPT_BYTES:
+                self._chunks.popitem(last=False)
+        return found
+
+    def _chunk(self, corner: tuple[int, ...]) -> NDArray[Any]:
+        """The references of one chunk: its bytes, put into a dataset of plain bytes with the same filters."""
+        skipped, stored = self._dataset.id.read_direct_chunk(corner)
+        own = self._dataset.id.get_create_plist()
+        filters = [own.get_filter(place)[:3] for place in range(own.get_nfilters()) if not skipped >> place & 1]
+        if not filters:
+            return np.frombuffer(stored, _REFERENCE)
+        scratch = self._scratches.get(skipped)
+        if scratch is None:
+            scratch = self._scratches[skipped] = _plain_dataset(self._dataset.chunks, filters)
+        scratch.id.write_direct_chunk((0,) * len(corner), stored)
+        values: NDArray[Any] = scratch[()].reshape(-1).view(_REFERENCE)
+        return values
+
+    def _damaged(self, what: str) -> DamagedPackError:
+        return DamagedPackError(
+            f"{self._name} in '{self._path}' is damaged: {what}. Stage or copy the file again; HDF5 would read beyond "
+            "its memory here."
+        )
+
+
+def _plain_dataset(shape: tuple[int, ...], filters: Iterable[tuple[int, int, tuple[int, ...]]]) -> Any:
+    """A dataset in memory of one chunk of as many bytes as references have, behind `filters`."""
+    import h5py
+
+    # Names of files in memory must differ as well.
+    file = h5py.File(f"colabstage-{uuid.uuid4().hex}", "w", driver="core", backing_store=False)
+    properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    properties.set_chunk(shape)
+    for step in filters:
+        properties.set_filter(*step)
+    kind = h5py.h5t.py_create(np.dtype(f"V{_REFERENCE.itemsize}"))
+    space = h5py.h5s.create_simple(shape)
+    return h5py.Dataset(h5py.h5d.create(file.id, b"references", kind, space, properties))

@@ -1,0 +1,165 @@
+"""Datasets that lie in other files than the one opened: each engine gives what h5py gives, or there is an error."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+import h5py
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from colabstage.errors import PackFormatError
+from colabstage.load.reading.reader import SplitReader
+from colabstage.load.reading.storage import EngineChoice
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+ROWS = 9
+STORAGES = ("contiguous", "big-endian", "chunked", "cut chunks", "gzip", "userblock", "virtual", "external storage")
+LINKS = ("none", "hard", "soft", "external", "through a group", "twice external")
+
+
+def values(seed: int, shape: tuple[int, ...]) -> NDArray[Any]:
+    return np.random.default_rng(seed).integers(1, 200, (ROWS, *shape)).astype(np.int32)
+
+
+def store(folder: Path, file: Any, name: str, data: NDArray[Any], storage: str) -> None:
+    """Write one dataset, behind another one so that its place is its own."""
+    file.create_dataset(f"pad_{name}", data=np.zeros(len(name) * 37, np.uint8))
+    if storage == "virtual":
+        part = f"{Path(file.filename).stem}-{name}-part.h5"
+        with h5py.File(folder / part, "w") as source:
+            source["part"] = data
+        layout = h5py.VirtualLayout(data.shape, data.dtype)
+        layout[:] = h5py.VirtualSource(part, "part", shape=data.shape)
+        file.create_virtual_dataset(name, layout)
+        return
+    every: dict[str, dict[str, Any]] = {
+        "chunked": {"chunks": (2, *data.shape[1:]), "maxshape": (None, *data.shape[1:])},
+        "cut chunks": {"chunks": (4, *(max(1, side // 2) for side in data.shape[1:]))},
+        "gzip": {"compression": "gzip", "chunks": (2, *data.shape[1:])},
+        "external storage": {
+            "external": [(str(folder / f"{Path(file.filename).stem}-{name}.raw"), 16, h5py.h5f.UNLIMITED)]
+        },
+    }
+    file.create_dataset(name, data=data.astype(">i4") if storage == "big-endian" else data, **every.get(storage, {}))
+
+
+def write(folder: Path, side: str, data: NDArray[Any], storage: str, link: str) -> None:
+    """Write one side of the split `train` of main.h5 in a way of storing, behind a way of linking."""
+    block = 512 if storage == "userblock" else 0
+    if link in ("none", "hard", "soft"):
+        with h5py.File(folder / "main.h5", "a") as file:
+            name = side if link == "none" else f"deep/{side}_stored"
+            file.require_group("deep")
+            store(folder, file, name.rpartition("/")[2], data, storage)
+            if name.rpartition("/")[2] != name:
+                file.move(name.rpartition("/")[2], name)
+                file[side] = h5py.SoftLink(f"/{name}") if link == "soft" else file[name]
+        return
+    with h5py.File(folder / f"{side}.h5", "w", userblock_size=block) as file:
+        store(folder, file, "stored", data, storage)
+    with h5py.File(folder / f"{side}-middle.h5", "w") as file:
+        file["stored"] = h5py.ExternalLink(f"{side}.h5", "/stored")
+    with h5py.File(folder / "main.h5", "a") as file:
+        # What the name means in the other file is here as well, with other values.
+        if "stored" not in file:
+            file["stored"] = np.zeros_like(data)
+        if link == "through a group":
+            file[f"group_{side}"] = h5py.ExternalLink(f"{side}.h5", "/")
+            file[side] = h5py.SoftLink(f"/group_{side}/stored")
+        else:
+            file[side] = h5py.ExternalLink(f"{side}-middle.h5" if "twice" in link else f"{side}.h5", "/stored")
+
+
+def each_engine(path: Path) -> Iterator[SplitReader]:
+    """Readers of one split, one for each engine that could read its inputs."""
+    yield SplitReader(path)
+    yield SplitReader(path, in_memory=True)
+    ways = {"mapped": ("mapped", "read", "h5py"), "read": ("mapped", "read", "h5py"), "chunks": ("chunks", "h5py")}
+    chosen = SplitReader(path)._x.choice.name
+    for way in ways.get(chosen, (chosen,)):
+        reader = SplitReader(path)
+        reader._x = replace(reader._x, choice=EngineChoice(way, "asked for"))  # type: ignore[arg-type]
+        yield reader
+
+
+@given(
+    storages=st.tuples(st.sampled_from(STORAGES), st.sampled_from(STORAGES)),
+    links=st.tuples(st.sampled_from(LINKS), st.sampled_from(LINKS)),
+    shape=st.sampled_from([(), (4,), (3, 5)]),
+    missing=st.booleans(),
+)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_linked_datasets_equal_h5py_or_are_refused(
+    storages: tuple[str, str], links: tuple[str, str], shape: tuple[int, ...], *, missing: bool
+) -> None:
+    """Whatever links and storage lead to, rows are h5py's; with a file of values gone, there is an error."""
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        x, y = values(1, shape), values(2, ())
+        # A file is of one size of user block.
+        with h5py.File(folder / "main.h5", "w"):
+            pass
+        write(folder, "X_train", x, storages[0], links[0])
+        write(folder, "Y_train", y, storages[1], links[1])
+        others = sorted(path for path in folder.iterdir() if path.name != "main.h5" and "middle" not in path.name)
+        if missing and others:
+            others[0].unlink()
+            with pytest.raises(PackFormatError):
+                SplitReader(folder / "main.h5")
+            return
+        for reader in each_engine(folder / "main.h5"):
+            rows = np.array([8, 0, 3, 3, 4, 5])
+            np.testing.assert_array_equal(np.asarray(reader.read_x(rows)), x[rows])
+            np.testing.assert_array_equal(np.asarray(reader.read_y(rows)), y[rows])
+
+
+def test_external_storage_that_was_cut_is_refused(tmp_path: Path) -> None:
+    """HDF5 fills what is missing with zeros; that is told, with the lengths."""
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file.create_dataset(
+            "X_train", data=values(1, (4,)), external=[(str(tmp_path / "x.raw"), 0, h5py.h5f.UNLIMITED)]
+        )
+    raw = (tmp_path / "x.raw").read_bytes()
+    (tmp_path / "x.raw").write_bytes(raw[:-1])
+    with pytest.raises(PackFormatError, match=f"needs {len(raw)} bytes"):
+        SplitReader(tmp_path / "a.h5")
+
+
+def test_targets_that_a_dead_link_leads_to_are_no_missing_targets(tmp_path: Path) -> None:
+    """A dead link is an error that names where it leads, never -1 for every label."""
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["X_train"] = values(1, ())
+        file["Y_train"] = h5py.ExternalLink("labels.h5", "/y")
+    with pytest.raises(PackFormatError, match=r"Y_train .* '/y' in 'labels\.h5'"):
+        SplitReader(tmp_path / "a.h5")
+
+
+@pytest.mark.parametrize(("x", "y"), [("X_train", "y_train"), ("x_train", "y_train"), ("X_train", "Y_Train")])
+def test_scikit_learns_spelling_has_its_labels(tmp_path: Path, x: str, y: str) -> None:
+    """A small x or y is no other name."""
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file[x], file[y], file["x_offset"] = values(1, (2,)), values(2, ()), [1.0]
+    reader = SplitReader(tmp_path / "a.h5")
+    np.testing.assert_array_equal(np.asarray(reader.read_y(range(ROWS))), values(2, ()))
+    np.testing.assert_array_equal(np.asarray(reader.read_x(range(ROWS))), values(1, (2,)))
+
+
+@pytest.mark.parametrize("names", [("X_train", "Y_train", "y_train"), ("X_train", "x_train", "Y_train")])
+def test_two_spellings_of_one_name_are_refused(tmp_path: Path, names: tuple[str, ...]) -> None:
+    """Which of the two is meant, nobody knows: both are named."""
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        for name in names:
+            file[name] = values(1, ())
+    both = [name for name in names if [one.lower() for one in names].count(name.lower()) > 1]
+    with pytest.raises(PackFormatError, match=" and ".join(sorted(both))):
+        SplitReader(tmp_path / "a.h5")
