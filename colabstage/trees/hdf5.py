@@ -20,11 +20,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from colabstage.errors import DamagedPackError, PackFormatError
+from colabstage.trees.archive_bytes import LocalBytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from numpy.typing import NDArray
+
+    from colabstage.trees.tree import ByteSource
 
     HeadReader = Callable[[int], tuple[int, ...]]
 
@@ -195,13 +198,15 @@ def heap_lengths(read_head: HeadReader, start: int, heap_bytes: int, stop: int) 
 class HeapReferences:
     """The references of a dataset of rows of any length, checked before HDF5 follows them; from several threads."""
 
-    def __init__(self, dataset: Any, name: str) -> None:
-        """`dataset`: an open `h5py.Dataset` of such rows. `name`: of it, for messages."""
+    def __init__(self, dataset: Any, name: str, source: ByteSource | None = None) -> None:
+        """`dataset`: an open `h5py.Dataset` of such rows. `name`: of it, for messages. `source`: the bytes of its file,
+        where that has no path."""
         import h5py
 
         self._dataset = dataset
         self._name = name
         self._path = Path(dataset.file.filename)
+        self._source = source
         base = h5py.check_vlen_dtype(dataset.dtype)
         self._item_bytes = np.dtype(base).itemsize if isinstance(base, np.dtype) else 1
         # Addresses of eight bytes are all that anybody writes.
@@ -227,22 +232,21 @@ class HeapReferences:
             rows = rows[~self._checked[rows]]
         if not self._applies or (rows is not None and not len(rows)):
             return
-        with self._lock, open(self._path, "rb", buffering=0) as file:
-            handle = file.fileno()
-            size = os.fstat(handle).st_size
-            for references in self._references(handle, rows):
+        with self._lock:
+            file = self._source or LocalBytes(self._path)
+            for references in self._references(file, rows):
                 filled = references[references["count"] > 0]
                 filled = filled[np.argsort(filled["heap"], kind="stable")]
                 heaps, starts = np.unique(filled["heap"], return_index=True)
                 for heap, wanted in zip(heaps.tolist(), np.split(filled, starts[1:]), strict=False):
-                    self._check_heap(handle, size, heap + self._shift, wanted)
+                    self._check_heap(file, heap + self._shift, wanted)
         if rows is not None:
             self._checked[rows] = True
 
-    def _check_heap(self, handle: int, size: int, start: int, wanted: NDArray[Any]) -> None:
+    def _check_heap(self, file: ByteSource, start: int, wanted: NDArray[Any]) -> None:
         lengths = self._heaps.get(start)
         if lengths is None:
-            lengths = self._heaps[start] = self._read_heap(handle, size, start)
+            lengths = self._heaps[start] = self._read_heap(file, start)
             while len(self._heaps) > _HEAPS_KEPT:
                 self._heaps.popitem(last=False)
         for count, _, number in wanted.tolist():
@@ -250,18 +254,18 @@ class HeapReferences:
                 what = f"a row of {count:,} values is to be found in {lengths.get(number, 0):,} bytes"
                 raise self._damaged(what)
 
-    def _read_heap(self, handle: int, size: int, start: int) -> dict[int, int]:
+    def _read_heap(self, file: ByteSource, start: int) -> dict[int, int]:
         """The lengths of a heap's objects, by their numbers."""
-        data, base = os.pread(handle, _HEAP_WINDOW_BYTES, start) if start < size else b"", 0
+        data, base = file.pread(_HEAP_WINDOW_BYTES, start) if start < file.size else b"", 0
         length = int.from_bytes(data[8:16], "little")
-        if not data.startswith(HEAP) or not HEAP_HEAD_BYTES <= length <= size - start:
+        if not data.startswith(HEAP) or not HEAP_HEAD_BYTES <= length <= file.size - start:
             what = f"there is no heap of rows at byte {start:,}"
             raise self._damaged(what)
 
         def read_head(place: int) -> tuple[int, ...]:
             nonlocal data, base
             if place + OBJECT_HEAD.size > base + len(data):
-                data, base = os.pread(handle, _HEAP_WINDOW_BYTES, start + place), place
+                data, base = file.pread(_HEAP_WINDOW_BYTES, start + place), place
             return OBJECT_HEAD.unpack_from(data, place - base)
 
         try:
@@ -270,10 +274,10 @@ class HeapReferences:
             what = f"in its heap at byte {start:,}, {error}"
             raise self._damaged(what) from error
 
-    def _references(self, handle: int, rows: NDArray[np.intp] | None) -> Iterator[NDArray[Any]]:
+    def _references(self, file: ByteSource, rows: NDArray[np.intp] | None) -> Iterator[NDArray[Any]]:
         dataset = self._dataset
         if dataset.chunks is None:
-            yield from self._contiguous(handle, rows)
+            yield from self._contiguous(file, rows)
         elif rows is None:
             for number in range(dataset.id.get_num_chunks()):
                 yield self._chunk(dataset.id.get_chunk_info(number).chunk_offset)
@@ -283,19 +287,19 @@ class HeapReferences:
                 inside = rows[rows // side == number] - number * side
                 yield self._kept_chunk(number * side)[inside]
 
-    def _contiguous(self, handle: int, rows: NDArray[np.intp] | None) -> Iterator[NDArray[Any]]:
+    def _contiguous(self, file: ByteSource, rows: NDArray[np.intp] | None) -> Iterator[NDArray[Any]]:
         start = self._dataset.id.get_offset()
         count = int(np.prod(self._dataset.shape, dtype=np.int64))
         if start is None or not count:
             return
         first, last = (0, count - 1) if rows is None else (int(rows[0]), int(rows[-1]))
         if rows is not None and last - first > _DENSE * len(rows):
-            found = [os.pread(handle, _REFERENCE.itemsize, start + row * _REFERENCE.itemsize) for row in rows.tolist()]
+            found = [file.pread(_REFERENCE.itemsize, start + row * _REFERENCE.itemsize) for row in rows.tolist()]
             yield np.frombuffer(b"".join(found), _REFERENCE)
             return
         for begin in range(first, last + 1, _REFERENCES_READ):
             length = min(_REFERENCES_READ, last + 1 - begin) * _REFERENCE.itemsize
-            yield np.frombuffer(os.pread(handle, length, start + begin * _REFERENCE.itemsize), _REFERENCE)
+            yield np.frombuffer(file.pread(length, start + begin * _REFERENCE.itemsize), _REFERENCE)
 
     def _kept_chunk(self, start: int) -> NDArray[Any]:
         found = self._chunks.get(start)

@@ -133,7 +133,7 @@ def _stored(tree: Tree, entry: FileEntry, file: Any, dataset: Any, name: str) ->
             dataset.shape,
             np.dtype(object),
             lambda: _rows(tree, entry, file, dataset, name),
-            lambda: _text(dataset),
+            lambda: _text(tree, entry, dataset),
         )
     # MATLAB counts axes from the other end: what it shows as (height, width, channels, N) lies as (N, c, w, h) here.
     matlab = "MATLAB_class" in dataset.attrs and dataset.ndim > 1
@@ -171,9 +171,10 @@ def _trouble(dataset: Any) -> str:
     return f"it holds {dataset.dtype}, which are no numbers of one kind"
 
 
-def _text(dataset: Any) -> NDArray[Any]:
+def _text(tree: Tree, entry: FileEntry, dataset: Any) -> NDArray[Any]:
     try:
-        HeapReferences(dataset, str(dataset.name).lstrip("/")).check()
+        source = None if isinstance(tree, FolderTree) else open_member(tree, entry)
+        HeapReferences(dataset, str(dataset.name).lstrip("/"), source).check()
         return np.array(dataset.asstr()[()].tolist(), dtype=np.str_)
     except UnicodeDecodeError as error:
         msg = f"'{dataset.name}' of '{dataset.file.filename}' holds text that is not UTF-8."
