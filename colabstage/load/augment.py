@@ -229,7 +229,8 @@ class _Pick:
 class Normalize(_Placed):
     """Turn x into floats: bytes to [0, 1], then each channel minus its `mean` and divided by its `std`.
 
-    `mean`, `std`: for values in [0, 1], one for each channel, or one for all. `dtype`: of the result.
+    `mean`, `std`: for values in [0, 1], one for each channel of x `(B, C, H, W)`, or one for all of x, of any shape.
+    `dtype`: of the result. x may be a list of images `(C, H, W)`.
     """
 
     generator = None
@@ -244,15 +245,33 @@ class Normalize(_Placed):
         self.mean, self.std, self.dtype = tuple(mean), tuple(std), dtype
 
     def apply_at(self, x: Any, y: Any, place: BatchPlace) -> tuple[Any, Any]:
-        """The normalised x, and y."""
+        """The normalised x, and y.
+
+        Raises:
+            OptionError: x has another number of channels.
+        """
+        if isinstance(x, list):
+            return [self._normalised(image[None])[0] for image in x], y
+        return self._normalised(x), y
+
+    def _normalised(self, x: torch.Tensor) -> torch.Tensor:
+        channels = len(self.mean)
+        if channels > 1 and (x.dim() != 4 or x.shape[1] != channels):
+            msg = (
+                f"Normalize has means of {channels} channels, and x has shape {tuple(x.shape)}; expected "
+                f"(B, {channels}, H, W). Give one mean and one std for all of x, or one for each of its channels."
+            )
+            raise OptionError(msg)
         white = _WHITE.get(x.dtype, 1.0)
         # 65535 is beyond float16.
         values = x.to(torch.float32 if x.dtype == torch.uint16 else self.dtype)
-        factor = values.new_tensor([1 / (white * std) for std in self.std]).view(1, -1, 1, 1)
-        shift = values.new_tensor([mean / std for mean, std in zip(self.mean, self.std, strict=True)]).view(1, -1, 1, 1)
+        # One for all leaves the axes as they are.
+        shape = (1, -1, 1, 1) if channels > 1 else ()
+        factor = values.new_tensor([1 / (white * std) for std in self.std]).view(shape)
+        shift = values.new_tensor([mean / std for mean, std in zip(self.mean, self.std, strict=True)]).view(shape)
         # Bytes have become a tensor of their own already, which may be changed in place.
         values = values * factor if values is x else values.mul_(factor)
-        return values.sub_(shift).to(self.dtype), y
+        return values.sub_(shift).to(self.dtype)
 
     def __repr__(self) -> str:
         return f"Normalize({self.mean}, {self.std}, dtype={self.dtype})"

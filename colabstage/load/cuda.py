@@ -6,17 +6,21 @@ With T1 seconds to load a batch and T2 to train on it, a batch costs max(T1, T2)
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, default_collate
 
 from colabstage.errors import OptionError
 from colabstage.load.batching.iteration import Iteration, OneAtATime
+from colabstage.load.batching.nested import map_leaves
 from colabstage.load.device.devices import usable_device
 from colabstage.load.device.staging import make_stager, staged_ahead
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator
-
-    import torch
+    from collections.abc import Callable, Generator, Iterator
 
 T = TypeVar("T")
 
@@ -30,7 +34,9 @@ class CudaDataLoader(OneAtATime, Generic[T]):
     A batch may nest lists, tuples, named tuples and mappings; every tensor in it arrives on the device with its dtype,
     shape and memory format, detached from any graph. What has a method `to` of its own (`PackedSequence`) is moved by
     that when it is handed out; everything else stays as it is. The loader needs no `pin_memory`: copies start from
-    pinned memory of our own. On a CPU device batches are only prepared ahead.
+    pinned memory of our own. On a CPU device batches are only prepared ahead. A loader may fill the same memory for
+    each batch: arrays, and tensors that are on the device already, are copied where it is not a `DataLoader` that makes
+    new ones.
 
     Each batch is the caller's own and may be used on the stream that is current when it is taken. On the device
     `queue_size` batches wait, one is on its way, and those are kept that the caller keeps.
@@ -74,7 +80,8 @@ class CudaDataLoader(OneAtATime, Generic[T]):
         self._end_iteration()
         # Before our thread is there: worker processes that a loader forks should inherit no locks from it.
         batches = iter(self.loader)
-        source = _taken(batches, owned=batches is not self.loader)
+        own = None if _gives_new_batches(self.loader) else partial(_own, self.device)
+        source = _taken(batches, own, owned=batches is not self.loader)
         return self._begun(
             Iteration(staged_ahead(source, self._stager, self._queue_size, "colabstage-cuda"), self._stager.hand_out)
         )
@@ -93,10 +100,33 @@ def _check(loader: object, queue_size: object) -> None:
         raise OptionError(msg)
 
 
-def _taken(batches: Iterator[T], *, owned: bool) -> Generator[T]:
-    """The batches of an iterator; one that was made for this is closed at the end, if it can be."""
+def _gives_new_batches(loader: Any) -> bool:
+    """Whether each batch has memory of its own for certain: batches of a `DataLoader` that stacks samples, or whose
+    processes send them. Any other loader may fill the same memory again while a batch waits."""
+    if not isinstance(loader, DataLoader):
+        return False
+    collates: Any = (loader.collate_fn, loader.batch_sampler)
+    stacks: bool = collates[0] is default_collate and collates[1] is not None
+    return stacks or loader.num_workers > 0 or type(loader).__module__.startswith("colabstage.")
+
+
+def _own(device: torch.device, leaf: Any) -> Any:
+    """A part of a batch that stays what it is when its loader fills its memory again. What is copied on its way to the
+    device anyway, before the loader is asked for more, is left."""
+    if isinstance(leaf, np.ndarray):
+        return leaf.copy()
+    if not isinstance(leaf, torch.Tensor):
+        return leaf
+    there = leaf.device.type == device.type and (device.index is None or leaf.device.index in (None, device.index))
+    # Pinned memory is copied from later.
+    return leaf.detach().clone() if there or leaf.is_pinned() else leaf
+
+
+def _taken(batches: Iterator[T], own: Callable[[Any], Any] | None, *, owned: bool) -> Generator[T]:
+    """The batches of an iterator, made our own by `own`; one that was made for this is closed at the end, if it can
+    be."""
     try:
-        yield from batches
+        yield from batches if own is None else map(partial(map_leaves, change=own), batches)
     finally:
         close: Any = getattr(batches, "close", None)
         if owned and callable(close):

@@ -105,6 +105,11 @@ class dataset_h5(_Base):  # noqa: N801 - the name that people know from the reci
         return self.reader.classes
 
     @property
+    def per_sample(self) -> bool:
+        """Whether Python of the caller's is called for each sample."""
+        return self.transform is not None or self.target_transform is not None
+
+    @property
     def engine(self) -> EngineChoice:
         """How samples are read (`.name`) and why (`.reason`)."""
         return self.reader.engine

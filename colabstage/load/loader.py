@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 
 from colabstage.errors import OptionError
 from colabstage.load.batching.ahead import Ahead
-from colabstage.load.batching.batches import Ragged
+from colabstage.load.batching.batches import Ragged, move_to
 from colabstage.load.batching.finish import Collate, Finish
 from colabstage.load.batching.iteration import Iteration, OneAtATime
 from colabstage.load.batching.sources import make_source
@@ -33,6 +33,7 @@ from colabstage.units import parse_bytes
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
+    from colabstage.load.batching.iteration import Source
     from colabstage.load.batching.sources import BatchSource
     from colabstage.load.choosing.choices import Decode, LoaderFacts, LoaderPlan, Shuffle, Strategy
     from colabstage.load.device.staging import Staged, Stager
@@ -91,8 +92,9 @@ def make_loader(
     samples than ranks, some ranks have one batch fewer.) With `drop_last` all batches are full.
 
     Args:
-        dataset: the samples. Its transforms, where it has any, are called sample by sample in the background, and
-            batches are then what torch's `default_collate` makes of the results.
+        dataset: the samples. Its transforms, where it has any, are called sample by sample when the batch is asked for,
+            in the thread that iterates, as by a stock `DataLoader`; that side of the batch is then what torch's
+            `default_collate` makes of the results.
         batch_size: samples in a batch, of each rank; the last ones of an epoch may have fewer.
         device: where batches end up; `None` is the memory of this computer. Batches for a GPU are gathered into
             pinned memory and copied beside the model's work.
@@ -100,7 +102,7 @@ def make_loader(
             batches from memory, which the loader keeps as long as it lives. `"device"` reads all inputs and targets
             onto the device, now, and gathers batches there. `"workers"` has processes make batches, by a stock
             `DataLoader`. `"auto"` takes the device where that is a GPU and a quarter of its free memory is enough,
-            processes where a probe of two seconds at the most shows that the dataset's transform is worth them,
+            processes where a short probe shows that the dataset's transform is worth them and they start safely,
             memory where the file is slow to read at random (compressed, on a mounted Drive) and half of what is free
             is enough, and the file otherwise.
         shuffle: `True` visits the samples in a random order, another one each epoch, `False` in the file's order.
@@ -218,6 +220,13 @@ def _build(
     if crops is not None:
         finish = replace(finish, batch_transform=crops.first.rest)
     shown = epoch_sampler(schedule.order, schedule.shard)
+    identity = {
+        "seed": seed,
+        **schedule.order.identity(),
+        "batch_size": schedule.batch_size,
+        "samples": len(dataset),
+        "world_size": schedule.shard.world_size,
+    }
     has_processes = plan.strategy == "workers"
     loader = Loader(
         view,
@@ -230,18 +239,23 @@ def _build(
         persistent_workers=has_processes,
         multiprocessing_context=None if plan.start is None else plan.start.method,
     )
-    loader._machine = _Machine(plan, schedule, source, make_stager(place), finish, place, shown, seed)
+    loader._machine = _Machine(plan, schedule, source, make_stager(place), finish, place, shown, seed, identity)
     loader.plan = plan
-    loader.set_epoch(0)
+    loader._done = loader._next = _Place(0, 0)
     return loader
 
 
 @dataclass(slots=True)
 class _Place:
-    """How far an epoch has been handed out."""
+    """How far an epoch has been handed out. `ended`: whether its loop has been told that there is no more."""
 
     epoch: int
     batches_done: int
+    ended: bool = False
+
+    def end(self) -> None:
+        """Take note that the loop has ended."""
+        self.ended = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,6 +270,7 @@ class _Machine:
     device: torch.device
     sampler: EpochSampler
     seed: int
+    identity: dict[str, int]
 
     def start(self, place: _Place) -> Iteration[Any, Any]:
         """Begin to make the batches that are left of an epoch; `place` moves on as they are handed out."""
@@ -266,31 +281,36 @@ class _Machine:
         def finished(batch: tuple[Any, ...]) -> Any:
             if finish.batch_transform is None:
                 return finish.transform(batch)
-            return finish.transform(batch, BatchPlace(seed, place.epoch, batches[place.batches_done - first]))
+            return finish.transform(batch, BatchPlace(seed, place.epoch, batches[place.batches_done - 1 - first]))
+
+        def begun(source: Source[Any], hand_out: Callable[[Any], Any]) -> Iteration[Any, Any]:
+            def count(given: Any) -> Any:
+                # First: where code of the caller's fails and the loop goes on, this batch is over.
+                place.batches_done += 1
+                return hand_out(given)
+
+            return Iteration(source, count, place.end)
 
         if not self.source.in_background:
-            return Iteration(source, _counted(place, lambda batch: finished(finish.scale(batch))))
-        depth = max(1, self.plan.prefetch.value)
+            return begun(source, lambda batch: finished(finish.scale(batch)))
+        depth, collate = max(1, self.plan.prefetch.value), self.source.collate
+        if collate is not None:
+            # What the dataset's transforms make has its device and dtype from here, in the thread they ran in.
+            return begun(
+                Ahead(source, depth, _THREAD),
+                lambda read: finished(finish.scale(move_to(collate(read), self.device))),
+            )
         if self.device.type == "cpu":
             if finish.dtype is not None:
                 # Here it would take the consumer's time.
                 source = finish.scale_each(source)
-            return Iteration(Ahead(source, depth, _THREAD), _counted(place, finished))
+            return begun(Ahead(source, depth, _THREAD), finished)
         stager = self.stager
 
         def hand_out(staged: Staged[tuple[Any, ...]]) -> Any:
             return finished(finish.scale(stager.hand_out(staged)))
 
-        return Iteration(staged_ahead(source, stager, depth, _THREAD), _counted(place, hand_out))
-
-
-def _counted(place: _Place, hand_out: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    def count(given: Any) -> Any:
-        batch = hand_out(given)
-        place.batches_done += 1
-        return batch
-
-    return count
+        return begun(staged_ahead(source, stager, depth, _THREAD), hand_out)
 
 
 class Loader(OneAtATime, _Base):
@@ -334,29 +354,33 @@ class Loader(OneAtATime, _Base):
         return self._begun(self._machine.start(self._done))
 
     def set_epoch(self, epoch: int) -> None:
-        """Make the next iteration epoch `epoch`, from its first batch.
+        """Make the next iteration epoch `epoch`: from its first batch, or where `load_state_dict` said, if that is this
+        epoch.
 
         Raises:
             OptionError: a negative number, or none.
         """
-        self._done = self._next = _Place(_whole("epoch", epoch), 0)
+        if _whole("epoch", epoch) != self._next.epoch:
+            self._next = _Place(epoch, 0)
+        self._done = self._next
 
     def state_dict(self) -> dict[str, int]:
         """Where the loader is: seed, epoch and batches handed out, and what else a resumed loader must share.
 
-        Taken inside the loop, the batch at hand counts as done. All ranks have the same state at the same step, so
-        one rank's serves all.
+        Taken inside the loop, the batch at hand counts as done: after the last one nothing of the epoch is left, and a
+        resumed loop over it is empty. Taken after the loop has ended, it is the beginning of the next epoch. A batch
+        whose transform failed is over as well, where the loop goes on. All ranks have the same state at the same step,
+        so one rank's serves all.
         """
-        done = self._done
-        if done.batches_done >= len(self) > 0:
-            done = _Place(done.epoch + 1, 0)
+        done = _Place(self._done.epoch + 1, 0) if self._done.ended else self._done
         return {**self._identity(), "epoch": done.epoch, "batches_done": done.batches_done}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Make the next iteration go on exactly where `state_dict` was taken.
 
         Raises:
-            OptionError: the state is of a loader with another seed, batch size, order, number of samples or of ranks.
+            OptionError: the state is of a loader with another seed, batch size, order, subset, number of samples or of
+                ranks.
         """
         for name, here in self._identity().items():
             if state.get(name) != here:
@@ -391,14 +415,7 @@ class Loader(OneAtATime, _Base):
         if self._machine is None:
             msg = "Another framework built this loader; it keeps its place itself, or not at all."
             raise OptionError(msg)
-        schedule = self._machine.schedule
-        return {
-            "seed": self._machine.seed,
-            **schedule.order.identity(),
-            "batch_size": schedule.batch_size,
-            "samples": len(self.dataset),  # type: ignore[arg-type]  # a BatchView
-            "world_size": schedule.shard.world_size,
-        }
+        return self._machine.identity
 
 
 def _whole(name: str, value: object) -> int:

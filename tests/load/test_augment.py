@@ -386,3 +386,27 @@ def test_a_loader_takes_them(make_file: Callable[..., Any]) -> None:
     augment = Compose([RandomCrop(8, padding=1), RandomFlip(), Normalize((0.5,) * 3, (0.2,) * 3)])
     x, y = next(iter(make_loader(dataset, 5, batch_transform=augment)))
     assert (tuple(x.shape), x.dtype, tuple(y.shape)) == ((5, 3, 8, 8), torch.float32, (5,))
+
+
+@pytest.mark.parametrize("shape", [(4, 5, 6), (4, 7), (4,), (4, 3, 5, 6)])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
+def test_one_mean_normalises_x_of_any_shape(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    """Grey images without an axis of channels, rows of a table: the axes stay."""
+    x = torch.arange(math.prod(shape)).reshape(shape).to(dtype)
+    expected = (x.float() / (255 if dtype == torch.uint8 else 1) - 0.5) / 0.25
+    torch.testing.assert_close(Normalize((0.5,), (0.25,))(x, NONE)[0], expected)
+
+
+@pytest.mark.parametrize("shape", [(4, 1, 5, 6), (4, 3, 5), (4, 20, 3), (4, 2, 3, 5, 6)])
+def test_means_of_other_channels_are_refused(shape: tuple[int, ...]) -> None:
+    """Three of them make no colours of grey images, nor of anything else."""
+    with pytest.raises(OptionError, match=r"means of 3 channels, and x has shape"):
+        Normalize((0.1, 0.2, 0.3), (0.5, 0.6, 0.7))(torch.zeros(shape), NONE)
+
+
+def test_images_of_their_own_sizes_are_normalised() -> None:
+    """As one by one."""
+    images = [torch.full((3, size, 4), 255, dtype=torch.uint8) for size in (2, 5)]
+    x, _ = Normalize((0.5,) * 3, (0.25,) * 3)(images, NONE)
+    assert [tuple(image.shape) for image in x] == [(3, 2, 4), (3, 5, 4)]
+    assert all((image == 2).all() for image in x)

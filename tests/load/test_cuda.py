@@ -87,6 +87,24 @@ def test_it_takes_make_loader(make_file: Callable[..., Any], device: str) -> Non
             assert x.is_contiguous(memory_format=torch.channels_last)
 
 
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("kind", ["tensor", "array", "collated"])
+def test_a_loader_may_fill_the_same_memory_again(device: str, kind: str) -> None:
+    """Batches that wait are not those that the loader makes meanwhile."""
+    memory = torch.zeros(4)
+
+    def refilled() -> Generator[Any]:
+        for number in range(9):
+            memory.fill_(number)
+            yield {"x": memory.numpy() if kind == "array" else memory}
+
+    loader: Any = refilled()
+    if kind == "collated":
+        loader = DataLoader(range(9), collate_fn=lambda number: {"x": memory.fill_(number[0])})  # type: ignore[arg-type]
+    kept = [batch["x"] for batch in CudaDataLoader(loader, device, 4)]
+    assert [float(x[0]) for x in kept] == list(range(9))
+
+
 @pytest.mark.alone
 def test_loading_and_training_take_turns_no_more() -> None:
     """An epoch takes the longer one of loading and training, not the sum, whichever is longer."""

@@ -133,6 +133,8 @@ def test_every_start_method_gives_the_same(make_file: Callable[..., Any], method
         ({"cuda_started": True}, "forkserver", "CUDA is in use"),
         ({"threads": 3, "unpicklable": "lambdas cannot"}, "fork", "lambdas cannot"),
         ({"threads": 3, "methods": ("fork", "spawn")}, "spawn", "3 threads"),
+        ({"threads": 3, "runs_again": True}, "fork", "would run this script again"),
+        ({"cuda_started": True, "runs_again": True}, "fork", "would run this script again"),
         ({"methods": ("spawn",)}, "spawn", "cannot fork"),
     ],
 )
@@ -152,6 +154,9 @@ def test_processes_are_started_as_is_safe(changes: dict[str, Any], method: str, 
         ({"cores": 2}, "direct"),
         ({"per_sample": False}, "direct"),
         ({"processes": replace(ALONE, unpicklable="lambdas cannot")}, "direct"),
+        ({"processes": replace(ALONE, threads=3)}, "workers"),
+        ({"processes": replace(ALONE, threads=3, runs_again=True)}, "direct"),
+        ({"processes": replace(ALONE, methods=("spawn",), runs_again=True)}, "direct"),
     ],
 )
 def test_auto_takes_processes_where_they_gain(changes: dict[str, Any], strategy: str) -> None:

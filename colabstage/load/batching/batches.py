@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -64,7 +65,8 @@ def host_batches(
             more than its copy. They share their memory, without overlapping.
 
     Yields:
-        `(x, y)`, as `make_loader` describes them, in host memory and of the stored dtype; ticks before the first.
+        `(x, y)`, as `make_loader` describes them, in host memory and of the stored dtype; ticks before the first. Where
+        the dataset has transforms, arrays as they are stored instead: what `batch_of` takes, in the caller's thread.
     """
     for _ in dataset.reader.warm_up():
         yield TICK
@@ -74,16 +76,17 @@ def host_batches(
             for group in groups_of(batches, together):
                 yield from each_batch(*reading.arrays(np.concatenate(group)), group)
             return
+        make = reading.arrays if dataset.per_sample else partial(reading.tensors, ragged=ragged)
         for rows in batches:
             # Nothing here may keep a name on a batch: it would occupy a buffer while the next one is made.
-            yield _collated(dataset, rows, ragged) if _per_sample(dataset) else reading.tensors(rows, ragged)
+            yield make(rows)
 
 
 def can_group(dataset: dataset_h5) -> bool:
     """Whether several batches can be read as one and taken apart: rows and targets have one shape each."""
     reader = dataset.reader
     uniform = reader.row_shape is not None and reader.target_bytes is not None
-    return uniform and not reader.encoded and not _per_sample(dataset)
+    return uniform and not reader.encoded and not dataset.per_sample
 
 
 def groups_of(batches: Iterable[NDArray[np.intp]], together: int) -> Iterator[list[NDArray[np.intp]]]:
@@ -135,32 +138,22 @@ class _Reading:
         return input_tensors(x, ragged), target_tensors(y, ragged)
 
 
-def _per_sample(dataset: dataset_h5) -> bool:
-    return dataset.transform is not None or dataset.target_transform is not None
-
-
-def _collated(dataset: dataset_h5, rows: NDArray[np.intp], ragged: Ragged) -> tuple[Any, Any]:
-    return batch_of(dataset, *dataset.read_batch(rows), ragged)
-
-
 def batch_of(dataset: dataset_h5, x: Any, y: Any, ragged: Ragged) -> tuple[Any, Any]:
-    """What was read of some rows, as the batch: by the dataset's transforms sample by sample where it has any."""
-    if not _per_sample(dataset):
+    """What was read of some rows, as the batch: by the dataset's transforms, where it has any, which are called as a
+    stock `DataLoader` calls them: in this thread, for one sample after the other. A side without one is what it is in
+    batches without transforms."""
+    if not dataset.per_sample:
         return input_tensors(x, ragged), target_tensors(y, ragged)
     samples = [dataset.sample(*parts) for parts in zip(x, y, strict=True)]
     xs, ys = (list(side) for side in zip(*samples, strict=True))
-    made_x = input_tensors(xs, ragged) if dataset.transform is None and _is_ragged(x) else default_collate(xs)
+    made_x = input_tensors(x, ragged) if dataset.transform is None else default_collate(xs)
+    if dataset.target_transform is None:
+        return made_x, target_tensors(y, ragged)
     if dataset.reader.has_boxes:
-        # A target_transform may have made something else of the dicts; that is handed on as it is.
+        # It may have made something else of the dicts; that is handed on as it is.
         are_boxes = all(isinstance(target, dict) for target in ys)
         return made_x, target_tensors(ys, ragged if are_boxes else "list")
-    stay = dataset.target_transform is None and _is_ragged(y)
-    return made_x, target_tensors(ys, ragged) if stay else default_collate(ys)
-
-
-def _is_ragged(values: Any) -> bool:
-    """Whether these are rows of any length as they were read, which no stack takes."""
-    return isinstance(values, list) and all(isinstance(value, np.ndarray) and value.ndim == 1 for value in values)
+    return made_x, default_collate(ys)
 
 
 def is_image(shape: tuple[int, ...] | None) -> bool:

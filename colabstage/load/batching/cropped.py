@@ -29,6 +29,7 @@ class CropSource:
     """Crops straight out of the file, or out of memory, with their targets; in windows where the plan says so."""
 
     in_background = True
+    collate = None
 
     def __init__(
         self, dataset: dataset_h5, plan: LoaderPlan, ragged: Ragged, device: torch.device, crops: Crops

@@ -26,10 +26,14 @@ class Source(Protocol[S_co]):
 class Iteration(Generic[S, T]):
     """One running iteration. Holds nothing of the loader but what it needs, so that either may be dropped first."""
 
-    def __init__(self, source: Source[S], hand_out: Callable[[S], T]) -> None:
-        """`hand_out`: makes what the source gives the consumer's, in the consumer's thread."""
+    def __init__(
+        self, source: Source[S], hand_out: Callable[[S], T], at_end: Callable[[], object] = lambda: None
+    ) -> None:
+        """`hand_out`: makes what the source gives the consumer's, in the consumer's thread. `at_end`: called when the
+        consumer has been told that there is no more."""
         self._source = source
         self._hand_out = hand_out
+        self._at_end = at_end
         self._closed = False
 
     def __iter__(self) -> Self:
@@ -39,7 +43,12 @@ class Iteration(Generic[S, T]):
         if self._closed:
             msg = "This iteration was ended, by a newer one over the same loader or by close(). Start a new one."
             raise RuntimeError(msg)
-        return self._hand_out(next(self._source))
+        try:
+            given = next(self._source)
+        except StopIteration:
+            self._at_end()
+            raise
+        return self._hand_out(given)
 
     def close(self) -> None:
         """End it, with the thread behind it."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 from colabstage.load.batching.ahead import Tick
-from colabstage.load.batching.batches import host_batches
+from colabstage.load.batching.batches import batch_of, host_batches
 from colabstage.load.batching.buffers import BufferPool
 from colabstage.load.batching.cropped import CropSource
 from colabstage.load.batching.stock import BatchView, Workers
@@ -18,7 +19,7 @@ from colabstage.load.device.device_batches import DeviceSplit
 from colabstage.load.device.staging import pinned_block
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Sequence
+    from collections.abc import Callable, Generator, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
@@ -35,6 +36,11 @@ class BatchSource(Protocol):
     in_background: bool
     """Whether batches are made in host memory, by a thread ahead of the consumer, and moved from there."""
 
+    @property
+    def collate(self) -> Callable[[tuple[Any, ...]], tuple[Any, ...]] | None:
+        """What makes batches of what that thread has read, in the consumer's thread, because it calls the dataset's
+        transforms; `None` where batches come as they are."""
+
     def start(self, batches: list[NDArray[np.intp]], rows_before: int, epoch: int) -> Generator[tuple[Any, ...] | Tick]:
         """Begin, in the consumer's thread, with the batches of these rows; `rows_before` of the epoch were before."""
 
@@ -48,12 +54,13 @@ class FileSource:
     in_background = True
 
     def __init__(self, dataset: dataset_h5, plan: LoaderPlan, ragged: Ragged, device: torch.device) -> None:
+        self.collate = partial(_collated, dataset, ragged) if dataset.per_sample else None
         self._dataset = dataset
         self._plan = plan
         self._ragged = ragged
         self._together = batches_together(plan.prefetch.value, plan.batch_size * dataset.reader.row_bytes)
         # One block with the consumer, one in the making, the others in between; and two being copied to a GPU.
-        on_gpu, between = device.type == "cuda", plan.prefetch.value // self._together
+        on_gpu, between = device.type == "cuda" and self.collate is None, plan.prefetch.value // self._together
         idle, allocate = between + (4 if on_gpu else 2), pinned_block if on_gpu else None
         # Two pools, for a block of one is no good to the other.
         self._pool, self._targets = BufferPool(idle, allocate), BufferPool(idle, allocate)
@@ -91,6 +98,7 @@ class DeviceSource:
     """Batches gathered on the device, which holds the whole split."""
 
     in_background = False
+    collate = None
 
     def __init__(self, dataset: dataset_h5, plan: LoaderPlan, device: torch.device) -> None:
         self._split = DeviceSplit(dataset, device, plan.workers.value)
@@ -107,12 +115,13 @@ class WorkerSource:
     """Batches made by processes."""
 
     in_background = True
+    collate = None
 
     def __init__(self, view: BatchView, plan: LoaderPlan, seed: int) -> None:
         self._workers = Workers(view, plan, seed)
 
     def start(self, batches: list[NDArray[np.intp]], rows_before: int, epoch: int) -> Generator[tuple[Any, ...] | Tick]:
-        return self._workers.batches(batches)
+        return self._workers.batches(batches, epoch)
 
     def close(self) -> None:
         """End the processes."""
@@ -139,6 +148,10 @@ def make_source(
     if crops is not None:
         return CropSource(source, plan, ragged, device, crops), view
     return FileSource(source, plan, ragged, device), view
+
+
+def _collated(dataset: dataset_h5, ragged: Ragged, batch: tuple[Any, ...]) -> tuple[Any, ...]:
+    return (*batch_of(dataset, batch[0], batch[1], ragged), *batch[2:])
 
 
 def in_memory(dataset: dataset_h5) -> dataset_h5:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import random
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader, get_worker_info
 
@@ -13,7 +15,6 @@ from colabstage.load.dataset import dataset_h5
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
 
-    import numpy as np
     from numpy.typing import NDArray
 
     from colabstage.load.batching.batches import Ragged
@@ -44,6 +45,9 @@ class BatchView(dataset_h5):
     def __getitems__(self, indices: Sequence[int]) -> Any:
         """A batch, as `make_loader` describes it, in host memory: `(x, y)`, or `(x, y, index)` with
         `return_index`."""
+        if isinstance(indices, SeededRows) and self.per_sample:
+            # In a process of a loader of ours: so draws do not depend on how many there are, or on what came before.
+            _seed_all(indices.entropy)
         x, y = batch_of(self, *self.read_batch(indices), self._ragged)
         if get_worker_info() is not None:
             x, y = _joined(x), _joined(y)
@@ -62,11 +66,32 @@ def as_it_is(batch: Any) -> Any:
     return batch
 
 
+class SeededRows(list[int]):
+    """Rows of a batch, and what the random numbers that are drawn for it follow from."""
+
+    entropy: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, rows: list[int], *entropy: int) -> SeededRows:
+        """`entropy`: numbers of at least 0."""
+        seeded = cls(rows)
+        seeded.entropy = entropy
+        return seeded
+
+
+def _seed_all(entropy: tuple[int, ...]) -> None:
+    """Seed the generators of Python, numpy and torch, which a transform may draw from."""
+    words = np.random.SeedSequence(entropy).generate_state(3, np.uint32).tolist()
+    random.seed(words[0])
+    np.random.seed(words[1])  # noqa: NPY002 - what transforms draw from
+    torch.default_generator.manual_seed(words[2])
+
+
 class _Planned:
     """A batch sampler that is told its batches anew in each epoch."""
 
     def __init__(self) -> None:
-        self.batches: list[list[int]] = []
+        self.batches: list[SeededRows] = []
 
     def __iter__(self) -> Any:
         return iter(self.batches)
@@ -81,15 +106,20 @@ class Workers:
     def __init__(self, view: BatchView, plan: LoaderPlan, seed: int) -> None:
         self._view = view
         self._plan = plan
+        self._seed = seed
         self._planned = _Planned()
         # Its own, so that starting an epoch draws nothing from the dice that the training uses.
         self._dice = torch.Generator().manual_seed(seed)
         self._loader: DataLoader[Any] | None = None
         self._epoch: Any = None
 
-    def batches(self, batches: list[NDArray[np.intp]]) -> Generator[Any]:
+    def batches(self, batches: list[NDArray[np.intp]], epoch: int) -> Generator[Any]:
         """Start an epoch, the processes too if none run; from the thread that may fork."""
-        self._planned.batches = [rows.tolist() for rows in batches]
+        # Counted from the epoch's end, so that a resumed one has the same numbers; the row tells ranks apart.
+        self._planned.batches = [
+            SeededRows.of(rows.tolist(), self._seed, epoch, number, int(rows[0]))
+            for number, rows in zip(range(len(batches), 0, -1), batches, strict=True)
+        ]
         if self._loader is None:
             # No pin_memory: batches for a GPU go through pinned memory of ours, which is used again.
             self._loader = DataLoader(

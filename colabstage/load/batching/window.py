@@ -192,7 +192,10 @@ def window_batches(
                 continue
             for rows in next(waiting):
                 out = None if inputs.shape is None else pool.lend((len(rows), *inputs.shape), inputs.dtype)
-                yield batch_of(dataset, *window.take(rows, out), ragged)
+                # Transforms are not called in this thread: see `host_batches`.
+                yield (
+                    window.take(rows, out) if dataset.per_sample else batch_of(dataset, *window.take(rows, out), ragged)
+                )
                 del out
 
 

@@ -31,7 +31,9 @@ class ProcessFacts:
 
     `threads`: threads of this process that Python knows. `cuda_started`: whether this process uses CUDA.
     `unpicklable`: why the dataset cannot be sent to another process, `None` when it can. `methods`: ways of starting
-    that this system has. `shared_memory_bytes`: free room for results on their way between processes.
+    that this system has. `shared_memory_bytes`: free room for results on their way between processes. `runs_again`:
+    whether a process that is started anew would run the script that is running from its top, because the line that it
+    is at is not below `if __name__ == "__main__":`.
     """
 
     threads: int
@@ -39,6 +41,7 @@ class ProcessFacts:
     unpicklable: str | None
     methods: tuple[str, ...]
     shared_memory_bytes: int
+    runs_again: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,10 +150,11 @@ class DecodeChoice:
 
 @dataclass(frozen=True, slots=True)
 class StartChoice:
-    """How worker processes are started, and why."""
+    """How worker processes are started, and why. `safe`: whether that may be done unasked."""
 
     method: StartMethod
     reason: str
+    safe: bool = True
 
     def __str__(self) -> str:
         return f"{self.method} ({self.reason})"

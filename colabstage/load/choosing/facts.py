@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
+import copy
 import multiprocessing
 import os
 import pickle
 import random
+import sys
 import threading
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,10 +31,9 @@ if TYPE_CHECKING:
     from colabstage.load.epoch.sharding import Shard
 
 _SHARED_MEMORY = "/dev/shm"  # where torch puts results of worker processes
-# A probe ends after these many samples or seconds, whichever comes first; one slow sample is let go on alone.
+# A probe ends after these many samples or seconds, whichever comes first.
 _PROBED = 64
 _PROBE_S = 0.5
-_LONGEST_PROBE_S = 2.0
 
 
 def gather_facts(
@@ -55,7 +58,7 @@ def gather_facts(
         stored_bytes=reader.stored_bytes,
         engine=dataset.engine,
         encoded=reader.encoded,
-        per_sample=dataset.transform is not None or dataset.target_transform is not None,
+        per_sample=dataset.per_sample,
         cores=resources.cores,
         free_memory_bytes=resources.free_memory_bytes,
         # Single integers become int64.
@@ -72,33 +75,29 @@ def gather_facts(
 
 
 def measure_cost(dataset: dataset_h5) -> SampleCost | None:
-    """Time a few samples with their transforms, in a thread, for two seconds at the most.
+    """Time a few samples with copies of their transforms, in this thread, for half a second or one sample.
 
     What the transforms draw from the generators of Python, numpy and torch is put back.
 
     Returns:
-        `None` where not one sample was done in that time, or one failed: it will again, where it is asked for.
+        `None` where the first one failed, or the transforms cannot be copied: it will again, where it is asked for.
     """
-    found: list[SampleCost] = []
-    with _dice_kept():
-        thread = threading.Thread(target=_probe, args=(dataset, found), name="colabstage-probe", daemon=True)
-        thread.start()
-        thread.join(_LONGEST_PROBE_S)
-    return found[0] if found else None
-
-
-def _probe(dataset: dataset_h5, found: list[SampleCost]) -> None:
     rows = np.linspace(0, len(dataset) - 1, min(_PROBED, len(dataset))).astype(np.intp).tolist()
-    done, result_bytes, start = 0, 0, time.perf_counter()
+    done, result_bytes, elapsed_s = 0, 0, 0.0
     # Whatever a transform raises is the loop's to raise, where it says which batch.
-    with contextlib.suppress(Exception):
+    with _dice_kept(), contextlib.suppress(Exception):
+        probed = copy.copy(dataset)
+        # What they count or draw on the way stays with the copies, as it does with those of processes.
+        transforms = pickle.dumps((dataset.transform, dataset.target_transform))
+        probed.transform, probed.target_transform = pickle.loads(transforms)
+        start = time.perf_counter()
         for row in rows:
-            result_bytes += _nbytes(dataset[row])
+            result_bytes += _nbytes(probed[row])
             done += 1
             elapsed_s = time.perf_counter() - start
-            found[:] = [SampleCost(elapsed_s / done, result_bytes // done)]
             if elapsed_s > _PROBE_S:
-                return
+                break
+    return SampleCost(elapsed_s / done, result_bytes // done) if done else None
 
 
 def _nbytes(sample: Any) -> int:
@@ -137,6 +136,7 @@ def _processes(dataset: dataset_h5) -> ProcessFacts:
         unpicklable=_pickle_problem(dataset),
         methods=tuple(multiprocessing.get_all_start_methods()),
         shared_memory_bytes=_shared_memory(),
+        runs_again=dataset.per_sample and _runs_again(),
     )
 
 
@@ -153,6 +153,30 @@ def _pickle_problem(dataset: dataset_h5) -> str | None:
     if "__main__" in homes and not hasattr(main, "__file__"):
         return "its transform is defined in a notebook, which another process cannot import"
     return None
+
+
+def _runs_again() -> bool:
+    """Whether a process that imports the main module would run the script that is running from its top."""
+    main = sys.modules["__main__"]
+    path, spec = getattr(main, "__file__", None), getattr(main, "__spec__", None)
+    if path is None or (spec is not None and spec.name.endswith(".__main__")):
+        return False  # a notebook, or a package that is run: other processes import neither
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    while frame is not None and not (frame.f_globals is vars(main) and frame.f_code.co_name == "<module>"):
+        frame = frame.f_back
+    if frame is None:
+        return False
+    try:
+        script = ast.parse(Path(path).read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return True
+    line = frame.f_lineno
+    return not any(
+        isinstance(part, ast.If)
+        and any(isinstance(name, ast.Name) and name.id == "__name__" for name in ast.walk(part.test))
+        and part.body[0].lineno <= line <= (part.body[-1].end_lineno or 0)
+        for part in ast.walk(script)
+    )
 
 
 def _shared_memory() -> int:

@@ -52,7 +52,7 @@ def choose_loader(facts: LoaderFacts, request: LoaderRequest) -> LoaderPlan:
         raise OptionError(msg)
     strategy, engine = _choose_strategy(facts, request)
     decode = choose_decoding(facts, request, strategy)
-    facts = with_crops(replace(facts, engine=engine), decode)
+    whole, facts = facts, with_crops(replace(facts, engine=engine), decode)
     prefetch = _choose_prefetch(facts, request)
     workers, start = _choose_workers(facts, request), None
     if strategy == "workers":
@@ -67,7 +67,8 @@ def choose_loader(facts: LoaderFacts, request: LoaderRequest) -> LoaderPlan:
         workers=workers,
         prefetch=prefetch,
         engine=facts.engine,
-        order=choose_order(facts, request, strategy, prefetch.value),
+        # Whether crops are decoded may differ from rank to rank.
+        order=choose_order(facts if facts.shard.world_size == 1 else whole, request, strategy, prefetch.value),
         start=start,
         decode=decode,
     )
@@ -165,12 +166,13 @@ def _strategy_reason(strategy: str, facts: LoaderFacts, request: LoaderRequest) 
         return "the device gathers each batch out of its own memory"
     if strategy == "workers":
         asked = "" if request.strategy == "auto" else "as asked, "
-        return f"{asked}processes call the dataset's transform, each for whole batches"
+        return f"{asked}processes call the dataset's transform, each for whole batches, seeded for each batch"
     source = "memory" if facts.engine.name == "memory" else "the file"
     if facts.per_sample:
         return (
-            "a background thread reads each batch at once, then calls the dataset's transform sample by sample; "
-            "batch_transform would work on whole batches"
+            "a background thread reads each batch at once; the dataset's transform is then called in your own thread, "
+            'sample by sample, as by a DataLoader without workers. strategy="workers" would call it beside your step, '
+            "batch_transform for whole batches"
         )
     if facts.encoded:
         return f"threads decode each batch straight out of {source}"

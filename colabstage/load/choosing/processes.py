@@ -22,9 +22,10 @@ _SHARED_PART = 2
 
 def may_gain(facts: LoaderFacts, request: LoaderRequest) -> bool:
     """Whether a probe of a sample's cost could speak for processes at all."""
-    if request.strategy != "auto" or not facts.per_sample:
+    if request.strategy != "auto" or not facts.per_sample or facts.processes is None:
         return False
-    return _count(facts, request) > 1 and not (facts.processes and facts.processes.unpicklable)
+    safe = facts.processes.unpicklable is None and choose_start(facts.processes).safe
+    return safe and _count(facts, request) > 1
 
 
 def processes_gain(facts: LoaderFacts, request: LoaderRequest) -> bool:
@@ -64,20 +65,24 @@ def choose_start(facts: ProcessFacts) -> StartChoice:
     """How to start processes safely.
 
     A forked process has the locks of threads that it does not have, locked for ever if they were, and must not touch
-    CUDA. One that is started anew takes seconds, and must be sent the dataset.
+    CUDA. One that is started anew takes seconds, must be sent the dataset, and imports the script: where that would run
+    from its top again, it is forked all the same, as a stock `DataLoader` would be.
     """
     busy = "CUDA is in use" if facts.cuda_started else f"{facts.threads} threads run" if facts.threads > 1 else None
     can_fork = "fork" in facts.methods
     if can_fork and busy is None:
         return StartChoice("fork", "no other thread runs, and CUDA is not in use")
     if can_fork and facts.unpicklable is not None:
-        return StartChoice(
-            "fork", f"although {busy}: the dataset cannot be sent to another process, as {facts.unpicklable}"
-        )
+        why = f"although {busy}: the dataset cannot be sent to another process, as {facts.unpicklable}"
+        return StartChoice("fork", why, safe=False)
+    if can_fork and facts.runs_again:
+        why = f'although {busy}: a process started anew would run this script again, which has no "__main__" guard here'
+        return StartChoice("fork", why, safe=False)
     why = busy or "this system cannot fork"
     if "forkserver" in facts.methods:
-        return StartChoice("forkserver", f"{why}, and a fork would copy their locks" if can_fork else why)
-    return StartChoice("spawn", why)
+        why = f"{why}, and a fork would copy their locks" if can_fork else why
+        return StartChoice("forkserver", why, safe=not facts.runs_again)
+    return StartChoice("spawn", why, safe=not facts.runs_again)
 
 
 def _count(facts: LoaderFacts, request: LoaderRequest) -> int:

@@ -21,10 +21,16 @@ _BLOCKS = 16
 # another day, with a little more or less memory free, has the same windows.
 _MEMORY_PART = 4
 _MOST_BYTES = 2**31
+# The same for each of several ranks, and the batches ahead that are reckoned with: those of one loader in the mean.
+_RANKS_BYTES = 2**28
+_RANKS_PREFETCH = 2
 
 
 def choose_order(facts: LoaderFacts, request: LoaderRequest, strategy: str, prefetch: int) -> OrderChoice:
     """Decide in which order rows are visited.
+
+    Ranks share out one order, and each of them decides here alone. So where there are several, only what is the same on
+    all of them decides: neither the memory that is free, nor what is read from memory, nor what follows from those.
 
     Raises:
         OptionError: a window shuffle that cannot be: with a sampler, or with too little memory.
@@ -45,6 +51,9 @@ def choose_order(facts: LoaderFacts, request: LoaderRequest, strategy: str, pref
 
 def _by_cost(facts: LoaderFacts, request: LoaderRequest, strategy: str, prefetch: int) -> OrderChoice:
     """A permutation where rows come as fast in any order, and a window where they do not and it is fair."""
+    if facts.shard.world_size > 1:
+        why = 'ranks must come to one order, whatever memory each has; shuffle="window" on all is for files beyond it'
+        return OrderChoice("permutation", why)
     if facts.engine.name != "read" or strategy != "direct":
         return OrderChoice("permutation", "rows come as fast in any order from where they are read")
     cold = "the file is not in memory and does not fit there"
@@ -62,7 +71,10 @@ def _by_cost(facts: LoaderFacts, request: LoaderRequest, strategy: str, prefetch
 def _window(facts: LoaderFacts, request: LoaderRequest, prefetch: int, reason: str) -> OrderChoice:
     row_bytes = max(1, facts.row_bytes + facts.target_bytes)
     budget = request.memory_budget
-    if budget is None:
+    if facts.shard.world_size > 1:
+        budget = _RANKS_BYTES if budget is None else budget
+        prefetch = request.prefetch if isinstance(request.prefetch, int) else _RANKS_PREFETCH
+    elif budget is None:
         spare = spare_memory(facts.free_memory_bytes) // _MEMORY_PART
         budget = min(_MOST_BYTES, 1 << max(0, spare.bit_length() - 1))
     # Beside the two windows: batches that wait, one in the making, one with the consumer.

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -47,6 +48,15 @@ def random_order(count: int, *entropy: int) -> NDArray[np.intp]:
     return (keyed & low).astype(np.intp)
 
 
+def digest_of(*values: NDArray[Any]) -> int:
+    """A number of 63 bits that other values, or the same in another order, do not have."""
+    digest = hashlib.sha256()
+    for part in values:
+        digest.update(f"{part.dtype.str}{part.shape}".encode())
+        digest.update(np.ascontiguousarray(part).data)
+    return int.from_bytes(digest.digest()[:8], "big") >> 1
+
+
 def epoch_order(count: int, *, shuffle: bool, seed: int, epoch: int) -> NDArray[np.intp]:
     """The rows of one epoch.
 
@@ -80,4 +90,5 @@ class RowOrder:
         return shard.every(order if self.subset is None else self.subset[order])
 
     def identity(self) -> dict[str, int]:
-        return {"shuffle": int(self.shuffle)} | ({} if self.subset is None else {"sampled": len(self.subset)})
+        shuffled = {"shuffle": int(self.shuffle)}
+        return shuffled if self.subset is None else shuffled | {"sampled": self.count, "rows": digest_of(self.subset)}

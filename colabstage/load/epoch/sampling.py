@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import DistributedSampler, Sampler
 
 from colabstage.errors import OptionError
-from colabstage.load.epoch.order import RowOrder
+from colabstage.load.epoch.order import RowOrder, digest_of
 from colabstage.load.epoch.sharding import Shard
 from colabstage.load.reading.rows import resolve_rows
 
@@ -93,7 +93,7 @@ class SampledOrder:
         return shard.every(rows)
 
     def identity(self) -> dict[str, int]:
-        return {"sampled": self.count}
+        return {"sampled": self.count, "sampler": digest_of(*_numbers_of(self.sampler))}
 
     def _drawn(self, epoch: int) -> list[int]:
         if callable(set_epoch := getattr(self.sampler, "set_epoch", None)):
@@ -111,6 +111,18 @@ class SampledOrder:
         finally:
             if own is not None and before is not None:
                 own.set_state(before)
+
+
+def _numbers_of(sampler: object) -> Iterator[NDArray[Any]]:
+    """The rows, weights and so on that a sampler holds: what tells it from another one of its kind. What tells one rank
+    from another, plain numbers, is not among them."""
+    for name, value in sorted(getattr(sampler, "__dict__", {}).items()):
+        is_listed = isinstance(value, range) or (
+            isinstance(value, list | tuple) and all(isinstance(item, int | float) for item in value)
+        )
+        if is_listed or isinstance(value, np.ndarray | torch.Tensor):
+            yield np.frombuffer(name.encode(), np.uint8)
+            yield value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else np.asarray(value)
 
 
 class EpochSampler(Sampler[int]):

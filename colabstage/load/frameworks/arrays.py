@@ -125,11 +125,38 @@ class ArrayBatches:
             DecodeError: an encoded row is broken; the message names it.
             DamagedPackError: the file changed since it was opened, or is cut off.
         """
-        return self._read_rows(self.rows(epoch, number), crew)
+        return self.finish(self.read_ahead(epoch, number, crew))
+
+    def read_ahead(self, epoch: int, number: int, crew: Crew = SOLO) -> Any:
+        """What of a batch can be made in any thread, for `finish`: all of it, where the dataset has no transforms.
+
+        Raises:
+            As `read`.
+        """
+        rows = self.rows(epoch, number)
+        if self._dataset is None:
+            return self._finished(*self._stored(rows, crew), crew)
+        return self.reader.read_x(rows, crew=crew), self.reader.read_y(rows, crew=crew)
+
+    def finish(self, ahead: Any) -> Batch:
+        """A batch of what `read_ahead` gave: calls the dataset's transforms, where it has any, in this thread."""
+        if self._dataset is None:
+            batch: Batch = ahead
+            return batch
+        return self._finished(*_sampled(self._dataset, *ahead), SOLO)
+
+    @property
+    def per_sample(self) -> bool:
+        """Whether Python of the caller's is called for each sample."""
+        return self._dataset is not None
 
     def specs(self) -> tuple[Any, Any]:
         """What a batch looks like: an `ArraySpec` for x and one for y, or where y is a dict a dict of them."""
-        x, y = self._read_rows(np.zeros(1, np.intp), SOLO)
+        rows = np.zeros(1, np.intp)
+        if self._dataset is None:
+            x, y = self._finished(*self._stored(rows, SOLO), SOLO)
+        else:
+            x, y = self._finished(*_sampled(self._dataset, self.reader.read_x(rows), self.reader.read_y(rows)), SOLO)
         is_full = len(self.reader) % self._request.batch_size == 0 or self._request.drop_last
         count = self._request.batch_size if is_full else None
         if not isinstance(y, dict):
@@ -147,8 +174,7 @@ class ArrayBatches:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _pool=BufferPool(max_idle=state["plan"].prefetch.value + 2))
 
-    def _read_rows(self, rows: NDArray[np.intp], crew: Crew) -> Batch:
-        x, y = self._stored(rows, crew) if self._dataset is None else _sampled(self._dataset, rows)
+    def _finished(self, x: NDArray[Any], y: Any, crew: Crew) -> Batch:
         if self._request.one_hot is not None:
             y = one_hot(y, int(self._request.one_hot))
         return self._scaled(x, crew), y
@@ -281,9 +307,9 @@ def _target_arrays(y: Any) -> Any:
     return y.astype(np.int64) if y.ndim == 1 and y.dtype.kind in "iu" else y
 
 
-def _sampled(dataset: dataset_h5, rows: NDArray[np.intp]) -> Batch:
-    """Sample by sample, through the dataset's transforms."""
-    xs, ys = zip(*dataset.__getitems__(rows.tolist()), strict=True)
+def _sampled(dataset: dataset_h5, x: Any, y: Any) -> Batch:
+    """What was read of some rows, sample by sample through the dataset's transforms."""
+    xs, ys = zip(*(dataset.sample(*parts) for parts in zip(x, y, strict=True)), strict=True)
     is_boxes = all(isinstance(target, dict) and BOXES in target for target in ys)
     return _stacked("transform", xs), pad_boxes(list(ys)) if is_boxes else _stacked("target_transform", ys)
 

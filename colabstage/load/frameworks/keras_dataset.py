@@ -133,14 +133,14 @@ class KerasBatches(PyDataset):  # type: ignore[misc]  # keras has no type inform
                 self._coming = (epoch, number + 1)
                 return self._batches.read(epoch, number)
             self._ahead = Refill(
-                partial(self._batches.read, epoch),
+                partial(self._batches.read_ahead, epoch),
                 range(number, len(self)),
                 depth=self.plan.prefetch.value,
                 threads=self.plan.workers.value,
                 prepare=self._batches.reader.warm_up,
             )
         self._coming = (epoch, number + 1)
-        batch = self._ahead.take()
+        batch = self._batches.finish(self._ahead.take())
         if number + 1 == len(self):
             self._end()
         return batch

@@ -85,7 +85,8 @@ def _dataset(tf: Any, batches: ArrayBatches, epochs: Iterator[int]) -> Any:
     flat: list[ArraySpec] = tf.nest.flatten(specs)
     total, workers = len(batches), batches.plan.workers.value
     # Each batch that is read at once takes memory; beyond these few, threads share a batch out.
-    read_at_once = min(workers, _MOST_AT_ONCE, total)
+    # A dataset's transforms are Python of the caller's: one call at a time.
+    read_at_once = 1 if batches.per_sample else min(workers, _MOST_AT_ONCE, total)
     threads = workers // read_at_once
 
     # TensorFlow keeps every function that it was given for the life of the process. These must not keep a file open.

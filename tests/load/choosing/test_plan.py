@@ -6,6 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from colabstage.errors import NotEnoughSpaceError, OptionError
 from colabstage.load.choosing.choices import DeviceFacts, LoaderFacts, LoaderRequest
@@ -234,3 +236,48 @@ def test_ranks_have_their_part_of_the_batches(drop_last: bool, batches: int) -> 
     assert choose_loader(facts, LoaderRequest(64, drop_last=drop_last)).batches == batches
     with pytest.raises(OptionError, match="no batch of 1,000 samples for 3 ranks"):
         choose_loader(facts, LoaderRequest(400, drop_last=True))
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    ranks=st.lists(
+        st.tuples(
+            st.integers(0, 10**11),
+            st.sampled_from(["mapped", "read", "chunks", "memory"]),
+            st.booleans(),
+            st.booleans(),
+        ),
+        min_size=2,
+        max_size=4,
+    ),
+    shuffle=st.sampled_from(["auto", True, False, "window"]),
+    memory_budget=st.none() | st.sampled_from([50_000_000, 500_000_000]),
+    batch_size=st.sampled_from([1, 8, 64]),
+    crop_bytes=st.none() | st.just(50_000),
+)
+def test_ranks_decide_alike_whatever_each_has(
+    ranks: list[Any], shuffle: Any, memory_budget: int | None, batch_size: int, crop_bytes: int | None
+) -> None:
+    """Free memory, a file that is in memory on one machine only, a GPU with room: none of it shows in the order that
+    they share out."""
+    request = LoaderRequest(batch_size, shuffle=shuffle, memory_budget=memory_budget)
+    orders: set[tuple[str, int, int]] = set()
+    for rank, (free, engine, random_rows, gpu) in enumerate(ranks):
+        facts = replace(
+            COLD,
+            shard=Shard(rank, len(ranks)),
+            engine=EngineChoice(engine, "a test"),
+            free_memory_bytes=free,
+            random_rows=random_rows,
+            device=DeviceFacts("cuda", 10**12) if gpu else None,
+            encoded=crop_bytes is not None,
+            crop_bytes=crop_bytes,
+        )
+        try:
+            order = choose_loader(facts, request).order
+            orders.add((order.name, order.window_rows, order.block_rows))
+        except OptionError:
+            orders.add(("refused", 0, 0))
+    assert len(orders) == 1
+    if shuffle == "auto":
+        assert orders == {("permutation", 0, 0)}

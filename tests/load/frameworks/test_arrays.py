@@ -104,6 +104,26 @@ def test_transforms_of_the_dataset_are_called(make_file: Callable[..., Any]) -> 
 
 
 @pytest.mark.torch
+def test_transforms_are_called_where_a_batch_is_finished(make_file: Callable[..., Any]) -> None:
+    """What is read ahead in a thread of ours calls none; the batch is the same."""
+    from colabstage.load.dataset import dataset_h5
+
+    calls: list[int] = []
+
+    def noted(x: Any) -> Any:
+        calls.append(1)
+        return x.astype(np.float32)
+
+    batches = ArrayBatches(dataset_h5(make_file("pack", 23).path, noted), request(batch_size=5))
+    ahead = batches.read_ahead(1, 2)
+    assert not calls
+    x, y = batches.finish(ahead)
+    assert len(calls) == 5
+    expected_x, expected_y = batches.read(1, 2)
+    np.testing.assert_array_equal(x, expected_x)
+    np.testing.assert_array_equal(y, expected_y)
+
+
 def test_a_dataset_with_indices_is_refused(make_file: Callable[..., Any]) -> None:
     """Training takes (x, y)."""
     from colabstage.load.dataset import dataset_h5

@@ -1,0 +1,239 @@
+"""Places in training: whatever is broken off, resumed, set or failed, the batches are those of an independent model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import h5py
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import SubsetRandomSampler, WeightedRandomSampler
+
+from colabstage.errors import OptionError
+from colabstage.load.dataset import dataset_h5
+from colabstage.load.loader import Loader, make_loader
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+ROWS = 29
+
+
+@pytest.fixture(scope="module")
+def numbered(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file whose target i is i."""
+    path = tmp_path_factory.mktemp("numbered") / "rows.h5"
+    with h5py.File(path, "w") as file:
+        file["X_train"] = np.arange(ROWS, dtype=np.float32)[:, None]
+        file["Y_train"] = np.arange(ROWS)
+    return path
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What loaders are made with."""
+
+    batch_size: int
+    shuffle: bool
+    seed: int
+    drop_last: bool
+    subset: tuple[int, ...] | None
+    rank: int
+    world_size: int
+
+    def batches(self, epoch: int) -> list[list[int]]:
+        """The batches of an epoch, from what the documentation says of them."""
+        rows = list(range(ROWS)) if self.subset is None else list(self.subset)
+        if self.shuffle:
+            dice = np.random.PCG64(np.random.SeedSequence((self.seed, epoch))).random_raw(len(rows)).tolist()
+            bits = max(1, (len(rows) - 1).bit_length())
+            rows = [rows[place] for place in sorted(range(len(rows)), key=lambda place: (dice[place] >> bits, place))]
+        own, size = rows[self.rank :: self.world_size], self.batch_size
+        if self.drop_last:
+            return [own[start : start + size] for start in range(0, len(rows) // (size * self.world_size) * size, size)]
+        cut = [own[start : start + size] for start in range(0, len(own), size)]
+        first = rows[0 :: self.world_size]
+        if len(cut) < -(-len(first) // size) and len(own) > 1 and size > 1:
+            cut[-1:] = [cut[-1][:-1], cut[-1][-1:]]
+        return cut
+
+    def make(self, path: Path, transform: Any) -> Loader:
+        return make_loader(
+            dataset_h5(path, return_index=True),
+            self.batch_size,
+            shuffle=self.shuffle,
+            seed=self.seed,
+            drop_last=self.drop_last,
+            sampler=self.subset,
+            rank=self.rank,
+            world_size=self.world_size,
+            batch_transform=transform,
+        )
+
+
+@dataclass
+class Picky:
+    """A transform that fails where it is told to, and looks at its place."""
+
+    fails: bool = False
+    wrong: list[Any] = field(default_factory=list)
+
+    def apply_at(self, x: Any, y: Any, place: Any) -> Any:
+        if place.rows.tolist() != y.tolist():
+            self.wrong.append((place.rows, y))
+        if self.fails:
+            self.fails = False
+            msg = "as told"
+            raise ValueError(msg)
+        return x, y
+
+
+WISHES = st.builds(
+    Wishes,
+    batch_size=st.integers(1, 8),
+    shuffle=st.booleans(),
+    seed=st.integers(0, 3),
+    drop_last=st.just(value=False),
+    subset=st.none() | st.lists(st.integers(0, ROWS - 1), min_size=1, max_size=20).map(tuple),
+    rank=st.just(0),
+    world_size=st.just(1),
+)
+STEPS = st.lists(
+    st.tuples(st.just("loop"), st.integers(0, 12), st.integers(0, 12))
+    | st.tuples(st.just("resume"))
+    | st.tuples(st.just("epoch"), st.integers(0, 3))
+    | st.tuples(st.just("sampler"), st.integers(0, 3)),
+    max_size=8,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(wishes=WISHES, steps=STEPS)
+def test_places_are_those_of_a_model(numbered: Path, wishes: Wishes, steps: list[Any]) -> None:
+    """Loops that are left, that go on behind a failed batch, or are resumed elsewhere; epochs that are set, by the
+    loader or by its sampler."""
+    picky = Picky()
+    loader = wishes.make(numbered, picky)
+    # Epoch and batches done: of the next loop, and of the state.
+    coming, place = (0, 0), (0, 0)
+    for step in steps:
+        match step:
+            case ("loop", count, failing):
+                expected = wishes.batches(coming[0])[coming[1] :]
+                batches, taken = iter(loader), 0
+                ended = False
+                while taken < count and not ended:
+                    picky.fails = taken == failing and taken < len(expected)
+                    failed = picky.fails
+                    try:
+                        _, index = next(batches)
+                        assert index.tolist() == expected[taken]
+                        taken += 1
+                    except ValueError:
+                        assert failed
+                        taken += 1
+                    except StopIteration:
+                        assert taken == len(expected)
+                        ended = True
+                place = (coming[0] + 1, 0) if ended else (coming[0], coming[1] + taken)
+                coming = (coming[0] + 1, 0)
+            case ("resume",):
+                state = loader.state_dict()
+                loader.close()
+                loader = wishes.make(numbered, picky)
+                loader.load_state_dict(state)
+                coming = place
+            case ("epoch", epoch):
+                loader.set_epoch(epoch)
+                coming = coming if coming[0] == epoch else (epoch, 0)
+                place = coming
+            case ("sampler", epoch):
+                loader.sampler.set_epoch(epoch)  # type: ignore[attr-defined]
+                list(loader)
+                coming = (epoch + 1, 0)
+                place = coming
+        assert {"epoch": place[0], "batches_done": place[1]}.items() <= loader.state_dict().items()
+    loader.close()
+    assert not picky.wrong
+
+
+@settings(max_examples=60, deadline=None)
+@given(wishes=WISHES, drop_last=st.booleans(), world_size=st.integers(1, 4), epoch=st.integers(0, 2))
+def test_ranks_visit_what_the_model_says(
+    numbered: Path, wishes: Wishes, drop_last: bool, world_size: int, epoch: int
+) -> None:
+    """Each sample once, by the rank and in the batch that the documentation says."""
+    seen: list[int] = []
+    for rank in range(world_size):
+        mine = Wishes(wishes.batch_size, wishes.shuffle, wishes.seed, drop_last, wishes.subset, rank, world_size)
+        expected = mine.batches(epoch)
+        if drop_last and not expected:
+            with pytest.raises(OptionError, match="leaves no batch"):
+                mine.make(numbered, None)
+            return
+        loader = mine.make(numbered, None)
+        loader.set_epoch(epoch)
+        batches = [index.tolist() for _, index in loader]
+        assert batches == expected
+        assert len(loader) == len(expected)
+        seen += [row for batch in batches for row in batch]
+    if not drop_last:
+        assert sorted(seen) == sorted(range(ROWS) if wishes.subset is None else wishes.subset)
+
+
+def other_weights() -> Any:
+    return WeightedRandomSampler([1.0, 2.0] * 10, 10)
+
+
+@pytest.mark.parametrize(
+    ("saved", "resumed"),
+    [
+        (range(10), range(10, 20)),
+        (range(10), list(reversed(range(10)))),
+        (SubsetRandomSampler([1, 2, 3]), SubsetRandomSampler([1, 2, 4])),
+        (WeightedRandomSampler([1.0] * 20, 10), other_weights()),
+    ],
+    ids=["rows", "their order", "a sampler's rows", "a sampler's weights"],
+)
+def test_a_state_of_other_rows_of_the_same_number_is_refused(numbered: Path, saved: Any, resumed: Any) -> None:
+    """A place among other samples is none here; among the same ones it is."""
+    loader = make_loader(dataset_h5(numbered), 4, sampler=saved)
+    next(iter(loader))
+    with pytest.raises(OptionError, match=r"This state has (rows|sampler)="):
+        make_loader(dataset_h5(numbered), 4, sampler=resumed).load_state_dict(loader.state_dict())
+    same = make_loader(dataset_h5(numbered), 4, sampler=saved)
+    same.load_state_dict(loader.state_dict())
+    assert len(list(same)) == len(loader) - 1
+
+
+def test_the_usual_loop_resumes_where_it_was(numbered: Path) -> None:
+    """`set_epoch` of the epoch that a state is in keeps its place, as `loader.sampler.set_epoch` does."""
+    loader = make_loader(dataset_h5(numbered), 4)
+    batches = iter(loader)
+    for _ in range(5):
+        next(batches)
+    for by in ("loader", "sampler"):
+        again = make_loader(dataset_h5(numbered), 4)
+        again.load_state_dict(loader.state_dict())
+        left = []
+        for epoch in range(loader.state_dict()["epoch"], 2):
+            setter: Any = again if by == "loader" else again.sampler
+            setter.set_epoch(epoch)
+            left.append(len(list(again)))
+        assert left == [3, 8]
+
+
+def test_after_the_last_batch_nothing_is_left_of_an_epoch(numbered: Path) -> None:
+    """A state taken there resumes with an empty loop, and one taken behind the loop with the next epoch."""
+    loader = make_loader(dataset_h5(numbered), 4)
+    for _ in loader:
+        state = loader.state_dict()
+    resumed = make_loader(dataset_h5(numbered), 4)
+    resumed.load_state_dict(state)
+    assert list(resumed) == []
+    assert resumed.state_dict() == loader.state_dict()
+    assert torch.equal(next(iter(resumed))[1], next(iter(loader))[1])

@@ -1,0 +1,185 @@
+"""Python of the caller's runs where a stock `DataLoader` runs it, and sees the calls that one makes."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+import threading
+from typing import TYPE_CHECKING, Any
+
+import h5py
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader
+
+from colabstage.load.dataset import dataset_h5
+from colabstage.load.loader import make_loader
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+ROWS = 41
+
+
+@pytest.fixture(scope="module")
+def numbered(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file whose row i is filled with i."""
+    path = tmp_path_factory.mktemp("numbered") / "rows.h5"
+    with h5py.File(path, "w") as file:
+        file["X_train"] = np.repeat(np.arange(ROWS, dtype=np.float32)[:, None], 3, axis=1)
+        file["Y_train"] = np.arange(ROWS)
+    return path
+
+
+class Watched:
+    """A transform that draws from all generators, and notes what it is called with, and where."""
+
+    def __init__(self) -> None:
+        self.calls: list[int] = []
+        self.threads: set[threading.Thread] = set()
+
+    def __call__(self, x: Any) -> torch.Tensor:
+        self.calls.append(int(x[0]))
+        self.threads.add(threading.current_thread())
+        drawn = (random.random(), float(np.random.rand()), float(torch.rand(())))  # noqa: NPY002
+        return torch.tensor([float(x[0]), *drawn], dtype=torch.float64)
+
+
+def trained(batches: Iterator[Any], stop: int) -> list[Any]:
+    """What a loop sees that draws as well, as dropout does, and is left after `stop` batches."""
+    random.seed(5)
+    np.random.seed(5)  # noqa: NPY002
+    torch.manual_seed(5)
+    seen = []
+    for number, (x, y) in enumerate(batches):
+        if number == stop:
+            break
+        seen.append((x.tolist(), y.tolist(), float(torch.rand(())), random.random()))
+    return seen
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    rows=st.lists(st.integers(0, ROWS - 1), min_size=1, max_size=30),
+    batch_size=st.integers(1, 9),
+    stop=st.integers(0, 12),
+    options=st.sampled_from([{"strategy": "direct"}, {"strategy": "memory"}, {"strategy": "direct", "prefetch": 7}]),
+    epoch=st.integers(0, 2),
+)
+def test_a_transform_sees_the_calls_of_a_stock_loader(
+    numbered: Path, rows: list[int], batch_size: int, stop: int, options: dict[str, Any], epoch: int
+) -> None:
+    """The same samples in the same order, none more where the loop is left, in the same thread, with the same draws of
+    every generator, the training's own between them."""
+    ours, stock = Watched(), Watched()
+    loader = make_loader(dataset_h5(numbered, ours), batch_size, sampler=rows, seed=3, **options)
+    loader.set_epoch(epoch)
+    loader.sampler.set_epoch(epoch)  # type: ignore[attr-defined]
+    again = DataLoader(
+        dataset_h5(numbered, stock), batch_size, sampler=list(loader.sampler), generator=torch.Generator()
+    )
+    assert trained(iter(loader), stop) == trained(iter(again), stop)
+    assert ours.calls == stock.calls
+    assert ours.threads == {threading.current_thread()}
+
+
+@pytest.mark.parametrize("shuffle", [True, "window"])
+def test_a_loop_that_is_left_waits_for_no_transform(numbered: Path, shuffle: Any) -> None:
+    """None is called for a batch that nobody has asked for."""
+    watched = Watched()
+    loader = make_loader(dataset_h5(numbered, watched), 8, strategy="direct", shuffle=shuffle, prefetch=3)
+    for _ in loader:
+        break
+    assert len(watched.calls) == 8
+
+
+def test_a_loop_goes_on_behind_a_sample_that_failed(numbered: Path) -> None:
+    """A transform that raises costs its batch only, as with a stock loader."""
+
+    def picky(x: Any) -> Any:
+        if x[0] == 9:
+            msg = "nine"
+            raise ValueError(msg)
+        return x
+
+    loader = make_loader(dataset_h5(numbered, picky), 4, strategy="direct", shuffle=False)
+    batches = iter(loader)
+    assert [next(batches)[1].tolist() for _ in range(2)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    with pytest.raises(ValueError, match="nine"):
+        next(batches)
+    assert next(batches)[1].tolist() == [12, 13, 14, 15]
+    assert loader.state_dict()["batches_done"] == 4
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> Path:
+    """Images (H, W, C), with float targets."""
+    with h5py.File(tmp_path / "pictures.h5", "w") as file:
+        file["X_train"] = np.random.default_rng(0).integers(0, 256, (9, 6, 5, 3), dtype=np.uint8)
+        file["Y_train"] = np.arange(9, dtype=np.float64) / 7
+    return tmp_path / "pictures.h5"
+
+
+@pytest.mark.parametrize("strategy", ["direct", "memory"])
+def test_a_side_without_transform_is_as_ever(pictures: Path, strategy: Any) -> None:
+    """A transform of targets leaves x what it is without, axes and all; one of x leaves y."""
+    plain_x, plain_y = next(iter(make_loader(dataset_h5(pictures), 9, shuffle=False)))
+    target = dataset_h5(pictures, target_transform=lambda y: y * 2)
+    x, y = next(iter(make_loader(target, 9, shuffle=False, strategy=strategy, dtype=torch.float32)))
+    torch.testing.assert_close(x, plain_x.float() / 255)
+    torch.testing.assert_close(y, plain_y * 2)
+    inputs = dataset_h5(pictures, lambda x: torch.from_numpy(x).float().mean())
+    x, y = next(iter(make_loader(inputs, 9, shuffle=False, strategy=strategy)))
+    assert x.shape == (9,)
+    assert torch.equal(y, plain_y)
+    assert y.dtype == plain_y.dtype
+
+
+SCRIPT = """
+import sys, threading, time
+if True:
+    from colabstage import dataset_h5, make_loader
+    threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+
+    def slow(x):
+        time.sleep(0.005)
+        return x
+
+    for strategy in ("auto", "workers"):
+        loader = make_loader(dataset_h5(sys.argv[1], slow), 8, num_workers=2, strategy=strategy)
+        print(loader.plan.strategy, loader.plan.start and loader.plan.start.method, sum(len(y) for _, y in loader))
+        loader.close()
+"""
+
+
+def test_a_script_without_guard_runs(numbered: Path, tmp_path: Path) -> None:
+    """Where other threads run, as they do in one that plots or uses a GPU, and a stock loader with workers would do."""
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    done = subprocess.run([sys.executable, script, numbered], capture_output=True, text=True, timeout=100, check=False)
+    assert done.stdout.splitlines() == ["direct None 41", "workers fork 41"], done.stderr
+
+
+def noisy(x: Any) -> torch.Tensor:
+    """x with draws of every generator."""
+    return torch.tensor([float(x[0]), random.random(), float(np.random.rand()), float(torch.rand(()))])  # noqa: NPY002
+
+
+def test_draws_in_processes_follow_from_seed_epoch_and_batch(numbered: Path) -> None:
+    """They are the same in whichever process and after a resume, and others in another epoch."""
+    dataset = dataset_h5(numbered, noisy)
+    with make_loader(dataset, 8, strategy="workers", num_workers=2, seed=4) as loader:
+        epochs = [[x.tolist() for x, _ in loader] for _ in range(2)]
+        loader.set_epoch(1)
+        for number, _ in enumerate(loader):
+            if number == 2:
+                break
+        # From the process of what was the first batch, too.
+        loader.load_state_dict(loader.state_dict())
+        assert [x.tolist() for x, _ in loader] == epochs[1][3:]
+    assert len({tuple(row[1:]) for epoch in epochs for batch in epoch for row in batch}) == 2 * ROWS
