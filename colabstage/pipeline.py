@@ -47,6 +47,8 @@ class PipelineLimits:
     `budget_bytes`: bytes read, or being read, and not yet used; one item may exceed it alone.
     `slow_read_s`: a mean time of one read, in seconds, above which more readers help.
     `stall_timeout_s`: with nothing read and nothing used for so long, the source counts as dead.
+    `caller_reads`: whether items are read by the thread that runs the pipeline, one after the other, and by no other:
+    code of somebody else's, which may be made for one thread only.
     """
 
     readers: int
@@ -55,6 +57,7 @@ class PipelineLimits:
     budget_bytes: int = 64 * 1024 * 1024
     slow_read_s: float = 0.002
     stall_timeout_s: float = 180.0
+    caller_reads: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +81,7 @@ def run_pipeline(
 
     Args:
         items: what to do, in the order in which to read.
-        read: called in reader threads, or in worker threads where these read for themselves.
+        read: called in reader threads, in worker threads where these read for themselves, or in this one.
         use: called in worker threads.
         cost: bytes that `read(item)` will return, for the budget.
         limits: how many of each.
@@ -140,13 +143,19 @@ class _Run(Generic[T]):
     def start(self) -> None:
         """Start the workers and the first readers."""
         with self._lock:
+            # Before there are workers: none of them is to read for itself.
+            self.readers = int(self._limits.caller_reads)
             for _ in range(min(self._limits.workers, len(self._items))):
                 self._spawn(self._work, self._worker_threads)
+            if self._limits.caller_reads:
+                return
             for _ in range(min(self._limits.readers, len(self._items))):
                 self._spawn_reader()
 
     def wait(self, cancellation: Cancellation) -> None:
         """Return when every item is used; raise what stopped the run."""
+        if self._limits.caller_reads:
+            self._fetch(cancellation)
         with self._lock:
             while self._used < len(self._items) and self._error is None:
                 self._end.wait(_LOOK_S)
@@ -195,8 +204,10 @@ class _Run(Generic[T]):
                     self._error = error
                 self._halt()
 
-    def _fetch(self) -> None:
+    def _fetch(self, cancellation: Cancellation | None = None) -> None:
         while (item := self._take()) is not None:
+            if cancellation is not None:
+                cancellation.check()
             began = time.monotonic()
             data = self._read(item)
             self._deliver(item, data, time.monotonic() - began)
@@ -268,6 +279,8 @@ class _Run(Generic[T]):
 
     def _would_help(self) -> bool:
         """Whether one more reader would: reads are slow, there is something left to read, and room for it."""
+        if self._limits.caller_reads:
+            return False
         left = self._taken < len(self._items) and self.readers < self._limits.max_readers
         return left and self.mean_read_s > self._limits.slow_read_s
 

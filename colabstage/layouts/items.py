@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import threading
 import uuid
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from colabstage.errors import EmptySourceError, LayoutError
+from colabstage.errors import ColabstageError, DecodeError, EmptySourceError, LayoutError, OptionError
 from colabstage.layouts.fields import Arrays, Images, Masks
 from colabstage.layouts.table import SampleTable
+from colabstage.retry import RetryPolicy, read_with_retry
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -18,6 +20,10 @@ if TYPE_CHECKING:
     from colabstage.layouts.fields import Inputs, Targets
 
 NAME = "dataset"
+# As many items are kept as are looked at before packing begins.
+_FIRST = 16
+# Wider floats have another layout on each machine.
+_WIDEST_BYTES = 8
 
 
 class IndexableDataset(Protocol):
@@ -32,20 +38,29 @@ def read_dataset(dataset: IndexableDataset) -> SampleTable:
     """Make a table of a dataset whose items are `(x, y)`, or `x` alone.
 
     What x and y are is learnt from the first item: Pillow images are images (and, as y, masks); numbers, arrays and
-    tensors are stored as they are, all of one shape. Items are taken once each, from several threads, in ascending
-    order but not one by one. What a dataset would give another time nobody knows, so an interrupted pack of one starts
-    afresh.
+    tensors are stored as they are, all of one shape. As a stock `DataLoader` without workers does, packing takes each
+    item once, in ascending order, in the thread that called it. What a dataset would give another time nobody knows, so
+    an interrupted pack of one starts afresh.
 
     Raises:
+        OptionError: it has no length, or no items by number.
         EmptySourceError: it has no items.
-        LayoutError: an item is neither an image nor numbers.
+        LayoutError: an item is neither an image nor numbers, or no `(x, y)`.
+        DecodeError: the first item raises an error.
     """
+    kind = type(dataset).__name__
+    if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+        msg = (
+            f"The source is a {kind}, which has no length or no items by number; expected a path, or a dataset with "
+            "both (of an iterator, list(...))."
+        )
+        raise OptionError(msg)
     count = len(dataset)
     if count == 0:
-        msg = f"The {type(dataset).__name__} has no items."
+        msg = f"The {kind} has no items."
         raise EmptySourceError(msg)
     pairs = _Pairs(dataset)
-    x, y = pairs.get(0)
+    x, y = read_with_retry(lambda: pairs.get(0), pairs.name(0), policy=RetryPolicy())
     digits = len(str(count - 1))
     return SampleTable(
         layout=NAME,
@@ -57,21 +72,66 @@ def read_dataset(dataset: IndexableDataset) -> SampleTable:
 
 
 class _Pairs:
-    """Items as `(x, y)`; the last one of each thread is kept, since both sides of it are read one after the other."""
+    """Items as `(x, y)`. The last one is kept, since both its sides are read one after the other, and so are the first
+    ones, which are looked at before packing begins."""
 
     def __init__(self, dataset: IndexableDataset) -> None:
         self._dataset = dataset
-        self._last = threading.local()
+        # Where shards are written by a caller's executor of threads, they take turns.
+        self._turn = threading.Lock()
+        self._kept: dict[int, tuple[Any, Any]] = {}
         self.token = uuid.uuid4().hex
         self.label = type(dataset).__name__
 
+    def name(self, index: int) -> str:
+        return f"{self.label}[{index}]"
+
     def get(self, index: int) -> tuple[Any, Any]:
-        if getattr(self._last, "index", None) != index:
-            item = self._dataset[index]
-            self._last.pair = item if isinstance(item, tuple) and len(item) == 2 else (item, None)
-            self._last.index = index
-        pair: tuple[Any, Any] = self._last.pair
+        """One item.
+
+        Raises:
+            OSError: as the dataset raises it; it may pass.
+            DecodeError: the dataset raised any other error.
+            LayoutError: it is no `(x, y)`.
+        """
+        with self._turn:
+            pair = self._kept.get(index)
+            if pair is None:
+                if index >= _FIRST:
+                    self._kept.clear()
+                pair = self._kept[index] = self._taken(index)
         return pair
+
+    def _taken(self, index: int) -> tuple[Any, Any]:
+        try:
+            item = self._dataset[index]
+        except (ColabstageError, OSError):
+            raise
+        except Exception as error:
+            msg = f"{self.name(index)} raised {type(error).__name__}: {error}".rstrip(".") + "."
+            raise DecodeError(msg) from error
+        return _pair(item, self.name(index))
+
+
+def _pair(item: Any, name: str) -> tuple[Any, Any]:
+    """An item as `(x, y)`.
+
+    Raises:
+        LayoutError: it has other parts.
+    """
+    parts = item
+    if isinstance(item, list) and not all(isinstance(part, int | float) for part in item):
+        parts = tuple(item)
+    if isinstance(parts, tuple):
+        if len(parts) == 2:
+            return parts
+        msg = f"{name} has {len(parts)} parts; expected (x, y). Leave out the others, for example in a wrapper's items."
+        raise LayoutError(msg)
+    if isinstance(item, Mapping):
+        keys = ", ".join(repr(key) for key in list(item)[:8])
+        msg = f"{name} is a mapping of {keys}; expected (x, y). Wrap the dataset in one whose items are such pairs."
+        raise LayoutError(msg)
+    return item, None
 
 
 class _Side:
@@ -81,44 +141,49 @@ class _Side:
         self._pairs = pairs
         self._side = side
         self.positions = np.arange(count, dtype=np.int64)
-        self.sizes = np.full(count, _as_array(first).nbytes, np.int64)
+        self.sizes = np.full(count, _as_array(first, pairs.name(0)).nbytes, np.int64)
 
     def __len__(self) -> int:
         return len(self.positions)
 
     def name(self, index: int) -> str:
-        return f"{self._pairs.label}[{index}]"
+        return self._pairs.name(index)
 
     def stamp(self, index: int) -> str:
         return f"{self._pairs.token} {index}"
 
     def read(self, index: int) -> NDArray[Any]:
-        return _as_array(self._pairs.get(index)[self._side])
+        return _as_array(self._pairs.get(index)[self._side], self.name(index))
 
 
 def _is_picture(value: Any) -> bool:
     return hasattr(value, "getbands") and hasattr(value, "convert")
 
 
-def _as_array(value: Any) -> NDArray[Any]:
+def _as_array(value: Any, name: str) -> NDArray[Any]:
     """A Pillow image, tensor, array or number as an array; Python's own numbers as int64 and float32."""
     if _is_picture(value):
         kept = value.mode in ("L", "RGB", "RGBA", "P", "1", "I;16", "I", "F")
         return np.asarray(value if kept else value.convert("RGB"))
     if isinstance(value, float):
         return np.array(value, np.float32)
-    values = np.asarray(value.detach().cpu().numpy() if hasattr(value, "detach") else value)
-    if values.dtype.kind not in "biuf":
-        msg = f"An item has {type(value).__name__} values ({values.dtype}); expected an image, an array or a number."
+    try:
+        values = np.asarray(value.detach().cpu().numpy() if hasattr(value, "detach") else value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        msg = f"{name} has {type(value).__name__} values that make no array: {error}".rstrip(".") + "."
+        raise LayoutError(msg) from error
+    if values.dtype.kind not in "biuf" or values.dtype.itemsize > _WIDEST_BYTES:
+        kind = f"{type(value).__name__} values ({values.dtype})"
+        msg = f"{name} has {kind}; expected an image, an array or a number, of 64 bits at the most."
         raise LayoutError(msg)
     return values
 
 
 def _inputs(side: _Side, first: Any) -> Inputs:
-    values = _as_array(first)
+    values = _as_array(first, side.name(0))
     return Images(side, decoded=True) if _is_picture(first) else Arrays(side, values.shape, values.dtype)
 
 
 def _targets(side: _Side, first: Any) -> Targets:
-    values = _as_array(first)
+    values = _as_array(first, side.name(0))
     return Masks(side, decoded=True) if _is_picture(first) else Arrays(side, values.shape, values.dtype)

@@ -30,6 +30,7 @@ def read_each(
     *,
     readers: int = 2,
     skip_broken: bool = False,
+    in_caller: bool = False,
 ) -> list[T]:
     """`make(index, content)` of some contents of a source, in the order of `chosen`.
 
@@ -38,6 +39,7 @@ def read_each(
         chosen: which of them.
         make: called in one thread, as contents come.
         readers: reads in flight at the start; there are up to 32 when they prove slow.
+        in_caller: read in this thread, one after the other.
         skip_broken: leave out what is damaged, where packing names it later; else the first stops the reading.
 
     Raises:
@@ -66,7 +68,9 @@ def read_each(
         read=read,
         use=use,
         cost=lambda place: int(source.sizes[chosen[place]]),
-        limits=PipelineLimits(readers=readers, max_readers=max(readers, _MAX_READERS), workers=1),
+        limits=PipelineLimits(
+            readers=readers, max_readers=max(readers, _MAX_READERS), workers=1, caller_reads=in_caller
+        ),
         cancellation=Cancellation(),
     )
     return [found[place] for place in sorted(found)]

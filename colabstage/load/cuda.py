@@ -105,9 +105,10 @@ def _gives_new_batches(loader: Any) -> bool:
     processes send them. Any other loader may fill the same memory again while a batch waits."""
     if not isinstance(loader, DataLoader):
         return False
-    collates: Any = (loader.collate_fn, loader.batch_sampler)
-    stacks: bool = collates[0] is default_collate and collates[1] is not None
-    return stacks or loader.num_workers > 0 or type(loader).__module__.startswith("colabstage.")
+    if loader.num_workers > 0 or type(loader).__module__.startswith("colabstage."):
+        return True
+    stacked: Any = default_collate
+    return loader.collate_fn is stacked and getattr(loader, "batch_sampler", None) is not None
 
 
 def _own(device: torch.device, leaf: Any) -> Any:
@@ -117,7 +118,8 @@ def _own(device: torch.device, leaf: Any) -> Any:
         return leaf.copy()
     if not isinstance(leaf, torch.Tensor):
         return leaf
-    there = leaf.device.type == device.type and (device.index is None or leaf.device.index in (None, device.index))
+    index: Any = device.index
+    there = leaf.device.type == device.type and (index is None or leaf.device.index == index)
     # Pinned memory is copied from later.
     return leaf.detach().clone() if there or leaf.is_pinned() else leaf
 

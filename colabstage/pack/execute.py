@@ -387,7 +387,10 @@ def pipeline_limits(tree: Tree | None, *, slow: bool, decodes: bool = True) -> P
     """
     cores = usable_cores()
     few = min(2, cores)
-    if tree is None or tree.kind != "folder":
+    if tree is None:
+        # A dataset's own code, which a stock DataLoader calls in one thread.
+        return PipelineLimits(readers=1, max_readers=1, workers=cores, caller_reads=True)
+    if tree.kind != "folder":
         return PipelineLimits(readers=few, max_readers=few, workers=cores)
     return PipelineLimits(
         readers=SLOW_READERS if slow else 0,

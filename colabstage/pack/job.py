@@ -90,15 +90,24 @@ def seen_facts(tree: Tree | None, table: SampleTable, options: PackOptions) -> S
     """Look at a few images, where that is needed to plan their pack."""
     if options.prepare is not None or not needs_facts(table, options):
         return ()
-    return look_at_images(table, spread=tree is None or tree.kind == "folder")
+    # Items of a dataset are taken in their order, each once, and those that come first are kept.
+    return look_at_images(table, spread=tree is not None and tree.kind == "folder", in_caller=tree is None)
 
 
-def look_at_images(table: SampleTable, *, spread: bool) -> Sequence[ImageFacts]:
-    """Look at a few images: with `spread` over all, else at the first ones of an archive, which arrive first."""
+def look_at_images(table: SampleTable, *, spread: bool, in_caller: bool = False) -> Sequence[ImageFacts]:
+    """Look at a few images: with `spread` over all, else at the first ones of an archive, which arrive first;
+    `in_caller` in this thread, one after the other."""
     source, count = table.inputs.source, min(_PROBES, len(table))
     chosen = np.linspace(0, len(table) - 1, count).astype(int) if spread else np.argsort(source.positions)[:count]
     # What is no image is met again, and named, when it is packed.
-    return read_each(source, chosen.tolist(), lambda _, content: _facts_of(content), readers=_PROBES, skip_broken=True)
+    return read_each(
+        source,
+        chosen.tolist(),
+        lambda _, content: _facts_of(content),
+        readers=_PROBES,
+        skip_broken=True,
+        in_caller=in_caller,
+    )
 
 
 def _facts_of(content: Content) -> ImageFacts:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 import h5py
@@ -121,3 +123,98 @@ def test_functions_are_told_apart_by_what_they_do() -> None:
     assert describe_callable(scaled(2)) != describe_callable(scaled(3))
     first, second = (lambda x: x + 1), (lambda x: x + 2)
     assert describe_callable(first) != describe_callable(second)
+
+
+class Records:
+    """Records of one binary file, read by seeking, as many datasets do: made for one thread, and for one order."""
+
+    def __init__(self, path: Path, count: int) -> None:
+        self.file = path.open("rb")
+        self.count = count
+        self.taken: list[int] = []
+        self.threads: set[threading.Thread] = set()
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> Any:
+        self.taken.append(index)
+        self.threads.add(threading.current_thread())
+        self.file.seek(64 * index)
+        time.sleep(0)  # whoever else reads meanwhile moves the file's place
+        data = np.frombuffer(self.file.read(64), np.uint8)
+        return Image.fromarray(data.reshape(8, 8)), index
+
+
+@pytest.mark.parametrize("size", [None, (4, 4)])
+def test_a_dataset_is_read_as_by_a_stock_loader(tmp_path: Path, size: Any) -> None:
+    """Each item once, in ascending order, in the caller's thread; what it draws is the same again."""
+    count = 300
+    path = tmp_path / "records.bin"
+    path.write_bytes(b"".join(bytes([index % 251]) * 64 for index in range(count)))
+    records = Records(path, count)
+    report = pack_dataset(records, tmp_path / "out.h5", image_size=size, color_mode="grayscale", progress=False)
+    records.file.close()
+    assert records.taken == list(range(count))
+    assert records.threads == {threading.current_thread()}
+    assert report.readers == 1
+    with h5py.File(tmp_path / "out.h5") as file:
+        assert (file["X_train"][:, 0, 0, 0] == file["Y_train"][()] % 251).all()
+        assert sorted(file["Y_train"]) == list(range(count))
+
+
+def test_a_failing_dataset_ends_the_work_at_once(tmp_path: Path) -> None:
+    """No item is asked for behind the one that does not fit."""
+    asked: list[int] = []
+
+    def item(index: int) -> Any:
+        asked.append(index)
+        return (np.zeros(3 + (index == 20)), index)
+
+    with pytest.raises(LayoutError, match=r"Items\[20\]"):
+        pack_dataset(Items(5000, item), tmp_path / "out.h5", progress=False)
+    assert len(asked) < 5000
+    assert not (tmp_path / "out.h5").exists()
+
+
+def raising(index: int) -> Any:
+    """An item, but of number 7."""
+    numbers = {} if index == 7 else {"nothing": index}
+    return np.zeros(3), numbers["nothing"]
+
+
+def test_an_item_that_raises_is_named_or_left_out(tmp_path: Path) -> None:
+    """As an image that cannot be decoded."""
+    with pytest.raises(DecodeError, match=r"Items\[7\] raised KeyError: 'nothing'.*on_error='skip'"):
+        pack_dataset(Items(9, raising), tmp_path / "out.h5", progress=False)
+    report = pack_dataset(Items(9, raising), tmp_path / "out.h5", on_error="skip", progress=False)
+    assert report.samples == {"train": 8}
+    assert report.skipped == ("Items[7]: Items[7] raised KeyError: 'nothing'",)
+
+
+@pytest.mark.parametrize(
+    ("item", "words"),
+    [
+        (lambda i: (np.zeros(3), i, "meta"), r"Items\[0\] has 3 parts; expected \(x, y\)"),
+        (lambda i: (np.zeros(3),), r"Items\[0\] has 1 parts"),
+        (lambda i: {"image": np.zeros(3), "label": i}, r"mapping of 'image', 'label'"),
+        (lambda i: (np.datetime64("2020-01-01"), i), r"datetime64"),
+        (lambda i: (np.zeros(3, np.longdouble), i), r"float128|longdouble"),
+        (lambda i: (np.zeros(3), {"label": i}), r"dict values"),
+        (lambda i: ([np.zeros(3), np.zeros(2)], i), r"make no array"),
+        (lambda i: 1 / 0, r"Items\[0\] raised ZeroDivisionError"),
+    ],
+    ids=["three", "one", "mapping", "date", "longdouble", "dict target", "ragged", "raises"],
+)
+def test_items_of_other_forms_are_typed_errors(tmp_path: Path, item: Any, words: str) -> None:
+    """Each says which item, what it is, and what was expected."""
+    with pytest.raises((LayoutError, DecodeError), match=words):
+        pack_dataset(Items(9, item), tmp_path / "out.h5", progress=False)
+    pack_dataset(Items(3, lambda i: [np.full(3, i), i]), tmp_path / "out.h5", progress=False)
+
+
+def test_what_has_no_items_by_number_is_refused(tmp_path: Path) -> None:
+    """An iterator has one pass, and no length."""
+    source: Any = iter([1, 2])
+    with pytest.raises(OptionError, match="expected a path, or a dataset"):
+        pack_dataset(source, tmp_path / "out.h5", progress=False)
