@@ -50,6 +50,12 @@ def make_folder(path: Path) -> None:
         raise TargetNotWritableError(msg)
 
 
+def target_file(to: str | os.PathLike[str], name: str) -> Path:
+    """The file that `to` names: itself, or one called `name` in it where it is a folder or ends in a slash."""
+    place = Path(to).expanduser()
+    return place / name if os.fspath(to).endswith(os.sep) or place.is_dir() else place
+
+
 def write_json(path: Path, value: Any) -> None:
     """Write `value` as JSON, atomically, with sorted keys and a final newline."""
     with atomic_path(path) as temp:

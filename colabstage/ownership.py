@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 
 _MARK = ".colabstage-"
 _TEMP, _OLD, _WAS = ".tmp", ".old", ".was"
-_OWNED = (_TEMP, _OLD, _WAS)
-_DEED, _COMING = ".deed", ".coming"
+_DEED = ".deed"
+_OWNED = (_TEMP, _OLD, _WAS, _DEED)
 # What `fetch_files` and `extract_archive` leave beside what they made.
 _RECORDS = (".colabstage.json", ".colabstage.json.coming")
 _counter = itertools.count()
@@ -197,9 +197,11 @@ def sweep_orphans(
         return removed
     for entry in list(folder.iterdir()):
         found = _name_and_owner(entry)
-        if found is None or (name and found[0] != _short(name)) or not found[0].startswith(prefix):
+        if found is None or entry.suffix == _DEED:
             continue
-        alive = owner_is_alive(found[1])
+        if (name and found[0] != _short(name)) or not found[0].startswith(prefix):
+            continue
+        alive = owner_is_alive(found[1]) and not (entry.suffix == _OLD and found[1] == owner_token())
         if alive or (alive is None and time.time() - _last_touched(entry) < foreign_age_s):
             continue
         target = folder / (name or found[0])
@@ -301,18 +303,60 @@ def begin_journal(path: Path, lines: Iterable[bytes]) -> int:
 
 
 def remove_vouched(path: Path, ours: Callable[[Path], bool], *, empty: bool = False) -> bool:
-    """Remove a file that `ours` vouches for; whether it is gone. A link, a folder, or anybody else's file stays.
+    """Remove a file or folder that `ours` vouches for; whether it is gone. A link, or anybody else's, stays.
 
     `empty`: as for `remove_own`.
     """
     if not os.path.lexists(path):
         return True
-    if path.is_symlink() or not path.is_file() or not ours(path):
+    if path.is_symlink() or not ours(path):
         return False
     going = _owned_name(path, _OLD)
     path.rename(going)
     remove_own(going, empty=empty)
     return True
+
+
+def remove_named(path: Path) -> None:
+    """Remove a file whose name only colabstage gives, where that is possible; nothing there is fine.
+
+    Raises:
+        ValueError: its name is another one; a mistake in colabstage.
+    """
+    _check_named(path)
+    with contextlib.suppress(OSError):
+        path.unlink()
+
+
+def rename_named(path: Path, to: Path) -> None:
+    """Give a file whose name only colabstage gives another such name; what has it is replaced.
+
+    Raises:
+        ValueError: one of them is another name; a mistake in colabstage.
+        OSError: as the disk answers.
+    """
+    _check_named(path)
+    _check_named(to)
+    path.replace(to)
+
+
+def _check_named(path: Path) -> None:
+    if not is_our_name(path.name):
+        msg = f"'{path}' is no name that only colabstage gives, so it is not removed or replaced."
+        raise ValueError(msg)
+
+
+def move_vouched(path: Path, to: Path, ours: Callable[[Path], bool]) -> None:
+    """Give a file that `ours` vouches for another name, which nothing has.
+
+    Raises:
+        TargetExistsError: it does not, or something has that name. Nothing has changed.
+        OSError: as the disk answers.
+    """
+    if path.is_symlink() or not path.is_file() or not ours(path) or os.path.lexists(to):
+        msg = f"'{path}' cannot become '{to}': one of them is not as colabstage made it. Rename it, then try again."
+        raise TargetExistsError(msg)
+    path.rename(to)
 
 
 def put_file(made: Path, target: Path, *, replaces: Callable[[Path], bool]) -> None:
@@ -384,30 +428,38 @@ class Standing:
     """What stands at a place, compared with its deed.
 
     `kind`: of what is there. `deed`: names the deed; "" without one, or where all that it lists is gone.
-    `strange`: names of what is there and not in the deed. `changed`: of what is in the deed, and not there as it was.
+    `strange`: names of what is there and not in the deed. `changed`: of what is there, but not as in the deed. `gone`:
+    of what is in the deed only.
     """
 
     kind: Literal["nothing", "empty folder", "folder", "file or link"]
     deed: str = ""
     strange: tuple[str, ...] = ()
     changed: tuple[str, ...] = ()
+    gone: tuple[str, ...] = ()
 
     @property
-    def is_whole(self) -> bool:
-        """Whether all that was put there is there as it was put; there may be more."""
-        return bool(self.deed) and not self.changed
+    def is_as_made(self) -> bool:
+        """Whether all that was put there is there as it was put, and nothing else."""
+        return bool(self.deed) and not (self.strange or self.changed or self.gone)
 
     @property
     def is_replaceable(self) -> bool:
         """Whether nothing of anybody else's would be lost."""
-        return self.kind in ("nothing", "empty folder") or (self.is_whole and not self.strange)
+        nothing_else = bool(self.deed) and not (self.strange or self.changed)
+        return self.kind in ("nothing", "empty folder") or nothing_else
+
+    def distance(self) -> tuple[bool, int]:
+        """How far it is from the deed; one that has none is farthest."""
+        return not self.deed, len(self.strange) + len(self.changed) + len(self.gone)
 
     def __str__(self) -> str:
         if not self.deed:
             return "was not made by colabstage"
-        said = [f"{_told(self.strange)}, which colabstage did not put there"] if self.strange else []
-        said += [f"{_told(self.changed)}, changed since"] if self.changed else []
-        return f"holds {' and '.join(said)}" if said else "is as it was made"
+        said = [f"not from colabstage: {_told(self.strange)}"] if self.strange else []
+        said += [f"changed: {_told(self.changed)}"] if self.changed else []
+        said += [f"gone: {_told(self.gone)}"] if self.gone else []
+        return f"was changed since it was made ({'; '.join(said)})" if said else "is as it was made"
 
 
 def _told(names: tuple[str, ...]) -> str:
@@ -426,16 +478,22 @@ def look_at(target: Path) -> Standing:
     there = _take_inventory(target)
     if not there:
         return Standing("empty folder")
-    # An announced one that never came to pass fits worse than the one before it.
-    known = [_compare(listed, there) for listed in map(_read_deed, _deed_paths(target)) if listed is not None]
-    return min(known, key=lambda one: (not one.deed, len(one.changed) + len(one.strange)), default=Standing("folder"))
+    # There may be several: an announced one that never came to pass fits worse than the one before it.
+    deeds = [_read_deed(path) for path, _ in _owned_beside(target, _DEED)]
+    known = [_compare(listed, there) for listed in deeds if listed is not None]
+    return min(
+        known,
+        key=lambda one: (not one.deed, len(one.strange) + len(one.changed) + len(one.gone)),
+        default=Standing("folder"),
+    )
 
 
 def _compare(listed: dict[str, str], there: dict[str, str]) -> Standing:
-    changed = sorted(name for name, facts in listed.items() if there.get(name) != facts)
-    if len(changed) == len(listed):
+    strange, gone = sorted(there.keys() - listed.keys()), sorted(listed.keys() - there.keys())
+    changed = sorted(name for name, facts in listed.items() if there.get(name, facts) != facts)
+    if len(changed) + len(gone) == len(listed):
         return Standing("folder")
-    return Standing("folder", _digest(listed), tuple(sorted(there.keys() - listed.keys())), tuple(changed))
+    return Standing("folder", _digest(listed), tuple(strange), tuple(changed), tuple(gone))
 
 
 def put_folder(
@@ -463,12 +521,15 @@ def put_folder(
     listed = _take_inventory(made)
     if not overwrite:
         check_replaceable(target)
-    deed, coming = _deed_paths(target)
-    with atomic_path(coming) as temp:
-        temp.write_bytes(_deed_text(listed))
+    deed = _owned_name(target, _DEED)
+    _write_deed(deed, listed)
     announce(_digest(listed))
     _swap(made, target)
-    coming.replace(deed)
+    if not deed.exists():  # another thread that put the same there has cleared up
+        _write_deed(deed, listed)
+    for path, owner in list(_owned_beside(target, _DEED)):
+        if path != deed and (owner == owner_token() or not owner_is_alive(owner)):
+            remove_named(path)
     return _digest(listed)
 
 
@@ -488,39 +549,26 @@ def check_replaceable(target: Path, remedy: str = "Move that away, or choose ano
         raise TargetExistsError(msg)
 
 
-def remove_put(target: Path) -> Standing:
-    """Remove a folder with its deed if it is as it was put there; returns what stood there, whatever became of it."""
-    here = look_at(target)
-    if here.is_replaceable:
-        if here.kind != "nothing":
-            going = _owned_name(target, _OLD)
-            target.rename(going)
-            remove_own(going)
-        for path in _deed_paths(target):
-            path.unlink(missing_ok=True)
-    return here
-
-
 def _swap(made: Path, target: Path) -> None:
     if not os.path.lexists(target):
         made.rename(target)
         return
-    # From here on its name says that it goes: after an exchange, it is what stood at the target.
-    going = made.rename(_owned_name(target, _OLD))
+    # Out of what others go on with: after an exchange, this is the name of what stood at the target.
+    was = made.rename(_owned_name(target, _WAS))
     try:
-        if not _exchange(going, target):
-            was = target.rename(_owned_name(target, _WAS))
+        if not _exchange(was, target):
+            coming, was = was, target.rename(_owned_name(target, _WAS))
             try:
-                going.rename(target)
+                coming.rename(target)
             except BaseException:
                 was.rename(target)
+                was = coming
                 raise
-            going = was.rename(was.with_suffix(_OLD))
     except BaseException:
         with contextlib.suppress(OSError):
-            going.rename(made)
+            was.rename(made)
         raise
-    remove_own(going)
+    remove_own(was.rename(was.with_suffix(_OLD)))
 
 
 def _exchange(one: Path, other: Path) -> bool:
@@ -563,10 +611,9 @@ def _facts(entry: os.DirEntry[str]) -> str:
     return f"{found.st_size} {found.st_mtime_ns}" if stat.S_ISREG(found.st_mode) else "device"
 
 
-def _deed_paths(target: Path) -> tuple[Path, Path]:
-    """Where the deed of a folder stands, and the one that is announced."""
-    base = f"{_MARK}{_short(target.name)}"
-    return target.with_name(base + _DEED), target.with_name(base + _COMING)
+def _write_deed(deed: Path, listed: dict[str, str]) -> None:
+    with atomic_path(deed) as temp:
+        temp.write_bytes(_deed_text(listed))
 
 
 def _deed_text(listed: dict[str, str]) -> bytes:

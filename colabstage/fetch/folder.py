@@ -7,19 +7,26 @@ agrees, and reads only the rest.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
-from colabstage.errors import CancelledError, DriveError, SourceError
+from colabstage.errors import CancelledError, DriveError, SourceError, TargetExistsError
 from colabstage.fetch.copy import typed_write_errors
 from colabstage.fetch.files import fetch_tree
-from colabstage.fetch.swap import swap_in
 from colabstage.fileops import hash_ranges
-from colabstage.ownership import disown, find_orphans, remove_own, sweep_orphans, temp_beside
+from colabstage.ownership import (
+    begin_journal,
+    disown,
+    find_orphans,
+    put_folder,
+    remove_own,
+    sweep_orphans,
+    take_orphan,
+    temp_beside,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,11 +49,15 @@ _Span = tuple[str, int, int]
 
 @dataclass(frozen=True, slots=True)
 class FetchedFolder:
-    """What was fetched: `files` and `nbytes`, and how many of the bytes an interrupted run had brought before."""
+    """What was fetched: `files` and `nbytes`, and how many of the bytes an interrupted run had brought before.
+
+    `deed`: names what was put in place, as `ownership.look_at` finds it.
+    """
 
     files: int
     nbytes: int
     kept_bytes: int
+    deed: str
 
 
 class FolderLedger:
@@ -65,12 +76,9 @@ class FolderLedger:
             found = zip(recorded, pool.map(self._hash, recorded), strict=True)
             self._kept = {span: digest for span, digest in found if recorded[span] == digest}
         self.kept_bytes = sum(length for _, _, length in self._kept)
-        fresh = path.with_name(f"{_LEDGER}.new")
+        lines = [_head(fingerprint), *(_line(*span, digest) for span, digest in self._kept.items())]
         with typed_write_errors(path):
-            self._handle = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o644)
-            lines = [_head(fingerprint), *(_line(*span, digest) for span, digest in self._kept.items())]
-            os.write(self._handle, b"".join(lines))
-            fresh.replace(path)
+            self._handle = begin_journal(path, [b"".join(lines)])
 
     def has(self, name: str, offset: int, length: int) -> bool:
         """Whether these bytes of a file were noted before, and are right."""
@@ -139,7 +147,8 @@ def fetch_folder(
     step: ProgressStep,
     cancellation: Cancellation,
     policy: RetryPolicy,
-    announce: Callable[[Path], object] = lambda _: None,
+    overwrite: bool = False,
+    announce: Callable[[str], object] = lambda _: None,
 ) -> FetchedFolder:
     """Bring all files of a tree to `target`, a folder, replacing what stands there only at the very end.
 
@@ -149,9 +158,11 @@ def fetch_folder(
         fingerprint: of the tree's state; what an interrupted run left of the same one is gone on with. "" where
             nothing can tell one state from another.
         limits, step, cancellation, policy: as for `fetch_tree`.
-        announce: called with the complete folder right before it is renamed to `target`.
+        overwrite: whether to replace what stands there though it is not ours, or not as we made it.
+        announce: told the name of the deed right before the folder is renamed to `target`.
 
     Raises:
+        TargetExistsError: something stands there that is not ours, or not as we made it.
         As `fetch_tree`; what stood at `target` is as it was.
     """
     workspace = temp_beside(target)
@@ -169,34 +180,22 @@ def fetch_folder(
                 ledger=ledger,
             )
         with typed_write_errors(target):
-            announce(workspace / _FILES)
-            swap_in(workspace / _FILES, target)
-    except (KeyboardInterrupt, CancelledError, SourceError, DriveError):
-        _leave(workspace)
+            deed = put_folder(workspace / _FILES, target, overwrite=overwrite, announce=announce)
+    except (KeyboardInterrupt, CancelledError, SourceError, DriveError, TargetExistsError):
+        disown(workspace)
         raise
     except BaseException:
         remove_own(workspace)
         raise
     remove_own(workspace)
-    return FetchedFolder(len(tree.entries), sum(entry.size for entry in tree.entries), kept)
+    return FetchedFolder(len(tree.entries), sum(entry.size for entry in tree.entries), kept, deed)
 
 
 def _take_over(target: Path, workspace: Path, fingerprint: str) -> None:
     """Make the folder to work in: what a dead process left of the same state of the same tree, or an empty one."""
     for orphan in find_orphans(target):
-        if read_ledger(orphan / _LEDGER, fingerprint):
-            # The rename is atomic, so of several that try, one succeeds.
-            with contextlib.suppress(OSError):
-                orphan.rename(workspace)
-                break
+        if read_ledger(orphan / _LEDGER, fingerprint) and take_orphan(orphan, workspace):
+            break
     sweep_orphans(target.parent, name=target.name)
     with typed_write_errors(workspace):
         workspace.mkdir(exist_ok=True)
-
-
-def _leave(workspace: Path) -> None:
-    """Keep what is finished for the next try, where that is possible."""
-    try:
-        disown(workspace)
-    except OSError:
-        remove_own(workspace)

@@ -9,13 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from colabstage.fetch.identity import SourceIdentity, identify_tree
+from colabstage.fetch.identity import SourceIdentity  # noqa: TC001 - read_fields looks at it
 from colabstage.fetch.transfer.partial import BLOCK_BYTES
 from colabstage.fileops import block_ranges, hash_ranges, read_json, write_json
 from colabstage.machine.resources import usable_cores
-from colabstage.ownership import current_world, sweep_orphans
+from colabstage.ownership import current_world, look_at, remove_named, sweep_orphans
 from colabstage.records import read_fields
-from colabstage.trees.folder import FolderTree
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,8 +29,8 @@ _COMING = ".coming"
 class FetchRecord:
     """What was fetched to one place.
 
-    `address`: from where. `identity`: the source's state then. `seal`: the facts of the target that change when
-    anything writes to it. `hashes`: of a file, the xxh3-64 of each 8 MiB block.
+    `address`: from where. `identity`: the source's state then. `seal`: of a file, the facts that change when anything
+    writes to it; of a folder, the name of its deed. `hashes`: of a file, the xxh3-64 of each 8 MiB block.
     `files`, `nbytes`: what the target holds. `transport`: how it came.
     """
 
@@ -44,14 +43,19 @@ class FetchRecord:
     transport: str
 
     def fits(self, target: Path, *, thorough: bool = False) -> bool:
-        """Whether the target is as it was left: by its times, or by its content where a file's times say nothing.
+        """Whether what was fetched is there as it was left, and in a folder nothing else.
 
-        With `thorough`, a file by its content whatever its times say.
+        By sizes and times, or by a file's content where its times say nothing, or with `thorough` whatever they say.
         """
-        sealed = bool(self.seal) and self.seal.items() <= seal_of(target).items()
+        if "deed" in self.seal:
+            here = look_at(target)
+            return here.is_as_made and here.deed == self.seal["deed"]
+        if target.is_symlink() or not target.is_file():
+            return False
+        sealed = bool(self.seal) and self.seal.items() <= file_seal(target).items()
         if sealed and not (thorough and self.hashes):
             return True
-        if not self.hashes or not target.is_file() or target.stat().st_size != self.nbytes:
+        if not self.hashes or target.stat().st_size != self.nbytes:
             return False
         ranges = block_ranges(self.nbytes, BLOCK_BYTES)
         return tuple(hash_ranges(target, ranges, threads=usable_cores())) == self.hashes
@@ -85,7 +89,7 @@ def _read(path: Path) -> FetchRecord | None:
 def write_record(target: Path, record: FetchRecord) -> None:
     """Write the record of a target, atomically; from then on a second call knows it."""
     _write(record_path(target), record)
-    _coming_path(target).unlink(missing_ok=True)
+    remove_named(_coming_path(target))
     for path in (record_path(target), _coming_path(target)):
         sweep_orphans(target.parent, name=path.name)
 
@@ -103,7 +107,7 @@ def announce_record(target: Path, record: FetchRecord) -> None:
 def settle_record(target: Path, record: FetchRecord) -> None:
     """Finish what a run left that died once its work was in place; nothing to do after any other."""
     if _coming_path(target).exists():
-        write_record(target, replace(record, seal=seal_of(target)))
+        write_record(target, record if "deed" in record.seal else replace(record, seal=file_seal(target)))
         sweep_orphans(target.parent, name=target.name)
 
 
@@ -131,13 +135,6 @@ def find_record(folder: Path, address: str) -> Path | None:
         if record is not None and record.address == address:
             return target
     return None
-
-
-def seal_of(target: Path) -> dict[str, int | str]:
-    """The facts that change when anything writes to a file, or adds to, removes from or rewrites a folder."""
-    if target.is_dir():
-        return {"times": identify_tree(FolderTree(target)).times}
-    return file_seal(target) if target.is_file() else {}
 
 
 def file_seal(file: Path) -> dict[str, int | str]:

@@ -6,6 +6,7 @@ import contextlib
 import os
 import time
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from colabstage.errors import DriveError, OptionError, SourceChangedError, SourceError, TargetExistsError
@@ -20,28 +21,26 @@ from colabstage.fetch.plan import TransferFacts, plan_transfer
 from colabstage.fetch.record import (
     FetchRecord,
     announce_record,
+    file_seal,
     find_record,
     read_record,
-    seal_of,
     settle_record,
     write_record,
 )
 from colabstage.fetch.report import FetchReport
 from colabstage.fetch.several import OpenedParts
 from colabstage.fetch.sources import LocalSource, ManySource, absolute_path, drive_path_of, parse_source
-from colabstage.fetch.swap import swap_in
 from colabstage.fetch.transfer.file import fetch_file
 from colabstage.fileops import disk_use, make_folder
 from colabstage.machine.drive import drive_root
 from colabstage.machine.remount import run_with_one_remount
 from colabstage.machine.resources import check_space, usable_cores
-from colabstage.ownership import find_orphans
+from colabstage.ownership import find_orphans, look_at, put_back, put_file, put_folder
 from colabstage.progress import Cancellation, Progress, cancellation_of, resolve_progress
 from colabstage.retry import RetryPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from colabstage.fetch.checksum import Checksum
     from colabstage.fetch.identity import SourceIdentity
@@ -75,10 +74,11 @@ def fetch_files(
 
     Args:
         source: as for `stage_dataset`. Of a list, files come under their names and folders under theirs.
-        target: what the file, or the folder, is to become. For one file it may also be a folder that exists, in which
-            the file keeps its name.
+        target: what the file, or the folder, is to become. For one file it may also be a folder, one that exists or
+            whose name ends in a slash, in which the file keeps its name.
         hash: what one file must hash to, as `"sha256:…"`, `"md5:…"` or the digest alone.
-        overwrite: whether to replace what stands at `target` though this did not make it, or though it was changed.
+        overwrite: whether to replace what stands at `target` though this did not make it, though it was changed, or
+            though there is more in it now.
         refresh: fetch again, whatever is here.
         verify: `"fast"` looks whether source and target changed since; `"full"` opens or lists the source and compares
             all that is known of it, and hashes a file that is here.
@@ -88,7 +88,8 @@ def fetch_files(
         What was done, with time and rate.
 
     Raises:
-        TargetExistsError: something stands at `target` that `fetch_files` did not put there as it is.
+        TargetExistsError: something stands at `target` that `fetch_files` did not put there as it is, or the source
+            itself lies in it.
         ChecksumMismatchError: all of it came, but it is another file; it is kept beside the target under a name of
             its own.
         SourceNotFoundError, SourceAccessError, SourceReadError, SourceChangedError: the source cannot be read.
@@ -107,10 +108,10 @@ def fetch_files(
     if checksum is not None and isinstance(parsed, ManySource):
         msg = "hash= is for one file, and source is a list. Fetch the file alone, or leave the hash out."
         raise OptionError(msg)
-    place = _read_target(target)
+    place, into = _read_target(target), os.fspath(target).endswith(os.sep)
     shown = resolve_progress(progress)
     fetch = _Fetch(
-        parsed, place, checksum, overwrite, verify == "full", shown, cancellation_of(shown), time.monotonic()
+        parsed, place, checksum, overwrite, verify == "full", shown, cancellation_of(shown), time.monotonic(), into
     )
     here = None if refresh else fetch.reuse()
     if here is not None:
@@ -133,7 +134,7 @@ def _read_target(target: str | os.PathLike[str]) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class _Fetch:
-    """One call of `fetch_files`."""
+    """One call of `fetch_files`. `into`: whether the target ends in a slash, so that one file goes into it."""
 
     source: Source
     target: Path
@@ -143,10 +144,12 @@ class _Fetch:
     progress: Progress
     cancellation: Cancellation
     began: float
+    into: bool
 
     def reuse(self) -> FetchReport | None:
         """What is here, if it is whole and the source is still the same."""
         place = self.target
+        put_back(place)
         record = read_record(place)
         if record is None and place.is_dir():
             found = find_record(place, self.source.address)
@@ -203,7 +206,7 @@ class _Fetch:
         Raises:
             As `fetch_files`.
         """
-        make_folder(self.target.parent)
+        make_folder(self.target if self.into else self.target.parent)
         opener = Opener(self.target.parent, self.progress, self.cancellation, self.checksum)
         source = expand_pattern(self.source) if isinstance(self.source, LocalSource) else self.source
         if isinstance(source, ManySource):
@@ -219,7 +222,7 @@ class _Fetch:
     def _run_file(self, opened: Opened) -> FetchReport:
         assert opened.file is not None
         facts = opened.file.facts
-        place = self.target / facts.name if self.target.is_dir() else self.target
+        place = self.target / facts.name if self.into or self.target.is_dir() else self.target
         self._check_replaceable(place)
         on_drive = opened.path is not None and drive_root(opened.path) is not None
         kept = sum(map(disk_use, find_orphans(place)))
@@ -241,8 +244,9 @@ class _Fetch:
                 policy=RetryPolicy(),
                 connections=plan.connections,
                 announce=lambda hashes, nbytes: announce_record(place, record_of({}, hashes, nbytes)),
+                replaces=self._may_replace,
             )
-        record = record_of(seal_of(place), fetched.block_hashes, fetched.nbytes)
+        record = record_of(file_seal(place), fetched.block_hashes, fetched.nbytes)
         write_record(place, record)
         return self._report(place, record, fetched.kept_bytes, [*opened.notes, *plan.reasons])
 
@@ -265,14 +269,21 @@ class _Fetch:
     def _move(self, opened: Opened, place: Path, identity: SourceIdentity, files: int, nbytes: int) -> FetchReport:
         """Put in its place what a service's own tool has brought beside it."""
         assert opened.path is not None
-        coming = FetchRecord(self.source.address, identity, seal_of(opened.path), (), files, nbytes, opened.transport)
-        announce_record(place, coming)
+        seal = {} if opened.tree is not None else file_seal(opened.path)
+        coming = FetchRecord(self.source.address, identity, seal, (), files, nbytes, opened.transport)
         with typed_write_errors(place):
             if opened.tree is None:
-                opened.path.replace(place)
+                announce_record(place, coming)
+                put_file(opened.path, place, replaces=self._may_replace)
+                record = replace(coming, seal=file_seal(place))
             else:
-                swap_in(opened.path, place)
-        record = replace(coming, seal=seal_of(place))
+                deed = put_folder(
+                    opened.path,
+                    place,
+                    overwrite=self.overwrite,
+                    announce=lambda deed: announce_record(place, replace(coming, seal={"deed": deed})),
+                )
+                record = replace(coming, seal={"deed": deed})
         write_record(place, record)
         return self._report(place, record, nbytes if opened.resumed else 0, opened.notes)
 
@@ -295,9 +306,9 @@ class _Fetch:
         self._check_space(plan)
         coming = FetchRecord(self.source.address, identity, {}, (), len(sizes), sum(sizes), opened.transport)
 
-        def announce(made: Path) -> None:
+        def announce(deed: str) -> None:
             self._check_listing(opened)
-            announce_record(place, replace(coming, seal=seal_of(made)))
+            announce_record(place, replace(coming, seal={"deed": deed}))
 
         with self.progress.step(f"fetch {place.name}", total=plan.nbytes, unit="B") as step:
             fetched = fetch_folder(
@@ -308,9 +319,10 @@ class _Fetch:
                 step=step,
                 cancellation=self.cancellation,
                 policy=RetryPolicy(),
+                overwrite=self.overwrite,
                 announce=announce,
             )
-        record = replace(coming, seal=seal_of(place))
+        record = replace(coming, seal={"deed": fetched.deed})
         write_record(place, record)
         return self._report(place, record, fetched.kept_bytes, [*notes, *plan.reasons])
 
@@ -331,20 +343,37 @@ class _Fetch:
         check_space(self.target.parent, plan.peak_bytes, f"Fetching '{self.source.label}'")
 
     def _check_replaceable(self, place: Path) -> None:
-        """Refuse to replace what is not ours, or not as we left it."""
-        if self.overwrite or not os.path.lexists(place) or (place.is_dir() and not any(place.iterdir())):
+        """Refuse to replace what is not ours, or not as we left it, and the source itself."""
+        if not os.path.lexists(place):
+            return
+        real = os.path.realpath(place)
+        for part in self.source.parts if isinstance(self.source, ManySource) else (self.source,):
+            if isinstance(part, LocalSource) and Path(os.path.realpath(part.path)).is_relative_to(real):
+                msg = f"'{place}' holds the source '{part.path}', which would go with it. Choose another target."
+                raise TargetExistsError(msg)
+        if self._may_replace(place):
             return
         record = read_record(place)
-        if record is not None and record.address == self.source.address and record.fits(place):
-            return
         if record is None:
             what = "was not made by fetch_files"
         elif record.address != self.source.address:
             what = f"was fetched from another source ({record.address})"
+        elif place.is_dir():
+            what = str(look_at(place))
         else:
             what = "was changed since it was fetched"
         msg = f"'{place}' {what}. Choose another target, or give overwrite=True to replace it."
         raise TargetExistsError(msg)
+
+    def _may_replace(self, place: Path) -> bool:
+        """Whether what stands there is ours and as we left it, or is to be replaced whatever it is."""
+        if self.overwrite:
+            return True
+        record = read_record(place)
+        ours = record is not None and record.address == self.source.address and record.fits(place)
+        if place.is_dir() and not place.is_symlink():
+            return ours or look_at(place).kind == "empty folder"
+        return ours
 
     def _report(self, place: Path, record: FetchRecord, kept_bytes: int, notes: Sequence[str]) -> FetchReport:
         seconds = time.monotonic() - self.began

@@ -6,12 +6,12 @@ samples, as it finds their pixels.
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
 from colabstage.fetch.copy import TargetFile
+from colabstage.ownership import cut_own
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,7 +31,7 @@ class SampleFacts:
         self._count = count
         if not path.exists():
             path.touch()
-        os.truncate(path, count * _RECORD.itemsize)
+        cut_own(path, count * _RECORD.itemsize)
         self._file = TargetFile(path, fresh=False)
 
     def note(self, index: int, *, size: tuple[int, int] = (0, 0), start: int = 0, length: int = 0) -> None:
@@ -45,8 +45,8 @@ class SampleFacts:
 
     def forget(self) -> None:
         """Begin anew: nothing is noted."""
-        os.truncate(self._path, 0)
-        os.truncate(self._path, self._count * _RECORD.itemsize)
+        cut_own(self._path, 0)
+        cut_own(self._path, self._count * _RECORD.itemsize)
 
     def spool_end(self) -> int:
         """Where the last piece of the spool ends that any sample has, in bytes."""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import xxhash
 
-from colabstage.ownership import current_world
+from colabstage.ownership import begin_journal, current_world
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -57,14 +57,8 @@ class Journal:
             for position in self._found.skipped:
                 self._found.stamps[position // BLOCK_SAMPLES] = _NO_STAMP
             self._found.skipped.clear()
-        fresh = path.with_name(f"{path.name}.new")
-        self._handle = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o644)
-        try:
-            self._begin()
-            fresh.replace(path)
-        except BaseException:
-            self.close()
-            raise
+        self._path = path
+        self._handle = begin_journal(path, self._begin())
 
     @property
     def resumed(self) -> bool:
@@ -89,10 +83,10 @@ class Journal:
     def forget(self) -> None:
         """Begin anew: nothing is finished. Only before the first `finish`."""
         self._found = _Found.nothing(self._samples)
-        os.ftruncate(self._handle, 0)
-        self._begin()
+        os.close(self._handle)
+        self._handle = begin_journal(self._path, self._begin())
 
-    def _begin(self) -> None:
+    def _begin(self) -> Iterator[bytes]:
         lines: Iterator[dict[str, object]] = chain(
             [self._head],
             ({"block": block, "stamp": stamp} for block, stamp in self._blocks() if stamp != _NO_STAMP),
@@ -100,7 +94,7 @@ class Journal:
             ({"animated": position} for position in sorted(self.animated)),
         )
         while some := b"".join(map(_line, islice(lines, _LINES_AT_ONCE))):
-            os.write(self._handle, some)
+            yield some
         for block in range(len(self._left)):
             self._left[block] = self._samples_of(block)
 

@@ -8,7 +8,6 @@ hashed again.
 
 from __future__ import annotations
 
-import os
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
@@ -18,6 +17,7 @@ from colabstage.fetch.record import file_seal
 from colabstage.fileops import read_json, write_json
 from colabstage.h5.manifest import check_whole, read_manifest
 from colabstage.machine.resources import usable_cores
+from colabstage.ownership import look_at
 from colabstage.records import read_fields
 
 if TYPE_CHECKING:
@@ -32,19 +32,28 @@ Seal = dict[str, int | str]
 
 
 @dataclass(frozen=True, slots=True)
+class StagedFiles:
+    """The plain files of one dataset: how many, their bytes together, and the deed that names them one by one."""
+
+    files: int
+    nbytes: int
+    deed: str
+
+
+@dataclass(frozen=True, slots=True)
 class LocalRecord:
     """What one dataset's folder holds.
 
     `identity`: the source's state when it was staged. `seal`: of the packed file that was made of that state; empty
     where there is none, or where nobody has vouched for it.
-    `files`: number and bytes of the plain files, `None` without them.
+    `files`: the plain files, `None` without them.
     `published`: whether the pack is in the cache; `None` when it was not asked for.
     """
 
     key: str
     identity: SourceIdentity
     seal: Seal = field(default_factory=dict)
-    files: tuple[int, int] | None = None
+    files: StagedFiles | None = None
     published: bool | None = None
 
 
@@ -106,7 +115,7 @@ def kept_seal(request: StageRequest, identity: SourceIdentity) -> Seal:
     return record.seal
 
 
-def files_record(request: StageRequest, identity: SourceIdentity, files: tuple[int, int] | None) -> LocalRecord:
+def files_record(request: StageRequest, identity: SourceIdentity, files: StagedFiles | None) -> LocalRecord:
     """What is recorded when plain files were brought and the pack, if there is one, was left as it was."""
     record = read_record(request)
     seal = kept_seal(request, identity)
@@ -135,8 +144,8 @@ def pack_problem(request: StageRequest, record: LocalRecord, *, thorough: bool) 
     return None
 
 
-def files_staged(request: StageRequest, identity: SourceIdentity) -> tuple[int, int] | None:
-    """Number and bytes of the plain files that are here from this very state of the source; `None` without them."""
+def files_staged(request: StageRequest, identity: SourceIdentity) -> StagedFiles | None:
+    """The plain files that are here from this very state of the source; `None` without them."""
     record = None if request.refresh else read_record(request)
     if record is None or not is_same(record.identity, identity) or files_problem(request, record, thorough=True):
         return None
@@ -148,11 +157,7 @@ def files_problem(request: StageRequest, record: LocalRecord, *, thorough: bool)
     if record.files is None or not request.files_path.is_dir():
         return "its files are not on this machine"
     if thorough:
-        found = [
-            os.path.getsize(os.path.join(folder, name))  # noqa: PTH118, PTH202 - thousands of them
-            for folder, _, names in os.walk(request.files_path)
-            for name in names
-        ]
-        if (len(found), sum(found)) != record.files:
-            return f"its folder holds {len(found)} files of {sum(found):,} bytes, staged were {record.files}"
+        here = look_at(request.files_path)
+        if not here.is_as_made or here.deed != record.files.deed:
+            return f"its folder '{request.files_path}' {here}"
     return None

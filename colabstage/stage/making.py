@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 from colabstage.fetch.folder import fetch_folder
 from colabstage.h5.manifest import manifest_path
 from colabstage.machine.resources import check_space, free_space
-from colabstage.ownership import remove_own, sweep_orphans, temp_beside
+from colabstage.ownership import check_replaceable, put_back, remove_own, sweep_orphans, temp_beside
 from colabstage.pack.execute import pipeline_limits, run_pack, space_for
 from colabstage.pack.job import prepare_pack
 from colabstage.pack.join import pack_by_executor
 from colabstage.retry import RetryPolicy
 from colabstage.stage.cache import restore_name
-from colabstage.stage.local import files_record, files_staged, write_record
+from colabstage.stage.local import StagedFiles, files_record, files_staged, write_record
 from colabstage.stage.plan import StageFigures
 from colabstage.stage.source import SourceListingError
 from colabstage.trees.folder import FolderTree
@@ -57,18 +57,24 @@ def make_local(
     cancellation: Cancellation,
     executor: Executor | None = None,
     pack: bool = True,
-) -> tuple[int, int] | None:
+) -> StagedFiles | None:
     """Bring the source here in the forms that were asked for.
 
     Args:
         pack: `False` when the pack is here already and only plain files are wanted.
 
     Returns:
-        Number and bytes of the plain files, `None` when none were asked for.
+        The plain files, `None` when none were asked for.
 
     Raises:
+        TargetExistsError: in the place of the plain files stands something else, or one of them was changed.
         As `stage_dataset`; each form that was there before is as it was.
     """
+    if request.wants_files:
+        put_back(request.files_path)
+        check_replaceable(
+            request.files_path, "Move what is yours out of it, or delete it if nothing there is, then stage again."
+        )
     # Not those of the pack: what an interrupted run put in place is taken up again.
     for name in (_SPOOL, restore_name(request).name):
         sweep_orphans(request.folder, name=name)
@@ -113,7 +119,7 @@ def _fetch_files(
     *,
     progress: Progress,
     cancellation: Cancellation,
-) -> tuple[int, int]:
+) -> StagedFiles:
     """The plain files, beside what was there, then in its place."""
     here = files_staged(request, source.identity)
     if here is not None:
@@ -134,7 +140,7 @@ def _fetch_files(
         timing.amount, timing.note = total - fetched.kept_bytes, f"{fetched.files:,} files"
         if fetched.kept_bytes:
             timing.note += f"; {format_bytes(fetched.kept_bytes)} were here from before"
-    files = (fetched.files, fetched.nbytes)
+    files = StagedFiles(fetched.files, fetched.nbytes, fetched.deed)
     # Should packing be interrupted, the files need not come again.
     write_record(request, files_record(request, source.identity, files))
     return files

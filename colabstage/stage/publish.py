@@ -1,7 +1,9 @@
 """`publish_file`: a finished file into Google Drive, or any other lasting place, so that it can be trusted there.
 
-Temporary name, every byte read back and compared, rename, manifest last; the version that was there before is kept
-under another name. A Drive mount answers "written" long before Google has the bytes, so "copied" and "uploaded" are
+Temporary name, every byte read back and compared, manifest, rename; the version that was there before is kept under
+another name. Only versions of ours, as we left them, make room.
+
+A Drive mount answers "written" long before Google has the bytes, so "copied" and "uploaded" are
 two things, and this does the first.
 
 Whatever moment it is killed at, one whole version with its manifest is there, the new one or the one before, and the
@@ -11,12 +13,14 @@ next run goes on with the blocks that are right already.
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from colabstage.errors import (
+    ColabstageError,
     DamagedPackError,
     NewerFormatError,
     SourceChangedError,
@@ -25,17 +29,25 @@ from colabstage.errors import (
     TargetExistsError,
 )
 from colabstage.fetch.copy import copy_blocks, translate_write_error
-from colabstage.fileops import block_ranges, disk_use, hash_ranges, make_folder, read_json
+from colabstage.fileops import block_ranges, disk_use, hash_ranges, make_folder, read_json, target_file
 from colabstage.h5.manifest import BLOCK_BYTES, Manifest, make_hashes, manifest_path, read_manifest, write_manifest
 from colabstage.machine.drive import drive_root
 from colabstage.machine.resources import check_space, usable_cores
-from colabstage.ownership import adopt_orphan, remove_own, remove_vouched, sweep_orphans, temp_beside
+from colabstage.ownership import (
+    adopt_orphan,
+    move_vouched,
+    put_file,
+    remove_own,
+    remove_vouched,
+    sweep_orphans,
+    temp_beside,
+)
 from colabstage.progress import cancellation_of, resolve_progress
 from colabstage.retry import RetryPolicy, read_with_retry
 from colabstage.units import format_bytes, format_duration, format_rate
 
 if TYPE_CHECKING:
-    import os
+    from collections.abc import Callable
 
     from colabstage.progress import Cancellation, Progress, ProgressStep
 
@@ -81,16 +93,17 @@ def publish_file(
 
     Args:
         path: the file, for example a checkpoint. Nothing may write to it meanwhile.
-        to: the file to become, or a folder that exists, in which it keeps its name. A manifest is written beside it
-            (`NAME.json`), last: it holds the hash of every 8 MiB block.
-        keep_previous: keep what stood there as `NAME.previous`, one generation.
+        to: the file to become, or a folder, in which it keeps its name: one that exists, or whose name ends in a
+            slash. A manifest is written beside it (`NAME.json`): it holds the hash of every 8 MiB block.
+        keep_previous: keep the version that stood there as `NAME.previous`, one generation.
         progress: `True` for a bar, `False` for silence, or a `Progress`.
 
     Raises:
         SourceNotFoundError: `path` is no file.
         SourceChangedError: something wrote to `path` while it was being copied.
-        TargetExistsError: `to` is a folder's name ending in a place that cannot be replaced, or a file that is no
-            manifest of ours has the manifest's name.
+        TargetExistsError: what stands there is not a version that `publish_file` put there as it is now, but a folder,
+            a link, or a file that somebody else made or wrote to; or something else has the name of the manifest or of
+            the previous version.
         NotEnoughSpaceError, TargetNotWritableError, DriveDisconnectedError: the place failed.
         DamagedPackError: what was read back differs from what was written.
 
@@ -100,7 +113,8 @@ def publish_file(
     if not source.is_file():
         msg = f"'{source}' is not a file; expected one that is finished and closed."
         raise SourceNotFoundError(msg)
-    target = _check_target(source, Path(to))
+    target = target_file(to, source.name)
+    _check_target(target)
     state = _state(source)
     known = _manifest_of(source, state.nbytes)
     make_folder(target.parent)
@@ -109,17 +123,18 @@ def publish_file(
     with shown.step(f"publish {target.name}", total=state.nbytes, unit="B") as step:
         manifest = _find_published(source, target, state, known)
         if manifest is not None:
-            _sweep(target)
+            sweep_leftovers_of(target)
             step.advance(state.nbytes)
             kept = state.nbytes
+            write_manifest(target, manifest)
         else:
-            manifest, kept = _copy(source, target, state, known, step=step, cancellation=cancellation_of(shown))
-        write_manifest(target, manifest)
+            _check_replaceable(target)
+            kept = _copy(source, target, state, known, step=step, cancellation=cancellation_of(shown))
     previous = previous_path(target)
     if not keep_previous:
-        discard_file(previous)
+        discard_version(previous)
     seconds = time.monotonic() - began
-    kept_version = previous if previous.is_file() else None
+    kept_version = previous if is_as_published(previous) else None
     return PublishReport(target, kept_version, state.nbytes, seconds, drive_root(target) is not None, kept)
 
 
@@ -142,9 +157,11 @@ def _state(file: Path) -> _State:
     return _State(found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
 
 
-def _check_target(source: Path, to: Path) -> Path:
-    """The file to become."""
-    target = to / source.name if to.is_dir() else to
+def _check_target(target: Path) -> None:
+    """Refuse what can never be a published file."""
+    if target.is_symlink():
+        msg = f"'{target}' is a link. Publish to what it leads to, or under another name."
+        raise TargetExistsError(msg)
     if target.is_dir():
         msg = f"'{target}' is a folder; expected the name of a file."
         raise TargetExistsError(msg)
@@ -155,7 +172,31 @@ def _check_target(source: Path, to: Path) -> Path:
             "go there. Rename it, or publish under another name."
         )
         raise TargetExistsError(msg)
-    return target
+
+
+def _check_replaceable(target: Path) -> None:
+    """Refuse to replace what is not a version of ours, or not as we left it; the previous one goes, too."""
+    for file in (target, previous_path(target)) if os.path.lexists(target) else ():
+        if os.path.lexists(file) and not is_as_published(file):
+            msg = (
+                f"'{file}' is there, and is no version that publish_file put there as it is now. Rename it, or publish "
+                "under another name."
+            )
+            raise TargetExistsError(msg)
+
+
+def is_as_published(file: Path) -> bool:
+    """Whether a file is one of ours that nobody has written to: its manifest tells its length, or all its hashes."""
+    if file.is_symlink() or not file.is_file():
+        return False
+    found = file.stat()
+    manifest = _manifest_of(file, found.st_size)
+    if manifest is None:
+        return False
+    # A file gets its manifest when it is finished, so one that was written to since is the later of the two.
+    if found.st_mtime_ns <= manifest_path(file).stat().st_mtime_ns:
+        return True
+    return make_hashes(file, threads=usable_cores()) == manifest.hashes
 
 
 def _is_manifest(value: Any) -> bool:
@@ -194,8 +235,8 @@ def _copy(
     *,
     step: ProgressStep,
     cancellation: Cancellation,
-) -> tuple[Manifest, int]:
-    """Bring the file to its place, all but the manifest; returns that, and the bytes that were there from before."""
+) -> int:
+    """Bring the file with its manifest to its place; returns the bytes that were there from before."""
     temp = temp_beside(target)
     kept = 0
 
@@ -205,7 +246,7 @@ def _copy(
 
     try:
         resumed = adopt_orphan(target, temp)
-        _sweep(target)
+        sweep_leftovers_of(target)
         in_place = min(disk_use(temp), state.nbytes) if resumed else 0
         check_space(target.parent, state.nbytes - in_place, f"The copy of '{source.name}'")
         hashes = copy_blocks(
@@ -221,14 +262,13 @@ def _copy(
         )
         read_with_retry(lambda: _read_back(temp, state.nbytes, hashes), str(temp), policy=RetryPolicy())
         _check_unchanged(source, state)
-        _replace(temp, target)
+        _replace(temp, target, known or Manifest(state.nbytes, BLOCK_BYTES, tuple(hashes)))
     except BaseException as error:
-        with contextlib.suppress(OSError):
-            remove_own(temp, empty=True)
+        remove_own(temp, empty=_keeps_trash(target))
         if isinstance(error, (DamagedPackError, SourceReadError)):
             _check_unchanged(source, state)
         raise
-    return known or Manifest(state.nbytes, BLOCK_BYTES, tuple(hashes)), kept
+    return kept
 
 
 def _check_unchanged(source: Path, state: _State) -> None:
@@ -255,34 +295,43 @@ def _read_back(temp: Path, size: int, hashes: list[str]) -> None:
     raise DamagedPackError(msg)
 
 
-def _replace(temp: Path, target: Path) -> None:
-    """Put the new file in its place and keep the old one, which is whole under one of its two names at any moment."""
+def _replace(temp: Path, target: Path, manifest: Manifest) -> None:
+    """Put the new file in its place and keep the old one, which is whole under one of its two names at any moment.
+
+    Each gets its manifest before its name, so a file without one is never ours.
+    """
     previous = previous_path(target)
+    _check_replaceable(target)
     try:
-        if target.exists():
-            # Before the older one goes: an interrupted run may have left this one without.
-            manifest = _manifest_of(target, target.stat().st_size) or _describe(target)
-            discard_file(previous)
-            write_manifest(previous, manifest)
-            target.rename(previous)
-        manifest_path(target).unlink(missing_ok=True)
-        temp.rename(target)
+        there = _manifest_of(target, target.stat().st_size) if target.exists() else None
+        if there is not None:
+            discard_version(previous)
+            write_manifest(previous, there)
+            move_vouched(target, previous, is_as_published)
+        write_manifest(target, manifest)
+        put_file(temp, target, replaces=lambda _: False)
+    except ColabstageError:
+        raise
     except OSError as error:
         raise translate_write_error(error, target) from error
 
 
-def _sweep(target: Path) -> None:
-    """Remove what dead runs left of a file, its manifest, or that of the version before it."""
-    for file in (target, manifest_path(target), manifest_path(previous_path(target))):
-        sweep_orphans(target.parent, name=file.name, empty=True)
+def sweep_leftovers_of(target: Path) -> None:
+    """Remove what dead runs left of a file, its manifest, or those of the version before it."""
+    empty = _keeps_trash(target)
+    for file in (target, previous_path(target)):
+        for path in (file, manifest_path(file)):
+            sweep_orphans(target.parent, name=path.name, empty=empty)
 
 
-def _describe(file: Path) -> Manifest:
-    """A manifest for a file that has none."""
-    return Manifest(file.stat().st_size, BLOCK_BYTES, make_hashes(file, threads=usable_cores()))
+def _keeps_trash(place: Path) -> bool:
+    """Whether what is removed there goes on taking room: Drive's trash counts against the account by size."""
+    return drive_root(place) is not None
 
 
-def discard_file(path: Path) -> None:
-    """Remove a file with its manifest; emptied first, because Drive's trash counts against the account by size."""
-    remove_vouched(path, lambda _: True, empty=True)
-    manifest_path(path).unlink(missing_ok=True)
+def discard_version(file: Path, *, ours: Callable[[Path], bool] = is_as_published) -> bool:
+    """Remove a version with its manifest, if `ours` vouches for it; whether it is gone."""
+    if not remove_vouched(file, ours, empty=_keeps_trash(file)):
+        return False
+    remove_vouched(manifest_path(file), lambda path: _is_manifest(read_json(path)))
+    return True

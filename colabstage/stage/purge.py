@@ -7,18 +7,18 @@ in, on this machine a folder whose record has it. Everything else, whatever its 
 from __future__ import annotations
 
 import contextlib
-import shutil
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from colabstage.errors import ColabstageError, OptionError
 from colabstage.fileops import disk_use, local_lock, read_json
-from colabstage.h5.manifest import manifest_path, read_manifest
-from colabstage.ownership import sweep_orphans
+from colabstage.h5.manifest import read_manifest
+from colabstage.machine.drive import drive_root
+from colabstage.ownership import is_our_name, look_at, remove_named, remove_vouched, sweep_orphans
 from colabstage.stage.cache import find_cache_dir
-from colabstage.stage.publish import PREVIOUS_SUFFIX, discard_file, previous_path
-from colabstage.stage.request import read_cache_dir, read_local_dir
+from colabstage.stage.publish import PREVIOUS_SUFFIX, discard_version, previous_path, sweep_leftovers_of
+from colabstage.stage.request import lock_path, read_cache_dir, read_local_dir
 from colabstage.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
@@ -220,8 +220,8 @@ def _is_called(one: StoredDataset, name: str) -> bool:
 def purge_datasets(datasets: Sequence[StoredDataset]) -> PurgeReport:
     """Remove datasets, and what interrupted runs left beside them.
 
-    A file in the cache is emptied before it is removed, because the trash of Google Drive counts against the account.
-    A dataset that somebody is staging at this moment stays.
+    A file on Google Drive is emptied before it is removed, because its trash counts against the account. A dataset
+    that somebody is staging at this moment stays, and so does one, whole, whose folder holds anything else.
     """
     removed: list[StoredDataset] = []
     kept: list[StoredDataset] = []
@@ -240,31 +240,36 @@ def purge_datasets(datasets: Sequence[StoredDataset]) -> PurgeReport:
 
 
 def _purge_here(one: StoredDataset) -> str | None:
-    lock = one.path.with_name(f"{one.name}.lock")
+    lock = lock_path(one.path)
     with local_lock(lock, timeout_s=0.1) as held:
         if not held:
             return f"'{one.name}' is being staged by another process"
-        # Without its record nothing in the folder counts any more, whatever happens now.
-        (one.path / _RECORD).unlink(missing_ok=True)
-        for part in (one.path / f"{one.name}.h5", one.path / f"{one.name}.h5.json", one.path / "files"):
-            if part.is_dir():
-                shutil.rmtree(part, ignore_errors=True)
-            else:
-                part.unlink(missing_ok=True)
-        sweep_orphans(one.path)
-        left = sorted(path.name for path in one.path.iterdir())
-        if left:
-            return f"'{one.path}' holds what colabstage did not make, which stays: {', '.join(left[:5])}"
-        one.path.rmdir()
-    lock.unlink(missing_ok=True)
+        strange = _strangers(one)
+        if strange or not remove_vouched(one.path, lambda folder: folder.is_dir()):
+            shown = ", ".join(strange[:5]) or "it is a link"
+            return f"'{one.path}' holds what colabstage did not make, or not as it is now, so all of it stays: {shown}"
+    remove_named(lock)
     return None
+
+
+def _strangers(one: StoredDataset) -> list[str]:
+    """What in a dataset's folder is not ours, or not as we made it."""
+    ours = {_RECORD, f"{one.name}.h5", f"{one.name}.h5.json", "files"}
+    strange = sorted(path.name for path in one.path.iterdir() if path.name not in ours and not is_our_name(path.name))
+    files = look_at(one.path / "files")
+    return strange if files.is_replaceable else [*strange, f"'files' {files}"]
 
 
 def _purge_cached(one: StoredDataset) -> str | None:
-    discard_file(one.path)
-    manifest_path(one.path).unlink(missing_ok=True)
-    sweep_orphans(one.path.parent, name=f"{one.name}.h5", empty=True)
+    if not discard_version(one.path, ours=lambda path: _is_ours(path, one.name)):
+        return f"'{one.path}' is not what colabstage put there"
+    sweep_leftovers_of(one.path)
     return None
+
+
+def _is_ours(pack: Path, name: str) -> bool:
+    manifest = _manifest(pack)
+    return pack.is_file() and manifest is not None and _is_named_by(name, manifest.key)
 
 
 def sweep_leftovers(
@@ -275,4 +280,4 @@ def sweep_leftovers(
     removed = sweep_orphans(base)
     for folder in sorted(base.glob("*/")):
         removed += sweep_orphans(folder)
-    return removed if cache is None else [*removed, *sweep_orphans(cache, empty=True)]
+    return removed if cache is None else [*removed, *sweep_orphans(cache, empty=drive_root(cache) is not None)]

@@ -159,6 +159,11 @@ def check_for_workers(request: StageRequest) -> None:
         raise OptionError(msg)
 
 
+def lock_path(folder: Path) -> Path:
+    """The lock of a dataset's folder, beside it."""
+    return folder.with_name(f".colabstage-{folder.name}.lock")
+
+
 def read_local_dir(local_dir: str | os.PathLike[str] | None) -> Path:
     """The folder in which every dataset of this machine has its own."""
     return detect_platform().fast_dir / "colabstage" if local_dir is None else _folder(local_dir, "local_dir")

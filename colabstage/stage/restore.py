@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from colabstage.errors import DamagedPackError, SourceNotFoundError, TargetExistsError
 from colabstage.fetch.copy import copy_blocks
-from colabstage.fileops import make_folder
+from colabstage.fileops import make_folder, target_file
 from colabstage.h5.manifest import damaged_blocks, manifest_path, read_manifest
 from colabstage.machine.drive import drive_root
 from colabstage.machine.resources import check_space, usable_cores
@@ -62,7 +62,7 @@ def restore_file(
     Args:
         published: the file as it was published. Where it is damaged, or not all there, `NAME.previous` is taken, and
             the report says why.
-        to: the file to become, or a folder that exists, in which it keeps its name.
+        to: the file to become, or a folder, in which it keeps its name: one that exists, or whose name ends in a slash.
         overwrite: replace a file there that has other bytes; one that has the same is left as it is.
         progress: `True` for a bar, `False` for silence, or a `Progress`.
 
@@ -82,7 +82,7 @@ def restore_file(
     if not found:
         msg = f"There is neither '{newest}' nor '{versions[1].name}' beside it. Publish one with publish_file first."
         raise SourceNotFoundError(msg)
-    target = Path(to) / newest.name if Path(to).is_dir() else Path(to)
+    target = target_file(to, newest.name)
     shown = resolve_progress(progress)
     reasons: list[str] = []
     for version in found:
@@ -121,7 +121,10 @@ def _bring(version: Path, manifest: Manifest, target: Path, progress: Progress, 
     # A mounted Drive keeps what passes through it on the same disk.
     copies = 2 if drive_root(version) is not None else 1
     check_space(target.parent, copies * manifest.size, f"The copy of '{version.name}'")
-    with progress.step(f"restore {version.name}", total=manifest.size, unit="B") as step, atomic_path(target) as temp:
+    with (
+        progress.step(f"restore {version.name}", total=manifest.size, unit="B") as step,
+        atomic_path(target, replaces=lambda _: overwrite) as temp,
+    ):
         copy_blocks(
             version,
             temp,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ParamSpec
 from colabstage.fileops import local_lock, make_folder
 from colabstage.machine.remount import run_with_one_remount
 from colabstage.progress import NullProgress, resolve_progress
-from colabstage.stage.request import check_for_workers, make_request
+from colabstage.stage.request import check_for_workers, lock_path, make_request
 from colabstage.stage.staging import Staging
 
 if TYPE_CHECKING:
@@ -110,6 +110,8 @@ def stage_dataset(
         ArchiveError: the archive is damaged, unsafe, or none.
         LayoutError: the files form no dataset in any layout. DecodeError: an image cannot be decoded.
         NotEnoughSpaceError: it would not fit; raised before it begins, with figures.
+        TargetExistsError: among the plain files that are to be replaced is one that colabstage did not put there, or
+            one that was changed since.
         TargetNotWritableError, OptionError: an argument cannot work.
 
     Whatever is raised, what was staged or cached before is as it was.
@@ -154,7 +156,7 @@ def _stage(request: StageRequest, executor: Executor | None, *, wait: bool, prog
             return staged
         staging.check_possible()
         make_folder(request.folder.parent)
-        lock = request.folder.with_name(f"{request.name}.lock")
+        lock = lock_path(request.folder)
         with local_lock(lock, timeout_s=_LOCK_TIMEOUT_S, notice=staging.note):
             # Whoever held the lock before may have done the work.
             return staging.reuse() or staging.restore() or staging.stage(wait=wait)

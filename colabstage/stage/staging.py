@@ -29,6 +29,7 @@ from colabstage.stage.dataset import StagedDataset
 from colabstage.stage.local import (
     LocalRecord,
     Seal,
+    StagedFiles,
     files_problem,
     files_record,
     find_record,
@@ -347,7 +348,7 @@ class Staging:
         cache_dir, _ = choose_cache_dir(self._request)
         return None if cache_dir is None else find_cached(self._request, cache_dir)
 
-    def _make(self, *, pack: bool) -> tuple[int, int] | None:
+    def _make(self, *, pack: bool) -> StagedFiles | None:
         """Make what was asked for, in a folder that goes again if nothing comes of it."""
         folder = self._request.folder
         made = not folder.exists()

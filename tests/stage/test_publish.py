@@ -86,10 +86,11 @@ def test_a_folder_in_the_way_is_refused(checkpoint: Path, tmp_path: Path) -> Non
 
 def test_a_full_place_keeps_what_is_there(checkpoint: Path, small_disk: Path) -> None:
     """Without room for the new version the old one stays, and no fragment does."""
-    (small_disk / "model.pt").write_bytes(b"old")
+    (checkpoint.parent / "old").write_bytes(b"old")
+    publish_file(checkpoint.parent / "old", small_disk / "model.pt", progress=False)
     with pytest.raises(NotEnoughSpaceError, match="MB"):
         publish_file(checkpoint, small_disk, progress=False)
-    assert [p.name for p in small_disk.iterdir()] == ["model.pt"]
+    assert sorted(p.name for p in small_disk.iterdir()) == ["model.pt", "model.pt.json"]
     assert (small_disk / "model.pt").read_bytes() == b"old"
 
 

@@ -168,16 +168,19 @@ def test_the_same_again_keeps_the_version_before(checkpoint: Path, tmp_path: Pat
         assert previous_path(target).read_bytes() == older
 
 
-def test_a_version_without_manifest_gets_one_when_it_makes_room(checkpoint: Path, tmp_path: Path) -> None:
-    """A run that died before its manifest left a whole file: as the previous version it is one to be trusted."""
-    target = tmp_path / "model.pt"
+def test_a_version_without_manifest_is_somebody_elses(checkpoint: Path, tmp_path: Path) -> None:
+    """A file gets its manifest before its name, so one without is not ours to replace; the same bytes are adopted."""
+    target = tmp_path / "there" / "model.pt"
     first = checkpoint.read_bytes()
     publish_file(checkpoint, target, progress=False)
     manifest_path(target).unlink()
     checkpoint.write_bytes(os.urandom(1000))
-    publish_file(checkpoint, target, progress=False)
-    assert previous_path(target).read_bytes() == first
-    check_manifest(previous_path(target))
+    with pytest.raises(TargetExistsError, match="is no version that publish_file put there"):
+        publish_file(checkpoint, target, progress=False)
+    assert (names(target.parent), target.read_bytes()) == (["model.pt"], first)
+    checkpoint.write_bytes(first)
+    assert publish_file(checkpoint, target, progress=False).kept_bytes == len(first)
+    check_manifest(target)
 
 
 def test_a_file_of_somebody_elses_in_the_manifests_place_is_refused(checkpoint: Path, tmp_path: Path) -> None:

@@ -122,7 +122,7 @@ def test_what_is_being_staged_stays(photos: Path, cache: Path, tmp_path: Path) -
     """A dataset whose lock another one holds is not taken away from under it."""
     name = stage(photos, cache)
     listed = list_datasets(cache_dir=None)
-    with local_lock(tmp_path / "fast" / "colabstage" / f"{name}.lock", timeout_s=1) as held:
+    with local_lock(tmp_path / "fast" / "colabstage" / f".colabstage-{name}.lock", timeout_s=1) as held:
         assert held
         report = purge_datasets(listed)
     assert "being staged" in report.reasons[0]

@@ -27,19 +27,26 @@ from colabstage.fetch.extract.record import (
     is_untouched,
     read_record,
     settle_record,
-    stamp_folders,
 )
 from colabstage.fetch.extract.run import Extraction, archive_ends, bytes_of, released_by
-from colabstage.fetch.swap import swap_in
 from colabstage.fetch.transfer.arriving import ArrivingFile
 from colabstage.fetch.transfer.mounted import MountedFile
 from colabstage.fileops import make_folder
 from colabstage.machine.mounts import is_slow_mount
-from colabstage.ownership import adopt_orphan, disown, remove_own, sweep_orphans, temp_beside
+from colabstage.ownership import (
+    adopt_orphan,
+    disown,
+    look_at,
+    put_back,
+    put_folder,
+    remove_own,
+    sweep_orphans,
+    temp_beside,
+)
 from colabstage.progress import cancellation_of, resolve_progress
 from colabstage.retry import RetryPolicy
 from colabstage.trees.archive_bytes import LentBytes, LocalBytes
-from colabstage.trees.names import DEFAULT_LIMITS, ArchiveLimits, check_case_collisions, check_lengths, parent_folders
+from colabstage.trees.names import DEFAULT_LIMITS, ArchiveLimits, check_case_collisions, check_lengths
 from colabstage.trees.open import open_archive
 from colabstage.units import format_bytes, format_duration, format_rate
 
@@ -111,7 +118,8 @@ def extract_archive(
 
     Args:
         path: the archive.
-        target: the folder to make. It may be there if it is empty, or what this function made of the same archive.
+        target: the folder to make. It may be there if it is empty, or what this function made of the same archive,
+            as it made it.
         limits: what the archive's headers may promise, and its content hold.
         overwrite: whether a folder at `target` that is anything else is replaced.
         progress: `True` for a bar, `False` for silence, or an object with a method `step()`.
@@ -122,7 +130,8 @@ def extract_archive(
 
     Raises:
         SourceNotFoundError: there is no such archive.
-        TargetExistsError: something else stands at `target`.
+        TargetExistsError: something else stands at `target`, something in it was changed or added since, or the
+            archive itself lies in it.
         ArchiveError: the file is no archive, needs a password, or uses a method that is not read here.
         CorruptArchiveError: it is truncated or damaged.
         UnsafeArchiveError: it names outside paths, devices, duplicates, or unpacks to more than `limits` allow.
@@ -135,6 +144,9 @@ def extract_archive(
     place = Path(target).expanduser().absolute()
     shown = resolve_progress(progress)
     _check_file(archive)
+    if os.path.lexists(place) and Path(os.path.realpath(archive)).is_relative_to(os.path.realpath(place)):
+        msg = f"'{place}' holds the archive '{archive}', which would go with it. Choose another target."
+        raise TargetExistsError(msg)
     with _opened(archive, place, shown) as (source, mtime_ns):
         return extract_bytes(
             source,
@@ -178,7 +190,8 @@ def extract_bytes(
             entries = sorted(tree.entries, key=lambda entry: (entry.position, entry.name))
             _check_names(tree, target)
             plan = plan_for(tree, entries)
-            done = _extract(_Work(tree, entries, plan, target, identity), progress, cancellation, stall_timeout_s)
+            work = _Work(tree, entries, plan, target, identity, overwrite)
+            done = _extract(work, progress, cancellation, stall_timeout_s)
             notes = tree.notes
     return ExtractReport(
         target, plan.members, plan.content_bytes, time.monotonic() - began, done, False, plan.workers, notes
@@ -237,22 +250,25 @@ def _reusable(target: Path, identity: ArchiveIdentity, *, overwrite: bool) -> Ex
     Raises:
         TargetExistsError: something stands there that is not ours to replace.
     """
-    if not os.path.lexists(target):
+    put_back(target)
+    here = look_at(target)
+    if here.kind in ("nothing", "empty folder"):
         return None
     record = read_record(target)
-    ours = record is not None and is_untouched(target, record)
-    if record is not None and ours and record.archive.is_same_content(identity):
+    ours = record is not None and here.deed == record.deed
+    if record is not None and ours and here.is_as_made and record.archive.is_same_content(identity):
         return record
-    is_folder = target.is_dir() and not target.is_symlink()
-    if is_folder and not any(target.iterdir()):
-        return None
     # An archive that has changed is extracted anew; nothing is lost that is not in it or its earlier state.
-    if overwrite or (record is not None and ours and record.archive.address == identity.address):
+    same = record is not None and record.archive.address == identity.address
+    if overwrite or (ours and same and here.is_as_made):
         return None
-    what = "a folder" if is_folder else "a file or link"
-    if record is not None and is_folder:
-        what = "a folder extracted from another archive" if ours else "an extracted folder that was changed since"
-    msg = f"'{target}' is {what}. Choose another target, or pass overwrite=True to replace it."
+    if not ours or here.kind != "folder":
+        what = "is a folder" if here.kind == "folder" else "is a file or link"
+    elif not here.is_as_made:
+        what = f"is an extracted folder and {here}"
+    else:
+        what = "is a folder extracted from another archive"
+    msg = f"'{target}' {what}. Choose another target, or pass overwrite=True to replace it."
     raise TargetExistsError(msg)
 
 
@@ -291,6 +307,7 @@ class _Work(NamedTuple):
     plan: ExtractPlan
     target: Path
     identity: ArchiveIdentity
+    overwrite: bool
 
 
 def _extract(work: _Work, progress: Progress, cancellation: Cancellation, stall_timeout_s: float) -> int:
@@ -308,7 +325,7 @@ def _extract(work: _Work, progress: Progress, cancellation: Cancellation, stall_
                 extraction.run(step, cancellation, stall_timeout_s)
         cancellation.check()
         _put_in_place(extraction.tree_path, work)
-    except (CancelledError, KeyboardInterrupt, SystemExit):
+    except (CancelledError, KeyboardInterrupt, SystemExit, TargetExistsError):
         if temp.exists():
             disown(temp)
         raise
@@ -340,11 +357,14 @@ def _check_room(work: _Work, kept_bytes: int, archive_bytes: int) -> None:
 
 def _put_in_place(made: Path, work: _Work) -> None:
     target = work.target
-    # Renaming the folder changes none of these.
-    stamps = stamp_folders(made, sorted(parent_folders(entry.name for entry in work.entries)))
-    announce_record(target, ExtractRecord(work.identity, work.plan.members, work.plan.content_bytes, stamps))
+
+    def announce(deed: str) -> None:
+        announce_record(target, ExtractRecord(work.identity, work.plan.members, work.plan.content_bytes, deed))
+
     try:
-        swap_in(made, target)
+        put_folder(made, target, overwrite=work.overwrite, announce=announce)
+    except TargetExistsError:
+        raise
     except OSError as error:
         found = read_record(target)
         if found is not None and found.archive.is_same_content(work.identity) and is_untouched(target, found):

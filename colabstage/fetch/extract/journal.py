@@ -10,7 +10,7 @@ import json
 import os
 from typing import TYPE_CHECKING, Self
 
-from colabstage.ownership import current_world
+from colabstage.ownership import begin_journal, current_world
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,10 +25,8 @@ class ExtractJournal:
     def __init__(self, path: Path, *, fingerprint: str) -> None:
         self._head = json.dumps({"fingerprint": fingerprint, "world": current_world()})
         self.finished = _read(path, self._head)
-        fresh = path.with_name(f"{path.name}.new")
-        self._handle = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o644)
-        os.write(self._handle, "".join(f"{line}\n" for line in (self._head, *sorted(self.finished))).encode())
-        fresh.replace(path)
+        lines = (self._head, *sorted(self.finished))
+        self._handle = begin_journal(path, ["".join(f"{line}\n" for line in lines).encode()])
 
     def finish(self, first: int, count: int) -> None:
         """Note that `count` members from `first` on are there, whole and verified."""

@@ -5,21 +5,19 @@ It lies beside the folder, not in it, so that the folder holds what the archive 
 
 from __future__ import annotations
 
-import os
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from colabstage.fileops import hash_block, read_json, write_json
-from colabstage.ownership import sweep_orphans
+from colabstage.ownership import look_at, rename_named, sweep_orphans
 from colabstage.records import read_fields
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
     from pathlib import Path
 
     from colabstage.trees.tree import ByteSource
 
-_FORMAT = 1
+_FORMAT = 2
 # The directory of a zip, with the checksums of all members, lies at its end; the headers of a tar begin it.
 _EDGE_BYTES = 256 * 1024
 
@@ -40,15 +38,12 @@ class ArchiveIdentity:
 
 @dataclass(frozen=True, slots=True)
 class ExtractRecord:
-    """What `extract_archive` notes of a finished folder. `stamps`: inode and time of each of its folders, "" the root.
-
-    A folder's time changes when something in it is added, removed or renamed.
-    """
+    """What `extract_archive` notes of a finished folder. `deed`: names what was put there, file by file."""
 
     archive: ArchiveIdentity
     members: int
     content_bytes: int
-    stamps: dict[str, tuple[int, int]]
+    deed: str
 
 
 def identify(source: ByteSource, mtime_ns: int) -> ArchiveIdentity:
@@ -63,19 +58,6 @@ def record_path(target: Path) -> Path:
     return target.with_name(f".{target.name}.colabstage.json")
 
 
-def stamp_folders(target: Path, folders: Iterable[str]) -> dict[str, tuple[int, int]]:
-    """Inode and modification time in ns of the root ("") and of `folders`; (0, 0) for one that is not there."""
-    return {name: _stamp(f"{target}/{name}") for name in ("", *folders)}
-
-
-def _stamp(path: str) -> tuple[int, int]:
-    try:
-        status = os.lstat(path)
-    except OSError:
-        return (0, 0)
-    return (status.st_ino, status.st_mtime_ns)
-
-
 def announce_record(target: Path, record: ExtractRecord) -> None:
     """Say what is about to be put at `target`, in case whoever does it dies before it can write the record."""
     write_json(_coming_path(target), {"format": _FORMAT, **asdict(record)})
@@ -85,7 +67,7 @@ def settle_record(target: Path) -> None:
     """Give what was announced its own name, if it stands at `target` now; clear away what dead runs left of records."""
     coming = _read(_coming_path(target))
     if coming is not None and is_untouched(target, coming):
-        _coming_path(target).replace(record_path(target))
+        rename_named(_coming_path(target), record_path(target))
     for path in (record_path(target), _coming_path(target)):
         sweep_orphans(target.parent, name=path.name)
 
@@ -108,5 +90,6 @@ def _read(path: Path) -> ExtractRecord | None:
 
 
 def is_untouched(target: Path, record: ExtractRecord) -> bool:
-    """Whether nothing was added to, removed from or renamed in the folder since it was extracted."""
-    return stamp_folders(target, (name for name in record.stamps if name)) == record.stamps
+    """Whether all that was extracted is there, with its size and time, and nothing else."""
+    here = look_at(target)
+    return here.is_as_made and here.deed == record.deed

@@ -16,6 +16,7 @@ from colabstage.fetch.transfer.connections import Transfer, read_directly
 from colabstage.fetch.transfer.partial import take_partial
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
     from types import TracebackType
 
@@ -164,15 +165,16 @@ class ArrivingFile:
         assert self._transfer is not None
         self._transfer.wait(cancellation)
 
-    def move_to(self, path: Path) -> None:
-        """End, and give the file another name, replacing what stands there. Only after `wait`.
+    def move_to(self, path: Path, replaces: Callable[[Path], bool] = lambda _: False) -> None:
+        """End, and give the file another name, replacing what stands there if `replaces` says so. Only after `wait`.
 
         Raises:
+            TargetExistsError: it does not; nothing has changed.
             NotEnoughSpaceError, TargetNotWritableError: the disk failed; nothing has changed.
         """
         self._end()
         assert self._partial is not None
-        self._partial.move_to(path)
+        self._partial.move_to(path, replaces)
 
     def discard(self) -> None:
         """End, and keep nothing. Calling it twice is fine."""

@@ -14,7 +14,7 @@ from colabstage.fetch.transfer.arriving import ArrivingFile
 from colabstage.fetch.transfer.partial import take_partial
 from colabstage.fetch.transfer.stream import Stream
 from colabstage.fileops import make_folder
-from colabstage.ownership import sweep_orphans
+from colabstage.ownership import sweep_orphans, whatever_is_there
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -60,6 +60,7 @@ def fetch_file(
     stall_timeout_s: float = 180.0,
     reopen: Callable[[], RemoteFile] | None = None,
     announce: Callable[[tuple[str, ...], int], object] = lambda _hashes, _nbytes: None,
+    replaces: Callable[[Path], bool] = whatever_is_there,
 ) -> FetchedFile:
     """Bring a whole file to `target`, which is replaced only when all of it is here and verified.
 
@@ -78,9 +79,10 @@ def fetch_file(
         reopen: opens the source again, as it is now, when it has become another file midway: then the fetch begins
             anew, once. What it returns is closed here.
         announce: called with the hash of each 8 MiB block and the length, right before the file takes its name.
+        replaces: says of what stands at `target` by then whether it may be replaced.
 
     Raises:
-        TargetExistsError: `target` is a folder.
+        TargetExistsError: `target` is a folder, or may not be replaced.
         ChecksumMismatchError: all of it came, but it is not what the source's checksum says; it is kept under a name
             of its own, for whoever wants to look.
         SourceChangedError: it became another file midway; nothing is kept.
@@ -93,7 +95,7 @@ def fetch_file(
         msg = f"'{target}' is a folder; expected the name that the file is to have."
         raise TargetExistsError(msg)
     make_folder(target.parent)
-    fetch = _Fetch(target, step, cancellation, policy, connections, stall_timeout_s, announce)
+    fetch = _Fetch(target, step, cancellation, policy, connections, stall_timeout_s, announce, replaces)
     try:
         return fetch.run(source)
     except SourceChangedError:
@@ -118,6 +120,7 @@ class _Fetch:
     connections: int | None
     stall_timeout_s: float
     announce: Callable[[tuple[str, ...], int], object]
+    replaces: Callable[[Path], bool]
 
     def run(self, source: RemoteFile) -> FetchedFile:
         self.cancellation.check()
@@ -188,14 +191,14 @@ class _Fetch:
         )
 
     def _announcing(
-        self, move_to: Callable[[Path], None], hashes: tuple[str, ...], nbytes: int
+        self, move_to: Callable[[Path, Callable[[Path], bool]], None], hashes: tuple[str, ...], nbytes: int
     ) -> Callable[[Path], None]:
         """As `move_to`, but what goes to the target itself is announced before."""
 
         def move(place: Path) -> None:
             if place == self.target:
                 self.announce(hashes, nbytes)
-            move_to(place)
+            move_to(place, self.replaces)
 
         return move
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from colabstage.errors import SourceReadError
 from colabstage.fetch.copy import typed_write_errors
 from colabstage.fileops import block_ranges, hash_block, hash_ranges, pread_exactly, pwrite_exactly
-from colabstage.ownership import disown, find_orphans, remove_own, temp_beside
+from colabstage.ownership import begin_journal, disown, find_orphans, put_file, remove_own, take_orphan, temp_beside
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -114,9 +114,8 @@ class Partial:
         """Close, and leave what is finished for whoever comes next; nothing finished leaves nothing."""
         self.close()
         if self.finished or (self._recorded and not self._verified):
-            with contextlib.suppress(OSError):
-                disown(self._folder)
-                return
+            disown(self._folder)
+            return
         self.remove()
 
     def remove(self) -> None:
@@ -124,17 +123,18 @@ class Partial:
         self.close()
         remove_own(self._folder)
 
-    def move_to(self, path: Path) -> None:
-        """Close, and give the data another name, replacing what stands there; the rest goes.
+    def move_to(self, path: Path, replaces: Callable[[Path], bool]) -> None:
+        """Close, and give the data another name, replacing what stands there if `replaces` says so; the rest goes.
 
         Raises:
+            TargetExistsError: it does not.
             NotEnoughSpaceError, TargetNotWritableError: the disk failed; the data is where it was.
         """
         self.close()
         with typed_write_errors(path):
             if self._facts.mtime_ns:
                 os.utime(self._path, ns=(self._facts.mtime_ns, self._facts.mtime_ns))
-            self._path.replace(path)
+            put_file(self._path, path, replaces=replaces)
         remove_own(self._folder)
 
     @contextlib.contextmanager
@@ -164,12 +164,9 @@ class Partial:
     def _open_journal(self) -> None:
         """Begin a journal of what is kept; it replaces the old one when it is whole."""
         path = self._folder / _BLOCKS
-        fresh = path.with_name(f"{_BLOCKS}.new")
         with self._using(), typed_write_errors(self._target):
-            self._journal = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o644)
             lines = [_head(self._facts), *({"block": n, "xxh3": digest} for n, digest in sorted(self.finished.items()))]
-            os.write(self._journal, b"".join(_line(line) for line in lines))
-            fresh.replace(path)
+            self._journal = begin_journal(path, [b"".join(_line(line) for line in lines)])
 
 
 def take_partial(target: Path, facts: RemoteFacts) -> Partial:
@@ -184,10 +181,7 @@ def take_partial(target: Path, facts: RemoteFacts) -> Partial:
     journals = [(orphan, _read_journal(orphan, facts)) for orphan in find_orphans(target)]
     ours = [(orphan, recorded) for orphan, recorded in journals if recorded is not None]
     for orphan, recorded in sorted(ours, key=lambda one: len(one[1]), reverse=True):
-        # The rename is atomic, so of several that try, one succeeds.
-        try:
-            orphan.rename(folder)
-        except OSError:
+        if not take_orphan(orphan, folder):
             continue
         if recorded:
             return Partial(target, folder, facts, recorded)
