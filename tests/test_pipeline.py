@@ -159,25 +159,26 @@ def test_no_more_reads_and_uses_at_once_than_allowed() -> None:
     assert (recorder.most_reads, recorder.most_uses, result.readers) == (5, 3, 5)
 
 
-@pytest.mark.alone
 def test_nothing_to_do_is_done_at_once() -> None:
     """No items: no thread is started and nothing is waited for."""
-    began = time.monotonic()
-    result = Recorder([]).run(LIMITS)
-    assert result == PipelineResult(readers=0, mean_read_s=0.0)
-    assert time.monotonic() - began < 0.2
+    seconds = []
+    for _ in range(3):  # another program may take the core once
+        began = time.monotonic()
+        result = Recorder([]).run(LIMITS)
+        seconds.append(time.monotonic() - began)
+        assert result == PipelineResult(readers=0, mean_read_s=0.0)
+    assert min(seconds) < 0.2
 
 
-@pytest.mark.alone
 def test_readers_grow_while_reads_are_slow() -> None:
     """From one reader on, waiting workers and slow reads bring more readers, up to the limit."""
-    recorder = Recorder([1] * 150, read_s=0.01)
+    recorder = Recorder([1] * 150, read_s=0.04)
     limits = PipelineLimits(readers=1, max_readers=8, workers=2, slow_read_s=0.0001)
     began = time.monotonic()
     result = recorder.run(limits)
     assert result.readers == recorder.most_reads == 8
-    assert result.mean_read_s >= 0.01
-    assert time.monotonic() - began < 0.5 * 150 * 0.01
+    assert result.mean_read_s >= 0.04
+    assert time.monotonic() - began < 0.5 * 150 * 0.04
 
 
 def test_workers_read_for_themselves_without_readers() -> None:
@@ -198,15 +199,14 @@ def test_workers_without_readers_keep_to_the_budget_and_are_soon_told_of_room() 
     assert recorder.most_uses == 4
 
 
-@pytest.mark.alone
 def test_readers_come_when_reads_of_workers_prove_slow() -> None:
     """As many as help, and then workers leave reading to them."""
-    recorder = Recorder([1] * 150, read_s=0.01)
+    recorder = Recorder([1] * 150, read_s=0.04)
     began = time.monotonic()
     result = recorder.run(PipelineLimits(readers=0, max_readers=8, workers=2, slow_read_s=0.001))
     assert recorder.used == Counter(range(150))
     assert 8 <= result.readers <= 10
-    assert time.monotonic() - began < 0.5 * 150 * 0.01
+    assert time.monotonic() - began < 0.5 * 150 * 0.04
 
 
 @pytest.mark.slow

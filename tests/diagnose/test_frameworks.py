@@ -14,7 +14,7 @@ import pytest
 
 CHILD = Path(__file__).with_name("framework_child.py")
 
-pytestmark = [pytest.mark.alone, pytest.mark.timeout(200)]
+pytestmark = pytest.mark.timeout(200)
 
 
 def found(name: str, folder: Path) -> dict[str, Any]:

@@ -160,6 +160,7 @@ def tried(make: Callable[[], Any], judge: Callable[[Any], str], times: int = 3) 
     pytest.fail(complaint)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("stage", LOADERS)
 def test_a_slow_stage_is_named_and_its_advice_keeps_its_promise(stage: str) -> None:
     """Of reading, decoding, transforms and collating, each done by the consumer itself."""
@@ -218,6 +219,7 @@ def test_a_loader_as_fast_as_its_step_is_balanced() -> None:
     tried(lambda: loader, judge)
 
 
+@pytest.mark.long
 def test_threads_that_hold_pythons_lock_are_named_and_processes_keep_the_promise() -> None:
     """Two threads make no more batches than one, two processes do."""
 
@@ -230,6 +232,7 @@ def test_threads_that_hold_pythons_lock_are_named_and_processes_keep_the_promise
     tried(lambda: ThreadedLoader(Samples(rounds=40_000), 8), judge)
 
 
+@pytest.mark.long
 def test_a_queue_that_is_too_short_is_named_and_a_longer_one_keeps_the_promise() -> None:
     """One batch in four takes long; a step that is slower than the mean still waits for it."""
 

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from colabstage.simulate.drive import SimulatedDrive
     from tests.simulate.conftest import MakeDrive
 
-pytestmark = [pytest.mark.fuse, pytest.mark.alone]
+pytestmark = pytest.mark.fuse
+# Waits are long enough that a busy machine does not change which of two is the longer one.
 
 
 def fill(drive: SimulatedDrive, count: int, size: int = 20_000) -> list[str]:
@@ -72,13 +73,13 @@ def test_mount_table_names_the_file_system_as_on_colab(drive: SimulatedDrive, mo
 
 def test_first_read_is_cold_and_the_next_one_warm(make_drive: MakeDrive, mountpoint: Path) -> None:
     """The first read of a file pays the latency of its open; reading it again does not."""
-    drive = make_drive(dataclasses.replace(DriveKnobs.good_day(), cold_open_latency_s=0.2))
+    drive = make_drive(dataclasses.replace(DriveKnobs.good_day(), cold_open_latency_s=0.5))
     (name,) = fill(drive, 1)
     drive.mount(mountpoint)
     file = mountpoint / "MyDrive" / name
     file.stat()
     cold, warm = seconds(file.read_bytes), seconds(file.read_bytes)
-    assert cold >= 0.2
+    assert cold >= 0.5
     assert warm < cold / 2
     stats = drive.stats()
     assert (stats.cold_opens, stats.warm_opens, stats.bytes_cold, stats.bytes_warm) == (1, 1, 20_000, 20_000)
@@ -86,8 +87,8 @@ def test_first_read_is_cold_and_the_next_one_warm(make_drive: MakeDrive, mountpo
 
 def test_small_files_are_read_faster_by_many_readers(make_drive: MakeDrive, mountpoint: Path) -> None:
     """Sixteen readers need a small part of the time that one needs, as latency is what small files cost."""
-    drive = make_drive(dataclasses.replace(DriveKnobs.good_day(), cold_open_latency_s=0.05))
-    names = fill(drive, 64)
+    drive = make_drive(dataclasses.replace(DriveKnobs.good_day(), cold_open_latency_s=0.15))
+    names = fill(drive, 52)
     drive.mount(mountpoint)
     files = [mountpoint / "MyDrive" / name for name in names]
     listed(files[0].parent)
@@ -98,8 +99,8 @@ def test_small_files_are_read_faster_by_many_readers(make_drive: MakeDrive, moun
     with ThreadPoolExecutor(16) as pool:
         together = seconds(lambda: list(pool.map(read, files[:48])))
     alone = seconds(lambda: [read(file) for file in files[48:]])
-    assert alone / 16 > 0.05
-    assert together / 48 < alone / 16 / 5
+    assert alone / 4 > 0.15
+    assert together / 48 < alone / 4 / 5
 
 
 def test_ranges_of_one_file_share_its_stream(make_drive: MakeDrive, mountpoint: Path) -> None:
@@ -177,7 +178,7 @@ def test_cache_outlives_the_mount_but_not_the_machine(drive: SimulatedDrive, mou
 
 def test_listing_is_slow_once_and_quick_after(make_drive: MakeDrive, mountpoint: Path) -> None:
     """The first look into a folder pays for its entries, later ones and looks at single files do not."""
-    knobs = dataclasses.replace(DriveKnobs.good_day(), listing_latency_s=0.2, listing_per_entry_s=0.01)
+    knobs = dataclasses.replace(DriveKnobs.good_day(), listing_latency_s=0.8, listing_per_entry_s=0.02)
     drive = make_drive(knobs)
     names = fill(drive, 20)
     drive.mount(mountpoint)
@@ -186,7 +187,7 @@ def test_listing_is_slow_once_and_quick_after(make_drive: MakeDrive, mountpoint:
     cold = seconds(lambda: listed(mountpoint / "MyDrive" / "data"))
     warm = seconds(lambda: listed(mountpoint / "MyDrive" / "data"))
     stats = seconds(lambda: [(mountpoint / "MyDrive" / name).stat() for name in names])
-    assert cold >= 0.4
+    assert cold >= 1.2
     assert warm < cold / 4
     assert stats < cold / 2
 
@@ -196,7 +197,7 @@ def test_time_scale_shortens_every_wait(make_drive: MakeDrive, mountpoint: Path)
     drive = make_drive(DriveKnobs(cold_open_latency_s=2.0, listing_latency_s=0.0, time_scale=0.1))
     (name,) = fill(drive, 1)
     drive.mount(mountpoint)
-    assert 0.2 <= seconds((mountpoint / "MyDrive" / name).read_bytes) < 1.0
+    assert 0.2 <= seconds((mountpoint / "MyDrive" / name).read_bytes) < 2.0
 
 
 def test_dead_client_answers_errno_107_until_the_next_mount(drive: SimulatedDrive, mountpoint: Path) -> None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from colabstage.simulate.drive import SimulatedDrive
     from tests.simulate.conftest import MakeDrive
 
-pytestmark = [pytest.mark.fuse, pytest.mark.alone]
+pytestmark = pytest.mark.fuse
 
 
 @pytest.fixture
@@ -282,12 +282,8 @@ def test_cold_read_of_another_file_does_not_hold_up_a_rename(make_drive: MakeDri
     mine = mountpoint / "MyDrive"
     (mine / "a").touch()
     reader = threading.Thread(target=(mine / "slow.bin").read_bytes)
-    start = time.perf_counter()
     reader.start()
     time.sleep(0.2)
     (mine / "a").rename(mine / "b")
-    renamed_s = time.perf_counter() - start
+    assert reader.is_alive()
     reader.join(10)
-    read_s = time.perf_counter() - start
-    assert renamed_s < 1.0
-    assert read_s >= 1.5

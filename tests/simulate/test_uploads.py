@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from colabstage.simulate.drive import SimulatedDrive
     from tests.simulate.conftest import MakeDrive
 
-pytestmark = [pytest.mark.fuse, pytest.mark.alone]
+pytestmark = pytest.mark.fuse
 
 STALLED = DriveFaults(stall_uploads=True)
 
@@ -42,7 +42,7 @@ def test_written_file_is_here_at_once_and_in_the_cloud_later(drive: SimulatedDri
 
 def test_upload_takes_its_time_and_many_run_together(make_drive: MakeDrive, mountpoint: Path) -> None:
     """Four files upload at their own rate side by side, not one after the other."""
-    drive = make_drive(dataclasses.replace(DriveKnobs.good_day(), upload_bytes_per_s=1e6, parallel_uploads=4))
+    drive = make_drive(dataclasses.replace(DriveKnobs.good_day(), upload_bytes_per_s=0.5e6, parallel_uploads=4))
     drive.mount(mountpoint)
     start = time.perf_counter()
     for number in range(4):
@@ -50,8 +50,8 @@ def test_upload_takes_its_time_and_many_run_together(make_drive: MakeDrive, moun
     written_s = time.perf_counter() - start
     assert drive.flush(timeout_s=30)
     elapsed_s = time.perf_counter() - start
-    assert written_s < 0.6
-    assert 0.6 <= elapsed_s < 4 * 0.6
+    assert written_s < 1.2
+    assert 1.2 <= elapsed_s < 4 * 1.2
 
 
 def test_flush_gives_up_when_time_is_over(drive: SimulatedDrive, mountpoint: Path) -> None:
@@ -156,7 +156,7 @@ def test_file_deleted_before_its_upload_never_arrives(drive: SimulatedDrive, mou
 
 def test_rewritten_during_its_upload_arrives_as_last_written(make_drive: MakeDrive, mountpoint: Path) -> None:
     """A file that changes while it is on its way is uploaded anew, and only its last state arrives."""
-    drive = make_drive(dataclasses.replace(DriveKnobs.good_day(), upload_bytes_per_s=100e3))
+    drive = make_drive(dataclasses.replace(DriveKnobs.good_day(), upload_bytes_per_s=20e3))
     drive.mount(mountpoint)
     file = mountpoint / "MyDrive" / "state.bin"
     for number in range(3):

@@ -54,7 +54,6 @@ def compare(path: Path, **changes: Any) -> SourceComparison:
     return compare_sources(path, **{"seconds": 4.0, "progress": False, **changes})
 
 
-@pytest.mark.alone
 @pytest.mark.fuse
 @pytest.mark.parametrize("kind", ["folder", "zip"])
 def test_a_slow_drive_against_a_pack(machine: Path, kind: str) -> None:
@@ -84,7 +83,6 @@ def test_a_slow_drive_against_a_pack(machine: Path, kind: str) -> None:
     assert 24 * 48 * 48 * 3 < found.pack_bytes < 2 * 24 * 48 * 48 * 3 + 100_000
 
 
-@pytest.mark.alone
 @pytest.mark.fuse
 def test_the_time_is_kept(machine: Path) -> None:
     """With little time fewer images are read from a very slow Drive, and the whole dataset is projected."""
@@ -100,7 +98,6 @@ def test_the_time_is_kept(machine: Path) -> None:
     assert found.rate("source").epoch_s(60) > 60 * 0.25 / 2 * 0.8
 
 
-@pytest.mark.alone
 @pytest.mark.fuse
 def test_a_mount_that_died_is_said_at_once(drive: SimulatedDrive, my_drive: Path) -> None:
     """Nothing is tried where nothing answers."""
@@ -109,7 +106,6 @@ def test_a_mount_that_died_is_said_at_once(drive: SimulatedDrive, my_drive: Path
         compare(my_drive / "photos")
 
 
-@pytest.mark.alone
 @pytest.mark.fuse
 def test_a_mount_that_dies_meanwhile(drive: SimulatedDrive, my_drive: Path, machine: Path) -> None:
     """A Drive that goes away while it is read is a typed error, and nothing stays behind."""

@@ -61,7 +61,6 @@ def check_result(result: dict[str, Any], folder: Path) -> None:
 
 @pytest.mark.fuse
 @pytest.mark.slow
-@pytest.mark.alone
 def test_the_short_demo_on_a_mounted_drive(tmp_path: Path) -> None:
     """It trains three times, stages from folder, zip and cache, and its claims hold."""
     result, told = run_demo(tmp_path, path=os.environ["PATH"])

@@ -147,7 +147,6 @@ def test_bars() -> None:
     assert tags_of(drawn).count("i") == 2
 
 
-@pytest.mark.alone
 def test_200_000_samples_turn_quickly(tmp_path: Path) -> None:
     """A page anywhere in the file takes a small part of a second, also of one class."""
     count = 200_000
@@ -162,10 +161,10 @@ def test_200_000_samples_turn_quickly(tmp_path: Path) -> None:
     state.choose_class(3)
     seconds = []
     for page in (0, state.pages // 2, state.pages - 1, 5, 4):
-        began = time.perf_counter()
+        began = time.thread_time()
         state.turn_to(page)
         draw_grid(samples_of(state), classes=state.classes, layout=None)
-        seconds.append(time.perf_counter() - began)
+        seconds.append(time.thread_time() - began)
     # 30 ms here; most of the five may be late on a busy machine.
     assert min(seconds) < 0.1, seconds
     assert {row % 7 for row in state.rows} == {3}
