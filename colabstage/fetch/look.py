@@ -98,8 +98,10 @@ def _ask(source: Source, recorded: SourceIdentity, workers: int, heard: Heard) -
         case LocalSource():
             expanded = expand_pattern(source)
             parts = expanded.parts if isinstance(expanded, ManySource) else ()
-            disk = source.path
-            answer = _ask_many(parts, recorded, workers, heard) if parts else _ask_disk(disk, recorded, workers, heard)
+            if parts:
+                answer = _ask_many(parts, recorded, workers, heard)
+            else:
+                answer = _ask_disk(source.path, recorded, workers, heard, source.leave_out)
         case WebSource() | ObjectSource():
             answer = _ask_service(source, recorded)
         case ShareSource():
@@ -113,7 +115,9 @@ def _ask(source: Source, recorded: SourceIdentity, workers: int, heard: Heard) -
     return answer
 
 
-def _ask_disk(place: Path, recorded: SourceIdentity, workers: int, heard: Heard) -> Look:
+def _ask_disk(
+    place: Path, recorded: SourceIdentity, workers: int, heard: Heard, leave_out: frozenset[str] = frozenset()
+) -> Look:
     found = place.stat()
     if recorded.kind in ("archive", "file"):
         if not place.is_file() or found.st_size != recorded.nbytes:
@@ -126,7 +130,7 @@ def _ask_disk(place: Path, recorded: SourceIdentity, workers: int, heard: Heard)
         stamps = folder_stamps(place, recorded.stamps, workers=workers, heard=heard) if recorded.stamps else None
         seen = "the times of its folders are the recorded ones; a file rewritten under its name would not show"
         return Look("same", seen) if stamps is not None and stamps == recorded.stamps else Look("unsure")
-    now = identify_tree(FolderTree(place, heard=heard), address=recorded.address)
+    now = identify_tree(FolderTree(place, heard=heard, leave_out=leave_out), address=recorded.address)
     seen = "names, sizes and times of all files are the recorded ones"
     return Look("same", seen) if compare(recorded, now) == "same" else Look("changed")
 

@@ -89,7 +89,7 @@ class Opened:
         """List a folder on a slow mount again; in what it differs from the first listing, as a sentence, or ""."""
         if not isinstance(self.tree, FolderTree) or self.path is None or not self.slow:
             return ""
-        again = FolderTree(self.path, workers=SLOW_LISTERS)
+        again = FolderTree(self.path, workers=SLOW_LISTERS, leave_out=_left_out(self.source))
         if identify_tree(again).times == identify_tree(self.tree).times:
             return ""
         names, names_now = set(file_names(self.tree.entries)), set(file_names(again.entries))
@@ -274,11 +274,16 @@ def _open_path(source: SingleSource, path: Path, transport: Transport, *, checks
         transport = "mount"
     # The first look at a file reads its beginning, and a mount may fail there as anywhere.
     if read_with_retry(lambda: recognise(path), str(path), policy=RetryPolicy()) == "folder":
-        return Opened(source, transport, slow, tree=FolderTree(path, workers=SLOW_LISTERS if slow else 1), path=path)
+        tree = FolderTree(path, workers=SLOW_LISTERS if slow else 1, leave_out=_left_out(source))
+        return Opened(source, transport, slow, tree=tree, path=path)
     file = MountedFile(path)
     if checksum is not None:
         file.facts = replace(file.facts, checksum=checksum)
     return Opened(source, transport, slow, file=file, path=path)
+
+
+def _left_out(source: SingleSource) -> frozenset[str]:
+    return source.leave_out if isinstance(source, LocalSource) else frozenset()
 
 
 def comes_whole(source: Source) -> bool:

@@ -72,9 +72,13 @@ class _Named:
 
 @dataclass(frozen=True, slots=True)
 class LocalSource(_Named):
-    """A folder, a file, or a pattern of several, on this machine or on a mounted Drive. `path` is absolute."""
+    """A folder, a file, or a pattern of several, on this machine or on a mounted Drive. `path` is absolute.
+
+    `leave_out`: names of folders in it that are no part of it, such as what colabstage made of it before.
+    """
 
     path: Path
+    leave_out: frozenset[str] = frozenset()
 
     @property
     def on_drive(self) -> bool:

@@ -32,7 +32,7 @@ from colabstage.errors import (
     TargetExistsError,
 )
 from colabstage.machine.drive_errors import flush_error, mount_error
-from colabstage.machine.mounts import Mount, follow_links, list_mounts, mount_of, probe_mount
+from colabstage.machine.mounts import PRACTICE_SOURCE, Mount, follow_links, list_mounts, mount_of, probe_mount
 from colabstage.machine.platforms import detect_platform, system_root
 from colabstage.units import format_duration
 
@@ -211,7 +211,9 @@ def _visible_mounts() -> list[Mount]:
 
 
 def _drives() -> list[Mount]:
-    return [mount for mount in _visible_mounts() if mount.fstype in {_TYPE, _OLD_TYPE}]
+    """The Drives of whoever runs this; one that somebody practises on is nobody's but its practice machine's."""
+    found = [mount for mount in _visible_mounts() if mount.fstype in {_TYPE, _OLD_TYPE}]
+    return [mount for mount in found if mount.source != PRACTICE_SOURCE or system_root() != Path("/")]
 
 
 def _mount_at(place: Path) -> Mount | None:

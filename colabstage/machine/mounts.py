@@ -33,6 +33,8 @@ _LOCAL_FUSE_TYPES = frozenset(
         *("fuse.mergerfs", "fuse.ntfs-3g", "fuse.portal", "fuse.snapfuse", "fuse.squashfuse", "fuse.unionfs"),
     }
 )
+# What a simulated Drive gives as its source, so that nobody takes it for a person's own.
+PRACTICE_SOURCE = "colabstage-practice"
 _MAX_LINKS = 40  # as many as the kernel follows
 
 _PROBE = """

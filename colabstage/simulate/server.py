@@ -26,6 +26,7 @@ os.environ["FUSE_LIBRARY_NAME"] = "fuse3"
 
 import mfusepy
 
+from colabstage.machine.mounts import PRACTICE_SOURCE
 from colabstage.simulate.filesystem import DriveFileSystem
 from colabstage.simulate.knobs import DriveFaults, DriveKnobs
 from colabstage.simulate.model import FaultLedger
@@ -122,7 +123,7 @@ class Server:
             self._mountpoint,
             raw_fi=True,
             foreground=True,
-            fsname="drive",
+            fsname=PRACTICE_SOURCE,
             subtype="drive",
             ro=self._readonly,
             hard_remove=True,

@@ -19,6 +19,7 @@ from colabstage.h5.manifest import check_whole, read_manifest
 from colabstage.machine.resources import usable_cores
 from colabstage.ownership import look_at
 from colabstage.records import read_fields
+from colabstage.stage.request import RECORD_NAME
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -59,7 +60,7 @@ class LocalRecord:
 
 def record_path(request: StageRequest) -> Path:
     """Where a dataset's record stands."""
-    return request.folder / "stage.json"
+    return request.folder / RECORD_NAME
 
 
 def read_record(request: StageRequest) -> LocalRecord | None:

@@ -18,7 +18,7 @@ from colabstage.machine.drive import drive_root
 from colabstage.ownership import is_our_name, look_at, remove_named, remove_vouched, sweep_orphans
 from colabstage.stage.cache import find_cache_dir
 from colabstage.stage.publish import PREVIOUS_SUFFIX, discard_version, previous_path, sweep_leftovers_of
-from colabstage.stage.request import lock_path, read_cache_dir, read_local_dir
+from colabstage.stage.request import RECORD_NAME, lock_path, read_cache_dir, read_local_dir
 from colabstage.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 Place = Literal["here", "cache"]
 
-_RECORD = "stage.json"
 _DAY_S = 86_400.0
 
 
@@ -112,7 +111,7 @@ def _places(
 
 
 def _list_here(base: Path) -> Iterator[StoredDataset]:
-    for record_file in sorted(base.glob(f"*/{_RECORD}")):
+    for record_file in sorted(base.glob(f"*/{RECORD_NAME}")):
         folder = record_file.parent
         record = read_json(record_file)
         if not isinstance(record, dict) or not _is_named_by(folder.name, record.get("key")):
@@ -254,7 +253,7 @@ def _purge_here(one: StoredDataset) -> str | None:
 
 def _strangers(one: StoredDataset) -> list[str]:
     """What in a dataset's folder is not ours, or not as we made it."""
-    ours = {_RECORD, f"{one.name}.h5", f"{one.name}.h5.json", "files"}
+    ours = {RECORD_NAME, f"{one.name}.h5", f"{one.name}.h5.json", "files"}
     strange = sorted(path.name for path in one.path.iterdir() if path.name not in ours and not is_our_name(path.name))
     files = look_at(one.path / "files")
     return strange if files.is_replaceable else [*strange, f"'files' {files}"]

@@ -6,21 +6,22 @@ import glob
 import hashlib
 import os
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast, get_args
 
 from colabstage.errors import OptionError
 from colabstage.fetch.checksum import parse_checksum
 from colabstage.fetch.sources import LocalSource, ManySource, absolute_path, drive_path_of, parse_source
 from colabstage.images.options import ImageOptions
+from colabstage.machine.drive import drive_root
 from colabstage.machine.platforms import detect_platform
 from colabstage.pack.options import PackOptions, split_fractions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
     from colabstage.fetch.checksum import Checksum
-    from colabstage.fetch.sources import Source, SourceArgument
+    from colabstage.fetch.sources import SingleSource, Source, SourceArgument
     from colabstage.images.options import ColorMode, Resize
     from colabstage.layouts.detect import LayoutFunction
     from colabstage.pack.options import Encoding, OnError
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 Keep = Literal["pack", "files", "both"]
 Verify = Literal["fast", "full"]
+RECORD_NAME = "stage.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,11 +140,38 @@ def make_request(
     name = f"{parsed.name}-{key[:8]}"
     base = read_local_dir(local_dir)
     cache = read_cache_dir(cache_dir)
+    parsed = _without_ours(parsed, base, name, cache)
     wanted = None if hash is None else parse_checksum(hash)
     if wanted is not None and isinstance(parsed, ManySource):
         msg = "hash= is for one archive, and source is a list. Leave it out, or stage the archive alone."
         raise OptionError(msg)
     return StageRequest(parsed, key, name, options, keep, base / name, cache, refresh, verify, wanted)
+
+
+def _without_ours(source: Source, base: Path, name: str, cache: Path | Literal["auto"] | None) -> Source:
+    """A source that leaves out what colabstage keeps in it: staged datasets and the cache.
+
+    Only names are looked at, and records where datasets lie in the source itself: nothing may hang on a mount here.
+    """
+    if isinstance(source, ManySource):
+        return replace(source, parts=tuple(_without_ours_in(part, base, name, cache) for part in source.parts))
+    return _without_ours_in(source, base, name, cache)
+
+
+def _without_ours_in(source: SingleSource, base: Path, name: str, cache: Path | Literal["auto"] | None) -> SingleSource:
+    if not isinstance(source, LocalSource) or glob.has_magic(str(source.path)):
+        return source
+    places = [base]
+    if base == source.path:
+        places = [base / name, *(record.parent for record in base.glob(f"*-{'[0-9a-f]' * 8}/{RECORD_NAME}"))]
+    if isinstance(cache, Path):
+        places.append(cache)
+    elif cache is not None:
+        drive, lasting = drive_root(source.path), detect_platform().persistent_dir
+        places += [] if drive is None else [drive / "MyDrive" / "colabstage"]
+        places += [] if lasting is None else [lasting / "colabstage"]
+    inside = (place for place in places if place != source.path and place.is_relative_to(source.path))
+    return replace(source, leave_out=frozenset(str(place.relative_to(source.path)) for place in inside))
 
 
 def check_for_workers(request: StageRequest) -> None:
@@ -166,7 +195,9 @@ def lock_path(folder: Path) -> Path:
 
 def read_local_dir(local_dir: str | os.PathLike[str] | None) -> Path:
     """The folder in which every dataset of this machine has its own."""
-    return detect_platform().fast_dir / "colabstage" if local_dir is None else _folder(local_dir, "local_dir")
+    if local_dir is None:
+        return absolute_path(detect_platform().fast_dir / "colabstage")
+    return _folder(local_dir, "local_dir")
 
 
 def read_cache_dir(cache_dir: str | os.PathLike[str] | None) -> Path | Literal["auto"] | None:

@@ -22,7 +22,7 @@ from colabstage.trees.names import is_junk, is_junk_folder
 from colabstage.trees.tree import PIECE_BYTES, FileEntry, TreeKind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
     from types import TracebackType
 
 T = TypeVar("T")
@@ -93,6 +93,7 @@ class _Found:
     native: list[str] = field(default_factory=list)
     broken: list[str] = field(default_factory=list)
     looped: list[str] = field(default_factory=list)
+    own: list[str] = field(default_factory=list)
 
 
 class _Run(Protocol):
@@ -112,6 +113,7 @@ class FolderTree:
             answer takes 0.3 s and more; a local disk gains nothing from more than one.
         retry: how long a listing that fails is tried again.
         heard: called, in any thread, whenever a folder has been read: the disk or mount is slow, not dead.
+        leave_out: names of folders in it that are no part of it, such as what colabstage made of it before.
 
     Raises:
         SourceNotFoundError: there is no such folder, or a part of it vanished while it was listed.
@@ -126,11 +128,12 @@ class FolderTree:
         workers: int = 1,
         retry: RetryPolicy = RetryPolicy(),  # noqa: B008  # frozen
         heard: Callable[[], object] = lambda: None,
+        leave_out: Collection[str] = (),
     ) -> None:
         self._root = os.fspath(path)
         _check_root(self._root)
         with _pool(workers) as run:
-            found = _walk(self._root, run, workers, retry, heard)
+            found = _walk(self._root, run, workers, retry, heard, leave_out=leave_out)
         self._entries = found.files.by_name().entries
         self._stamp = found.stamp
         self._notes = _notes(found)
@@ -306,7 +309,15 @@ def _pool(workers: int) -> Iterator[_Run]:
     pool.shutdown()
 
 
-def _walk(root: str, run: _Run, workers: int, retry: RetryPolicy, heard: Callable[[], object]) -> _Found:
+def _walk(
+    root: str,
+    run: _Run,
+    workers: int,
+    retry: RetryPolicy,
+    heard: Callable[[], object],
+    *,
+    leave_out: Collection[str],
+) -> _Found:
     """List one level of the tree after the other, some folders at once, then all that they hold at once."""
 
     def list_one(folder: _Folder) -> _Listed:
@@ -328,7 +339,9 @@ def _walk(root: str, run: _Run, workers: int, retry: RetryPolicy, heard: Callabl
             batches = [_batches(one.entries, workers) for one in listed]
             looked = iter(run(look_at, [batch for some in batches for batch in some]))
             for one, some in zip(listed, batches, strict=True):
-                deeper += _sort_in(found, one, [*one.looked, *islice(looked, len(some))])
+                inside = _sort_in(found, one, [*one.looked, *islice(looked, len(some))])
+                deeper += (folder for folder in inside if folder.name not in leave_out)
+                found.own += [folder.name for folder in inside if folder.name in leave_out]
         level = deeper
     return found
 
@@ -431,4 +444,7 @@ def _notes(found: _Found) -> tuple[str, ...]:
     if found.looped:
         first = min(found.looped)
         notes.append(f"{len(found.looped):,} links to a folder that they lie in were left out (first '{first}').")
+    if found.own:
+        named = ", ".join(f"'{name}'" for name in sorted(found.own)[:3])
+        notes.append(f"{len(found.own):,} folders in which colabstage keeps what it makes were left out ({named}).")
     return tuple(notes)

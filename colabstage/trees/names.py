@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from colabstage.errors import UnsafeArchiveError
+from colabstage.ownership import is_our_name
 from colabstage.trees.texts import first_repeated
 from colabstage.units import format_bytes
 
@@ -240,16 +241,16 @@ def check_lengths(archive: str, names: Iterable[str], *, room_bytes: int) -> Non
 
 
 def is_junk(name: str) -> bool:
-    """Whether an operating system or a notebook left this file, so that it is no part of a dataset."""
+    """Whether an operating system, a notebook or colabstage left this file, so that it is no part of a dataset."""
     folder, _, base = name.rpartition("/")
-    return base.startswith("._") or base.lower() in _JUNK_FILES or _lies_in_junk(folder)
+    return base.startswith("._") or base.lower() in _JUNK_FILES or is_our_name(base) or _lies_in_junk(folder)
 
 
 @functools.lru_cache(maxsize=1024)
 def _lies_in_junk(folder: str) -> bool:
-    return not _JUNK_FOLDERS.isdisjoint(folder.split("/"))
+    return any(map(is_junk_folder, folder.split("/")))
 
 
 def is_junk_folder(base: str) -> bool:
     """Whether a folder of this name (its last component) holds only junk."""
-    return base in _JUNK_FOLDERS
+    return base in _JUNK_FOLDERS or is_our_name(base)

@@ -283,7 +283,7 @@ def test_what_was_downloaded_is_not_downloaded_again(
         stage(FILE_ID)
     assert stage(FILE_ID, on_error="skip").splits == {"train": 19}
     assert shares.starts(FILE_ID) == [0]
-    assert not list((tmp_path / "fast" / "colabstage").glob(".colabstage-*"))
+    assert not list((tmp_path / "fast" / "colabstage").glob(".colabstage-*.tmp"))
 
 
 def test_kaggle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, photos: Path) -> None:
