@@ -103,7 +103,7 @@ def test_workers_make_the_pack_that_one_process_makes(tmp_path: Path, photos: Pa
     assert together.path.read_bytes() == alone.path.read_bytes()
     assert together.report.origin == "source"
     assert stage_dataset(source, local_dir=tmp_path / "together", **options).report.origin == "local"
-    assert [path.name for path in together.path.parent.iterdir() if path.name.startswith(".")] == []
+    assert list(together.path.parent.glob(".colabstage-*.tmp")) == []
 
 
 @pytest.mark.parametrize("source", ["https://example.org/a.zip", "part-*.zip", ["a.zip", "b.zip"]])
