@@ -15,6 +15,7 @@ import xxhash
 
 from colabstage.errors import LayoutError, OptionError
 from colabstage.layouts.fields import Values
+from colabstage.layouts.sources import TreeFiles
 from colabstage.trees.texts import some_texts
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def assign_splits(
     """Divide samples among splits, stratified: every class has every split's fraction, within one sample.
 
     Classes round by themselves, so a sample that is added moves samples of its own class only; they round in turns,
-    so that the totals come out as well.
+    in the order of their labels, so that the totals come out as well.
 
     Args:
         keys: N sample keys.
@@ -67,11 +68,11 @@ def assign_splits(
     edges = np.cumsum([fraction for _, fraction in fractions])[:-1]
     assigned = np.empty(len(keys), dtype=np.int64)
     order = np.lexsort((hashes, labels))
-    classes, starts = np.unique(labels[order], return_index=True)
-    for label, members in zip(classes.tolist(), np.split(order, starts)[1:], strict=True):
+    starts = np.unique(labels[order], return_index=True)[1]
+    for number, members in enumerate(np.split(order, starts)[1:]):
         # With one rounding for all edges of a class, what lies between two of them is rounded up or down, no further.
         # Half for the first class is rounding to the nearest; the golden ratio spreads those of any number of classes.
-        rounding = (0.5 + label * _GOLDEN) % 1
+        rounding = (0.5 + number * _GOLDEN) % 1
         # A product that is whole but for a float's last bit is meant to be whole.
         cuts = np.floor(edges * len(members) + rounding + 1e-9).astype(np.int64)
         assigned[members] = np.searchsorted(cuts, np.arange(len(members)), side="right")
@@ -86,13 +87,15 @@ def split_rows(
     Rows of `train` are in seeded random order, so that any range of them is a fair sample; other splits keep the
     source's order, as predictions need it.
 
+    Samples of one file are in one split, whatever is said of them.
+
     Returns:
         Split name to int64 sample indices into `table`; no split is empty.
 
     Raises:
         OptionError: fractions are given for a source that has splits of its own, or are so small that a split would
             get nothing.
-        LayoutError: there are no samples.
+        LayoutError: there are no samples, or one file has samples in two splits or in two groups.
     """
     if len(table) == 0:
         msg = "The source has no samples to split."
@@ -108,6 +111,7 @@ def split_rows(
         names: list[str] = list(dict.fromkeys(table.splits))
         index = {name: number for number, name in enumerate(names)}
         assigned = np.fromiter((index[name] for name in table.splits), dtype=np.int64, count=len(table))
+        _check_files(table, table.splits, "splits")
     elif fractions is not None:
         names = [name for name, _ in fractions]
         assigned = _divide(table, fractions, seed=seed, group_by=group_by)
@@ -131,15 +135,51 @@ def _divide(
     """The split of each sample, index into `fractions`."""
     groups = table.groups if group_by is None else groups_of_keys(table.keys, group_by)
     if groups is not None:
+        _check_files(table, groups, "groups")
         return assign_groups(groups, fractions, seed=seed)
-    return assign_splits(table.keys, _strata(table), fractions, seed=seed)
+    files = _files(table)
+    strata = _strata(table)
+    if files is None:
+        return assign_splits(table.keys, strata, fractions, seed=seed)
+    # A file goes where its first sample would.
+    _, firsts = np.unique(files, return_index=True)
+    of_file = assign_splits(some_texts(table.keys, firsts), strata[firsts], fractions, seed=seed)
+    return of_file[files]
+
+
+def _files(table: SampleTable) -> NDArray[np.int64] | None:
+    """The number of the file that each sample is made of, int64 `(N,)`; `None` where no two are of one file."""
+    source = table.inputs.source
+    if not isinstance(source, TreeFiles) or source.entries.names is table.keys:
+        return None
+    numbers: dict[str, int] = {}
+    files = np.fromiter((numbers.setdefault(n, len(numbers)) for n in source.entries.names), np.int64, len(table))
+    return files if len(numbers) < len(table) else None
+
+
+def _check_files(table: SampleTable, parts: Sequence[str], what: str) -> None:
+    """Refuse a file whose samples are in two splits or groups, so that it would be trained on and tested with."""
+    files = _files(table)
+    if files is None:
+        return
+    seen: dict[int, str] = {}
+    for sample, (file, part) in enumerate(zip(files.tolist(), parts, strict=True)):
+        if seen.setdefault(file, part) != part:
+            name = table.inputs.source.name(sample)
+            msg = f"'{name}' has samples in the {what} '{seen[file]}' and '{part}'. Take it out of one of them."
+            raise LayoutError(msg)
 
 
 def _strata(table: SampleTable) -> NDArray[np.int64]:
-    """What every split should have its part of: the class of each sample where it has one, else one for all."""
+    """What every split should have its part of: the class of each sample where it has one, else one for all.
+
+    Whole numbers are classes whatever they are called, unless most samples have one of their own.
+    """
     targets = table.targets
-    if isinstance(targets, Values) and table.classes and targets.values.ndim == 1 and targets.values.dtype.kind in "iu":
-        return targets.values.astype(np.int64)
+    if isinstance(targets, Values) and targets.values.ndim == 1 and targets.values.dtype.kind in "biu":
+        labels = targets.values.astype(np.int64)
+        if table.classes or 2 * len(np.unique(labels)) <= len(labels):
+            return labels
     return np.zeros(len(table), np.int64)
 
 

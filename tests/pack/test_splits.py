@@ -203,3 +203,47 @@ def test_groups_may_come_from_the_names() -> None:
     assert not owners[0] & owners[1]
     with pytest.raises(OptionError, match=r"finds nothing in '0/00000\.png'"):
         split_rows(table, USUAL, seed=0, group_by="patient")
+
+
+@st.composite
+def tables_of_rows(draw: st.DrawFn) -> tuple[SampleTable, list[int]]:
+    """Up to 30 files with one to three rows each, any whole numbers as labels; and the file of each row."""
+    owners = [file for file in range(draw(st.integers(8, 30))) for _ in range(draw(st.integers(1, 3)))]
+    labels = draw(st.lists(st.sampled_from([-5, 3, 1000, 2**40]), min_size=len(owners), max_size=len(owners)))
+    files = [FileEntry(f"{owner:02}.png", 10, 0, owner) for owner in owners]
+    inputs, targets = Images(TreeFiles(cast("Tree", None), files)), Values(np.array(labels, dtype=np.int64))
+    keys = tuple(f"{file.name}#{row}" for row, file in enumerate(files))
+    return SampleTable("table", keys, inputs, targets), owners
+
+
+@settings(max_examples=60, deadline=None)
+@given(made=tables_of_rows(), seed=st.integers(0, 99))
+def test_no_file_is_in_two_splits(made: tuple[SampleTable, list[int]], seed: int) -> None:
+    """However many rows a table has for it."""
+    table, owners = made
+    rows = split_rows(table, (("train", 0.6), ("test", 0.4)), seed=seed)
+    parts = [{owners[row] for row in samples.tolist()} for samples in rows.values()]
+    assert not parts[0] & parts[1]
+    assert sum(map(len, rows.values())) == len(owners)
+
+
+def test_a_file_in_two_splits_or_groups_of_the_source_is_refused() -> None:
+    """The source contradicts itself, and the file is named."""
+    files = [FileEntry(f"{name}.png", 10, 0, 0) for name in "aab"]
+    inputs = Images(TreeFiles(cast("Tree", None), files))
+    table = SampleTable("table", ("a", "a#2", "b"), inputs, None, splits=("train", "test", "test"))
+    with pytest.raises(LayoutError, match=r"'a\.png' has samples in the splits 'train' and 'test'"):
+        split_rows(table, None, seed=0)
+    table = SampleTable("table", ("a", "a#2", "b"), inputs, None, groups=("p1", "p2", "p2"))
+    with pytest.raises(LayoutError, match=r"'a\.png' has samples in the groups 'p1' and 'p2'"):
+        split_rows(table, (("train", 0.5), ("test", 0.5)), seed=0)
+
+
+@pytest.mark.parametrize("names", [(1, 2, 3), (100, 1000, 10_000), (-1, 0, 7)])
+def test_whole_numbers_are_classes_whatever_they_count_from(names: tuple[int, ...]) -> None:
+    """Labels from 1, ids with gaps: every class has every fraction, as those that count from 0."""
+    labels = np.repeat(names, 50)
+    plain = sample_table(np.repeat(np.arange(3), 50).tolist())
+    table = SampleTable("table", plain.keys, plain.inputs, Values(labels))
+    for samples, fraction in zip(split_rows(table, USUAL, seed=0).values(), (0.8, 0.1, 0.1), strict=True):
+        assert [np.count_nonzero(labels[samples] == name) for name in names] == [round(50 * fraction)] * 3
