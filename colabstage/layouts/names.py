@@ -30,6 +30,16 @@ SPLIT_NAMES = {
 }
 # What people write beside the split: training_set, seg_train, train_images, test1.
 _BESIDE_SPLITS = frozenset({"set", "seg", "image", "images", "img", "imgs", "data", "dataset", "folder", "photos"})
+# What folders are called after that hold a part of every sample, and no class of them.
+_IMAGES = frozenset({"image", "images", "img", "imgs", "photos", "pictures"})
+_ROLES = _IMAGES | {
+    "mask", "masks", "label", "labels", "annotation", "annotations", "annot", "annots", "gt", "ground", "truth",
+    "groundtruth", "segmentation", "segmentations", "trimaps", "xml", "xmls", "txt", "bbox", "bboxes", "boxes",
+    "panoptic", "instances", "targets", "jpeg", "png", "jpg", "leftimg8bit", "gtfine",
+}  # fmt: skip
+_ROLE_ENDS = re.compile(r"[a-zA-Z](Images|Masks|Labels|Annotations?)|Ground_?Truth")
+# Thumbnails, bins and settings of file managers and network drives.
+_FOREIGN = frozenset({"@eadir", "#recycle", "$recycle.bin", "system volume information", "lost+found", "__macosx"})
 _WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 _NAMES_SHOWN = 8
 
@@ -87,3 +97,26 @@ def same_split(one: str, other: str) -> bool:
     """Whether two names of splits mean the same part of a dataset: val, valid, validation and dev do."""
     held_out = {"val", "valid", "validation", "dev"}
     return one == other or {one, other} <= held_out
+
+
+@functools.lru_cache(maxsize=4096)
+def is_role_folder(name: str) -> bool:
+    """Whether a folder is called after what it holds of every sample: images, masks, labels, train_annotations."""
+    words = [word.lower() for word in _WORDS.findall(name)]
+    return (
+        name.lower() in _ROLES
+        or _ROLE_ENDS.search(name) is not None
+        or (not _ROLES.isdisjoint(words) and all(word in _ROLES or word in SPLIT_NAMES for word in words))
+    )
+
+
+def is_image_folder(name: str) -> bool:
+    """Whether a folder merely says that images are in it: images, JPEGImages, train_imgs."""
+    words = [word.lower() for word in _WORDS.findall(name)]
+    return is_role_folder(name) and bool(words) and words[-1] in _IMAGES
+
+
+@functools.lru_cache(maxsize=4096)
+def is_foreign_folder(name: str) -> bool:
+    """Whether a folder is hidden, or left by a file manager or a network drive, and so no part of a dataset."""
+    return name.startswith(".") or name.lower() in _FOREIGN

@@ -18,7 +18,7 @@ from colabstage.fileops import block_ranges, pread_exactly
 from colabstage.retry import RetryPolicy, read_with_retry
 from colabstage.trees.entries import FileEntries, Listing
 from colabstage.trees.messages import count_by
-from colabstage.trees.names import is_junk, is_junk_folder
+from colabstage.trees.names import is_junk, is_junk_folder, without_files
 from colabstage.trees.tree import PIECE_BYTES, FileEntry, TreeKind
 
 if TYPE_CHECKING:
@@ -157,6 +157,11 @@ class FolderTree:
     def entries(self) -> FileEntries:
         """All regular files, sorted by name; `position` is the place in the listing."""
         return self._entries
+
+    @property
+    def empty_folders(self) -> tuple[str, ...]:
+        """Folders that hold no file at any depth, by name."""
+        return without_files(self._stamp, self._entries.names)
 
     def listing_stamp(self) -> Mapping[str, tuple[int, int]]:
         """For every folder that was listed ("" is the root): its modification time in ns and its number of entries.

@@ -12,6 +12,7 @@ from colabstage.trees.entries import FileEntries, Listing
 from colabstage.trees.messages import foreign_entry
 from colabstage.trees.names import parent_folders
 from colabstage.trees.texts import narrowed
+from colabstage.trees.tree import empty_folders
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
@@ -118,6 +119,7 @@ class JoinedTree:
                 end = max(end, position + 1)
             # One part after the other is the order that each of them likes best.
             start = end
+        self._prefixes = joining.prefixes
         self._entries, order = listing.by_name()
         self._parts = parts_of
         self._firsts = np.cumsum([0, *(len(entries) for entries in parts_of)])
@@ -147,6 +149,12 @@ class JoinedTree:
     def entries(self) -> FileEntries:
         """All files, sorted by name; by `position`, one part comes after the other."""
         return self._entries
+
+    @property
+    def empty_folders(self) -> tuple[str, ...]:
+        """Those of the parts that know, named as their files are."""
+        parts = zip(self._prefixes, self._trees, strict=True)
+        return tuple(f"{prefix}/{name}" if prefix else name for prefix, tree in parts for name in empty_folders(tree))
 
     def read(self, entry: FileEntry) -> bytes:
         """The whole content of one file, as its own tree gives it."""

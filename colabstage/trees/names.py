@@ -195,6 +195,13 @@ def parent_folders(names: Iterable[str]) -> set[str]:
     return folders
 
 
+def without_files(folders: Iterable[str], files: Iterable[str]) -> tuple[str, ...]:
+    """Those of some folders, by cleaned name, that no file lies in at any depth; without what holds only junk."""
+    taken = parent_folders(files)
+    empty = {name for name in folders if name not in ("", ".") and name not in taken}
+    return tuple(sorted(name for name in empty if not is_junk(f"{name}/_")))
+
+
 def check_case_collisions(archive: str, names: Iterable[str]) -> None:
     """Refuse names that one folder cannot hold on a disk that ignores case or the way accents are encoded.
 

@@ -20,6 +20,7 @@ from colabstage.trees.names import (
     is_junk,
     refuse_member,
     resolve_link,
+    without_files,
 )
 from colabstage.trees.spool import unpack_into
 from colabstage.trees.tar_headers import TarMember, scan_members
@@ -70,6 +71,7 @@ class TarTree:
                 self._bytes.close()
             raise
         self._notes = skipped_links(found.skipped)
+        self.empty_folders = found.empty_folders
         self._entries = found.files.by_name().entries
 
     @property
@@ -146,10 +148,11 @@ class TarTree:
 
 
 class _Headers(NamedTuple):
-    """The files by cleaned name, links resolved, and the links that lead to none."""
+    """The files by cleaned name, links resolved, the links that lead to none, and the folders that hold no file."""
 
     files: Listing
     skipped: list[str]
+    empty_folders: tuple[str, ...]
 
 
 def _read_headers(
@@ -194,15 +197,16 @@ def _check_members(archive: str, members: Iterable[TarMember]) -> _Headers:
         else:
             files.add(name, member.size, member.mtime_ns, member.offset, executable=member.executable)
     check_collisions(archive, [*files.names, *linked] if linked else files.names, folders)
+    empty_folders = without_files(folders, [*files.names, *linked]) if folders else ()
     if not linked:
-        return _Headers(files, [])
+        return _Headers(files, [], empty_folders)
     links = symlinks | hardlinks
     regular = {entry.name: entry for entry in files.entries()}
     found = follow_links(links, regular)
     for name, target in found.items():
         own = regular[target]
         files.add(name, own.size, own.mtime_ns, own.position, executable=own.executable)
-    return _Headers(files, sorted(links.keys() - found.keys()))
+    return _Headers(files, sorted(links.keys() - found.keys()), empty_folders)
 
 
 def _hardlink_target(archive: str, name: str, target: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, Protocol, Self
+from typing import TYPE_CHECKING, Literal, Protocol, Self, runtime_checkable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -82,6 +82,20 @@ class Tree(Protocol):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
+
+
+@runtime_checkable
+class ListsFolders(Protocol):
+    """A tree that knows of folders in which no file lies; an object store does not."""
+
+    @property
+    def empty_folders(self) -> tuple[str, ...]:
+        """Their names."""
+
+
+def empty_folders(tree: Tree) -> tuple[str, ...]:
+    """The folders of a tree in which no file lies; none where it cannot know."""
+    return tree.empty_folders if isinstance(tree, ListsFolders) else ()
 
 
 class ByteSource(Protocol):

@@ -22,6 +22,7 @@ from colabstage.trees.names import (
     is_junk,
     refuse_member,
     resolve_link,
+    without_files,
 )
 from colabstage.trees.texts import Texts, narrowed
 from colabstage.trees.zip_directory import ZipDirectory, ZipMember, read_directory
@@ -64,6 +65,7 @@ class ZipTree:
         self._packing = listed.packing
         self._stored_names = listed.stored_names
         self._notes = skipped_links(listed.skipped)
+        self.empty_folders = listed.empty_folders
 
     @property
     def kind(self) -> TreeKind:
@@ -138,18 +140,20 @@ class _Listed(NamedTuple):
 
     `packing`: what reading a member takes beside its entry's facts, `(N,)` by name: end, packed_size, crc, method,
     flags, mode. `stored_names`: by number, in bytes, of those whose names the archive has otherwise than their entry.
-    `skipped`: links that lead to no file.
+    `skipped`: links that lead to no file. `empty_folders`: members that are folders and hold no file.
     """
 
     entries: FileEntries
     packing: dict[str, NDArray[Any]]
     stored_names: dict[int, bytes]
     skipped: list[str]
+    empty_folders: tuple[str, ...]
 
 
 def _list_files(source: ByteSource, directory: ZipDirectory) -> _Listed:
     """The files of a directory by cleaned name, junk left out, links in the place of what they lead to."""
-    names, numbers = _check_members(source.label, directory)
+    names, numbers, folders = _check_members(source.label, directory)
+    empty_folders = without_files(folders, names) if folders else ()
     _check_readable(source.label, directory, numbers)
     skipped: list[str] = []
     if np.any(directory.facts["mode"][numbers] & np.uint16(0o170000) == stat.S_IFLNK):
@@ -166,7 +170,7 @@ def _list_files(source: ByteSource, directory: ZipDirectory) -> _Listed:
     rows = numbers[order]
     packing = {name: narrowed(facts[name][rows]) for name in ("end", "packed_size")}
     packing |= {name: facts[name][rows] for name in ("crc", "method", "flags", "mode")}
-    return _Listed(entries, packing, _stored_names(directory, entries, rows), skipped)
+    return _Listed(entries, packing, _stored_names(directory, entries, rows), skipped, empty_folders)
 
 
 def _stored_names(directory: ZipDirectory, entries: FileEntries, rows: NDArray[np.int64]) -> dict[int, bytes]:
@@ -177,8 +181,11 @@ def _stored_names(directory: ZipDirectory, entries: FileEntries, rows: NDArray[n
     }
 
 
-def _check_members(archive: str, directory: ZipDirectory) -> tuple[Texts, NDArray[np.int64]]:
-    """The members that are files or links, by cleaned name, and their numbers; the rules of `names` hold for all."""
+def _check_members(archive: str, directory: ZipDirectory) -> tuple[Texts, NDArray[np.int64], list[str]]:
+    """The members that are files or links, by cleaned name, and their numbers; the names of those that are folders.
+
+    The rules of `names` hold for all.
+    """
     numbers = array("q")
     folders: list[str] = []
 
@@ -200,7 +207,7 @@ def _check_members(archive: str, directory: ZipDirectory) -> tuple[Texts, NDArra
 
     found = Texts.of(names())
     check_collisions(archive, found, folders)
-    return found, np.array(numbers, np.int64)
+    return found, np.array(numbers, np.int64), folders
 
 
 def _check_readable(archive: str, directory: ZipDirectory, rows: NDArray[np.int64]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tarfile
 import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,11 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from colabstage.errors import EmptySourceError, LayoutError
+from colabstage.layouts.detect import detect_layout
 from colabstage.layouts.fields import Values
 from colabstage.layouts.folders.image_folder import read_image_folder
 from colabstage.layouts.names import IMAGE_EXTENSIONS
 from colabstage.trees.archive_bytes import LocalBytes
 from colabstage.trees.folder import FolderTree
+from colabstage.trees.joined import JoinedTree
+from colabstage.trees.tar import TarTree
 from colabstage.trees.zip import ZipTree
 
 if TYPE_CHECKING:
@@ -236,3 +240,98 @@ def test_a_folder_and_its_zip_give_the_same_table(tmp_path: Path) -> None:
     assert [name.removeprefix("data/") for name in _names(zipped)] == _names(folder)
     assert _labels(zipped).tolist() == _labels(folder).tolist()
     assert (zipped.splits, zipped.classes, zipped.notes) == (folder.splits, folder.classes, folder.notes)
+
+
+def test_an_empty_class_folder_keeps_its_number(tmp_path: Path) -> None:
+    """As in torchvision's classes: in a folder, and in archives that list it; a note says that it is empty."""
+    root = tmp_path / "data"
+    _touch(root, ["cat/1.jpg", "eel/2.jpg", "fox/3.gif"])
+    (root / "dog").mkdir()
+    (root / "dog" / ".DS_Store").write_bytes(b"")
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        for path in sorted(root.rglob("*")):
+            archive.write(path, path.relative_to(root))
+    with tarfile.open(tmp_path / "a.tar", "w") as tar:
+        tar.add(root, "data")
+    with (
+        ZipTree(LocalBytes(tmp_path / "a.zip")) as zipped,
+        TarTree(LocalBytes(tmp_path / "a.tar"), spool=tmp_path) as tar_tree,
+    ):
+        for tree in (FolderTree(root), zipped, tar_tree, JoinedTree("both", [("x", FolderTree(root))])):
+            found = read_image_folder(tree)
+            assert found.classes == ("cat", "dog", "eel", "fox")
+            assert _labels(found).tolist() == [0, 2]
+            assert any("'dog', 'fox' hold no images" in note for note in found.notes)
+
+
+def test_empty_folders_that_are_no_classes_change_nothing(tmp_path: Path) -> None:
+    """Folders of parts and splits, hidden ones, and what stands beside the folder that wraps the dataset."""
+    root = tmp_path / "data"
+    _touch(root, ["pets/train/cat/1.jpg", "pets/train/dog/2.jpg", "pets/test/cat/3.jpg"])
+    for name in ("logs", "pets/masks", "pets/train/.cache", "pets/train/annotations", "pets/val", "pets/test/eel"):
+        (root / name).mkdir()
+    found = read_image_folder(FolderTree(root))
+    assert found.classes == ("cat", "dog", "eel")
+    assert found.splits == ("train", "train", "test")
+
+
+def test_one_class_with_folders_in_it_is_no_wrapper_beside_an_empty_one(tmp_path: Path) -> None:
+    """cat/indoor beside an empty dog is a class, though alone it would be looked through."""
+    root = tmp_path / "data"
+    _touch(root, ["cat/indoor/1.jpg", "cat/indoor/2.jpg"])
+    (root / "dog").mkdir()
+    assert read_image_folder(FolderTree(root)).classes == ("cat", "dog")
+
+
+_FOLDERS = st.sampled_from(
+    ["cat", "dog", "train", "test", "images", "masks", "train_set", "label", "a", "seg_test", ".bin", "no", "yes"]
+)
+
+
+@settings(max_examples=80, deadline=None)
+@given(paths=st.sets(st.lists(_FOLDERS, min_size=1, max_size=3).map("/".join), min_size=1, max_size=6), data=st.data())
+def test_trees_are_read_by_torchvisions_rule_or_refused(
+    tmp_path_factory: pytest.TempPathFactory, paths: set[str], data: st.DataObject
+) -> None:
+    """Without a word the classes are those of ImageFolder, of each split's folder where there are splits, or below the
+    one folder that wraps all; whatever else might be meant is an error."""
+    root = tmp_path_factory.mktemp("data") / "set"
+    _touch(root, [f"{path}/{number}.png" for path in paths for number in range(2)])
+    for name in data.draw(st.sets(_FOLDERS, max_size=2)):
+        (root / name).mkdir(exist_ok=True)
+    try:
+        found = detect_layout(FolderTree(root))
+    except LayoutError:
+        return
+    if found.layout != "image_folder":
+        assert found.layout == "pairs"
+        return
+    tops = {name.split("/")[0] for name in found.keys}
+    for top in sorted(tops) if found.splits is not None else [""]:
+        own = [
+            (name, label)
+            for name, label in zip(found.keys, _labels(found).tolist(), strict=True)
+            if name.startswith(top)
+        ]
+        assert any(_agrees(root / top, place, own, found.classes) for place in _wrapped(root / top))
+    assert len({*found.classes}) > 1
+
+
+def _wrapped(root: Path) -> list[Path]:
+    """The folder, and those in it that hold everything."""
+    inner = [
+        path for path in root.iterdir() if path.is_dir() and not path.name.startswith(".") and any(path.rglob("*.png"))
+    ]
+    return [root, *(_wrapped(inner[0]) if len(inner) == 1 else [])]
+
+
+def _agrees(root: Path, place: Path, own: list[tuple[str, int]], classes: tuple[str, ...]) -> bool:
+    """Whether samples, given by path and label, are those of ImageFolder(place), but for hidden folders."""
+    base = next(parent for parent in [root, *root.parents] if (parent / own[0][0]).exists())
+    names, samples = _as_image_folder(place)
+    expected = {
+        str((place / name).relative_to(base)): names[label]
+        for name, label in samples
+        if not any(part.startswith(".") for part in name.split("/"))
+    }
+    return expected == {name: classes[label] for name, label in own}
