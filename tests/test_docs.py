@@ -64,7 +64,7 @@ def zip_photos(target: Path, photos: Path) -> None:
 def prepare_formats(here: Path) -> dict[str, object]:
     """What formats.md speaks of besides: some folders that it draws, and some with what it says of them."""
     for block in blocks(FORMATS, "text"):
-        if block.code.startswith(("faces/", "words/", "story/")):
+        if block.code.startswith(("faces/", "pets/", "words/", "story/")):
             make_picture(block.code, here / "drawn" / block.code.split("/")[0])
     for top in (here / "drawn").glob("*/*"):
         top.rename(here / top.name)
@@ -74,7 +74,7 @@ def prepare_formats(here: Path) -> dict[str, object]:
     (write_photos(here / "scratched")[3]).write_bytes(b"scratched")
     make_picture("letters/a1.jpg\nletters/b1.jpg\nletters/a2.jpg", here / "own")
     (here / "own" / "letters").rename(here / "letters")
-    scans = "\n".join(f"scans/cat/patient{number % 4}-{number}.jpg" for number in range(12))
+    scans = "\n".join(f"scans/{('ill', 'well')[number % 2]}/patient{number % 4}-{number}.jpg" for number in range(12))
     make_picture(scans, here / "clinic").rename(here / "scans")
     zip_photos(here / "photos.zip", here / "photos")
     return {}

@@ -1,19 +1,19 @@
-"""Which layout the files of a tree form: each reader is asked in turn, and those that decline say why."""
+"""Which layout the files of a tree form: each reader is asked in turn, the weakest last."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from colabstage.errors import EmptySourceError, LayoutError, MissingDependencyError, OptionError
+from colabstage.layouts import evidence
 from colabstage.layouts.arrays import row_arrays
 from colabstage.layouts.boxes import detection
-from colabstage.layouts.folders import image_folder, pairs
+from colabstage.layouts.folders import file_names, image_folder, pairs
 from colabstage.layouts.sequences import audio, tokens
 from colabstage.layouts.shards import arrow_tables, lmdb_folder, tfrecord, webdataset
-from colabstage.layouts.table import ClaimedTreeError
+from colabstage.layouts.table import ClaimedTreeError, NearMissError
 from colabstage.layouts.tables import csv_table
 
 if TYPE_CHECKING:
@@ -28,11 +28,13 @@ class LayoutReader(NamedTuple):
     """One layout.
 
     `read` makes the table, or raises LayoutError with the reason why the tree is not of this layout; ClaimedTreeError
-    where it is and cannot be read.
+    where it is and cannot be read. `guess` is what "auto" asks instead, where more speaks for a layout, or against it,
+    than whoever names it needs to know; and whether the samples are more of a dataset that is there.
     """
 
     name: str
     read: Callable[[Tree], SampleTable]
+    guess: Callable[[Tree, bool], SampleTable] | None = None
 
 
 # Asked in this order: the more a layout demands of a tree, the earlier it stands.
@@ -42,68 +44,58 @@ READERS: tuple[LayoutReader, ...] = (
     LayoutReader(tfrecord.NAME, tfrecord.read_tfrecord),
     LayoutReader(lmdb_folder.NAME, lmdb_folder.read_lmdb),
     LayoutReader(arrow_tables.NAME, arrow_tables.read_arrow),
-    LayoutReader(csv_table.NAME, csv_table.read_table),
+    LayoutReader(csv_table.NAME, csv_table.read_table, evidence.guess_table),
     LayoutReader(pairs.NAME, pairs.read_pairs),
-    LayoutReader(image_folder.NAME, image_folder.read_image_folder),
+    LayoutReader(image_folder.NAME, image_folder.read_image_folder, evidence.guess_image_folder),
     LayoutReader(row_arrays.NAME, row_arrays.read_arrays),
+    LayoutReader(file_names.NAME, file_names.read_file_names),
     LayoutReader(audio.NAME, audio.read_audio),
     LayoutReader(tokens.NAME, tokens.read_tokens),
 )
 
 
-def detect_layout(tree: Tree, layout: str | LayoutFunction = "auto") -> SampleTable:
+def detect_layout(tree: Tree, layout: str | LayoutFunction = "auto", *, is_more: bool = False) -> SampleTable:
     """Make the table of samples of a tree.
 
     Args:
         tree: the dataset's files.
-        layout: name of a layout, "auto" for the first that fits, or a function that makes the table. With "auto" the
-            table's last note says which it is and why those asked before declined.
+        layout: name of a layout, "auto" for the first that fits, or a function that makes the table.
+        is_more: whether the samples are more of a dataset that is there, so that one class is as good as any.
 
     Raises:
         OptionError: there is no layout of that name.
         EmptySourceError: the tree holds no sample of any layout.
-        LayoutError: no layout fits; the message has the reason of each.
-        ClaimedTreeError: the layout is found, but something in the tree is broken.
+        LayoutError: no layout fits; the message says first which would nearly, and then the reason of each.
+        ClaimedTreeError: the layout is found, but something in the tree is broken, or speaks for another as well.
     """
     if not isinstance(layout, str):
         return layout(tree)
     check_layout_name(layout)
+    if layout != "auto":
+        return next(reader for reader in READERS if reader.name == layout).read(tree)
     declined: list[tuple[str, LayoutError]] = []
     for reader in READERS:
-        if layout in ("auto", reader.name):
-            try:
-                table = reader.read(tree)
-                return (
-                    table
-                    if layout != "auto"
-                    else replace(table, notes=(*table.notes, _choice(table, declined, tree.label)))
-                )
-            except ClaimedTreeError:
-                raise
-            except MissingDependencyError as error:
-                if layout != "auto":
-                    raise
-                declined.append((reader.name, LayoutError(str(error))))
-            except LayoutError as error:
-                declined.append((reader.name, error))
-    if len(declined) == 1:
-        raise declined[0][1]
+        try:
+            table = reader.read(tree) if reader.guess is None else reader.guess(tree, is_more)
+        except ClaimedTreeError:
+            raise
+        except MissingDependencyError as error:
+            declined.append((reader.name, NearMissError(str(error))))
+        except LayoutError as error:
+            declined.append((reader.name, error))
+        else:
+            return replace(table, notes=(*table.notes, f"The layout is {table.layout}."))
+    raise _nothing_fits(tree.label, declined)
+
+
+def _nothing_fits(label: str, declined: list[tuple[str, LayoutError]]) -> LayoutError:
+    """The error that says first what would nearly fit."""
     reasons = "".join(f"\n  {name}: {error}" for name, error in declined)
-    msg = f"The files of '{tree.label}' fit none of the layouts known here:{reasons}"
     if all(isinstance(error, EmptySourceError) for _, error in declined):
-        raise EmptySourceError(msg)
-    raise LayoutError(msg)
-
-
-def _choice(table: SampleTable, declined: list[tuple[str, LayoutError]], label: str) -> str:
-    reasons = "; ".join(f"not {name}: {_in_short(str(error), label)}" for name, error in declined)
-    return f"The layout is {table.layout}{f' ({reasons})' if reasons else ''}."
-
-
-def _in_short(reason: str, label: str) -> str:
-    """What the first sentence begins with; the rest are details for who asked for that layout."""
-    reason = reason.replace(f"'{label}' ", "").partition(". ")[0].rstrip(".")
-    return re.split(r" \(|: ", reason, maxsplit=1)[0]
+        return EmptySourceError(f"The files of '{label}' fit none of the layouts known here:{reasons}")
+    errors = [error for _, error in declined if not isinstance(error, EmptySourceError)]
+    nearest = next((error for error in errors if isinstance(error, NearMissError)), errors[0])
+    return LayoutError(f"{nearest}\nThe files of '{label}' fit none of the layouts known here:{reasons}")
 
 
 def check_layout_name(layout: str) -> None:

@@ -46,6 +46,10 @@ class FileLookup:
         base = written.replace("\\", "/").rstrip("/").rpartition("/")[2]
         return base in self._by_base or base in self._by_stem
 
+    def is_base(self, written: str) -> bool:
+        """Whether a file has this bare name, extension included."""
+        return written.replace("\\", "/").rpartition("/")[2] in self._by_base
+
     def find(self, written: str, *, split: str = "") -> FileEntry | None:
         """The one file that is meant, or `None`; `split`: which split it is of, where that is known."""
         found = self.search(written, split=split)

@@ -7,10 +7,12 @@ gets the pack that was made with them.
 from __future__ import annotations
 
 import functools
+import re
 from typing import TYPE_CHECKING
 
 from colabstage.errors import OptionError
 from colabstage.layouts.arrays.row_arrays import read_arrays
+from colabstage.layouts.folders.file_names import read_file_names
 from colabstage.layouts.sequences.audio import AudioOptions, read_audio
 from colabstage.layouts.sequences.token_streams import TokenOptions
 from colabstage.layouts.sequences.tokens import read_tokens
@@ -96,15 +98,40 @@ def array_rows(x: str | None = None, y: str | None = None) -> LayoutFunction:
     return functools.partial(read_arrays, x=x, y=y)
 
 
-def table_rows(labels: Sequence[str] | None = None) -> LayoutFunction:
+def table_rows(
+    labels: Sequence[str] | None = None, *, table: str | None = None, separator: str | None = None
+) -> LayoutFunction:
     """Images that a table (.csv, .tsv, .parquet) names.
 
-    >>> layout = table_rows(labels=["age", "height"])
+    >>> layout = table_rows(labels=["age", "height"], table="people.csv")
 
     Args:
         labels: the columns that hold the labels; found by name and content where `None`.
+        table: the table that counts where there are several, by its path in the source or its bare name.
+        separator: what stands between several labels in one cell (" ", ","); "" where each cell is one label, whatever
+            is in it; "|" and ";" are found where `None`.
     """
-    return functools.partial(read_table, labels=_names(labels))
+    return functools.partial(read_table, labels=_names(labels), table=table, separator=separator)
+
+
+def file_names(pattern: str | None = None) -> LayoutFunction:
+    """Images whose names say their class.
+
+    >>> layout = file_names(r"([A-Za-z_]+)_\\d+\\.jpg$")  # Abyssinian_12.jpg
+
+    Args:
+        pattern: a regular expression that is searched in each image's path; its first group is the class, or all that
+            it matches. Names such as cat.0.jpg need none.
+
+    Raises:
+        OptionError: `pattern` is no regular expression.
+    """
+    try:
+        re.compile(pattern or "")
+    except re.error as error:
+        msg = f"pattern={pattern!r} is no regular expression: {error}."
+        raise OptionError(msg) from error
+    return functools.partial(read_file_names, pattern=pattern)
 
 
 def _names(labels: Sequence[str] | None) -> tuple[str, ...] | None:

@@ -19,6 +19,10 @@ class ClaimedTreeError(LayoutError):
     """The tree is of this layout beyond doubt, and something in it is wrong: no other layout is to be asked."""
 
 
+class NearMissError(LayoutError):
+    """Part of what makes this layout is there, and not enough of it: where nothing fits, the first thing to say."""
+
+
 @dataclass(frozen=True, slots=True)
 class SampleTable:
     """Which content is which sample, with its target and split. N samples.

@@ -42,13 +42,16 @@ class OpenSource:
 
 
 @contextmanager
-def open_source(source: PackSource, options: PackOptions, *, beside: Path) -> Iterator[OpenSource]:
+def open_source(
+    source: PackSource, options: PackOptions, *, beside: Path, is_more: bool = False
+) -> Iterator[OpenSource]:
     """Open a source and find its samples.
 
     Args:
         source: a path on this machine, or a dataset.
         options: how samples are found.
         beside: a file on the disk that takes the unpacked form of a compressed tar, beside it.
+        is_more: whether the samples are more of a dataset that is there.
 
     Raises:
         SourceNotFoundError, SourceReadError, ArchiveError, LayoutError, NotEnoughSpaceError: as `pack_dataset`.
@@ -65,7 +68,7 @@ def open_source(source: PackSource, options: PackOptions, *, beside: Path) -> It
         open_tree(place, spool=spool, workers=SLOW_READERS if slow else 1, lone_files=True) as tree,
     ):
         identity = {} if tree.kind == "folder" else _look_at(place)
-        yield OpenSource(tree, detect_layout(tree, layout), slow, identity)
+        yield OpenSource(tree, detect_layout(tree, layout, is_more=is_more), slow, identity)
 
 
 def _look_at(archive: Path) -> dict[str, int]:

@@ -149,7 +149,7 @@ def _append(source: PackSource, dataset: Path, options: PackOptions, progress: P
             msg = f"Something is being appended to '{dataset}' by another process. Append when it is done."
             raise TargetExistsError(msg)
         target = next_appended(dataset)
-        with open_source(source, options, beside=target) as opened:
+        with open_source(source, options, beside=target, is_more=True) as opened:
             table = with_classes(opened.table, base.classes)
             job = plan_job(opened.tree, table, options, free_bytes=space_for(target))
             check_fits(base, job.table, job.plan, options)

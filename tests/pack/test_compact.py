@@ -56,6 +56,6 @@ def test_a_split_of_nothing_but_bad_images_goes(
         (photos / folder).rename(source / name / folder)
     for path in (source / "test").rglob("*.*"):
         path.write_bytes(b"")
-    report = pack_dataset(source, tmp_path / "out.h5", on_error="skip", progress=False)
+    report = pack_dataset(source, tmp_path / "out.h5", layout="image_folder", on_error="skip", progress=False)
     assert report.samples == {"train": 10}
     assert set(read_pack(tmp_path / "out.h5")) == {"X_train", "Y_train", "key_train", "classes", "skipped"}

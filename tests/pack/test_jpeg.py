@@ -77,9 +77,10 @@ def test_left_out_images_leave_no_gap(tmp_path: Path, photos: Path) -> None:
 
 def test_images_that_jpeg_cannot_hold_are_named(tmp_path: Path) -> None:
     """Alpha is kept with color_mode="keep", and JPEG has none."""
-    place = tmp_path / "deep" / "a"
-    place.mkdir(parents=True)
-    Image.new("RGBA", (4, 4)).save(place / "1.png")
+    for name in "ab":
+        place = tmp_path / "deep" / name / "1.png"
+        place.parent.mkdir(parents=True)
+        Image.new("RGBA", (4, 4)).save(place)
     with pytest.raises(DecodeError, match=r"1\.png.*4 x 4 x 4.*color_mode"):
         pack_dataset(tmp_path / "deep", tmp_path / "out.h5", encoding="jpeg:80", color_mode="keep", progress=False)
 

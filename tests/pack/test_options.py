@@ -92,6 +92,6 @@ def test_colours_are_kept_on_request(tmp_path: Path, mode: str, channels: int) -
     """color_mode="keep" stores the channels that the files have."""
     (tmp_path / "photos" / "a").mkdir(parents=True)
     Image.new(mode, (6, 5)).save(tmp_path / "photos" / "a" / "1.png")
-    pack_dataset(tmp_path / "photos", tmp_path / "out.h5", color_mode="keep", progress=False)
+    pack_dataset(tmp_path / "photos", tmp_path / "out.h5", layout="image_folder", color_mode="keep", progress=False)
     with h5py.File(tmp_path / "out.h5") as file:
         assert file["X_train"].shape == (1, 5, 6, channels)

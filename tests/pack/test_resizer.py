@@ -118,8 +118,9 @@ def test_a_worker_without_torch_refuses(tmp_path: Path, many: Path) -> None:
 def test_few_images_and_images_as_they_came_are_not_resized_by_torch(tmp_path: Path, many: Path) -> None:
     """Below the number that is worth importing torch it is Pillow; where nothing is resized, the file says nothing."""
     few = tmp_path / "few"
-    (few / "a").mkdir(parents=True)
-    (few / "a" / "0.bmp").write_bytes((many / "class0" / "00000.bmp").read_bytes())
+    for name in "ab":
+        (few / name).mkdir(parents=True)
+        (few / name / "0.bmp").write_bytes((many / "class0" / "00000.bmp").read_bytes())
     assert pack(few, tmp_path / "few.h5").resizer == "pillow"
     kept = tmp_path / "kept.h5"
     assert pack_dataset(few, kept, encoding="encoded", image_size=(9, 8), progress=False).resizer is None

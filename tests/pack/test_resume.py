@@ -261,7 +261,7 @@ def test_an_archive_packed_anew_starts_afresh(tmp_path: Path, make_images: Any, 
     folder = tmp_path / "photos"
     for value in (10, 20):
         for number in range(64):
-            place = folder / "a" / f"{number:03d}.ppm"
+            place = folder / "ab"[number % 2] / f"{number:03d}.ppm"
             place.parent.mkdir(parents=True, exist_ok=True)
             place.write_bytes(b"P6 8 8 255\n" + bytes([value]) * 192)
             os.utime(place, ns=(0, 0))

@@ -15,7 +15,7 @@ from colabstage.layouts.reading import read_each
 from colabstage.layouts.sequences.sound import SOUND_EXTENSIONS, Clip, SoundDtype, read_clip
 from colabstage.layouts.sources import TreeFiles
 from colabstage.layouts.table import ClaimedTreeError, SampleTable
-from colabstage.layouts.tables.csv_table import FileTable, find_file_table
+from colabstage.layouts.tables.csv_table import FileTable, TableChoice, find_file_table
 from colabstage.trees.entries import files_ending_in
 
 if TYPE_CHECKING:
@@ -100,7 +100,9 @@ def read_audio(
 def _find(tree: Tree, labels: Sequence[str] | None) -> FileTable:
     kind = FileKind(NAME, "clips", SOUND_EXTENSIONS)
     try:
-        return find_file_table(tree, kind, labels=labels)
+        return find_file_table(tree, kind, TableChoice(None if labels is None else tuple(labels)))
+    except ClaimedTreeError:
+        raise
     except LayoutError as by_table:
         if labels is not None:
             raise

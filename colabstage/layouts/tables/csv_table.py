@@ -1,7 +1,8 @@
 """A table of paths and labels beside the images: CSV, TSV, parquet.
 
 Which column is what is found by its content: the paths are those that lead to images, a split column holds nothing but
-names of splits, and labels are known by their name, or are the one thing left.
+names of splits, and labels are known by their name, or are the one thing left. A table that leads to images claims the
+tree: what is wrong with it from there on is an error, never a reason to take weaker evidence.
 """
 
 from __future__ import annotations
@@ -13,42 +14,52 @@ from colabstage.errors import EmptySourceError, LayoutError
 from colabstage.layouts.fields import Images
 from colabstage.layouts.folders.class_folders import FileKind
 from colabstage.layouts.lookup import FileLookup
-from colabstage.layouts.names import IMAGE_EXTENSIONS, SPLIT_NAMES, listed
+from colabstage.layouts.names import IMAGE_EXTENSIONS, SPLIT_NAMES, listed, split_name, split_of_path
 from colabstage.layouts.sources import TreeFiles
-from colabstage.layouts.table import SampleTable
-from colabstage.layouts.tables.columns import TABLE_EXTENSIONS, read_rows
-from colabstage.layouts.tables.label_columns import find_roles, make_targets
+from colabstage.layouts.table import ClaimedTreeError, NearMissError, SampleTable
+from colabstage.layouts.tables.box_columns import box_columns, make_boxes
+from colabstage.layouts.tables.columns import TABLE_EXTENSIONS, read_some_rows
+from colabstage.layouts.tables.label_columns import find_roles, is_label_name, is_path_name, make_targets
 from colabstage.trees.entries import files_ending_in
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from colabstage.layouts.fields import Values
+    from colabstage.layouts.fields import Targets
     from colabstage.layouts.tables.label_columns import ColumnRoles
     from colabstage.trees.entries import FileEntries
     from colabstage.trees.tree import FileEntry, Tree
 
 NAME = "table"
 
-# Rows that are looked at to find the column of paths.
-_LOOKED_AT = 100
-
 
 class _Row(NamedTuple):
-    """A row whose file there is."""
+    """A row whose file there is: its cells by column name."""
 
     file: FileEntry
-    cells: list[str]
-    split: str | None
+    cells: dict[str, str]
+    split: str
 
 
 class _Found(NamedTuple):
-    """One table file: its columns' names, its rows, and which column leads to files."""
+    """One table file that leads to files: its columns' names, its rows, and which column it is."""
 
     name: str
     header: list[str]
     rows: list[list[str]]
     path: int
+    fault: str
+    files: frozenset[str]
+
+    @property
+    def split(self) -> str:
+        """The split that the table is called after, or lies in: train.csv, labels_train.csv, valid/_classes.csv."""
+        stem = posixpath.splitext(posixpath.basename(self.name))[0]
+        return split_name(stem).split or split_of_path(self.name)
+
+    def column(self, name: str) -> list[str]:
+        place = self.header.index(name)
+        return [row[place] for row in self.rows]
 
 
 class FileTable(NamedTuple):
@@ -56,27 +67,47 @@ class FileTable(NamedTuple):
 
     keys: Sequence[str]
     files: Sequence[FileEntry]
-    targets: Values
+    targets: Targets
     splits: tuple[str, ...] | None
     groups: tuple[str, ...] | None
     classes: tuple[str, ...]
     notes: tuple[str, ...]
 
 
-def read_table(tree: Tree, *, labels: Sequence[str] | None = None) -> SampleTable:
+class TableChoice(NamedTuple):
+    """What a caller says of the tables of a tree, rather than have it found out.
+
+    `labels`: the columns that hold the labels. `table`: the one table that counts, by its path or bare name.
+    `separator`: what stands between several labels in one cell, "" where each cell is one label.
+    """
+
+    labels: tuple[str, ...] | None = None
+    table: str | None = None
+    separator: str | None = None
+
+
+def read_table(
+    tree: Tree, *, labels: Sequence[str] | None = None, table: str | None = None, separator: str | None = None
+) -> SampleTable:
     """Make a table of a tree that holds one: a path and labels in every row.
 
-    Several tables called after splits (train.csv, test.csv) are the splits. Samples come in the table's order.
+    Several tables called after splits (train.csv, test.csv) are the splits; one of them without labels, and examples
+    of what to submit to a competition, are left out. Columns xmin, ymin, xmax, ymax are boxes, one in each row, in
+    pixels. Samples come in the table's order.
 
     Args:
         tree: the dataset's files.
         labels: the columns that hold the labels; found by name and content where `None`.
+        table: the table that counts, where there are several.
+        separator: what stands between several labels in one cell; "" where each cell is one label.
 
     Raises:
         EmptySourceError: there are no images.
-        LayoutError: no table has a column of paths to images, or its labels cannot be told.
+        LayoutError: no table has a column of paths to images.
+        ClaimedTreeError: a table has, and cannot be used: its labels cannot be told, a row is broken, others compete.
     """
-    found = find_file_table(tree, FileKind(NAME, "images", IMAGE_EXTENSIONS), labels=labels)
+    choice = TableChoice(None if labels is None else tuple(labels), table, separator)
+    found = find_file_table(tree, FileKind(NAME, "images", IMAGE_EXTENSIONS), choice)
     return SampleTable(
         layout=NAME,
         keys=found.keys,
@@ -89,7 +120,7 @@ def read_table(tree: Tree, *, labels: Sequence[str] | None = None) -> SampleTabl
     )
 
 
-def find_file_table(tree: Tree, kind: FileKind, *, labels: Sequence[str] | None) -> FileTable:
+def find_file_table(tree: Tree, kind: FileKind, choice: TableChoice) -> FileTable:
     """The files of a kind that the tables of a tree name, with what they say of them.
 
     Raises:
@@ -100,76 +131,211 @@ def find_file_table(tree: Tree, kind: FileKind, *, labels: Sequence[str] | None)
     if not files or not tables:
         msg = f"'{tree.label}' holds no {kind.noun if not files else 'tables (.csv, .tsv, .parquet)'}."
         raise EmptySourceError(msg) if not files else LayoutError(msg)
-    found = _with_paths(tree, tables, files, kind)
-    rows = [row for table in found for row in _rows(table, files, _split_of(table.name) if len(found) > 1 else None)]
-    header, path = found[0].header, found[0].path
-    columns = {name: [row.cells[i] for row in rows] for i, name in enumerate(header) if i != path}
-    roles = find_roles(columns, labels=labels)
-    targets, classes = make_targets({name: columns[name] for name in roles.labels})
+    found = _with_paths(tree, _chosen(tree, tables, choice.table), files, kind)
+    try:
+        return _read(found, files, kind, choice)
+    except ClaimedTreeError:
+        raise
+    except LayoutError as error:
+        msg = f"'{found[0].name}' leads to the {kind.noun} of '{tree.label}'. {error}"
+        raise ClaimedTreeError(msg) from error
+
+
+def _read(found: list[_Found], files: FileEntries, kind: FileKind, choice: TableChoice) -> FileTable:
+    notes: list[str] = []
+    found = _that_count(found, choice, notes)
+    faulty = next((table.fault for table in found if table.fault), "")
+    if faulty:
+        raise LayoutError(faulty)
+    for table in found:
+        twice = next((name for name in table.header if name and table.header.count(name) > 1), None)
+        if twice is not None:
+            msg = f"'{table.name}' has two columns called '{twice}'. Give them different names."
+            raise LayoutError(msg)
+    boxes = box_columns(found[0].header) if choice.labels is None and kind.layout == NAME else None
+    first = found[0]
+    columns = {name: first.column(name) for i, name in enumerate(first.header) if i != first.path}
+    if boxes is not None:
+        roles = find_roles(columns, labels=[boxes.label])
+    else:
+        roles = find_roles(columns, labels=choice.labels)
+    found = _labelled(found, roles, notes, kind)
+    rows = [row for table in found for row in _rows(table, files, roles, len(found) > 1)]
+    notes += _notes(found, rows, len(files), roles, kind)
+    if boxes is not None:
+        placed = make_boxes([(row.file.name, row.cells) for row in rows], boxes)
+        rows = [rows[number] for number in placed.firsts]
+        targets: Targets = placed.boxes
+        classes = placed.classes
+        keys: Sequence[str] = [row.file.name for row in rows]
+    else:
+        cells = {name: [row.cells[name] for row in rows] for name in roles.labels}
+        targets, classes = make_targets(cells, separator=choice.separator)
+        keys = _unique([row.file.name for row in rows])
     return FileTable(
-        keys=_unique([row.file.name for row in rows]),
+        keys=keys,
         files=tuple(row.file for row in rows),
         targets=targets,
-        splits=_splits(rows, None if roles.split is None else columns[roles.split]),
-        groups=None if roles.group is None else tuple(columns[roles.group]),
+        splits=tuple(row.split for row in rows) if rows and all(row.split for row in rows) else None,
+        groups=None if roles.group is None else tuple(row.cells[roles.group] for row in rows),
         classes=classes,
-        notes=_notes(found, rows, len(files), roles, kind),
+        notes=tuple(notes),
     )
 
 
+def _chosen(tree: Tree, tables: list[FileEntry], wanted: str | None) -> list[FileEntry]:
+    """The tables that count.
+
+    Raises:
+        LayoutError: that which was chosen is not there.
+    """
+    if wanted is None:
+        return tables
+    exact = [entry for entry in tables if entry.name == wanted]
+    chosen = exact or [entry for entry in tables if posixpath.basename(entry.name) == wanted]
+    if len(chosen) == 1:
+        return chosen
+    there = listed([entry.name for entry in chosen or tables])
+    msg = f"table={wanted!r} is {'several' if chosen else 'none'} of the tables in '{tree.label}': {there}. Name one."
+    raise ClaimedTreeError(msg)
+
+
 def _with_paths(tree: Tree, tables: list[FileEntry], files: FileEntries, kind: FileKind) -> list[_Found]:
-    """The tables that lead to files of the kind: one, or one for each split."""
+    """The tables that lead to files of the kind.
+
+    Raises:
+        LayoutError: there are none.
+        ClaimedTreeError: a table leads to files by two columns, and to different ones.
+    """
     found = []
+    lookups: dict[str, FileLookup] = {}
     for entry in tables:
-        rows = read_rows(tree, entry)
-        lookup = FileLookup(files, posixpath.dirname(entry.name))
-        path = _path_column(rows, lookup)
+        if _is_submission(entry.name):
+            continue
+        folder = posixpath.dirname(entry.name)
+        lookup = lookups.setdefault(folder, FileLookup(files, folder) if folder not in lookups else lookups[folder])
+        rows, fault = read_some_rows(tree, entry)
+        path = _path_column(entry.name, rows, lookup)
         if path is not None:
-            has_header = lookup.find(rows[0][path]) is None
-            header = rows[0] if has_header else [f"column{number}" for number in range(1, len(rows[0]) + 1)]
-            found.append(_Found(entry.name, header, rows[1:] if has_header else rows, path))
+            number, reached = path
+            has_header = is_path_name(rows[0][number]) or not lookup.search(rows[0][number])
+            header = rows[0] if has_header else [f"column{column}" for column in range(1, len(rows[0]) + 1)]
+            found.append(_Found(entry.name, header, rows[1:] if has_header else rows, number, fault, reached))
     if not found:
         names = listed([entry.name for entry in tables])
         msg = f"None of the tables {names} has a column in which most rows lead to {kind.noun} of '{tree.label}'."
-        raise LayoutError(msg)
-    called = [_split_of(table.name) for table in found]
-    same = all((table.header, table.path) == (found[0].header, found[0].path) for table in found)
-    if len(found) > 1 and not (same and None not in called and len(set(called)) == len(called)):
-        msg = (
-            f"Several tables lead to {kind.noun} ({listed([table.name for table in found])}), and they are not the "
-            "splits of one dataset, called train, test and so on, with the same columns. Move all but one away."
-        )
-        raise LayoutError(msg)
+        raise NearMissError(msg)
     return found
 
 
-def _path_column(rows: list[list[str]], lookup: FileLookup) -> int | None:
-    """The column in which most cells lead to a file."""
-    looked_at = rows[1 : _LOOKED_AT + 1] or rows
-    if not rows:
+def _is_submission(name: str) -> bool:
+    """Whether a table is an example of what to submit to a competition: its labels are made up."""
+    return "submission" in posixpath.basename(name).lower()
+
+
+def _path_column(name: str, rows: list[list[str]], lookup: FileLookup) -> tuple[int, frozenset[str]] | None:
+    """The column that leads to files, and their names: most of its rows do, or it leads to most of the files.
+
+    A column called a label never is: "2" may be a class, and also the stem of 2.png.
+    """
+    leading: dict[int, tuple[bool, int, bool, frozenset[str]]] = {}
+    body = rows[1:] or rows
+    for column in range(len(rows[0]) if rows else 0):
+        if is_label_name(rows[0][column]):
+            continue
+        cells = [row[column] for row in body if len(row) > column]
+        known = {cell for cell in set(cells) if cell and lookup.may_find(cell)}
+        hits = sum(cell in known for cell in cells)
+        if 2 * hits <= len(cells) and 2 * len(known) <= len(lookup):
+            continue
+        reached = frozenset(file.name for cell in known for file in lookup.search(cell))
+        whole = 2 * sum(lookup.is_base(cell) for cell in known) > len(known)
+        if reached:
+            leading[column] = (whole, len(reached), is_path_name(rows[0][column]), reached)
+    if not leading:
         return None
-    hits = [sum(lookup.find(row[i]) is not None for row in looked_at) for i in range(len(rows[0]))]
-    best = max(range(len(hits)), key=lambda i: hits[i], default=0)
-    return best if hits and 2 * hits[best] > len(looked_at) else None
+    best = max(leading, key=lambda column: leading[column][:3])
+    whole, _, called, reached = leading[best]
+    for other, found in leading.items():
+        # An index beside the paths counts as many files; only a name, or an extension, tells which is meant.
+        if other != best and found[:3] == (whole, len(reached), called) and _differ(body, best, other, lookup):
+            msg = (
+                f"'{name}' leads to files by the columns '{rows[0][best]}' and '{rows[0][other]}', and not to the same "
+                "ones. Call the one that is meant 'path'."
+            )
+            raise ClaimedTreeError(msg)
+    return best, reached
 
 
-def _split_of(name: str) -> str | None:
-    """The split that a table is called after: train.csv, labels_train.csv, test-annotations.csv."""
-    stem = posixpath.splitext(posixpath.basename(name))[0].lower()
-    words = [word for word in stem.replace("-", "_").split("_") if word in SPLIT_NAMES]
-    return SPLIT_NAMES[words[0]] if len(words) == 1 else None
+def _differ(rows: list[list[str]], one: int, other: int, lookup: FileLookup) -> bool:
+    return any(lookup.search(row[one]) != lookup.search(row[other]) for row in rows[:100] if len(row) > max(one, other))
 
 
-def _rows(table: _Found, files: FileEntries, split: str | None) -> list[_Row]:
+def _that_count(found: list[_Found], choice: TableChoice, notes: list[str]) -> list[_Found]:
+    """One table, or those of the splits: what speaks of other files is left out, what speaks of the same competes.
+
+    Raises:
+        LayoutError: several tables speak of the same files.
+    """
+    if len(found) == 1 or choice.table is not None:
+        return found
+    splits = [table for table in found if table.split]
+    names = [table.split for table in splits]
+    others = [table for table in found if not table.split]
+    if "train" in names and len(set(names)) == len(names):
+        told = frozenset().union(*(table.files for table in splits))
+        if not any(table.files & told for table in others):
+            notes += [f"'{table.name}' leads to other files than {listed_names(splits)}: left out." for table in others]
+            return sorted(splits, key=lambda table: list(SPLIT_NAMES.values()).index(table.split))
+    msg = (
+        f"Several tables do ({listed_names(found)}), and they are not the splits of one dataset, called train, test "
+        f"and so on. Say which counts: layout=table_rows(table={found[0].name!r}), from colabstage.layouts.options."
+    )
+    raise LayoutError(msg)
+
+
+def listed_names(tables: list[_Found]) -> str:
+    """Write the names of some tables."""
+    return listed([table.name for table in tables])
+
+
+def _labelled(found: list[_Found], roles: ColumnRoles, notes: list[str], kind: FileKind) -> list[_Found]:
+    """The tables with all columns that count; test.csv of a competition has no labels, and is left out."""
+    if len(found) == 1:
+        return found
+    needed = {found[0].header[found[0].path], *roles.labels, *filter(None, (roles.group,))}
+    kept = [table for table in found if needed <= set(table.header)]
+    for table in found:
+        if table not in kept:
+            lacks = listed(sorted(needed - set(table.header)))
+            notes.append(
+                f"The {len(table.files):,} {kind.noun} of '{table.name}', which has no {lacks}, were left out."
+            )
+    return kept
+
+
+def _rows(table: _Found, files: FileEntries, roles: ColumnRoles, several: bool) -> list[_Row]:
+    """The rows whose file there is.
+
+    Raises:
+        LayoutError: a path leads to several files that nothing tells apart.
+    """
     lookup = FileLookup(files, posixpath.dirname(table.name))
-    pairs = ((lookup.find(cells[table.path]), cells) for cells in table.rows)
-    return [_Row(file, cells, split) for file, cells in pairs if file is not None]
-
-
-def _splits(rows: list[_Row], column: list[str] | None) -> tuple[str, ...] | None:
-    if column is not None:
-        return tuple(SPLIT_NAMES[cell.lower()] for cell in column)
-    return tuple(row.split or "" for row in rows) if rows[0].split is not None else None
+    found = []
+    for cells in table.rows:
+        named = dict(zip(table.header, cells, strict=True))
+        own = SPLIT_NAMES[named[roles.split].lower()] if roles.split is not None and roles.split in named else ""
+        split = own or (table.split if several else "")
+        there = lookup.search(cells[table.path], split=own or table.split)
+        if len(there) > 1:
+            msg = (
+                f"'{cells[table.path]}' in '{table.name}' may be {listed([file.name for file in there])}. Write the "
+                "folder before the name, or move the copies away."
+            )
+            raise LayoutError(msg)
+        if there:
+            found.append(_Row(there[0], named, split))
+    return found
 
 
 def _unique(names: list[str]) -> tuple[str, ...]:
@@ -182,10 +348,10 @@ def _unique(names: list[str]) -> tuple[str, ...]:
     return tuple(keys)
 
 
-def _notes(found: list[_Found], rows: list[_Row], files: int, roles: ColumnRoles, kind: FileKind) -> tuple[str, ...]:
-    tables = listed([table.name for table in found])
+def _notes(found: list[_Found], rows: list[_Row], files: int, roles: ColumnRoles, kind: FileKind) -> list[str]:
     path = found[0].header[found[0].path]
-    notes = [f"Samples are the rows of {tables}; paths are in '{path}', labels in {listed(list(roles.labels))}."]
+    labels = listed(list(roles.labels))
+    notes = [f"Samples are the rows of {listed_names(found)}; paths are in '{path}', labels in {labels}."]
     if roles.group is not None:
         notes.append(f"Samples with the same '{roles.group}' stay in one split.")
     missing = sum(len(table.rows) for table in found) - len(rows)
@@ -194,4 +360,4 @@ def _notes(found: list[_Found], rows: list[_Row], files: int, roles: ColumnRoles
     unused = files - len({row.file.name for row in rows})
     if unused:
         notes.append(f"{unused:,} {kind.noun} that no row names were left out.")
-    return tuple(notes)
+    return notes

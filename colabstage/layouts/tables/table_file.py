@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Self
 
 from colabstage.errors import LayoutError
 from colabstage.layouts.sequences.audio import read_audio
+from colabstage.layouts.table import ClaimedTreeError
 from colabstage.layouts.tables.columns import is_table
 from colabstage.layouts.tables.csv_table import NAME, read_table
 
@@ -36,6 +37,8 @@ class TableFile:
         seen = _OneTable(tree, self.name)
         try:
             return read_table(seen)
+        except ClaimedTreeError:
+            raise
         except LayoutError as error:
             try:
                 return read_audio(seen)

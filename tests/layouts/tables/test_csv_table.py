@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import csv as csv_module
 import functools
+import io
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
 
 from colabstage.errors import EmptySourceError, LayoutError
 from colabstage.layouts.detect import detect_layout
@@ -159,3 +163,67 @@ def test_a_source_without_images_is_empty(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("a,b\n", encoding="utf-8")
     with pytest.raises(EmptySourceError):
         read_table(FolderTree(tmp_path))
+
+
+_CELLS = {
+    "words": st.sampled_from(["a", "b", "dog", "dog 2", "x|y", "", "1", "01", "1.5", "train", "None"]),
+    "numbers": st.sampled_from(["0", "1", "2", "7", "-3", "1.5", "2.0", "1e2", "nan", ""]),
+}
+
+
+@st.composite
+def tables(draw: st.DrawFn) -> tuple[list[str], list[list[str]]]:
+    """A header with a path and up to two more columns, in any order, and up to eight rows; some with files that are
+    not there, some broken."""
+    names = draw(
+        st.permutations(["image", *draw(st.sets(st.sampled_from(["label", "kind", "scene", "id", "2"]), max_size=2))])
+    )
+    kind = draw(st.sampled_from(sorted(_CELLS)))
+    cells = {
+        name: st.sampled_from([f"images/{i}.jpg" for i in range(COUNT + 1)]) if name == "image" else _CELLS[kind]
+        for name in names
+    }
+    rows = draw(st.lists(st.tuples(*cells.values()).map(list), min_size=1, max_size=8))
+    if draw(st.booleans()) and draw(st.booleans()):
+        rows[0].append("more")
+    return list(names), rows
+
+
+@settings(max_examples=150, deadline=None)
+@given(made=tables())
+def test_tables_say_what_the_csv_module_reads_or_are_refused(
+    tmp_path_factory: pytest.TempPathFactory, made: tuple[list[str], list[list[str]]]
+) -> None:
+    """Rows, files and labels are those of an independent reading; whatever cannot be told is an error of the table."""
+    header, rows = made
+    root = tmp_path_factory.mktemp("data")
+    for number in range(COUNT):
+        place = root / "images" / f"{number}.jpg"
+        place.parent.mkdir(exist_ok=True)
+        place.write_bytes(b"")
+    text = io.StringIO()
+    writer = csv_module.writer(text)
+    writer.writerows([header, *rows])
+    (root / "t.csv").write_text(text.getvalue(), encoding="utf-8")
+    try:
+        found = detect_layout(FolderTree(root))
+    except LayoutError:
+        return
+    event(f"read as {found.layout}")
+    assert found.layout == "table"
+    frame = [row for row in csv_module.DictReader(io.StringIO(text.getvalue())) if (root / row["image"]).exists()]
+    assert [key.partition("#")[0] for key in found.keys] == [row["image"] for row in frame]
+    got = values(found)
+    others = [name for name in header if name != "image"]
+    chosen = [name for name in others if name == "label"] or [name for name in others if name != "id"]
+    columns = {name: [row[name] for row in frame] for name in chosen}
+    if got.ndim == 1 and found.classes and not all(name.isdecimal() for name in found.classes):
+        assert [found.classes[label] for label in got.tolist()] in columns.values()
+    elif got.ndim == 1:
+        assert got.astype(np.float32).tolist() in [np.array(cells, np.float32).tolist() for cells in columns.values()]
+    elif any("|" in cell for cell in columns[chosen[0]]):
+        sets = [{found.classes[i] for i in np.flatnonzero(row)} for row in got]
+        assert sets == [set(cell.split("|")) - {""} for cell in columns[chosen[0]]]
+    else:
+        expected = np.array([[float(cell or "nan") for cell in cells] for cells in columns.values()], np.float32).T
+        np.testing.assert_array_equal(got.astype(np.float32), expected)

@@ -1,0 +1,282 @@
+"""What speaks against a guess: labels come from the best evidence, and competing evidence is an error that names both.
+
+Whoever names a layout is believed. Where nobody does, folders of classes are what is left when nothing else can be
+meant, and a table counts where no masks do.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from typing import TYPE_CHECKING
+
+from colabstage.errors import EmptySourceError, LayoutError
+from colabstage.layouts.fields import Values
+from colabstage.layouts.folders.image_folder import read_image_folder
+from colabstage.layouts.folders.pairs import read_pairs
+from colabstage.layouts.members import read_head
+from colabstage.layouts.names import is_role_folder, listed, split_name
+from colabstage.layouts.table import ClaimedTreeError, NearMissError
+from colabstage.layouts.tables.csv_table import read_table
+from colabstage.trees.entries import files_ending_in
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from colabstage.layouts.table import SampleTable
+    from colabstage.trees.tree import FileEntry, Tree
+
+_ANNOTATIONS = (".csv", ".tsv", ".json", ".jsonl", ".ndjson", ".xml", ".txt", ".lst", ".parquet", ".mat", ".yaml")
+_TEXTS = (".csv", ".tsv", ".json", ".jsonl", ".ndjson", ".xml", ".txt", ".lst", ".yaml")
+_NO_ANNOTATIONS = ("readme", "license", "licence", "requirements", "changelog")
+# Enough to see what a file is about, and few enough for a mount that takes its time.
+_HEAD_BYTES = 64 * 1024
+_HEADS = 16
+# So many images have to be named: a text may mention one in passing.
+_NAMED = 3
+_AGREEING = 0.9
+_WORD = re.compile(r"[^\s,;|\"'<>\[\]{}()=:]+")
+_CELL = re.compile(r"[^,;\t|\"<>]+")
+_NUMBER = re.compile(r"-?\d+(\.\d+)?")
+# A bare stem tells an image from a word or a count: letters and digits, or many digits.
+_TELLING = re.compile(r"(?=.*\d)(?=.*\D).{3,}|\d{5,}")
+_OVERRULE = 'layout="image_folder" takes the folders as classes all the same'
+
+
+def guess_table(tree: Tree, _is_more: bool) -> SampleTable:
+    """Read the table of a tree, unless its images have masks as well.
+
+    Raises:
+        LayoutError: no table leads to images, or one that cannot be read as labels stands beside masks.
+        ClaimedTreeError: a table leads to images and cannot be used, or there are masks too; both are named.
+    """
+    try:
+        found = read_table(tree)
+    except ClaimedTreeError as error:
+        if _has_masks(tree):
+            msg = f"The images of '{tree.label}' have masks, and the table beside them no labels: {error}"
+            raise LayoutError(msg) from error
+        msg = f'{error} (No table counts with layout="image_folder".)'
+        raise ClaimedTreeError(msg) from error
+    if _has_masks(tree):
+        msg = (
+            f"The images of '{tree.label}' have labels in a table and masks beside them. Say which are meant: "
+            'layout="table" or layout="pairs".'
+        )
+        raise ClaimedTreeError(msg)
+    return found
+
+
+def _has_masks(tree: Tree) -> bool:
+    try:
+        read_pairs(tree)
+    except ClaimedTreeError:
+        return True
+    except LayoutError:
+        return False
+    return True
+
+
+def guess_image_folder(tree: Tree, is_more: bool) -> SampleTable:
+    """Read folders of classes, where nothing else in the tree could be meant.
+
+    Args:
+        tree: the dataset's files.
+        is_more: whether the samples are more of a dataset that is there, so that one class is as good as any.
+
+    Raises:
+        EmptySourceError, LayoutError: as `read_image_folder`.
+        NearMissError: something else could; the message says what, and what to write.
+    """
+    try:
+        found = read_image_folder(tree)
+    except (EmptySourceError, ClaimedTreeError):
+        raise
+    except LayoutError as error:
+        raise NearMissError(str(error)) from error
+    reason = _doubt(tree, found, is_more=is_more)
+    if reason:
+        classes = listed(list(found.classes))
+        msg = f"The images of '{tree.label}' lie in folders as those of classes do ({classes}), but {reason}"
+        raise NearMissError(msg)
+    return found
+
+
+def _doubt(tree: Tree, found: SampleTable, *, is_more: bool) -> str:
+    """Why a person would not take the folders for classes; "" where nothing is against it."""
+    below = _folders_below(found)
+    return (
+        ("" if is_more else _one_class(found))
+        or _roles(found)
+        or _variants(below)
+        or _wrapper(below)
+        or _strange_split(found)
+        or _named_elsewhere(tree, found)
+    )
+
+
+def _labels(found: SampleTable) -> list[int]:
+    targets = found.targets
+    return targets.values.tolist() if isinstance(targets, Values) else []
+
+
+def _class_of(found: SampleTable) -> Iterable[tuple[str, str]]:
+    """The name of each image and of its class."""
+    return ((name, found.classes[label]) for name, label in zip(found.keys, _labels(found), strict=True))
+
+
+def _folders_below(found: SampleTable) -> dict[str, set[str]]:
+    """The folders right below each class, "" for images that lie in the class's own."""
+    below: dict[str, set[str]] = {name: set() for name in found.classes}
+    for folder, name in {(image.rpartition("/")[0], name) for image, name in _class_of(found)}:
+        parts = folder.split("/")
+        rest = parts[parts.index(name) + 1 :] if name in parts else []
+        below[name].add(rest[0] if rest else "")
+    return below
+
+
+def _roles(found: SampleTable) -> str:
+    """Folders called after splits, or after what they hold of each sample, unless one stands among real classes."""
+    roles = [name for name in found.classes if is_role_folder(name)]
+    splits = [name for name in found.classes if split_name(name).split]
+    rests = [split_name(name) for name in splits]
+    # "train" among ships and cars is a vehicle, "test tube" beside "beaker" a thing.
+    odd = {*roles, *(name for name, read in zip(splits, rests, strict=True) if not read.rest or len(splits) > 1)}
+    if not odd or (len(odd) == 1 and len(found.classes) > 2):
+        return ""
+    return (
+        f"{listed(sorted(odd))} are what parts of a dataset are called, and no layout that is known here fits them. "
+        "Stage the part that has the classes, give a function as layout= that says what is what (see 'A layout of your "
+        "own' in the documentation), or have the class read from the files' names: layout=file_names(PATTERN). "
+        f"{_OVERRULE}."
+    )
+
+
+def _one_class(found: SampleTable) -> str:
+    if len(found.classes) > 1:
+        return ""
+    return (
+        "that is one class, and there is nothing to learn from one. Expected a folder for each class, a table of "
+        "labels beside the images, or their class in the files' names: layout=file_names(PATTERN). "
+        f"{_OVERRULE}."
+    )
+
+
+def _variants(below: dict[str, set[str]]) -> str:
+    """The same folders below each: variants of one dataset, or parts of each sample."""
+    common = set.intersection(*below.values())
+    if len(below) < 2 or len(common) < 2 or "" in common:
+        return ""
+    first, *_ = below
+    return (
+        f"each holds the folders {listed(sorted(common))}, which may be the classes as well. Stage one of the outer "
+        f"folders, such as '{first}'. {_OVERRULE}."
+    )
+
+
+def _wrapper(below: dict[str, set[str]]) -> str:
+    """A folder that holds the classes once more."""
+    for name, inner in below.items():
+        again = (inner & below.keys()) - {name}
+        if len(again) > 1:
+            return (
+                f"'{name}' holds the folders {listed(sorted(again))}, which are classes beside it as well. Move it "
+                f"away, or stage it alone. {_OVERRULE}."
+            )
+    return ""
+
+
+def _strange_split(found: SampleTable) -> str:
+    """A split that has no class in common with what is trained on."""
+    if found.splits is None:
+        return ""
+    classes: dict[str, set[str]] = {}
+    for split, label in set(zip(found.splits, _labels(found), strict=True)):
+        classes.setdefault(split, set()).add(found.classes[label])
+    known = classes.get("train")
+    for split, names in classes.items():
+        if known and not names & known:
+            return (
+                f"the split '{split}' ({listed(sorted(names))}) has no class in common with 'train' "
+                f"({listed(sorted(known))}). Name its folders as those of 'train', or move it away. {_OVERRULE}."
+            )
+    return ""
+
+
+def _named_elsewhere(tree: Tree, found: SampleTable) -> str:
+    """A file that says something else of the images than their folders do."""
+    others = files_ending_in(tree.entries, _ANNOTATIONS)
+    if not others:
+        return ""
+    by_stem = {posixpath.splitext(posixpath.basename(name))[0]: name for name in others.names}
+    classes = set(found.classes)
+    texts = sorted(
+        (entry for entry in others.ending_in(_TEXTS) if _may_speak_of_many(entry, classes)),
+        key=lambda entry: (entry.name.count("/"), entry.name),
+    )
+    heads = {entry.name: read_head(tree, entry, _HEAD_BYTES).decode("utf-8", "replace") for entry in texts[:_HEADS]}
+    words = {part for head in heads.values() for line in head.splitlines() for part in _parts(_words(line))}
+    class_of: dict[str, str] = {}
+    own: list[str] = []
+    for name, label in _class_of(found):
+        base = posixpath.basename(name)
+        stem = posixpath.splitext(base)[0]
+        class_of |= {word: label for word in (base, stem) if word in words}
+        # The same folders of classes with XML in them say the same; what lies beside an image says more of it.
+        beside = stem in by_stem and posixpath.dirname(by_stem[stem]) == posixpath.dirname(name)
+        if beside or (stem in by_stem and label not in by_stem[stem].split("/")):
+            own.append(by_stem[stem])
+    if 2 * len(own) > len(found):
+        return _says_more(own[0], f"{len(own):,} files such as this")
+    enough = min(_NAMED, len(found))
+    competing = next((name for name, head in heads.items() if _competes(head, class_of, enough)), None)
+    return "" if competing is None else _says_more(competing, "this file")
+
+
+def _may_speak_of_many(entry: FileEntry, classes: set[str]) -> bool:
+    """Whether a file may be a list of images of several classes, by its name and place."""
+    *folders, base = entry.name.split("/")
+    return classes.isdisjoint(folders) and not base.lower().startswith(_NO_ANNOTATIONS)
+
+
+def _says_more(name: str, what: str) -> str:
+    return (
+        f"'{name}' names them too, in a form that is not read here, and may hold their labels: {what} would be left "
+        "out. Write a table with a path and a label in each row beside the images, or give a function as layout=. "
+        f"{_OVERRULE}."
+    )
+
+
+def _words(line: str) -> list[str]:
+    """What of a line may be a name or a label: what stands between blanks and quotes, and between delimiters."""
+    return [*_WORD.findall(line), *(cell.strip() for cell in _CELL.findall(line))]
+
+
+def _parts(words: list[str]) -> set[str]:
+    """The folders and bare names in some words."""
+    return {part for word in words for part in word.replace("\\", "/").split("/")}
+
+
+def _competes(text: str, class_of: dict[str, str], enough: int) -> bool:
+    """Whether a text names images and says something else of them than the class that their folders say.
+
+    Args:
+        text: the beginning of a file.
+        class_of: the class of images by bare name, with and without the extension.
+        enough: how many it has to name.
+    """
+    named: set[str] = set()
+    in_path, in_words, numbers = 0, 0, 0
+    for line in text.splitlines():
+        words = _words(line)
+        parts = _parts(words)
+        for part in parts & class_of.keys():
+            if posixpath.splitext(part)[1] or _TELLING.fullmatch(part):
+                named.add(part)
+                in_words += class_of[part] in words
+                in_path += class_of[part] in parts
+        numbers += sum(_NUMBER.fullmatch(word) is not None for word in words) >= 4
+    if len(named) < enough:
+        return False
+    # A line of names, classes and no more agrees; boxes below a path with the class in it are something else.
+    return in_path < _AGREEING * len(named) or (numbers > 0 and in_words < _AGREEING * len(named))
