@@ -14,10 +14,11 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from colabstage.diagnose.costs import batch_size_of, usable
-from colabstage.diagnose.keeping import kept_attributes, kept_randomness, kept_training
+from colabstage.diagnose.keeping import kept_attributes, kept_randomness
 from colabstage.diagnose.subject_torch import end_iterator
+from colabstage.diagnose.training import kept_training
 from colabstage.errors import ColabstageError, OptionError
-from colabstage.page import page, table
+from colabstage.page import notes, page, table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -66,7 +67,7 @@ class TunedLoader:
 
     `options`: of the best, to be passed on; `call`: the same to paste. `table`: all trials, the best first.
     `samples_per_s`: of the best. `gain`: how many times faster than the default, torch's `DataLoader` without workers
-    or `make_loader`'s own choice. `seconds`: that the search took.
+    or `make_loader`'s own choice. `seconds`: that the search took. `notes`: what else a person should know.
     """
 
     options: dict[str, Any]
@@ -76,6 +77,7 @@ class TunedLoader:
     gain: float
     seconds: float
     _make: Callable[[dict[str, Any]], Any] = field(repr=False)
+    notes: tuple[str, ...] = ()
 
     def loader(self) -> Any:
         """The best loader, made anew."""
@@ -89,6 +91,7 @@ class TunedLoader:
             "samples_per_second": self.samples_per_s,
             "gain": self.gain,
             "seconds": self.seconds,
+            "notes": list(self.notes),
             "table": [
                 {
                     "options": trial.candidate.options,
@@ -106,7 +109,7 @@ class TunedLoader:
         """The best call, and the table."""
         lines = [self._headline(), "", f"{'ms a batch':>12}{'first, s':>10}  options"]
         lines += [f"{_shown(trial):>12}{trial.first_s:>10.2f}  {_described(trial)}" for trial in self.table]
-        return "\n".join(lines)
+        return "\n".join([*lines, *(f"Note: {note}" for note in self.notes)])
 
     def _headline(self) -> str:
         return (
@@ -119,7 +122,8 @@ class TunedLoader:
 
     def _repr_html_(self) -> str:
         rows = [(_shown(trial), f"{trial.first_s:.2f}", _described(trial)) for trial in self.table]
-        return page(self._headline(), table(("ms a batch", "first, s", "options"), rows, numbers=frozenset({0, 1})))
+        shown = table(("ms a batch", "first, s", "options"), rows, numbers=frozenset({0, 1}))
+        return page(self._headline(), shown + notes(self.notes))
 
 
 def _shown(trial: Trial) -> str:
@@ -173,12 +177,12 @@ def autotune_loader(
     began = time.monotonic()
     if _is_ours(dataset):
         make, name = _our_maker(dataset, batch_size, device, shuffle), "make_loader"
-        roots: tuple[object, ...] = ()
+        roots: tuple[object, ...] = (dataset.transform, dataset.target_transform)
         candidates = our_candidates(cores, fits=_fits(dataset, memory), per_sample=_per_sample(dataset))
     else:
         make, name = _stock_maker(dataset, batch_size, collate_fn, shuffle), "DataLoader"
         roots, candidates = (dataset, collate_fn), stock_candidates(cores)
-    with kept_randomness(), kept_attributes(roots), kept_training(step), warnings.catch_warnings():
+    with kept_randomness(), kept_attributes(roots), kept_training(step) as put_back, warnings.catch_warnings():
         # Torch warns of more processes than cores; whether they are worth it is what is found out.
         warnings.filterwarnings("ignore", message="This DataLoader will create")
         trials = _search(candidates, make, step, budget_s)
@@ -193,6 +197,7 @@ def autotune_loader(
         default.batch_s / best.batch_s,
         time.monotonic() - began,
         make,
+        (put_back,) if put_back else (),
     )
 
 
@@ -331,7 +336,7 @@ def _is_ours(dataset: object) -> bool:
 
 
 def _per_sample(dataset: Any) -> bool:
-    return dataset.transform is not None or dataset.target_transform is not None or bool(dataset.reader.encoded)
+    return dataset.per_sample or bool(dataset.reader.encoded)
 
 
 def _fits(dataset: Any, memory: int) -> bool:

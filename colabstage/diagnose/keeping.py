@@ -1,4 +1,4 @@
-"""Leaving everything as it was found: random numbers, a dataset's attributes, what a step trains.
+"""Leaving everything as it was found: random numbers, a dataset's attributes; what a step trains is in `training`.
 
 A profile runs the caller's loader and step for a while. What they draw, open and learn on the way is put back, so that
 a training run gives the same numbers with a profile before it and without.
@@ -71,11 +71,11 @@ def kept_attributes(roots: Iterable[object]) -> Iterator[None]:
         generators, objects = _parts(roots)
         stack.enter_context(kept_randomness(generators))
         for part in objects:
-            stack.callback(_put_back, part, dict(vars(part)))
+            stack.callback(put_back, part, dict(vars(part)))
         yield
 
 
-def _put_back(part: Any, attributes: dict[str, Any]) -> None:
+def put_back(part: Any, attributes: dict[str, Any]) -> None:
     now = vars(part)
     if now.keys() == attributes.keys() and all(now[name] is value for name, value in attributes.items()):
         return
@@ -110,83 +110,3 @@ def _enters(part: object) -> bool:
     module = type(part).__module__ or ""
     # torch's own wrappers of datasets and samplers are entered, for users' datasets are inside.
     return module.startswith("torch.utils.data") or module.partition(".")[0] not in _NOT_ENTERED
-
-
-@contextmanager
-def kept_training(step: Callable[..., object] | None) -> Iterator[tuple[str, ...]]:
-    """Put back, at the end, the models and optimizers that a step uses: those in its closure, its globals, its object.
-
-    Gives their names. Whatever has `state_dict` and `load_state_dict`, or Keras's `get_weights` and `set_weights`.
-    """
-    with ExitStack() as stack:
-        used = {} if step is None else _used(step)
-        names = []
-        for name, part in used.items():
-            if (restore := _training_restorer(part)) is not None:
-                stack.callback(restore)
-                names.append(name)
-        yield tuple(names)
-
-
-def _used(step: Callable[..., object]) -> dict[str, Any]:
-    """What a function refers to, by name."""
-    function: Any = getattr(step, "__func__", step)
-    if not hasattr(function, "__code__"):
-        function = getattr(type(step).__call__, "__func__", type(step).__call__)
-    code = getattr(function, "__code__", None)
-    used: dict[str, Any] = {}
-    if code is not None:
-        globals_ = getattr(function, "__globals__", {})
-        used |= {name: globals_[name] for name in code.co_names if name in globals_}
-        for name, cell in zip(code.co_freevars, getattr(function, "__closure__", None) or (), strict=False):
-            try:
-                used[name] = cell.cell_contents
-            except ValueError:
-                continue  # not filled yet
-    owner = getattr(step, "__self__", step if not hasattr(step, "__code__") else None)
-    if owner is not None:
-        used |= {"self": owner, **getattr(owner, "__dict__", {})}
-    return used
-
-
-def _training_restorer(part: Any) -> Callable[[], None] | None:
-    if isinstance(part, type):
-        return None
-    if callable(getattr(part, "load_state_dict", None)) and callable(getattr(part, "state_dict", None)):
-        return _torch_restorer(part)
-    if callable(getattr(part, "set_weights", None)) and callable(getattr(part, "get_weights", None)):
-        return _keras_restorer(part)
-    return None
-
-
-def _torch_restorer(part: Any) -> Callable[[], None]:
-    saved = copy.deepcopy(part.state_dict())
-    parameters = list(part.parameters()) if callable(getattr(part, "parameters", None)) else []
-    gradients = [None if p.grad is None else p.grad.clone() for p in parameters]
-    training = getattr(part, "training", None)
-
-    def restore() -> None:
-        part.load_state_dict(saved)
-        for parameter, gradient in zip(parameters, gradients, strict=True):
-            parameter.grad = gradient
-        if training is not None:
-            part.train(training)
-
-    return restore
-
-
-def _keras_restorer(model: Any) -> Callable[[], None]:
-    weights = model.get_weights()
-    optimizer = getattr(model, "optimizer", None)
-    variables = list(getattr(optimizer, "variables", None) or ())
-    values = [variable.numpy().copy() for variable in variables]
-
-    def restore() -> None:
-        model.set_weights(weights)
-        for variable, value in zip(variables, values, strict=True):
-            variable.assign(value)
-        # Slots that the first step made are as good as new when they are zero.
-        for variable in list(getattr(optimizer, "variables", None) or ())[len(variables) :]:
-            variable.assign(variable * 0)
-
-    return restore

@@ -6,10 +6,11 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from colabstage.diagnose.advice import advise
-from colabstage.diagnose.keeping import kept_attributes, kept_randomness, kept_training
+from colabstage.diagnose.keeping import kept_attributes, kept_randomness
 from colabstage.diagnose.measure import Wishes, measure
 from colabstage.diagnose.report import LoaderProfile
 from colabstage.diagnose.subject import subject_of
+from colabstage.diagnose.training import kept_training
 from colabstage.diagnose.verdict import judge
 from colabstage.errors import OptionError
 
@@ -36,9 +37,10 @@ def profile_loader(
     by link. The gains that advice promises are computed from these times (see `diagnose.model`).
 
     Everything is left as it was: random numbers, the dataset's attributes, the loader's place, its worker processes,
-    and the weights of models and optimizers that the step refers to by name (those with `state_dict` or
-    `set_weights`). Only what a step does elsewhere (files that it writes, metrics that it counts) stays done, and the
-    batches of a loader that can be iterated only once are gone. A loop over one of our loaders that is running ends.
+    and what the step trains, wherever it is reached from the step: closures, globals, partials, dicts, lists,
+    attributes, functions that it calls. The profile's notes name what was found, or say that nothing was. Only what a
+    step does elsewhere (files that it writes) stays done, and the batches of a loader that can be iterated only once
+    are gone. A loop over one of our loaders that is running ends.
 
     Args:
         loader: any iterable of batches: a `Loader` or a `DataLoader`, a Keras `PyDataset`, a `tf.data.Dataset`, or any
@@ -55,10 +57,10 @@ def profile_loader(
         stack.enter_context(kept_randomness())
         subject = subject_of(loader)
         stack.enter_context(kept_attributes(subject.roots))
-        restored = stack.enter_context(kept_training(step))
+        put_back = stack.enter_context(kept_training(step))
         measured = measure(subject, Wishes(step, float(seconds), device))
-    if restored:
-        subject.notes.append(f"What the step trained is as it was before: {', '.join(restored)}.")
+    if put_back:
+        subject.notes.append(put_back)
     facts = measured.facts
     return LoaderProfile(facts, judge(facts), advise(facts), measured.spans, tuple(subject.notes))
 

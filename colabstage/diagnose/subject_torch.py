@@ -66,7 +66,8 @@ def _our_subject(loader: Any, copied: Any) -> Subject:
     processes = plan.strategy == "workers"
     setting = Setting(
         "colabstage",
-        workers=plan.workers.value if processes else 1,
+        # Where the consumer calls transforms, what is read ahead is the smaller part.
+        workers=plan.workers.value if processes else int(not loader.dataset.per_sample),
         processes=processes,
         prefetch=max(1, plan.prefetch.value),
         persistent=True,
@@ -92,6 +93,7 @@ def _our_subject(loader: Any, copied: Any) -> Subject:
         alone=(lambda: iter(_copy(loader, {**_ALONE, "_machine": None}))) if processes else None,
         close=close,
         known=known,
+        roots=(loader.dataset.transform, loader.dataset.target_transform, loader._machine.finish.batch_transform),
     )
 
 

@@ -1,0 +1,265 @@
+"""What a step trains: found wherever the step reaches, and put back when it has been run for measuring.
+
+A step is a function, and a model may be in its closure, its globals, its arguments' defaults, a partial, a dict, an
+attribute of an object, a function that it calls, or a module of the user's. All of these are walked. Libraries are not:
+what is theirs and trains says so, by `state_dict` or `get_weights`.
+"""
+
+from __future__ import annotations
+
+import copy
+import dis
+import functools
+import sys
+import sysconfig
+import types
+from collections import deque
+from contextlib import ExitStack, contextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+from colabstage.diagnose.keeping import put_back
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    Found = Iterable[tuple[str, object]]
+
+# Enough for any training script; a step that reaches a dataset's million objects is not searched to the end.
+_MOST_OBJECTS = 20_000
+# A list that is longer holds data.
+_MOST_ITEMS = 1_000
+_LIBRARIES = (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
+# Libraries of compiled code, whose types tell no file. What may train among them is known by its methods.
+_NOT_ENTERED = frozenset(
+    {"builtins", "torch", "numpy", "h5py", "PIL", "pandas", "keras", "tensorflow", "jax", "colabstage"}
+)
+_PLAIN = (str, bytes, bytearray, int, float, complex, type(None), type(...), range, slice)
+_STORES = {"STORE_GLOBAL", "DELETE_GLOBAL"}
+
+
+@contextmanager
+def kept_training(step: Callable[..., object] | None) -> Iterator[str]:
+    """Put back, at the end, what a step trains: models, optimizers, parameters, and the attributes, entries and
+    variables that hold them.
+
+    Gives the sentence that says what was found; empty without a step.
+    """
+    with ExitStack() as stack:
+        if step is None:
+            yield ""
+            return
+        walk = _Walk(stack)
+        walk.go(step)
+        if walk.names:
+            yield f"What the step trained is as it was before: {', '.join(walk.names)}."
+            return
+        yield (
+            "Nothing that trains was found in the step, so nothing was put back: a model that it trains has learnt "
+            "from the batches that were measured. Name the model in the step, or measure with a copy of it."
+        )
+
+
+class _Walk:
+    """Everything that a function reaches, each thing once; `names` of what trains, as the step would write them."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self.names: list[str] = []
+        self._stack = stack
+        # With what it stands for, so that no address is given to something else meanwhile.
+        self._seen: dict[int, object] = {}
+        self._queue: deque[tuple[str, object]] = deque()
+
+    def go(self, step: object) -> None:
+        """Walk all, and register what puts it back."""
+        self._queue.append(("step", step))
+        while self._queue and len(self._seen) < _MOST_OBJECTS:
+            name, part = self._queue.popleft()
+            if isinstance(part, _PLAIN) or id(part) in self._seen:
+                continue
+            self._seen[id(part)] = part
+            # Properties of anybody's objects may raise anything.
+            with suppress(Exception):
+                self._queue.extend(self._visit(name, part))
+
+    def _visit(self, name: str, part: Any) -> Found:
+        found: Found = ()
+        if not isinstance(part, type) and (restore := _restorer(part)) is not None:
+            self._stack.callback(restore)
+            self.names.append(name)
+            found = _behind(name, part)
+        elif isinstance(part, functools.partial):
+            found = [(name, part.func), *_enumerated(name, part.args), *part.keywords.items()]
+        elif isinstance(part, types.MethodType):
+            found = [(name, part.__func__), ("self" if name == "step" else name, part.__self__)]
+        elif isinstance(part, types.FunctionType):
+            found = self._function(part)
+        elif isinstance(part, dict | list | tuple | set | frozenset | deque):
+            found = self._container(name, part)
+        elif isinstance(part, type):
+            found = [] if _is_library(part) else [(f"{name}.{key}", value) for key, value in vars(part).items()]
+        elif not isinstance(part, types.ModuleType):  # what a function takes of one is asked where the function is
+            found = self._object(name, part)
+        return found
+
+    def _container(self, name: str, part: Any) -> Found:
+        if isinstance(part, dict):
+            self._stack.callback(_refill, part, dict(part))
+            return [(f"{name}[{key!r}]", value) for key, value in part.items()] if len(part) <= _MOST_ITEMS else ()
+        if isinstance(part, list):
+            self._stack.callback(_reset, part, list(part))
+        return _enumerated(name, part) if len(part) <= _MOST_ITEMS else ()
+
+    def _function(self, function: types.FunctionType) -> Found:
+        found: list[tuple[str, object]] = []
+        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=False):
+            try:
+                value = cell.cell_contents
+            except ValueError:
+                continue  # not filled yet
+            self._stack.callback(setattr, cell, "cell_contents", value)
+            found.append((name, value))
+        found += [(function.__name__, value) for value in function.__defaults__ or ()]
+        found += list((function.__kwdefaults__ or {}).items())
+        found.append((function.__name__, getattr(function, "__wrapped__", None)))
+        if _is_library_file(function.__code__.co_filename):
+            return found  # a wrapper's closure leads to what it wraps, its globals lead nowhere
+        known = function.__globals__
+        used: set[str] = set()
+        for code in _codes(function.__code__):
+            used.update(code.co_names)
+            for instruction in dis.get_instructions(code):
+                if instruction.opname in _STORES and instruction.argval in known:
+                    self._stack.callback(known.__setitem__, instruction.argval, known[instruction.argval])
+        for name in sorted(used & known.keys()):
+            value = known[name]
+            found.append((name, value))
+            if isinstance(value, types.ModuleType) and not _is_library_file(getattr(value, "__file__", None) or ""):
+                found += [(f"{name}.{inner}", vars(value)[inner]) for inner in sorted(used & vars(value).keys())]
+        return found
+
+    def _object(self, name: str, part: Any) -> Found:
+        inner = [getattr(part, wrapped, None) for wrapped in ("__wrapped__", "python_function", "fget")]
+        found: list[tuple[str, object]] = [(name, wrapped) for wrapped in inner]
+        is_namespace = isinstance(part, types.SimpleNamespace)
+        if (_is_library(type(part)) and not is_namespace) or type(part).__module__.partition(".")[0] in _NOT_ENTERED:
+            return found
+        attributes = getattr(part, "__dict__", None)
+        if isinstance(attributes, dict):
+            self._stack.callback(put_back, part, dict(attributes))
+            found += [(f"{name}.{key}", value) for key, value in attributes.items()]
+        for owner in type(part).__mro__:
+            slots = getattr(owner, "__slots__", ())
+            for key in (slots,) if isinstance(slots, str) else slots:
+                found.append((f"{name}.{key}", getattr(part, key, None)))
+            if not _is_library(owner):
+                found.append((name, owner))
+        return found
+
+
+def _enumerated(name: str, parts: Iterable[object]) -> Found:
+    """The parts of a sequence, by name."""
+    return [(f"{name}[{number}]", part) for number, part in enumerate(parts)]
+
+
+def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    """A function's code, and that of the functions inside of it."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _codes(constant)
+
+
+def _is_library(kind: type) -> bool:
+    """Whether a class is of Python's or of an installed package, not of the user's."""
+    root = kind.__module__.partition(".")[0]
+    if root in _NOT_ENTERED:
+        return True
+    return _is_library_file(getattr(sys.modules.get(kind.__module__), "__file__", None) or "")
+
+
+def _is_library_file(path: str) -> bool:
+    return path.startswith("<frozen") or any(path.startswith(folder) for folder in _LIBRARIES)
+
+
+def _refill(entries: dict[Any, Any], before: dict[Any, Any]) -> None:
+    if entries.keys() != before.keys() or any(entries[key] is not value for key, value in before.items()):
+        entries.clear()
+        entries.update(before)
+
+
+def _reset(items: list[Any], before: list[Any]) -> None:
+    # What was added is what a step writes down of itself.
+    items[: len(before)] = before
+
+
+def _behind(name: str, part: Any) -> Found:
+    """What something that trains holds beyond what it puts back itself."""
+    groups = getattr(part, "param_groups", None)
+    if isinstance(groups, list):
+        # An optimizer's state has no values of its parameters, and their model may be out of reach.
+        return _enumerated(name, [value for group in groups for value in group.get("params", ())])
+    own = getattr(part, "__dict__", {})
+    public = [(f"{name}.{key}", value) for key, value in own.items() if not key.startswith("_")]
+    return public if not _is_library(type(part)) else ()
+
+
+def _restorer(part: Any) -> Callable[[], None] | None:
+    if callable(getattr(part, "load_state_dict", None)) and callable(getattr(part, "state_dict", None)):
+        return _torch_restorer(part)
+    if callable(getattr(part, "set_weights", None)) and callable(getattr(part, "get_weights", None)):
+        return _keras_restorer(part)
+    torch: Any = sys.modules.get("torch")
+    if torch is not None and isinstance(part, torch.Tensor):
+        return _tensor_restorer(part) if part.requires_grad and part.is_leaf else None
+    if callable(getattr(part, "assign", None)) and callable(getattr(part, "numpy", None)):
+        value = part.numpy().copy()
+        return lambda: part.assign(value)
+    return None
+
+
+def _tensor_restorer(tensor: Any) -> Callable[[], None]:
+    value, gradient = tensor.detach().clone(), None if tensor.grad is None else tensor.grad.clone()
+
+    def restore() -> None:
+        tensor.data.copy_(value)
+        tensor.grad = gradient
+
+    return restore
+
+
+def _torch_restorer(part: Any) -> Callable[[], None]:
+    saved = copy.deepcopy(part.state_dict())
+    parameters = list(part.parameters()) if callable(getattr(part, "parameters", None)) else []
+    gradients = [None if p.grad is None else p.grad.clone() for p in parameters]
+    # Those that a state leaves out, too.
+    buffers = list(part.buffers()) if callable(getattr(part, "buffers", None)) else []
+    values = [buffer.detach().clone() for buffer in buffers]
+    training = getattr(part, "training", None)
+
+    def restore() -> None:
+        part.load_state_dict(saved)
+        for buffer, value in zip(buffers, values, strict=True):
+            buffer.data.copy_(value)
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient
+        if training is not None:
+            part.train(training)
+
+    return restore
+
+
+def _keras_restorer(model: Any) -> Callable[[], None]:
+    weights = model.get_weights()
+    optimizer = getattr(model, "optimizer", None)
+    variables = list(getattr(optimizer, "variables", None) or ())
+    values = [variable.numpy().copy() for variable in variables]
+
+    def restore() -> None:
+        model.set_weights(weights)
+        for variable, value in zip(variables, values, strict=True):
+            variable.assign(value)
+        # Slots that the first step made are as good as new when they are zero.
+        for variable in list(getattr(optimizer, "variables", None) or ())[len(variables) :]:
+            variable.assign(variable * 0)
+
+    return restore
