@@ -8,18 +8,20 @@ import json
 import math
 import os
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from colabstage.errors import TargetNotWritableError
 from colabstage.ownership import atomic_path, walk_parts
+from colabstage.pipeline import DaemonPool
 from colabstage.redaction import show_command
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     import filelock
+
+    from colabstage.progress import Cancellation
 
 # A lock that is free so soon is not worth a word.
 _SOON_S = 0.5
@@ -123,45 +125,64 @@ def pwrite_exactly(handle: int, data: bytes | memoryview, offset: int) -> None:
         done += written
 
 
-def hash_ranges(path: Path, ranges: Sequence[tuple[int, int]], *, threads: int) -> list[str]:
+def hash_ranges(
+    path: Path, ranges: Sequence[tuple[int, int]], *, threads: int, cancellation: Cancellation | None = None
+) -> list[str]:
     """Hash parts of a file, in parallel.
 
     Args:
         path: the file.
         ranges: `(offset, length)` of each part, in bytes; a part beyond the end hashes what there is of it.
         threads: how many parts are read at once. xxh3 releases the interpreter lock, so threads add up.
+        cancellation: looked at between parts.
 
     Returns:
         One 16-digit hash for each part, in the order of `ranges`.
+
+    Raises:
+        OSError: as the disk or mount answers.
+        CancelledError: `cancellation` was used.
     """
     handle = os.open(path, os.O_RDONLY)
     try:
 
         def one(part: tuple[int, int]) -> str:
+            if cancellation is not None:
+                cancellation.check()
             return hash_block(pread_exactly(handle, part[1], part[0]))
 
         if len(ranges) < 2 or threads < 2:
             return [one(part) for part in ranges]
-        with ThreadPoolExecutor(threads) as pool:
-            return list(pool.map(one, ranges))
+        with DaemonPool(threads, "colabstage-hash") as pool:
+            return pool.run(one, ranges, cancellation=cancellation)
     finally:
         os.close(handle)
 
 
 @contextlib.contextmanager
-def local_lock(path: Path, *, timeout_s: float, notice: Callable[[str], object] = lambda _: None) -> Iterator[bool]:
+def local_lock(
+    path: Path,
+    *,
+    timeout_s: float,
+    notice: Callable[[str], object] = lambda _: None,
+    cancellation: Cancellation | None = None,
+) -> Iterator[bool]:
     """Hold a lock file on a local disk; yields whether the lock is really held.
 
     The lock only spares work. Where it cannot be had (a file system without locks, or a holder that does not finish
     in `timeout_s` seconds) the caller goes on without it, and unique temporary names keep the result correct.
-    `notice` is told in a sentence for whom it waits, and when it goes on without.
+    `notice` is told in a sentence for whom it waits, and when it goes on without. `cancellation` is looked at several
+    times a second while it waits.
+
+    Raises:
+        CancelledError: `cancellation` was used.
     """
     import filelock
 
     lock = filelock.FileLock(path)
     held = False
     try:
-        held = _acquire(lock, path, timeout_s, notice)
+        held = _acquire(lock, path, timeout_s, notice, cancellation)
     except (OSError, NotImplementedError):
         held = False
     try:
@@ -171,7 +192,13 @@ def local_lock(path: Path, *, timeout_s: float, notice: Callable[[str], object] 
             lock.release()
 
 
-def _acquire(lock: filelock.BaseFileLock, path: Path, timeout_s: float, notice: Callable[[str], object]) -> bool:
+def _acquire(
+    lock: filelock.BaseFileLock,
+    path: Path,
+    timeout_s: float,
+    notice: Callable[[str], object],
+    cancellation: Cancellation | None,
+) -> bool:
     import filelock
 
     soon_s = min(timeout_s, _SOON_S)
@@ -184,13 +211,14 @@ def _acquire(lock: filelock.BaseFileLock, path: Path, timeout_s: float, notice: 
         return True
     began = time.monotonic()
     notice(f"Waited for {lock_holder(path)}, which holds '{path}'.")
-    try:
-        lock.acquire(timeout=timeout_s - soon_s)
-    except filelock.Timeout:
-        waited_s = time.monotonic() - began + soon_s
-        notice(f"Went on beside {lock_holder(path)}, which has held '{path}' for more than {waited_s:.0f} s.")
-        return False
-    return True
+    while (waited_s := time.monotonic() - began + soon_s) < timeout_s:
+        if cancellation is not None:
+            cancellation.check()
+        with contextlib.suppress(filelock.Timeout):
+            lock.acquire(timeout=min(_SOON_S, timeout_s - waited_s))
+            return True
+    notice(f"Went on beside {lock_holder(path)}, which has held '{path}' for more than {waited_s:.0f} s.")
+    return False
 
 
 def lock_holder(path: Path) -> str:

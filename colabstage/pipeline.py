@@ -1,4 +1,4 @@
-"""Readers in front of workers, with a bound on the bytes between them.
+"""Threads that read: in front of workers, with a bound on the bytes between them, or many of one kind at once.
 
 A slow source is latency: thirty reads in flight cost no more than one. A fast one is processor time: as many workers
 as cores, and readers that stay out of their way. So readers start few where the source looks fast, and grow while
@@ -8,20 +8,24 @@ it uses, which saves handing it over, and that costs more than reading a small f
 
 from __future__ import annotations
 
+import queue
 import threading
 import time
 from collections import deque
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from colabstage.errors import SourceReadError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from colabstage.progress import Cancellation
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 # How often a waiting thread looks whether it should stop; no wait is longer than this.
 _LOOK_S = 0.25
@@ -336,3 +340,109 @@ def _join(threads: Sequence[threading.Thread], seconds: float) -> None:
     deadline = time.monotonic() + seconds
     for thread in threads:
         thread.join(timeout=max(0.0, deadline - time.monotonic()))
+
+
+class DaemonPool:
+    """Threads for calls that may hang: unlike those of an executor, the interpreter does not wait for them at its end.
+
+    Leaving its block by an exception waits for nobody either: what has not begun is called off, what hangs is left
+    behind. For calls into mounts and services; not for what must not be cut off half way.
+    """
+
+    def __init__(self, workers: int, name: str = "colabstage-pool") -> None:
+        self._workers = workers
+        self._name = name
+        self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._futures: set[Future[Any]] = set()
+        self._idle = threading.Semaphore(0)
+        self._lock = threading.Lock()
+        self._threads: list[threading.Thread] = []
+        self._closed = False
+
+    def submit(self, function: Callable[[], R]) -> Future[R]:
+        """Have a thread call `function`, as soon as one is free."""
+        future: Future[R] = Future()
+
+        def task() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
+            try:
+                result = function()
+            except BaseException as error:  # noqa: BLE001 - raised by whoever asks for the result
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+
+        with self._lock:
+            if self._closed:
+                msg = "The pool was closed."
+                raise RuntimeError(msg)
+            self._futures.add(future)
+            future.add_done_callback(self._futures.discard)
+            self._tasks.put(task)
+            if not self._idle.acquire(blocking=False) and len(self._threads) < self._workers:
+                thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                self._threads.append(thread)
+                thread.start()
+        return future
+
+    def run(
+        self,
+        function: Callable[[T], R],
+        items: Iterable[T],
+        *,
+        cancellation: Cancellation | None = None,
+        stall_timeout_s: float = 300.0,
+    ) -> list[R]:
+        """Call `function` with every item, many at once, and return the results in the items' order.
+
+        Raises:
+            BaseException: the first that a call raised, as soon as it did.
+            CancelledError: `cancellation` was used.
+            TimeoutError: none of the calls has ended for `stall_timeout_s` seconds.
+        """
+        futures = [self.submit(partial(function, item)) for item in items]
+        waiting, moved_at = set(futures), time.monotonic()
+        while waiting:
+            done, waiting = wait(waiting, _LOOK_S, FIRST_EXCEPTION)
+            for future in done:
+                future.result()
+            if cancellation is not None:
+                cancellation.check()
+            if done:
+                moved_at = time.monotonic()
+            elif time.monotonic() - moved_at > stall_timeout_s:
+                msg = f"Nothing has moved for {stall_timeout_s:.0f} seconds."
+                raise TimeoutError(msg)
+        return [future.result() for future in futures]
+
+    def close(self, *, abandon: bool) -> None:
+        """Take no more calls, and wait for those that were taken; or call off what has not begun and wait for none."""
+        with self._lock:
+            self._closed = True
+            waiting = list(self._futures) if abandon else []
+        for future in waiting:
+            future.cancel()
+        self._tasks.put(None)
+        if not abandon:
+            for thread in self._threads:
+                thread.join()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        self.close(abandon=error is not None)
+
+    def _run(self) -> None:
+        while True:
+            try:
+                task = self._tasks.get_nowait()
+            except queue.Empty:
+                self._idle.release()
+                task = self._tasks.get()
+            if task is None:
+                self._tasks.put(None)  # for the next thread
+                return
+            task()
+            del task  # it holds its arguments, and the next one may be long in coming

@@ -56,6 +56,11 @@ def is_passing(error: OSError, policy: RetryPolicy) -> bool:
     return error.errno in _PASSING or (error.errno == errno.ENOENT and policy.missing_is_passing)
 
 
+def speaks_of_a_mount(error: OSError) -> bool:
+    """Whether it is what a mount answers whose client is dead or has a bad day, and local disks hardly ever do."""
+    return error.errno in _DEAD or error.errno in _PASSING
+
+
 def translate_read_error(error: OSError, name: str, tries: int) -> OSError:
     """The typed error for a read that failed for good after `tries` tries."""
     often = "1 try" if tries == 1 else f"{tries} tries"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import _thread
+import subprocess
+import sys
 import threading
 import time
 import traceback
@@ -16,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from colabstage.errors import CancelledError, DecodeError, SourceReadError
-from colabstage.pipeline import PipelineLimits, PipelineResult, run_pipeline
+from colabstage.pipeline import DaemonPool, PipelineLimits, PipelineResult, run_pipeline
 from colabstage.progress import Cancellation
 
 if TYPE_CHECKING:
@@ -441,3 +443,50 @@ def test_small_items_cost_little() -> None:
     result = run_with(read_nothing, use_nothing, count=20_000)
     assert time.monotonic() - began < 2.0
     assert result.readers == 2
+
+
+def test_a_pool_raises_the_first_failure_while_others_still_run() -> None:
+    """And leaves them behind; results come in the items' order."""
+    never = threading.Event()
+
+    def call(item: int) -> int:
+        if item == 3:
+            raise ValueError(item)
+        if item == 4:
+            never.wait(30)
+        return item * 2
+
+    began = time.monotonic()
+    with pytest.raises(ValueError, match="3"), DaemonPool(4) as pool:
+        pool.run(call, range(10))
+    assert time.monotonic() - began < 10
+    never.set()
+    with DaemonPool(3) as pool:
+        assert pool.run(call, [0, 1, 2, 5]) == [0, 2, 4, 10]
+        assert pool.submit(lambda: call(7)).result(5) == 14
+    with pytest.raises(RuntimeError, match="closed"):
+        pool.submit(lambda: call(1))
+
+
+def test_a_pool_notices_that_nothing_moves_and_that_it_is_asked_to_stop() -> None:
+    """Calls that hang keep neither the caller nor, at the end, the interpreter."""
+    never = threading.Event()
+    with pytest.raises(TimeoutError, match="moved"), DaemonPool(2) as pool:
+        pool.run(lambda _: never.wait(60), range(2), stall_timeout_s=0.3)
+    cancellation = Cancellation()
+    cancellation.cancel()
+    with pytest.raises(CancelledError), DaemonPool(2) as pool:
+        pool.run(lambda _: never.wait(60), range(2), cancellation=cancellation)
+    never.set()
+
+
+def test_the_interpreter_ends_though_calls_hang() -> None:
+    """As a thread does in the read of a mount that never answers."""
+    code = (
+        "import threading; from colabstage.pipeline import DaemonPool\n"
+        "try:\n"
+        "    with DaemonPool(2) as pool: pool.run(lambda _: threading.Event().wait(), [1, 2], stall_timeout_s=0.2)\n"
+        "except TimeoutError: print('told')"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True)
+    assert ended.stdout == "told\n"

@@ -24,15 +24,16 @@ class Download:
 
     Args:
         lasting: the name that it is made for, in a folder that exists.
-        state: which source in which state; what a dead process left is gone on with only if it says the same.
+        state: which source in which state; what a dead process left is gone on with only if it says the same. `None`
+            where the source did not say now: then whatever is there is gone on with, and keeps its state. What is
+            continued compares it again.
     """
 
-    def __init__(self, lasting: Path, state: str) -> None:
+    def __init__(self, lasting: Path, state: str | None) -> None:
         self.folder = temp_beside(lasting)
-        self._state = {"state": state}
         self._closed = False
         for orphan in find_orphans(lasting):
-            if read_json(orphan / _STATE) != self._state:
+            if state is not None and read_json(orphan / _STATE) != {"state": state}:
                 remove_own(orphan)
                 continue
             # The rename is atomic, so of several that try, one succeeds.
@@ -42,7 +43,8 @@ class Download:
         with typed_write_errors(self.folder):
             for part in (_CONTENT, _COMING):
                 (self.folder / part).mkdir(parents=True, exist_ok=True)
-        write_json(self.folder / _STATE, self._state)
+        if state is not None or not (self.folder / _STATE).exists():
+            write_json(self.folder / _STATE, {"state": state})
 
     def fetch(self, bring: Callable[[Path], Path]) -> tuple[Path, bool]:
         """What `bring` makes, in the folder that it is given or where it was before; whole only once it has returned.

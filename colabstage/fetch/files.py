@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
-from concurrent.futures import ThreadPoolExecutor
+import unicodedata
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
-from colabstage.errors import SourceReadError
-from colabstage.fetch.copy import TargetFile, translate_write_error
+from colabstage.errors import SourceReadError, UnsafeArchiveError
+from colabstage.fetch.copy import TargetFile, translate_write_error, typed_write_errors
+from colabstage.fetch.loose import LooseFiles
 from colabstage.fetch.plan import LARGE_BYTES
 from colabstage.fileops import block_ranges, hash_block, pread_exactly
-from colabstage.pipeline import PipelineLimits, run_pipeline
+from colabstage.ownership import temp_beside
+from colabstage.pipeline import DaemonPool, PipelineLimits, run_pipeline
 from colabstage.progress import Cancellation
 from colabstage.retry import RetryPolicy, read_with_retry
 from colabstage.trees.folder import FolderTree
@@ -89,17 +91,44 @@ def fetch_tree(
         ledger: what an interrupted run left; without one everything is read.
 
     Raises:
-        UnsafeArchiveError: two names differ only in case, which not every disk can hold.
+        UnsafeArchiveError: two names differ only in case, and the disk does not tell them apart.
         SourceReadError, SourceNotFoundError, DriveDisconnectedError, CorruptArchiveError: the source failed.
         NotEnoughSpaceError, TargetNotWritableError: the target failed.
         CancelledError: the caller asked to stop.
     """
-    check_case_collisions(tree.label, [entry.name for entry in tree.entries])
+    check_names_fit(tree.label, [entry.name for entry in tree.entries], target)
     fetch = _TreeFetch(tree, target, step, policy, ledger or _EmptyLedger())
     pieces, streamed = _cut(tree)
     _make_folders(target, [entry.name for entry in tree.entries])
     fetch.pieces([piece for piece in pieces if not fetch.is_here(piece)], limits, cancellation)
     fetch.streams([entry for entry in streamed if not fetch.is_here(_whole(entry))], cancellation)
+
+
+def check_names_fit(label: str, names: Sequence[str], folder: Path) -> None:
+    """Refuse names that cannot stand beside each other below `folder`, which exists.
+
+    Only a disk that takes "A" for "a", or two ways to encode an accent for one, refuses any; Linux' own do not.
+
+    Raises:
+        UnsafeArchiveError: two names differ only in what the disk does not tell apart.
+        TargetNotWritableError: the disk cannot be asked.
+    """
+    try:
+        check_case_collisions(label, names)
+    except UnsafeArchiveError:
+        if _mixes_up_names(folder):
+            raise
+
+
+def _mixes_up_names(folder: Path) -> bool:
+    probe = temp_beside(folder / "aé")
+    with typed_write_errors(probe):
+        probe.touch()
+    try:
+        others = (probe.name.upper(), unicodedata.normalize("NFD", probe.name))
+        return any(probe.with_name(other).exists() for other in others)
+    finally:
+        probe.unlink(missing_ok=True)
 
 
 class _TreeFetch:
@@ -150,15 +179,14 @@ class _TreeFetch:
         if not entries:
             return
         stopping = Cancellation()
-        with ThreadPoolExecutor(_STREAMS, thread_name_prefix="colabstage-stream") as pool:
-            futures = [pool.submit(self._stream, entry, (cancellation, stopping)) for entry in entries]
+        with DaemonPool(_STREAMS, "colabstage-stream") as pool:
             try:
-                for future in futures:
-                    future.result()
-            except BaseException:
+                # What moves inside has a deadline of its own.
+                pool.run(
+                    lambda entry: self._stream(entry, (cancellation, stopping)), entries, stall_timeout_s=float("inf")
+                )
+            finally:
                 stopping.cancel()
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise
 
     def _stream(self, entry: FileEntry, cancellations: tuple[Cancellation, ...]) -> None:
         import xxhash
@@ -194,7 +222,7 @@ def _cut(tree: Tree) -> tuple[list[Piece], list[FileEntry]]:
     for entry in sorted(tree.entries, key=lambda entry: entry.position):
         if entry.size <= LARGE_BYTES:
             pieces.append(_whole(entry))
-        elif parts_come_alone:
+        elif parts_come_alone and (not isinstance(tree, LooseFiles) or tree.gives_parts(entry)):
             parts = block_ranges(entry.size, _PIECE_BYTES)
             pieces += (Piece(entry, offset, length, is_whole=False) for offset, length in parts)
         else:

@@ -6,8 +6,6 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from itertools import repeat
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from colabstage.errors import ColabstageError
@@ -23,7 +21,8 @@ from colabstage.fetch.sources import (
     TreeSource,
     WebSource,
 )
-from colabstage.machine.mounts import is_slow_mount
+from colabstage.machine.mounts import is_slow_mount, silence_of
+from colabstage.pipeline import DaemonPool
 from colabstage.retry import RetryPolicy
 from colabstage.trees.folder import FolderTree, folder_stamps
 
@@ -63,6 +62,10 @@ def look_quickly(source: Source, recorded: SourceIdentity, *, workers: int, sile
 
     Ends when nothing has come for `silence_s` seconds.
     """
+    parts = source.parts if isinstance(source, ManySource) else (source,)
+    silence = silence_of(*(part.path for part in parts if isinstance(part, LocalSource)))
+    if silence is not None:
+        return Look("silent", str(silence))
     answers: list[Look] = []
     finished, last = threading.Event(), time.monotonic()
 
@@ -205,8 +208,9 @@ def open_remote(source: WebSource | ObjectSource, *, policy: RetryPolicy | None 
 def _ask_many(parts: Sequence[SingleSource], recorded: SourceIdentity, workers: int, heard: Heard) -> Look:
     if [part.address for part in parts] != [part.address for part in recorded.parts]:
         return Look("changed")
-    with ThreadPoolExecutor(min(_ASKERS, len(parts)), thread_name_prefix="colabstage-look") as pool:
-        looks = list(pool.map(_look, parts, recorded.parts, repeat(workers), repeat(heard)))
+    with DaemonPool(min(_ASKERS, len(parts)), "colabstage-look") as pool:
+        pairs = list(zip(parts, recorded.parts, strict=True))
+        looks = pool.run(lambda pair: _look(*pair, workers, heard), pairs, stall_timeout_s=float("inf"))
     found = {look.state: look for look in reversed(looks)}
     order: tuple[str, ...] = ("changed", "unsure", "silent", "gone")
     return next((found[state] for state in order if state in found), looks[0])

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import contextlib
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, NamedTuple, Self
 from urllib.parse import unquote, urlsplit
 
-from colabstage.errors import SourceReadError
+import xxhash
+
+from colabstage.errors import SourceChangedError, SourceReadError
 from colabstage.fetch.identity import as_loose_file, identify_remote
-from colabstage.fetch.transfer.connections import read_directly
+from colabstage.fetch.remote import PassingError
+from colabstage.fetch.transfer.connections import (
+    TryBudget,
+    closing_pieces,
+    final_error,
+    read_directly,
+    sleep_unless,
+)
+from colabstage.pipeline import DaemonPool
 from colabstage.retry import RetryPolicy
 from colabstage.trees.messages import foreign_entry
 from colabstage.trees.names import check_collisions, clean_member_name
@@ -23,6 +32,7 @@ if TYPE_CHECKING:
 
     from colabstage.fetch.identity import SourceIdentity
     from colabstage.fetch.remote import RemoteFacts, RemoteFile
+    from colabstage.progress import Cancellation
 
 # How many files are asked for their size at once.
 _ASKERS = 16
@@ -81,24 +91,28 @@ class LooseFiles:
         label: its address, for messages.
         files: in the order in which to read.
         policy: how often a file is asked for again when it fails in a way that passes.
+        cancellation: looked at while the files are asked for.
 
     Raises:
         As the files' `open`.
         UnsafeArchiveError: a name is one that no folder can hold.
     """
 
-    def __init__(self, label: str, files: Sequence[LooseFile], *, policy: RetryPolicy = RetryPolicy()) -> None:  # noqa: B008  # frozen
+    def __init__(
+        self,
+        label: str,
+        files: Sequence[LooseFile],
+        *,
+        policy: RetryPolicy = RetryPolicy(),  # noqa: B008  # frozen
+        cancellation: Cancellation | None = None,
+    ) -> None:
         self._label = label
         self._policy = policy
         names = [clean_member_name(label, file.name) for file in files]
         check_collisions(label, names, ())
         self._open = dict(zip(names, (file.open for file in files), strict=True))
-        with ThreadPoolExecutor(min(_ASKERS, len(files)) or 1, thread_name_prefix="colabstage-list") as pool:
-            try:
-                facts = list(pool.map(self._ask, names))
-            except BaseException:
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise
+        with DaemonPool(min(_ASKERS, len(files)) or 1, "colabstage-list") as pool:
+            facts = pool.run(self._ask, names, cancellation=cancellation)
         # In the order of `files`.
         self.facts: dict[str, RemoteFacts] = dict(zip(names, facts, strict=True))
         self._entries = tuple(
@@ -138,7 +152,7 @@ class LooseFiles:
             SourceReadError: it is not `entry.size` bytes long any more, or not what its service's checksum says.
             As the file's service answers.
         """
-        data = self.read_part(entry, 0, entry.size)
+        data = self.read_part(entry, 0, entry.size) if self.gives_parts(entry) else b"".join(self.chunks(entry))
         checksum = self.facts[entry.name].checksum
         if checksum is not None:
             hasher = checksum.new_hasher()
@@ -161,9 +175,47 @@ class LooseFiles:
         return data[skipped:]
 
     def chunks(self, entry: FileEntry) -> Iterator[bytes]:
-        """The content in pieces of at most 16 MiB."""
+        """The content in pieces of at most 16 MiB; of a file that is only given whole, as they come, by one request."""
+        if not self.gives_parts(entry):
+            with self._opened(entry) as file:
+                yield from self._stream(file)
+            return
         for offset in range(0, entry.size, PIECE_BYTES):
             yield self.read_part(entry, offset, min(PIECE_BYTES, entry.size - offset))
+
+    def gives_parts(self, entry: FileEntry) -> bool:
+        """Whether parts of a file can be asked for, or only all of it from its beginning."""
+        if entry.name not in self.facts:
+            raise foreign_entry(self._label, entry.name)
+        return self.facts[entry.name].ranges
+
+    def _stream(self, file: RemoteFile) -> Iterator[bytes]:
+        """All of a file in one pass; where it breaks off, what has come is passed over the next time and compared."""
+        seen, done, budget = xxhash.xxh3_64(), 0, TryBudget()
+        while True:
+            again, passed = xxhash.xxh3_64(), 0
+            try:
+                with closing_pieces(file.read_range(0, None)) as pieces:
+                    for piece in pieces:
+                        known = min(len(piece), done - passed)
+                        again.update(piece[:known])
+                        passed += known
+                        if known and passed == done and again.digest() != seen.digest():
+                            raise _became_another(file)
+                        if known < len(piece):
+                            new = piece[known:]
+                            seen.update(new)
+                            done, passed = done + len(new), passed + len(new)
+                            yield new
+                if passed < done:
+                    raise _became_another(file)
+                return
+            except PassingError as error:
+                tries = budget.count(moved=False, arrived=done)
+                if tries >= self._policy.attempts:
+                    raise final_error(error, file.facts.label, tries) from error
+                wait_s = budget.wait_s(self._policy.first_wait_s) if error.wait_s is None else error.wait_s
+                sleep_unless(lambda: False, wait_s)
 
     @contextlib.contextmanager
     def _opened(self, entry: FileEntry) -> Iterator[RemoteFile]:
@@ -188,7 +240,7 @@ class LooseFiles:
         file = self._open[name]()
         try:
             if file.facts.size is None:
-                return replace(file.facts, size=sum(map(len, file.read_range(0, None))))
+                return replace(file.facts, size=sum(map(len, self._stream(file))))
             return file.facts
         finally:
             file.close()
@@ -208,3 +260,8 @@ class LooseFiles:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _became_another(file: RemoteFile) -> SourceChangedError:
+    msg = f"'{file.facts.label}' became another file while it was read. Wait until it is complete, then try again."
+    return SourceChangedError(msg)

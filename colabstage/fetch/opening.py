@@ -23,7 +23,7 @@ from colabstage.fetch.sources import (
 )
 from colabstage.fetch.transfer.connections import read_directly
 from colabstage.fetch.transfer.mounted import MountedFile
-from colabstage.machine.mounts import is_slow_mount
+from colabstage.machine.mounts import is_slow_mount, require_answer
 from colabstage.retry import RetryPolicy, read_with_retry
 from colabstage.trees.entries import file_names
 from colabstage.trees.folder import FolderTree
@@ -145,6 +145,7 @@ class Opener:
     def _open(self, source: SingleSource) -> Opened:
         match source:
             case LocalSource():
+                require_answer(source.path)
                 return _open_path(source, source.path, "local disk", checksum=self.checksum)
             case WebSource():
                 return self._open_web(source)
@@ -173,7 +174,7 @@ class Opener:
         from colabstage.fetch.shared.link import download_share_link, share_link_facts
 
         facts = share_link_facts(source.link, cancellation=self.cancellation)
-        state = f"{source.address} {facts.size if facts else None} {facts.version if facts else ''}"
+        state = None if facts is None else f"{source.address} {facts.size} {facts.version}"
         notes: list[str] = []
 
         def bring(folder: Path) -> Path:
@@ -191,7 +192,9 @@ class Opener:
         opened.notes += notes
         return opened
 
-    def _bring(self, source: SingleSource, state: str, transport: Transport, bring: Callable[[Path], Path]) -> Opened:
+    def _bring(
+        self, source: SingleSource, state: str | None, transport: Transport, bring: Callable[[Path], Path]
+    ) -> Opened:
         digest = hashlib.sha256(source.address.encode()).hexdigest()[:8]
         download = Download(self.folder / f"{source.name}-{digest}", state)
         with contextlib.ExitStack() as undo:

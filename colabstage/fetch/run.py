@@ -33,6 +33,7 @@ from colabstage.fetch.sources import LocalSource, ManySource, absolute_path, dri
 from colabstage.fetch.transfer.file import fetch_file
 from colabstage.fileops import disk_use, make_folder
 from colabstage.machine.drive import drive_root
+from colabstage.machine.mounts import require_answer
 from colabstage.machine.remount import run_with_one_remount
 from colabstage.machine.resources import check_space, usable_cores
 from colabstage.ownership import find_orphans, look_at, put_back, put_file, put_folder
@@ -113,14 +114,14 @@ def fetch_files(
     fetch = _Fetch(
         parsed, place, checksum, overwrite, verify == "full", shown, cancellation_of(shown), time.monotonic(), into
     )
-    here = None if refresh else fetch.reuse()
-    if here is not None:
-        return here
-    on_drive = drive_path_of(parsed)
-    if on_drive is None:
-        return fetch.run()
+
+    def work() -> FetchReport:
+        require_answer(place)
+        here = None if refresh else fetch.reuse()
+        return here or fetch.run()
+
     notes: list[str] = []
-    done = run_with_one_remount(fetch.run, place=on_drive, notice=notes.append)
+    done = run_with_one_remount(work, place=drive_path_of(parsed) or place, notice=notes.append)
     return replace(done, notes=(*done.notes, *notes))
 
 

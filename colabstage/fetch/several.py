@@ -8,7 +8,7 @@ from colabstage.fetch.identity import identify_many
 from colabstage.fetch.loose import LooseFile, LooseFiles, name_loose_files
 from colabstage.fetch.opening import Opened, remote_opener
 from colabstage.fetch.sources import LocalSource, WebSource, local_source
-from colabstage.machine.mounts import is_slow_mount
+from colabstage.machine.mounts import is_slow_mount, require_answer
 from colabstage.trees.joined import JoinedTree, Joining, distinct_names
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ class OpenedParts:
         Raises:
             As `Opener.open`.
         """
+        require_answer(*(part.path for part in source.parts if isinstance(part, LocalSource)))
         self._opened = [self._open(part, opener, stack) for part in source.parts]
         self.notes = [note for part in self._opened for note in part.notes]
         self.slowest = next((part for part in self._opened if part.slow), self._opened[0])

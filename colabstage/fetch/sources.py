@@ -19,6 +19,7 @@ from colabstage.errors import OptionError
 from colabstage.fetch.kaggle.dataset import parse_kaggle
 from colabstage.fetch.shared.address import parse_share_link
 from colabstage.machine.drive import DEFAULT_MOUNTPOINT, drive_root, normalise_drive_path
+from colabstage.machine.mounts import silence_of
 from colabstage.redaction import show_address
 
 if TYPE_CHECKING:
@@ -39,6 +40,9 @@ _COLLAPSED = re.compile(r"(https?|s3|gs|gcs|az|abfs|hf|ftp|sftp|kaggle|file):/[^
 _ARCHIVE_SUFFIXES = (".zip", ".tar", ".tgz", ".tbz2", ".txz", ".tzst", ".gz", ".bz2", ".xz", ".zst", ".7z", ".rar")
 # They would keep a copy of everything that passes, on the disk that is to be spared.
 _CACHING = frozenset({"simplecache", "filecache", "blockcache", "cached"})
+# As Linux' file systems and system calls have it.
+_MOST_NAME_BYTES = 255
+_MOST_PATH_BYTES = 4095
 _DRIVE_FOLDERS = {
     "MyDrive": "MyDrive",
     "My Drive": "MyDrive",
@@ -189,9 +193,16 @@ def _parse_text(source: str | os.PathLike[str]) -> SingleSource:
 
 
 def _parse_schemeless(text: str) -> SingleSource:
-    # Any long name could be an id: one that is right here is not.
-    link = parse_share_link(text, bare_id=not os.path.lexists(text))
-    return local_source(text) if link is None else _shared(link)
+    link = parse_share_link(text, bare_id=True)
+    # Any long name could be an id: one that is right here is not. Nothing else is touched, since its mount may hang.
+    if link is None or (parse_share_link(text, bare_id=False) is None and _is_here(text)):
+        return local_source(text)
+    return _shared(link)
+
+
+def _is_here(name: str) -> bool:
+    path = absolute_path(name)
+    return silence_of(path) is None and os.path.lexists(path)
 
 
 def _parse_url(text: str, scheme: str) -> SingleSource:
@@ -219,15 +230,42 @@ def local_source(path: str | os.PathLike[str]) -> LocalSource:
 
 
 def absolute_path(path: str | os.PathLike[str]) -> Path:
-    """A path as it is meant here and now: `~` expanded, absolute, links left as they are."""
-    return Path(os.path.abspath(Path(path).expanduser()))  # noqa: PTH100 - resolve() would follow links into Drive
+    """A path as it is meant here and now: `~` expanded, absolute, links left as they are. Nothing is touched.
+
+    Raises:
+        OptionError: no path can be called so, `~` names a user that there is not, or it is relative and the current
+            folder is gone.
+    """
+    text: object = os.fspath(path)
+    if not isinstance(text, str) or "\0" in text:
+        msg = f"{path!r} is no path: expected text without NUL characters."
+        raise OptionError(msg)
+    try:
+        expanded = Path(text).expanduser()
+    except RuntimeError:
+        msg = f"{text!r} begins with the home of a user unknown here. Write './{text}' if it is a file's name."
+        raise OptionError(msg) from None
+    try:
+        place = Path(os.path.abspath(expanded))  # noqa: PTH100 - resolve() would follow links into Drive
+    except FileNotFoundError:
+        msg = f"{text!r} is relative, and the current folder has been deleted. Go to another one with os.chdir first."
+        raise OptionError(msg) from None
+    longest = max(place.parts, key=lambda part: len(os.fsencode(part)))
+    if len(os.fsencode(longest)) > _MOST_NAME_BYTES or len(os.fsencode(place)) > _MOST_PATH_BYTES:
+        msg = (
+            f"The path '{str(place)[:60]}…' is too long: a name takes at most {_MOST_NAME_BYTES} bytes, a whole path "
+            f"{_MOST_PATH_BYTES}. Choose a shorter one."
+        )
+        raise OptionError(msg)
+    return place
 
 
 def local_address(path: Path) -> str:
     """The name of an absolute path: itself, or on Google Drive the path from Drive's own root, mounted or not."""
     root = drive_root(path)
     if root is not None:
-        return f"drive:{normalise_drive_path(path).relative_to(root.resolve())}"
+        # The mount point stands as the kernel has it; to resolve it would touch the mount, which may hang.
+        return f"drive:{normalise_drive_path(path).relative_to(root)}"
     if path.is_relative_to(DEFAULT_MOUNTPOINT):
         first, *rest = (*path.relative_to(DEFAULT_MOUNTPOINT).parts, "")
         if first in _DRIVE_FOLDERS:

@@ -18,6 +18,8 @@ from colabstage.records import read_fields
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from colabstage.progress import Cancellation
+
 MANIFEST_VERSION = 1
 # 8 MiB: long enough that a mount reads at full speed and a table of a 100 GB pack stays under a megabyte, short
 # enough that repairing one costs nothing.
@@ -95,18 +97,21 @@ def read_manifest(file: Path) -> Manifest | None:
     return manifest if manifest is not None and manifest.agrees else None
 
 
-def damaged_blocks(file: Path, manifest: Manifest, *, threads: int) -> list[int]:
+def damaged_blocks(
+    file: Path, manifest: Manifest, *, threads: int, cancellation: Cancellation | None = None
+) -> list[int]:
     """Numbers of the blocks whose bytes are not those that were written; read in parallel."""
-    found = hash_ranges(file, manifest.ranges, threads=threads)
+    found = hash_ranges(file, manifest.ranges, threads=threads, cancellation=cancellation)
     return [number for number, digest in enumerate(found) if digest != manifest.hashes[number]]
 
 
-def make_hashes(file: Path, *, threads: int) -> tuple[str, ...]:
+def make_hashes(file: Path, *, threads: int, cancellation: Cancellation | None = None) -> tuple[str, ...]:
     """The hash of every block of a finished file, for its manifest."""
-    return tuple(hash_ranges(file, block_ranges(file.stat().st_size, BLOCK_BYTES), threads=threads))
+    ranges = block_ranges(file.stat().st_size, BLOCK_BYTES)
+    return tuple(hash_ranges(file, ranges, threads=threads, cancellation=cancellation))
 
 
-def check_whole(file: Path, manifest: Manifest, *, threads: int) -> None:
+def check_whole(file: Path, manifest: Manifest, *, threads: int, cancellation: Cancellation | None = None) -> None:
     """Compare every byte of `file` with its manifest.
 
     Raises:
@@ -118,7 +123,7 @@ def check_whole(file: Path, manifest: Manifest, *, threads: int) -> None:
     except FileNotFoundError:
         msg = f"'{manifest_path(file).name}' is there, but not the file '{file}' that it describes."
         raise SourceNotFoundError(msg) from None
-    bad = damaged_blocks(file, manifest, threads=threads)
+    bad = damaged_blocks(file, manifest, threads=threads, cancellation=cancellation)
     if size == manifest.size and not bad:
         return
     wrong = [f"it has {size:,} bytes instead of {manifest.size:,}"] if size != manifest.size else []

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from colabstage.errors import DriveDisconnectedError
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -35,6 +37,8 @@ _LOCAL_FUSE_TYPES = frozenset(
 )
 # What a simulated Drive gives as its source, so that nobody takes it for a person's own.
 PRACTICE_SOURCE = "colabstage-practice"
+# A mount that says nothing for so long counts as silent: a busy one answers for its root out of its memory.
+_ANSWER_S = 10.0
 _MAX_LINKS = 40  # as many as the kernel follows
 
 _PROBE = """
@@ -170,6 +174,56 @@ def probe_mount(path: str | os.PathLike[str], timeout_s: float = 10.0) -> MountP
     finally:
         _end_child(child)
     return _judge(int(answer)) if answer.strip().isdigit() else MountProbe("failing", errno.EIO)
+
+
+def silence_of(*paths: str | os.PathLike[str], timeout_s: float | None = None) -> DriveDisconnectedError | None:
+    """Say why paths cannot be touched now: a mount that one of them lies on is dead or does not answer; else `None`.
+
+    Every verb asks this before anything else: a call into a mount that hangs never returns, a thread in such a call
+    keeps even the interpreter from ending, and a dead one answers in a different way at every place. Paths on local
+    disks cost nothing; of each slow mount one child process asks, 30 ms where it answers.
+
+    Args:
+        paths: any; none of them is touched.
+        timeout_s: seconds that each mount may take; 10 by default.
+    """
+    timeout_s = _ANSWER_S if timeout_s is None else timeout_s
+    table = list_mounts()
+    slow = {mount.mountpoint: mount for path in paths if slow_reason(mount := mount_of(path, mounts=table)) is not None}
+    for mount in slow.values():
+        probe = probe_mount(mount.mountpoint, timeout_s)
+        if probe.state in ("dead", "silent"):
+            return _disconnected(mount, probe, timeout_s)
+    return None
+
+
+def require_answer(*paths: str | os.PathLike[str], timeout_s: float | None = None) -> None:
+    """Make sure that paths can be touched, as `silence_of` finds out.
+
+    Raises:
+        DriveDisconnectedError: a mount that one of them lies on is dead, or does not answer in `timeout_s` seconds.
+    """
+    error = silence_of(*paths, timeout_s=timeout_s)
+    if error is not None:
+        raise error
+
+
+def _disconnected(mount: Mount, probe: MountProbe, timeout_s: float) -> DriveDisconnectedError:
+    is_drive = slow_reason(mount) == "Google Drive"
+    what = "The Drive client at" if is_drive else "The file system behind"
+    again = (
+        f'Mount it again with google.colab.drive.mount("{mount.mountpoint}", force_remount=True)'
+        if is_drive
+        else "Mount it again"
+    )
+    if probe.state == "dead":
+        msg = f"{what} '{mount.mountpoint}' has died ({probe.reason}). {again}, then try again."
+    else:
+        msg = (
+            f"{what} '{mount.mountpoint}' has not answered for {timeout_s:.0f} s. It may be busy: wait, then try "
+            f"again. {again} if that does not help; what it has not uploaded may be lost by that."
+        )
+    return DriveDisconnectedError(msg)
 
 
 def _judge(number: int) -> MountProbe:

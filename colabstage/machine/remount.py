@@ -10,16 +10,24 @@ The one place that all work on Drive passes through, so a used-up download quota
 
 from __future__ import annotations
 
+import errno
 import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from colabstage.errors import DriveDisconnectedError, SourceNotFoundError, SourceReadError
+from colabstage.errors import (
+    ColabstageError,
+    DriveDisconnectedError,
+    OptionError,
+    SourceNotFoundError,
+    SourceReadError,
+)
 from colabstage.machine.drive import drive_root, mount_drive
 from colabstage.machine.drive_log import drive_log_size, quota_error
 from colabstage.machine.mounts import follow_links, mount_of, probe_mount
 from colabstage.machine.platforms import detect_platform
+from colabstage.retry import speaks_of_a_mount, translate_read_error
 
 if TYPE_CHECKING:
     import os
@@ -79,14 +87,15 @@ def run_with_one_remount(
     Raises:
         DriveQuotaError: the file could not be read because Drive's download quota is used up.
         DriveError, NotSupportedHereError: mounting again failed; the reason for it is the error's cause.
-        Exception: whatever `work` raises. Where Drive died and was not mounted again, a note of the error says why.
+        Exception: whatever `work` raises; an `OSError` of the system's own as the typed error for it.
+            Where Drive died and was not mounted again, a note of the error says why.
     """
     root = drive_root(place)
     if root is None:
-        return work()
+        return _work_typed(work, place)
     readonly = mount_of(place).readonly
     try:
-        return _work_watched(work)
+        return _work_watched(work, place)
     except _SYMPTOMS as error:
         obstacle = remount_obstacle(_look(root))
         if obstacle is not None:
@@ -96,14 +105,33 @@ def run_with_one_remount(
         mount_drive(root, readonly=readonly, timeout_s=mount_timeout_s)
         if notice is not None:
             notice(f"The Drive client died ({error}) and was mounted again; finished work was kept.")
-    return _work_watched(work)
+    return _work_watched(work, place)
 
 
-def _work_watched(work: Callable[[], T]) -> T:
+def _work_typed(work: Callable[[], T], place: str | os.PathLike[str]) -> T:
+    """Call `work()`; what the system answered somewhere inside becomes the typed error for it."""
+    try:
+        return work()
+    except ColabstageError:
+        raise
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            msg = (
+                f"The name '{str(error.filename)[-40:]}' is too long for the file system: a record and unfinished work "
+                "stand beside a target under names somewhat longer than its own. Choose a shorter one."
+            )
+            raise OptionError(msg) from error
+        # Whatever else a caller's own function may raise is its own business.
+        if not speaks_of_a_mount(error):
+            raise
+        raise translate_read_error(error, str(error.filename or place), 1) from error
+
+
+def _work_watched(work: Callable[[], T], place: str | os.PathLike[str]) -> T:
     """Call `work()`; a failure that the client's log explains by a quota is raised as that."""
     log_size = drive_log_size()
     try:
-        return work()
+        return _work_typed(work, place)
     except SourceReadError as error:
         quota = quota_error(error, log_size)
         if quota is None:

@@ -11,6 +11,7 @@ from colabstage.fetch.copy import copy_blocks
 from colabstage.fileops import disk_use, make_folder
 from colabstage.h5.manifest import Manifest, manifest_path, read_manifest, write_manifest
 from colabstage.machine.drive import drive_root, find_drive
+from colabstage.machine.mounts import silence_of
 from colabstage.machine.platforms import detect_platform
 from colabstage.machine.resources import check_space
 from colabstage.ownership import adopt_orphan, disown, remove_own, sweep_orphans, temp_beside
@@ -48,7 +49,8 @@ def find_cache_dir(asked: Path | Literal["auto"] | None, *, near: Path | None, l
     if isinstance(asked, Path):
         return asked, "as given"
     root = None if near is None else drive_root(near)
-    drive = root / "MyDrive" if root is not None and (root / "MyDrive").is_dir() else find_drive()
+    own = None if root is None or silence_of(root) is not None else root / "MyDrive"
+    drive = own if own is not None and own.is_dir() else find_drive()
     if drive is not None:
         return drive / "colabstage", "on the mounted Google Drive"
     platform = detect_platform()
@@ -69,6 +71,8 @@ def _device_of(path: Path) -> int:
 
 def find_cached(request: StageRequest, cache_dir: Path) -> CachedPack | None:
     """The pack of this request in the cache, or the generation before it where publishing was interrupted."""
+    if silence_of(cache_dir) is not None:
+        return None
     current = cache_dir / f"{request.name}.h5"
     for path in (current, current.with_name(current.name + PREVIOUS_SUFFIX)):
         try:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
-from colabstage.errors import ColabstageError
+from colabstage.errors import CancelledError, ColabstageError
 from colabstage.fetch.identity import SourceIdentity, compare, is_same
 from colabstage.fetch.record import file_seal
 from colabstage.fileops import read_json, write_json
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from colabstage.h5.manifest import Manifest
+    from colabstage.progress import Cancellation
     from colabstage.stage.request import StageRequest
 
 _RECORD_VERSION = 1
@@ -123,7 +124,9 @@ def files_record(request: StageRequest, identity: SourceIdentity, files: StagedF
     return LocalRecord(request.key, identity, seal, files, record.published if record is not None and seal else None)
 
 
-def pack_problem(request: StageRequest, record: LocalRecord, *, thorough: bool) -> str | None:
+def pack_problem(
+    request: StageRequest, record: LocalRecord, *, thorough: bool, cancellation: Cancellation | None = None
+) -> str | None:
     """Why the staged pack cannot be used as it is; `None` when it can.
 
     With an unbroken seal this is a few `stat`s, otherwise, or when `thorough`, every block is hashed.
@@ -139,7 +142,9 @@ def pack_problem(request: StageRequest, record: LocalRecord, *, thorough: bool) 
         if made_of is None or compare(made_of, record.identity) == "changed":
             return "its pack is of another state of the source than its record"
         if thorough or file_seal(pack) != record.seal:
-            check_whole(pack, manifest, threads=usable_cores())
+            check_whole(pack, manifest, threads=usable_cores(), cancellation=cancellation)
+    except CancelledError:
+        raise
     except ColabstageError as error:
         return str(error)
     return None

@@ -89,6 +89,13 @@ class SourcePart:
         return self._arriving is None or recognise_archive(self._arriving) in ("zip", None)
 
     @property
+    def unpacks_first(self) -> bool:
+        """Whether it is compressed as a whole, so that its files are known only once all of it is unpacked."""
+        if self.opened.file is None or self._comes_whole:
+            return False
+        return recognise_archive(self._content) not in ("zip", "tar", None)
+
+    @property
     def slow(self) -> bool:
         """Whether its files, each read by itself, take their time to answer."""
         return self.opened.slow and self.opened.tree is not None
@@ -130,6 +137,7 @@ class SourcePart:
         content = self._content
         read = content.pread if self._arriving is None else self._arriving.read_here
         for offset in range(0, content.size, _HASH_BYTES):
+            self._opener.cancellation.check()
             hasher.update(read(_HASH_BYTES, offset))
         if hasher.hexdigest() != checksum.digest:
             self.discard()
@@ -154,7 +162,9 @@ class SourcePart:
             content = self._content
             if not self.opens_at_once:
                 self.start()
-            self._tree = self._stack.enter_context(open_archive(content, spool=spool, lone_files=alone))
+            self._tree = self._stack.enter_context(
+                open_archive(content, spool=spool, lone_files=alone, cancellation=self._opener.cancellation)
+            )
         return self._tree
 
     def start(self) -> None:
@@ -171,6 +181,9 @@ class SourcePart:
 
     def close(self) -> None:
         """Let go of handles; what has arrived stays for the next run. Calling it twice is fine."""
+        if self._opener.cancellation.cancelled:
+            # Hang up first: whoever reads would otherwise be waited for until the other side has said something.
+            self.opened.close()
         self._stack.close()
 
     def __enter__(self) -> Self:
@@ -190,7 +203,13 @@ class SourcePart:
         assert facts.size is not None
         step = self._stack.enter_context(_LateStep(self._opener.progress, f"copy {facts.name}", facts.size))
         self._arriving = self._stack.enter_context(
-            ArrivingFile(opened.file, self._copy_path, step=step, policy=RetryPolicy())
+            ArrivingFile(
+                opened.file,
+                self._copy_path,
+                step=step,
+                policy=RetryPolicy(),
+                cancellation=self._opener.cancellation,
+            )
         )
         return self._arriving
 

@@ -16,7 +16,6 @@ import contextlib
 import os
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from colabstage.errors import (
@@ -29,9 +28,12 @@ from colabstage.errors import (
     TargetExistsError,
 )
 from colabstage.fetch.copy import copy_blocks, translate_write_error
+from colabstage.fetch.sources import absolute_path
 from colabstage.fileops import block_ranges, disk_use, hash_ranges, make_folder, read_json, target_file
 from colabstage.h5.manifest import BLOCK_BYTES, Manifest, make_hashes, manifest_path, read_manifest, write_manifest
 from colabstage.machine.drive import drive_root
+from colabstage.machine.mounts import require_answer, silence_of
+from colabstage.machine.remount import run_with_one_remount
 from colabstage.machine.resources import check_space, usable_cores
 from colabstage.ownership import (
     adopt_orphan,
@@ -48,6 +50,7 @@ from colabstage.units import format_bytes, format_duration, format_rate
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from colabstage.progress import Cancellation, Progress, ProgressStep
 
@@ -109,7 +112,19 @@ def publish_file(
 
     Whatever is raised, nothing at `to` has changed.
     """
-    source = Path(path)
+    source, place = absolute_path(path), absolute_path(to)
+    # What ends in a slash is a folder, there or not.
+    where = f"{place}{os.sep}" if os.fspath(to).endswith(os.sep) else str(place)
+    shown = resolve_progress(progress)
+    # What was finished of a copy is gone on with, so a Drive that dies meanwhile costs no more than its mount.
+    return run_with_one_remount(
+        lambda: _publish(source, where, keep_previous=keep_previous, shown=shown),
+        place=place if drive_root(place) is not None else source,
+    )
+
+
+def _publish(source: Path, to: str, *, keep_previous: bool, shown: Progress) -> PublishReport:
+    require_answer(source, to)
     if not source.is_file():
         msg = f"'{source}' is not a file; expected one that is finished and closed."
         raise SourceNotFoundError(msg)
@@ -119,9 +134,9 @@ def publish_file(
     known = _manifest_of(source, state.nbytes)
     make_folder(target.parent)
     began = time.monotonic()
-    shown = resolve_progress(progress)
+    cancellation = cancellation_of(shown)
     with shown.step(f"publish {target.name}", total=state.nbytes, unit="B") as step:
-        manifest = _find_published(source, target, state, known)
+        manifest = _find_published(source, target, state, known, cancellation)
         if manifest is not None:
             sweep_leftovers_of(target)
             step.advance(state.nbytes)
@@ -129,7 +144,7 @@ def publish_file(
             write_manifest(target, manifest)
         else:
             _check_replaceable(target)
-            kept = _copy(source, target, state, known, step=step, cancellation=cancellation_of(shown))
+            kept = _copy(source, target, state, known, step=step, cancellation=cancellation)
     previous = previous_path(target)
     if not keep_previous:
         discard_version(previous)
@@ -213,16 +228,20 @@ def _manifest_of(file: Path, size: int) -> Manifest | None:
     return manifest if fits else None
 
 
-def _find_published(source: Path, target: Path, state: _State, known: Manifest | None) -> Manifest | None:
+def _find_published(
+    source: Path, target: Path, state: _State, known: Manifest | None, cancellation: Cancellation
+) -> Manifest | None:
     """The manifest of what stands at `target`, when that is the very same content: a run got as far as that."""
     if not target.is_file() or target.stat().st_size != state.nbytes:
         return None
-    hashes = known.hashes if known is not None else make_hashes(source, threads=usable_cores())
+    hashes = (
+        known.hashes if known is not None else make_hashes(source, threads=usable_cores(), cancellation=cancellation)
+    )
     there = _manifest_of(target, state.nbytes)
     if there is not None and there.hashes != hashes:
         return None
     with contextlib.suppress(OSError):  # what cannot be read is written anew
-        if make_hashes(target, threads=usable_cores()) == hashes and _state(source) == state:
+        if make_hashes(target, threads=usable_cores(), cancellation=cancellation) == hashes and _state(source) == state:
             return known or Manifest(state.nbytes, BLOCK_BYTES, hashes)
     return None
 
@@ -260,11 +279,13 @@ def _copy(
             policy=RetryPolicy(),
             keep=keep if resumed else None,
         )
-        read_with_retry(lambda: _read_back(temp, state.nbytes, hashes), str(temp), policy=RetryPolicy())
+        read_with_retry(lambda: _read_back(temp, state.nbytes, hashes, cancellation), str(temp), policy=RetryPolicy())
         _check_unchanged(source, state)
         _replace(temp, target, known or Manifest(state.nbytes, BLOCK_BYTES, tuple(hashes)))
     except BaseException as error:
-        remove_own(temp, empty=_keeps_trash(target))
+        # On a mount that hangs, clearing up would never end; the next call sweeps.
+        if silence_of(temp) is None:
+            remove_own(temp, empty=_keeps_trash(target))
         if isinstance(error, (DamagedPackError, SourceReadError)):
             _check_unchanged(source, state)
         raise
@@ -282,11 +303,11 @@ def _check_unchanged(source: Path, state: _State) -> None:
     raise SourceChangedError(msg)
 
 
-def _read_back(temp: Path, size: int, hashes: list[str]) -> None:
+def _read_back(temp: Path, size: int, hashes: list[str], cancellation: Cancellation) -> None:
     """Compare what the place now holds with what was sent."""
     found_size = temp.stat().st_size
     ranges = block_ranges(size, BLOCK_BYTES)
-    if found_size == size and hash_ranges(temp, ranges, threads=usable_cores()) == hashes:
+    if found_size == size and hash_ranges(temp, ranges, threads=usable_cores(), cancellation=cancellation) == hashes:
         return
     msg = (
         f"What was written to '{temp.parent}' reads back differently ({found_size:,} bytes of {size:,}). "

@@ -15,6 +15,7 @@ from colabstage.errors import ColabstageError, OptionError
 from colabstage.fileops import disk_use, local_lock, read_json
 from colabstage.h5.manifest import read_manifest
 from colabstage.machine.drive import drive_root
+from colabstage.machine.mounts import require_answer
 from colabstage.ownership import is_our_name, look_at, remove_named, remove_vouched, sweep_orphans
 from colabstage.stage.cache import find_cache_dir
 from colabstage.stage.publish import PREVIOUS_SUFFIX, discard_version, previous_path, sweep_leftovers_of
@@ -98,8 +99,13 @@ def list_datasets(
 
     Args:
         local_dir, cache_dir: as for `stage_dataset`.
+
+    Raises:
+        DriveDisconnectedError: the cache lies on a mount that is dead or does not answer.
     """
     base, cache = _places(local_dir, cache_dir)
+    if cache is not None:
+        require_answer(cache)
     return [*_list_here(base), *([] if cache is None else _list_cache(cache))]
 
 

@@ -7,15 +7,18 @@ way, and the version before it is taken where one is wrong.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from colabstage.errors import DamagedPackError, SourceNotFoundError, TargetExistsError
 from colabstage.fetch.copy import copy_blocks
+from colabstage.fetch.sources import absolute_path
 from colabstage.fileops import make_folder, target_file
 from colabstage.h5.manifest import damaged_blocks, manifest_path, read_manifest
 from colabstage.machine.drive import drive_root
+from colabstage.machine.mounts import require_answer
+from colabstage.machine.remount import run_with_one_remount
 from colabstage.machine.resources import check_space, usable_cores
 from colabstage.ownership import atomic_path, sweep_orphans
 from colabstage.progress import cancellation_of, resolve_progress
@@ -24,7 +27,7 @@ from colabstage.stage.publish import previous_path
 from colabstage.units import format_bytes
 
 if TYPE_CHECKING:
-    import os
+    from pathlib import Path
 
     from colabstage.h5.manifest import Manifest
     from colabstage.progress import Progress
@@ -76,14 +79,24 @@ def restore_file(
 
     Whatever is raised, nothing at `to` has changed.
     """
-    newest = Path(published)
+    newest, place = absolute_path(published), absolute_path(to)
+    # What ends in a slash is a folder, there or not.
+    where = f"{place}{os.sep}" if os.fspath(to).endswith(os.sep) else str(place)
+    shown = resolve_progress(progress)
+    return run_with_one_remount(
+        lambda: _restore(newest, where, overwrite=overwrite, shown=shown),
+        place=newest if drive_root(newest) is not None else place,
+    )
+
+
+def _restore(newest: Path, to: str, *, overwrite: bool, shown: Progress) -> RestoreReport:
+    require_answer(newest, to)
     versions = [newest, previous_path(newest)]
     found = [version for version in versions if version.is_file()]
     if not found:
         msg = f"There is neither '{newest}' nor '{versions[1].name}' beside it. Publish one with publish_file first."
         raise SourceNotFoundError(msg)
     target = target_file(to, newest.name)
-    shown = resolve_progress(progress)
     reasons: list[str] = []
     for version in found:
         manifest, problem = _vouched(version)

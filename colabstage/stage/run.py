@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ParamSpec
 
 from colabstage.fileops import local_lock, make_folder
 from colabstage.machine.remount import run_with_one_remount
-from colabstage.progress import NullProgress, resolve_progress
+from colabstage.progress import NullProgress, cancellation_of, resolve_progress
 from colabstage.stage.request import check_for_workers, lock_path, make_request
 from colabstage.stage.staging import Staging
 
@@ -157,7 +157,7 @@ def _stage(request: StageRequest, executor: Executor | None, *, wait: bool, prog
         staging.check_possible()
         make_folder(request.folder.parent)
         lock = lock_path(request.folder)
-        with local_lock(lock, timeout_s=_LOCK_TIMEOUT_S, notice=staging.note):
+        with local_lock(lock, timeout_s=_LOCK_TIMEOUT_S, notice=staging.note, cancellation=cancellation_of(progress)):
             # Whoever held the lock before may have done the work.
             return staging.reuse() or staging.restore() or staging.stage(wait=wait)
 

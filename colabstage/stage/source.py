@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING, Self
 
@@ -13,6 +12,7 @@ from colabstage.fetch.identity import SourceIdentity, identify_many
 from colabstage.fetch.loose import LooseFile, LooseFiles, name_loose_files
 from colabstage.fetch.opening import Opener, remote_opener
 from colabstage.fetch.sources import LocalSource, ManySource, ObjectSource, WebSource
+from colabstage.pipeline import DaemonPool
 from colabstage.stage.part import SourcePart
 from colabstage.trees.joined import JoinedTree
 
@@ -52,6 +52,8 @@ class OpenSource:
             ArchiveError: it is a file that is no archive; the message says what it is.
         """
         self._request = request
+        self._closed = False
+        self._cancellation = cancellation
         self._stack = contextlib.ExitStack()
         self._parts: list[SourcePart] = []
         self._loose: LooseFiles | None = None
@@ -71,6 +73,11 @@ class OpenSource:
     def opens_at_once(self) -> bool:
         """Whether its files can be listed without bringing all of it here first."""
         return all(part.opens_at_once for part in self._parts)
+
+    @property
+    def unpacks_first(self) -> bool:
+        """Whether some of it is compressed as a whole, so that its files are known only once all of it is unpacked."""
+        return any(part.unpacks_first for part in self._parts)
 
     @property
     def slow(self) -> bool:
@@ -122,6 +129,7 @@ class OpenSource:
 
     def close(self) -> None:
         """Let go of handles; what has arrived stays for the next run."""
+        self._closed = True
         self._stack.close()
 
     def __enter__(self) -> Self:
@@ -142,16 +150,19 @@ class OpenSource:
             self._stack.pop_all().close()
             self._parts.clear()
             self._loose_addresses = [part.address for part in source.parts]
-            self._loose = _open_loose(source.label, source.parts)
+            self._loose = _open_loose(source.label, source.parts, opener.cancellation)
             return
-        with ThreadPoolExecutor(_OPENERS, thread_name_prefix="colabstage-open") as pool:
-            futures = [pool.submit(self._open_part, part, opener) for part in others]
-        self._parts += [future.result() for future in futures]
+        with DaemonPool(_OPENERS, "colabstage-open") as pool:
+            self._parts += pool.run(
+                lambda part: self._open_part(part, opener), others, cancellation=opener.cancellation
+            )
 
     def _open_part(self, source: SingleSource, opener: Opener) -> SourcePart:
         opened = opener.open(source)
         part = SourcePart(opened, opener)
         self._stack.callback(part.close)
+        if self._closed:  # another one failed meanwhile, and nobody waited for this one
+            part.close()
         return part
 
     def _identify(self) -> SourceIdentity:
@@ -193,8 +204,14 @@ class OpenSource:
     def _join(self, spool: Path) -> Tree:
         if len(self._parts) == 1:
             return self._parts[0].open_tree(spool, alone=True)
-        with ThreadPoolExecutor(_OPENERS, thread_name_prefix="colabstage-open") as pool:
-            trees = list(pool.map(lambda part: part.open_tree(spool), self._parts))
+        with DaemonPool(_OPENERS, "colabstage-open") as pool:
+            # Each of them may unpack for hours; what moves inside has a deadline of its own.
+            trees = pool.run(
+                lambda part: part.open_tree(spool),
+                self._parts,
+                cancellation=self._cancellation,
+                stall_timeout_s=float("inf"),
+            )
         names = [part.opened.source.name for part in self._parts]
         return JoinedTree(self._request.source.label, list(zip(names, trees, strict=True)))
 
@@ -203,6 +220,7 @@ def _can_be_loose(parts: Sequence[SingleSource]) -> bool:
     return all(isinstance(part, LocalSource | WebSource | ObjectSource) for part in parts)
 
 
-def _open_loose(label: str, parts: Sequence[SingleSource]) -> LooseFiles:
+def _open_loose(label: str, parts: Sequence[SingleSource], cancellation: Cancellation) -> LooseFiles:
     names = name_loose_files([part.label for part in parts])
-    return LooseFiles(label, [LooseFile(name, remote_opener(part)) for name, part in zip(names, parts, strict=True)])
+    files = [LooseFile(name, remote_opener(part)) for name, part in zip(names, parts, strict=True)]
+    return LooseFiles(label, files, cancellation=cancellation)

@@ -234,6 +234,9 @@ class Staging:
         if not source.opens_at_once:
             reasons.append("It can only be read from its beginning; what is in it is known when it is here.")
             return self._planned("stage", tuple(reasons), figure_out(request, source, None, None), {})
+        if source.unpacks_first:
+            reasons.append("It is compressed as a whole; what is in it is known when it is unpacked.")
+            return self._planned("stage", tuple(reasons), figure_out(request, source, None, None), {})
         with tempfile.TemporaryDirectory() as spool:
             tree = source.open_tree(Path(spool))
             free = space_for(request.pack_path)
@@ -265,7 +268,7 @@ class Staging:
         thorough = request.verify == "full"
         problem = None
         if request.wants_pack:
-            problem = pack_problem(request, record, thorough=thorough)
+            problem = pack_problem(request, record, thorough=thorough, cancellation=self._cancellation)
         if problem is None and request.wants_files:
             problem = files_problem(request, record, thorough=thorough)
         if problem is None and not self._is_fresh(record.identity):

@@ -29,16 +29,19 @@ _READ_BYTES = 1 << 20
 _ZSTD_WINDOW_BYTES = 1 << 30
 # What a dictionary of a gigabyte takes; `xz -9` needs 65 MiB.
 _XZ_MEMORY_BYTES = (1 << 30) + (1 << 26)
-_THREAD_END_S = 5.0
+_THREAD_END_S = 1.0
 _LOOK_S = 0.1
 
 
 @contextlib.contextmanager
-def open_stream(source: ByteSource, cancellation: Cancellation | None = None) -> Iterator[IO[bytes]]:
+def open_stream(
+    source: ByteSource, cancellation: Cancellation | None = None, *, read_bytes: int = _READ_BYTES
+) -> Iterator[IO[bytes]]:
     """The unpacked bytes of a compressed source, as a readable stream for the `with` block.
 
     Reading it turns whatever the decompressor complains about into `CorruptArchiveError`. What the source or whoever
-    reads raises passes through as it is: an `OSError` with an errno, and every error of colabstage's own.
+    reads raises passes through as it is: an `OSError` with an errno, and every error of colabstage's own. `read_bytes`:
+    of the source at a time.
 
     Raises:
         ArchiveError: the source is not compressed.
@@ -48,7 +51,7 @@ def open_stream(source: ByteSource, cancellation: Cancellation | None = None) ->
     if compression is None:
         msg = f"'{source.label}' is not compressed with gzip, bzip2, xz or Zstandard."
         raise ArchiveError(msg)
-    with io.BufferedReader(SourceFile(source, cancellation), _READ_BYTES) as packed:
+    with io.BufferedReader(SourceFile(source, cancellation), read_bytes) as packed:
         stream, damage = _unpacker(cast("IO[bytes]", packed), compression)
         with stream:
             try:

@@ -6,8 +6,6 @@ import contextlib
 import errno
 import os
 import stat
-from concurrent.futures import ThreadPoolExecutor
-from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -15,6 +13,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, Self, TypeVar
 
 from colabstage.errors import SourceNotFoundError, SourceReadError
 from colabstage.fileops import block_ranges, pread_exactly
+from colabstage.pipeline import DaemonPool
 from colabstage.retry import RetryPolicy, read_with_retry
 from colabstage.trees.entries import FileEntries, Listing
 from colabstage.trees.messages import count_by
@@ -295,23 +294,18 @@ def _pool(workers: int) -> Iterator[_Run]:
     if workers < 2:
         yield _run_here
         return
-    pool = ThreadPoolExecutor(workers, thread_name_prefix="colabstage-list")
+    with DaemonPool(workers, "colabstage-list") as pool:
 
-    def run(function: Callable[[T], R], items: Iterable[T]) -> list[R]:
-        futures = [pool.submit(function, item) for item in items]
-        try:
-            return [future.result(timeout=_STALL_S) for future in futures]
-        except FutureTimeoutError as error:
-            msg = f"Listing made no progress for {_STALL_S:.0f} s. Mount the Drive again and run this once more."
-            raise SourceReadError(msg) from error
+        def run(function: Callable[[T], R], items: Iterable[T]) -> list[R]:
+            try:
+                return pool.run(function, items, stall_timeout_s=_STALL_S)
+            except TimeoutError as error:
+                if error.errno is not None:  # the mount's own answer
+                    raise
+                msg = f"Listing made no progress for {_STALL_S:.0f} s. Mount the Drive again and run this once more."
+                raise SourceReadError(msg) from error
 
-    try:
         yield run
-    except BaseException:
-        # A call that hangs in the kernel cannot be ended; waiting for it would hang the caller too.
-        pool.shutdown(wait=False, cancel_futures=True)
-        raise
-    pool.shutdown()
 
 
 def _walk(

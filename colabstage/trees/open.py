@@ -41,6 +41,8 @@ _TARS: dict[Compression, ArchiveKind] = {"gz": "tar.gz", "bz2": "tar.bz2", "xz":
 _ARCHIVE_SUFFIXES = (".zip", ".tar", ".tgz", ".tbz2", ".txz", ".gz", ".bz2", ".xz", ".zst", ".7z", ".rar")
 _DRIVE_FOLDERS = frozenset({"MyDrive", "My Drive", "Shareddrives", "Shared drives"})
 _NAMES_SHOWN = 6
+# Of a compressed file, to see what is in it.
+_LOOK_BYTES = 64 * 1024
 
 
 def recognise(path: Path) -> TreeFormat | None:
@@ -150,7 +152,7 @@ def _open_recognised(source: ByteSource, spool: Path, limits: ArchiveLimits, can
 def _first_unpacked(source: ByteSource) -> bytes | None:
     """The first unpacked bytes of a compressed stream; `None` if it is damaged."""
     try:
-        with open_stream(source) as stream:
+        with open_stream(source, read_bytes=_LOOK_BYTES) as stream:
             return stream.read(HEAD_BYTES)
     except CorruptArchiveError:
         return None

@@ -20,6 +20,7 @@ from colabstage.errors import (
     TargetNotWritableError,
     UnsafeArchiveError,
 )
+from colabstage.fetch import files
 from colabstage.fetch.files import fetch_tree
 from colabstage.pipeline import PipelineLimits
 from colabstage.progress import Cancellation
@@ -165,9 +166,10 @@ def test_large_file_that_changes_meanwhile_is_an_error(tmp_path: Path, fetch: Ca
 
 @pytest.mark.parametrize("names", [("Cat.bin", "cat.bin"), ("Dogs/a.bin", "dogs/b.bin")])
 def test_names_that_clash_by_case_are_refused_before_anything_is_written(
-    tmp_path: Path, target: Path, fetch: Callable[..., None], names: tuple[str, str]
+    tmp_path: Path, target: Path, fetch: Callable[..., None], monkeypatch: pytest.MonkeyPatch, names: tuple[str, str]
 ) -> None:
-    """Files or folders that differ in case only are refused by name, from a folder and from a zip."""
+    """On a disk that ignores case, files or folders that differ in that only are refused by name."""
+    monkeypatch.setattr(files, "_mixes_up_names", lambda folder: folder == target)
     with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
         for name in ("before.bin", *names):
             path = tmp_path / "source" / name
@@ -179,6 +181,17 @@ def test_names_that_clash_by_case_are_refused_before_anything_is_written(
             with pytest.raises(UnsafeArchiveError, match=r"upper and lower case only"):
                 fetch(tree)
             assert list(target.iterdir()) == []
+
+
+def test_classes_named_by_letters_of_both_cases_come(tmp_path: Path, target: Path, fetch: Callable[..., None]) -> None:
+    """The disk tells "A" from "a", so nothing is refused."""
+    for name in ("A/1.png", "a/1.png"):
+        (tmp_path / "source" / name).parent.mkdir(parents=True)
+        (tmp_path / "source" / name).write_text(name)
+    if os.path.exists(tmp_path / "SOURCE"):  # noqa: PTH110
+        pytest.skip("needs a temporary folder on a disk that tells upper from lower case")
+    fetch(FolderTree(tmp_path / "source"))
+    assert {(target / name).read_text() for name in ("A/1.png", "a/1.png")} == {"A/1.png", "a/1.png"}
 
 
 def test_cancelling_stops_between_files(tmp_path: Path, target: Path, fetch: Callable[..., None], step: Any) -> None:

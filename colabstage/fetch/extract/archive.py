@@ -14,6 +14,7 @@ from colabstage.errors import (
     ArchiveError,
     CancelledError,
     NotEnoughSpaceError,
+    OptionError,
     SourceAccessError,
     TargetExistsError,
     TargetNotWritableError,
@@ -29,10 +30,14 @@ from colabstage.fetch.extract.record import (
     settle_record,
 )
 from colabstage.fetch.extract.run import Extraction, archive_ends, bytes_of, released_by
+from colabstage.fetch.files import check_names_fit
+from colabstage.fetch.sources import absolute_path
 from colabstage.fetch.transfer.arriving import ArrivingFile
 from colabstage.fetch.transfer.mounted import MountedFile
 from colabstage.fileops import make_folder
-from colabstage.machine.mounts import is_slow_mount
+from colabstage.machine.drive import drive_root
+from colabstage.machine.mounts import is_slow_mount, require_answer
+from colabstage.machine.remount import run_with_one_remount
 from colabstage.ownership import (
     adopt_orphan,
     disown,
@@ -44,9 +49,10 @@ from colabstage.ownership import (
     temp_beside,
 )
 from colabstage.progress import cancellation_of, resolve_progress
+from colabstage.redaction import show_address
 from colabstage.retry import RetryPolicy
 from colabstage.trees.archive_bytes import LentBytes, LocalBytes
-from colabstage.trees.names import DEFAULT_LIMITS, ArchiveLimits, check_case_collisions, check_lengths
+from colabstage.trees.names import DEFAULT_LIMITS, ArchiveLimits, check_lengths
 from colabstage.trees.open import open_archive
 from colabstage.units import format_bytes, format_duration, format_rate
 
@@ -140,23 +146,30 @@ def extract_archive(
         TargetNotWritableError: nothing can be written there.
         CancelledError: `cancellation` was used; another call goes on where this one stopped.
     """
-    archive = Path(path).expanduser()
-    place = Path(target).expanduser().absolute()
+    if "://" in os.fspath(path):
+        msg = f"path={show_address(os.fspath(path))!r} is an address; bring the archive here with fetch_files first."
+        raise OptionError(msg)
+    archive, place = absolute_path(path), absolute_path(target)
     shown = resolve_progress(progress)
-    _check_file(archive)
-    if os.path.lexists(place) and Path(os.path.realpath(archive)).is_relative_to(os.path.realpath(place)):
-        msg = f"'{place}' holds the archive '{archive}', which would go with it. Choose another target."
-        raise TargetExistsError(msg)
-    with _opened(archive, place, shown) as (source, mtime_ns):
-        return extract_bytes(
-            source,
-            place,
-            identity=identify(source, mtime_ns),
-            limits=limits,
-            overwrite=overwrite,
-            progress=shown,
-            cancellation=cancellation or cancellation_of(shown),
-        )
+
+    def extract() -> ExtractReport:
+        require_answer(archive, place)
+        _check_file(archive)
+        if os.path.lexists(place) and Path(os.path.realpath(archive)).is_relative_to(os.path.realpath(place)):
+            msg = f"'{place}' holds the archive '{archive}', which would go with it. Choose another target."
+            raise TargetExistsError(msg)
+        with _opened(archive, place, shown) as (source, mtime_ns):
+            return extract_bytes(
+                source,
+                place,
+                identity=identify(source, mtime_ns),
+                limits=limits,
+                overwrite=overwrite,
+                progress=shown,
+                cancellation=cancellation or cancellation_of(shown),
+            )
+
+    return run_with_one_remount(extract, place=archive if drive_root(archive) is not None else place)
 
 
 def extract_bytes(
@@ -186,7 +199,7 @@ def extract_bytes(
             return ExtractReport(target, found.members, found.content_bytes, seconds, 0, True, 0, ())
         make_folder(target.parent)
         sweep_orphans(target.parent, name=_spool_name(target))
-        with _spool(target) as spool, open_archive(lent, spool=spool, limits=limits) as tree:
+        with _spool(target) as spool, open_archive(lent, spool=spool, limits=limits, cancellation=cancellation) as tree:
             entries = sorted(tree.entries, key=lambda entry: (entry.position, entry.name))
             _check_names(tree, target)
             plan = plan_for(tree, entries)
@@ -274,7 +287,7 @@ def _reusable(target: Path, identity: ArchiveIdentity, *, overwrite: bool) -> Ex
 
 def _check_names(tree: Tree, target: Path) -> None:
     names = [entry.name for entry in tree.entries]
-    check_case_collisions(tree.label, names)
+    check_names_fit(tree.label, names, target.parent)
     # The work is done in a folder beside the target, with a longer name.
     room = _PATH_BYTES - len(os.fsencode(temp_beside(target))) - len("/tree/")
     check_lengths(tree.label, names, room_bytes=room)

@@ -12,7 +12,7 @@ import threading
 from typing import TYPE_CHECKING, Self
 
 from colabstage.errors import DriveDisconnectedError, SourceReadError
-from colabstage.fetch.transfer.connections import Transfer, read_directly
+from colabstage.fetch.transfer.connections import Transfer, read_directly, stopped_error
 from colabstage.fetch.transfer.partial import take_partial
 
 if TYPE_CHECKING:
@@ -46,6 +46,7 @@ class ArrivingFile:
         policy: RetryPolicy,
         connections: int | None = None,
         stall_timeout_s: float = 180.0,
+        cancellation: Cancellation | None = None,
     ) -> None:
         """Prepare to copy.
 
@@ -57,6 +58,7 @@ class ArrivingFile:
             policy: `attempts` are those without a single byte of progress.
             connections: parts in flight at once; `None` for what the source says is worth it.
             stall_timeout_s: seconds without a byte after which whoever waits gets an error.
+            cancellation: looked at several times a second by whoever waits for bytes.
 
         Raises:
             SourceReadError: the source does not say how long the file is.
@@ -76,6 +78,7 @@ class ArrivingFile:
         self._policy = policy
         self._connections = max(1, facts.connections if connections is None else connections)
         self._stall_timeout_s = stall_timeout_s
+        self._cancellation = cancellation
         self._lock = threading.Lock()
         self._closed = False
         self._partial: Partial | None = None
@@ -106,7 +109,7 @@ class ArrivingFile:
         """
         with self._lock:
             if self._closed:
-                raise self._stopped()
+                raise stopped_error(self.label)
             if self._transfer is not None:
                 return
             self._partial = take_partial(self._target, self._source.facts)
@@ -125,6 +128,7 @@ class ArrivingFile:
 
         Raises:
             SourceReadError: the copy failed or stopped moving, or was closed meanwhile.
+            CancelledError: the caller asked to stop.
             NotEnoughSpaceError, TargetNotWritableError: there is no room for the copy.
         """
         end = min(offset + length, self.size)
@@ -135,14 +139,14 @@ class ArrivingFile:
             return self._read_directly(offset, end)
         partial = self._partial
         assert partial is not None
-        if not transfer.wait_for(offset, end, patient=not self._source.facts.ranges):
+        if not transfer.wait_for(offset, end, patient=not self._source.facts.ranges, cancellation=self._cancellation):
             try:
                 return self._read_directly(offset, end)
             except DriveDisconnectedError:
                 raise
             except SourceReadError:
                 # A server may have no connection to spare for this one: what it refuses now does come with the rest.
-                transfer.wait_for(offset, end, patient=True)
+                transfer.wait_for(offset, end, patient=True, cancellation=self._cancellation)
         return partial.read(end - offset, offset)
 
     def read_here(self, length: int, offset: int) -> bytes:
@@ -151,7 +155,7 @@ class ArrivingFile:
         self.start()
         assert self._transfer is not None
         assert self._partial is not None
-        self._transfer.wait_for(offset, end, patient=True)
+        self._transfer.wait_for(offset, end, patient=True, cancellation=self._cancellation)
         return self._partial.read(end - offset, offset)
 
     def wait(self, cancellation: Cancellation | None = None) -> None:
@@ -163,7 +167,7 @@ class ArrivingFile:
         """
         self.start()
         assert self._transfer is not None
-        self._transfer.wait(cancellation)
+        self._transfer.wait(cancellation or self._cancellation)
 
     def move_to(self, path: Path, replaces: Callable[[Path], bool] = lambda _: False) -> None:
         """End, and give the file another name, replacing what stands there if `replaces` says so. Only after `wait`.
@@ -207,17 +211,22 @@ class ArrivingFile:
         """The transfer, started if only it can bring the bytes before `end`."""
         with self._lock:
             if self._closed:
-                raise self._stopped()
+                raise stopped_error(self.label)
         if self._transfer is None and not self._source.facts.ranges and end > _HEAD_BYTES:
             self.start()
         return self._transfer
 
     def _read_directly(self, offset: int, end: int) -> bytes:
         skipped = 0 if self._source.facts.ranges else offset
-        data = read_directly(
-            self._source, offset - skipped, end - offset + skipped, policy=self._policy, stopped=lambda: self._closed
-        )
+        try:
+            data = read_directly(
+                self._source, offset - skipped, end - offset + skipped, policy=self._policy, stopped=self._is_stopped
+            )
+        except SourceReadError:
+            if self._cancellation is not None:
+                self._cancellation.check()
+            raise
         return data[skipped:]
 
-    def _stopped(self) -> SourceReadError:
-        return SourceReadError(f"The copy of '{self.label}' was stopped before all of it was here.")
+    def _is_stopped(self) -> bool:
+        return self._closed or (self._cancellation is not None and self._cancellation.cancelled)

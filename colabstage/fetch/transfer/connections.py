@@ -8,6 +8,7 @@ soon. A connection that is refused while others go on leaves its stretch to them
 from __future__ import annotations
 
 import contextlib
+import io
 import threading
 import time
 from typing import TYPE_CHECKING
@@ -109,7 +110,7 @@ class Transfer:
         with self._lock:
             self._wait_until(lambda: self._noted == len(self._blocks), cancellation)
 
-    def wait_for(self, begin: int, end: int, *, patient: bool) -> bool:
+    def wait_for(self, begin: int, end: int, *, patient: bool, cancellation: Cancellation | None = None) -> bool:
         """Wait until these bytes are here; unless `patient`, `False` when they are too far off to wait for.
 
         Raises:
@@ -124,12 +125,8 @@ class Transfer:
             return missing is None or far
 
         with self._lock:
-            self._wait_until(here_or_far, None)
+            self._wait_until(here_or_far, cancellation)
         return not far
-
-    def stopped_error(self) -> SourceReadError:
-        """What is raised to those who ask for bytes after the end."""
-        return SourceReadError(f"The copy of '{self._label}' was stopped before all of it was here.")
 
     def _is_far(self, offset: int) -> bool:
         """Whether a byte that is not here will not be here soon."""
@@ -149,7 +146,7 @@ class Transfer:
                 # A fresh one for each who waits: one that several threads raise collects all their tracebacks.
                 raise type(self._error)(*self._error.args) from self._error
             if self._stopping:
-                raise self.stopped_error()
+                raise stopped_error(self._label)
             if cancellation is not None:
                 cancellation.check()
             if time.monotonic() - max(since, self._last_moved) > self._stall_timeout_s:
@@ -378,6 +375,11 @@ def final_error(error: PassingError, label: str, tries: int) -> OSError:
     return SourceReadError(f"{error} Given up after {often} without a byte.{asked} What has arrived is kept.")
 
 
+def stopped_error(label: str) -> SourceReadError:
+    """What is raised to those who wait for bytes of a copy that was stopped."""
+    return SourceReadError(f"The copy of '{label}' was stopped before all of it was here.")
+
+
 def _ended_early(facts: RemoteFacts, position: int) -> PassingError:
     return PassingError(f"'{facts.label}' ends at byte {position:,} although it is listed with {facts.size:,}.")
 
@@ -401,15 +403,17 @@ def read_directly(
     Raises:
         As `RemoteFile.read_range`, but no `PassingError`.
     """
-    parts: list[bytes] = []
+    # Its buffer becomes the result without a copy.
+    data = io.BytesIO()
     got = 0
     budget = TryBudget()
     while got < length:
         try:
             with closing_pieces(source.read_range(offset + got, length - got)) as pieces:
                 for piece in pieces:
-                    parts.append(piece)
-                    got += len(piece)
+                    got += data.write(piece[: length - got])
+                    if got < length and stopped():
+                        raise stopped_error(source.facts.label)
             if got < length:
                 raise _ended_early(source.facts, offset + got)
         except PassingError as error:
@@ -418,7 +422,7 @@ def read_directly(
                 raise final_error(error, source.facts.label, tries) from error
             wait_s = budget.wait_s(policy.first_wait_s) if error.wait_s is None else error.wait_s
             sleep_unless(stopped, min(wait_s, _LONGEST_WAIT_S))
-    return b"".join(parts)[:length]
+    return data.getvalue()
 
 
 def sleep_unless(stopped: Callable[[], bool], seconds: float) -> None:
