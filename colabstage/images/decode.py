@@ -6,7 +6,7 @@ JPEGs come out equal, byte for byte (tests/images/test_decode.py holds that).
 
 What happens to the rarer kinds:
 
-- EXIF orientation is applied, always.
+- EXIF orientation is applied, always; that of XMP where EXIF says none.
 - Palettes are looked up. Alpha is dropped for `"rgb"` and `"grayscale"`, as Pillow's `convert` does (it is not blended
   with a background), and kept as the fourth channel for `"keep"`.
 - `"grayscale"` of a colour JPEG is the luma that the file stores, which Pillow gets after `draft("L")`; other formats
@@ -21,7 +21,7 @@ from __future__ import annotations
 import io
 import struct
 import zlib
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -29,7 +29,8 @@ import numpy as np
 
 from colabstage.errors import DecodeError
 from colabstage.images.geometry import place_image, reduction_factor
-from colabstage.images.jpeg import is_jpeg, read_jpeg_header, read_tiff_orientation
+from colabstage.images.jpeg import is_jpeg, read_jpeg_header
+from colabstage.images.orientation import read_orientation
 from colabstage.images.resample import resample
 from colabstage.images.scratch import Scratch
 
@@ -68,6 +69,8 @@ _PHOTOGRAPH_GAP = 1.0
 _DEEP_MODES = ("I;16", "I;16L", "I;16B", "I;16N")
 _WIDE_MODES = ("I", "F")
 _IMAGE_DTYPES = (np.uint8, np.uint16, np.float32)
+# What undoes each orientation, as PIL.Image.Transpose numbers it.
+_TURNS = {2: 0, 3: 3, 4: 1, 5: 5, 6: 4, 7: 6, 8: 2}
 _ALPHA_MODES = ("RGBA", "LA", "PA", "La", "RGBa")
 
 
@@ -196,11 +199,12 @@ def probe_image(data: bytes) -> ImageFacts:
         _check_pixels(width, height)
         return ImageFacts(height, width, 1 if header.components == 1 else 3, np.dtype(np.uint8), "JPEG")
     with _open_pillow(data) as image:
-        # PngImageFile.getexif would decode the pixels to look behind them.
-        exif = image.info.get("exif", b"") if image.format == "PNG" else image.getexif().tobytes()
-        orientation = 1 if image.format == "TIFF" else read_tiff_orientation(exif.removeprefix(b"Exif\0\0"))
-        height, width = _turned((image.height, image.width), orientation)
-        channels, dtype = _kept_kind(image)
+        try:
+            height, width = _turned((image.height, image.width), _orientation_left(image, data))
+            channels, dtype = _kept_kind(image)
+        except _PLUGIN_ERRORS as error:
+            msg = f"The {image.format} header is broken: {error}."
+            raise DecodeError(msg) from error
         return ImageFacts(height, width, channels, dtype, str(image.format))
 
 
@@ -277,7 +281,7 @@ def _decode_pillow(data: bytes, color_mode: ColorMode) -> NDArray[Any]:
 
 @contextmanager
 def open_upright(data: bytes, *, luma: bool = False) -> Iterator[Image.Image]:
-    """Decode an image file by Pillow, turned as its EXIF orientation asks.
+    """Decode an image file by Pillow, turned as its EXIF or XMP orientation asks.
 
     Args:
         data: the whole file.
@@ -286,20 +290,44 @@ def open_upright(data: bytes, *, luma: bool = False) -> Iterator[Image.Image]:
     Raises:
         DecodeError: the file is truncated, broken, too large, or no image; also for what Pillow raises inside `with`.
     """
-    from PIL import Image, ImageOps
+    from PIL import Image
 
     with _open_pillow(data) as image:
         try:
+            turn = _TURNS.get(_orientation_left(image, data))
             if luma and image.format in ("JPEG", "MPO") and image.mode == "RGB":
                 image.draft("L", image.size)
             image.load()
             # TIFF is turned by its plugin while it loads.
-            yield image if image.format == "TIFF" else ImageOps.exif_transpose(image)
+            yield image if turn is None or image.format == "TIFF" else image.transpose(Image.Transpose(turn))
         except DecodeError:
             raise
         except (*_PLUGIN_ERRORS, Image.DecompressionBombError) as error:
             msg = f"The {image.format} data is truncated or broken: {error}."
             raise DecodeError(msg) from error
+
+
+def _orientation_left(image: Image.Image, data: bytes) -> int:
+    """The orientation, 1 to 8, that the size of an opened image does not take into account yet."""
+    if image.format == "TIFF":
+        return _prepare_tiff(image)
+    if is_jpeg(data):
+        return read_jpeg_header(data).orientation
+    return read_orientation(data, image.info)
+
+
+def _prepare_tiff(image: Image.Image) -> int:
+    """Keep the plugin from stopping at odd parts of EXIF, which it looks at while it loads; what it will turn by."""
+    from PIL import ExifTags
+
+    with suppress(*_PLUGIN_ERRORS):
+        exif = image.getexif()
+        for part in ExifTags.IFD:
+            exif.pop(part, None)
+        if ExifTags.Base.Orientation not in getattr(image, "tag_v2", {}):
+            found = exif.get(ExifTags.Base.Orientation)
+            return found if found in _TURNS else 1
+    return 1
 
 
 def _open_pillow(data: bytes) -> Image.Image:

@@ -6,6 +6,7 @@ import struct
 from dataclasses import dataclass
 
 from colabstage.errors import DecodeError
+from colabstage.images.orientation import choose_orientation
 
 # Start-of-frame markers; 0xC4, 0xC8 and 0xCC share the range but are tables and extensions.
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
@@ -15,7 +16,7 @@ _SEQUENTIAL_FRAMES = (0xC0, 0xC1)
 _STANDALONE = frozenset((0x01, *range(0xD0, 0xD9)))
 _APP1, _SCAN, _END = 0xE1, 0xDA, 0xD9
 _END_BYTES = bytes((0xFF, _END))
-_ORIENTATION_TAG = 0x0112
+_XMP_HEAD = b"http://ns.adobe.com/xap/1.0/\0"
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +26,7 @@ class JpegHeader:
     `height`, `width`: in pixels, as stored, before `orientation` is applied.
     `components`: 1 grayscale, 3 colour, 4 CMYK or YCCK.
     `precision`: bits per sample, 8 in all but exotic files.
-    `orientation`: EXIF orientation 1 to 8; 1 where there is none.
+    `orientation`: 1 to 8, as EXIF or XMP say; 1 where there is none.
     `frame`: the marker of the frame, which says how pixels are coded: 0xC0, 0xC1 and 0xC2 in nearly all files.
     `frame_at`: where in the file the frame's contents begin, in bytes.
     """
@@ -55,7 +56,7 @@ def read_jpeg_header(data: bytes) -> JpegHeader:
     Raises:
         DecodeError: there is no frame header.
     """
-    orientation = 1
+    exif = xmp = b""
     position = 2
     while position + 4 <= len(data):
         if data[position] != 0xFF:
@@ -72,9 +73,13 @@ def read_jpeg_header(data: bytes) -> JpegHeader:
         body, length = position + 4, struct.unpack_from(">H", data, position + 2)[0]
         if marker in _FRAMES and body + 6 <= len(data):
             precision, height, width, components = struct.unpack_from(">BHHB", data, body)
-            return JpegHeader(height, width, components, precision, orientation, marker, body)
-        if marker == _APP1 and data[body : body + 6] == b"Exif\0\0":
-            orientation = read_tiff_orientation(data[body + 6 : body + length - 2])
+            turned = choose_orientation(exif, xmp) if exif or xmp else 1
+            return JpegHeader(height, width, components, precision, turned, marker, body)
+        if marker == _APP1:
+            if data[body : body + 6] == b"Exif\0\0":
+                exif = data[body : body + length - 2]
+            elif data.startswith(_XMP_HEAD, body):
+                xmp = data[body : body + length - 2]
         position += 2 + length
     msg = "The JPEG header is cut off or has no frame."
     raise DecodeError(msg)
@@ -115,20 +120,3 @@ def _first_scan_components(data: bytes, frame_at: int) -> int:
             return int(data[position + 4])
         position += 2
     return 0
-
-
-def read_tiff_orientation(exif: bytes) -> int:
-    """The orientation in an EXIF block (a small TIFF); 1 where there is none or the block is malformed."""
-    order = {b"II": "<", b"MM": ">"}.get(exif[:2])
-    if order is None or len(exif) < 8:
-        return 1
-    start = struct.unpack_from(order + "I", exif, 4)[0]
-    if start + 2 > len(exif):
-        return 1
-    count = struct.unpack_from(order + "H", exif, start)[0]
-    for entry in range(start + 2, min(start + 2 + 12 * count, len(exif) - 11), 12):
-        tag, kind = struct.unpack_from(order + "HH", exif, entry)
-        if tag == _ORIENTATION_TAG and kind == 3:
-            value = int(struct.unpack_from(order + "H", exif, entry + 8)[0])
-            return value if 1 <= value <= 8 else 1
-    return 1

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
 from colabstage.errors import DecodeError
@@ -99,6 +101,73 @@ def test_exif_orientation_is_applied(kind: str, orientation: int) -> None:
     assert pixels.shape == ((83, 61, 3) if orientation >= 5 else (61, 83, 3))
     facts = probe_image(data)
     assert (facts.height, facts.width, facts.channels, facts.format) == (*pixels.shape, kind)
+
+
+def xmp(orientation: int) -> bytes:
+    return b'<x:xmpmeta><rdf:Description tiff:Orientation="%d"/></x:xmpmeta>' % orientation
+
+
+def png_chunk(kind: bytes, body: bytes) -> bytes:
+    return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+
+
+@given(
+    kind=st.sampled_from(["JPEG", "PNG", "TIFF", "WEBP"]),
+    said=st.tuples(st.none() | st.integers(0, 9), st.none() | st.integers(0, 9)),
+    behind=st.booleans(),
+    long=st.booleans(),
+)
+@settings(max_examples=60, deadline=None)
+def test_all_that_turns_an_image_in_pillow_is_foretold(
+    kind: str, said: tuple[int | None, int | None], *, behind: bool, long: bool
+) -> None:
+    """EXIF and XMP, before or behind the pixels: as Pillow turns it, and of the size that the header's reader says."""
+    block, packet = None if said[0] is None else exif(said[0]), None if said[1] is None else xmp(said[1])
+    if block is not None and long:
+        order = "<" if block[6:8] == b"II" else ">"
+        block = block.replace(struct.pack(order + "HHI", 0x0112, 3, 1), struct.pack(order + "HHI", 0x0112, 4, 1))
+        block = block.replace(struct.pack(order + "HH", said[0] or 0, 0), struct.pack(order + "I", said[0] or 0))
+    options: dict[str, Any] = {"lossless": True} if kind == "WEBP" else {}
+    if kind == "PNG":
+        chunks = b"" if block is None else png_chunk(b"eXIf", block[6:])
+        chunks += b"" if packet is None else png_chunk(b"iTXt", b"XML:com.adobe.xmp\0\0\0\0\0" + packet)
+        plain = encode(photograph(), kind)
+        place = len(plain) - 12 if behind else 33
+        data = plain[:place] + chunks + plain[place:]
+    elif kind == "TIFF":
+        tags = {tag: value for tag, value in ((274, said[0]), (700, packet)) if value}
+        data = encode(photograph(), kind, tiffinfo=tags)
+    else:
+        options |= {} if block is None else {"exif": block}
+        options |= {} if packet is None else {"xmp": packet}
+        data = encode(photograph(), kind, **options)
+    pixels, facts = decode_image(data, ImageOptions()), probe_image(data)
+    np.testing.assert_array_equal(pixels, by_pillow(data))
+    assert (facts.height, facts.width) == pixels.shape[:2]
+    small = decode_image(data, ImageOptions(size=(9, 8)))
+    assert small.shape == (9, 8, 3)
+
+
+@pytest.mark.parametrize("kind", ["WEBP", "TIFF", "PNG", "JPEG"])
+def test_an_odd_exif_block_spoils_no_image(kind: str) -> None:
+    """Whatever else is wrong in EXIF, the image is read, and its orientation where that stands."""
+    block = Image.Exif()
+    block[0x0112] = 6
+    block[0x8769] = {0x9000: b"0232"}
+    odd = block.tobytes()
+    # The part that 0x8769 points to lies outside.
+    order = "<" if odd[6:8] == b"II" else ">"
+    place = odd.index(struct.pack(order + "HHI", 0x8769, 4, 1)) + 8
+    odd = odd[:place] + b"\xff\xff\xff\x7f" + odd[place + 4 :]
+    plain = encode(photograph(), kind, **({"lossless": True} if kind == "WEBP" else {}))
+    if kind == "TIFF":
+        data = encode(photograph(), kind, tiffinfo={274: 6, 0x8769: 1 << 30})
+    else:
+        data = encode(photograph(), kind, exif=odd, **({"lossless": True} if kind == "WEBP" else {}))
+    facts = probe_image(data)
+    assert (facts.height, facts.width) == (83, 61)
+    expected = np.rot90(decode_image(plain, ImageOptions()), -1)
+    np.testing.assert_array_equal(decode_image(data, ImageOptions()), expected)
 
 
 @pytest.mark.parametrize(
