@@ -329,6 +329,7 @@ def mask_options_to_json(options: MaskOptions) -> dict[str, Any]:
         "size": None if options.size is None else list(options.size),
         "resize": options.resize,
         "colors": None if options.colors is None else [list(color) for color in options.colors],
+        **({"foreground": True} if options.foreground else {}),
     }
 
 
@@ -340,6 +341,7 @@ def mask_options_from_json(text: str) -> MaskOptions:
         size=None if size is None else (int(size[0]), int(size[1])),
         resize=raw.get("resize", "stretch"),
         colors=None if colors is None else tuple((int(red), int(green), int(blue)) for red, green, blue in colors),
+        foreground=bool(raw.get("foreground", False)),
     )
 
 

@@ -9,14 +9,15 @@ import numpy as np
 from colabstage.errors import DecodeError
 from colabstage.images.decode import open_upright
 from colabstage.images.geometry import place_image
-from colabstage.images.options import VOID
+from colabstage.images.jpeg import is_jpeg
+from colabstage.images.options import VOID, MaskOptions
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from colabstage.images.geometry import Placement
-    from colabstage.images.options import MaskOptions
 
+_WEBP_HEAD_BYTES = 64
 _INDEX_MODES = ("L", "P", "1", "I;16", "I;16L", "I;16B", "I;16N", "I")
 
 
@@ -41,7 +42,26 @@ def decode_mask(content: bytes | NDArray[Any], options: MaskOptions) -> NDArray[
 def read_mask(content: bytes | NDArray[Any], options: MaskOptions) -> NDArray[np.uint8]:
     """Class indices at the mask's own size, as `decode_mask` without its fitting."""
     values = _indices_of_file(content, painted=options.colors is not None) if isinstance(content, bytes) else content
-    return _to_indices(values) if options.colors is None else _look_up(values, options.colors)
+    if options.colors is not None:
+        return _look_up(values, options.colors)
+    indices = _to_indices(values)
+    return _to_foreground(indices) if options.foreground else indices
+
+
+def is_lossy(data: bytes) -> bool:
+    """Return whether an image file keeps the values of its pixels only about."""
+    return is_jpeg(data) or (data[:4] == b"RIFF" and b"VP8 " in data[:_WEBP_HEAD_BYTES])
+
+
+def count_levels(content: bytes | NDArray[Any]) -> NDArray[np.int64]:
+    """Return how many pixels of a mask, as of `decode_mask`, have each value, int64 `(256,)`.
+
+    Raises:
+        DecodeError: the mask is broken, or has no such values.
+    """
+    indices = read_mask(content, MaskOptions())
+    counts: NDArray[np.int64] = np.bincount(indices.reshape(-1), minlength=VOID + 1)
+    return counts
 
 
 def fit_mask(indices: NDArray[np.uint8], options: MaskOptions) -> NDArray[np.uint8]:
@@ -54,13 +74,17 @@ def _indices_of_file(data: bytes, *, painted: bool) -> NDArray[Any]:
     with open_upright(data) as image:
         if painted:
             return np.asarray(image.convert("RGB"))
-        if image.mode not in _INDEX_MODES:
+        if image.mode in _INDEX_MODES:
+            return np.asarray(image)
+        red, green, blue = np.asarray(image.convert("RGB")).transpose(2, 0, 1)
+        if not (np.array_equal(red, green) and np.array_equal(green, blue)):
             msg = (
                 f"The mask is an image of colours ({image.mode}), expected one whose pixels are class indices. Painted "
                 "masks need a table of the classes' colours, a class_dict.csv with the columns name, r, g, b."
             )
             raise DecodeError(msg)
-        return np.asarray(image)
+        grey: NDArray[np.uint8] = red
+        return grey
 
 
 def _to_indices(values: NDArray[Any]) -> NDArray[np.uint8]:
@@ -73,6 +97,15 @@ def _to_indices(values: NDArray[Any]) -> NDArray[np.uint8]:
         msg = f"The mask has values from {values.min()} to {values.max()}; expected class indices from 0 to {VOID}."
         raise DecodeError(msg)
     return values.astype(np.uint8, copy=False)
+
+
+def _to_foreground(values: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    other = values[(values != 0) & (values != VOID)]
+    if other.size:
+        msg = f"The mask has the value {int(other[0])} among 0 and {VOID}, which the others have for a foreground."
+        raise DecodeError(msg)
+    foreground: NDArray[np.uint8] = (values == VOID).astype(np.uint8)
+    return foreground
 
 
 def _look_up(values: NDArray[Any], colors: tuple[tuple[int, int, int], ...]) -> NDArray[np.uint8]:

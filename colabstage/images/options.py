@@ -47,11 +47,13 @@ class MaskOptions:
 
     `size`, `resize`: those of its image.
     `colors`: `(r, g, b)` of class 0, 1, …; `None` when its pixels are class indices already.
+    `foreground`: whether its pixels are 0, class 0, or 255, class 1.
     """
 
     size: tuple[int, int] | None = None
     resize: Resize = "stretch"
     colors: tuple[tuple[int, int, int], ...] | None = None
+    foreground: bool = False
 
     def __post_init__(self) -> None:
         if self.colors is not None and not 1 <= len(self.colors) <= VOID:

@@ -87,11 +87,13 @@ class Masks:
     `source`: mask files as bytes, or integer arrays `(H, W)`, each exactly as large as its image.
     `colors`: `(r, g, b)` of class 0, 1, …, for masks that are painted; `None` for masks whose pixels, or palette
     indices, are the class indices already.
+    `foreground`: whether pixels are 0, class 0, or 255, class 1.
     """
 
     source: SampleSource
     colors: tuple[tuple[int, int, int], ...] | None = None
     decoded: bool = False
+    foreground: bool = False
 
     def __len__(self) -> int:
         return len(self.source)

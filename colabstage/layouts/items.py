@@ -11,6 +11,7 @@ import numpy as np
 
 from colabstage.errors import ColabstageError, DecodeError, EmptySourceError, LayoutError, OptionError
 from colabstage.layouts.fields import Arrays, Images, Masks
+from colabstage.layouts.masks import FOREGROUND_CLASSES, find_masks
 from colabstage.layouts.table import SampleTable
 from colabstage.retry import RetryPolicy, read_with_retry
 
@@ -62,12 +63,16 @@ def read_dataset(dataset: IndexableDataset) -> SampleTable:
     pairs = _Pairs(dataset)
     x, y = read_with_retry(lambda: pairs.get(0), pairs.name(0), policy=RetryPolicy())
     digits = len(str(count - 1))
+    targets = None if y is None else _targets(_Side(pairs, 1, count, y), y)
+    classes = tuple(str(name) for name in getattr(dataset, "classes", ()) or ())
+    if not classes and isinstance(targets, Masks) and targets.foreground:
+        classes = FOREGROUND_CLASSES
     return SampleTable(
         layout=NAME,
         keys=tuple(f"{number:0{digits}}" for number in range(count)),
         inputs=_inputs(_Side(pairs, 0, count, x), x),
-        targets=None if y is None else _targets(_Side(pairs, 1, count, y), y),
-        classes=tuple(str(name) for name in getattr(dataset, "classes", ()) or ()),
+        targets=targets,
+        classes=classes,
     )
 
 
@@ -153,7 +158,11 @@ class _Side:
         return f"{self._pairs.token} {index}"
 
     def read(self, index: int) -> NDArray[Any]:
-        return _as_array(self._pairs.get(index)[self._side], self.name(index))
+        value = self._pairs.get(index)[self._side]
+        # Of an input, a palette's indices are no brightness; of a mask, they are the classes.
+        if self._side == 0 and _is_picture(value) and value.mode in ("P", "PA"):
+            value = value.convert("RGBA" if value.mode == "PA" or "transparency" in value.info else "RGB")
+        return _as_array(value, self.name(index))
 
 
 def _is_picture(value: Any) -> bool:
@@ -186,4 +195,6 @@ def _inputs(side: _Side, first: Any) -> Inputs:
 
 def _targets(side: _Side, first: Any) -> Targets:
     values = _as_array(first, side.name(0))
-    return Masks(side, decoded=True) if _is_picture(first) else Arrays(side, values.shape, values.dtype)
+    if _is_picture(first):
+        return find_masks(side, decoded=True, spread=False)
+    return Arrays(side, values.shape, values.dtype)

@@ -198,7 +198,7 @@ def _plan_target(
 
 def mask_options(masks: Masks, options: PackOptions) -> MaskOptions:
     """How masks become class indices: the geometry of their images."""
-    return MaskOptions(options.image.size, options.image.resize, masks.colors)
+    return MaskOptions(options.image.size, options.image.resize, masks.colors, masks.foreground)
 
 
 def _has_files(images: Images, table: SampleTable) -> bool:

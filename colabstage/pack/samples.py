@@ -148,8 +148,9 @@ class SampleCoder:
                 return _row(targets.to_array(content), place, name)
             if place.lengths is None:
                 return self._mask(content, targets, size)
-            data, own = _checked_file(content, place.lengths, index, targets.source)
-            _check_size(own, size)
+            data, _ = _checked_file(content, place.lengths, index, targets.source)
+            indices = read_mask(content, mask_options(targets, self.options))
+            _check_size((indices.shape[0], indices.shape[1]), size)
         except DecodeError as error:
             raise BrokenSampleError(name, error) from error
         return data

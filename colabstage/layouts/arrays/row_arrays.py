@@ -10,7 +10,8 @@ from colabstage.errors import EmptySourceError, LayoutError
 from colabstage.layouts.arrays.array_files import array_files, find_arrays
 from colabstage.layouts.arrays.array_roles import find_splits, is_class_names
 from colabstage.layouts.arrays.row_sources import join_sources
-from colabstage.layouts.fields import Arrays, Images, Masks, Values
+from colabstage.layouts.fields import Arrays, Images, Values
+from colabstage.layouts.masks import FOREGROUND_CLASSES, find_masks
 from colabstage.layouts.names import listed
 from colabstage.layouts.table import SampleTable
 from colabstage.layouts.tables.label_columns import class_numbers, make_targets
@@ -118,7 +119,8 @@ def _arrays(parts: Sequence[StoredArray]) -> Arrays:
 
 def _targets(ys: Sequence[StoredArray], inputs: Inputs, xs: Sequence[StoredArray]) -> tuple[Targets, tuple[str, ...]]:
     if isinstance(inputs, Images) and all(_is_mask(y, x) for y, x in zip(ys, xs, strict=True)):
-        return Masks(join_sources([y.rows() for y in ys]), decoded=True), ()
+        masks = find_masks(join_sources([y.rows() for y in ys]), decoded=True)
+        return masks, FOREGROUND_CLASSES if masks.foreground else ()
     is_vector = all(np.prod(y.shape[1:], dtype=np.int64) == 1 for y in ys)
     nbytes = sum(int(np.prod(y.shape, dtype=np.int64)) * y.dtype.itemsize for y in ys)
     if not is_vector and nbytes > _KNOWN_BYTES:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from colabstage.errors import EmptySourceError, LayoutError
 from colabstage.layouts.fields import Images, Masks
+from colabstage.layouts.masks import FOREGROUND_CLASSES, find_masks
 from colabstage.layouts.names import IMAGE_EXTENSIONS, SPLIT_NAMES
 from colabstage.layouts.sources import TreeFiles
 from colabstage.layouts.table import SampleTable
@@ -51,6 +52,7 @@ def read_pairs(tree: Tree) -> SampleTable:
     Raises:
         EmptySourceError: there are no images.
         LayoutError: less than half of the images have a mask, or several.
+        ClaimedTreeError: masks are JPEGs or shades of grey, which are no classes.
     """
     files = files_ending_in(tree.entries, _MASK_EXTENSIONS)
     if not files:
@@ -73,13 +75,15 @@ def read_pairs(tree: Tree) -> SampleTable:
         )
         raise LayoutError(msg)
     classes, colors = _class_colors(tree)
+    source = TreeFiles(tree, [mask for _, mask in pairs])
+    targets = Masks(source, colors) if colors else find_masks(source, spread=tree.kind == "folder")
     return SampleTable(
         layout=NAME,
         keys=tuple(image.name for image, _ in pairs),
         inputs=Images(TreeFiles(tree, [image for image, _ in pairs])),
-        targets=Masks(TreeFiles(tree, [mask for _, mask in pairs]), colors),
+        targets=targets,
         splits=_splits(pairs),
-        classes=classes,
+        classes=FOREGROUND_CLASSES if targets.foreground else classes,
         notes=_notes(len(images) - len(pairs), len(masks) - len(pairs)),
     )
 

@@ -1,0 +1,162 @@
+"""What masks mean by their values: as Pillow reads them and people mean them, or an error that names one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image, ImageFilter
+
+from colabstage.images.masks import read_mask
+from colabstage.images.options import MaskOptions
+from colabstage.layouts.fields import Images, Masks
+from colabstage.layouts.folders.pairs import read_pairs
+from colabstage.layouts.items import read_dataset
+from colabstage.layouts.masks import meaning_of
+from colabstage.layouts.table import ClaimedTreeError
+from colabstage.load.reading.reader import SplitReader
+from colabstage.pack.run import pack_dataset
+from colabstage.trees.folder import FolderTree
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+COUNT = 4
+
+
+def shapes(classes: int, void: bool, seed: int) -> list[NDArray[np.uint8]]:
+    """Masks of some rectangles of classes 0 and up, with a thin border of 255 round each where there is `void`."""
+    dice = np.random.default_rng(seed)
+    found = []
+    for number in range(COUNT):
+        mask = np.zeros((40, 36), np.uint8)
+        for place in range(3):
+            top, left = dice.integers(2, 12, 2) + place * 8
+            if void:
+                mask[top - 1 : top + 11, left - 1 : left + 11] = 255
+            mask[top : top + 10, left : left + 10] = 1 + (number + place) % max(1, classes - 1)
+        found.append(mask)
+    return found
+
+
+def save(mask: NDArray[np.uint8], path: Path, form: str) -> NDArray[np.uint8] | None:
+    """Write a mask in a form; what it means, or `None` for what means nothing exact."""
+    binary = (mask > 0) & (mask < 255)
+    white = Image.fromarray(binary.astype(np.uint8) * 255)
+    if form in ("indices", "palette"):
+        image = Image.fromarray(mask)
+        if form == "palette":
+            image.putpalette(np.random.default_rng(0).integers(0, 256, 768, dtype=np.uint8).tobytes())
+        image.save(path)
+        return mask
+    if form == "jpeg":
+        white.save(path, "JPEG")
+        return None
+    if form == "smoothed":
+        white.filter(ImageFilter.GaussianBlur(1)).save(path)
+        return None
+    if form == "painted greys":
+        Image.fromarray(np.minimum(mask, 3) * 70).save(path)
+        return None
+    white.convert({"white": "L", "bits": "1", "grey colours": "RGB"}[form]).save(path)
+    return binary.astype(np.uint8)
+
+
+@given(
+    form=st.sampled_from(["indices", "palette", "white", "bits", "grey colours", "jpeg", "smoothed", "painted greys"]),
+    classes=st.integers(2, 5),
+    void=st.booleans(),
+    seed=st.integers(0, 9),
+)
+@settings(max_examples=50, deadline=None)
+def test_masks_mean_what_pillow_reads_or_are_refused(form: str, classes: int, *, void: bool, seed: int) -> None:
+    """Class indices stay, black and white is a foreground; JPEG and shades of grey are refused by name."""
+    with TemporaryDirectory() as name:
+        folder, meant = Path(name), []
+        for place in ("images", "masks"):
+            (folder / place).mkdir()
+        for number, mask in enumerate(shapes(classes, void, seed)):
+            Image.new("RGB", (36, 40)).save(folder / f"images/{number}.png")
+            meant.append(save(mask, folder / f"masks/{number}.png", form))
+        if meant[0] is None:
+            with pytest.raises(ClaimedTreeError, match=r"masks/\d\.png.*class_dict\.csv"):
+                read_pairs(FolderTree(folder))
+            return
+        table = read_pairs(FolderTree(folder))
+        assert isinstance(table.targets, Masks)
+        options = MaskOptions(foreground=table.targets.foreground)
+        assert table.classes == (("background", "foreground") if options.foreground else ())
+        for number, expected in enumerate(meant):
+            found = read_mask(table.targets.source.read(number), options)
+            np.testing.assert_array_equal(found, np.asarray(expected))
+
+
+def test_levels_of_known_datasets() -> None:
+    """Counts as those of VOC, Cityscapes, ADE20K, a trimap, and an edge smoothed by resizing."""
+
+    def counts(levels: dict[int, int]) -> NDArray[np.int64]:
+        found = np.zeros(256, np.int64)
+        found[list(levels)] = list(levels.values())
+        return found
+
+    assert meaning_of(counts({0: 900, 15: 80, 255: 20})) == "indices"
+    assert meaning_of(counts(dict.fromkeys((*range(4, 34), 255), 10))) == "indices"
+    assert meaning_of(counts(dict.fromkeys(range(0, 151, 3), 10))) == "indices"
+    assert meaning_of(counts({1: 5, 2: 50, 3: 9})) == "indices"
+    assert meaning_of(counts({0: 5})) == "indices"
+    assert meaning_of(counts({0: 90, 255: 10})) == "foreground"
+    assert meaning_of(counts({0: 90, 128: 10, 255: 50})) == "greys"
+    assert meaning_of(counts({0: 90, 128: 10})) == "greys"
+    assert meaning_of(counts({0: 900, 255: 90, **dict.fromkeys(range(9, 250, 9), 1)})) == "greys"
+
+
+@pytest.mark.parametrize("encoding", ["pixels", "encoded"])
+def test_a_foreground_is_packed_as_class_1(tmp_path: Path, encoding: str) -> None:
+    """However it is stored; a mask that says something else is broken, and named."""
+    for place in ("images", "masks"):
+        (tmp_path / "data" / place).mkdir(parents=True)
+    # More masks than are looked at.
+    masks = shapes(2, void=False, seed=0) * 9
+    for number, mask in enumerate(masks):
+        Image.new("RGB", (36, 40)).save(tmp_path / f"data/images/{number:02}.png")
+        Image.fromarray(mask * 255).save(tmp_path / f"data/masks/{number:02}.png")
+    pack_dataset(tmp_path / "data", tmp_path / "a.h5", encoding=encoding)
+    reader = SplitReader(tmp_path / "a.h5")
+    for key, found in zip(reader.keys(), reader.read_y(range(len(masks))), strict=True):
+        np.testing.assert_array_equal(found, masks[int(Path(key).stem)])
+    assert reader.classes == ("background", "foreground")
+    odd = masks[1] * 255
+    odd[0, 0] = 7
+    Image.fromarray(odd).save(tmp_path / "data/masks/01.png")
+    report = pack_dataset(tmp_path / "data", tmp_path / "b.h5", encoding=encoding, on_error="skip")
+    assert ["01.png" in line and "value 7" in line for line in report.skipped] == [True]
+
+
+class Pictures:
+    """Palette images, each with a palette image as its mask."""
+
+    classes = ()
+
+    def __len__(self) -> int:
+        return COUNT
+
+    def __getitem__(self, index: int) -> tuple[Image.Image, Image.Image]:
+        image = Image.fromarray(shapes(3, void=False, seed=index)[0])
+        image.putpalette([0, 0, 0, 200, 10, 20, 30, 220, 40])
+        return image, image
+
+
+def test_palettes_of_a_datasets_images_are_looked_up() -> None:
+    """An input's indices are colours, a mask's are classes."""
+    table = read_dataset(Pictures())
+    assert isinstance(table.inputs, Images)
+    assert isinstance(table.targets, Masks)
+    for index in range(COUNT):
+        image, mask = Pictures()[index]
+        np.testing.assert_array_equal(np.asarray(table.inputs.source.read(index)), np.asarray(image.convert("RGB")))
+        np.testing.assert_array_equal(np.asarray(table.targets.source.read(index)), np.asarray(mask))
