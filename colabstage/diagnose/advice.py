@@ -6,16 +6,19 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from colabstage.diagnose.model import fewest_workers, in_background, smallest_ahead, with_processes, with_threads
+from colabstage.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from colabstage.diagnose.facts import Facts
+    from colabstage.diagnose.facts import Facts, Setting
 
 # Nobody changes a line for less.
 _LEAST_GAIN = 1.1
 _MOST_WORKERS = 16
 _CLOSE = 0.85
+# What a dataset that is packed by itself is read from.
+_PACKED = 'dataset_h5("data.h5")'
 # A stage below this part of the loading is not worth a change of its own.
 _WORTH = 0.3
 
@@ -148,12 +151,38 @@ def _packed(facts: Facts, call: str) -> Iterator[Advice]:
         return
     if setting.h5_file is not None and costs.pack_s is None:
         return  # our reader was tried on it, and could not
+    itself = once and setting.can_pack and not (setting.source is not None and setting.can_stage)
+    if setting.can_stage is False and not itself:
+        return  # nobody but the dataset's own code finds its samples
+    pack_bytes = 0 if setting.h5_file is not None else _pack_bytes(setting, itself=itself)
+    if costs.free_disk_bytes is not None and pack_bytes > costs.free_disk_bytes:
+        return
     read_s = costs.gather_s if costs.pack_s is None else costs.pack_s
     cycle_s = in_background(facts, read_s + kept_s, read_s + sum(stage.cpu_s for stage in kept))
     if setting.kind == "tf.data":
         cycle_s += costs.handover_s  # batches come out of Python, and are copied into TensorFlow's memory
-    argument = call.format(data=_data(facts), batch=setting.batch_samples)
-    yield Advice(argument, _why_packed(facts, once=once), cycle_s, 1.0, packs=setting.h5_file is None)
+    argument = call.format(data=_PACKED if itself else _data(facts), batch=setting.batch_samples)
+    why, is_large = _why_packed(facts, once=once), pack_bytes > costs.free_memory_bytes
+    if is_large:
+        size, free = format_bytes(pack_bytes), format_bytes(costs.free_memory_bytes)
+        why += f"; it takes {size}, of which {free} fit the memory, so it comes no faster than the disk gives it"
+    yield Advice(
+        f'pack_dataset(loader.dataset, "data.h5"); {argument}' if itself else argument,
+        why,
+        cycle_s,
+        1.0,
+        at_most=is_large,
+        packs=setting.h5_file is None,
+    )
+
+
+def _pack_bytes(setting: Setting, *, itself: bool) -> int:
+    """About how large a pack would be, 0 where nobody knows: of bytes where its images are staged, of what the batches
+    hold where the dataset's own items are packed."""
+    each = setting.batch_bytes / max(1, setting.batch_samples)
+    if setting.image_size is not None and not itself:
+        each = 3.0 * setting.image_size[0] * setting.image_size[1]
+    return int((setting.batches or 0) * setting.batch_samples * each)
 
 
 def _data(facts: Facts) -> str:

@@ -39,7 +39,8 @@ class Setting:
     `batch_samples`, `batch_bytes`: of one batch. `strategy`: of a loader of ours. `parallel_map`, `prefetched`: of a
     tf.data pipeline. `h5_file`: the HDF5 file behind a dataset that is not ours. `source`: the folder that a dataset
     names. `repeats`: whether a sample is the same each time, so that its transforms could be done once. `image_size`:
-    height and width of the images in a batch.
+    height and width of the images in a batch. `can_stage`: whether the samples of `source` are found without the
+    dataset's code, `None` where nobody looked. `can_pack`: whether the dataset's items can be packed as they are.
     """
 
     kind: Kind
@@ -57,6 +58,8 @@ class Setting:
     source: str | None = None
     repeats: bool = False
     image_size: tuple[int, int] | None = None
+    can_stage: bool | None = None
+    can_pack: bool = False
 
     @property
     def overlapped(self) -> bool:
@@ -81,7 +84,8 @@ class Costs:
     can go on. `gather_s`: to copy a batch out of memory, as reading a packed file in the system's cache does, and to
     make floats of it where it has floats. `pack_s`: to read a batch by our own reader, where that could be tried.
     `cores`: how many cores' work this process gets done with all that it may use; less than their number,
-    `core_count`, where they share something, or others use them. `free_memory_bytes`: that could be taken.
+    `core_count`, where they share something, or others use them. `free_memory_bytes`: that could be taken;
+    `free_disk_bytes`: the same of the local disk, `None` where nobody looked.
     """
 
     handover_s: float = 0.0
@@ -91,6 +95,7 @@ class Costs:
     cores: float = 1.0
     core_count: int = 1
     free_memory_bytes: int = 0
+    free_disk_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,9 @@ of the loader alone; where worker processes make its batches, of the loader with
 
 from __future__ import annotations
 
+import shutil
 import sys
+import tempfile
 import threading
 import time
 from array import array
@@ -116,6 +118,8 @@ def measure(subject: Subject, wishes: Wishes) -> Measured:
         batch_bytes=size,
         image_size=image_size_of(batch),
         repeats=subject.repeats(),
+        can_stage=subject.can_stage(),
+        can_pack=subject.can_pack(),
     )
     ahead = setting.workers * setting.prefetch
     load_s = _steady(gaps, ahead)
@@ -326,6 +330,7 @@ def _costs(facts: Facts, batch: Any) -> Costs:
         cores=measure_cores(cores),
         core_count=cores,
         free_memory_bytes=memory,
+        free_disk_bytes=shutil.disk_usage(tempfile.gettempdir()).free,
     )
 
 

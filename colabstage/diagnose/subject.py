@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
+import tempfile
 from dataclasses import dataclass, field
 from os import PathLike
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from colabstage.diagnose.costs import arrays_of
 from colabstage.diagnose.facts import Setting
-from colabstage.errors import OptionError
+from colabstage.errors import ColabstageError, OptionError
+from colabstage.layouts.detect import detect_layout
+from colabstage.layouts.items import read_dataset
+from colabstage.machine.mounts import is_slow_mount
+from colabstage.trees.open import open_tree
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import CodeType
 
     from colabstage.diagnose.facts import StageCost, StageName
+
+
+# Reading the annotations of more takes longer than an answer is worth.
+_MOST_FILES = 2_000
 
 
 @dataclass(slots=True)
@@ -26,7 +37,8 @@ class Subject:
     `start`: begins an epoch. `alone`: begins one whose batches are made in this thread, where the loader's own are made
     in other processes. `close`: ends what the loader keeps between epochs. `known`: stages of functions. `roots`: whose
     attributes are put back. `stages`: measures the stages, within so many seconds, where stacks do not tell them.
-    `repeats`: looks whether a sample is the same each time. `consumer_seen`: whether the consumer's stack tells stages.
+    `repeats`: looks whether a sample is the same each time, `can_stage` and `can_pack` as in `Setting`.
+    `consumer_seen`: whether the consumer's stack tells stages.
     `once`: whether it can be iterated only once.
     """
 
@@ -38,6 +50,8 @@ class Subject:
     roots: tuple[object, ...] = ()
     stages: Callable[[float], tuple[StageCost, ...]] | None = None
     repeats: Callable[[], bool] = lambda: False
+    can_stage: Callable[[], bool | None] = lambda: None
+    can_pack: Callable[[], bool] = lambda: False
     consumer_seen: bool = True
     once: bool = False
     notes: list[str] = field(default_factory=list)
@@ -152,6 +166,32 @@ def source_of(dataset: Any) -> str | None:
             return str(root)
         layer = getattr(layer, "dataset", None)
     return None
+
+
+def can_be_staged(folder: str | None) -> bool | None:
+    """Whether a folder's samples are found by a layout; `None` where that would take long to find out."""
+    if folder is None or is_slow_mount(Path(folder)):
+        return None
+    count = 0
+    for _, _, files in os.walk(folder):
+        count += len(files)
+        if count > _MOST_FILES:
+            return None
+    try:
+        with tempfile.TemporaryDirectory() as spool, open_tree(Path(folder), spool=Path(spool) / "spool") as tree:
+            detect_layout(tree)
+    except ColabstageError:
+        return False
+    return True
+
+
+def can_be_packed(dataset: Any) -> bool:
+    """Whether a dataset's items, by the look of the first, can be packed as they are."""
+    try:
+        read_dataset(dataset)
+    except Exception:  # noqa: BLE001 - as in gives_the_same
+        return False
+    return True
 
 
 def h5_behind(dataset: object) -> str | None:

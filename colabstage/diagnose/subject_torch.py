@@ -11,7 +11,16 @@ import copy
 from typing import TYPE_CHECKING, Any
 
 from colabstage.diagnose.facts import Setting
-from colabstage.diagnose.subject import Subject, gives_the_same, h5_behind, known_stages, note_collate, source_of
+from colabstage.diagnose.subject import (
+    Subject,
+    can_be_packed,
+    can_be_staged,
+    gives_the_same,
+    h5_behind,
+    known_stages,
+    note_collate,
+    source_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -48,7 +57,7 @@ def torch_subject(loader: Any) -> Subject:
         persistent=loader.persistent_workers,
         batches=_batches(loader),
         h5_file=h5_behind(loader.dataset),
-        source=source_of(loader.dataset),
+        source=(source := source_of(loader.dataset)),
     )
     return Subject(
         setting,
@@ -56,6 +65,8 @@ def torch_subject(loader: Any) -> Subject:
         alone=(lambda: iter(_copy(loader, _ALONE))) if workers else None,
         close=lambda: _end(copied),
         repeats=lambda: gives_the_same(loader.dataset),
+        can_stage=lambda: can_be_staged(source),
+        can_pack=lambda: can_be_packed(loader.dataset),
         known=known,
         roots=(loader.dataset, loader.sampler, loader.batch_sampler, loader.generator, loader.collate_fn),
     )

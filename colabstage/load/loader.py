@@ -398,6 +398,24 @@ class Loader(OneAtATime, _Base):
         if self._machine is not None:
             self._machine.source.close()
 
+    def __copy__(self) -> Loader:
+        """Another one over the same parts, with a place of its own."""
+        copied = type(self).__new__(type(self))
+        # Past `DataLoader.__setattr__`, which guards what belongs to the sampler.
+        copied.__dict__.update(self.__dict__, _running=None)
+        if self._machine is not None:
+            copied.__dict__.update(_done=replace(self._done), _next=replace(self._next))
+        return copied
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        if self._machine is None:
+            return super().__reduce_ex__(protocol)
+        msg = (
+            "A Loader cannot be pickled, nor copied deeply: it has threads of this process. Send its dataset, "
+            "which pickles, call make_loader where it arrives, and load_state_dict for the place."
+        )
+        raise OptionError(msg)
+
     def __repr__(self) -> str:
         return f"Loader of {self.dataset!r}\n  {self._described}"
 

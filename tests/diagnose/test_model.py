@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
+from torch.utils.data import DataLoader
 
+import colabstage
 from colabstage.diagnose.advice import advise
 from colabstage.diagnose.facts import Costs, Facts, Setting, StageCost
 from colabstage.diagnose.model import (
@@ -16,7 +20,12 @@ from colabstage.diagnose.model import (
     with_processes,
     with_threads,
 )
+from colabstage.diagnose.subject import can_be_packed, can_be_staged, subject_of
 from colabstage.diagnose.verdict import judge
+from tests.pictures import write_photos
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 DECODING = Facts(
     Setting("torch", batches=100, batch_samples=8),
@@ -148,3 +157,58 @@ def test_a_slow_file_of_ours_is_better_read_into_memory() -> None:
     assert advise(slow)[0].options == {"strategy": "memory"}
     large = replace(slow, setting=replace(setting, batch_bytes=1 << 30))
     assert all("strategy" not in advice.options for advice in advise(large))
+
+
+def test_a_pack_is_promised_only_where_it_can_be_made() -> None:
+    """Not of a folder that nobody but the dataset reads, nor of one that the disk cannot take; and not at the memory's
+    rate where it does not fit there."""
+    photos = replace(DECODING.setting, source="photos", image_size=(200, 200), can_stage=True)
+    fits, large = replace(photos, batches=1_000), replace(photos, batches=100_000)
+    (pack,) = (one for one in advise(replace(DECODING, setting=fits)) if one.packs)
+    assert not pack.at_most
+    (bound,) = (one for one in advise(replace(DECODING, setting=large)) if one.packs)
+    assert bound.at_most
+    assert "96 GB, of which 8.59 GB fit the memory" in bound.why
+    full = replace(DECODING, setting=fits, costs=replace(DECODING.costs, free_disk_bytes=900_000_000))
+    assert not any(one.packs for one in advise(full))
+    unknown = replace(DECODING, setting=replace(fits, can_stage=False))
+    assert not any(one.packs for one in advise(unknown))
+    itself = replace(unknown, setting=replace(unknown.setting, repeats=True, can_pack=True))
+    (pack,) = (one for one in advise(itself) if one.packs)
+    assert pack.argument == 'pack_dataset(loader.dataset, "data.h5"); make_loader(dataset_h5("data.h5"), 8)'
+
+
+class Blob:
+    """A dataset with a folder that no layout knows, as torchvision's MNIST has."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        (root / "raw").mkdir(parents=True)
+        (root / "raw" / "images-idx3-ubyte").write_bytes(bytes(range(240)))
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> Any:
+        if index >= len(self):
+            raise IndexError(index)
+        data = (self.root / "raw" / "images-idx3-ubyte").read_bytes()
+        return np.frombuffer(data, np.float16, 3, 6 * index), index % 4
+
+
+def test_what_is_advised_can_be_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is looked at whether a folder can be staged, and a dataset packed; the words run as they stand."""
+    monkeypatch.chdir(tmp_path)
+    loader: Any = DataLoader(Blob(tmp_path / "blob"), 8)  # type: ignore[arg-type]
+    subject = subject_of(loader)
+    assert (subject.can_stage(), subject.can_pack(), subject.repeats()) == (False, True, True)
+    setting = replace(subject.setting, batch_samples=8, can_stage=False, can_pack=True, repeats=True)
+    (pack,) = (one for one in advise(replace(DECODING, setting=setting)) if one.packs)
+    *first, last = pack.argument.split("; ")
+    known = {name: getattr(colabstage, name) for name in ("pack_dataset", "make_loader", "dataset_h5")}
+    exec("; ".join(first), known | {"loader": loader})
+    made = eval(last, known)
+    assert sorted(int(label) for _, y in made for label in y) == sorted(index % 4 for index in range(40))
+    write_photos(tmp_path / "photos")
+    assert can_be_staged(str(tmp_path / "photos")) is True
+    assert not can_be_packed([{"image": 1}])
