@@ -133,6 +133,7 @@ def test_the_page_on_sources_runs(here: Path) -> None:
     assert list((here / "copies" / "photos").rglob("*.jpg"))
 
 
+@pytest.mark.long
 @pytest.mark.skipif(
     find_spec("keras") is None or find_spec("tensorflow") is None,
     reason="needs keras and tensorflow: pip install -c constraints.txt --group tensorflow",

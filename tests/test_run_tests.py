@@ -36,7 +36,7 @@ def test_what_passes_at_the_second_try_is_named(tmp_path: Path, capfd: pytest.Ca
     assert "1 passed" in capfd.readouterr().out
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_what_fails_twice_is_a_failure(tmp_path: Path) -> None:
     """Beside one that does not."""
     found = outcome_of(tmp_path, SHAKY + "\ndef test_bad(): assert False\n")
@@ -52,7 +52,7 @@ def test_many_failures_are_not_tried_again(tmp_path: Path) -> None:
     assert outcome_of(tmp_path, many) == Outcome(passed=1, failed=MOST_TRIED_AGAIN + 1)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_module_that_cannot_be_imported_is_an_error(tmp_path: Path) -> None:
     """Both times."""
     (tmp_path / "test_broken.py").write_text("import no_such_module\n")

@@ -135,7 +135,11 @@ COMBINATIONS = [(kind, in_memory, *way) for kind in ("pack", "gzip") for in_memo
 
 @pytest.mark.parametrize(
     ("kind", "in_memory", "workers", "method", "persistent"),
-    [*COMBINATIONS, ("pack", False, 2, "spawn", True), ("gzip", True, 2, "spawn", True)],
+    [
+        *COMBINATIONS,
+        ("pack", False, 2, "spawn", True),
+        pytest.param("gzip", True, 2, "spawn", True, marks=pytest.mark.long),
+    ],
 )
 def test_in_a_plain_dataloader(
     make_file: Callable[..., Any], kind: str, workers: int, method: str | None, persistent: bool, in_memory: bool

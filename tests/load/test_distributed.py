@@ -52,7 +52,7 @@ distributed.destroy_process_group()
 """
 
 
-@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("world", [2, pytest.param(3, marks=pytest.mark.long)])
 def test_ranks_of_a_process_group_share_out(make_file: Callable[..., Any], tmp_path: Path, world: int) -> None:
     """Each row once an epoch, equally many steps on all ranks, and the same rest after a resume, in every order."""
     sample = make_file("pack", 61)

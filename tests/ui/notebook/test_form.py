@@ -82,7 +82,7 @@ def test_what_cannot_be_read_is_said(read: object, text: str) -> None:
         read(text)
 
 
-@pytest.mark.parametrize("version", ["7", "8"])
+@pytest.mark.parametrize("version", [pytest.param("7", marks=pytest.mark.long), "8"])
 def test_the_form_stages_what_it_says(tmp_path: Path, version: str) -> None:
     """Errors are shown and leave it usable; plan, stage, and the dataset is there; on ipywidgets 7.7 and 8.
 

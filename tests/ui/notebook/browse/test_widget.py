@@ -120,6 +120,7 @@ def test_without_ipywidgets_it_says_how_to_get_them(tmp_path: Path, monkeypatch:
         browse(tmp_path / "nothing.h5")
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not _OLD.is_dir(), reason="needs ipywidgets 7.7 in a folder of its own: make .venv/.ipywidgets7")
 def test_with_the_ipywidgets_of_colab() -> None:
     """All of the above with version 7.7, in a process of its own."""
