@@ -10,6 +10,8 @@ unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV PYTHONDONTWRITEBYTECODE
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
 
+# The Python of the main environment, for example `make clean test PYTHON=3.13`.
+PYTHON := 3.11
 VENV := .venv
 VENV313 := .venv313
 VENV_COLAB := .venv-colab
@@ -26,6 +28,8 @@ KILLS ?= 60
 
 # FILES=path, or several, or `changed` (what git says): `make check` then tests what these can break, and no more.
 FILES ?=
+# What `make check` runs of the tests: test, or test-all.
+TESTS ?= test
 
 .PHONY: help demo test test-all slowest check format docs smoke bench campaign clean python313
 
@@ -35,7 +39,7 @@ help: ## show these lines
 demo: $(VENV)/.demo $(VENV)/.fuse ## train from a simulated Drive, straight and staged; prints the comparison
 	$(VENV)/bin/colabstage demo
 
-test: $(VENV)/.tested $(VENV)/.fuse $(VENV)/.browser ## all behaviour, on Python 3.11: eight minutes on two cores
+test: $(VENV)/.tested $(VENV)/.fuse $(VENV)/.browser ## all behaviour, once: eight minutes on two cores
 	@$(VENV)/bin/python scripts/run_tests.py
 
 test-all: $(VENV)/.large $(VENV)/.fuse $(VENV)/.browser $(VENV)/.ipywidgets7 $(VENV_COLAB)/.installed python313 ## that, JAX, long forms, Python 3.13, Colab's own versions: half an hour
@@ -50,10 +54,10 @@ check: $(VENV)/.installed ## format, lint, types, floors, tests, smoke test of t
 	$(VENV)/bin/mypy
 	$(VENV)/bin/pytest -q tests/test_floors.py tests/test_house.py
 ifeq ($(FILES),)
-	@$(MAKE) --no-print-directory test
+	@$(MAKE) --no-print-directory $(TESTS)
 	@$(MAKE) --no-print-directory smoke
 else
-	@$(VENV)/bin/python scripts/run_tests.py --files $(FILES)
+	@$(VENV)/bin/python -m scripts.touched_tests $(FILES)
 endif
 
 format: $(VENV)/.installed ## put the code into the house's format
@@ -79,7 +83,7 @@ clean: ## remove what these targets made, the virtual environments included
 	find colabstage tests benchmarks campaigns scripts -name __pycache__ -prune -exec rm -rf {} +
 
 $(VENV)/bin/pip $(VENV_COLAB)/bin/pip $(VENV_WHEEL)/bin/pip:
-	@bash scripts/make_venv.sh 3.11 $(@D)/..
+	@bash scripts/make_venv.sh $(PYTHON) $(@D)/..
 
 $(VENV313)/bin/pip:
 	@bash scripts/make_venv.sh 3.13 $(@D)/..

@@ -1,6 +1,6 @@
 """Run the tests, on every Python that `make test` or `make test-all` has set up, and add the outcomes up at the end.
 
-`make test` is all behaviour, once, on Python 3.11. `make test-all` adds what shows the same in a longer form, in
+`make test` is all behaviour, once. `make test-all` adds what shows the same in a longer form, in
 another place or with other versions. Most tests run side by side; those that measure the machine run alone after them.
 
 A few tests that fail are tried once more, alone: many wait for other processes, on a machine that may be busy with
@@ -44,14 +44,14 @@ class Setup:
     hint: str = ""
 
 
-FIRST = Setup("Python 3.11", ".venv", alone=True)
+FIRST = Setup(f"Python {sys.version_info.major}.{sys.version_info.minor}", ".venv", alone=True)
 # What `make test-all` adds, where it is set up.
 OTHERS = (
     Setup(
         "Python 3.13 without torch",
         ".venv313",
         missing=" and not torch and not gpu",
-        hint="There is no Python 3.13 here, so what needs no torch was tested on 3.11 only.",
+        hint="There is no Python 3.13 here, so nothing was tested on it.",
     ),
     Setup("Python 3.11 with the versions of Colab's image", ".venv-colab"),
 )

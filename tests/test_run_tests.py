@@ -1,4 +1,4 @@
-"""What `make test` makes of failures: a few are tried again, and are named; the others stay failures."""
+"""How tests are run: a few that fail are tried again, and named; what they cost is kept; which a change concerns."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from scripts.run_tests import MOST_TRIED_AGAIN, Outcome, had_before, run_pass
+from scripts.touched_tests import places_of, users_of
 
 SHAKY = """
 from pathlib import Path
@@ -85,3 +86,17 @@ def test_what_a_test_costs_is_written_down(tmp_path: Path) -> None:
     assert call["cpu_s"] > 0.03
     assert call["outcome"] == "passed"
     assert ("teardown", "test_made.py::test_child") in found
+
+
+def test_a_change_concerns_its_package_and_all_above_it() -> None:
+    """Nearest first; what is below, or imports nothing of it, is left out; a test concerns itself."""
+    users = users_of()
+    assert users["stage"] == {"stage", "ui"}
+    assert {"pack", "stage", "ui"} < users["layouts"]
+    assert not {"trees", "fetch", "h5"} & users["layouts"]
+    places = places_of(["colabstage/layouts/boxes/yolo.py", "tests/h5/test_info.py", "tests/fetch/servers.py"])
+    assert places[:3] == ["tests/fetch", "tests/h5/test_info.py", "tests/layouts"]
+    assert places[-1] == "tests/ui"
+    assert "tests/trees" not in places
+    assert "tests/test_pipeline.py" in places_of(["colabstage/pipeline.py"])
+    assert places_of(["README.md", "notebooks/keras.ipynb"]) == ["tests/notebooks", "tests/test_readme.py"]
