@@ -218,7 +218,7 @@ def test_signed_addresses_are_known() -> None:
 @pytest.mark.parametrize(
     ("arguments", "shown"),
     [
-        (["/usr/bin/python3", "-u", "-W", "ignore", "/home/a/train.py", "--token", SECRET], "python3 train.py"),
+        (["/usr/bin/python3", "-u", "-W", "ignore", "/job/train.py", "--token", SECRET], "python3 train.py"),
         (["python", "-m", "ipykernel_launcher", "-f", f"/root/{SECRET}.json"], "python -m ipykernel_launcher"),
         (["python", "-c", f"password = '{SECRET}'"], "python"),
         (["curl", "-u", f"ann:{SECRET}", "https://host"], "curl"),
