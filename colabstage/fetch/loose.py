@@ -12,7 +12,7 @@ import xxhash
 
 from colabstage.errors import SourceChangedError, SourceReadError
 from colabstage.fetch.identity import as_loose_file, identify_remote
-from colabstage.fetch.remote import PassingError
+from colabstage.fetch.remote import PassingError, given_up
 from colabstage.fetch.transfer.connections import (
     TryBudget,
     closing_pieces,
@@ -211,7 +211,7 @@ class LooseFiles:
                     raise _became_another(file)
                 return
             except PassingError as error:
-                tries = budget.count(moved=False, arrived=done)
+                tries = budget.count(moved=False, arrived=done, slow=error.slow)
                 if tries >= self._policy.attempts:
                     raise final_error(error, file.facts.label, tries) from error
                 wait_s = budget.wait_s(self._policy.first_wait_s) if error.wait_s is None else error.wait_s
@@ -221,7 +221,8 @@ class LooseFiles:
     def _opened(self, entry: FileEntry) -> Iterator[RemoteFile]:
         if entry.name not in self._open:
             raise foreign_entry(self._label, entry.name)
-        file = self._open[entry.name]()
+        with given_up():
+            file = self._open[entry.name]()
         try:
             # A length that the service did not tell was counted.
             now = file.facts if file.facts.size is not None else replace(file.facts, size=entry.size)
@@ -237,7 +238,8 @@ class LooseFiles:
             file.close()
 
     def _ask(self, name: str) -> RemoteFacts:
-        file = self._open[name]()
+        with given_up():
+            file = self._open[name]()
         try:
             if file.facts.size is None:
                 return replace(file.facts, size=sum(map(len, self._stream(file))))

@@ -12,6 +12,7 @@ from colabstage.fetch.checksum import check_file
 from colabstage.fetch.download import Download
 from colabstage.fetch.identity import SourceIdentity, identify_archive, identify_remote, identify_tree
 from colabstage.fetch.look import open_remote
+from colabstage.fetch.remote import given_up
 from colabstage.fetch.sources import (
     KaggleSource,
     LocalSource,
@@ -135,7 +136,8 @@ class Opener:
             MissingDependencyError: its kind needs a package; the message has the install line.
             OptionError: it is a folder, and a checksum was given.
         """
-        opened = self._open(source)
+        with given_up():
+            opened = self._open(source)
         if self.checksum is not None and opened.tree is not None:
             opened.close()
             msg = f"'{source.label}' is a folder, and hash= is for one file. Leave it out."

@@ -2,29 +2,51 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from colabstage.errors import SourceReadError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from colabstage.fetch.checksum import Checksum
+
+
+# Who brings less than this is not worth waiting for: a file of 1 GB would take twelve days.
+LEAST_BYTES_PER_S = 1024.0
 
 
 class PassingError(SourceReadError):
     """A failure that may be over a moment later: a connection that was cut, a server that is busy.
 
+    It is raised and caught inside this package only: who gives up raises a `SourceReadError`.
+
     `wait_s`: seconds after which the other side asked to be tried again; `None` when it did not say.
+    `slow`: bytes came, but so slowly that they are no progress.
     """
 
-    def __init__(self, message: str, wait_s: float | None = None) -> None:
+    def __init__(self, message: str, wait_s: float | None = None, *, slow: bool = False) -> None:
         super().__init__(message)
         self.wait_s = wait_s
+        self.slow = slow
 
-    def __reduce__(self) -> tuple[type[PassingError], tuple[str, float | None]]:
-        return type(self), (str(self), self.wait_s)
+    def __reduce__(self) -> tuple[Callable[..., PassingError], tuple[str, float | None, bool]]:
+        return _passing_error, (str(self), self.wait_s, self.slow)
+
+
+def _passing_error(message: str, wait_s: float | None, slow: bool) -> PassingError:
+    return PassingError(message, wait_s, slow=slow)
+
+
+@contextlib.contextmanager
+def given_up() -> Iterator[None]:
+    """Where nobody tries again, raise what failed for now as what failed for good."""
+    try:
+        yield
+    except PassingError as error:
+        raise SourceReadError(str(error)) from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ import time
 from typing import TYPE_CHECKING
 
 from colabstage.errors import SourceChangedError, SourceReadError
-from colabstage.fetch.remote import PassingError
+from colabstage.fetch.remote import LEAST_BYTES_PER_S, PassingError
 from colabstage.fetch.transfer.block_hashes import BlockHashes
 from colabstage.fetch.transfer.partial import BLOCK_BYTES
 from colabstage.fetch.transfer.ramp import Ramp
@@ -80,6 +80,7 @@ class Transfer:
         self._ramp = Ramp(1, 1)
         self._noted = 0
         self._last_moved = time.monotonic()
+        self._window = (self._last_moved, 0)
         self._error: BaseException | None = None
         self._stopping = False
         self._working = 0
@@ -150,12 +151,24 @@ class Transfer:
             if cancellation is not None:
                 cancellation.check()
             if time.monotonic() - max(since, self._last_moved) > self._stall_timeout_s:
-                raise self._stalled_error()
+                raise self._stalled_error(at_all=True)
+            if self._crawls():
+                raise self._stalled_error(at_all=False)
             self._moved.wait(LOOK_S)
 
-    def _stalled_error(self) -> SourceReadError:
+    def _crawls(self) -> bool:
+        """Whether all connections together brought less than anybody would wait for, in the last stretch of time."""
+        began, total = self._window
+        seconds = time.monotonic() - began
+        if self._plan is None or self._arrived.total == self._size or seconds < self._stall_timeout_s:
+            return False
+        self._window = (time.monotonic(), self._arrived.total)
+        return self._arrived.total - total < LEAST_BYTES_PER_S * seconds
+
+    def _stalled_error(self, *, at_all: bool) -> SourceReadError:
+        how = "not moved" if at_all else "hardly moved"
         msg = (
-            f"The copy of '{self._label}' has not moved for {self._stall_timeout_s:.0f} seconds, "
+            f"The copy of '{self._label}' has {how} for {self._stall_timeout_s:.0f} seconds, "
             f"{self._arrived.total:,} of {self._size:,} bytes are here. Run this once more: finished blocks are kept. "
             "If it is on Google Drive, mount it again with force_remount=True before."
         )
@@ -198,6 +211,7 @@ class Transfer:
             block_bytes = BLOCK_BYTES if self._ranges else max(1, self._size)
             self._plan = StretchPlan(gaps, connections=connections, block_bytes=block_bytes)
             self._last_moved = time.monotonic()
+            self._window = (self._last_moved, self._arrived.total)
             eager = self._source.facts.eager
             self._ramp = Ramp(connections if eager else 1, connections)
             self._working = 1
@@ -319,7 +333,7 @@ class Transfer:
             assert self._plan is not None
             moved = stretch.position > stretch.begin
             arrived = self._arrived.total
-            tries = budget.count(moved=moved, arrived=arrived)
+            tries = budget.count(moved=moved, arrived=arrived, slow=error.slow)
             wait_s = budget.wait_s(self._policy.first_wait_s) if error.wait_s is None else error.wait_s
             spent = tries >= self._policy.attempts or wait_s > self._stall_timeout_s
             if spent or (not moved and self._working > 1):
@@ -354,10 +368,13 @@ class TryBudget:
         self._tries = 0
         self._arrived = -1
 
-    def count(self, *, moved: bool, arrived: int) -> int:
-        """Tries since any byte of the file arrived, this failure included. `moved`: this connection brought some."""
+    def count(self, *, moved: bool, arrived: int, slow: bool = False) -> int:
+        """Tries since any byte of the file arrived, this failure included.
+
+        `moved`: this connection brought some. `slow`: as `PassingError` has it; what came then counts for nothing.
+        """
         self._refusals = 1 if moved else self._refusals + 1
-        self._tries = self._tries + 1 if arrived == self._arrived else 1
+        self._tries = self._tries + 1 if slow or arrived == self._arrived else 1
         self._arrived = arrived
         return self._tries
 
@@ -417,7 +434,7 @@ def read_directly(
             if got < length:
                 raise _ended_early(source.facts, offset + got)
         except PassingError as error:
-            tries = budget.count(moved=False, arrived=got)
+            tries = budget.count(moved=False, arrived=got, slow=error.slow)
             if tries >= policy.attempts or stopped():
                 raise final_error(error, source.facts.label, tries) from error
             wait_s = budget.wait_s(policy.first_wait_s) if error.wait_s is None else error.wait_s

@@ -54,7 +54,7 @@ class Stream:
             try:
                 return self._fetch()
             except PassingError as error:
-                tries = budget.count(moved=False, arrived=self.nbytes)
+                tries = budget.count(moved=False, arrived=self.nbytes, slow=error.slow)
                 if tries >= policy.attempts:
                     raise final_error(error, self._source.facts.label, tries) from error
                 wait_s = budget.wait_s(policy.first_wait_s) if error.wait_s is None else error.wait_s

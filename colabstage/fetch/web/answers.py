@@ -65,10 +65,23 @@ def parse_missed_total(text: str | None) -> int | None:
 
 
 def content_length(headers: Mapping[str, str]) -> int | None:
-    """The length told, where it is one and is not overruled by sending in chunks."""
+    """The length told, where it is not overruled by sending in chunks.
+
+    Raises:
+        SourceReadError: what is told is no length, so that a body that was cut could not be told from a whole one.
+    """
     text = headers.get("Content-Length", "").strip()
-    chunked = "chunked" in headers.get("Transfer-Encoding", "").lower()
-    return int(text) if text.isdecimal() and text.isascii() and not chunked else None
+    if not text or "chunked" in headers.get("Transfer-Encoding", "").lower():
+        return None
+    # RFC 9110, 8.6: several that agree are one, as some proxies make of it.
+    told = {part.strip() for part in text.split(",")}
+    if len(told) == 1 and re.fullmatch(r"[0-9]{1,19}", one := told.pop()):
+        return int(one)
+    msg = (
+        f"The server says that the file has {text[:40]!r} bytes (Content-Length), which is no length, so nothing would "
+        "tell whether all of it came. Use another link."
+    )
+    raise SourceReadError(msg)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from colabstage.errors import OptionError, SourceChangedError, SourceReadError, WebPageError
-from colabstage.fetch.remote import PassingError, RemoteFacts
+from colabstage.fetch.remote import LEAST_BYTES_PER_S, PassingError, RemoteFacts
 from colabstage.fetch.web.answers import (
     Validators,
     coding_of,
@@ -62,6 +62,7 @@ def open_http(
     *,
     checksum: Checksum | None = None,
     timeout_s: float = 30.0,
+    least_bytes_per_s: float = LEAST_BYTES_PER_S,
     policy: RetryPolicy | None = None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> HttpFile:
@@ -73,7 +74,9 @@ def open_http(
     Args:
         url: `http://` or `https://`.
         checksum: what the content should have, when the caller knows; otherwise the one the server tells, if any.
-        timeout_s: seconds of silence, at any time, after which the connection counts as failed.
+        timeout_s: seconds of silence, at any time, after which the connection counts as failed; also for the whole
+            head of an answer.
+        least_bytes_per_s: what a body must bring on average in any `timeout_s` seconds of waiting for it.
         policy: how often to try again when the first look fails in a way that passes.
         sleep: how to wait between these tries.
 
@@ -82,7 +85,7 @@ def open_http(
         SourceAccessError, SourceNotFoundError, WebPageError, SourceReadError: as they say.
         PassingError: the server could not answer, after all tries.
     """
-    session = HttpSession(url, timeout_s)
+    session = HttpSession(url, timeout_s, least_bytes_per_s)
     try:
         return HttpFile(session, _look_patiently(session, checksum, policy or RetryPolicy(), sleep))
     except BaseException:
@@ -154,7 +157,7 @@ class HttpFile:
             elif stop is not None:
                 yield from self._exactly(response, stop, ends=stop == self.facts.size)
             else:
-                yield from _pieces(response)
+                yield from _pieces(response, self._session)
 
     def _check_part(self, response: requests.Response, offset: int, stop: int) -> int:
         """Bytes that the part has; raises when it is not the one that was asked for."""
@@ -195,7 +198,8 @@ class HttpFile:
 
     def _check_same(self, response: requests.Response) -> None:
         if response.status_code == 200 and is_page_type(response.headers) and not self._look.is_page_type:
-            raise _page_error(self.facts.label, _head(response, coding_of(response.headers, self.facts.name)))
+            coding = coding_of(response.headers, self.facts.name)
+            raise _page_error(self.facts.label, _head(response, self._session, coding))
         now, before = validators(response.headers), self._look.validators
         if now.contradicts(before):
             raise SourceChangedError(self._changed(f"its version was {before.version} and is {now.version}"))
@@ -213,7 +217,7 @@ class HttpFile:
     def _exactly(self, response: requests.Response, count: int, *, ends: bool) -> Iterator[bytes]:
         """The next `count` bytes; with `ends`, nothing may follow them."""
         left = count
-        for piece in _pieces(response, count):
+        for piece in _pieces(response, self._session, count):
             left -= len(piece)
             yield piece
         if left:
@@ -224,7 +228,7 @@ class HttpFile:
 
     def _decoded(self, response: requests.Response, coding: str, stop: int | None) -> Iterator[bytes]:
         done = 0
-        for piece in _inflated(_pieces(response), coding, self.facts.label):
+        for piece in _inflated(_pieces(response, self._session), coding, self.facts.label):
             wanted = piece if stop is None else piece[: stop - done]
             done += len(wanted)
             if wanted:
@@ -269,7 +273,7 @@ def _look(session: HttpSession, checksum: Checksum | None) -> _Look:
         if response.status_code == 206 and told and not coding and told.start == 0 and told.total is not None:
             size, stop = told.total, min(_LOOK_BYTES, told.total)
             if told.stop == stop and content_length(response.headers) in {None, stop}:
-                head = _head(response, "")
+                head = _head(response, session, "")
                 # This also takes the end of a body in chunks, so that the connection can be used again.
                 if len(head) < stop or not _read(response, 1):
                     return _judge(session, response, checksum, size, head, ranges=True)
@@ -288,7 +292,7 @@ def _look(session: HttpSession, checksum: Checksum | None) -> _Look:
 def _look_at_whole(session: HttpSession, response: requests.Response, checksum: Checksum | None) -> _Look:
     coding = coding_of(response.headers, file_name(response.headers, session.url, response.url))
     size = None if coding else content_length(response.headers)
-    return _judge(session, response, checksum, size, _head(response, coding, session.label), ranges=False)
+    return _judge(session, response, checksum, size, _head(response, session, coding), ranges=False)
 
 
 def _judge(
@@ -334,26 +338,38 @@ def _page_error(label: str, head: bytes) -> WebPageError:
 
 
 def _status_error(response: requests.Response, session: HttpSession) -> Exception:
-    text = "" if response.status_code < 400 else _head(response, "").decode("utf-8", "replace")
+    text = "" if response.status_code < 400 else _head(response, session, "").decode("utf-8", "replace")
     return status_error(response.status_code, response.headers, session.url, session.label, text)
 
 
-def _head(response: requests.Response, coding: str, label: str = "") -> bytes:
+def _head(response: requests.Response, session: HttpSession, coding: str) -> bytes:
     """The first `_LOOK_BYTES` bytes of the content, all of a smaller one, or what of them came in time."""
     head, deadline = bytearray(), time.monotonic() + _LOOK_S
-    pieces = _pieces(response, None if coding else _LOOK_BYTES)
-    for piece in _inflated(pieces, coding, label) if coding else pieces:
+    pieces = _pieces(response, session, None if coding else _LOOK_BYTES)
+    for piece in _inflated(pieces, coding, session.label) if coding else pieces:
         head += piece
         if len(head) >= _LOOK_BYTES or time.monotonic() > deadline:
             break
     return bytes(head[:_LOOK_BYTES])
 
 
-def _pieces(response: requests.Response, count: int | None = None) -> Iterator[bytes]:
-    """The body as it came over the line, as it comes, up to `count` bytes: no piece waits to be filled."""
+def _pieces(response: requests.Response, session: HttpSession, count: int | None = None) -> Iterator[bytes]:
+    """The body as it came over the line, as it comes, up to `count` bytes: no piece waits to be filled.
+
+    Raises:
+        PassingError: it comes more slowly than the session allows. Only the time of waiting for it counts.
+    """
     left = _PIECE_BYTES if count is None else count
+    waited_s, came = 0.0, 0
     while left > 0:
+        began = time.monotonic()
         piece = _read(response, min(left, _PIECE_BYTES))
+        waited_s, came = waited_s + time.monotonic() - began, came + len(piece)
+        if waited_s >= session.timeout_s:
+            if came < session.least_bytes_per_s * waited_s:
+                msg = f"The server of '{session.label}' sent {came:,} bytes in {waited_s:.0f} s, which leads nowhere."
+                raise PassingError(msg, slow=True)
+            waited_s, came = 0.0, 0
         if not piece:
             return
         if count is not None:

@@ -6,14 +6,16 @@ import contextlib
 import http.client
 import ssl
 import threading
-from typing import TYPE_CHECKING, Any
+import time
+from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import unquote, urlsplit
 
 from colabstage.errors import ColabstageError, OptionError, SourceError, SourceReadError
-from colabstage.fetch.remote import PassingError
+from colabstage.fetch.remote import LEAST_BYTES_PER_S, PassingError
 from colabstage.redaction import show_address
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Iterator
 
     import requests
@@ -25,6 +27,68 @@ _CONNECT_TIMEOUT_S = 15.0
 _EXPIRED = frozenset({400, 401, 403, 404, 410})
 
 
+class _Lines:
+    """A socket's stream whose lines come in bounded time, however slowly their bytes drip.
+
+    A socket's own timeout begins anew with every byte, so a server that sends one every twenty seconds would hold its
+    reader for as long as it likes. `deadline`: for all lines of a head; each line has its own where there is none.
+    """
+
+    def __init__(self, stream: Any, sock: socket.socket) -> None:
+        self._stream = stream
+        self._sock = sock
+        self._timeout_s = sock.gettimeout()
+        self.deadline: float | None = None
+
+    def readline(self, limit: int = -1) -> bytes:
+        """As the stream's.
+
+        Raises:
+            TimeoutError: it does not end in time.
+        """
+        if self._timeout_s is None:
+            return bytes(self._stream.readline(limit))
+        deadline = time.monotonic() + self._timeout_s if self.deadline is None else self.deadline
+        line = bytearray()
+        try:
+            while not line.endswith(b"\n") and len(line) != limit:
+                left_s = deadline - time.monotonic()
+                if left_s <= 0:
+                    msg = "the server answers too slowly"
+                    raise TimeoutError(msg)
+                self._sock.settimeout(min(left_s, self._timeout_s))
+                there = self._stream.peek(1)  # at most one read of the socket
+                if not there:
+                    break
+                wanted = there.find(b"\n") + 1 or len(there)
+                line += self._stream.read(wanted if limit < 0 else min(wanted, limit - len(line)))
+        finally:
+            self._sock.settimeout(self._timeout_s)
+        return bytes(line)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+class _PromptResponse(http.client.HTTPResponse):
+    """An answer whose head comes as a whole in the time that the socket gives a single read."""
+
+    def __init__(
+        self, sock: socket.socket, debuglevel: int = 0, method: str | None = None, url: str | None = None
+    ) -> None:
+        super().__init__(sock, debuglevel, method, url)
+        self._lines = _Lines(self.fp, sock)
+        self.fp = cast("Any", self._lines)
+
+    def begin(self) -> None:
+        timeout_s = self._lines._timeout_s
+        self._lines.deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        try:
+            super().begin()
+        finally:
+            self._lines.deadline = None
+
+
 class HttpSession:
     """Answers of one address. May be used by many threads at once.
 
@@ -34,7 +98,9 @@ class HttpSession:
     asked of where the first answer came from, and only when that refuses is the way looked up anew, once.
     """
 
-    def __init__(self, url: str, timeout_s: float) -> None:
+    def __init__(self, url: str, timeout_s: float, least_bytes_per_s: float = LEAST_BYTES_PER_S) -> None:
+        self.timeout_s = timeout_s
+        self.least_bytes_per_s = least_bytes_per_s
         self.label = show_address(url)
         self.url, self._login = _without_login(url, self.label)
         self._target = self.url
@@ -150,12 +216,14 @@ def _reason(error: BaseException, inner: BaseException) -> str:
 
     timeouts = (TimeoutError, requests.exceptions.Timeout, urllib3.exceptions.TimeoutError)
     if isinstance(error, timeouts) or isinstance(inner, timeouts):
-        return "the server said nothing for too long"
+        return "the server said nothing, or hardly anything, for too long"
     if isinstance(
         inner, http.client.IncompleteRead | urllib3.exceptions.IncompleteRead | http.client.RemoteDisconnected
     ):
         return "it was closed before everything had come"
-    return (isinstance(inner, OSError) and inner.strerror) or type(inner).__name__
+    if isinstance(inner, http.client.HTTPException | urllib3.exceptions.HTTPError):
+        return "what it answered is not understood"
+    return (isinstance(inner, OSError) and inner.strerror) or "it broke"
 
 
 def _innermost(error: BaseException) -> BaseException:
@@ -190,6 +258,7 @@ def _origin(url: str) -> tuple[str, str | None, int | None]:
 
 def _new_session(label: str) -> requests.Session:
     import requests
+    import urllib3
     from requests.adapters import HTTPAdapter
 
     class Session(requests.Session):
@@ -209,7 +278,29 @@ def _new_session(label: str) -> requests.Session:
             raise SourceReadError(msg)
 
     session = Session()
-    adapter = HTTPAdapter(pool_connections=8, pool_maxsize=_POOL_CONNECTIONS, max_retries=0)
+
+    class Connection(urllib3.connection.HTTPConnection):
+        response_class = _PromptResponse
+
+    class SafeConnection(urllib3.connection.HTTPSConnection):
+        response_class = _PromptResponse
+
+    prompt = {
+        urllib3.connection.HTTPConnection: Connection,
+        urllib3.connectionpool.HTTPSConnectionPool.ConnectionCls: SafeConnection,
+    }
+
+    class Adapter(HTTPAdapter):
+        """Whose connections answer in time, through a proxy too."""
+
+        def get_connection_with_tls_context(
+            self, request: Any, verify: Any, proxies: Any = None, cert: Any = None
+        ) -> Any:
+            pool: Any = super().get_connection_with_tls_context(request, verify, proxies, cert)
+            pool.ConnectionCls = prompt.get(pool.ConnectionCls, pool.ConnectionCls)
+            return pool
+
+    adapter = Adapter(pool_connections=8, pool_maxsize=_POOL_CONNECTIONS, max_retries=0)
     session.mount("https://", adapter)
     session.mount("http://", adapter)
     session.max_redirects = 10

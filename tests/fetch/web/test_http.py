@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import pickle
+import socket
 import threading
 import time
 import traceback
@@ -25,7 +27,10 @@ from colabstage.errors import (
 )
 from colabstage.fetch.checksum import Checksum
 from colabstage.fetch.remote import PassingError, RemoteFile
+from colabstage.fetch.run import fetch_files
+from colabstage.fetch.transfer.file import fetch_file
 from colabstage.fetch.web.http import HttpFile, open_http
+from colabstage.progress import Cancellation, NullProgress
 from colabstage.retry import RetryPolicy
 from colabstage.simulate.http_knobs import WebFault, WebKnobs
 from colabstage.simulate.http_server import WebServer
@@ -771,3 +776,108 @@ def test_the_name_that_the_service_gives(server: WebServer, look: Callable[..., 
     """Before the one in the address."""
     server.set_knobs(WebKnobs(headers=(("Content-Disposition", "attachment; filename*=UTF-8''%C3%BC%2Fx.zip"),)))
     assert look().facts.name == "x.zip"
+
+
+HEAD = b'HTTP/1.1 200 OK\r\nContent-Length: %d\r\nETag: "1"\r\n\r\n'
+
+
+@pytest.fixture
+def raw_server() -> Iterator[Callable[[Callable[[socket.socket], None]], str]]:
+    """Start a server that answers every connection by a function of the socket; gives its address."""
+    stack = contextlib.ExitStack()
+
+    def start(answer: Callable[[socket.socket], None]) -> str:
+        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        stack.callback(listener.shutdown, socket.SHUT_RDWR)  # closing alone would not wake who waits for a connection
+
+        def serve() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    connection, _ = listener.accept()
+                    threading.Thread(target=once, args=(connection,), daemon=True).start()
+
+        def once(connection: socket.socket) -> None:
+            with connection, contextlib.suppress(OSError):
+                connection.recv(65536)
+                answer(connection)
+
+        threading.Thread(target=serve, daemon=True).start()
+        return f"http://127.0.0.1:{listener.getsockname()[1]}/data.bin"
+
+    with stack:
+        yield start
+
+
+def _drip(connection: socket.socket, data: bytes, pause_s: float) -> None:
+    for number in range(len(data)):
+        connection.sendall(data[number : number + 1])
+        time.sleep(pause_s)
+
+
+@pytest.mark.parametrize("slowly", [HEAD % 5, b"HTTP/1.1 200 OK\r\n" + b"X-More: 1\r\n" * 1000], ids=["bytes", "lines"])
+def test_a_head_that_drips_ends_in_time(
+    raw_server: Callable[[Callable[[socket.socket], None]], str], slowly: bytes
+) -> None:
+    """Each byte comes soon after the one before, but all of them would take longer than anybody waits."""
+    url = raw_server(lambda connection: _drip(connection, slowly, 0.1))
+    began = time.monotonic()
+    with pytest.raises(PassingError, match="for too long"):
+        open_http(url, timeout_s=0.8, policy=ONCE)
+    assert time.monotonic() - began < 5
+
+
+def test_a_size_line_that_drips_ends_in_time(raw_server: Callable[[Callable[[socket.socket], None]], str]) -> None:
+    """Content in chunks has lines of its own."""
+
+    def answer(connection: socket.socket) -> None:
+        connection.sendall(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+        _drip(connection, b"0" * 1000, 0.1)
+
+    began = time.monotonic()
+    with pytest.raises(PassingError):
+        open_http(raw_server(answer), timeout_s=0.8, policy=ONCE)
+    assert time.monotonic() - began < 6
+
+
+def test_a_body_that_drips_is_given_up(
+    raw_server: Callable[[Callable[[socket.socket], None]], str], tmp_path: Path
+) -> None:
+    """A few bytes now and then are no progress, however often the connection is opened again."""
+
+    def answer(connection: socket.socket) -> None:
+        connection.sendall(HEAD % 100_000 + bytes(9000))
+        _drip(connection, bytes(1000), 0.05)
+
+    began = time.monotonic()
+    with closing(open_http(raw_server(answer), timeout_s=0.4, policy=ONCE)) as file:
+        policy = RetryPolicy(attempts=2, first_wait_s=0.01)
+        with pytest.raises(SourceReadError, match=r"leads nowhere.*Given up") as error:
+            fetch_file(
+                file,
+                tmp_path / "data.bin",
+                step=NullProgress().step("fetch", total=None, unit="B"),
+                cancellation=Cancellation(),
+                policy=policy,
+            )
+    assert type(error.value) is SourceReadError
+    assert time.monotonic() - began < 10
+
+
+@pytest.mark.parametrize("length", [b"abc", b"-5", b"1e3", b"5, 6", b"9" * 30])
+def test_a_length_that_is_none_is_refused(
+    raw_server: Callable[[Callable[[socket.socket], None]], str], length: bytes
+) -> None:
+    """Nothing would tell a body that was cut from a whole one."""
+    head = b"HTTP/1.1 200 OK\r\nContent-Length: " + length + b"\r\nConnection: close\r\n\r\nhalf"
+    with pytest.raises(SourceReadError):
+        open_http(raw_server(lambda connection: connection.sendall(head)), timeout_s=5, policy=ONCE)
+
+
+def test_an_answer_that_is_no_http_is_told_in_words(
+    raw_server: Callable[[Callable[[socket.socket], None]], str], tmp_path: Path
+) -> None:
+    """Not by the name of a class; and whoever gives up raises the public error."""
+    url = raw_server(lambda connection: connection.sendall(b"SSH-2.0-OpenSSH_9.6\r\n\r\n"))
+    with pytest.raises(SourceReadError, match="not understood") as error:
+        fetch_files([url, url], tmp_path / "out", progress=False)
+    assert type(error.value) is SourceReadError

@@ -64,11 +64,14 @@ def test_content_range_is_read_exactly(text: str | None, expected: ContentRange 
 
 
 def test_content_length_gives_way_to_chunks() -> None:
-    """A length beside chunks, or one that is no number, is none."""
+    """A length beside chunks is none; several that agree are one; what is no number is an error."""
     assert content_length(headers(Content_Length="12")) == 12
+    assert content_length(headers(Content_Length="12, 12")) == 12
     assert content_length(headers(Content_Length="12", Transfer_Encoding="chunked")) is None
-    assert content_length(headers(Content_Length="-1")) is None
     assert content_length(headers()) is None
+    for text in ("-1", "abc", "12, 13", "1" * 5000):
+        with pytest.raises(SourceReadError, match="no length"):
+            content_length(headers(Content_Length=text))
 
 
 @pytest.mark.parametrize(
