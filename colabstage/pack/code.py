@@ -1,51 +1,271 @@
-"""Telling a user's functions apart by what they do: their code, their defaults and what they hold.
+"""Telling a user's functions apart by what they do: their code, and the content of everything that it can see.
 
-A pack that was begun with one version of a function must not go on with another.
+Libraries that hash or pickle functions name what can be imported instead of looking into it: an edited function under
+its old name, or another value of a global, would be "the same" to them. So this walks by itself: through code,
+defaults, closures, the globals and classes that the code names, and through objects by what they would be pickled as.
+What belongs to an installed library counts by its name and version. What nobody could pickle cannot be compared, and
+is never the same as anything, itself included.
 """
 
 from __future__ import annotations
 
+import builtins
+import copyreg
+import dis
 import functools
 import hashlib
-from dataclasses import fields, is_dataclass
-from types import CodeType
-from typing import TYPE_CHECKING, Any
+import platform
+import sys
+import sysconfig
+import types
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import xxhash
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
+
+# Whose `repr` is their content.
+_PLAIN = frozenset({bool, int, float, complex, str, bytes, bytearray, range, types.EllipsisType, types.NoneType})
+# Of a class, what Python notes of its text, or makes anew for every one.
+_NOT_OF_A_CLASS = frozenset(
+    "__dict__ __weakref__ __doc__ __module__ __annotations__ __annotate__ __annotations_cache__ __firstlineno__ "  # noqa: SIM905
+    "__static_attributes__ __abstractmethods__ _abc_impl __orig_bases__ __parameters__ "
+    "__dataclass_fields__ __dataclass_params__".split()
+)
+_CONTAINERS = frozenset({list, tuple, dict, set, frozenset, types.MappingProxyType})
+_GLOBALS = frozenset({"LOAD_GLOBAL", "LOAD_NAME"})
 
 
-def describe_callable(function: Callable[..., Any]) -> str:
-    """A name and 16 hexadecimal digits: other digits whenever the function's own code or what it holds is other.
+class Description(NamedTuple):
+    """What a function is.
 
-    What it calls elsewhere is not looked at. What it holds counts by `repr`; where that shows an address in memory,
-    the digits differ in every process, and nothing is ever taken over.
+    `name`: for people. `digest`: 16 hexadecimal digits, other ones whenever it may do something else.
+    `unknown`: the types of what it holds that nobody can compare; then the digest says nothing.
     """
+
+    name: str
+    digest: str
+    unknown: tuple[str, ...] = ()
+
+
+def describe_callable(function: Callable[..., Any]) -> Description:
+    """Look at a function, or anything else that can be called.
+
+    What the libraries that it calls do is not looked at beyond their versions, nor are files that it reads.
+    """
+    walk = _Walk()
+    try:
+        digest = walk.digest(function).hex()
+    except RecursionError:
+        digest, walk.unknown = "", {**walk.unknown, "a structure that is nested too deeply": None}
     name = getattr(function, "__qualname__", type(function).__qualname__)
-    return f"{name}:{hashlib.sha256(repr(_facts(function)).encode(errors='surrogateescape')).hexdigest()[:16]}"
+    return Description(name, digest[:16], tuple(walk.unknown))
 
 
-def _facts(value: Any) -> Any:
-    if isinstance(value, functools.partial):
-        named = [(name, _facts(part)) for name, part in sorted(value.keywords.items())]
-        return (_facts(value.func), [_facts(part) for part in value.args], named)
-    if is_dataclass(value) and not isinstance(value, type) and not callable(value):
-        # Options that hold a function: by what it does, as if it had been given itself.
-        return (type(value).__qualname__, [(one.name, _facts(getattr(value, one.name))) for one in fields(value)])
-    code = getattr(value, "__code__", None)
-    if isinstance(code, CodeType):
-        cells = [_facts(cell.cell_contents) for cell in value.__closure__ or ()]
-        return (_code_facts(code), _facts(value.__defaults__), _facts(value.__kwdefaults__), cells)
-    inner = getattr(value, "__func__", None)  # a bound method
-    if inner is not None:
-        return (_facts(inner), repr(value.__self__))
-    call = getattr(type(value), "__call__", None)  # noqa: B004  # its code is wanted, not whether there is one
-    if hasattr(call, "__code__"):
-        return (_facts(call), repr(sorted(vars(value).items())) if hasattr(value, "__dict__") else repr(value))
-    return repr(value)
+class _Walk:
+    """One look at a value and all that hangs on it. `unknown`: types that could not be compared, in order."""
+
+    def __init__(self) -> None:
+        self.unknown: dict[str, None] = {}
+        self._known: dict[int, tuple[Any, bytes]] = {}
+        self._under_way: dict[int, int] = {}
+
+    def digest(self, value: Any) -> bytes:
+        """A hash of a value's content; equal values of one type have one."""
+        if type(value) in _PLAIN:
+            return _hash(type(value).__name__, repr(value))
+        known = self._known.get(id(value))
+        if known is not None:
+            return known[1]
+        if id(value) in self._under_way:
+            return _hash("cycle", len(self._under_way) - self._under_way[id(value)])
+        self._under_way[id(value)] = len(self._under_way)
+        try:
+            found = _hash(*self._parts(value))
+        finally:
+            del self._under_way[id(value)]
+        self._known[id(value)] = (value, found)  # held, so that nothing else gets its id
+        return found
+
+    def _each(self, values: Iterable[Any]) -> list[bytes]:
+        return [self.digest(value) for value in values]
+
+    def _parts(self, value: Any) -> Iterable[Any]:
+        """What a value is made of, as texts and digests."""
+        kind = type(value)
+        if kind in _CONTAINERS:
+            parts = self._container(value)
+        elif isinstance(value, np.ndarray):
+            parts = self._array(value)
+        elif isinstance(value, types.ModuleType):
+            parts = self._module(value, ())
+        elif isinstance(value, types.CodeType):
+            parts = self._code(value)
+        elif isinstance(value, type):
+            parts = self._class(value)
+        elif callable(value):
+            parts = self._function(value)
+        else:
+            parts = self._object(value)
+        return parts
+
+    def _container(self, value: Any) -> Iterable[Any]:
+        kind = type(value).__name__
+        if isinstance(value, (dict, types.MappingProxyType)):
+            if {*map(type, value), *map(type, value.values())} <= _PLAIN:
+                return (kind, repr(dict(value)))  # at once: tables of labels may be long
+            return (kind, *self._each(value.keys()), *self._each(value.values()))
+        if isinstance(value, (set, frozenset)):
+            return (kind, *sorted(self._each(value)))
+        return (kind, repr(value)) if set(map(type, value)) <= _PLAIN else (kind, *self._each(value))
+
+    def _array(self, value: np.ndarray[Any, Any]) -> Iterable[Any]:
+        if value.dtype.hasobject:
+            return ("array", repr(value.dtype), repr(value.shape), self.digest(value.tolist()))
+        content = xxhash.xxh3_128_digest(np.ascontiguousarray(value).view(np.uint8).data if value.size else b"")
+        return ("array", repr(value.dtype), repr(value.shape), content)
+
+    def _function(self, value: Any) -> Iterable[Any]:
+        wrapped = getattr(value, "__wrapped__", None)
+        match value:
+            case types.FunctionType():
+                parts = self._python_function(value)
+            case types.MethodType():
+                parts = ("method", self.digest(value.__func__), self.digest(value.__self__))
+            case functools.partial():
+                named = [list(pair) for pair in sorted(value.keywords.items())]
+                parts = ("partial", self.digest(value.func), self.digest(list(value.args)), self.digest(named))
+            case types.BuiltinFunctionType() | types.MethodWrapperType():
+                owner = value.__self__
+                at_home = owner is None or isinstance(owner, types.ModuleType)
+                library = _library_of(getattr(value, "__module__", None) or "", "built in") if at_home else ""
+                parts = ("builtin", library, value.__qualname__, b"" if at_home else self.digest(owner))
+            case _ if isinstance(wrapped, types.FunctionType) and type(value).__module__ == "functools":
+                parts = ("wrapped", type(value).__qualname__, self.digest(wrapped))  # what it has cached is not it
+            case _:
+                parts = self._object(value)
+        return parts
+
+    def _python_function(self, value: types.FunctionType) -> Iterable[Any]:
+        cells = [_content(cell) for cell in value.__closure__ or ()]
+        held = self._each(([value.__defaults__, value.__kwdefaults__], cells))
+        library = _library_of(value.__module__ or "", value.__code__.co_filename)
+        if library:
+            return ("library", library, value.__module__, value.__qualname__, *held)
+        return ("function", self.digest(value.__code__), *held, *self._globals(value))
+
+    def _code(self, code: types.CodeType) -> Iterable[Any]:
+        """What a code object does, without where it stands in its file."""
+        shape = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags)
+        names = (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)
+        constants = self._each(code.co_consts)
+        return ("code", code.co_code, repr(shape), repr(names), code.co_exceptiontable, *constants)
+
+    def _globals(self, function: types.FunctionType) -> Iterator[Any]:
+        """The globals that a function, and those within it, name; of a module of the user's, what they take of it."""
+        codes = list(_codes(function.__code__))
+        attributes = {name for code in codes for name in code.co_names}
+        named = {str(one.argval) for code in codes for one in dis.get_instructions(code) if one.opname in _GLOBALS}
+        for name in sorted(named):
+            yield name
+            if name not in function.__globals__:
+                yield "built in" if hasattr(builtins, name) else "not there"
+                continue
+            value = function.__globals__[name]
+            is_module = isinstance(value, types.ModuleType)
+            yield _hash(*self._module(value, attributes)) if is_module else self.digest(value)
+
+    def _module(self, module: types.ModuleType, attributes: Iterable[str]) -> Iterator[Any]:
+        library = _library_of(module.__name__, getattr(module, "__file__", None) or "")
+        yield from ("module", module.__name__, library)
+        for name in sorted(attributes) if not library else ():
+            value = vars(module).get(name)
+            if value is not None and not isinstance(value, types.ModuleType):
+                yield from (name, self.digest(value))
+
+    def _class(self, kind: type) -> Iterable[Any]:
+        library = _library_of(kind.__module__, getattr(sys.modules.get(kind.__module__), "__file__", None) or "")
+        if library:
+            return ("class", library, kind.__module__, kind.__qualname__)
+        own = [(name, value) for name, value in sorted(vars(kind).items()) if name not in _NOT_OF_A_CLASS]
+        members = [part for name, value in own for part in (name, self.digest(_unwrapped(value)))]
+        return ("class", kind.__qualname__, *self._each(kind.__bases__), *members)
+
+    def _object(self, value: Any) -> Iterable[Any]:
+        """An object by what it would be pickled as."""
+        kind = type(value)
+        if kind.__module__.partition(".")[0] == "torch" and hasattr(value, "detach"):
+            value = _tensor_bytes(value)
+        try:
+            reduce = copyreg.dispatch_table.get(type(value))
+            reduced = value.__reduce_ex__(4) if reduce is None else reduce(value)
+        except Exception:  # noqa: BLE001 - whatever it raises, nobody could compare it
+            self.unknown[f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")] = None
+            return ("unknown", kind.__qualname__)
+        if isinstance(reduced, str):
+            return ("named", self.digest(kind), reduced)
+        made = self._each(list(part) if isinstance(part, Iterator) else part for part in reduced)
+        return ("object", self.digest(kind), *made)
 
 
-def _code_facts(code: CodeType) -> Any:
-    """What a code object does, without where it stands in its file."""
-    constants = [_code_facts(part) if isinstance(part, CodeType) else repr(part) for part in code.co_consts]
-    return (code.co_code.hex(), constants, code.co_names, code.co_varnames)
+def _hash(*parts: Any) -> bytes:
+    hasher = hashlib.sha256()
+    for part in parts:
+        data = part if isinstance(part, bytes) else str(part).encode(errors="surrogateescape")
+        hasher.update(len(data).to_bytes(8, "little") + data)
+    return hasher.digest()
+
+
+def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _codes(constant)
+
+
+def _content(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # of a function that is still being defined
+        return "empty"
+
+
+def _unwrapped(member: Any) -> Any:
+    """What a class's member does, of the kinds that hold a function and cannot be pickled."""
+    if isinstance(member, property):
+        return [member.fget, member.fset, member.fdel]
+    if isinstance(member, (staticmethod, classmethod)):
+        return [type(member).__name__, member.__func__]
+    if isinstance(member, functools.cached_property):
+        return ["cached", member.func]
+    if isinstance(member, (types.MemberDescriptorType, types.GetSetDescriptorType)):
+        return member.__name__  # a slot
+    return member
+
+
+def _tensor_bytes(tensor: Any) -> Any:
+    try:
+        return tensor.detach().cpu().numpy()
+    except (TypeError, RuntimeError):  # of a dtype that numpy has not: as it is pickled
+        return tensor
+
+
+@functools.cache
+def _library_folders() -> tuple[str, ...]:
+    return tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+
+
+def _library_of(module: str, file: str) -> str:
+    """Name and version of the installed library that a module belongs to; "" for code of the user's own."""
+    top = module.partition(".")[0]
+    if top == "__main__":
+        return ""
+    if top in sys.stdlib_module_names:
+        return f"python {platform.python_version()}"
+    installed = file.startswith((*_library_folders(), "built in", "<frozen")) or "-packages/" in file
+    if top != "colabstage" and not (installed and top in sys.modules):
+        return ""
+    return f"{top} {getattr(sys.modules.get(top), '__version__', '')}"

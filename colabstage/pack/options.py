@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import secrets
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -50,6 +51,8 @@ class PackOptions:
     prepare: Callable[[NDArray[Any]], NDArray[Any]] | None = None
     seed: int = 0
     on_error: str = "raise"
+    # Stands in for what cannot be compared: no other options have it, but those that travel to a worker.
+    once: str = field(default_factory=lambda: secrets.token_hex(8), repr=False, compare=False)
 
     def __post_init__(self) -> None:
         # Here, because options are also made where nothing is packed and numpy is not wanted: the command line's help.
@@ -86,23 +89,41 @@ class PackOptions:
 
     def to_json(self) -> dict[str, Any]:
         """All that shapes the samples in the file, as JSON values, as the file keeps it."""
+        return self._to_json(self.once)
+
+    @property
+    def incomparable(self) -> tuple[str, ...]:
+        """Types of what the functions hold that cannot be compared, so that nothing made with them is made again."""
+        functions = [part for part in (self.layout, self.prepare) if part is not None and not isinstance(part, str)]
+        return tuple(dict.fromkeys(name for one in functions for name in describe_callable(one).unknown))
+
+    def _to_json(self, once: str) -> dict[str, Any]:
         return {
-            "layout": self.layout if isinstance(self.layout, str) else describe_callable(self.layout),
+            "layout": self.layout if isinstance(self.layout, str) else _described(self.layout, once),
             "image": image_options_to_json(self.image),
             "encoding": self.encoding,
             "splits": None if self.splits is None else dict(self.splits),
             "group_by": self.group_by,
-            "prepare": None if self.prepare is None else describe_callable(self.prepare),
+            "prepare": None if self.prepare is None else _described(self.prepare, once),
             "seed": self.seed,
         }
 
     def fingerprint(self) -> str:
-        """16 hexadecimal digits that differ whenever the file made would differ."""
-        return _digest([FORMAT_VERSION, self.to_json(), self.on_error])
+        """16 hexadecimal digits that differ whenever the file made would differ, unless something is `incomparable`."""
+        return _digest([FORMAT_VERSION, self._in_order(""), self.on_error])
 
     def places_fingerprint(self) -> str:
         """16 hexadecimal digits that differ whenever what is written of some sample, or where, would differ."""
-        return _digest([FORMAT_VERSION, self.to_json()])
+        return _digest([FORMAT_VERSION, self._in_order(self.once)])
+
+    def _in_order(self, once: str) -> dict[str, Any]:
+        # JSON's objects are sorted, and the order of splits decides which rows each of them gets.
+        return {**self._to_json(once), "splits": self.splits}
+
+
+def _described(function: Callable[..., Any], once: str) -> str:
+    found = describe_callable(function)
+    return ":".join(filter(None, (found.name, found.digest, once if found.unknown else "")))
 
 
 def _digest(values: list[Any]) -> str:

@@ -19,6 +19,7 @@ from colabstage.units import format_bytes
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from colabstage.h5.info import PackInfo
     from colabstage.images.decode import ImageFacts
     from colabstage.images.resample import Resizer
     from colabstage.layouts.table import SampleTable
@@ -33,6 +34,15 @@ TORCH_SAMPLES = 2_000
 """So many images are worth importing torch for,"""
 TORCH_BYTES = 4_096
 """of so many bytes in the mean. Those of a few thousand pixels take Pillow no longer than torch."""
+
+
+# How a file says that another machine, or a later day, might have stored pixels.
+_NO_ROOM = "are free, so they are kept as they came"
+
+
+def lacked_room(info: PackInfo) -> bool:
+    """Whether `encoding="auto"` kept the files' own bytes of a pack only because pixels did not fit on that disk."""
+    return info.encoding == "encoded" and _NO_ROOM in (info.encoding_reason or "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,8 +171,8 @@ def _plan_images(  # noqa: PLR0917  # what one decision needs, each passed on on
     nbytes = pixels.nbytes
     if free_bytes is not None and nbytes > free_bytes * (1 - _SPARE_FRACTION) and _has_files(images, table):
         return encoded(
-            f"as {size} pixels they would take {format_bytes(nbytes)} and {format_bytes(free_bytes)} are free, "
-            "so they are kept as they came and decoded on every read"
+            f"as {size} pixels they would take {format_bytes(nbytes)} and {format_bytes(free_bytes)} {_NO_ROOM} and "
+            "decoded on every read"
         )
     return replace(
         pixels, reason=f"as {size} pixels they take {format_bytes(nbytes)}, which fits, and are never decoded again"

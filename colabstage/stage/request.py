@@ -40,7 +40,9 @@ class StageRequest:
     `key`: 16 hexadecimal digits, different for another source or other options.
     `name`: readable and unique: of the local folder, and of the file in the cache.
     `folder`: everything of this dataset on the local disk.
-    `cache_dir`: as the caller gave it. `checksum`: what the one file that the source is must hash to.
+    `cache_dir`: as the caller gave it. `refresh`: whether nothing that is here may be used, because the caller wants it
+    so or because what `prepare=` or `layout=` hold cannot be compared with anything. `checksum`: what the one file that
+    the source is must hash to.
     """
 
     source: Source
@@ -145,7 +147,8 @@ def make_request(
     if wanted is not None and isinstance(parsed, ManySource):
         msg = "hash= is for one archive, and source is a list. Leave it out, or stage the archive alone."
         raise OptionError(msg)
-    return StageRequest(parsed, key, name, options, keep, base / name, cache, refresh, verify, wanted)
+    again = refresh or bool(options.incomparable)
+    return StageRequest(parsed, key, name, options, keep, base / name, cache, again, verify, wanted)
 
 
 def _without_ours(source: Source, base: Path, name: str, cache: Path | Literal["auto"] | None) -> Source:

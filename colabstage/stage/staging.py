@@ -10,7 +10,14 @@ from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING, NoReturn, Self
 
-from colabstage.errors import ArchiveError, ColabstageError, DamagedPackError, DriveError, SourceError
+from colabstage.errors import (
+    ArchiveError,
+    ColabstageError,
+    DamagedPackError,
+    DriveError,
+    NotEnoughSpaceError,
+    SourceError,
+)
 from colabstage.fetch.identity import compare
 from colabstage.fetch.look import look_quickly
 from colabstage.fetch.opening import SLOW_LISTERS, comes_whole
@@ -23,6 +30,7 @@ from colabstage.machine.resources import free_space
 from colabstage.ownership import sweep_orphans
 from colabstage.pack.execute import space_for
 from colabstage.pack.job import prepare_pack
+from colabstage.pack.plan import lacked_room
 from colabstage.progress import NullProgress, Progress, cancellation_of
 from colabstage.stage.cache import CachedPack, choose_cache_dir, find_cached, restore_pack
 from colabstage.stage.dataset import StagedDataset
@@ -69,6 +77,8 @@ class Staging:
         self._source: OpenSource | None = None
         self._source_problem: ColabstageError | None = None
         self._seen = ""
+        self._proved = False
+        self._keeps_cached = False
 
     def __enter__(self) -> Self:
         return self
@@ -111,7 +121,7 @@ class Staging:
         if request.wants_pack:
             published = record.published if record.seal else self._is_published()
             record = replace(record, seal=seal, published=published)
-        if self._source is not None:
+        if self._source is not None and self._proved:
             # The quick look was not enough this time; now it will be.
             kept = record.seal if request.wants_pack else kept_seal(request, self._source.identity)
             record = replace(record, identity=self._source.identity, seal=kept)
@@ -166,11 +176,18 @@ class Staging:
         except (DamagedPackError, SourceError, DriveError) as error:
             self._report.notes.append(f"The cached pack cannot be used: {error}")
             return None
+        except NotEnoughSpaceError as error:
+            if request.options.encoding != "auto":
+                raise
+            # It was made where pixels fit. What fits here is another file for the same key, so that one stays.
+            self._keeps_cached = True
+            self.note(f"The cached pack was left where it is, and another encoding may fit here: {error}")
+            return None
         seal = self._seal()
         self._report.origin = "cache"
         self._report.skipped = cached.manifest.skipped
         files = self._make(pack=False) if request.wants_files else None
-        now = self._source.identity if self._source else identity
+        now = self._source.identity if self._source and self._proved else identity
         write_record(request, LocalRecord(request.key, now, seal, files, published=True))
         return self._finish()
 
@@ -181,6 +198,12 @@ class Staging:
             As `stage_dataset`.
         """
         request = self._request
+        if request.options.incomparable:
+            held = ", ".join(request.options.incomparable)
+            self.note(
+                f"What layout= or prepare= is given holds what nobody can compare ({held}), so nothing that was made "
+                "with it before is used. Give a function that holds arrays, numbers and texts, and it is made once."
+            )
         self._report.origin = "source"
         try:
             files = self._make(pack=True)
@@ -195,7 +218,7 @@ class Staging:
         if source.resumed_bytes:
             self.note(f"{format_bytes(source.resumed_bytes)} of the source were here from a run that was interrupted.")
         if request.wants_pack:
-            published = False if choose_cache_dir(request)[0] is not None else None
+            published = False if self._to_publish else None
             record = LocalRecord(request.key, identity, seal, files, published)
         else:
             record = files_record(request, identity, files)
@@ -204,11 +227,17 @@ class Staging:
         # This run may not have needed what a dead one left.
         self._sweep_copies()
         publishing = None
-        if request.wants_pack and wait:
+        if self._keeps_cached or not request.wants_pack:
+            return self._finish()
+        if wait:
             self._publish(record)
-        elif request.wants_pack:
+        else:
             publishing = _in_background(lambda: self._publish(record, quietly=True))
         return self._finish(publishing)
+
+    @property
+    def _to_publish(self) -> bool:
+        return not self._keeps_cached and choose_cache_dir(self._request)[0] is not None
 
     def plan(self) -> StagePlan:
         """What the three would do."""
@@ -298,6 +327,7 @@ class Staging:
             self.note(f"The source cannot be read now ({self._source_problem}); what was made of it before is used.")
             return True
         verdict = compare(recorded, source.identity)
+        self._proved = verdict == "same"
         if verdict == "unproved" and request.verify == "fast":
             self.note(
                 "The source has the names and sizes that were staged, but nothing tells whether their content is the "
@@ -399,6 +429,11 @@ class Staging:
         # All is here, so nothing that a dead run left will be needed any more.
         sweep_orphans(request.folder)
         info = read_info(request.pack_path) if request.wants_pack else None
+        if info is not None and request.options.encoding == "auto" and lacked_room(info):
+            self.note(
+                f"Images are kept as their files: {info.encoding_reason}. That was decided by the room there was when "
+                "they were packed; refresh=True decides by what is free now, encoding= decides for good."
+            )
         return StagedDataset(
             path=request.pack_path if info is not None else request.files_path,
             files=request.files_path if request.wants_files else None,

@@ -328,7 +328,7 @@ def _extract(work: _Work, progress: Progress, cancellation: Cancellation, stall_
     temp = temp_beside(work.target)
     adopt_orphan(work.target, temp)
     try:
-        with Extraction(work.tree, work.entries, work.plan, temp, fingerprint=work.identity.edges) as extraction:
+        with Extraction(work.tree, work.entries, work.plan, temp, fingerprint=work.identity.fingerprint) as extraction:
             arriving = _arriving_source(work.tree)
             _check_room(work, extraction.kept_bytes, 0 if arriving is None else arriving.size)
             if arriving is not None:

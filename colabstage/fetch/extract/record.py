@@ -31,6 +31,11 @@ class ArchiveIdentity:
     mtime_ns: int
     edges: str
 
+    @property
+    def fingerprint(self) -> str:
+        """A text that is another one when the content may be: what an interrupted extraction goes on by."""
+        return f"{self.address} {self.size} {self.mtime_ns} {self.edges}"
+
     def is_same_content(self, other: ArchiveIdentity) -> bool:
         """Whether the content is the same for all that can be seen without reading it whole."""
         return (self.size, self.mtime_ns, self.edges) == (other.size, other.mtime_ns, other.edges)

@@ -221,5 +221,5 @@ class Extraction:
 
 
 def _fingerprint(archive: str, entries: Sequence[FileEntry]) -> str:
-    facts = [(entry.name, entry.size, entry.position) for entry in entries]
+    facts = [(entry.name, entry.size, entry.mtime_ns, entry.position) for entry in entries]
     return archive + hash_block(marshal.dumps(facts))
