@@ -21,11 +21,10 @@ import types
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-import xxhash
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+
+    import numpy as np
 
 # Whose `repr` is their content.
 _PLAIN = frozenset({bool, int, float, complex, str, bytes, bytearray, range, types.EllipsisType, types.NoneType})
@@ -98,7 +97,7 @@ class _Walk:
         kind = type(value)
         if kind in _CONTAINERS:
             parts = self._container(value)
-        elif isinstance(value, np.ndarray):
+        elif _is_array(value):
             parts = self._array(value)
         elif isinstance(value, types.ModuleType):
             parts = self._module(value, ())
@@ -123,9 +122,13 @@ class _Walk:
         return (kind, repr(value)) if set(map(type, value)) <= _PLAIN else (kind, *self._each(value))
 
     def _array(self, value: np.ndarray[Any, Any]) -> Iterable[Any]:
+        import numpy as np
+        import xxhash
+
         if value.dtype.hasobject:
             return ("array", repr(value.dtype), repr(value.shape), self.digest(value.tolist()))
-        content = xxhash.xxh3_128_digest(np.ascontiguousarray(value).view(np.uint8).data if value.size else b"")
+        raw = np.ascontiguousarray(value).reshape(-1).view(np.uint8) if value.nbytes else b""
+        content = xxhash.xxh3_128_digest(raw)
         return ("array", repr(value.dtype), repr(value.shape), content)
 
     def _function(self, value: Any) -> Iterable[Any]:
@@ -209,6 +212,11 @@ class _Walk:
             return ("named", self.digest(kind), reduced)
         made = self._each(list(part) if isinstance(part, Iterator) else part for part in reduced)
         return ("object", self.digest(kind), *made)
+
+
+def _is_array(value: Any) -> bool:
+    numpy = sys.modules.get("numpy")  # not imported for this: options are also made where only help is wanted
+    return numpy is not None and type(value) in (numpy.ndarray, numpy.memmap)
 
 
 def _hash(*parts: Any) -> bytes:

@@ -223,8 +223,10 @@ def test_objects_and_folders_of_a_bucket(s3: BucketService, tmp_path: Path) -> N
     assert (tmp_path / "7.bin").read_bytes() == objects["train/7.bin"]
     fetch("s3://data/train", tmp_path / "train")
     assert {f"train/{name}": value for name, value in read_tree(tmp_path / "train").items()} == objects
+    again = fetch("s3://data/train", tmp_path / "train")
+    assert again.kept_bytes == again.nbytes  # listed, and nothing fetched
     s3.put("train/3.bin", content(1003, 99))
-    fetch("s3://data/train", tmp_path / "train")
+    assert fetch("s3://data/train", tmp_path / "train").kept_bytes < again.nbytes
     assert (tmp_path / "train" / "3.bin").read_bytes() == content(1003, 99)
 
 
@@ -250,6 +252,51 @@ def test_share_links_come_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         assert (tmp_path / "out" / "a.bin").read_bytes() == content(300_000)
         assert visible(tmp_path / "out") == ["a.bin", "set"]
         assert shares.starts(file_id) == [0, 0]
+
+
+def test_a_refused_share_is_refused_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What came and was another file, and what came when no checksum was asked for, is not taken for the right one."""
+    file_id = "1FileAbcdefghijklmnopqrstuvwxyz_0"
+    good = f"sha256:{hashlib.sha256(b'good').hexdigest()}"
+    with DriveShares(tmp_path) as shares:
+        for name, value in shares.hosts.environment().items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setenv("HOME", str(tmp_path))
+        shares.add(SharedItem(file_id, "data.bin", content=content(30_000)))
+        link = f"https://drive.google.com/file/d/{file_id}/view"
+        (tmp_path / "out").mkdir()
+        for _ in range(3):
+            with pytest.raises(ChecksumMismatchError):
+                fetch(link, tmp_path / "out" / "a.bin", hash=good)
+        (tmp_path / "other").mkdir()
+        (tmp_path / "other" / "there.bin").write_bytes(b"mine")
+        with pytest.raises(TargetExistsError):
+            fetch(link, tmp_path / "other" / "there.bin")
+        with pytest.raises(ChecksumMismatchError):
+            fetch(link, tmp_path / "other" / "new.bin", hash=good)
+        assert visible(tmp_path / "out") == []
+        assert visible(tmp_path / "other") == ["there.bin"]
+        right = f"sha256:{hashlib.sha256(content(30_000)).hexdigest()}"
+        assert fetch(link, tmp_path / "other" / "new.bin", hash=right).nbytes == 30_000
+
+
+def test_it_can_be_fetched_again(server: WebServer, photos: Path, tmp_path: Path) -> None:
+    """`refresh=True` whatever is here; `verify="full"` compares what is here and there, and fetches what differs."""
+    with pytest.raises(OptionError, match="verify='all'"):
+        fetch(server.url("data.zip"), tmp_path / "a.zip", verify="all")
+    fetch(server.url("data.zip"), tmp_path / "a.zip")
+    assert fetch(server.url("data.zip"), tmp_path / "a.zip", verify="full").kept_bytes == len(DATA)
+    assert fetch(server.url("data.zip"), tmp_path / "a.zip", refresh=True).kept_bytes == 0
+    with (tmp_path / "a.zip").open("r+b") as file:
+        found = os.fstat(file.fileno())
+        file.write(b"spoilt")
+    os.utime(tmp_path / "a.zip", ns=(found.st_atime_ns, found.st_mtime_ns))
+    with pytest.raises(TargetExistsError, match="changed"):
+        fetch(server.url("data.zip"), tmp_path / "a.zip", verify="full")
+    assert fetch(server.url("data.zip"), tmp_path / "a.zip", verify="full", overwrite=True).kept_bytes == 0
+    assert (tmp_path / "a.zip").read_bytes() == DATA
+    fetch(photos, tmp_path / "here")
+    assert fetch(photos, tmp_path / "here", refresh=True).kept_bytes == 0
 
 
 @pytest.mark.fuse

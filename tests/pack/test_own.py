@@ -12,7 +12,6 @@ import pytest
 from PIL import Image
 
 from colabstage.errors import DecodeError, EmptySourceError, LayoutError, OptionError
-from colabstage.pack.code import describe_callable
 from colabstage.pack.run import pack_dataset
 
 if TYPE_CHECKING:
@@ -111,18 +110,6 @@ def test_prepare_does_not_hide_broken_images(tmp_path: Path, photos: Path) -> No
         pack_dataset(
             Items(4, lambda i: (picture(i), mask(i))), tmp_path / "out.h5", prepare=lambda x: x, progress=False
         )
-
-
-def test_functions_are_told_apart_by_what_they_do() -> None:
-    """Other code, other constants, other captured values; not by where they stand."""
-
-    def scaled(factor: int) -> Callable[[Any], Any]:
-        return lambda x: x * factor
-
-    assert describe_callable(scaled(2)) == describe_callable(scaled(2))
-    assert describe_callable(scaled(2)) != describe_callable(scaled(3))
-    first, second = (lambda x: x + 1), (lambda x: x + 2)
-    assert describe_callable(first) != describe_callable(second)
 
 
 class Records:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
+import io
 import re
 import shutil
 import signal
@@ -186,6 +188,20 @@ def test_a_checksum_is_checked_before_anything_is_made(server: WebServer, archiv
             stage(several, hash=right)
 
 
+def test_a_damaged_download_is_damaged_the_next_time() -> None:
+    """A server that gives no parts and says what the file should hash to: running the cell again changes nothing."""
+    whole = io.BytesIO()
+    np.save(whole, np.full((64, 16), 5, np.float32))
+    digest = base64.b64encode(hashlib.sha256(whole.getvalue()).digest()).decode()
+    damaged = bytearray(whole.getvalue())
+    damaged[-100] ^= 0xFF
+    knobs = WebKnobs(ranges="none", headers=(("Repr-Digest", f"sha-256=:{digest}:"),))
+    with WebServer({"data.npy": bytes(damaged)}, knobs=knobs) as server:
+        for _ in range(2):
+            with pytest.raises(ChecksumMismatchError):
+                stage(server.url("data.npy"))
+
+
 @pytest.mark.slow
 def test_a_killed_download_goes_on(photos: Path, tmp_path: Path) -> None:
     """A second run takes over the blocks that had arrived."""
@@ -300,6 +316,13 @@ def test_kaggle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, photos: Path) -
         assert left_in(staged.path.parent) == WHOLE
         assert stage("https://www.kaggle.com/datasets/ann/pets").report.origin == "local"
         assert service.count("DownloadDataset") == 1
+        del files["cat/0000.png"]
+        service.add(HostedDataset("ann", "pets", zip_archive(files), version=8))
+        assert stage("kaggle://ann/pets").splits == {"train": len(files)}
+        assert service.count("DownloadDataset") == 2
+    silent = stage("kaggle://ann/pets")
+    assert silent.report.origin == "local"
+    assert any("Kaggle did not tell which version is the newest" in note for note in silent.report.notes)
 
 
 def test_kaggle_mounted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, photos: Path) -> None:

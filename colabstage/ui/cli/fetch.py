@@ -35,6 +35,8 @@ def fetch(
         typer.Option("--hash", metavar="ALGORITHM:DIGEST", show_default=False, help="What one file must hash to."),
     ] = None,
     overwrite: o.Overwrite = False,
+    refresh: o.Refresh = False,
+    verify: o.Verifying = "fast",
     as_json: o.AsJson = False,
     debug: o.Debug = False,
 ) -> None:
@@ -51,7 +53,15 @@ def fetch(
     with exit_codes(debug=debug):
         from colabstage.fetch.run import fetch_files
 
-        done = fetch_files(o.read_sources(source), target, hash=hash_, overwrite=overwrite, progress=shows_progress())
+        done = fetch_files(
+            o.read_sources(source),
+            target,
+            hash=hash_,
+            overwrite=overwrite,
+            refresh=refresh,
+            verify=verify,
+            progress=shows_progress(),
+        )
         if as_json:
             print_json(done.to_dict())
         else:

@@ -211,6 +211,27 @@ def test_cancelling_keeps_what_is_done_for_the_next_call(tmp_path: Path) -> None
     assert leftovers(tmp_path) == []
 
 
+def test_an_interrupted_run_goes_on_with_the_same_archive_only(tmp_path: Path) -> None:
+    """Names, sizes and the archive's first and last bytes may all be those of another one: labels written anew."""
+
+    def write(label: int) -> None:
+        with tarfile.open(tmp_path / "a.tar", "w") as archive:
+            for number in range(2000):
+                data = (b"%d 0.5 0.5 0.1 0.1\n" % (label if 800 <= number < 1200 else 0)) * 40
+                member = tarfile.TarInfo(f"labels/{number:05}.txt")
+                member.size = len(data)
+                archive.addfile(member, io.BytesIO(data))
+
+    write(1)
+    cancellation = Cancellation()
+    progress = Noticing(lambda done: cancellation.cancel() if done > 1_200_000 else None)
+    with pytest.raises(CancelledError):
+        extract_archive(tmp_path / "a.tar", tmp_path / "out", progress=progress, cancellation=cancellation)
+    write(2)
+    extract_archive(tmp_path / "a.tar", tmp_path / "out", progress=False)
+    assert {path.read_bytes()[:1] for path in (tmp_path / "out" / "labels").iterdir()} == {b"0", b"2"}
+
+
 @pytest.mark.slow
 def test_what_an_interrupted_run_left_is_looked_at(tmp_path: Path) -> None:
     """A file of it that has another length is written again, and another archive's leftovers count for nothing."""

@@ -1,0 +1,235 @@
+"""Functions are told apart by the content of all that they can see, in this process and in any other."""
+
+from __future__ import annotations
+
+import enum
+import functools
+import re
+import subprocess
+import sys
+import threading
+import types
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from colabstage.pack.code import describe_callable
+from colabstage.pack.options import PackOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+def digest(function: Callable[..., Any]) -> str:
+    """What it is, where it can be compared."""
+    found = describe_callable(function)
+    assert found.unknown == ()
+    return found.digest
+
+
+def holding(value: Any) -> Callable[[Any], Any]:
+    """A function with a value in its closure."""
+    return lambda x: (x, value)
+
+
+def test_it_is_the_code_and_not_where_it_stands() -> None:
+    """Other code and other constants; not another line."""
+
+    def scaled(factor: int) -> Callable[[Any], Any]:
+        return lambda x: x * factor
+
+    assert digest(scaled(2)) == digest(scaled(2))
+    assert digest(scaled(2)) != digest(scaled(3))
+    first, second, third = (lambda x: x + 1), (lambda x: x + 2), (lambda x: x + 1)
+    assert digest(first) != digest(second)
+    assert digest(first) == digest(third)
+
+
+class Kind(enum.Enum):
+    """Something to choose."""
+
+    A = 1
+    B = 2
+
+
+@dataclass
+class Settings:
+    """Something of the user's."""
+
+    size: int = 3
+    names: list[str] = field(default_factory=list)
+    kind: Kind = Kind.A
+
+
+class Scaler:
+    """Something callable with a state."""
+
+    def __init__(self, options: Settings) -> None:
+        self.options = options
+        self.pattern = re.compile("a+")
+
+    @property
+    def half(self) -> float:
+        """Half of it."""
+        return self.options.size / 2
+
+    @functools.cached_property
+    def double(self) -> int:
+        """Twice."""
+        return self.options.size * 2
+
+    @functools.lru_cache(maxsize=4)  # noqa: B019 - its cache is what is looked at
+    def slow(self, x: int) -> int:
+        """Something to remember."""
+        return x
+
+    def __call__(self, x: Any) -> Any:
+        return x * self.half
+
+    def other(self, x: Any) -> Any:
+        """A method."""
+        return x * self.double
+
+
+SAME_AND_OTHER: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
+    "an array": (lambda: holding(np.arange(9_000)), lambda: holding(np.arange(9_000)[::-1])),
+    "an array's dtype": (lambda: holding(np.zeros(4, "i4")), lambda: holding(np.zeros(4, "u4"))),
+    "an array of objects": (
+        lambda: holding(np.array(["a", None], object)),
+        lambda: holding(np.array(["b", None], object)),
+    ),
+    "a type": (lambda: holding(1), lambda: holding(1.0)),
+    "a set": (lambda: holding({"a", "b", "c"}), lambda: holding({"a", "b", "d"})),
+    "a nested list": (lambda: holding([[1, [2]], {"a": (3,)}]), lambda: holding([[1, [2]], {"a": (4,)}])),
+    "an object": (lambda: Scaler(Settings()), lambda: Scaler(Settings(size=4))),
+    "an attribute's attribute": (lambda: Scaler(Settings(kind=Kind.A)), lambda: Scaler(Settings(kind=Kind.B))),
+    "a method": (lambda: Scaler(Settings()).other, lambda: Scaler(Settings(names=["x"])).other),
+    "a partial": (lambda: functools.partial(holding, value=1), lambda: functools.partial(holding, value=2)),
+    "a random state": (lambda: holding(np.random.default_rng(1)), lambda: holding(np.random.default_rng(2))),
+    "a function of a library": (lambda: np.mean, lambda: np.median),
+    "one built in": (lambda: len, lambda: abs),
+    "a default": (lambda: eval("lambda x, y=1: x"), lambda: eval("lambda x, y=2: x")),
+}
+
+
+@pytest.mark.parametrize("name", SAME_AND_OTHER)
+def test_what_it_holds_counts_by_content(name: str) -> None:
+    """The same made twice is the same; what differs in one place is another one."""
+    same, other = SAME_AND_OTHER[name]
+    assert digest(same()) == digest(same())
+    assert digest(same()) != digest(other())
+
+
+PLAIN = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary(),
+    lambda inner: st.lists(inner) | st.tuples(inner, inner) | st.dictionaries(st.text(), inner),
+    max_leaves=8,
+)
+
+
+def spelled(value: Any) -> str:
+    """A text that tells values of different types apart."""
+    return repr(value)
+
+
+@settings(max_examples=60, deadline=None)
+@given(one=PLAIN, other=PLAIN)
+def test_two_values_are_the_same_when_they_are_written_the_same(one: Any, other: Any) -> None:
+    """Never one digest for two contents, never two for one."""
+    assert (digest(holding(one)) == digest(holding(other))) == (spelled(one) == spelled(other))
+
+
+def module_of(text: str) -> types.ModuleType:
+    """A module of the user's."""
+    module = types.ModuleType("mine")
+    exec(compile(text, "mine.py", "exec"), vars(module))
+    return module
+
+
+TEXT = """
+import numpy as np
+MEAN = {mean}
+def helper(x):
+    return x * {factor}
+class Base:
+    def run(self, x):
+        return x - {base}
+class Prepare(Base):
+    def __call__(self, x):
+        return self.run(helper(x)) - MEAN
+def f(x):
+    return [helper(one) for one in x]
+def g(x):
+    return Prepare()(x)
+def recursive(x):
+    return recursive(x - 1) if x else helper(x)
+unused = {unused}
+"""
+
+
+def variant(**changes: object) -> types.ModuleType:
+    """The module with something changed."""
+    return module_of(TEXT.format(**{"mean": "np.zeros(3)", "factor": 1, "base": 0, "unused": 0, **changes}))
+
+
+@pytest.mark.parametrize(
+    ("change", "affected"),
+    [
+        ({"mean": "np.ones(3)"}, {"g"}),
+        ({"factor": 2}, {"f", "g", "recursive"}),
+        ({"base": 5}, {"g"}),
+        ({"unused": 5}, set()),
+    ],
+    ids=["a global array", "a helper", "a base class", "nothing that it names"],
+)
+def test_what_it_names_counts_and_nothing_else(change: dict[str, object], affected: set[str]) -> None:
+    """Globals, helpers and classes of the user's, however far away."""
+    before, after = variant(), variant(**change)
+    names = ("f", "g", "recursive")
+    assert {name for name in names if digest(getattr(before, name)) != digest(getattr(after, name))} == affected
+
+
+def test_another_process_says_the_same(tmp_path: Path) -> None:
+    """The key of a dataset has to be found again on another day: no order of sets, no addresses in memory."""
+    (tmp_path / "script.py").write_text(
+        "import numpy as np, re\n"
+        "from colabstage.pack.code import describe_callable\n"
+        "NAMES = {'cat', 'dog', 'cow', 'hen'}\n"
+        "class Prepare:\n"
+        "    def __init__(self): self.table = np.arange(9); self.pattern = re.compile('x')\n"
+        "    def __call__(self, x): return x if x in {'a', 'b', 'c'} or x in NAMES else np.clip(x, 0, 1)\n"
+        "print(describe_callable(Prepare()))\n",
+        encoding="utf-8",
+    )
+    said = {
+        subprocess.run(
+            [sys.executable, tmp_path / "script.py"], capture_output=True, check=True, timeout=60, text=True
+        ).stdout
+        for _ in range(2)
+    }
+    assert len(said) == 1
+    assert "unknown=()" in said.pop()
+
+
+def test_what_nobody_can_compare_is_named_and_never_the_same() -> None:
+    """Locks, open files, generators: an interrupted run is not gone on with, a key says nothing."""
+    lock = threading.Lock()
+
+    def guarded(x: Any) -> Any:
+        with lock:
+            return x
+
+    assert describe_callable(guarded).unknown == ("_thread.lock",)
+    one, other = PackOptions(prepare=guarded), PackOptions(prepare=guarded)
+    assert one.incomparable == ("_thread.lock",)
+    assert one.fingerprint() == other.fingerprint()
+    assert one.places_fingerprint() == one.places_fingerprint() != other.places_fingerprint()
+    deep: list[Any] = []
+    for _ in range(100_000):
+        deep = [deep]
+    assert describe_callable(holding(deep)).unknown
