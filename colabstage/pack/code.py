@@ -127,7 +127,7 @@ class _Walk:
 
         if value.dtype.hasobject:
             return ("array", repr(value.dtype), repr(value.shape), self.digest(value.tolist()))
-        raw = np.ascontiguousarray(value).reshape(-1).view(np.uint8) if value.nbytes else b""
+        raw = np.ascontiguousarray(value).reshape(-1).view(np.uint8).data if value.nbytes else b""
         content = xxhash.xxh3_128_digest(raw)
         return ("array", repr(value.dtype), repr(value.shape), content)
 
