@@ -51,6 +51,16 @@ class Arrays:
     dtype: np.dtype[Any]
     decode: Callable[[Any], NDArray[Any]] | None = None
 
+    def __post_init__(self) -> None:
+        # Longer floats have another layout on each machine; HDF5 has no dates.
+        if self.dtype.kind not in "biufc" or self.dtype.itemsize > (16 if self.dtype.kind == "c" else 8):
+            name = f"'{self.source.name(0)}' has" if len(self.source) else "They have"
+            msg = (
+                f"{name} dtype {self.dtype}, which cannot be stored; expected whole numbers, floats of 64 bits at the "
+                'most, or bool. Convert them first, for example .astype("float64") or, of dates, .astype("int64").'
+            )
+            raise LayoutError(msg)
+
     def __len__(self) -> int:
         return len(self.source)
 

@@ -33,6 +33,8 @@ from colabstage.units import parse_bytes
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
+    import numpy as np
+
     from colabstage.load.batching.iteration import Source
     from colabstage.load.batching.sources import BatchSource
     from colabstage.load.choosing.choices import Decode, LoaderFacts, LoaderPlan, Shuffle, Strategy
@@ -188,6 +190,22 @@ def _check_dataset(dataset: object) -> None:
             "torch.utils.data.DataLoader."
         )
         raise OptionError(msg)
+    sides = (
+        ("inputs", "transform", dataset.transform, dataset.reader.row_dtype),
+        ("targets", "target_transform", dataset.target_transform, dataset.reader.target_dtype),
+    )
+    for side, name, transform, dtype in sides:
+        if transform is None and dtype is not None and not _has_tensors(dtype):
+            msg = (
+                f"The {side} of '{dataset.reader.path}' have dtype {dtype}, of which torch makes no tensors. Give it a "
+                f"{name} that converts them, for example to float64 or int64."
+            )
+            raise OptionError(msg)
+
+
+def _has_tensors(dtype: np.dtype[Any]) -> bool:
+    widest = 16 if dtype.kind == "c" else 8
+    return dtype.hasobject or (dtype.kind in "biufc" and dtype.itemsize <= widest)
 
 
 def _plan(dataset: dataset_h5, request: LoaderRequest, facts: LoaderFacts) -> LoaderPlan:

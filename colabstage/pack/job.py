@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,6 +11,7 @@ from colabstage.images.decode import ImageFacts, fit_pixels, probe_image
 from colabstage.images.options import ImageOptions
 from colabstage.images.resample import can_torch_resize
 from colabstage.layouts.detect import detect_layout
+from colabstage.layouts.fields import Arrays
 from colabstage.layouts.reading import read_each
 from colabstage.machine.heap import release_freed_memory
 from colabstage.pack.plan import PackPlan, gains_by_torch, needs_facts, plan_pack
@@ -75,6 +76,13 @@ def plan_job(
     `facts`: of a few images, where somebody has looked. `has_torch`: whether torch may resize, where that is decided;
     `None` finds out, which imports torch where that pays.
     """
+    if options.image.size is not None and isinstance(table.inputs, Arrays):
+        shape = "x".join(map(str, table.inputs.shape)) or "one number"
+        note = (
+            f"image_size={options.image.size} changes nothing: the inputs are arrays ({shape} of {table.inputs.dtype}) "
+            "and no images, and are stored as they are; prepare= may resize them"
+        )
+        table = replace(table, notes=(*table.notes, note))
     if options.prepare is not None:
         table = prepared_table(table, options.prepare, options.image)
     if facts is None:

@@ -410,3 +410,16 @@ def test_a_loader_is_no_thing_to_pickle(make_file: Callable[..., Any]) -> None:
     copied = copy.copy(loader)
     assert visited(copied) == visited(make_loader(loader.dataset, 4))  # type: ignore[arg-type]
     assert loader.state_dict() == {**copied.state_dict(), "epoch": 0}
+
+
+def test_numbers_that_torch_has_no_tensors_of_are_refused(tmp_path: Path) -> None:
+    """By name, and with what to do; a transform that converts them is enough."""
+    with h5py.File(tmp_path / "long.h5", "w") as file:
+        file["X_train"], file["Y_train"] = np.ones((4, 3), np.longdouble), np.ones(4, np.longdouble)
+    with pytest.raises(OptionError, match=r"inputs of .*dtype float128.* transform that converts"):
+        make_loader(dataset_h5(tmp_path / "long.h5"), 2)
+    dataset = dataset_h5(tmp_path / "long.h5", lambda x: x.astype(np.float64))
+    with pytest.raises(OptionError, match=r"targets of .*float128.*target_transform"):
+        make_loader(dataset, 2)
+    x, y = next(iter(make_loader(dataset_h5(tmp_path / "long.h5", np.float64, target_transform=float), 4)))
+    assert (x.sum(), y.sum()) == (12, 4)

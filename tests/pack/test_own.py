@@ -205,3 +205,29 @@ def test_what_has_no_items_by_number_is_refused(tmp_path: Path) -> None:
     source: Any = iter([1, 2])
     with pytest.raises(OptionError, match="expected a path, or a dataset"):
         pack_dataset(source, tmp_path / "out.h5", progress=False)
+
+
+@pytest.mark.parametrize(
+    ("x", "noted"),
+    [
+        (np.zeros((12, 8, 8, 3), np.uint8), False),
+        (np.zeros((12, 3, 8, 8), np.uint8), True),
+        (np.zeros((12, 8, 8, 3), np.float32), True),
+    ],
+    ids=["images", "channels first", "floats"],
+)
+def test_a_size_for_what_is_no_image_is_noted(tmp_path: Path, x: Any, noted: bool) -> None:
+    """Arrays stay as they are, and the report says that image_size did nothing."""
+    np.savez(tmp_path / "data.npz", x_train=x, y_train=np.arange(12) % 3)
+    report = pack_dataset(tmp_path / "data.npz", tmp_path / "out.h5", image_size=(4, 4), progress=False)
+    assert any("image_size=(4, 4) changes nothing" in note for note in report.notes) is noted
+    with h5py.File(tmp_path / "out.h5") as file:
+        assert file["X_train"].shape[1:] == (x.shape[1:] if noted else (4, 4, 3))
+
+
+@pytest.mark.parametrize("dtype", [np.longdouble, "M8[s]"])
+def test_arrays_that_cannot_be_stored_are_named(tmp_path: Path, dtype: Any) -> None:
+    """Dates, and floats whose layout is each machine's own."""
+    np.savez(tmp_path / "data.npz", x_train=np.zeros((12, 3), dtype), y_train=np.arange(12) % 3)
+    with pytest.raises(LayoutError, match="which cannot be stored"):
+        pack_dataset(tmp_path / "data.npz", tmp_path / "out.h5", progress=False)
