@@ -38,13 +38,37 @@ Each takes one message: what failed with the value, what was expected, what to d
 
 from __future__ import annotations
 
+import re
+
+# Control characters but tab and line feed, characters that turn the direction of writing round, and halves of others.
+_UNPRINTABLE = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def printable(text: str) -> str:
+    r"""Write a text so that a terminal shows it and does nothing else.
+
+    Names come from archives, servers and disks, and may hold codes that move the cursor, clear the screen, or make one
+    name look like another.
+
+    >>> printable("a\x1b[2Jb")
+    'a\\x1b[2Jb'
+    """
+    return _UNPRINTABLE.sub(_escaped, text)
+
+
+def _escaped(match: re.Match[str]) -> str:
+    number = ord(match[0])
+    if 0xDC80 <= number <= 0xDCFF:  # a byte of a name that is no UTF-8, as Python keeps it
+        number -= 0xDC00
+    return f"\\x{number:02x}" if number < 256 else f"\\u{number:04x}"
+
 
 class ColabstageError(Exception):
     """Base of every error raised on purpose by colabstage."""
 
     def __str__(self) -> str:
         # KeyError shows its argument quoted; a sentence reads better plain.
-        return str(self.args[0]) if self.args else ""
+        return printable(str(self.args[0])) if self.args else ""
 
 
 class NotSupportedHereError(ColabstageError, NotImplementedError):

@@ -72,3 +72,19 @@ def test_an_error_is_a_builtin_too(kind: type[errors.ColabstageError]) -> None:
 def test_an_error_says_when_it_is_raised(kind: type[errors.ColabstageError]) -> None:
     """Each class has a sentence of its own."""
     assert (kind.__doc__ or "").strip().endswith(".")
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("\x1b[2J\x1b]0;title\x07", r"\x1b[2J\x1b]0;title\x07"),
+        ("a\rb\x7f\x9b31m", r"a\x0db\x7f\x9b31m"),
+        ("photo\u202egnp.exe", r"photo\u202egnp.exe"),
+        ("caf\udce9", r"caf\xe9"),
+        ("Grüße, 世界 👩‍🔬\n\tand more", "Grüße, 世界 👩‍🔬\n\tand more"),
+    ],
+)
+def test_names_do_nothing_to_a_terminal(text: str, shown: str) -> None:
+    """In every message, whichever error it is; what people write stays as it is, and all of it can be encoded."""
+    assert str(errors.SourceNotFoundError(f"There is no '{text}'.")) == f"There is no '{shown}'."
+    assert errors.printable(text).encode()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any, Self
 
+from colabstage.errors import printable
+
 if TYPE_CHECKING:
     from types import TracebackType
 
@@ -45,7 +47,7 @@ class TqdmProgress:
         return _TqdmStep(
             Bar(
                 total=total,
-                desc=name,
+                desc=printable(name),
                 unit=unit if scaled else f" {unit}",
                 unit_scale=scaled,
                 unit_divisor=1000,

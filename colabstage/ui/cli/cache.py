@@ -8,7 +8,7 @@ import typer
 
 from colabstage.ui.cli import options as o
 from colabstage.ui.cli.completing import complete_kept, complete_words
-from colabstage.ui.cli.outcome import NOTHING_DONE, exit_codes, fail, print_json
+from colabstage.ui.cli.outcome import NOTHING_DONE, exit_codes, fail, print_json, show
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,7 +37,7 @@ def list_(
         if as_json:
             print_json([one.to_dict() for one in found])
         else:
-            print("\n".join(map(str, found)) or "Nothing is kept.")
+            show("\n".join(map(str, found)) or "Nothing is kept.")
 
 
 def purge(
@@ -103,6 +103,6 @@ def _show(datasets: Sequence[StoredDataset], verb: str, *, as_json: bool) -> Non
         print_json([one.to_dict() for one in datasets])
         return
     total = format_bytes(sum(one.nbytes for one in datasets))
-    print(f"{verb} {len(datasets)} of {total}.", *(f"  {one}" for one in datasets), sep="\n")
+    show(f"{verb} {len(datasets)} of {total}.", *(f"  {one}" for one in datasets))
     if verb.startswith("Would") and datasets:
         print("Give --yes to do it.")

@@ -6,8 +6,10 @@ import sys
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from colabstage.errors import printable
 from colabstage.h5.info import read_info
 from colabstage.h5.manifest_state import look_at_manifest
+from colabstage.ui.cli.outcome import show
 from colabstage.units import format_bytes
 
 if TYPE_CHECKING:
@@ -99,16 +101,16 @@ def _are_pixels(field: FieldInfo) -> bool:
 def print_description(described: Description) -> None:
     """Print facts and table to stdout."""
     for name, value in _facts(described):
-        print(f"{name:<9} {value}")
-    print()
+        show(f"{name:<9} {value}")
+    show("")
     _print_table(described.info)
     skipped = described.info.skipped
     if skipped:
-        print(f"{len(skipped):,} left out:")
+        show(f"{len(skipped):,} left out:")
         for line in skipped[:_MOST_SKIPPED]:
-            print(f"  {line}")
+            show(f"  {line}")
         if len(skipped) > _MOST_SKIPPED:
-            print(f"  … and {len(skipped) - _MOST_SKIPPED:,} more, with --json")
+            show(f"  … and {len(skipped) - _MOST_SKIPPED:,} more, with --json")
 
 
 def _facts(described: Description) -> list[tuple[str, str]]:
@@ -148,8 +150,8 @@ def _print_table(info: PackInfo) -> None:
         table.add_column(name, justify="right" if name in ("rows", "size") else "left")
     for name, split in info.splits.items():
         for number, field in enumerate(field for field in (split.x, split.y) if field is not None):
-            first = (name, f"{split.rows:,}") if number == 0 else ("", "")
-            table.add_row(*first, field.name, _one_row(field), str(field.dtype), format_bytes(field.nbytes))
+            first = (printable(name), f"{split.rows:,}") if number == 0 else ("", "")
+            table.add_row(*first, printable(field.name), _one_row(field), str(field.dtype), format_bytes(field.nbytes))
     # A pipe has no width; rich would fold the table to 80 columns.
     Console(file=sys.stdout, width=None if sys.stdout.isatty() else _WIDE, highlight=False).print(table)
 

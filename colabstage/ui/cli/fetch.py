@@ -10,7 +10,7 @@ import typer
 
 from colabstage.ui.cli import options as o
 from colabstage.ui.cli.completing import complete_files
-from colabstage.ui.cli.outcome import exit_codes, print_json, shows_progress
+from colabstage.ui.cli.outcome import exit_codes, print_json, show, shows_progress
 
 
 def fetch(
@@ -65,7 +65,7 @@ def fetch(
         if as_json:
             print_json(done.to_dict())
         else:
-            print(done)
+            show(done)
 
 
 def extract(
@@ -99,4 +99,4 @@ def extract(
         if as_json:
             print_json(asdict(done))
         else:
-            print(done)
+            show(done)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from colabstage.ui.cli import options as o  # noqa: TC001 - typer looks the annotations up
-from colabstage.ui.cli.outcome import NOTHING_DONE, exit_codes, fail, print_json, shows_progress
+from colabstage.ui.cli.outcome import NOTHING_DONE, exit_codes, fail, print_json, show, shows_progress
 
 
 def info(file: o.PackFile, as_json: o.AsJson = False, debug: o.Debug = False) -> None:
@@ -42,6 +42,6 @@ def verify(file: o.PackFile, as_json: o.AsJson = False, debug: o.Debug = False) 
         if as_json:
             print_json(found.to_dict())
         elif found.whole:
-            print(found)
+            show(found)
         if not found.whole:
             fail(str(found))

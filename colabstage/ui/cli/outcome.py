@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
 
-from colabstage.errors import ColabstageError, OptionError
+from colabstage.errors import ColabstageError, OptionError, printable
 from colabstage.redaction import hide_secrets
 
 if TYPE_CHECKING:
@@ -94,7 +94,13 @@ def _end(reason: str, code: int, debug: bool) -> NoReturn:
 
 
 def _say(line: str) -> None:
-    print(f"colabstage: {line}", file=sys.stderr)
+    print(f"colabstage: {printable(line)}", file=sys.stderr)
+
+
+def show(*found: object) -> None:
+    """Print what was found or done, each on lines of its own; names in it do nothing to the terminal."""
+    for one in found:
+        print(printable(str(one)))
 
 
 def is_usage_error(error: Exception) -> bool:

@@ -9,7 +9,7 @@ import typer
 
 from colabstage.ui.cli import options as o
 from colabstage.ui.cli.completing import complete_files
-from colabstage.ui.cli.outcome import exit_codes, print_json, shows_progress
+from colabstage.ui.cli.outcome import exit_codes, print_json, show, shows_progress
 
 
 @o.with_flags(o.PackFlags)
@@ -60,4 +60,4 @@ def pack(
 
             print_json(asdict(report))
         else:
-            print(report, f"Written to '{report.path}'", sep="\n")
+            show(report, f"Written to '{report.path}'")

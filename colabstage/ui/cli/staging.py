@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from colabstage.ui.cli import options as o
-from colabstage.ui.cli.outcome import NOTHING_DONE, exit_codes, print_json, shows_progress
+from colabstage.ui.cli.outcome import NOTHING_DONE, exit_codes, print_json, show, shows_progress
 
 if TYPE_CHECKING:
     from colabstage.stage.dataset import StagedDataset
@@ -38,7 +38,7 @@ def stage(
         if as_json:
             print_json(_staged_to_dict(staged))
         else:
-            print(staged.report, staged, sep="\n")
+            show(staged.report, staged)
 
 
 def _staged_to_dict(staged: StagedDataset) -> dict[str, object]:
@@ -74,4 +74,4 @@ def plan(
         if as_json:
             print_json(planned.to_dict())
         else:
-            print(planned)
+            show(planned)

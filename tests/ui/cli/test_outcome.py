@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import errno
+from pathlib import Path
 
 import pytest
 import typer
 
 from colabstage.errors import ColabstageError, OptionError, SourceNotFoundError
-from colabstage.ui.cli.outcome import exit_codes, in_shell_words
+from colabstage.ui.cli.outcome import exit_codes, in_shell_words, show
 
 
 @pytest.mark.parametrize(
@@ -67,3 +68,9 @@ def test_a_closed_pipe_is_left_to_the_caller() -> None:
 def test_advice_is_given_in_the_words_of_the_command_line(message: str, told: str) -> None:
     """Arguments that are options here are named as options; everything else stays."""
     assert in_shell_words(message) == told
+
+
+def test_what_is_shown_does_nothing_to_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    """Names come from archives and servers; each thing has lines of its own."""
+    show("Fetched 'a\x1b[2J'.", Path("b\x9b31m"))
+    assert capsys.readouterr().out == "Fetched 'a\\x1b[2J'.\nb\\x9b31m\n"
