@@ -37,6 +37,7 @@ class FileLookup:
             self._by_base.setdefault(base, []).append(number)
             self._by_stem.setdefault(posixpath.splitext(base)[0], []).append(number)
         self._folders = {posixpath.basename(path) for path in parent_folders(self._files.names)}
+        self.has_splits = any(map(is_split_folder, self._folders))
 
     def __len__(self) -> int:
         return len(self._files)
@@ -53,10 +54,15 @@ class FileLookup:
     def find(self, written: str, *, split: str = "") -> FileEntry | None:
         """The one file that is meant, or `None`; `split`: which split it is of, where that is known."""
         found = self.search(written, split=split)
-        return found[0] if len(found) == 1 else None
+        return self._files[found[0]] if len(found) == 1 else None
 
-    def search(self, written: str, *, split: str = "") -> list[FileEntry]:
-        """The files that may be meant: none, one, or several that nothing tells apart."""
+    def search(self, written: str, *, split: str = "") -> Sequence[int]:
+        """The numbers of the files that may be meant: none, one, or several that nothing tells apart."""
+        if "/" not in written and "\\" not in written and not split:
+            # Nearly every row of nearly every table: a bare name that one file has.
+            numbers = self._by_base.get(written) or self._by_stem.get(written)
+            if numbers is not None and len(numbers) == 1:
+                return numbers
         parts = [part for part in written.replace("\\", "/").split("/") if part not in ("", ".")]
         if ".." in parts:
             parts = posixpath.normpath(posixpath.join(self._folder, *parts)).split("/")
@@ -65,13 +71,13 @@ class FileLookup:
         path = "/".join(parts)
         for whole in (posixpath.join(self._folder, path), path):
             if whole in self._whole:
-                return [self._files[self._whole[whole]]]
+                return [self._whole[whole]]
         # A folder that is written says more than what the row is said to be of.
         split = next((split_name(part).split for part in reversed(parts[:-1]) if is_split_folder(part)), split)
         for known in (self._by_base, self._by_stem):
             found = self._nearest(parts, known.get(parts[-1], ()), split)
             if found:
-                return [self._files[number] for number in found]
+                return found
         return []
 
     def _nearest(self, parts: list[str], numbers: Sequence[int], split: str) -> list[int]:

@@ -10,6 +10,8 @@ from __future__ import annotations
 import posixpath
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+
 from colabstage.errors import EmptySourceError, LayoutError
 from colabstage.layouts.fields import Images
 from colabstage.layouts.folders.class_folders import FileKind
@@ -23,7 +25,7 @@ from colabstage.layouts.tables.label_columns import find_roles, is_label_name, i
 from colabstage.trees.entries import files_ending_in
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from colabstage.layouts.fields import Targets
     from colabstage.layouts.tables.label_columns import ColumnRoles
@@ -34,22 +36,34 @@ NAME = "table"
 
 
 class _Row(NamedTuple):
-    """A row whose file there is: its cells by column name."""
+    """A row whose file there is, by number: its cells, and the places of the columns by name."""
 
-    file: FileEntry
-    cells: dict[str, str]
+    file: int
+    cells: list[str]
+    places: dict[str, int]
     split: str
+
+    def cell(self, name: str) -> str:
+        return self.cells[self.places[name]]
 
 
 class _Found(NamedTuple):
-    """One table file that leads to files: its columns' names, its rows, and which column it is."""
+    """One table file that leads to files: its columns' names, its rows, and which column it is.
+
+    `leads`: the numbers of the files that each cell of that column may mean, as far as there are any.
+    """
 
     name: str
     header: list[str]
     rows: list[list[str]]
     path: int
     fault: str
-    files: frozenset[str]
+    lookup: FileLookup
+    leads: dict[str, Sequence[int]]
+
+    @property
+    def files(self) -> set[int]:
+        return {number for numbers in self.leads.values() for number in numbers}
 
     @property
     def split(self) -> str:
@@ -160,24 +174,25 @@ def _read(found: list[_Found], files: FileEntries, kind: FileKind, choice: Table
     else:
         roles = find_roles(columns, labels=choice.labels)
     found = _labelled(found, roles, notes, kind)
-    rows = [row for table in found for row in _rows(table, files, roles, len(found) > 1)]
+    rows = [row for table in found for row in _rows(table, files, roles, several=len(found) > 1)]
     notes += _notes(found, rows, len(files), roles, kind)
     if boxes is not None:
-        placed = make_boxes([(row.file.name, row.cells) for row in rows], boxes)
+        names = files.names
+        wanted = [boxes.label, *boxes.corners]
+        placed = make_boxes([(names[row.file], {name: row.cell(name) for name in wanted}) for row in rows], boxes)
         rows = [rows[number] for number in placed.firsts]
         targets: Targets = placed.boxes
         classes = placed.classes
-        keys: Sequence[str] = [row.file.name for row in rows]
     else:
-        cells = {name: [row.cells[name] for row in rows] for name in roles.labels}
+        cells = {name: [row.cell(name) for row in rows] for name in roles.labels}
         targets, classes = make_targets(cells, separator=choice.separator)
-        keys = _unique([row.file.name for row in rows])
+    chosen = files.take(np.array([row.file for row in rows], np.int64))
     return FileTable(
-        keys=keys,
-        files=tuple(row.file for row in rows),
+        keys=_unique(chosen.names),
+        files=chosen,
         targets=targets,
         splits=tuple(row.split for row in rows) if rows and all(row.split for row in rows) else None,
-        groups=None if roles.group is None else tuple(row.cells[roles.group] for row in rows),
+        groups=None if roles.group is None else tuple(row.cell(roles.group) for row in rows),
         classes=classes,
         notes=tuple(notes),
     )
@@ -213,14 +228,18 @@ def _with_paths(tree: Tree, tables: list[FileEntry], files: FileEntries, kind: F
         if _is_submission(entry.name):
             continue
         folder = posixpath.dirname(entry.name)
-        lookup = lookups.setdefault(folder, FileLookup(files, folder) if folder not in lookups else lookups[folder])
+        if folder not in lookups:
+            lookups[folder] = FileLookup(files, folder)
+        lookup = lookups[folder]
         rows, fault = read_some_rows(tree, entry)
         path = _path_column(entry.name, rows, lookup)
         if path is not None:
-            number, reached = path
-            has_header = is_path_name(rows[0][number]) or not lookup.search(rows[0][number])
+            number, leads = path
+            first = lookup.search(rows[0][number])
+            has_header = is_path_name(rows[0][number]) or not first
+            leads |= {} if has_header else {rows[0][number]: first}
             header = rows[0] if has_header else [f"column{column}" for column in range(1, len(rows[0]) + 1)]
-            found.append(_Found(entry.name, header, rows[1:] if has_header else rows, number, fault, reached))
+            found.append(_Found(entry.name, header, rows[1:] if has_header else rows, number, fault, lookup, leads))
     if not found:
         names = listed([entry.name for entry in tables])
         msg = f"None of the tables {names} has a column in which most rows lead to {kind.noun} of '{tree.label}'."
@@ -233,12 +252,13 @@ def _is_submission(name: str) -> bool:
     return "submission" in posixpath.basename(name).lower()
 
 
-def _path_column(name: str, rows: list[list[str]], lookup: FileLookup) -> tuple[int, frozenset[str]] | None:
-    """The column that leads to files, and their names: most of its rows do, or it leads to most of the files.
+def _path_column(name: str, rows: list[list[str]], lookup: FileLookup) -> tuple[int, dict[str, Sequence[int]]] | None:
+    """The column that leads to files, and to which: most of its rows do, or it leads to most of the files.
 
     A column called a label never is: "2" may be a class, and also the stem of 2.png.
     """
-    leading: dict[int, tuple[bool, int, bool, frozenset[str]]] = {}
+    leading: dict[int, tuple[bool, int, bool]] = {}
+    leads: dict[int, dict[str, Sequence[int]]] = {}
     body = rows[1:] or rows
     for column in range(len(rows[0]) if rows else 0):
         if is_label_name(rows[0][column]):
@@ -248,23 +268,24 @@ def _path_column(name: str, rows: list[list[str]], lookup: FileLookup) -> tuple[
         hits = sum(cell in known for cell in cells)
         if 2 * hits <= len(cells) and 2 * len(known) <= len(lookup):
             continue
-        reached = frozenset(file.name for cell in known for file in lookup.search(cell))
+        found = {cell: numbers for cell in known if (numbers := lookup.search(cell))}
         whole = 2 * sum(lookup.is_base(cell) for cell in known) > len(known)
-        if reached:
-            leading[column] = (whole, len(reached), is_path_name(rows[0][column]), reached)
+        if found:
+            reached = len({number for numbers in found.values() for number in numbers})
+            leading[column] = (whole, reached, is_path_name(rows[0][column]))
+            leads[column] = found
     if not leading:
         return None
-    best = max(leading, key=lambda column: leading[column][:3])
-    whole, _, called, reached = leading[best]
-    for other, found in leading.items():
+    best = max(leading, key=lambda column: leading[column])
+    for other in leading.keys() - {best}:
         # An index beside the paths counts as many files; only a name, or an extension, tells which is meant.
-        if other != best and found[:3] == (whole, len(reached), called) and _differ(body, best, other, lookup):
+        if leading[other] == leading[best] and _differ(body, best, other, lookup):
             msg = (
                 f"'{name}' leads to files by the columns '{rows[0][best]}' and '{rows[0][other]}', and not to the same "
                 "ones. Call the one that is meant 'path'."
             )
             raise ClaimedTreeError(msg)
-    return best, reached
+    return best, leads[best]
 
 
 def _differ(rows: list[list[str]], one: int, other: int, lookup: FileLookup) -> bool:
@@ -283,7 +304,7 @@ def _that_count(found: list[_Found], choice: TableChoice, notes: list[str]) -> l
     names = [table.split for table in splits]
     others = [table for table in found if not table.split]
     if "train" in names and len(set(names)) == len(names):
-        told = frozenset().union(*(table.files for table in splits))
+        told: set[int] = set().union(*(table.files for table in splits))
         if not any(table.files & told for table in others):
             notes += [f"'{table.name}' leads to other files than {listed_names(splits)}: left out." for table in others]
             return sorted(splits, key=lambda table: list(SPLIT_NAMES.values()).index(table.split))
@@ -314,31 +335,34 @@ def _labelled(found: list[_Found], roles: ColumnRoles, notes: list[str], kind: F
     return kept
 
 
-def _rows(table: _Found, files: FileEntries, roles: ColumnRoles, several: bool) -> list[_Row]:
+def _rows(table: _Found, files: FileEntries, roles: ColumnRoles, *, several: bool) -> list[_Row]:
     """The rows whose file there is.
 
     Raises:
         LayoutError: a path leads to several files that nothing tells apart.
     """
-    lookup = FileLookup(files, posixpath.dirname(table.name))
+    places = {name: place for place, name in enumerate(table.header)}
+    at, of_table, of_row = table.path, table.split, places.get(roles.split or "")
     found = []
     for cells in table.rows:
-        named = dict(zip(table.header, cells, strict=True))
-        own = SPLIT_NAMES[named[roles.split].lower()] if roles.split is not None and roles.split in named else ""
-        split = own or (table.split if several else "")
-        there = lookup.search(cells[table.path], split=own or table.split)
+        own = SPLIT_NAMES[cells[of_row].lower()] if of_row is not None else ""
+        if table.lookup.has_splits and (own or of_table):
+            there = table.lookup.search(cells[at], split=own or of_table)
+        else:
+            there = table.leads.get(cells[at], ())
         if len(there) > 1:
+            names = listed([files.names[number] for number in there])
             msg = (
-                f"'{cells[table.path]}' in '{table.name}' may be {listed([file.name for file in there])}. Write the "
-                "folder before the name, or move the copies away."
+                f"'{cells[at]}' in '{table.name}' may be {names}. Write the folder before the name, or move the copies "
+                "away."
             )
             raise LayoutError(msg)
         if there:
-            found.append(_Row(there[0], named, split))
+            found.append(_Row(there[0], cells, places, own or (of_table if several else "")))
     return found
 
 
-def _unique(names: list[str]) -> tuple[str, ...]:
+def _unique(names: Iterable[str]) -> tuple[str, ...]:
     """Names with a number behind those that have been there before: an image may have several rows."""
     seen: dict[str, int] = {}
     keys = []
@@ -357,7 +381,7 @@ def _notes(found: list[_Found], rows: list[_Row], files: int, roles: ColumnRoles
     missing = sum(len(table.rows) for table in found) - len(rows)
     if missing:
         notes.append(f"{missing:,} rows whose {kind.noun} are not there were left out.")
-    unused = files - len({row.file.name for row in rows})
+    unused = files - len({row.file for row in rows})
     if unused:
         notes.append(f"{unused:,} {kind.noun} that no row names were left out.")
     return notes
