@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from colabstage.errors import CorruptArchiveError, DecodeError
 from colabstage.fetch.copy import TargetFile
-from colabstage.images.scratch import Scratch
+from colabstage.images.scratch import PixelRoom, Scratch
 from colabstage.pack.samples import BrokenSampleError, RawSample, SampleCoder
 from colabstage.pipeline import PipelineLimits, PipelineResult, run_pipeline
 from colabstage.retry import RetryPolicy, read_with_retry
@@ -59,7 +59,7 @@ def write_samples(
     """
     left = journal.unfinished()
     step.advance(len(job.order) - len(left))
-    coder, memory = job.coder, _Memory()
+    coder, memory = job.coder, _Memory(PixelRoom())
 
     def read(position: int) -> RawSample | BrokenSampleError:
         index = int(job.order[position])
@@ -73,7 +73,9 @@ def write_samples(
     with TargetFile(job.target, fresh=False) as file:
 
         def use(position: int, raw: RawSample | BrokenSampleError) -> None:
-            why, animated = _store(job, int(job.order[position]), raw, file, memory.scratch)
+            with memory.room.room_for(raw.x if isinstance(raw, RawSample) else None):
+                why, animated = _store(job, int(job.order[position]), raw, file, memory.scratch)
+                memory.scratch.forget_huge()
             journal.finish(position, skipped=why, animated=animated)
             step.advance()
             _check_share(job, journal)
@@ -91,9 +93,10 @@ def write_samples(
 
 
 class _Memory(threading.local):
-    """Memory to decode into, of each worker its own."""
+    """Memory to decode into, of each worker its own, and the room that they share."""
 
-    def __init__(self) -> None:
+    def __init__(self, room: PixelRoom) -> None:
+        self.room = room
         self.scratch = Scratch()
 
 

@@ -13,6 +13,7 @@ from colabstage.images.decode import decode_image, decode_image_into, probe_imag
 from colabstage.images.masks import decode_mask
 from colabstage.images.options import MaskOptions
 from colabstage.images.region import decode_region
+from colabstage.images.scratch import PixelRoom
 from colabstage.load.geometry.resizing import resize_into
 
 if TYPE_CHECKING:
@@ -119,6 +120,7 @@ class EncodedRows:
         self._files = files
         self._options = options
         self._own = threading.local()
+        self._room = PixelRoom()
         # Height and width of each row's image once its header was read, 0 before.
         self._sizes = np.zeros((files.count, 2), np.int32)
 
@@ -221,15 +223,19 @@ class EncodedRows:
         return self._sizes[rows].astype(np.int64)
 
     def _decode(self, row: int) -> NDArray[Any]:
-        if isinstance(self._options, MaskOptions):
-            return decode_mask(self.read_bytes(row), self._options)
-        return decode_image(self.read_bytes(row), self._options)
+        data = self.read_bytes(row)
+        with self._room.room_for(data):
+            if isinstance(self._options, MaskOptions):
+                return decode_mask(data, self._options)
+            return decode_image(data, self._options)
 
     def _decode_into(self, row: int, out: NDArray[Any]) -> None:
-        if isinstance(self._options, MaskOptions):
-            out[...] = decode_mask(self.read_bytes(row), self._options)
-        else:
-            decode_image_into(self.read_bytes(row), self._options, out, scratch=self._scratch())
+        data = self.read_bytes(row)
+        with self._room.room_for(data):
+            if isinstance(self._options, MaskOptions):
+                out[...] = decode_mask(data, self._options)
+            else:
+                decode_image_into(data, self._options, out, scratch=self._scratch())
 
     def _scratch(self) -> bytearray:
         """Memory to decode into, of the calling thread alone."""
