@@ -7,11 +7,12 @@ import errno
 import json
 import math
 import os
+import stat
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from colabstage.errors import TargetNotWritableError
+from colabstage.errors import NotEnoughSpaceError, TargetNotWritableError
 from colabstage.ownership import atomic_path, walk_parts
 from colabstage.pipeline import DaemonPool
 from colabstage.redaction import show_command
@@ -40,16 +41,61 @@ def make_folder(path: Path) -> None:
     """Create a folder with its parents.
 
     Raises:
+        NotEnoughSpaceError: the disk has no room for it.
         TargetNotWritableError: it cannot be created, or nothing can be written in it.
     """
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            msg = f"There is no room for the folder '{path}' ({error.strerror}). Free some space, or some files."
+            raise NotEnoughSpaceError(msg) from error
         msg = f"Cannot create the folder '{path}' ({error}). Choose another place, one that this user can write to."
         raise TargetNotWritableError(msg) from error
     if not os.access(path, os.W_OK | os.X_OK):
         msg = f"Cannot write in the folder '{path}'. Choose another place, or give this user the right to write there."
         raise TargetNotWritableError(msg)
+
+
+def make_own_folder(path: Path) -> None:
+    """Create a folder for what colabstage keeps, where others may write also: one that nobody else has planted there.
+
+    Raises:
+        As `make_folder`; TargetNotWritableError also for what `check_own_folder` refuses.
+    """
+    make_folder(path.parent)
+    if _others_may_write(path.parent):
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(path, 0o700)  # noqa: PTH102 - with this mode from the first moment on
+    check_own_folder(path)
+    make_folder(path)
+
+
+def check_own_folder(path: Path) -> None:
+    """Refuse a folder that somebody else put where all may write: what is written there would be theirs to change.
+
+    Raises:
+        TargetNotWritableError: it is a link, or another user's, in a folder that everybody may write to.
+    """
+    try:
+        found = path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    if not _others_may_write(path.parent):
+        return
+    if stat.S_ISLNK(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & stat.S_IWOTH:
+        msg = (
+            f"'{path}' lies where everybody may write, and is a link, or another user's, or open to all. Give a "
+            "folder of your own as local_dir."
+        )
+        raise TargetNotWritableError(msg)
+
+
+def _others_may_write(folder: Path) -> bool:
+    try:
+        return bool(folder.stat().st_mode & stat.S_IWOTH)
+    except OSError:
+        return False
 
 
 def target_file(to: str | os.PathLike[str], name: str) -> Path:

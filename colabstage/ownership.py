@@ -128,9 +128,14 @@ def _name_and_owner(temp: Path) -> tuple[str, str] | None:
     return (parts[0], parts[1]) if len(parts) == 3 else None
 
 
+def is_own(path: Path) -> bool:
+    """Whether a path is a temporary of ours, or in one."""
+    return any(_name_and_owner(place) for place in (path, *path.parents))
+
+
 def _check_own(path: Path) -> None:
     """Refuse what is neither a temporary of ours nor in one: a mistake in colabstage, not in how it is used."""
-    if not any(_name_and_owner(place) for place in (path, *path.parents)):
+    if not is_own(path):
         msg = f"'{path}' is no temporary file of colabstage's, and not in one, so it is not removed or changed."
         raise ValueError(msg)
 
@@ -271,6 +276,27 @@ def remove_own(path: Path, *, empty: bool = False) -> None:
             # Half a folder must not be gone on with.
             path = path.rename(path.with_suffix(_OLD))
         shutil.rmtree(path, ignore_errors=True)
+
+
+def rename_own(path: Path, to: Path) -> Path:
+    """Give a temporary of ours, or something in one, a name in one too, or one that nothing has; returns that.
+
+    Raises:
+        ValueError: it is none of ours; a mistake in colabstage.
+        TargetExistsError: something has that name, and it is not in a temporary of ours.
+        OSError: as the disk answers.
+    """
+    _check_own(path)
+    if not is_own(to) and os.path.lexists(to):
+        msg = f"'{to}' is there already. Rename it, then try again."
+        raise TargetExistsError(msg)
+    return path.replace(to)
+
+
+def remove_empty(folder: Path) -> None:
+    """Remove a folder that holds nothing; any other stays."""
+    with contextlib.suppress(OSError):
+        folder.rmdir()
 
 
 def cut_own(path: Path, size: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import subprocess
 import sys
@@ -11,6 +12,26 @@ from pathlib import Path
 import pytest
 
 from colabstage import ownership
+
+# The simulated Drive is a file system: what it removes, a user asked it to. The demo clears its own temporary machine,
+# fsspec's stores have no names of ours, and a file's target is opened by whoever has asked before.
+_MAY_REMOVE = ("simulate/", "ui/demo/machines.py", "fetch/objects/writing.py", "fetch/copy.py")
+_REMOVE = {"unlink", "rmtree", "rmdir", "truncate", "ftruncate", "rename", "renames", "removedirs"}
+
+
+def removals(text: str) -> list[str]:
+    """The calls in a module's text that remove, empty or replace a file."""
+    found = []
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Attribute) and node.attr == "O_TRUNC":
+            found.append(node.attr)
+        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
+            continue
+        name, of_os = node.func.attr, isinstance(node.func.value, ast.Name) and node.func.value.id in {"os", "shutil"}
+        one_path = name == "replace" and len(node.args) == 1 and not node.keywords
+        if name in _REMOVE or one_path or (of_os and name in {"replace", "remove", "move"}):
+            found.append(name)
+    return found
 
 
 def run_python(code: str, *arguments: str | Path) -> str:
@@ -240,3 +261,37 @@ class TestSync:
     def test_what_cannot_be_synced_passes(self) -> None:
         """A file system without fsync is left as it is: /proc answers 'invalid argument'."""
         ownership.sync_file(Path("/proc/self/status"))
+
+
+class TestOneOwner:
+    """No other module removes, empties or replaces a file by itself."""
+
+    def test_whoever_removes_asks(self) -> None:
+        """Every other module asks; the exceptions have their reasons."""
+        package = Path(ownership.__file__).parent
+        found = {
+            name: calls
+            for path in sorted(package.rglob("*.py"))
+            if (name := str(path.relative_to(package))) != "ownership.py"
+            and not name.startswith(_MAY_REMOVE)
+            and (calls := removals(path.read_text("utf-8")))
+        }
+        assert found == {}
+
+    @pytest.mark.parametrize(
+        ("code", "calls"),
+        [
+            ("path.unlink()", ["unlink"]),
+            ("os.replace(a, b)", ["replace"]),
+            ("a.rename(b)", ["rename"]),
+            ("a.replace(b)", ["replace"]),
+            ("os.remove(a)", ["remove"]),
+            ("shutil.rmtree(a)", ["rmtree"]),
+            ("os.truncate(a, 0)", ["truncate"]),
+            ("os.open(a, os.O_TRUNC)", ["O_TRUNC"]),
+            ("text.replace('a', 'b'); items.remove(1); replace(record, seal={}); stamp.replace(tzinfo=None)", []),
+        ],
+    )
+    def test_a_planted_call_is_noticed(self, code: str, calls: list[str]) -> None:
+        """Each way to lose a file is noticed; text and records may be replaced."""
+        assert removals(code) == calls

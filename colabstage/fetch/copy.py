@@ -17,6 +17,7 @@ from colabstage.errors import (
     TargetNotWritableError,
 )
 from colabstage.fileops import block_ranges, hash_block, pread_exactly, pwrite_exactly
+from colabstage.ownership import cut_own
 from colabstage.pipeline import PipelineLimits, run_pipeline
 from colabstage.retry import RetryPolicy, read_with_retry
 
@@ -123,7 +124,7 @@ class _Leftover:
         if used:
             with typed_write_errors(target):
                 if target.stat().st_size > size:
-                    os.truncate(target, size)
+                    cut_own(target, size)
                 self._handle = os.open(target, os.O_RDONLY | os.O_CLOEXEC)
 
     def hash_of(self, block: tuple[int, int]) -> str | None:

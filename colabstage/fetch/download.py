@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from colabstage.fetch.copy import typed_write_errors
 from colabstage.fileops import read_json, write_json
-from colabstage.ownership import disown, find_orphans, is_our_name, remove_own, temp_beside
+from colabstage.ownership import disown, find_orphans, is_our_name, remove_own, rename_own, take_orphan, temp_beside
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,9 +36,7 @@ class Download:
             if state is not None and read_json(orphan / _STATE) != {"state": state}:
                 remove_own(orphan)
                 continue
-            # The rename is atomic, so of several that try, one succeeds.
-            with contextlib.suppress(OSError):
-                orphan.rename(self.folder)
+            if take_orphan(orphan, self.folder):
                 break
         with typed_write_errors(self.folder):
             for part in (_CONTENT, _COMING):
@@ -64,7 +62,7 @@ class Download:
         if not path.is_relative_to(coming):
             return path, False
         with typed_write_errors(content):
-            return path.rename(content / path.name), False
+            return rename_own(path, content / path.name), False
 
     @property
     def version(self) -> str:

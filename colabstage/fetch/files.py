@@ -12,7 +12,7 @@ from colabstage.fetch.copy import TargetFile, translate_write_error, typed_write
 from colabstage.fetch.loose import LooseFiles
 from colabstage.fetch.plan import LARGE_BYTES
 from colabstage.fileops import block_ranges, hash_block, pread_exactly
-from colabstage.ownership import temp_beside
+from colabstage.ownership import remove_own, temp_beside
 from colabstage.pipeline import DaemonPool, PipelineLimits, run_pipeline
 from colabstage.progress import Cancellation
 from colabstage.retry import RetryPolicy, read_with_retry
@@ -128,7 +128,7 @@ def _mixes_up_names(folder: Path) -> bool:
         others = (probe.name.upper(), unicodedata.normalize("NFD", probe.name))
         return any(probe.with_name(other).exists() for other in others)
     finally:
-        probe.unlink(missing_ok=True)
+        remove_own(probe)
 
 
 class _TreeFetch:

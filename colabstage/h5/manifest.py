@@ -11,8 +11,10 @@ import re
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
-from colabstage.errors import DamagedPackError, NewerFormatError, SourceNotFoundError
+from colabstage.errors import DamagedPackError, NewerFormatError, SourceNotFoundError, TargetExistsError
 from colabstage.fileops import block_ranges, hash_ranges, read_json, write_json
+from colabstage.machine.resources import usable_cores
+from colabstage.ownership import remove_vouched
 from colabstage.records import read_fields
 
 if TYPE_CHECKING:
@@ -70,6 +72,49 @@ _NEEDED = _FIELDS - {"shard"}
 def manifest_path(file: Path) -> Path:
     """Where a file's manifest stands."""
     return file.with_name(f"{file.name}.json")
+
+
+def is_manifest(path: Path) -> bool:
+    """Whether a file is a manifest that colabstage wrote, of whatever version; an empty one is half of one."""
+    raw = read_json(path)
+    return path.stat().st_size == 0 or (isinstance(raw, dict) and {"version", "block_bytes", "hashes"} <= raw.keys())
+
+
+def is_as_written(file: Path) -> bool:
+    """Whether a file is one of ours that nobody has written to since: its manifest's length, and time or hashes."""
+    if file.is_symlink() or not file.is_file():
+        return False
+    found = file.stat()
+    try:
+        manifest = read_manifest(file)
+    except NewerFormatError:
+        return False
+    if manifest is None or manifest.size != found.st_size:
+        return False
+    # A file gets its manifest when it is finished, so one that was written to since is the later of the two.
+    if found.st_mtime_ns <= manifest_path(file).stat().st_mtime_ns:
+        return True
+    return not damaged_blocks(file, manifest, threads=usable_cores())
+
+
+def remove_manifest(file: Path) -> None:
+    """Remove the manifest of `file`, after which nothing vouches for it; anybody else's file of that name stays."""
+    remove_vouched(manifest_path(file), is_manifest)
+
+
+def check_place_of_manifest(file: Path) -> None:
+    """Refuse a file whose manifest would take the place of somebody's.
+
+    Raises:
+        TargetExistsError: what has the manifest's name is none that colabstage wrote.
+    """
+    beside = manifest_path(file)
+    if beside.exists() and not is_manifest(beside):
+        msg = (
+            f"'{beside}' exists and is no manifest that colabstage wrote, but the manifest of '{file.name}' has to go "
+            "there. Rename it, or choose another name."
+        )
+        raise TargetExistsError(msg)
 
 
 def write_manifest(file: Path, manifest: Manifest) -> None:

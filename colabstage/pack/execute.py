@@ -20,17 +20,29 @@ from colabstage.h5.create import create_pack, reserved_offsets
 from colabstage.h5.manifest import (
     BLOCK_BYTES,
     Manifest,
+    check_place_of_manifest,
     damaged_blocks,
+    is_manifest,
     make_hashes,
     manifest_path,
     read_manifest,
+    remove_manifest,
     write_manifest,
 )
 from colabstage.h5.names import FORMAT_VERSION, RESIZER_ATTRIBUTE, SHARD_SET_ATTRIBUTE
 from colabstage.layouts.fields import Boxes, Values
 from colabstage.machine.heap import release_freed_memory
 from colabstage.machine.resources import check_space, free_space, usable_cores
-from colabstage.ownership import adopt_orphan, disown, find_orphans, remove_own, sweep_orphans, temp_beside
+from colabstage.ownership import (
+    adopt_orphan,
+    disown,
+    find_orphans,
+    put_file,
+    remove_own,
+    sweep_orphans,
+    temp_beside,
+    whatever_is_there,
+)
 from colabstage.pack.content import pack_content
 from colabstage.pack.facts import SampleFacts
 from colabstage.pack.finish import OVERHEAD_BYTES, DecodedPack, finish_pack
@@ -170,7 +182,7 @@ class _PackRun:
                 _take_over(self.out, workspace)
                 report = self._fill(workspace, progress, cancellation, began)
         except (KeyboardInterrupt, CancelledError, SourceError, DriveError, DecodeError):
-            _leave(workspace)
+            disown(workspace)
             raise
         except BaseException:
             remove_own(workspace)
@@ -255,7 +267,7 @@ class _PackRun:
                 journal.forget()
                 facts.forget()
                 for leftover in (data, spool):
-                    leftover.unlink(missing_ok=True)
+                    remove_own(leftover)
             needed = content.nbytes + 2 * self.job.plan.open_bytes + OVERHEAD_BYTES
             check_space(self.out.parent, max(0, needed - disk_use(workspace)), f"The pack of '{self.job.label}'")
             if offsets is None:
@@ -308,16 +320,17 @@ class _PackRun:
 
 def place_pack(file: Path, out: Path) -> None:
     """Move a finished pack with its manifest to its place. None of the steps needs space."""
+    check_place_of_manifest(out)
     if not out.exists():
         # Readers of a pattern take what they find, so a new file appears in one step, and whole.
-        manifest_path(file).replace(manifest_path(out))
-        file.replace(out)
+        put_file(manifest_path(file), manifest_path(out), replaces=is_manifest)
+        put_file(file, out, replaces=whatever_is_there)
         return
     # Without its manifest a pack does not count, so between these three steps there is either the old pack, or none
     # that anybody trusts.
-    manifest_path(out).unlink(missing_ok=True)
-    file.replace(out)
-    manifest_path(file).replace(manifest_path(out))
+    remove_manifest(out)
+    put_file(file, out, replaces=whatever_is_there)  # the caller was told to replace it, or it is in our own folder
+    put_file(manifest_path(file), manifest_path(out), replaces=is_manifest)
 
 
 def target_arrays(table: SampleTable) -> tuple[NDArray[Any], ...]:
@@ -339,7 +352,7 @@ def _take_over(out: Path, workspace: Path) -> None:
         workspace.mkdir()
     _take_back(out, workspace)
     for leftover in (workspace / "final.h5", *workspace.glob("*.json")):
-        leftover.unlink(missing_ok=True)
+        remove_own(leftover)
 
 
 def _take_back(out: Path, workspace: Path) -> None:
@@ -352,14 +365,6 @@ def _take_back(out: Path, workspace: Path) -> None:
         # Where there are no links it is packed again; what stands at `out` is not taken away for it.
         with suppress(OSError):
             data.hardlink_to(out)
-
-
-def _leave(workspace: Path) -> None:
-    """Keep what is finished for the next try, where that is possible."""
-    try:
-        disown(workspace)
-    except OSError:
-        remove_own(workspace)
 
 
 @contextmanager

@@ -185,7 +185,7 @@ def _as_long_as_wanted(shelf: _Shelf, name: ShardName, file: Path) -> Iterator[N
         while not ending.wait(_LOOK_S):
             with contextlib.suppress(SourceError):  # storage that does not answer has not said no
                 if not shelf.is_wanted(name):
-                    file.unlink(missing_ok=True)
+                    remove_own(file)
                     return
 
     watcher = threading.Thread(target=watch, name="colabstage-wanted")

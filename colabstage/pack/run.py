@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from colabstage.errors import OptionError, TargetExistsError
-from colabstage.fileops import local_lock, make_folder
+from colabstage.fileops import local_lock, make_folder, make_own_folder
 from colabstage.h5.parts import appended_beside, next_appended, shards_beside
 from colabstage.images.options import ImageOptions
 from colabstage.pack.append import check_fits, dataset_of, options_like, read_base, repeated_names, with_classes
@@ -142,9 +142,11 @@ def _append(source: PackSource, dataset: Path, options: PackOptions, progress: P
     """Write a further file of the dataset that would be called `dataset` if it were one file."""
     base = read_base(dataset)
     options = options_like(base, options)
+    locks = Path(tempfile.gettempdir()) / f"colabstage-{os.geteuid()}"
+    make_own_folder(locks)
     name = hashlib.sha256(os.fsencode(dataset.absolute())).hexdigest()[:16]
     # The number is chosen before the work and taken after it.
-    with local_lock(Path(tempfile.gettempdir()) / f"colabstage-append-{name}.lock", timeout_s=0) as alone:
+    with local_lock(locks / f"append-{name}.lock", timeout_s=0) as alone:
         if not alone:
             msg = f"Something is being appended to '{dataset}' by another process. Append when it is done."
             raise TargetExistsError(msg)

@@ -26,11 +26,19 @@ from colabstage.errors import (
     TargetExistsError,
 )
 from colabstage.fileops import disk_use, make_folder
-from colabstage.h5.manifest import manifest_path, read_manifest
+from colabstage.h5.manifest import is_as_written, read_manifest, remove_manifest
 from colabstage.h5.parts import shard_path, shard_pattern, shards_beside
 from colabstage.images.resample import can_torch_resize
 from colabstage.machine.resources import check_space, free_space
-from colabstage.ownership import adopt_orphan, disown, remove_own, sweep_orphans, temp_beside
+from colabstage.ownership import (
+    adopt_orphan,
+    disown,
+    remove_own,
+    remove_vouched,
+    sweep_orphans,
+    temp_beside,
+    whatever_is_there,
+)
 from colabstage.pack.dispatch import run_tasks
 from colabstage.pack.execute import ShardName, animation_notes, as_they_came, place_pack, run_pack, target_arrays
 from colabstage.pack.job import plan_job, seen_facts
@@ -333,13 +341,13 @@ class SetPlan:
                 if file.exists():
                     place_pack(file, shard_path(target, name.number, name.total))
             for other in others:
-                manifest_path(other).unlink(missing_ok=True)
-                other.unlink(missing_ok=True)
+                remove_vouched(other, whatever_is_there)
+                remove_manifest(other)
         except (MixedImagesError, TargetExistsError):
             remove_own(folder)
             raise
         except BaseException:
-            (folder / WANTED).unlink(missing_ok=True)
+            remove_own(folder / WANTED)
             disown(folder)
             raise
         remove_own(folder)
@@ -362,7 +370,12 @@ class SetPlan:
         if foreign and not self.wanted.overwrite:
             msg = f"'{foreign[0]}' exists. Choose another name, or give overwrite=True to replace it."
             raise TargetExistsError(msg)
-        return [path for path in foreign if path not in own]
+        others = [path for path in foreign if path not in own]
+        for path in others:
+            if path != target and not is_as_written(path):
+                msg = f"'{path}' has the name of a shard, and colabstage did not write it as it is now. Rename it."
+                raise TargetExistsError(msg)
+        return others
 
     def _write(self, folder: Path, names: list[ShardName], progress: Progress) -> list[ShardResult]:
         """The results of all shards, in order."""
@@ -416,7 +429,7 @@ class SetPlan:
             write_shard,
             tasks,
             signs=lambda: disk_use(folder),
-            stop=lambda: (folder / WANTED).unlink(missing_ok=True),
+            stop=lambda: remove_own(folder / WANTED),
         )
 
 

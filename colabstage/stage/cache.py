@@ -9,12 +9,21 @@ from typing import TYPE_CHECKING, Literal
 from colabstage.errors import CancelledError, ColabstageError, DriveError, SourceError
 from colabstage.fetch.copy import copy_blocks
 from colabstage.fileops import disk_use, make_folder
-from colabstage.h5.manifest import Manifest, manifest_path, read_manifest, write_manifest
+from colabstage.h5.manifest import Manifest, manifest_path, read_manifest, remove_manifest, write_manifest
 from colabstage.machine.drive import drive_root, find_drive
 from colabstage.machine.mounts import silence_of
 from colabstage.machine.platforms import detect_platform
 from colabstage.machine.resources import check_space
-from colabstage.ownership import adopt_orphan, disown, remove_own, sweep_orphans, temp_beside
+from colabstage.ownership import (
+    adopt_orphan,
+    disown,
+    move_vouched,
+    put_file,
+    remove_own,
+    sweep_orphans,
+    temp_beside,
+    whatever_is_there,
+)
 from colabstage.retry import RetryPolicy
 from colabstage.stage.publish import PREVIOUS_SUFFIX
 
@@ -131,10 +140,10 @@ def restore_pack(
                 policy=RetryPolicy(),
                 keep=keep if resumed else None,
             )
-        manifest_path(target).unlink(missing_ok=True)
-        temp.replace(target)
+        remove_manifest(target)
+        put_file(temp, target, replaces=whatever_is_there)  # in the dataset's own folder, under its own name
     except (KeyboardInterrupt, CancelledError, SourceError, DriveError):
-        _leave(temp)
+        disown(temp)
         raise
     except BaseException:
         remove_own(temp)
@@ -153,14 +162,7 @@ def _take_over(target: Path, model: Path, temp: Path) -> bool:
     if not target.parent.is_dir():
         return False
     if target.is_file() and not manifest_path(target).exists():
-        target.replace(temp)  # all of it was here, but nothing vouches for it
+        # All of it was here, but nothing vouches for it.
+        move_vouched(target, temp, whatever_is_there)
         return True
     return adopt_orphan(model, temp)
-
-
-def _leave(temp: Path) -> None:
-    """Keep what has arrived for the next try, if there is any."""
-    try:
-        disown(temp)
-    except OSError:
-        remove_own(temp)

@@ -6,7 +6,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from colabstage.fetch.folder import fetch_folder
-from colabstage.h5.manifest import manifest_path
+from colabstage.fileops import make_folder
+from colabstage.h5.manifest import remove_manifest
 from colabstage.machine.resources import check_space, free_space
 from colabstage.ownership import check_replaceable, put_back, remove_own, sweep_orphans, temp_beside
 from colabstage.pack.execute import pipeline_limits, run_pack, space_for
@@ -104,7 +105,7 @@ def make_local(
 @contextmanager
 def _spool(request: StageRequest) -> Iterator[Path]:
     folder = temp_beside(request.folder / _SPOOL)
-    folder.mkdir()
+    make_folder(folder)
     try:
         yield folder
     finally:
@@ -191,7 +192,7 @@ def _make_pack(
         try:
             source.check_listing()
         except SourceListingError:
-            manifest_path(request.pack_path).unlink(missing_ok=True)  # nothing vouches for half of a source
+            remove_manifest(request.pack_path)  # nothing vouches for half of a source
             raise
         step.amount = sum(done.samples.values()) - done.resumed
         step.note = _describe(done, source)

@@ -16,7 +16,8 @@ import contextlib
 import os
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 from colabstage.errors import (
     ColabstageError,
@@ -29,8 +30,18 @@ from colabstage.errors import (
 )
 from colabstage.fetch.copy import copy_blocks, translate_write_error
 from colabstage.fetch.sources import absolute_path
-from colabstage.fileops import block_ranges, disk_use, hash_ranges, make_folder, read_json, target_file
-from colabstage.h5.manifest import BLOCK_BYTES, Manifest, make_hashes, manifest_path, read_manifest, write_manifest
+from colabstage.fileops import block_ranges, disk_use, hash_ranges, make_folder, target_file
+from colabstage.h5.manifest import (
+    BLOCK_BYTES,
+    Manifest,
+    check_place_of_manifest,
+    is_as_written,
+    make_hashes,
+    manifest_path,
+    read_manifest,
+    remove_manifest,
+    write_manifest,
+)
 from colabstage.machine.drive import drive_root
 from colabstage.machine.mounts import require_answer, silence_of
 from colabstage.machine.remount import run_with_one_remount
@@ -149,7 +160,7 @@ def _publish(source: Path, to: str, *, keep_previous: bool, shown: Progress) -> 
     if not keep_previous:
         discard_version(previous)
     seconds = time.monotonic() - began
-    kept_version = previous if is_as_published(previous) else None
+    kept_version = previous if is_as_written(previous) else None
     return PublishReport(target, kept_version, state.nbytes, seconds, drive_root(target) is not None, kept)
 
 
@@ -180,42 +191,18 @@ def _check_target(target: Path) -> None:
     if target.is_dir():
         msg = f"'{target}' is a folder; expected the name of a file."
         raise TargetExistsError(msg)
-    beside = manifest_path(target)
-    if beside.exists() and beside.stat().st_size and not _is_manifest(read_json(beside)):
-        msg = (
-            f"'{beside}' exists and is no manifest that colabstage wrote, but the manifest of '{target.name}' has to "
-            "go there. Rename it, or publish under another name."
-        )
-        raise TargetExistsError(msg)
+    check_place_of_manifest(target)
 
 
 def _check_replaceable(target: Path) -> None:
     """Refuse to replace what is not a version of ours, or not as we left it; the previous one goes, too."""
     for file in (target, previous_path(target)) if os.path.lexists(target) else ():
-        if os.path.lexists(file) and not is_as_published(file):
+        if os.path.lexists(file) and not is_as_written(file):
             msg = (
                 f"'{file}' is there, and is no version that publish_file put there as it is now. Rename it, or publish "
                 "under another name."
             )
             raise TargetExistsError(msg)
-
-
-def is_as_published(file: Path) -> bool:
-    """Whether a file is one of ours that nobody has written to: its manifest tells its length, or all its hashes."""
-    if file.is_symlink() or not file.is_file():
-        return False
-    found = file.stat()
-    manifest = _manifest_of(file, found.st_size)
-    if manifest is None:
-        return False
-    # A file gets its manifest when it is finished, so one that was written to since is the later of the two.
-    if found.st_mtime_ns <= manifest_path(file).stat().st_mtime_ns:
-        return True
-    return make_hashes(file, threads=usable_cores()) == manifest.hashes
-
-
-def _is_manifest(value: Any) -> bool:
-    return isinstance(value, dict) and {"version", "block_bytes", "hashes"} <= value.keys()
 
 
 def _manifest_of(file: Path, size: int) -> Manifest | None:
@@ -328,7 +315,7 @@ def _replace(temp: Path, target: Path, manifest: Manifest) -> None:
         if there is not None:
             discard_version(previous)
             write_manifest(previous, there)
-            move_vouched(target, previous, is_as_published)
+            move_vouched(target, previous, is_as_written)
         write_manifest(target, manifest)
         put_file(temp, target, replaces=lambda _: False)
     except ColabstageError:
@@ -350,9 +337,9 @@ def _keeps_trash(place: Path) -> bool:
     return drive_root(place) is not None
 
 
-def discard_version(file: Path, *, ours: Callable[[Path], bool] = is_as_published) -> bool:
+def discard_version(file: Path, *, ours: Callable[[Path], bool] = is_as_written) -> bool:
     """Remove a version with its manifest, if `ours` vouches for it; whether it is gone."""
     if not remove_vouched(file, ours, empty=_keeps_trash(file)):
         return False
-    remove_vouched(manifest_path(file), lambda path: _is_manifest(read_json(path)))
+    remove_manifest(file)
     return True

@@ -23,11 +23,11 @@ from colabstage.fetch.look import look_quickly
 from colabstage.fetch.opening import SLOW_LISTERS, comes_whole
 from colabstage.fetch.record import file_seal
 from colabstage.fetch.sources import ManySource
-from colabstage.fileops import make_folder
+from colabstage.fileops import make_folder, make_own_folder
 from colabstage.h5.info import read_info
 from colabstage.h5.manifest import read_manifest
 from colabstage.machine.resources import free_space
-from colabstage.ownership import sweep_orphans
+from colabstage.ownership import put_back, remove_empty, sweep_orphans
 from colabstage.pack.execute import space_for
 from colabstage.pack.job import prepare_pack
 from colabstage.pack.plan import lacked_room
@@ -105,6 +105,7 @@ class Staging:
     def reuse(self) -> StagedDataset | None:
         """What is staged on this machine, if it is whole and the source is still the same."""
         request = self._request
+        put_back(request.files_path)
         record = None if request.refresh else find_record(request)
         if record is None:
             return None
@@ -127,9 +128,8 @@ class Staging:
             record = replace(record, identity=self._source.identity, seal=kept)
         if record != found:
             write_record(request, record)
-        if not found.seal or record.published is False:
-            # The run that made it may have died before it cleared up.
-            self._sweep_copies()
+        # The run that made it may have died before it cleared up, and one that was to make it anew may have, too.
+        self._sweep_copies()
         if request.wants_pack and record.published is False:
             self._publish(record)
         return self._finish()
@@ -347,7 +347,7 @@ class Staging:
             return self._source
         whole = comes_whole(self._request.source)
         if whole:
-            make_folder(self._request.folder.parent)
+            make_own_folder(self._request.folder.parent)
         with self._report.timed("download" if whole else "open source", unit="B", moves=whole) as step:
             try:
                 self._source = self._stack.enter_context(
@@ -398,8 +398,7 @@ class Staging:
             )
         except BaseException:
             if made:
-                with contextlib.suppress(OSError):
-                    folder.rmdir()  # succeeds only when nothing was kept for the next try
+                remove_empty(folder)  # it is, unless something was kept for the next try
             raise
 
     def _publish(self, record: LocalRecord, *, quietly: bool = False) -> None:

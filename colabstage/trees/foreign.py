@@ -11,7 +11,7 @@ from isal import isal_zlib
 
 from colabstage.errors import CorruptArchiveError, UnsafeArchiveError
 from colabstage.fileops import block_ranges, make_folder, pread_exactly
-from colabstage.ownership import remove_own, temp_beside
+from colabstage.ownership import remove_own, rename_own, temp_beside
 from colabstage.progress import Cancellation
 from colabstage.trees.archive_bytes import LocalBytes, owners_bytes
 from colabstage.trees.contents import HEAD_BYTES, foreign_kind
@@ -173,7 +173,7 @@ class ForeignTree:
         """
         unpacked = self._folder / entry.name
         unpacked.chmod(0o755 if entry.executable else 0o644)
-        unpacked.replace(place)
+        rename_own(unpacked, place)
 
     def close(self) -> None:
         """Close the source and remove what was unpacked. Calling it twice is fine."""
@@ -204,7 +204,7 @@ def _as_file(source: ByteSource, temp: Path, cancellation: Cancellation) -> Iter
             copy.flush()
             yield str(temp), copy.fileno()
     finally:
-        temp.unlink(missing_ok=True)
+        remove_own(temp)
 
 
 def _check_members(archive: str, members: list[Listed]) -> _Checked:

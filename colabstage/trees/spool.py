@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from colabstage.errors import NotEnoughSpaceError
 from colabstage.fileops import make_folder
-from colabstage.ownership import temp_beside
+from colabstage.ownership import remove_own, temp_beside
 from colabstage.trees.archive_bytes import OwnBytes
 from colabstage.trees.decompress import ReadAhead, open_stream
 from colabstage.trees.names import ArchiveLimits, check_limits
@@ -58,7 +58,7 @@ def unpack_into(
         )
         raise NotEnoughSpaceError(msg) from error
     finally:
-        path.unlink(missing_ok=True)
+        remove_own(path)
 
 
 def _unpacked(source: ByteSource, cancellation: Cancellation | None) -> Generator[bytes]:

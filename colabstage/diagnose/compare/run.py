@@ -34,7 +34,7 @@ from colabstage.load.reading.joined import open_reader
 from colabstage.machine.mounts import mount_of, probe_mount, slow_reason
 from colabstage.machine.platforms import detect_platform
 from colabstage.machine.resources import check_space, read_resources, usable_cores
-from colabstage.ownership import remove_own, sweep_orphans, temp_beside
+from colabstage.ownership import remove_empty, remove_own, sweep_orphans, temp_beside
 from colabstage.pack.opening import open_source
 from colabstage.pack.options import PackOptions
 from colabstage.pack.run import pack_dataset
@@ -152,14 +152,13 @@ def _temporary_folder(local: Path) -> Iterator[Path]:
     model = local / "compare"
     sweep_orphans(local, name=model.name)
     folder = temp_beside(model)
-    folder.mkdir()
+    make_folder(folder)
     try:
         yield folder
     finally:
         remove_own(folder)
-        with contextlib.suppress(OSError):  # somebody else has begun to use it
-            for place in missing:
-                place.rmdir()
+        for place in missing:
+            remove_empty(place)  # unless somebody else has begun to use it
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 
 from colabstage.fetch.copy import translate_write_error
 from colabstage.fileops import block_ranges, pwrite_exactly
+from colabstage.ownership import remove_own
 from colabstage.trees.messages import cut_while_read
 from colabstage.trees.tree import PIECE_BYTES
 from colabstage.trees.zip_directory import ZipMember
@@ -151,7 +152,7 @@ def _open_new(place: Place, name: str, executable: bool) -> int:
         return os.open(name, _FLAGS, mode, dir_fd=place.handle)
     except FileExistsError:
         # What a killed run was writing.
-        os.unlink(name, dir_fd=place.handle)
+        remove_own(Path(place.path) / name)
         return os.open(name, _FLAGS, mode, dir_fd=place.handle)
 
 

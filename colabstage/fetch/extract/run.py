@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import marshal
 import os
 import threading
@@ -79,9 +80,12 @@ class Extraction:
             self._journal = ExtractJournal(work / "journal", fingerprint=_fingerprint(fingerprint, entries))
         except OSError as error:
             raise translate_write_error(error, self.tree_path) from error
-        if not self._journal.finished:
-            remove_own(self.tree_path)
-            self.tree_path.mkdir()
+        with contextlib.ExitStack() as undo:
+            undo.push(self._journal)
+            if not self._journal.finished:
+                remove_own(self.tree_path)
+                self.tree_path.mkdir()
+            undo.pop_all()
         self._kept = {batch for batch in plan.batches if self._is_there(batch)}
         self._left = [batch for batch in plan.batches if batch not in self._kept]
         self._open = {batch.first: batch for batch in self._left}

@@ -35,7 +35,7 @@ from colabstage.errors import (
 from colabstage.fetch.remote import PassingError
 from colabstage.fileops import disk_use, make_folder
 from colabstage.machine.platforms import detect_platform, system_root
-from colabstage.ownership import adopt_orphan, disown, remove_own, temp_beside
+from colabstage.ownership import adopt_orphan, disown, remove_own, rename_own, temp_beside
 from colabstage.redaction import hide_secrets, show_address
 from colabstage.retry import RetryPolicy
 
@@ -203,7 +203,7 @@ def open_kaggle(
             where = "in kagglehub's own cache" if theirs and theirs in path.parents else "where it is mounted"
             note = f"Kaggle's files are read {where}: '{path}'."
             return KaggleFiles(path, in_place=True, notes=(note,), version=_version_of(path))
-        path.replace(target)
+        rename_own(path, target)
     return KaggleFiles(target, in_place=False, version=_version_of(path))
 
 
@@ -282,7 +282,7 @@ def _owned_folder(lasting: Path) -> Iterator[Path]:
     """A temporary folder, taken over from a dead process where one left it; kept for the next when it has bytes."""
     work = temp_beside(lasting)
     if not adopt_orphan(lasting, work):
-        work.mkdir()
+        make_folder(work)
     try:
         yield work
     except BaseException:

@@ -24,7 +24,7 @@ from colabstage.fetch.remote import PassingError
 from colabstage.fetch.shared.pages import OWN_COPY, WebAnswer, judge_answer
 from colabstage.fetch.shared.service import CONNECT_TIMEOUT_S, READ_TIMEOUT_S, short_reason, wait_or_cancel
 from colabstage.fileops import read_json, write_json
-from colabstage.ownership import remove_own
+from colabstage.ownership import remove_own, rename_own
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -164,7 +164,7 @@ def download_file(task: FileTask, run: GdownRun) -> None:
     except OSError as error:
         raise _our_side(error, task) from error
     _try_until_whole(task, run)
-    (task.folder / _OUTPUT).replace(task.target)
+    rename_own(task.folder / _OUTPUT, task.target)
 
 
 def _try_until_whole(task: FileTask, run: GdownRun) -> None:
@@ -220,13 +220,13 @@ def _already_whole(task: FileTask) -> bool:
         return True
     partials = _partials(task.folder)
     if len(partials) == 1 and partials[0].stat().st_size == task.facts.size:
-        partials[0].replace(output)
+        rename_own(partials[0], output)
         return True
     if len(partials) > 1 or (
         partials and task.facts.size is not None and _partial_bytes(task.folder) > task.facts.size
     ):
         for path in partials:
-            path.unlink()
+            remove_own(path)
     return False
 
 
@@ -300,7 +300,7 @@ def _broken_off(task: FileTask, run: GdownRun, error: Exception) -> Exception:
         return _changed(task)
     # The other side does not give parts, so only a download from the beginning can succeed.
     for path in _partials(task.folder):
-        path.unlink()
+        remove_own(path)
     return PassingError(f"'{task.link.label}' ('{task.facts.name}') could not be resumed where it broke off.")
 
 
@@ -332,7 +332,7 @@ def _check_whole(task: FileTask, hasher: Hasher | None) -> None:
     output = task.folder / _OUTPUT
     size = output.stat().st_size
     if task.facts.size is not None and size != task.facts.size:
-        output.unlink()
+        remove_own(output)
         msg = f"'{task.link.label}' ('{task.facts.name}') came with {size:,} bytes; expected {task.facts.size:,}."
         raise PassingError(msg)
     if task.checksum is None:
@@ -344,7 +344,7 @@ def _check_whole(task: FileTask, hasher: Hasher | None) -> None:
     if found == task.checksum.digest:
         return
     aside = mismatch_path(task.target)
-    output.replace(aside)
+    rename_own(output, aside)
     msg = (
         f"'{task.link.label}' ('{task.facts.name}') has the checksum {task.checksum.algorithm}:{found}; expected "
         f"{task.checksum}. If that was mistyped, correct hash=…; otherwise the shared file is not the one you want. "

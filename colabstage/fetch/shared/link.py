@@ -32,7 +32,7 @@ from colabstage.fetch.shared.gdown_file import (
 )
 from colabstage.fetch.shared.service import IN_FLIGHT, DriveWeb, SharedFile
 from colabstage.fileops import disk_use, hash_block, make_folder
-from colabstage.ownership import adopt_orphan, disown, remove_own, temp_beside
+from colabstage.ownership import adopt_orphan, disown, remove_own, rename_own, temp_beside
 from colabstage.progress import Cancellation
 from colabstage.retry import RetryPolicy
 from colabstage.trees.names import check_collisions, clean_member_name
@@ -160,9 +160,9 @@ def _download_one(call: _Call, link: ShareLink, checksum: Checksum | None) -> Pa
         except ChecksumMismatchError:
             # Out of what the next call would clean away: it may be what was wanted after all.
             aside = mismatch_path(task.target)
-            aside.replace(call.folder / aside.name)
+            rename_own(aside, call.folder / aside.name)
             raise
-        task.target.replace(target)
+        rename_own(task.target, target)
     return target
 
 
@@ -179,7 +179,7 @@ def _download_folder(call: _Call, link: ShareLink, note: Callable[[str], None]) 
         _drop_strangers(work / "files", {task.target for task in tasks})
         _download_all(call, tasks, work)
         _compare(work / "files", tasks, link)
-        (work / "files").replace(target)
+        rename_own(work / "files", target)
     return target
 
 
@@ -192,7 +192,7 @@ def _work_folder(folder: Path, link: ShareLink) -> Iterator[Path]:
     lasting = folder / f"drive-{link.id}"
     work = temp_beside(lasting)
     if not adopt_orphan(lasting, work):
-        work.mkdir()
+        make_folder(work)
     (work / "files").mkdir(exist_ok=True)
     try:
         yield work
@@ -227,7 +227,7 @@ def _drop_strangers(files: Path, wanted: set[Path]) -> None:
     """Remove what an earlier call brought under a name that the folder has no more."""
     for path in files.rglob("*"):
         if path.is_file() and path not in wanted:
-            path.unlink()
+            remove_own(path)
 
 
 def _download_all(call: _Call, tasks: Sequence[FileTask], work: Path) -> None:
