@@ -117,12 +117,15 @@ class Boxes:
     `boxes`: float `(M, 4)`, x0, y0, x1, y1 in pixels of the upright image, or in parts of its width and height.
     `columns`: what else is known of each box, by name, `(M, …)` of numbers; `labels` (int64) first of all.
     `relative`: whether `boxes` are parts of width and height, as in YOLO's files.
+    `sizes`: int64 `(N, 2)`, height and width of each image that the boxes were drawn on, zeros where unknown; `None`
+    where all are.
     """
 
     offsets: NDArray[np.int64]
     boxes: NDArray[np.floating[Any]]
     columns: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     relative: bool = False
+    sizes: NDArray[np.int64] | None = None
 
     def __post_init__(self) -> None:
         count = len(self.boxes)

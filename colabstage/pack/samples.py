@@ -13,7 +13,7 @@ from colabstage.images.complete import check_complete
 from colabstage.images.decode import decode_sized, fit_pixels
 from colabstage.images.encode import encode_jpeg
 from colabstage.images.masks import fit_mask, read_mask
-from colabstage.layouts.fields import Arrays, Images, Masks
+from colabstage.layouts.fields import Arrays, Boxes, Images, Masks
 from colabstage.pack.plan import mask_options
 
 if TYPE_CHECKING:
@@ -103,6 +103,7 @@ class SampleCoder:
             SourceReadError: a file is not as long as it was listed.
         """
         x, size = self._code_x(index, raw.x, scratch)
+        self._check_drawn_size(index, size)
         animated = isinstance(self.table.inputs, Images) and isinstance(raw.x, bytes) and is_animated(raw.x)
         if self.plan.y is None or raw.y is None:
             return StoredSample((x,), size, animated)
@@ -130,6 +131,21 @@ class SampleCoder:
             )
             raise MixedImagesError(msg)
         return pixels.data.cast("B"), size
+
+    def _check_drawn_size(self, index: int, size: tuple[int, int]) -> None:
+        """Refuse an image of another size than its boxes were drawn on."""
+        targets = self.table.targets
+        if not isinstance(targets, Boxes) or targets.sizes is None:
+            return
+        height, width = (int(side) for side in targets.sizes[index])
+        if (height, width) not in ((0, 0), size):
+            msg = (
+                f"its label file says {height} x {width} pixels and the image has {size[0]} x {size[1]} (height x "
+                "width, turned as its EXIF orientation asks), so its boxes lie elsewhere. Take the images that the "
+                "boxes were drawn on, or scale the boxes"
+            )
+            name = self.table.inputs.source.name(index)
+            raise BrokenSampleError(name, DecodeError(f"{msg[0].upper()}{msg[1:]}."))
 
     def _pixels(self, content: Content, scratch: Scratch) -> tuple[NDArray[Any], tuple[int, int]]:
         resizer = self.plan.resizer or "pillow"

@@ -1,11 +1,14 @@
-"""Names of classes where YOLO's tools leave them: data.yaml, classes.txt, obj.names."""
+"""What YOLO's tools leave beside the labels: names of classes, and of how many keypoints a pose is.
+
+data.yaml is read by PyYAML: what people write there (quotes, apostrophes, comments, lists over several lines) is all of
+YAML.
+"""
 
 from __future__ import annotations
 
-import ast
 import posixpath
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from colabstage.layouts.table import ClaimedTreeError
 from colabstage.retry import RetryPolicy, read_with_retry
@@ -16,11 +19,19 @@ if TYPE_CHECKING:
 
 _LISTS = ("classes.txt", "obj.names", "classes.names", "_darknet.labels")
 _EXTENSIONS = (".txt", ".names", ".labels", ".yaml", ".yml")
-_ITEM = re.compile(r"\s*(?:-|['\"]?(\d+)['\"]?\s*:)\s+(.*)")
+_MENTIONS_NAMES = re.compile(r"^names\s*:", re.MULTILINE)
 
 
-def read_class_names(tree: Tree) -> tuple[str, ...]:
-    """The names that a tree gives its classes, in label order; empty where it has no such file.
+class ClassFile(NamedTuple):
+    """Class names in label order, empty where there are none; `keypoints`: how many there are of a pose, and numbers
+    of each, (0, 0) where boxes have none."""
+
+    names: tuple[str, ...]
+    keypoints: tuple[int, int] = (0, 0)
+
+
+def read_class_file(tree: Tree) -> ClassFile:
+    """Return what a tree says of its classes.
 
     Raises:
         ClaimedTreeError: a YAML file has names in a form that is not read here.
@@ -30,12 +41,11 @@ def read_class_names(tree: Tree) -> tuple[str, ...]:
         base = posixpath.basename(entry.name).lower()
         if base in _LISTS:
             lines = (line.strip() for line in _text(tree, entry).splitlines())
-            return tuple(line for line in lines if line)
-        if base.endswith((".yaml", ".yml")):
-            names = parse_names(_text(tree, entry), entry.name)
-            if names:
-                return names
-    return ()
+            return ClassFile(tuple(line for line in lines if line))
+        found = parse_class_file(_text(tree, entry), entry.name)
+        if found.names:
+            return found
+    return ClassFile(())
 
 
 def _may_name_classes(name: str) -> bool:
@@ -48,80 +58,54 @@ def _text(tree: Tree, entry: FileEntry) -> str:
     return data.decode("utf-8-sig", "replace")
 
 
-def parse_names(text: str, name: str) -> tuple[str, ...]:
-    """The `names` of a data.yaml: a list or numbered names, in one line or one under the other. Pure.
+def parse_class_file(text: str, name: str) -> ClassFile:
+    """Return what a data.yaml says under `names` and `kpt_shape`. Pure.
 
-    YAML is more than this; the files that YOLO's tools write are not.
-
-    >>> parse_names("nc: 2\\nnames: ['car', 'dog']", "data.yaml")
-    ('car', 'dog')
-    >>> parse_names("names:\\n  0: car  # the first\\n  1: dog", "data.yaml")
-    ('car', 'dog')
+    >>> parse_class_file("nc: 2\\nnames: [dog's toy, 'no']", "data.yaml").names
+    ("dog's toy", 'no')
+    >>> parse_class_file("names:\\n  0: car  # the first\\n  1: dog\\nkpt_shape: [17, 3]", "data.yaml").keypoints
+    (17, 3)
 
     Raises:
         ClaimedTreeError: there are names, but in another form.
     """
-    lines = text.splitlines()
-    start = next((number for number, line in enumerate(lines) if re.match(r"names\s*:", line)), None)
-    if start is None:
-        return ()
-    inline = lines[start].partition(":")[2].strip()
-    if inline and not inline.startswith("#"):
-        return _inline(_joined(inline, lines[start + 1 :]), name)
-    found: dict[int, str] = {}
-    for line in lines[start + 1 :]:
-        if not line.strip() or line.lstrip().startswith("#"):
-            continue
-        item = _ITEM.fullmatch(line)
-        if item is None:
-            break
-        found[int(item[1]) if item[1] else len(found)] = _scalar(item[2])
-    return _in_order(found, name)
+    import yaml
 
-
-def _joined(inline: str, rest: list[str]) -> str:
-    """A list or mapping in brackets, which may go on in the next lines."""
-    for line in rest:
-        if inline.count("[") + inline.count("{") <= inline.count("]") + inline.count("}"):
-            break
-        inline += f" {line.strip()}"
-    return inline
-
-
-def _inline(text: str, name: str) -> tuple[str, ...]:
-    body = text.partition(" #")[0].strip()
-    is_map = body.startswith("{") and body.endswith("}")
-    if not is_map and not (body.startswith("[") and body.endswith("]")):
-        raise _odd(name)
-    parts = re.findall(r"""(?:'(?:[^']|'')*'|"(?:[^"\\]|\\.)*"|[^,'"])+""", body[1:-1])
-    items = [part.strip() for part in parts if part.strip()]
-    if not is_map:
-        return tuple(_scalar(item) for item in items)
-    pairs = [item.partition(":") for item in items]
+    if not _MENTIONS_NAMES.search(text):
+        return ClassFile(())
     try:
-        return _in_order({int(_scalar(key)): _scalar(value) for key, _, value in pairs}, name)
-    except ValueError as error:
-        raise _odd(name) from error
+        # Without types: a class called no, or 1, is a word.
+        found = yaml.load(text, Loader=yaml.BaseLoader)  # makes nothing but texts, lists and mappings
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise _odd(name, str(error)) from error
+    names = found.get("names") if isinstance(found, dict) else None
+    return ClassFile(_in_order(names, name), _keypoints(found.get("kpt_shape"), name))
 
 
-def _scalar(text: str) -> str:
-    text = text.strip()
-    quoted = re.match(r"""'(?:[^']|'')*'|"(?:[^"\\]|\\.)*\"""", text)
-    if quoted is None:
-        return text.partition(" #")[0].strip()
-    if quoted[0].startswith("'"):
-        return quoted[0][1:-1].replace("''", "'")
-    return str(ast.literal_eval(quoted[0]))
+def _in_order(names: Any, file: str) -> tuple[str, ...]:
+    if isinstance(names, list):
+        found = dict(enumerate(names))
+    elif isinstance(names, dict) and all(isinstance(key, str) and key.isdecimal() for key in names):
+        found = {int(key): value for key, value in names.items()}
+    else:
+        raise _odd(file, f"names are {str(names)[:60]!r}")
+    if sorted(found) != list(range(len(found))) or not all(isinstance(value, str) for value in found.values()):
+        raise _odd(file, f"names are {str(names)[:60]}")
+    return tuple(found[number] for number in range(len(found)))
 
 
-def _in_order(names: dict[int, str], file: str) -> tuple[str, ...]:
-    if sorted(names) != list(range(len(names))):
-        raise _odd(file)
-    return tuple(names[number] for number in range(len(names)))
+def _keypoints(shape: Any, file: str) -> tuple[int, int]:
+    if shape is None:
+        return (0, 0)
+    try:
+        count, width = (int(part) for part in shape)
+    except (TypeError, ValueError) as error:
+        raise _odd(file, f"kpt_shape is {shape!r}") from error
+    return count, width
 
 
-def _odd(name: str) -> ClaimedTreeError:
+def _odd(name: str, what: str) -> ClaimedTreeError:
     return ClaimedTreeError(
-        f"'{name}' has class names in a form that is not read here; expected names: ['car', 'dog'], or one in each "
-        "line below it, as '- car' or '0: car', numbered from 0 without a gap."
+        f"'{name}' has class names in a form that is not read here ({what}); expected names: ['car', 'dog'], or one in "
+        "each line below it, as '- car' or '0: car', numbered from 0 without a gap, and kpt_shape: [17, 3] for poses."
     )

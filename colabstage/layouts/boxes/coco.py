@@ -75,8 +75,10 @@ def read_coco(tree: Tree) -> SampleTable:
         if missing:
             notes.append(f"{missing:,} images that '{file.entry.name}' names are not there and were left out.")
         rows = _rows(file, numbers)
+        sizes = {image["id"]: _size_of(image) for image in file.images}
         samples += [
-            LabelledImage(image, rows.get(key, []), file.split or split_of_folders(image.name)) for key, image in placed
+            LabelledImage(image, rows.get(key, []), file.split or split_of_folders(image.name), sizes[key])
+            for key, image in placed
         ]
     _check_once(samples, found)
     unused = len(images) - len(samples)
@@ -137,10 +139,17 @@ def _category_names(files: Sequence[_CocoFile]) -> dict[Any, str]:
                 msg = f"'{file.entry.name}' has a category without id or name: {str(category)[:80]}."
                 raise ClaimedTreeError(msg)
             key, name = category["id"], str(category["name"])
+            if not _is_id(key):
+                msg = f"'{file.entry.name}' has a category with the id {str(key)[:60]}; expected a number or a word."
+                raise ClaimedTreeError(msg)
             if names.setdefault(key, name) != name:
                 msg = f"'{file.entry.name}' calls the category {key} '{name}', another file '{names[key]}'."
                 raise ClaimedTreeError(msg)
     return names
+
+
+def _is_id(value: Any) -> bool:
+    return isinstance(value, int | str)
 
 
 def _sortable(key: Any) -> tuple[bool, Any]:
@@ -150,11 +159,15 @@ def _sortable(key: Any) -> tuple[bool, Any]:
 def _place_images(file: _CocoFile, images: FileEntries) -> tuple[list[tuple[Any, FileEntry]], int]:
     lookup = FileLookup(images, posixpath.dirname(file.entry.name))
     placed = []
+    seen: set[Any] = set()
     first = ""
     for image in file.images:
-        if not isinstance(image, dict) or "id" not in image or not isinstance(image.get("file_name"), str):
-            msg = f"'{file.entry.name}' has an image without id or file_name: {str(image)[:80]}."
+        named = isinstance(image, dict) and _is_id(image.get("id")) and isinstance(image.get("file_name"), str)
+        if not named or image["id"] in seen:
+            trouble = "an id that another one has" if named else "no id, a number or a word, or no file_name"
+            msg = f"'{file.entry.name}' has an image with {trouble}: {str(image)[:80]}."
             raise ClaimedTreeError(msg)
+        seen.add(image["id"])
         found = lookup.find(image["file_name"], split=file.split)
         if found is not None:
             placed.append((image["id"], found))
@@ -169,6 +182,14 @@ def _place_images(file: _CocoFile, images: FileEntries) -> tuple[list[tuple[Any,
     return placed, len(file.images) - len(placed)
 
 
+def _size_of(image: dict[str, Any]) -> tuple[int, int]:
+    """Height and width that a file says its image has; zeros where it does not."""
+    height, width = image.get("height"), image.get("width")
+    if isinstance(height, int) and isinstance(width, int) and height > 0 and width > 0:
+        return height, width
+    return 0, 0
+
+
 def _rows(file: _CocoFile, numbers: dict[Any, int]) -> dict[Any, list[list[float]]]:
     """The boxes of each image, by its id, in the file's order."""
     known = {image["id"] for image in file.images}
@@ -178,6 +199,8 @@ def _rows(file: _CocoFile, numbers: dict[Any, int]) -> dict[Any, list[list[float
             if isinstance(box, dict) and "image_id" in box:
                 raise _broken(file, place, box.get("id"), "has no bbox")
             raise _broken(file, place, None, "is no annotation")
+        if not (_is_id(box.image) and _is_id(box.category)):
+            raise _broken(file, place, box.number, "has an image_id or category_id that is no number and no word")
         if box.image not in known:
             raise _broken(file, place, box.number, f"is of the image {box.image!r}, which is not listed")
         if box.category not in numbers:

@@ -32,12 +32,14 @@ class Column(NamedTuple):
 class LabelledImage(NamedTuple):
     """An image and the rows of its boxes: x0, y0, x1, y1, then the label, then the further columns.
 
-    `split` is "" where no split is known of it.
+    `split` is "" where no split is known of it. `size`: height and width in pixels that the label file says the image
+    has; zeros where it says none.
     """
 
     file: FileEntry
     rows: Sequence[Sequence[float]]
     split: str
+    size: tuple[int, int] = (0, 0)
 
 
 def detection_table(
@@ -56,7 +58,14 @@ def detection_table(
     width = 5 + sum(column.width for column in columns)
     offsets = np.concatenate([[0], np.cumsum([len(image.rows) for image in images])]).astype(np.int64)
     rows = np.array([row for image in images for row in image.rows], np.float64).reshape(-1, width)
-    boxes = Boxes(offsets, np.ascontiguousarray(rows[:, :4]), _columns(rows, columns), relative=relative)
+    sizes = np.array([image.size for image in images], np.int64).reshape(-1, 2)
+    boxes = Boxes(
+        offsets,
+        np.ascontiguousarray(rows[:, :4]),
+        _columns(rows, columns),
+        relative=relative,
+        sizes=sizes if sizes.any() else None,
+    )
     splits = tuple(image.split for image in images)
     return SampleTable(
         layout=NAME,

@@ -22,6 +22,7 @@ from colabstage.layouts.table import ClaimedTreeError
 from colabstage.trees.entries import files_ending_in
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from typing import NoReturn
 
     from colabstage.layouts.table import SampleTable
@@ -35,6 +36,12 @@ _EDGES = ("xmin", "ymin", "xmax", "ymax")
 # Of lists that name an image twice, the first counts; trainval is what is left when there are no lists of its parts.
 _LIST_ORDER = ("train", "val", "test", "trainval")
 _MAX_DEPTH = 32
+_FLAGS = {"": 0.0, "unspecified": 0.0, "unknown": 0.0, "false": 0.0, "no": 0.0, "true": 1.0, "yes": 1.0}
+# Folders that only say what is in them, in any spelling: images/train/a.jpg goes with annotations/train/a.xml.
+_ROLES = frozenset(
+    ("annotations", "annotation", "annots", "annot", "xmls", "xml", "labels", "label", "images", "image", "imgs", "img",
+     "jpegimages", "photos", "pictures")
+)  # fmt: skip
 
 
 class _Object(NamedTuple):
@@ -56,9 +63,13 @@ def read_voc(tree: Tree) -> SampleTable:
     annotations = files_ending_in(tree.entries, (".xml",))
     xml = {posixpath.splitext(entry.name)[0]: entry for entry in annotations}
     images = list(files_ending_in(tree.entries, IMAGE_EXTENSIONS).where(_is_photo)) if xml else []
-    labels = {image.name: label for image in images if (label := _label_of(image.name, xml)) is not None}
+    by_role = _by_role(annotations)
+    labels = {image.name: label for image in images if (label := _label_of(image.name, xml, by_role)) is not None}
     if not labels or not any(read_files(tree, list(labels.values())[:4], _is_annotation)):
-        msg = f"'{tree.label}' has no XML file of Pascal VOC's form, in a folder {_ANNOTATIONS} or beside its image."
+        msg = (
+            f"'{tree.label}' has no XML file of Pascal VOC's form: neither in a folder such as {_ANNOTATIONS}, by the "
+            "name of its image, nor beside it."
+        )
         raise LayoutError(msg)
     lists = _read_lists(tree)
     if lists:
@@ -103,10 +114,26 @@ def _place(image: str) -> tuple[str, str]:
     return posixpath.dirname(folder), posixpath.splitext(base)[0]
 
 
-def _label_of(image: str, xml: dict[str, FileEntry]) -> FileEntry | None:
+def _label_of(image: str, xml: dict[str, FileEntry], by_role: dict[tuple[str, ...], FileEntry]) -> FileEntry | None:
     root, stem = _place(image)
     moved = posixpath.join(root, _ANNOTATIONS, stem)
-    return xml.get(moved) or xml.get(posixpath.splitext(image)[0])
+    return xml.get(moved) or xml.get(posixpath.splitext(image)[0]) or by_role.get(_without_roles(image))
+
+
+def _by_role(annotations: Iterable[FileEntry]) -> dict[tuple[str, ...], FileEntry]:
+    """The XML files by their paths without the folders that only say what is in them; those that share one are none."""
+    found: dict[tuple[str, ...], FileEntry] = {}
+    shared: set[tuple[str, ...]] = set()
+    for entry in annotations:
+        place = _without_roles(entry.name)
+        if found.setdefault(place, entry) is not entry:
+            shared.add(place)
+    return {place: entry for place, entry in found.items() if place not in shared}
+
+
+def _without_roles(name: str) -> tuple[str, ...]:
+    *folders, base = name.split("/")
+    return (*(folder for folder in folders if folder.lower() not in _ROLES), posixpath.splitext(base)[0])
 
 
 def _is_annotation(_file: FileEntry, content: bytes) -> bool:
@@ -143,6 +170,11 @@ def _stems(_file: FileEntry, content: bytes) -> list[str]:
 
 def _parse(file: FileEntry, content: bytes) -> list[_Object]:
     return _AnnotationParser(file.name).parse(content)
+
+
+def _flag(text: str) -> float:
+    """A yes or no as people write it; what is unspecified is no."""
+    return _FLAGS[text.lower()] if text.lower() in _FLAGS else float(int(text))
 
 
 class _AnnotationParser:
@@ -203,7 +235,7 @@ class _AnnotationParser:
             self._fail("an object has no name")
         try:
             x0, y0, x1, y1 = (float(self._object[f"bndbox/{edge}"]) for edge in _EDGES)
-            flags = [float(int(self._object.get(name) or 0)) for name in ("difficult", "truncated")]
+            flags = [_flag(self._object.get(name, "")) for name in ("difficult", "truncated")]
         except (KeyError, ValueError) as error:
             self._fail(f"an object has no readable bndbox or flags ({error})", cause=error)
         if not np.isfinite([x0, y0, x1, y1]).all():

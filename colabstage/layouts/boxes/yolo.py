@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import posixpath
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from colabstage.errors import LayoutError
-from colabstage.layouts.boxes.class_names import read_class_names
+from colabstage.layouts.boxes.class_names import read_class_file
 from colabstage.layouts.boxes.image_boxes import LabelledImage, detection_table, split_of_folders, without_boxes_note
 from colabstage.layouts.names import IMAGE_EXTENSIONS
 from colabstage.layouts.reading import read_files
@@ -16,7 +17,7 @@ from colabstage.layouts.table import ClaimedTreeError
 from colabstage.trees.entries import files_ending_in
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from colabstage.layouts.table import SampleTable
     from colabstage.trees.tree import FileEntry, Tree
@@ -25,6 +26,10 @@ _IMAGES, _LABELS = "images", "labels"
 # Tools write 1.0000001 for the edge; more than this is another unit.
 _SLACK = 0.01
 _SNIFFED = 8
+# Fewer lines than this may agree by chance.
+_FEW_POSES = 4
+_BOX_POINTS = 4
+_POLYGON_ROW = 7
 
 _Rows = list[list[float]]
 
@@ -44,7 +49,7 @@ def read_yolo(tree: Tree) -> SampleTable:
     images = list(files_ending_in(tree.entries, IMAGE_EXTENSIONS)) if texts else []
     labels = [_label_of(image.name, texts) for image in images]
     files = [label for label in labels if label is not None]
-    names = read_class_names(tree)
+    names, keypoints = read_class_file(tree)
     beside = sum(posixpath.dirname(a.name) == posixpath.dirname(b.name) for a, b in _both(images, labels))
     if not files or (beside and not names):
         msg = (
@@ -52,8 +57,14 @@ def read_yolo(tree: Tree) -> SampleTable:
             f"{_IMAGES}, nor beside the images with a classes.txt."
         )
         raise LayoutError(msg)
-    _check_form(tree, files)
-    rows = dict(zip([file.name for file in files], read_files(tree, files, _parse), strict=True))
+    # Further numbers of a pose; a box and so many lie in each line.
+    pose = keypoints[0] * keypoints[1]
+    parse = functools.partial(_parse, pose=pose)
+    _check_form(tree, files, parse)
+    parsed = read_files(tree, files, parse)
+    if not pose:
+        _refuse_keypoints(files, parsed)
+    rows = {file.name: [row[:5] for row in found] for file, found in zip(files, parsed, strict=True)}
     count = max((int(row[4]) + 1 for found in rows.values() for row in found), default=0)
     if names and count > len(names):
         worst = next(name for name, found in rows.items() if any(row[4] >= len(names) for row in found))
@@ -65,6 +76,12 @@ def read_yolo(tree: Tree) -> SampleTable:
         for image, label in zip(images, labels, strict=True)
     ]
     notes = without_boxes_note(len(images) - len(files), "label file")
+    if pose:
+        notes.append(f"The {keypoints[0]} keypoints of each box were left out.")
+    polygons = [row for found in parsed for row in found if len(row) > 5]
+    if polygons:
+        four = "four points, as oriented boxes have" if all(row[5] == 4 for row in polygons) else "polygons"
+        notes.append(f"{len(polygons):,} boxes are those around {four}; their own outlines were left out.")
     return detection_table(tree, samples, names or [str(number) for number in range(count)], relative=True, notes=notes)
 
 
@@ -80,13 +97,13 @@ def _label_of(image: str, texts: dict[str, FileEntry]) -> FileEntry | None:
     return texts.get(moved) or texts.get(f"{stem}.txt")
 
 
-def _check_form(tree: Tree, files: Sequence[FileEntry]) -> None:
+def _check_form(tree: Tree, files: Sequence[FileEntry], parse: Callable[[FileEntry, bytes], _Rows]) -> None:
     """Decline where none of the first files has a line of this form: they hold captions, or labels of other tools."""
     looked_at = [file for file in files if file.size][:_SNIFFED]
 
     def is_right(file: FileEntry, content: bytes) -> bool:
         try:
-            _parse(file, content)
+            parse(file, content)
         except ClaimedTreeError:
             return False
         return True
@@ -96,8 +113,22 @@ def _check_form(tree: Tree, files: Sequence[FileEntry]) -> None:
         raise LayoutError(msg)
 
 
-def _parse(file: FileEntry, content: bytes) -> _Rows:
-    """x0, y0, x1, y1 and the class of each box."""
+def _refuse_keypoints(files: Sequence[FileEntry], parsed: Sequence[_Rows]) -> None:
+    """Refuse what may be poses: as many points in every line, all of them inside the box that its first numbers are."""
+    rows = [row for found in parsed for row in found]
+    if len(rows) >= _FEW_POSES and {len(row) for row in rows} == {_POLYGON_ROW} and all(row[6] for row in rows):
+        counts = {int(row[5]) for row in rows}
+        if len(counts) == 1 and min(counts) > _BOX_POINTS:
+            msg = (
+                f"The lines of '{files[0].name}' and all others have {1 + 2 * min(counts)} numbers: polygons, or boxes "
+                "with keypoints inside. For poses, say kpt_shape: [COUNT, 2] in data.yaml."
+            )
+            raise ClaimedTreeError(msg)
+
+
+def _parse(file: FileEntry, content: bytes, *, pose: int = 0) -> _Rows:
+    """x0, y0, x1, y1 and the class of each box; of a polygon also its number of points, and whether they all lie in the
+    box that its first four numbers would be."""
     rows = []
     for number, line in enumerate(content.decode("utf-8-sig", "replace").splitlines(), 1):
         words = line.split()
@@ -107,13 +138,21 @@ def _parse(file: FileEntry, content: bytes) -> _Rows:
             values = [float(word) for word in words]
         except ValueError:
             values = []
+        if pose and len(values) == 5 + pose:
+            values = values[:5]
+        elif pose and len(values) != 5:
+            values = []
         if not _is_box(values):
+            shape = f", {pose} further ones as kpt_shape says" if pose else ", or a polygon of at least three points"
             msg = (
                 f"'{file.name}', line {number}: {line.strip()[:120]!r} is no box of YOLO; expected a class and four "
-                "numbers from 0 to 1 (centre x, centre y, width, height), or a polygon of at least three points."
+                f"numbers from 0 to 1 (centre x, centre y, width, height){shape}."
             )
             raise ClaimedTreeError(msg)
-        rows.append([*_corners(values[1:]), values[0]])
+        row = [*_corners(values[1:]), values[0]]
+        if len(values) > 5:
+            row += [len(values) // 2, float(_holds_rest(values[1:]))]
+        rows.append(row)
     return rows
 
 
@@ -123,6 +162,14 @@ def _is_box(values: Sequence[float]) -> bool:
     places = np.array(values[1:])
     inside = bool(np.all((places >= -_SLACK) & (places <= 1 + _SLACK)))
     return inside and values[0] >= 0 and values[0] == int(values[0])
+
+
+def _holds_rest(values: Sequence[float]) -> bool:
+    """Whether the first four numbers are a box that holds the points that follow; points at 0, 0 are hidden ones."""
+    x0, y0, x1, y1 = _corners(values[:4])
+    points = zip(values[4::2], values[5::2], strict=True)
+    near = (x0 - _SLACK <= x <= x1 + _SLACK and y0 - _SLACK <= y <= y1 + _SLACK for x, y in points if (x, y) != (0, 0))
+    return all(near)
 
 
 def _corners(values: Sequence[float]) -> tuple[float, float, float, float]:

@@ -27,6 +27,8 @@ NAME = "tokens"
 
 _TOKENS = (".bin",)
 _TEXTS = (".txt", ".jsonl")
+# Of the names of files that hold something else.
+_ARRAY_WORDS = frozenset(("x", "y", "image", "images", "label", "labels", "target", "targets", "batch"))
 # What may lie beside without making the tree another one.
 _BESIDE = (".md", ".pkl", ".json", ".py", ".rst", ".yaml", ".yml", ".log")
 
@@ -56,7 +58,14 @@ def read_tokens(tree: Tree, *, options: TokenOptions = TokenOptions()) -> Sample
         msg = f"'{tree.label}' holds more than text and tokens: {count_kinds(others)}."
         raise LayoutError(msg)
     named = [entry for entry in tokens if _split_of(entry.name)]
-    if not texts and len(named) < len(tokens):
+    parts = [entry for entry in tokens if _ARRAY_WORDS & set(_words(entry.name))]
+    if parts:
+        msg = (
+            f"'{parts[0].name}' is called like the inputs or labels of arrays (STL10's files are), not like tokens. "
+            "Read it by numpy.fromfile, and save it as .npy."
+        )
+        raise LayoutError(msg)
+    if len(named) < len(tokens) and (named or not texts):
         msg = f"'{next(e.name for e in tokens if e not in named)}' may hold anything; expected train.bin and val.bin."
         raise LayoutError(msg)
     if named:
@@ -75,9 +84,13 @@ def _with(tree: Tree, suffixes: tuple[str, ...]) -> list[FileEntry]:
 
 
 def _split_of(name: str) -> str:
-    stem = posixpath.splitext(posixpath.basename(name))[0]
-    words = (split for word in re.split(r"[^A-Za-z0-9]+", stem) if (split := split_of_word(word)))
+    words = (split for word in _words(name) if (split := split_of_word(word)))
     return next(words, "") or split_of_folders(name)
+
+
+def _words(name: str) -> list[str]:
+    stem = posixpath.splitext(posixpath.basename(name))[0]
+    return re.split(r"[^a-z0-9]+", stem.lower())
 
 
 def _by_split(entries: Sequence[FileEntry]) -> dict[str, list[FileEntry]]:

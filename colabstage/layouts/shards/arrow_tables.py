@@ -107,8 +107,16 @@ def _find_columns(tree: Tree, facts: FileFacts) -> _Columns:
         raise LayoutError(msg)
     image = next((name for name in _IMAGES if name in images), images[0])
     labels = [name for name in names if features.get(name, {}).get("_type") == "ClassLabel"]
-    labels = labels or [name for name in _LABELS if name in names and _is_label(facts.schema.field(name).type)]
+    called = [name for name in _LABELS if name in names and name != image]
+    labels = labels or [name for name in called if _is_label(facts.schema.field(name).type)]
     label = "label" if "label" in labels else next(iter(labels), None)
+    if label is None and called:
+        kind = facts.schema.field(called[0]).type
+        msg = (
+            f"The column '{called[0]}' of '{tree.label}' holds {kind} values, which are no labels; expected one number "
+            "or word in each row. Rename it, or add a column of labels."
+        )
+        raise ClaimedTreeError(msg)
     classes = features.get(label or "", {}).get("names") or ()
     return _Columns(image, label, tuple(map(str, classes)), [name for name in names if name not in (image, label)])
 
@@ -128,6 +136,8 @@ def _holds_bytes(kind: Any) -> bool:
 
 
 def _is_label(kind: Any) -> bool:
+    # As pandas writes a column of the type category.
+    kind = getattr(kind, "value_type", kind) if str(kind).startswith("dictionary") else kind
     return str(kind).startswith(("int", "uint", "float", "double", "halffloat", "string", "large_string", "bool"))
 
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from colabstage.errors import CorruptArchiveError, EmptySourceError, LayoutError
 from colabstage.layouts.fields import Boxes, Images
+from colabstage.layouts.masks import FOREGROUND_CLASSES, find_masks
 from colabstage.layouts.shards.sample_labels import Label, make_labels, names_of
 from colabstage.layouts.shards.shard_files import open_shard
 from colabstage.layouts.shards.shard_source import (
@@ -54,6 +55,7 @@ _IMAGES = ("image/encoded", "image", "image_raw", "img", "encoded", "jpeg", "ima
 _LABELS = ("image/class/label", "label", "class", "class_id", "image/class/index", "target", "category")
 _TEXTS = ("image/class/text", "class_name", "label_name", "label_text", "class/text", "image/class/synset", "text")
 _CORNERS = tuple(f"image/object/bbox/{side}" for side in ("xmin", "ymin", "xmax", "ymax"))
+_MASKS = ("image/segmentation/class/encoded", "segmentation_mask", "image/mask", "mask", "label/encoded")
 _BOX_LABEL, _BOX_TEXT = "image/object/class/label", "image/object/class/text"
 
 
@@ -68,8 +70,8 @@ class _Box(NamedTuple):
 class _Record(NamedTuple):
     """A record that has an image.
 
-    `stored`: its data and checksum, in its shard. `image`: where in the data. `boxes`: `None` where it is not of that
-    kind.
+    `stored`: its data and checksum, in its shard. `image`: where in the data. `boxes`: `None` where it has none of
+    their features. `mask`: where in the data, `None` where it has none.
     """
 
     name: str
@@ -78,6 +80,7 @@ class _Record(NamedTuple):
     label: Label
     text: str | None
     boxes: list[_Box] | None
+    mask: Span | None
 
 
 class _Scanned(NamedTuple):
@@ -119,9 +122,10 @@ class RecordImages:
 def read_tfrecord(tree: Tree) -> SampleTable:
     """Make a table of a tree of TFRecord files with an encoded image in each Example.
 
-    x is image/encoded, image or another feature that holds an image file; y the boxes in image/object/bbox, or else
-    image/class/label or label. Whole numbers stay what they are, also where they count from 1; image/class/text names
-    them. Splits are those that all files are called after (train-00000-of-01024).
+    x is image/encoded, image or another feature that holds an image file; y the boxes in image/object/bbox, or a mask
+    (image/segmentation/class/encoded), or else image/class/label or label. Whole numbers stay what they are, also where
+    they count from 1; image/class/text names them. Splits are those that all files are called after
+    (train-00000-of-01024).
 
     Raises:
         EmptySourceError: there are no such files.
@@ -134,10 +138,11 @@ def read_tfrecord(tree: Tree) -> SampleTable:
     scanned = scan_each(len(shards), lambda number: _scan(shards[number], number, image))
     records = [record for found in scanned for record in found.records]
     names = [record.name for record in records]
-    targets, classes = _targets(records)
     splits = splits_of_shards([shard.name for shard in shards])
     parts = ShardParts(shards, [record.stored for record in records], names)
     without = sum(found.without for found in scanned)
+    notes = [f"{without:,} records have no '{image}' and were left out."] if without else []
+    targets, classes = _targets(records, parts, notes)
     return SampleTable(
         layout=NAME,
         keys=tuple(names),
@@ -145,7 +150,7 @@ def read_tfrecord(tree: Tree) -> SampleTable:
         targets=targets,
         splits=None if splits is None else tuple(splits[record.stored.shard] for record in records),
         classes=classes,
-        notes=(f"{without:,} records have no '{image}' and were left out.",) if without else (),
+        notes=tuple(notes),
     )
 
 
@@ -222,9 +227,8 @@ def _scan(shard: Shard, number: int, image: str) -> _Scanned:
         if isinstance(found, Span) and found.end > found.start:
             stored = Part(number, start, length + FOOTER_BYTES)
             label = _one(data, features, _LABELS, name)
-            records.append(
-                _Record(name, stored, found, label, _text(data, features, name), _boxes(data, features, name))
-            )
+            text, boxes, mask = _text(data, features, name), _boxes(data, features, name), _mask(data, features)
+            records.append(_Record(name, stored, found, label, text, boxes, mask))
         count += 1
     rest_shard(shard)
     return _Scanned(shard, records, count - len(records))
@@ -269,9 +273,35 @@ def _boxes(data: bytes, features: dict[str, Feature], record: str) -> list[_Box]
     return [_Box(corner, label, text if isinstance(text, str) else None) for corner, label, text in rows]
 
 
-def _targets(records: Sequence[_Record]) -> tuple[Targets | None, tuple[str, ...]]:
-    if records and all(record.boxes is not None for record in records):
+def _mask(data: bytes, features: dict[str, Feature]) -> Span | None:
+    """The first feature that is called like a mask and holds an image file."""
+    found = (next(iter(features.get(name, [])), None) for name in _MASKS)
+    return next((span for span in found if isinstance(span, Span) and data[slice(*span)].startswith(IMAGE_HEADS)), None)
+
+
+def _targets(records: Sequence[_Record], parts: ShardParts, notes: list[str]) -> tuple[Targets | None, tuple[str, ...]]:
+    with_boxes = sum(record.boxes is not None for record in records)
+    masks = [record.mask for record in records if record.mask is not None]
+    if with_boxes and masks:
+        msg = (
+            f"The records have boxes ('{_CORNERS[0]}', …) and masks as well (first '{records[0].name}'); which are "
+            "meant? Give layout= a function that reads one of them."
+        )
+        raise ClaimedTreeError(msg)
+    if with_boxes:
+        # A feature of no values is often not written at all.
+        if with_boxes < len(records):
+            notes.append(
+                f"{len(records) - with_boxes:,} records have no features of boxes; they are kept without boxes."
+            )
         return _box_targets(records)
+    if masks:
+        if len(masks) < len(records):
+            bare = next(record.name for record in records if record.mask is None)
+            msg = f"'{bare}' has no mask and {len(masks):,} other records have; expected all or none."
+            raise ClaimedTreeError(msg)
+        found = find_masks(RecordImages(parts, masks), spread=False)
+        return found, FOREGROUND_CLASSES if found.foreground else ()
     # Without a label, a text is one where it is a class's name; the features called so say that it is.
     labels = [record.text if record.label is None else record.label for record in records]
     return make_labels(

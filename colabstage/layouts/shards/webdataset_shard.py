@@ -112,8 +112,10 @@ def _split_name(name: str) -> tuple[str, str] | None:
 
 def _sample(address: str, files: _Files) -> PackedSample:
     name, image = next(files.images[rest] for rest in _IMAGES if rest in files.images)
-    label, text = _document_label(address, files.labels[_DOCUMENT]) if _DOCUMENT in files.labels else (None, None)
     written = next((files.labels[rest] for rest in _NUMBERS if rest in files.labels), None)
+    label, text = None, None
+    if _DOCUMENT in files.labels:
+        label, text = _document_label(address, files.labels[_DOCUMENT], needed=written is None)
     if written is not None:
         label = parse_label(_decode(address, written))
     caption = _decode(address, files.labels[_TEXT]).strip() if _TEXT in files.labels else None
@@ -128,8 +130,8 @@ def _decode(address: str, content: bytes) -> str:
         raise ClaimedTreeError(msg) from error
 
 
-def _document_label(address: str, content: bytes) -> tuple[Label, str | None]:
-    """The label in a json, and what it is called there."""
+def _document_label(address: str, content: bytes, *, needed: bool) -> tuple[Label, str | None]:
+    """The label in a json, and what it is called there; where that is `needed`, one that is no label is an error."""
     try:
         found = json.loads(content)
     except (ValueError, RecursionError) as error:
@@ -138,5 +140,12 @@ def _document_label(address: str, content: bytes) -> tuple[Label, str | None]:
     if not isinstance(found, dict):
         return (found, None) if isinstance(found, int | str) else (None, None)
     label = next((found[key] for key in _LABELS_IN_JSON if isinstance(found.get(key), int | float | str)), None)
+    odd = next((key for key in _LABELS_IN_JSON if found.get(key) is not None), None)
+    if needed and label is None and odd is not None:
+        msg = (
+            f"'{address}.json' has {str(found[odd])[:60]} under '{odd}', which is no label; expected one number or "
+            "word. Give layout= a function that reads it."
+        )
+        raise ClaimedTreeError(msg)
     text = next((found[key] for key in _NAMES_IN_JSON if isinstance(found.get(key), str)), None)
     return label, text

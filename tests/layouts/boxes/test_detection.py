@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from colabstage.errors import EmptySourceError, LayoutError
-from colabstage.layouts.boxes.class_names import parse_names
+from colabstage.layouts.boxes.class_names import parse_class_file
 from colabstage.layouts.boxes.detection import read_detection
 from colabstage.layouts.boxes.voc import POSES
 from colabstage.layouts.detect import detect_layout
@@ -280,19 +280,22 @@ class TestYolo:
             ("names: [\n  'a',\n  'b'\n]\nnc: 2", ("a", "b")),
             ("names: {0: a, 1: 'it''s'}", ("a", "it's")),
             ("nc: 2\nnames:\n- a # x\n- 'b # y'\nroboflow:\n  license: z", ("a", "b # y")),
-            ("names:\n  1: b\n\n  0: a: b\n", ("a: b", "b")),
+            ("names:\n  1: b\n\n  0: 'a: b'\n", ("a: b", "b")),
+            ("names: [dog's toy, no, 1, ~]", ("dog's toy", "no", "1", "~")),
             ("train: x", ()),
         ],
     )
     def test_names_are_read_from_yaml(self, text: str, names: tuple[str, ...]) -> None:
         """The forms that Ultralytics, Roboflow and people write, as PyYAML reads them."""
-        assert parse_names(text, "data.yaml") == names
+        assert parse_class_file(text, "data.yaml").names == names
 
-    @pytest.mark.parametrize("text", ["names: coco.names", "names:\n  0: a\n  2: b", "names: {a: 0}"])
+    @pytest.mark.parametrize(
+        "text", ["names: coco.names", "names:\n  0: a\n  2: b", "names: {a: 0}", "names:\n  0: a: b"]
+    )
     def test_other_names_are_refused(self, text: str) -> None:
         """No class is named by guessing."""
         with pytest.raises(ClaimedTreeError, match=r"'data\.yaml'"):
-            parse_names(text, "data.yaml")
+            parse_class_file(text, "data.yaml")
 
 
 class TestCoco:

@@ -190,3 +190,18 @@ def test_options_are_checked(wrong: dict[str, Any]) -> None:
     """Before any tree is opened."""
     with pytest.raises(OptionError, match=next(iter(wrong))):
         TokenOptions(**wrong)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("train_X.bin", "train_y.bin", "test_X.bin", "test_y.bin", "class_names.txt"),
+        ("data_batch_1.bin", "test_batch.bin", "batches.meta.txt"),
+    ],
+)
+def test_binary_files_of_images_are_no_tokens(tmp_path: Path, names: tuple[str, ...]) -> None:
+    """STL10's and CIFAR's files lie beside texts, and say by their names that they are something else."""
+    for name in names:
+        (tmp_path / name).write_bytes(bytes(60_000))
+    with pytest.raises(LayoutError, match=r"not like tokens.*numpy\.fromfile"):
+        read_tokens(FolderTree(tmp_path))

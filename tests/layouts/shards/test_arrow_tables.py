@@ -282,3 +282,20 @@ def test_what_datasets_computes_is_no_data(tmp_path: Path) -> None:
     write_stream(tmp_path / "train.arrow", rows(0, 4))
     write_stream(tmp_path / "cache-0123.arrow", {"x": [1]})
     assert len(detect_layout(FolderTree(tmp_path))) == 4
+
+
+def test_labels_that_pandas_calls_categories_are_words(tmp_path: Path) -> None:
+    """A dictionary of words, as pandas writes a column of the type category."""
+    found = rows(0, 6)
+    found["label"] = arrow.array([("cat", "dog")[n % 2] for n in range(6)]).dictionary_encode()
+    table = detect_layout(FolderTree(write_parquet(tmp_path / "a" / "a.parquet", found).parent))
+    assert isinstance(table.targets, Values)
+    assert [table.classes[label] for label in table.targets.values] == ["cat", "dog"] * 3
+
+
+@pytest.mark.parametrize("values", [[[0, 1]] * 4, [{"a": 1}] * 4])
+def test_a_column_of_labels_that_are_none_is_refused(tmp_path: Path, values: list[Any]) -> None:
+    """Lists and structs under a label's name are never dropped."""
+    write_parquet(tmp_path / "a" / "a.parquet", {**rows(0, 4), "label": values})
+    with pytest.raises(ClaimedTreeError, match=r"The column 'label' .* holds (list|struct)"):
+        detect_layout(FolderTree(tmp_path / "a"))

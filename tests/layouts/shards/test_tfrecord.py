@@ -19,7 +19,7 @@ from PIL import Image
 
 from colabstage.errors import CorruptArchiveError, DecodeError, EmptySourceError, LayoutError
 from colabstage.layouts.detect import detect_layout
-from colabstage.layouts.fields import Boxes, Values
+from colabstage.layouts.fields import Boxes, Masks, Values
 from colabstage.layouts.shards.tfrecord_file import MessageError, parse_example
 from colabstage.pack.run import pack_dataset
 from colabstage.trees.folder import FolderTree
@@ -297,3 +297,35 @@ def test_records_are_packed(tmp_path: Path, encoding: str) -> None:
         np.testing.assert_array_equal(x, np.asarray(Image.open(io.BytesIO(image))))
         assert y == label
     packed.close()
+
+
+def test_one_record_without_boxes_takes_them_from_no_other(tmp_path: Path) -> None:
+    """Features of no values are often not written: such a record has no boxes, and the others keep theirs."""
+    corners = {f"image/object/bbox/{side}": [place] for side, place in CORNERS.items()}
+    boxed = {"image/encoded": picture(0), **corners, "image/object/class/label": [3]}
+    table = detect_layout(
+        FolderTree(write(tmp_path / "a" / "a.tfrecord", [boxed, {"image/encoded": picture(1)}]).parent)
+    )
+    assert isinstance(table.targets, Boxes)
+    assert table.targets.offsets.tolist() == [0, 1, 1]
+    assert any("1 records have no features of boxes" in note for note in table.notes)
+
+
+def test_masks_in_records_are_targets(tmp_path: Path) -> None:
+    """As DeepLab's records have them; beside boxes, nobody knows which are meant."""
+    masks = [np.random.default_rng(number).integers(0, 5, (8, 6), np.uint8) for number in range(3)]
+    records: list[dict[str, Any]] = []
+    for number, mask in enumerate(masks):
+        file = io.BytesIO()
+        Image.fromarray(mask).save(file, "PNG")
+        records.append({"image/encoded": picture(number), "image/segmentation/class/encoded": file.getvalue()})
+    table = detect_layout(FolderTree(write(tmp_path / "a" / "a.tfrecord", records).parent))
+    assert isinstance(table.targets, Masks)
+    for number, mask in enumerate(masks):
+        content = table.targets.source.read(number)
+        assert isinstance(content, bytes)
+        np.testing.assert_array_equal(np.asarray(Image.open(io.BytesIO(content))), mask)
+    records[0] |= {f"image/object/bbox/{side}": [place] for side, place in CORNERS.items()}
+    records[0] |= {"image/object/class/label": [3]}
+    with pytest.raises(LayoutError, match=r"boxes .* and masks as well"):
+        detect_layout(FolderTree(write(tmp_path / "b" / "a.tfrecord", records).parent))

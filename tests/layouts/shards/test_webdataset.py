@@ -292,3 +292,15 @@ def test_json_that_is_a_bare_label_is_one(tmp_path: Path) -> None:
     """Some writers put the number alone into the json."""
     write(tmp_path / "d" / "a.tar", [{"__key__": f"{n}", "jpg": b"x", "json": json.loads(str(n))} for n in range(3)])
     assert labels(detect_layout(FolderTree(tmp_path / "d"))) == [0, 1, 2]
+
+
+def test_a_label_in_a_json_that_is_none_is_refused(tmp_path: Path) -> None:
+    """A list is never dropped, unless a cls says the label."""
+    files = [("a.png", picture(0)), ("a.json", json.dumps({"label": [0, 1]}).encode())]
+    write_tar(tmp_path / "one" / "a.tar", files)
+    with pytest.raises(ClaimedTreeError, match=r"a\.json' has \[0, 1\] under 'label'"):
+        detect_layout(FolderTree(tmp_path / "one"))
+    write_tar(tmp_path / "two" / "a.tar", [*files, ("a.cls", b"1")])
+    table = detect_layout(FolderTree(tmp_path / "two"))
+    assert isinstance(table.targets, Values)
+    assert table.targets.values.tolist() == [1]
