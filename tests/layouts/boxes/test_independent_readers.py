@@ -154,7 +154,8 @@ VOC_PLACES = [
 def test_voc_is_what_etree_reads(places: tuple[str, str], boxes: Sequence[Any], flag: str | None) -> None:
     """Wherever the XML lies, and whatever stands for a flag."""
     with TemporaryDirectory() as name:
-        folder, expected, flags = Path(name), {}, []
+        folder, flags = Path(name), list[int]()
+        expected: dict[str, list[tuple[Any, ...]]] = {}
         for number, objects in enumerate(boxes[:5]):
             root = ET.Element("annotation")
             for kind, *edges in objects:
@@ -199,7 +200,8 @@ def test_yolo_is_what_its_lines_say(lines: Sequence[Sequence[tuple[int, list[flo
     """Boxes as centres and sizes, polygons as the boxes around them."""
     names = ["dog's toy", "no", "b"]
     with TemporaryDirectory() as name:
-        folder, expected = Path(name), {}
+        folder = Path(name)
+        expected: dict[str, list[tuple[Any, ...]]] = {}
         put(folder, "data.yaml", "names: [dog's toy, no, 'b']")
         for number, objects in enumerate(lines):
             put(folder, f"images/{number}.jpg")
