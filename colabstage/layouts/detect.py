@@ -49,7 +49,7 @@ READERS: tuple[LayoutReader, ...] = (
     LayoutReader(image_folder.NAME, image_folder.read_image_folder, evidence.guess_image_folder),
     LayoutReader(row_arrays.NAME, row_arrays.read_arrays),
     LayoutReader(file_names.NAME, file_names.read_file_names),
-    LayoutReader(audio.NAME, audio.read_audio),
+    LayoutReader(audio.NAME, audio.read_audio, evidence.guess_audio),
     LayoutReader(tokens.NAME, tokens.read_tokens),
 )
 

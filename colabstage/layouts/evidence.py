@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import posixpath
 import re
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
 
 from colabstage.errors import EmptySourceError, LayoutError
 from colabstage.layouts.fields import Values
@@ -16,6 +17,7 @@ from colabstage.layouts.folders.image_folder import read_image_folder
 from colabstage.layouts.folders.pairs import read_pairs
 from colabstage.layouts.members import read_head
 from colabstage.layouts.names import is_role_folder, listed, split_name
+from colabstage.layouts.sequences.audio import read_audio
 from colabstage.layouts.table import ClaimedTreeError, NearMissError
 from colabstage.layouts.tables.csv_table import read_table
 from colabstage.trees.entries import files_ending_in
@@ -40,7 +42,6 @@ _CELL = re.compile(r"[^,;\t|\"<>]+")
 _NUMBER = re.compile(r"-?\d+(\.\d+)?")
 # A bare stem tells an image from a word or a count: letters and digits, or many digits.
 _TELLING = re.compile(r"(?=.*\d)(?=.*\D).{3,}|\d{5,}")
-_OVERRULE = 'layout="image_folder" takes the folders as classes all the same'
 
 
 def guess_table(tree: Tree, _is_more: bool) -> SampleTable:
@@ -78,14 +79,14 @@ def _has_masks(tree: Tree) -> bool:
 
 
 def guess_image_folder(tree: Tree, is_more: bool) -> SampleTable:
-    """Read folders of classes, where nothing else in the tree could be meant.
+    """Read images in folders of classes, where nothing else in the tree could be meant.
 
     Args:
         tree: the dataset's files.
         is_more: whether the samples are more of a dataset that is there, so that one class is as good as any.
 
     Raises:
-        EmptySourceError, LayoutError: as `read_image_folder`.
+        EmptySourceError, ClaimedTreeError: as `read_image_folder`.
         NearMissError: something else could; the message says what, and what to write.
     """
     try:
@@ -94,25 +95,49 @@ def guess_image_folder(tree: Tree, is_more: bool) -> SampleTable:
         raise
     except LayoutError as error:
         raise NearMissError(str(error)) from error
-    reason = _doubt(tree, found, is_more=is_more)
-    if reason:
-        classes = listed(list(found.classes))
-        msg = f"The images of '{tree.label}' lie in folders as those of classes do ({classes}), but {reason}"
-        raise NearMissError(msg)
-    return found
+    return _undoubted(tree, found, is_more=is_more)
 
 
-def _doubt(tree: Tree, found: SampleTable, *, is_more: bool) -> str:
-    """Why a person would not take the folders for classes; "" where nothing is against it."""
+def guess_audio(tree: Tree, is_more: bool) -> SampleTable:
+    """Read clips of sound; those in folders of classes as `guess_image_folder` does with images.
+
+    Raises:
+        EmptySourceError, LayoutError, ClaimedTreeError, MissingDependencyError: as `read_audio`.
+        NearMissError: as `guess_image_folder`.
+    """
+    found = read_audio(tree)
+    by_folder = bool(found.classes) and all(label in name.split("/")[:-1] for name, label in _class_of(found))
+    return _undoubted(tree, found, is_more=is_more) if by_folder else found
+
+
+def _undoubted(tree: Tree, found: SampleTable, *, is_more: bool) -> SampleTable:
+    """The table of folders of classes, with a note on lists of splits that are not read.
+
+    Raises:
+        NearMissError: a person would not take the folders for classes.
+    """
     below = _folders_below(found)
-    return (
+    reason = (
         ("" if is_more else _one_class(found))
         or _roles(found)
         or _variants(below)
         or _wrapper(below)
         or _strange_split(found)
-        or _named_elsewhere(tree, found)
     )
+    named = _named_elsewhere(tree, found) if not reason else _Named()
+    reason = reason or named.reason
+    if reason:
+        classes = listed(list(found.classes))
+        msg = (
+            f"The {found.unit} of '{tree.label}' lie in folders as those of classes do ({classes}), but {reason} "
+            f'layout="{found.layout}" takes the folders as classes all the same.'
+        )
+        raise NearMissError(msg)
+    if named.lists and found.splits is None:
+        lists = listed(named.lists)
+        note = f"{lists} list {found.unit} of splits, and are not read: all are of one split, or as splits= says."
+        return replace(found, notes=(*found.notes, note))
+    return found
 
 
 def _labels(found: SampleTable) -> list[int]:
@@ -147,8 +172,7 @@ def _roles(found: SampleTable) -> str:
     return (
         f"{listed(sorted(odd))} are what parts of a dataset are called, and no layout that is known here fits them. "
         "Stage the part that has the classes, give a function as layout= that says what is what (see 'A layout of your "
-        "own' in the documentation), or have the class read from the files' names: layout=file_names(PATTERN). "
-        f"{_OVERRULE}."
+        "own' in the documentation), or have the class read from the files' names: layout=file_names(PATTERN)."
     )
 
 
@@ -157,8 +181,7 @@ def _one_class(found: SampleTable) -> str:
         return ""
     return (
         "that is one class, and there is nothing to learn from one. Expected a folder for each class, a table of "
-        "labels beside the images, or their class in the files' names: layout=file_names(PATTERN). "
-        f"{_OVERRULE}."
+        "labels beside the images, or their class in the files' names: layout=file_names(PATTERN)."
     )
 
 
@@ -170,7 +193,7 @@ def _variants(below: dict[str, set[str]]) -> str:
     first, *_ = below
     return (
         f"each holds the folders {listed(sorted(common))}, which may be the classes as well. Stage one of the outer "
-        f"folders, such as '{first}'. {_OVERRULE}."
+        f"folders, such as '{first}'."
     )
 
 
@@ -181,7 +204,7 @@ def _wrapper(below: dict[str, set[str]]) -> str:
         if len(again) > 1:
             return (
                 f"'{name}' holds the folders {listed(sorted(again))}, which are classes beside it as well. Move it "
-                f"away, or stage it alone. {_OVERRULE}."
+                f"away, or stage it alone."
             )
     return ""
 
@@ -198,16 +221,23 @@ def _strange_split(found: SampleTable) -> str:
         if known and not names & known:
             return (
                 f"the split '{split}' ({listed(sorted(names))}) has no class in common with 'train' "
-                f"({listed(sorted(known))}). Name its folders as those of 'train', or move it away. {_OVERRULE}."
+                f"({listed(sorted(known))}). Name its folders as those of 'train', or move it away."
             )
     return ""
 
 
-def _named_elsewhere(tree: Tree, found: SampleTable) -> str:
-    """A file that says something else of the images than their folders do."""
+class _Named(NamedTuple):
+    """What files beside the samples say of them: why that speaks against folders, and lists of splits that agree."""
+
+    reason: str = ""
+    lists: list[str] = []  # noqa: RUF012  # never changed
+
+
+def _named_elsewhere(tree: Tree, found: SampleTable) -> _Named:
+    """Look for files that say something else of the samples than their folders do."""
     others = files_ending_in(tree.entries, _ANNOTATIONS)
     if not others:
-        return ""
+        return _Named()
     by_stem = {posixpath.splitext(posixpath.basename(name))[0]: name for name in others.names}
     classes = set(found.classes)
     texts = sorted(
@@ -227,10 +257,16 @@ def _named_elsewhere(tree: Tree, found: SampleTable) -> str:
         if beside or (stem in by_stem and label not in by_stem[stem].split("/")):
             own.append(by_stem[stem])
     if 2 * len(own) > len(found):
-        return _says_more(own[0], f"{len(own):,} files such as this")
+        return _Named(_says_more(own[0], f"{len(own):,} files such as this"))
     enough = min(_NAMED, len(found))
-    competing = next((name for name, head in heads.items() if _competes(head, class_of, enough)), None)
-    return "" if competing is None else _says_more(competing, "this file")
+    competes = {name: _competes(head, class_of, enough) for name, head in heads.items()}
+    competing = next((name for name, does in competes.items() if does), None)
+    if competing is not None:
+        return _Named(_says_more(competing, "this file"))
+    agreeing = [name for name, does in competes.items() if does is False]
+    return _Named(
+        lists=[name for name in agreeing if split_name(posixpath.splitext(posixpath.basename(name))[0]).split]
+    )
 
 
 def _may_speak_of_many(entry: FileEntry, classes: set[str]) -> bool:
@@ -242,8 +278,7 @@ def _may_speak_of_many(entry: FileEntry, classes: set[str]) -> bool:
 def _says_more(name: str, what: str) -> str:
     return (
         f"'{name}' names them too, in a form that is not read here, and may hold their labels: {what} would be left "
-        "out. Write a table with a path and a label in each row beside the images, or give a function as layout=. "
-        f"{_OVERRULE}."
+        "out. Write a table with a path and a label in each row beside the images, or give a function as layout=."
     )
 
 
@@ -257,8 +292,8 @@ def _parts(words: list[str]) -> set[str]:
     return {part for word in words for part in word.replace("\\", "/").split("/")}
 
 
-def _competes(text: str, class_of: dict[str, str], enough: int) -> bool:
-    """Whether a text names images and says something else of them than the class that their folders say.
+def _competes(text: str, class_of: dict[str, str], enough: int) -> bool | None:
+    """Whether a text says something else of samples than the class that their folders say; `None`: it names too few.
 
     Args:
         text: the beginning of a file.
@@ -277,6 +312,6 @@ def _competes(text: str, class_of: dict[str, str], enough: int) -> bool:
                 in_path += class_of[part] in parts
         numbers += sum(_NUMBER.fullmatch(word) is not None for word in words) >= 4
     if len(named) < enough:
-        return False
+        return None
     # A line of names, classes and no more agrees; boxes below a path with the class in it are something else.
     return in_path < _AGREEING * len(named) or (numbers > 0 and in_words < _AGREEING * len(named))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import wave
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -228,14 +229,14 @@ RIGHT: dict[str, tuple[Files, dict[str, Any]]] = {
         },
     ),
     "Food-101": (
-        images("food-101/images/pie/{}.jpg", "food-101/images/ribs/1{}.jpg")
+        images("food-101/images/pie/100500{}.jpg", "food-101/images/ribs/200500{}.jpg")
         | {
-            "food-101/meta/train.txt": "\n".join(rows("pie/{}", count=3) + rows("ribs/1{}", count=3)),
+            "food-101/meta/train.txt": "\n".join(rows("pie/100500{}", count=3) + rows("ribs/200500{}", count=3)),
             "food-101/meta/classes.txt": "pie\nribs\n",
         },
         {
             f"food-101/images/{name}/{tens}{i}.jpg": name
-            for name, tens in (("pie", ""), ("ribs", "1"))
+            for name, tens in (("pie", "100500"), ("ribs", "200500"))
             for i in range(4)
         },
     ),
@@ -338,6 +339,15 @@ WRONG: dict[str, tuple[Files, str]] = {
     "global wheat": (
         images("train/{:09x}.jpg") | {"train.csv": csv("image_id,width,bbox", *rows('{:09x},1024,"[1, 2, 3, 4]"'))},
         r"'bbox' holds boxes.*xmin, ymin, xmax, ymax",
+    ),
+    "Mapillary": (
+        images("training/images/{}.jpg", "training/instances/{}.png", "training/panoptic/{}.png")
+        | images("validation/images/{}.jpg", "validation/instances/{}.png", "validation/panoptic/{}.png"),
+        r"'images', 'instances', 'panoptic'.*layout=",
+    ),
+    "LabelMe in folders": (
+        images("cat/{}.jpg", "dog/{}.jpg") | {f"{pet}/{i}.json": "{}" for pet in ("cat", "dog") for i in range(4)},
+        r"files such as this would be left out",
     ),
     "a list of classes that the folders do not have": (
         images("train/cat/{}.jpg", "train/dog/{}.jpg", "test/katze/{}.jpg", "test/hund/{}.jpg"),
@@ -477,3 +487,22 @@ def test_layouts_that_are_named_are_believed(tmp_path: Path) -> None:
     tree = build(tmp_path, WRONG["train_images and test_images"][0])
     assert detect_layout(tree, "image_folder").classes == ("test_images", "train_images")
     assert detect_layout(tree, functools.partial(file_names(r"^[a-z]+"))).classes == ("test", "train")
+
+
+def test_lists_of_splits_that_are_not_read_are_said(tmp_path: Path) -> None:
+    """Food-101's classes are its folders; that its test is among them has to be seen."""
+    notes = detect_layout(build(tmp_path, RIGHT["Food-101"][0])).notes
+    assert any("'food-101/meta/train.txt' list images of splits, and are not read" in note for note in notes)
+
+
+def test_clips_of_sound_in_folders_are_doubted_as_images_are(tmp_path: Path) -> None:
+    """A folder of a role is no class of sounds; the layout's name overrules."""
+    for name in ("labels", "train"):
+        place = tmp_path / "clips" / name / "1.wav"
+        place.parent.mkdir(parents=True)
+        with wave.open(str(place), "wb") as clip:
+            clip.setparams((1, 2, 8000, 0, "NONE", ""))
+            clip.writeframes(bytes(16))
+    with pytest.raises(LayoutError, match=r"'labels', 'train' are what.*layout=\"audio\" takes"):
+        detect_layout(FolderTree(tmp_path / "clips"))
+    assert detect_layout(FolderTree(tmp_path / "clips"), "audio").classes == ("labels", "train")

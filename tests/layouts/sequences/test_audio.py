@@ -168,8 +168,8 @@ def test_a_clip_that_was_not_looked_at_is_not_cut_in_silence(tmp_path: Path) -> 
         file.setparams((1, 1, RATE, 0, "NONE", "not compressed"))
         file.writeframes(bytes(800))
     with pytest.raises(DecodeError, match=r"17\.wav.*has 800 samples and the others 400"):
-        pack_dataset(tmp_path / "clips", tmp_path / "out.h5", progress=False)
-    report = pack_dataset(tmp_path / "clips", tmp_path / "out.h5", on_error="skip", progress=False)
+        pack_dataset(tmp_path / "clips", tmp_path / "out.h5", layout="audio", progress=False)
+    report = pack_dataset(tmp_path / "clips", tmp_path / "out.h5", layout="audio", on_error="skip", progress=False)
     assert report.samples == {"train": 39}
 
 
