@@ -151,19 +151,20 @@ def settle(first: Outcome, failed: tuple[str, ...], second: Outcome, again: tupl
 def run_setup(setup: Setup, *, everything: bool) -> Outcome:
     """Run what is to run in one environment: side by side, then alone."""
     python = ROOT / setup.folder / "bin/python"
-    recorded = ["-p", "tests.recorder", "--record", str(DURATIONS)] if setup is FIRST else []
+    options = ["-p", "tests.recorder", "--record", str(DURATIONS)] if setup is FIRST else []
+    options += ["--hypothesis-profile=long"] if everything and setup is FIRST else []
     marks = ("" if everything and setup is FIRST else " and not long") + setup.missing
     # One more than cores, so that tests that wait do not hold up the others; more than four only fight for the disk.
     workers = min(len(os.sched_getaffinity(0)) + 1, 4)
     print(f"\n== {setup.title}: side by side", flush=True)
-    outcome = run_pass(python, [*recorded, "-m", f"not alone{marks}", "tests"], workers)
+    outcome = run_pass(python, [*options, "-m", f"not alone{marks}", "tests"], workers)
     if setup.alone:
         # Of all files, pytest would import those as well that have none of them, and their libraries.
         files = [
             str(path) for path in sorted((ROOT / "tests").rglob("test_*.py")) if "mark.alone" in path.read_text("utf-8")
         ]
         print(f"\n== {setup.title}: alone", flush=True)
-        outcome += run_pass(python, [*recorded, "-m", f"alone{marks}", *files])
+        outcome += run_pass(python, [*options, "-m", f"alone{marks}", *files])
     return outcome
 
 

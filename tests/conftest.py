@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 import pytest
+from hypothesis import settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
@@ -27,6 +28,12 @@ _PLATFORM_VARIABLES = re.compile(
     r"COLAB|KAGGLE|VERTEX_PRODUCT|TBE_|SAGEMAKER_|PAPERSPACE_|LIGHTNING_|DATABRICKS_|DEEPNOTE_|CODESPACES|"
     r"DATALORE_USER|HEX_PROJECT_ID|CLOUD_SHELL|JPY_PARENT_PID|CLOUDSDK_CONFIG"
 )
+
+# Of each property, unless it says how many itself; `make test-all` runs `--hypothesis-profile=long`. No deadlines,
+# because other tests run beside it.
+settings.register_profile("quick", max_examples=40, deadline=None)
+settings.register_profile("long", max_examples=400, deadline=None)
+settings.load_profile("quick")
 
 
 @pytest.fixture(autouse=True)
