@@ -8,6 +8,7 @@ it uses, which saves handing it over, and that costs more than reading a small f
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 import time
@@ -352,8 +353,7 @@ class DaemonPool:
     def __init__(self, workers: int, name: str = "colabstage-pool") -> None:
         self._workers = workers
         self._name = name
-        self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._futures: set[Future[Any]] = set()
+        self._tasks: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
         self._idle = threading.Semaphore(0)
         self._lock = threading.Lock()
         self._threads: list[threading.Thread] = []
@@ -362,24 +362,11 @@ class DaemonPool:
     def submit(self, function: Callable[[], R]) -> Future[R]:
         """Have a thread call `function`, as soon as one is free."""
         future: Future[R] = Future()
-
-        def task() -> None:
-            if not future.set_running_or_notify_cancel():
-                return
-            try:
-                result = function()
-            except BaseException as error:  # noqa: BLE001 - raised by whoever asks for the result
-                future.set_exception(error)
-            else:
-                future.set_result(result)
-
         with self._lock:
             if self._closed:
                 msg = "The pool was closed."
                 raise RuntimeError(msg)
-            self._futures.add(future)
-            future.add_done_callback(self._futures.discard)
-            self._tasks.put(task)
+            self._tasks.put((future, function))
             if not self._idle.acquire(blocking=False) and len(self._threads) < self._workers:
                 thread = threading.Thread(target=self._run, name=self._name, daemon=True)
                 self._threads.append(thread)
@@ -420,9 +407,10 @@ class DaemonPool:
         """Take no more calls, and wait for those that were taken; or call off what has not begun and wait for none."""
         with self._lock:
             self._closed = True
-            waiting = list(self._futures) if abandon else []
-        for future in waiting:
-            future.cancel()
+        if abandon:
+            with contextlib.suppress(queue.Empty):
+                while (task := self._tasks.get_nowait()) is not None:
+                    task[0].cancel()
         self._tasks.put(None)
         if not abandon:
             for thread in self._threads:
@@ -444,5 +432,16 @@ class DaemonPool:
             if task is None:
                 self._tasks.put(None)  # for the next thread
                 return
-            task()
+            _carry_out(*task)
             del task  # it holds its arguments, and the next one may be long in coming
+
+
+def _carry_out(future: Future[R], function: Callable[[], R]) -> None:
+    if not future.set_running_or_notify_cancel():
+        return
+    try:
+        result = function()
+    except BaseException as error:  # noqa: BLE001 - raised by whoever asks for the result
+        future.set_exception(error)
+    else:
+        future.set_result(result)

@@ -38,6 +38,7 @@ class _Lines:
         self._stream = stream
         self._sock = sock
         self._timeout_s = sock.gettimeout()
+        self._buffered = 0
         self.deadline: float | None = None
 
     def readline(self, limit: int = -1) -> bytes:
@@ -49,22 +50,32 @@ class _Lines:
         if self._timeout_s is None:
             return bytes(self._stream.readline(limit))
         deadline = time.monotonic() + self._timeout_s if self.deadline is None else self.deadline
-        line = bytearray()
+        # A head comes in one piece as a rule, and what has come is not asked of the socket: most lines need no clock.
+        buffered = self._buffered if self.deadline is not None else 0
+        line = b""
+        while not line.endswith(b"\n") and len(line) != limit:
+            there = self._stream.peek(1) if buffered else self._wait(deadline)
+            if not there:
+                break
+            wanted = there.find(b"\n") + 1 or len(there)
+            part = self._stream.read(wanted if limit < 0 else min(wanted, limit - len(line)))
+            buffered = len(there) - len(part)
+            line += part
+        self._buffered = buffered
+        return line
+
+    def _wait(self, deadline: float) -> bytes:
+        """What is there of the next line, after at most one read of the socket."""
+        assert self._timeout_s is not None
+        left_s = deadline - time.monotonic()
+        if left_s <= 0:
+            msg = "the server answers too slowly"
+            raise TimeoutError(msg)
+        self._sock.settimeout(min(left_s, self._timeout_s))
         try:
-            while not line.endswith(b"\n") and len(line) != limit:
-                left_s = deadline - time.monotonic()
-                if left_s <= 0:
-                    msg = "the server answers too slowly"
-                    raise TimeoutError(msg)
-                self._sock.settimeout(min(left_s, self._timeout_s))
-                there = self._stream.peek(1)  # at most one read of the socket
-                if not there:
-                    break
-                wanted = there.find(b"\n") + 1 or len(there)
-                line += self._stream.read(wanted if limit < 0 else min(wanted, limit - len(line)))
+            return bytes(self._stream.peek(1))
         finally:
             self._sock.settimeout(self._timeout_s)
-        return bytes(line)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
