@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import hashlib
 import io
@@ -24,12 +25,13 @@ import numpy as np
 import pytest
 
 from colabstage import extract_archive, fetch_files, plan_stage, publish_file, restore_file, stage_dataset
-from colabstage.errors import CancelledError, DriveDisconnectedError, OptionError, SourceNotFoundError
+from colabstage.errors import CancelledError, ColabstageError, DriveDisconnectedError, OptionError, SourceNotFoundError
 from colabstage.fetch.download import Download
 from colabstage.fileops import hash_ranges
 from colabstage.progress import Cancellation, NullProgress
 from colabstage.simulate.http_knobs import WebKnobs
 from colabstage.simulate.http_server import WebServer
+from colabstage.simulate.knobs import DriveFaults, FaultOp, OpFault
 from colabstage.stage.purge import list_datasets
 from colabstage.stage.request import lock_path, make_request
 
@@ -308,3 +310,23 @@ def test_extracting_an_address_says_what_to_do(tmp_path: Path) -> None:
     """It is no path."""
     with pytest.raises(OptionError, match="fetch_files first"):
         extract_archive("https://example.org/a.zip", tmp_path / "a", progress=False)
+
+
+@pytest.mark.fuse
+@pytest.mark.parametrize("op", ["stat", "open", "write", "rename"])
+def test_a_mount_that_fails_on_the_way_is_a_typed_error(tmp_path: Path, drive: SimulatedDrive, op: FaultOp) -> None:
+    """Of publishing and of restoring, wherever they look or write."""
+    (tmp_path / "model.pt").write_bytes(b"weights" * 1000)
+    place = tmp_path / "content" / "drive" / "MyDrive" / "model.pt"
+    publish_file(tmp_path / "model.pt", place, progress=False)
+    (tmp_path / "model.pt").write_bytes(b"other" * 1000)
+    drive.set_faults(DriveFaults(ops=(OpFault(op=op, pattern="MyDrive/*", errno=errno.EIO),)))
+    verbs: tuple[Callable[[], object], ...] = (
+        lambda: publish_file(tmp_path / "model.pt", place, progress=False),
+        lambda: restore_file(place, tmp_path / "again.pt", progress=False),
+    )
+    for verb in verbs:
+        try:
+            verb()  # where the fault is not met, it succeeds
+        except OSError as error:
+            assert isinstance(error, ColabstageError)  # noqa: PT017 - every error of the system's own is also an OSError
