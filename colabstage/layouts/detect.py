@@ -67,6 +67,7 @@ def detect_layout(tree: Tree, layout: str | LayoutFunction = "auto", *, is_more:
         EmptySourceError: the tree holds no sample of any layout.
         LayoutError: no layout fits; the message says first which would nearly, and then the reason of each.
         ClaimedTreeError: the layout is found, but something in the tree is broken, or speaks for another as well.
+        MissingDependencyError: folders or a table could be meant, and a file that may say more needs a package.
     """
     if not isinstance(layout, str):
         return layout(tree)
@@ -74,6 +75,7 @@ def detect_layout(tree: Tree, layout: str | LayoutFunction = "auto", *, is_more:
     if layout != "auto":
         return next(reader for reader in READERS if reader.name == layout).read(tree)
     declined: list[tuple[str, LayoutError]] = []
+    unread = ""
     for reader in READERS:
         try:
             table = reader.read(tree) if reader.guess is None else reader.guess(tree, is_more)
@@ -81,9 +83,14 @@ def detect_layout(tree: Tree, layout: str | LayoutFunction = "auto", *, is_more:
             raise
         except MissingDependencyError as error:
             declined.append((reader.name, NearMissError(str(error))))
+            unread = unread or str(error)
         except LayoutError as error:
             declined.append((reader.name, error))
         else:
+            if unread and reader.guess is not None:
+                # What cannot be read may say what the samples are, and a guess would not.
+                msg = f'{unread} Or give layout="{table.layout}", which does without it.'
+                raise MissingDependencyError(msg)
             return replace(table, notes=(*table.notes, f"The layout is {table.layout}."))
     raise _nothing_fits(tree.label, declined)
 

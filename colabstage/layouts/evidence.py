@@ -57,7 +57,7 @@ def guess_table(tree: Tree, _is_more: bool) -> SampleTable:
         if _has_masks(tree):
             msg = f"The images of '{tree.label}' have masks, and the table beside them no labels: {error}"
             raise LayoutError(msg) from error
-        msg = f'{error} (No table counts with layout="image_folder".)'
+        msg = f'{error} layout="image_folder" takes folders as classes, and leaves tables out.'
         raise ClaimedTreeError(msg) from error
     if _has_masks(tree):
         msg = (

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import functools
 import itertools
+import sys
 import wave
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from colabstage.errors import LayoutError
+from colabstage.errors import LayoutError, MissingDependencyError
 from colabstage.layouts.detect import detect_layout
 from colabstage.layouts.fields import Boxes, Values
 from colabstage.layouts.options import file_names, table_rows
@@ -506,3 +507,14 @@ def test_clips_of_sound_in_folders_are_doubted_as_images_are(tmp_path: Path) -> 
     with pytest.raises(LayoutError, match=r"'labels', 'train' are what.*layout=\"audio\" takes"):
         detect_layout(FolderTree(tmp_path / "clips"))
     assert detect_layout(FolderTree(tmp_path / "clips"), "audio").classes == ("labels", "train")
+
+
+def test_a_table_that_needs_a_package_is_no_reason_to_take_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without pyarrow nobody knows what a parquet says of the images."""
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    tree = build(tmp_path, images("cat/{}.jpg", "dog/{}.jpg") | {"labels.parquet": "PAR1"})
+    with pytest.raises(MissingDependencyError, match=r'needs pyarrow.*layout="image_folder", which does without'):
+        detect_layout(tree)
+    assert detect_layout(tree, "image_folder").classes == ("cat", "dog")
