@@ -27,10 +27,12 @@ class Images:
 
     `source`: image files as bytes, or arrays `(H, W)` or `(H, W, C)` of decoded ones.
     `decoded`: whether the source gives arrays. Those cannot be stored as the files they were.
+    `own_channels`: whether the channels of those arrays are part of the data: only who asks for grayscale changes them.
     """
 
     source: SampleSource
     decoded: bool = False
+    own_channels: bool = False
 
     def __len__(self) -> int:
         return len(self.source)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from colabstage.h5.info import PackInfo
     from colabstage.images.decode import ImageFacts
+    from colabstage.images.options import ImageOptions
     from colabstage.images.resample import Resizer
     from colabstage.layouts.table import SampleTable
     from colabstage.pack.options import PackOptions
@@ -78,9 +79,19 @@ class PackPlan:
         return known + (self.open_bytes if self.x.is_open else 0)
 
 
+def image_options(table: SampleTable, options: PackOptions) -> ImageOptions:
+    """How images become what is stored: rows of arrays keep their channels unless others are asked for.
+
+    `"rgb"` is the default, for image files; JPEG needs a form of its own.
+    """
+    keeps = isinstance(table.inputs, Images) and table.inputs.own_channels and options.jpeg_quality is None
+    return replace(options.image, color_mode="keep") if keeps and options.image.color_mode == "rgb" else options.image
+
+
 def needs_facts(table: SampleTable, options: PackOptions) -> bool:
     """Whether some images must be looked at before planning."""
-    known = options.image.size is not None and options.image.color_mode != "keep"
+    image = image_options(table, options)
+    known = image.size is not None and image.color_mode != "keep"
     return isinstance(table.inputs, Images) and options.encoding in ("auto", "pixels") and not known
 
 
@@ -157,7 +168,7 @@ def _plan_images(  # noqa: PLR0917  # what one decision needs, each passed on on
     if options.encoding == "encoded":
         _check_files(images, table)
         return encoded("encoding='encoded' was asked for")
-    shape, dtype, trouble = _row_shape(options, facts)
+    shape, dtype, trouble = _row_shape(image_options(table, options), facts)
     if shape is None:
         if options.encoding == "pixels" or not _has_files(images, table):
             msg = f"{trouble}, so they cannot be pixels. Give image_size=(height, width), or encoding='encoded'."
@@ -223,10 +234,9 @@ def _check_files(images: Images, table: SampleTable) -> None:
 
 
 def _row_shape(
-    options: PackOptions, facts: Sequence[ImageFacts]
+    image: ImageOptions, facts: Sequence[ImageFacts]
 ) -> tuple[tuple[int, int, int] | None, np.dtype[Any], str]:
     """The one shape of all images as far as `facts` tell, and its dtype; or no shape, with the reason."""
-    image = options.image
     uint8 = np.dtype(np.uint8)
     channels = {"rgb": 3, "grayscale": 1}.get(image.color_mode)
     if image.size is not None and channels is not None:

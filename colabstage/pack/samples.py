@@ -14,7 +14,7 @@ from colabstage.images.decode import decode_sized, fit_pixels
 from colabstage.images.encode import encode_jpeg
 from colabstage.images.masks import fit_mask, read_mask
 from colabstage.layouts.fields import Arrays, Boxes, Images, Masks
-from colabstage.pack.plan import mask_options
+from colabstage.pack.plan import image_options, mask_options
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -151,7 +151,8 @@ class SampleCoder:
         resizer = self.plan.resizer or "pillow"
         if isinstance(content, bytes):
             return decode_sized(content, self.options.image, resizer=resizer, scratch=scratch)
-        return fit_pixels(content, self.options.image, resizer=resizer), (content.shape[0], content.shape[1])
+        image = image_options(self.table, self.options)
+        return fit_pixels(content, image, resizer=resizer), (content.shape[0], content.shape[1])
 
     def _code_y(self, index: int, content: Content, size: tuple[int, int]) -> memoryview:
         targets, place = self.table.targets, self.plan.y

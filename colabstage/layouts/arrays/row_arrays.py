@@ -96,7 +96,7 @@ def _inputs(xs: Sequence[StoredArray]) -> Inputs:
         msg = f"'{next(array.name for array in xs if array.is_text)}' holds words; expected numbers as inputs."
         raise LayoutError(msg)
     if all(_is_images(array) for array in xs):
-        return Images(join_sources([array.rows() for array in xs]), decoded=True)
+        return Images(join_sources([array.rows() for array in xs]), decoded=True, own_channels=True)
     return _arrays(xs)
 
 

@@ -466,3 +466,21 @@ def test_archives_are_not_read_whole(tmp_path: Path) -> None:
         assert len(table) == 1000
         assert source.total < 300_000
         assert np.array_equal(table.inputs.source.read(999), np.zeros(5000, np.float32))
+
+
+@pytest.mark.parametrize("shape", [(28, 28), (8, 6, 1), (8, 6, 3), (8, 6, 4)])
+def test_arrays_keep_their_channels(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    """Grey ones are not tripled, a fourth channel is not dropped; grayscale is made where it is asked for."""
+    x = np.random.default_rng(0).integers(0, 256, (COUNT, *shape), np.uint8)
+    (tmp_path / "data").mkdir()
+    np.save(tmp_path / "data" / "images.npy", x)
+    np.save(tmp_path / "data" / "labels.npy", labels())
+    for options, channels in (({}, (*shape, 1)[2]), ({"color_mode": "grayscale"}, 1)):
+        out = tmp_path / f"{channels}-{len(options)}.h5"
+        pack_dataset(tmp_path / "data", out, encoding="pixels", **options)  # type: ignore[arg-type]
+        with h5py.File(out) as file:
+            assert file["X_train"].shape == (COUNT, *shape[:2], channels)
+            if not options:
+                keys = file["key_train"].asstr()[()]
+                order = [int(key.rpartition("[")[2][:-1]) for key in keys]
+                np.testing.assert_array_equal(file["X_train"][()], x.reshape(COUNT, *shape[:2], channels)[order])
