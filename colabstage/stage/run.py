@@ -84,7 +84,8 @@ def stage_dataset(
         group_by: a regular expression searched in each sample's name, for example r"patient\d+": samples for which it
             finds the same (its first group, where it has one) never end in two splits.
         prepare: called with each decoded x (after resizing), in several threads; returns the array to store. All have
-            the shape and dtype of the first. Another function is another dataset: its code is part of the key.
+            the shape and dtype of the first. Another function is another dataset: its code, and
+            the content of what it can see, are part of the key.
         seed: of the splits and of the row order of `train`.
         on_error: `"raise"` at the first image that cannot be decoded, `"skip"` and report it, or `"skip:1%"` to stop
             when more than that part of all has been left out.
@@ -92,8 +93,9 @@ def stage_dataset(
         cache_dir: where packs last; `"auto"` is `MyDrive/colabstage` on a mounted Drive, else the platform's lasting
             folder if it is another disk; `None` for nowhere.
         refresh: stage again, whatever is here or cached.
-        verify: `"fast"` trusts unchanged times and sizes (a file rewritten in place, under its name, is not noticed);
-            `"full"` lists the source again and hashes every block of what is here.
+        verify: `"fast"` trusts unchanged times and sizes, of a folder on a mount those of its folders (there a file
+            rewritten under its name is not noticed); `"full"` lists the source again and hashes every block of what is
+            here. The report says what was compared.
         hash: what the one archive that the source is must hash to, as `"sha256:…"`, `"md5:…"` or the digest alone.
         wait: `False` returns before the copy to the cache is finished; `data.wait_published()` waits for it.
         executor: a `concurrent.futures.Executor` whose workers read and decode, each a part of the samples, which are
