@@ -361,18 +361,18 @@ class TestOnDrive:
             assert int(file["X_train"][()].sum()) == 9 * 16
 
     def test_a_stored_zip(self, drive: SimulatedDrive, my_drive: Path, tmp_path: Path) -> None:
-        """One of 700 members is another one, sizes and the last 64 KiB are the same: its directory's checksums tell."""
+        """One of 1,500 members is another one, sizes and both ends are the same: its directory's checksums tell."""
 
         def pack(value: int) -> None:
             with zipfile.ZipFile(drive.cloud / "MyDrive" / "set.zip", "w") as archive:
-                for number in range(700):
+                for number in range(1500):
                     name = zipfile.ZipInfo(f"{('cat', 'dog')[number % 2]}/{'image' * 10}{number:05d}.bmp")
-                    archive.writestr(name, bmp(value if number == 3 else number % 200))
+                    archive.writestr(name, bmp(value if number == 300 else number % 200))
 
-        pack(3)
+        pack(100)
         found = (drive.cloud / "MyDrive" / "set.zip").stat()
-        key = f"dog/{'image' * 10}00003.bmp"
-        assert colours_of(stage(my_drive / "set.zip", cache_dir="auto"))[key] == 3
+        key = f"cat/{'image' * 10}00300.bmp"
+        assert colours_of(stage(my_drive / "set.zip", cache_dir="auto"))[key] == 100
         pack(77)
         place = drive.cloud / "MyDrive" / "set.zip"
         self.later(place)
