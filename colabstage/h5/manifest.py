@@ -26,6 +26,8 @@ MANIFEST_VERSION = 1
 # 8 MiB: long enough that a mount reads at full speed and a table of a 100 GB pack stays under a megabyte, short
 # enough that repairing one costs nothing.
 BLOCK_BYTES = 8 * 1024 * 1024
+# How every manifest begins: by it what a copy or a disk has cut is still known for ours.
+_BEGINNING = b'{\n "block_bytes": '
 _HASH = re.compile("[0-9a-f]{16}")
 
 
@@ -75,9 +77,12 @@ def manifest_path(file: Path) -> Path:
 
 
 def is_manifest(path: Path) -> bool:
-    """Whether a file is a manifest that colabstage wrote, of whatever version; an empty one is half of one."""
+    """Whether a file is a manifest that colabstage wrote, of whatever version, or the first part of one."""
     raw = read_json(path)
-    return path.stat().st_size == 0 or (isinstance(raw, dict) and {"version", "block_bytes", "hashes"} <= raw.keys())
+    if raw is not None:
+        return isinstance(raw, dict) and {"version", "block_bytes", "hashes"} <= raw.keys()
+    with path.open("rb") as file:
+        return _BEGINNING.startswith(file.read(len(_BEGINNING)))
 
 
 def is_as_written(file: Path) -> bool:
