@@ -43,8 +43,8 @@ class SourceIdentity:
     `mtime_ns`: of an archive. `ends`: hash of an archive's first and last 64 KiB.
     `version`: what a service calls this state of a file: an ETag, a generation; "" where there is none.
     `checksum`: the hash of the whole file that was asked for and found, as `"sha256:…"`.
-    `digest`: what stands for every byte: `"zip:…"`, of a zip's whole directory with each member's checksum; `"md5:…"`,
-    as Google Drive says it of a file, or of all files of a folder; `"xxh3:…"` of all content; "" where nothing does.
+    `digest`: what stands for every byte: `"zip:…"`, of a zip's whole directory with each member's checksum;
+    `"sha256:…"` of all content; "" where nothing does.
     `listing`: hash of the names and sizes in a folder. `times`: the same with modification times.
     `clock`: of times alone, to the second, 8 digits for each of up to 256 groups of files in the order of their names.
     `stamps`: modification time in ns of each folder by name, which changes when something is added, removed or renamed
@@ -114,15 +114,12 @@ def _compact(raw: dict[str, Any]) -> dict[str, Any]:
     return {**known, "parts": [_compact(part) for part in raw["parts"]]} if raw["parts"] else known
 
 
-def identify_archive(source: ByteSource, mtime_ns: int, *, address: str = "", md5: str = "") -> SourceIdentity:
-    """The identity of one file; reads its first and last 64 KiB, and the whole directory of a zip.
-
-    `md5`: of the whole file, where somebody keeps it.
-    """
+def identify_archive(source: ByteSource, mtime_ns: int, *, address: str = "") -> SourceIdentity:
+    """The identity of one file; reads its first and last 64 KiB, and the whole directory of a zip."""
     first = source.pread(_END_BYTES, 0)
     last = source.pread(_END_BYTES, max(0, source.size - _END_BYTES))
-    directory = directory_bytes(source) if first.startswith(_ZIP_MARK) and not md5 else None
-    digest = f"md5:{md5}" if md5 else "" if directory is None else f"zip:{hash_block(directory)}"
+    directory = directory_bytes(source) if first.startswith(_ZIP_MARK) else None
+    digest = "" if directory is None else f"zip:{hash_block(directory)}"
     ends = hash_block(first + last)
     return SourceIdentity("archive", 1, source.size, address=address, mtime_ns=mtime_ns, ends=ends, digest=digest)
 
