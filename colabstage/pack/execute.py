@@ -320,17 +320,20 @@ class _PackRun:
 
 def place_pack(file: Path, out: Path) -> None:
     """Move a finished pack with its manifest to its place. None of the steps needs space."""
-    check_place_of_manifest(out)
+    # In a dataset's own folder half a manifest may stand there; beside other packs nobody's file is replaced.
+    replaces = whatever_is_there if (out.parent / "stage.json").exists() else is_manifest
+    if replaces is is_manifest:
+        check_place_of_manifest(out)
     if not out.exists():
         # Readers of a pattern take what they find, so a new file appears in one step, and whole.
-        put_file(manifest_path(file), manifest_path(out), replaces=is_manifest)
+        put_file(manifest_path(file), manifest_path(out), replaces=replaces)
         put_file(file, out, replaces=whatever_is_there)
         return
     # Without its manifest a pack does not count, so between these three steps there is either the old pack, or none
     # that anybody trusts.
     remove_manifest(out)
     put_file(file, out, replaces=whatever_is_there)  # the caller was told to replace it, or it is in our own folder
-    put_file(manifest_path(file), manifest_path(out), replaces=is_manifest)
+    put_file(manifest_path(file), manifest_path(out), replaces=replaces)
 
 
 def target_arrays(table: SampleTable) -> tuple[NDArray[Any], ...]:
