@@ -124,6 +124,7 @@ def test_transforms_are_called_where_a_batch_is_finished(make_file: Callable[...
     np.testing.assert_array_equal(y, expected_y)
 
 
+@pytest.mark.torch
 def test_a_dataset_with_indices_is_refused(make_file: Callable[..., Any]) -> None:
     """Training takes (x, y)."""
     from colabstage.load.dataset import dataset_h5
