@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from colabstage.errors import OptionError
-from colabstage.h5.info import image_options_to_json
 from colabstage.h5.names import FORMAT_VERSION, check_split_name
 from colabstage.images.options import ImageOptions
 from colabstage.pack.code import describe_callable
@@ -98,6 +97,9 @@ class PackOptions:
         return tuple(dict.fromkeys(name for one in functions for name in describe_callable(one).unknown))
 
     def _to_json(self, once: str) -> dict[str, Any]:
+        # That imports numpy, and options are also made where only help is wanted.
+        from colabstage.h5.info import image_options_to_json
+
         return {
             "layout": self.layout if isinstance(self.layout, str) else _described(self.layout, once),
             "image": image_options_to_json(self.image),
