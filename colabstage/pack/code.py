@@ -162,7 +162,9 @@ class _Walk:
 
     def _code(self, code: types.CodeType) -> Iterable[Any]:
         """What a code object does, without where it stands in its file."""
-        shape = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags)
+        # Above the lower 16 bits is which features of later Pythons the file around it asked for.
+        flags = code.co_flags & 0xFFFF
+        shape = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, flags)
         names = (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)
         constants = self._each(code.co_consts)
         return ("code", code.co_code, repr(shape), repr(names), code.co_exceptiontable, *constants)
