@@ -21,6 +21,7 @@ from colabstage.errors import (
     SourceReadError,
 )
 from colabstage.h5.create import create_pack
+from colabstage.ownership import temp_beside
 from colabstage.pack.content import pack_content
 from colabstage.pack.execute import run_pack
 from colabstage.pack.job import PackJob, prepare_pack
@@ -77,7 +78,7 @@ def _write(job: PackJob, target: Path, limits: PipelineLimits) -> bytes:
     work = WriteJob(SampleCoder(job.table, job.plan, job.options), order, places, target, spool, None, RetryPolicy())
     with (
         spool,
-        Journal(target.with_suffix(".journal"), fingerprint="", samples=len(order), stamp=str) as journal,
+        Journal(temp_beside(target), fingerprint="", samples=len(order), stamp=str) as journal,
         NullProgress().step("pack", total=None, unit="images") as step,
     ):
         write_samples(work, journal, limits=limits, step=step, cancellation=Cancellation())
