@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 
     from colabstage.layouts.detect import LayoutFunction
 
+# Grows when the same files with the same options come to mean other samples (labels, classes, masks, order), so that
+# what was packed under older rules is never served as if it had been packed under these.
+RULES_VERSION = 2
+
 Encoding = Literal["auto", "pixels", "encoded"]
 OnError = Literal["raise", "skip"]
 
@@ -112,11 +116,11 @@ class PackOptions:
 
     def fingerprint(self) -> str:
         """16 hexadecimal digits that differ whenever the file made would differ, unless something is `incomparable`."""
-        return _digest([FORMAT_VERSION, self._in_order(""), self.on_error])
+        return _digest([FORMAT_VERSION, RULES_VERSION, self._in_order(""), self.on_error])
 
     def places_fingerprint(self) -> str:
         """16 hexadecimal digits that differ whenever what is written of some sample, or where, would differ."""
-        return _digest([FORMAT_VERSION, self._in_order(self.once)])
+        return _digest([FORMAT_VERSION, RULES_VERSION, self._in_order(self.once)])
 
     def _in_order(self, once: str) -> dict[str, Any]:
         # JSON's objects are sorted, and the order of splits decides which rows each of them gets.
