@@ -57,10 +57,10 @@ class Look(NamedTuple):
     detail: str = ""
 
 
-def look_quickly(source: Source, recorded: SourceIdentity, *, workers: int, silence_s: float = _SILENCE_S) -> Look:
+def look_quickly(source: Source, recorded: SourceIdentity, *, workers: int, silence_s: float | None = None) -> Look:
     """Compare a source with its record by a few calls; of a folder on a local disk, all files are listed.
 
-    Ends when nothing has come for `silence_s` seconds.
+    Ends when nothing has come for `silence_s` seconds, 20 by default.
     """
     parts = source.parts if isinstance(source, ManySource) else (source,)
     silence = silence_of(*(part.path for part in parts if isinstance(part, LocalSource)))
@@ -81,9 +81,10 @@ def look_quickly(source: Source, recorded: SourceIdentity, *, workers: int, sile
 
     # A dead mount may never answer; a thread can be left behind, a blocked call cannot be interrupted.
     threading.Thread(target=look, name="colabstage-look", daemon=True).start()
-    while not finished.wait(max(0.01, last + silence_s - time.monotonic())):
-        if time.monotonic() - last >= silence_s:
-            return Look("silent", f"nothing came from it for {silence_s:.0f} s")
+    patience_s = _SILENCE_S if silence_s is None else silence_s
+    while not finished.wait(max(0.01, last + patience_s - time.monotonic())):
+        if time.monotonic() - last >= patience_s:
+            return Look("silent", f"nothing came from it for {patience_s:.0f} s")
     return answers[0] if answers else Look("unsure")
 
 
