@@ -43,11 +43,13 @@ class Description(NamedTuple):
 
     `name`: for people. `digest`: 16 hexadecimal digits, other ones whenever it may do something else.
     `unknown`: the types of what it holds that nobody can compare; then the digest says nothing.
+    `code`: 16 hexadecimal digits of its code alone, without what it holds, which may change while it works.
     """
 
     name: str
     digest: str
     unknown: tuple[str, ...] = ()
+    code: str = ""
 
 
 def describe_callable(function: Callable[..., Any]) -> Description:
@@ -61,7 +63,17 @@ def describe_callable(function: Callable[..., Any]) -> Description:
     except RecursionError:
         digest, walk.unknown = "", {**walk.unknown, "a structure that is nested too deeply": None}
     name = getattr(function, "__qualname__", type(function).__qualname__)
-    return Description(name, digest[:16], tuple(walk.unknown))
+    return Description(name, digest[:16], tuple(walk.unknown), code_digest(function))
+
+
+def code_digest(function: Callable[..., Any]) -> str:
+    """Return 16 hexadecimal digits of the code of a function, or of a callable object's class; "" for a builtin."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    inner = getattr(function, "__func__", function)
+    if not isinstance(inner, types.FunctionType):
+        inner = getattr(type(inner), "__call__", None)  # noqa: B004 - its code is wanted, not whether there is one
+    return _Walk().digest(inner.__code__).hex()[:16] if isinstance(inner, types.FunctionType) else ""
 
 
 class _Walk:

@@ -7,12 +7,12 @@ import json
 import re
 import secrets
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
-from colabstage.errors import OptionError
+from colabstage.errors import OptionError, SourceChangedError
 from colabstage.h5.names import FORMAT_VERSION, check_split_name
 from colabstage.images.options import ImageOptions
-from colabstage.pack.code import describe_callable
+from colabstage.pack.code import Description, code_digest, describe_callable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -56,8 +56,12 @@ class PackOptions:
     on_error: str = "raise"
     # Stands in for what cannot be compared: no other options have it, but those that travel to a worker.
     once: str = field(default_factory=lambda: secrets.token_hex(8), repr=False, compare=False)
+    # What `layout` and `prepare` are, looked at once: what they hold may change while they work, and a worker must not
+    # take its own look for another function.
+    functions: tuple[Description | None, Description | None] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "functions", tuple(_described(one) for one in (self.layout, self.prepare)))
         # Here, because options are also made where nothing is packed and numpy is not wanted: the command line's help.
         from colabstage.layouts.detect import check_layout_name
 
@@ -97,20 +101,35 @@ class PackOptions:
     @property
     def incomparable(self) -> tuple[str, ...]:
         """Types of what the functions hold that cannot be compared, so that nothing made with them is made again."""
-        functions = [part for part in (self.layout, self.prepare) if part is not None and not isinstance(part, str)]
-        return tuple(dict.fromkeys(name for one in functions for name in describe_callable(one).unknown))
+        return tuple(dict.fromkeys(name for one in self.functions if one for name in one.unknown))
+
+    def check_code(self) -> None:
+        """Refuse functions whose code here, in a worker, is not the code that the caller has.
+
+        Raises:
+            SourceChangedError: a module of the caller's has another version here.
+        """
+        for name, function, known in zip(
+            ("layout", "prepare"), (self.layout, self.prepare), self.functions, strict=True
+        ):
+            if known is not None and code_digest(cast("Callable[..., Any]", function)) != known.code:
+                msg = (
+                    f"{name}={known.name} does something else on this worker than where the pack was planned. Give all "
+                    "workers the same version of the module that it is in, and pack again."
+                )
+                raise SourceChangedError(msg)
 
     def _to_json(self, once: str) -> dict[str, Any]:
         # That imports numpy, and options are also made where only help is wanted.
         from colabstage.h5.info import image_options_to_json
 
         return {
-            "layout": self.layout if isinstance(self.layout, str) else _described(self.layout, once),
+            "layout": _named(self.functions[0], once) if self.functions[0] else self.layout,
             "image": image_options_to_json(self.image),
             "encoding": self.encoding,
             "splits": None if self.splits is None else dict(self.splits),
             "group_by": self.group_by,
-            "prepare": None if self.prepare is None else _described(self.prepare, once),
+            "prepare": _named(self.functions[1], once) if self.functions[1] else None,
             "seed": self.seed,
         }
 
@@ -127,8 +146,11 @@ class PackOptions:
         return {**self._to_json(once), "splits": self.splits}
 
 
-def _described(function: Callable[..., Any], once: str) -> str:
-    found = describe_callable(function)
+def _described(function: str | Callable[..., Any] | None) -> Description | None:
+    return None if function is None or isinstance(function, str) else describe_callable(function)
+
+
+def _named(found: Description, once: str) -> str:
     return ":".join(filter(None, (found.name, found.digest, once if found.unknown else "")))
 
 

@@ -212,6 +212,7 @@ def write_shard_of(job: PackJob, opened: OpenSource, task: ShardTask) -> ShardRe
     done = finished_shard(task.path, task.name)
     if done is not None:
         return done
+    job.options.check_code()
     if made_of(job, task.name.total) != task.name.made_of:
         msg = (
             f"'{job.label}' has other files here than where the pack was planned, or changed meanwhile. Make sure that "

@@ -109,7 +109,7 @@ def stage_big(drive: SimulatedDrive, my_drive: Path, make_images: MakeImages) ->
     make_images(drive.cloud / "MyDrive" / "photos", 80)
 
     def stage(local: Path, **options: Any) -> StagedDataset:
-        wanted = {"image_size": (300, 300), "progress": False, **options}
+        wanted = {"image_size": (300, 300), "encoding": "pixels", "progress": False, **options}
         return stage_dataset(my_drive / "photos", local_dir=local, **wanted)
 
     return stage

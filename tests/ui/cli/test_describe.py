@@ -24,10 +24,11 @@ def own_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _clips(folder: Path) -> Path:
-    (folder / "beep").mkdir(parents=True)
-    with wave.open(str(folder / "beep" / "1.wav"), "wb") as file:
-        file.setparams((1, 2, 1000, 0, "NONE", ""))
-        file.writeframes(bytes(100))
+    for name in ("beep", "tick"):
+        (folder / name).mkdir(parents=True)
+        with wave.open(str(folder / name / "1.wav"), "wb") as file:
+            file.setparams((1, 2, 1000, 0, "NONE", ""))
+            file.writeframes(bytes(100))
     return folder
 
 
@@ -62,7 +63,7 @@ def _tokens(folder: Path) -> Path:
 @pytest.mark.parametrize(
     ("make", "options", "unit", "encoding", "rows"),
     [
-        (_clips, {}, "1 clips in", "arrays", "50"),
+        (_clips, {}, "2 clips in", "arrays", "50"),
         (_arrays, {}, "3 rows in", "arrays", "4 x 5"),
         (_tokens, {}, "3 rows in", "arrays", "1024"),
         (_boxes, {}, "1 images in", "pixels", "any number of boxes, labels"),
