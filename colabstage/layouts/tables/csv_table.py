@@ -232,7 +232,7 @@ def _with_paths(tree: Tree, tables: list[FileEntry], files: FileEntries, kind: F
             lookups[folder] = FileLookup(files, folder)
         lookup = lookups[folder]
         rows, fault = read_some_rows(tree, entry)
-        path = _path_column(entry.name, rows, lookup)
+        path = _path_column(entry.name, rows, lookup, kind.extensions)
         if path is not None:
             number, leads = path
             first = lookup.search(rows[0][number])
@@ -252,7 +252,9 @@ def _is_submission(name: str) -> bool:
     return "submission" in posixpath.basename(name).lower()
 
 
-def _path_column(name: str, rows: list[list[str]], lookup: FileLookup) -> tuple[int, dict[str, Sequence[int]]] | None:
+def _path_column(
+    name: str, rows: list[list[str]], lookup: FileLookup, extensions: tuple[str, ...]
+) -> tuple[int, dict[str, Sequence[int]]] | None:
     """The column that leads to files, and to which: most of its rows do, or it leads to most of the files.
 
     A column called a label never is: "2" may be a class, and also the stem of 2.png.
@@ -277,6 +279,8 @@ def _path_column(name: str, rows: list[list[str]], lookup: FileLookup) -> tuple[
     if not leading:
         return None
     best = max(leading, key=lambda column: leading[column])
+    if not leading[best][0]:
+        _check_no_better(name, rows, best, extensions)
     for other in leading.keys() - {best}:
         # An index beside the paths counts as many files; only a name, or an extension, tells which is meant.
         if leading[other] == leading[best] and _differ(body, best, other, lookup):
@@ -286,6 +290,25 @@ def _path_column(name: str, rows: list[list[str]], lookup: FileLookup) -> tuple[
             )
             raise ClaimedTreeError(msg)
     return best, leads[best]
+
+
+def _check_no_better(name: str, rows: list[list[str]], best: int, extensions: tuple[str, ...]) -> None:
+    """Refuse stems as paths where another column has what is written as files: a count of 2 is no 2.png then.
+
+    Raises:
+        ClaimedTreeError: there is such a column, and it leads nowhere.
+    """
+    header, body = rows[0], rows[1:] or rows
+    for column in set(range(len(header))) - {best}:
+        cells = [row[column] for row in body if len(row) > column]
+        written = [cell for cell in cells if cell.lower().endswith(extensions)]
+        if written and 2 * len(written) > len(cells) and not is_label_name(header[column]):
+            msg = (
+                f"'{name}' names files in the column '{header[column]}' (first '{written[0]}'), and most of them are "
+                f"not there; only '{header[best]}' could be read as names of files without their extensions. Bring the "
+                "files that are missing, or correct the paths."
+            )
+            raise ClaimedTreeError(msg)
 
 
 def _differ(rows: list[list[str]], one: int, other: int, lookup: FileLookup) -> bool:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from hypothesis import event, given, settings
+from hypothesis import event, example, given, settings
 from hypothesis import strategies as st
 
 from colabstage.errors import EmptySourceError, LayoutError
@@ -190,6 +190,7 @@ def tables(draw: st.DrawFn) -> tuple[list[str], list[list[str]]]:
 
 
 @settings(max_examples=150, deadline=None)
+@example(made=(["kind", "label", "image"], [["0", "0", "images/6.jpg"]]))
 @given(made=tables())
 def test_tables_say_what_the_csv_module_reads_or_are_refused(
     tmp_path_factory: pytest.TempPathFactory, made: tuple[list[str], list[list[str]]]
