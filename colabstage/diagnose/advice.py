@@ -142,7 +142,11 @@ def _persistent(facts: Facts) -> Iterator[Advice]:
 
 def _packed(facts: Facts, call: str) -> Iterator[Advice]:
     """Read one packed file instead, in the background. Transforms stay as they are, unless they draw nothing at random
-    and so can be done when packing."""
+    and so can be done when packing.
+
+    Stage the folder that the dataset names, where its samples are found there; else pack the dataset's own items. Where
+    it names no folder and gives images, both: whoever knows the folder can stage it, and packs 8-bit images so.
+    """
     setting, costs = facts.setting, facts.costs
     once = setting.repeats and setting.h5_file is None
     kept = [stage for stage in facts.stages if stage.name == "transform" and not once]
@@ -151,29 +155,38 @@ def _packed(facts: Facts, call: str) -> Iterator[Advice]:
         return
     if setting.h5_file is not None and costs.pack_s is None:
         return  # our reader was tried on it, and could not
-    itself = once and setting.can_pack and not (setting.source is not None and setting.can_stage)
-    if setting.can_stage is False and not itself:
-        return  # nobody but the dataset's own code finds its samples
-    pack_bytes = 0 if setting.h5_file is not None else _pack_bytes(setting, itself=itself)
-    if costs.free_disk_bytes is not None and pack_bytes > costs.free_disk_bytes:
-        return
     read_s = costs.gather_s if costs.pack_s is None else costs.pack_s
     cycle_s = in_background(facts, read_s + kept_s, read_s + sum(stage.cpu_s for stage in kept))
     if setting.kind == "tf.data":
         cycle_s += costs.handover_s  # batches come out of Python, and are copied into TensorFlow's memory
-    argument = call.format(data=_PACKED if itself else _data(facts), batch=setting.batch_samples)
-    why, is_large = _why_packed(facts, once=once), pack_bytes > costs.free_memory_bytes
-    if is_large:
-        size, free = format_bytes(pack_bytes), format_bytes(costs.free_memory_bytes)
-        why += f"; it takes {size}, of which {free} fit the memory, so it comes no faster than the disk gives it"
-    yield Advice(
-        f'pack_dataset(loader.dataset, "data.h5"); {argument}' if itself else argument,
-        why,
-        cycle_s,
-        1.0,
-        at_most=is_large,
-        packs=setting.h5_file is None,
-    )
+    for itself in _ways_to_pack(setting, once=once):
+        pack_bytes = 0 if setting.h5_file is not None else _pack_bytes(setting, itself=itself)
+        if costs.free_disk_bytes is not None and pack_bytes > costs.free_disk_bytes:
+            continue
+        argument = call.format(data=_PACKED if itself else _data(facts), batch=setting.batch_samples)
+        why, is_large = _why_packed(facts, once=once, itself=itself), pack_bytes > costs.free_memory_bytes
+        if is_large:
+            size, free = format_bytes(pack_bytes), format_bytes(costs.free_memory_bytes)
+            why += f"; it takes {size}, of which {free} fit the memory, so it comes no faster than the disk gives it"
+        yield Advice(
+            f'pack_dataset(loader.dataset, "data.h5"); {argument}' if itself else argument,
+            why,
+            cycle_s,
+            1.0,
+            at_most=is_large,
+            packs=setting.h5_file is None,
+        )
+
+
+def _ways_to_pack(setting: Setting, *, once: bool) -> tuple[bool, ...]:
+    """Whether the dataset itself is packed (`True`) or its folder staged, the way that runs as it stands first."""
+    itself = once and setting.can_pack
+    if not itself:
+        # Where the folder holds nothing that a layout knows, nobody but the dataset's own code finds its samples.
+        return () if setting.can_stage is False else (False,)
+    if setting.source is not None:
+        return (False,) if setting.can_stage else (True,)
+    return (True, False) if setting.image_size is not None else (True,)
 
 
 def _pack_bytes(setting: Setting, *, itself: bool) -> int:
@@ -194,11 +207,14 @@ def _data(facts: Facts) -> str:
     return f'stage_dataset({source}{size})["train"]'
 
 
-def _why_packed(facts: Facts, *, once: bool) -> str:
+def _why_packed(facts: Facts, *, once: bool, itself: bool) -> str:
     if facts.setting.h5_file is not None:
         return "our reader gathers a batch of this very file at once"
     what = "read, decoded and transformed once (samples are the same each time)" if once else "read and decoded once"
-    return f"pack it: files are {what}, and batches are gathered from one file in the system's cache"
+    why = f"pack it: files are {what}, and batches are gathered from one file in the system's cache"
+    if once and not itself and facts.seconds("transform"):
+        why += "; prepare= takes what is more than resizing"
+    return why
 
 
 def _by_batches(facts: Facts) -> Iterator[Advice]:

@@ -146,7 +146,7 @@ def pack_problem(
     except CancelledError:
         raise
     except ColabstageError as error:
-        return str(error)
+        return str(error).rstrip(".")  # it becomes part of a sentence
     return None
 
 

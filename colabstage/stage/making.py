@@ -91,7 +91,7 @@ def make_local(
             # What an interrupted run has put in place is part of the figures, and need not fit a second time.
             in_place = source.kept_bytes + (room - free_space(request.folder) if wants_pack else 0)
             check_space(request.folder, max(0, figures.peak_bytes - in_place), f"Staging '{request.source.name}'")
-            report.notes += [*source.notes, *tree.notes]
+            report.note(*source.notes, *tree.notes)
         if executor is None or request.wants_files:
             source.start()
         files = None
@@ -124,7 +124,7 @@ def _fetch_files(
     """The plain files, beside what was there, then in its place."""
     here = files_staged(request, source.identity)
     if here is not None:
-        report.notes.append("The plain files were brought here by an earlier run that was interrupted after them.")
+        report.note("The plain files were brought here by an earlier run that was interrupted after them.")
         return here
     total = sum(entry.size for entry in tree.entries)
     with report.timed("fetch files", unit="B") as timing, progress.step("fetch", total=total, unit="B") as step:
@@ -197,11 +197,11 @@ def _make_pack(
         step.amount = sum(done.samples.values()) - done.resumed
         step.note = _describe(done, source)
     report.skipped = done.skipped
-    report.notes += job.table.notes
+    report.note(*job.table.notes)
 
 
 def _describe(done: PackReport, source: OpenSource) -> str:
-    parts = [f"{done.encoding}: {done.reason}", f"{done.readers} readers"]
+    parts = [f"{done.encoding}: {done.reason}", f"{done.readers} reader{'s' * (done.readers != 1)}"]
     if source.archive_bytes:
         parts.append("while the archive was being copied here")
     if done.resumed:

@@ -68,14 +68,29 @@ class StageReport:
 
     @contextmanager
     def timed(self, name: str, *, unit: str = "", moves: bool = True) -> Iterator[StageStep]:
-        """Time a step; the caller fills in its amount and note."""
+        """Time a step, without the steps inside of it; the caller fills in its amount and note."""
         step = StageStep(name, unit=unit, moves=moves)
-        began = time.monotonic()
+        began, others_s = time.monotonic(), self.seconds
         try:
             yield step
         finally:
-            step.seconds = time.monotonic() - began
-            self.steps.append(step)
+            step.seconds = max(0.0, time.monotonic() - began - (self.seconds - others_s))
+            # What was looked at again with the same outcome, before the lock and behind it, is one line.
+            same = [one for one in self.steps if not unit and (one.name, one.note) == (name, step.note)]
+            if same:
+                same[0].seconds += step.seconds
+            else:
+                self.steps.append(step)
+
+    def note(self, *sentences: str) -> None:
+        """Add each sentence that is not among the notes yet, with one full stop at its end.
+
+        What a sentence quotes last, an error's text for example, may have one or none.
+        """
+        for sentence in map(str.strip, sentences):
+            ended = sentence if sentence.endswith(("!", "?", "…")) else sentence.rstrip(".") + "."
+            if ended not in self.notes:
+                self.notes.append(ended)
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as JSON values."""

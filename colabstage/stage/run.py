@@ -147,7 +147,7 @@ def stage_dataset(
     staged = run_with_one_remount(
         lambda: _stage(request, executor, wait=wait, progress=shown), place=request.drive_path, notice=notes.append
     )
-    staged.report.notes += notes
+    staged.report.note(*notes)
     return staged
 
 
@@ -161,7 +161,9 @@ def _stage(request: StageRequest, executor: Executor | None, *, wait: bool, prog
         staging.check_possible()
         make_own_folder(request.folder.parent)
         lock = lock_path(request.folder)
-        with local_lock(lock, timeout_s=_LOCK_TIMEOUT_S, notice=staging.note, cancellation=cancellation_of(progress)):
+        with local_lock(
+            lock, timeout_s=_LOCK_TIMEOUT_S, notice=staging.report.note, cancellation=cancellation_of(progress)
+        ):
             # Whoever held the lock before may have done the work.
             return staging.reuse() or staging.restore() or staging.stage(wait=wait)
 

@@ -65,14 +65,14 @@ if TYPE_CHECKING:
 
 
 class Staging:
-    """One call of `stage_dataset`: the request, the source once it is open, and the report as it grows."""
+    """One call of `stage_dataset`: the request, the source once it is open, and the `report` as it grows."""
 
     def __init__(self, request: StageRequest, *, progress: Progress, executor: Executor | None = None) -> None:
         self._request = request
         self._executor = executor
         self._progress = progress
         self._cancellation = cancellation_of(progress)
-        self._report = StageReport()
+        self.report = StageReport()
         self._stack = contextlib.ExitStack()
         self._source: OpenSource | None = None
         self._source_problem: ColabstageError | None = None
@@ -111,13 +111,13 @@ class Staging:
             return None
         # Before it is looked at: what is written to it meanwhile breaks this seal.
         seal = self._seal() if request.wants_pack else {}
-        with self._report.timed("look") as step:
+        with self.report.timed("look") as step:
             problem = self._problem_here(record)
             step.note = problem or "; ".join(filter(None, ("staged here, and whole", self._seen)))
         if problem is not None:
-            self._report.notes.append(f"Staging again: {problem}.")
+            self.report.note(f"Staging again: {problem}.")
             return None
-        self._report.origin = "local"
+        self.report.origin = "local"
         found = record
         if request.wants_pack:
             published = record.published if record.seal else self._is_published()
@@ -156,7 +156,7 @@ class Staging:
         request = self._request
         if request.refresh or not request.wants_pack:
             return None
-        with self._report.timed("look in cache") as step:
+        with self.report.timed("look in cache") as step:
             cached = self._find_cached()
             identity = None if cached is None else identity_of(cached.manifest)
             if cached is None or identity is None:
@@ -167,25 +167,25 @@ class Staging:
                 return None
             step.note = "; ".join(filter(None, (f"found '{cached.path.name}'", self._seen)))
         try:
-            with self._report.timed("copy from cache", unit="B") as step:
+            with self.report.timed("copy from cache", unit="B") as step:
                 size, kept = restore_pack(cached, request, progress=self._progress, cancellation=self._cancellation)
                 step.amount = size - kept
                 step.note = "verified block by block" + (
                     f"; {format_bytes(kept)} were here from before" if kept else ""
                 )
         except (DamagedPackError, SourceError, DriveError) as error:
-            self._report.notes.append(f"The cached pack cannot be used: {error}")
+            self.report.note(f"The cached pack cannot be used: {error}")
             return None
         except NotEnoughSpaceError as error:
             if request.options.encoding != "auto":
                 raise
             # It was made where pixels fit. What fits here is another file for the same key, so that one stays.
             self._keeps_cached = True
-            self.note(f"The cached pack was left where it is, and another encoding may fit here: {error}")
+            self.report.note(f"The cached pack was left where it is, and another encoding may fit here: {error}")
             return None
         seal = self._seal()
-        self._report.origin = "cache"
-        self._report.skipped = cached.manifest.skipped
+        self.report.origin = "cache"
+        self.report.skipped = cached.manifest.skipped
         files = self._make(pack=False) if request.wants_files else None
         now = self._source.identity if self._source and self._proved else identity
         write_record(request, LocalRecord(request.key, now, seal, files, published=True))
@@ -200,23 +200,25 @@ class Staging:
         request = self._request
         if request.options.incomparable:
             held = ", ".join(request.options.incomparable)
-            self.note(
+            self.report.note(
                 f"What layout= or prepare= is given holds what nobody can compare ({held}), so nothing that was made "
                 "with it before is used. Give a function that holds arrays, numbers and texts, and it is made once."
             )
-        self._report.origin = "source"
+        self.report.origin = "source"
         try:
             files = self._make(pack=True)
         except SourceListingError as error:
             # What a mount lists may lack what was there all the time; so once more, with what it lists now.
-            self.note(f"{error} It was listed anew and read again.")
+            self.report.note(f"{error} It was listed anew and read again.")
             self._close_source()
             files = self._make(pack=True)
         seal = self._seal() if request.wants_pack else {}
         source = self._open()
         identity = source.identity
         if source.resumed_bytes:
-            self.note(f"{format_bytes(source.resumed_bytes)} of the source were here from a run that was interrupted.")
+            self.report.note(
+                f"{format_bytes(source.resumed_bytes)} of the source were here from a run that was interrupted."
+            )
         if request.wants_pack:
             published = False if self._to_publish else None
             record = LocalRecord(request.key, identity, seal, files, published)
@@ -315,31 +317,30 @@ class Staging:
         if request.verify == "fast" and self._source is None:
             look = look_quickly(request.source, recorded, workers=SLOW_LISTERS if request.drive_path else 1)
             if look.state == "gone":
-                self.note(f"The source cannot be reached now; what was made of it before is used. {look.detail}")
+                self.report.note(f"The source cannot be reached now; what was made of it before is used. {look.detail}")
             if look.state == "silent":
-                self.note(f"Whether the source has changed is not known ({look.detail}); what was made of it is used.")
+                self.report.note(
+                    f"Whether the source has changed is not known ({look.detail}); what was made of it is used."
+                )
             if look.state == "same":
                 self._seen = f"the source: {look.detail}"
             if look.state != "unsure":
                 return look.state != "changed"
         source = self._try_open()
         if source is None:
-            self.note(f"The source cannot be read now ({self._source_problem}); what was made of it before is used.")
+            self.report.note(
+                f"The source cannot be read now; what was made of it before is used. {self._source_problem}"
+            )
             return True
         verdict = compare(recorded, source.identity)
         self._proved = verdict == "same"
         if verdict == "unproved" and request.verify == "fast":
-            self.note(
+            self.report.note(
                 "The source has the names and sizes that were staged, but nothing tells whether their content is the "
                 "same: all times are other ones, as after a remount. verify='full' reads it again."
             )
             return True
         return verdict == "same"
-
-    def note(self, sentence: str) -> None:
-        """Have the report say something, once."""
-        if sentence not in self._report.notes:
-            self._report.notes.append(sentence)
 
     def _try_open(self) -> OpenSource | None:
         """The source, opened once; `None` when that fails, with the reason kept."""
@@ -348,7 +349,7 @@ class Staging:
         whole = comes_whole(self._request.source)
         if whole:
             make_own_folder(self._request.folder.parent)
-        with self._report.timed("download" if whole else "open source", unit="B", moves=whole) as step:
+        with self.report.timed("download" if whole else "open source", unit="B", moves=whole) as step:
             try:
                 self._source = self._stack.enter_context(
                     OpenSource(self._request, progress=self._progress, cancellation=self._cancellation)
@@ -390,7 +391,7 @@ class Staging:
             return make_local(
                 self._request,
                 self._open(),
-                self._report,
+                self.report,
                 progress=self._progress,
                 cancellation=self._cancellation,
                 executor=self._executor,
@@ -407,10 +408,10 @@ class Staging:
         cache_dir, why = choose_cache_dir(request)
         if cache_dir is None:
             if request.cache_dir is not None:
-                self.note(f"Not cached: {why}.")
+                self.report.note(f"Not cached: {why}.")
             return
         published = False
-        with self._report.timed("publish to cache", unit="B") as step:
+        with self.report.timed("publish to cache", unit="B") as step:
             try:
                 target = cache_dir / f"{request.name}.h5"
                 progress = NullProgress() if quietly else self._progress
@@ -420,7 +421,7 @@ class Staging:
                 published = True
             except (ColabstageError, OSError) as error:
                 step.note = "failed"
-                self.note(f"Not cached, so the next session stages from the source again: {error}")
+                self.report.note(f"Not cached, so the next session stages from the source again: {error}")
         write_record(request, replace(record, published=published))
 
     def _finish(self, publishing: Future[None] | None = None) -> StagedDataset:
@@ -429,14 +430,14 @@ class Staging:
         sweep_orphans(request.folder)
         info = read_info(request.pack_path) if request.wants_pack else None
         if info is not None and request.options.encoding == "auto" and lacked_room(info):
-            self.note(
+            self.report.note(
                 f"Images are kept as their files: {info.encoding_reason}. That was decided by the room there was when "
                 "they were packed; refresh=True decides by what is free now, encoding= decides for good."
             )
         return StagedDataset(
             path=request.pack_path if info is not None else request.files_path,
             files=request.files_path if request.wants_files else None,
-            report=self._report,
+            report=self.report,
             info=info,
             publishing=publishing,
         )

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from PIL import Image
 from torch.utils.data import DataLoader
 
 import colabstage
+from colabstage import profile_loader
 from colabstage.diagnose.advice import advise
 from colabstage.diagnose.facts import Costs, Facts, Setting, StageCost
 from colabstage.diagnose.model import (
@@ -176,6 +178,47 @@ def test_a_pack_is_promised_only_where_it_can_be_made() -> None:
     itself = replace(unknown, setting=replace(unknown.setting, repeats=True, can_pack=True))
     (pack,) = (one for one in advise(itself) if one.packs)
     assert pack.argument == 'pack_dataset(loader.dataset, "data.h5"); make_loader(dataset_h5("data.h5"), 8)'
+
+
+def test_whoever_knows_the_folder_can_stage_it() -> None:
+    """Images that come the same each time, of a dataset that names no folder: it is packed itself, which runs as it
+    stands, or its folder is staged. What is no image is not sought in a folder."""
+    setting = replace(DECODING.setting, repeats=True, can_pack=True, image_size=(64, 64))
+    stages = (StageCost("read", 0.05, 0.01), StageCost("transform", 0.05, 0.05))
+    itself, staged = (one for one in advise(replace(DECODING, setting=setting, stages=stages)) if one.packs)
+    assert itself.argument.startswith("pack_dataset(loader.dataset")
+    assert staged.argument == 'make_loader(stage_dataset(SOURCE, image_size=(64, 64))["train"], 8)'
+    assert "prepare=" in staged.why
+    assert "prepare=" not in itself.why
+    (only,) = (one for one in advise(replace(DECODING, setting=replace(setting, image_size=None))) if one.packs)
+    assert only.argument == itself.argument
+    (only,) = (one for one in advise(replace(DECODING, setting=replace(setting, repeats=False))) if one.packs)
+    assert only.argument == staged.argument
+
+
+class Photos:
+    """A dataset of image files that tells nobody where they lie, as tutorials write it."""
+
+    def __init__(self, paths: list[Path]) -> None:
+        self.paths = paths
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, index: int) -> Any:
+        image = Image.open(self.paths[index]).convert("RGB").resize((32, 32))
+        return np.asarray(image, np.float32).transpose(2, 0, 1).copy(), index % 2
+
+
+@pytest.mark.torch
+def test_a_dataset_of_files_that_names_no_folder_is_told_of_staging(tmp_path: Path) -> None:
+    """By the profile of a real loop."""
+    loader: Any = DataLoader(Photos(write_photos(tmp_path)), 8)  # type: ignore[arg-type]
+    found = [one.argument for one in profile_loader(loader, seconds=0.3).advice if one.packs]
+    assert found == [
+        'pack_dataset(loader.dataset, "data.h5"); make_loader(dataset_h5("data.h5"), 8)',
+        'make_loader(stage_dataset(SOURCE, image_size=(32, 32))["train"], 8)',
+    ]
 
 
 class Blob:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path  # noqa: TC003 - fixtures
+from typing import Any
 
 import h5py
 import numpy as np
 
+import colabstage
 from colabstage.h5.info import read_info
 from colabstage.stage.dataset import StagedDataset
 from colabstage.stage.report import StageReport, StageStep
+from tests.pictures import write_photos
 
 REPORT = StageReport(
     steps=[
@@ -31,6 +35,48 @@ def test_steps_notes_and_what_was_left_out() -> None:
     assert "<b>a.zip" not in html
     assert "<i>broken" not in html
     assert "a note &amp; another" in html
+
+
+def test_a_note_is_there_once_and_ends_with_one_full_stop() -> None:
+    """However often it is said, and however what it quotes ends."""
+    report = StageReport()
+    report.note("Staging again: the pack is damaged. Nothing to do.", "Not cached: [Errno 5] 'a.h5'", "Is it whole?")
+    report.note("Staging again: the pack is damaged. Nothing to do..", "Not cached: [Errno 5] 'a.h5'.", "Cut off … ")
+    assert report.notes == [
+        "Staging again: the pack is damaged. Nothing to do.",
+        "Not cached: [Errno 5] 'a.h5'.",
+        "Is it whole?",
+        "Cut off …",
+    ]
+
+
+def test_steps_inside_of_a_step_count_once() -> None:
+    """Together, all steps take no longer than the clock says; the source may be opened while the cache is looked at."""
+    report = StageReport()
+    began = time.monotonic()
+    with report.timed("look in cache"):
+        with report.timed("open source"):
+            time.sleep(0.02)
+        with report.timed("open source"):
+            time.sleep(0.02)
+    assert [step.name for step in report.steps] == ["open source", "look in cache"]
+    assert 0.04 <= report.seconds <= time.monotonic() - began
+
+
+def test_looking_again_is_one_line_of_the_report(tmp_path: Path) -> None:
+    """Before the lock and behind it the folder is found changed; what was done is told once, with the time of both."""
+    paths = write_photos(tmp_path / "photos")
+    options: dict[str, Any] = {"local_dir": tmp_path / "local", "cache_dir": None, "image_size": (8, 8)}
+    colabstage.stage_dataset(tmp_path / "photos", **options, progress=False)
+    paths[0].unlink()
+    report = colabstage.stage_dataset(tmp_path / "photos", **options, progress=False).report
+    names = [step.name for step in report.steps]
+    assert names.count("look") == 1, report
+    assert [note for note in report.notes if "again" in note] == [
+        "Staging again: the source has changed since it was staged."
+    ]
+    assert len(set(report.notes)) == len(report.notes)
+    assert "1 readers" not in str(report)
 
 
 def test_a_report_of_nothing_has_no_empty_table() -> None:
