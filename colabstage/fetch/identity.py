@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from colabstage.fileops import hash_block
 from colabstage.records import read_fields
+from colabstage.trees.entries import file_names
 from colabstage.trees.folder import FolderTree
 from colabstage.trees.zip_directory import directory_bytes
 
@@ -30,6 +31,9 @@ _SECOND_NS = 1_000_000_000
 _GROUPS = 256
 _GROUP_DIGITS = 8
 
+# What a quick look and an opened source say alike.
+MD5_PROOF = "the MD5 that Drive's client tells of all content is the recorded one"
+
 Verdict = Literal["same", "unproved", "changed"]
 
 
@@ -45,6 +49,8 @@ class SourceIdentity:
     `checksum`: the hash of the whole file that was asked for and found, as `"sha256:…"`.
     `digest`: what stands for every byte: `"zip:…"`, of a zip's whole directory with each member's checksum;
     `"sha256:…"` of all content; "" where nothing does.
+    `md5`: what the client of a mounted Google Drive tells of all bytes: of one file its MD5, of a folder a hash of all
+    names with theirs; "" where it tells none.
     `listing`: hash of the names and sizes in a folder. `times`: the same with modification times.
     `clock`: of times alone, to the second, 8 digits for each of up to 256 groups of files in the order of their names.
     `stamps`: modification time in ns of each folder by name, which changes when something is added, removed or renamed
@@ -61,6 +67,7 @@ class SourceIdentity:
     version: str = ""
     checksum: str = ""
     digest: str = ""
+    md5: str = ""
     listing: str = ""
     times: str = ""
     clock: str = ""
@@ -96,6 +103,8 @@ class SourceIdentity:
         if self.kind == "many":
             parts = [part.fingerprint for part in self.parts]
             return hash_block("\n".join(parts).encode()) if all(parts) else ""
+        if self.md5:
+            return f"{self.address} {self.kind} {self.files} {self.nbytes} md5:{self.md5}"
         listed = self.listing if self.is_downloaded else self.times
         content = self.version or " ".join(filter(None, (self.digest, self.ends, listed)))
         if not content and not self.mtime_ns:
@@ -129,8 +138,15 @@ def identify_remote(facts: RemoteFacts, size: int, *, address: str) -> SourceIde
     return SourceIdentity("archive", 1, size, address=address, mtime_ns=facts.mtime_ns, version=facts.version)
 
 
-def identify_tree(tree: Tree, *, address: str = "", digest: str = "") -> SourceIdentity:
-    """The identity of a folder that has been listed; `digest`: of all its content, where somebody keeps it."""
+def identify_tree(tree: Tree, *, address: str = "", digest: str = "", md5s: Sequence[str] = ()) -> SourceIdentity:
+    """The identity of a folder that has been listed.
+
+    Args:
+        tree: the folder.
+        address: which it is.
+        digest: of all its content, where somebody keeps it.
+        md5s: of each file in the order of `tree.entries`, where Drive's client tells them; empty where it does not.
+    """
     stamps = {name: time for name, (time, _) in tree.listing_stamp().items()} if isinstance(tree, FolderTree) else {}
     listed: list[str] = []
     timed: list[str] = []
@@ -148,6 +164,7 @@ def identify_tree(tree: Tree, *, address: str = "", digest: str = "") -> SourceI
         nbytes,
         address=address,
         digest=digest,
+        md5=_hash_lines(map("\t".join, zip(file_names(tree.entries), md5s, strict=True))) if md5s else "",
         listing=_hash_lines(listed),
         times=_hash_lines(timed),
         clock=_read_clock(seconds),
@@ -181,17 +198,16 @@ def _hash_lines(lines: Iterable[str]) -> str:
 def compare(recorded: SourceIdentity, now: SourceIdentity) -> Verdict:
     """Whether two full identities are of the same content, as far as they prove it.
 
-    A service's version decides alone; else what stands for every byte, where both have it. Without, everything that
-    is known of them has to agree. `"unproved"`: names and sizes agree, and what else would tell does not speak: the
-    times of many files on Google Drive that are all other ones, as after a remount, or those of a download.
+    A service's version decides alone; else what stands for every byte, where both have it: the MD5 that Drive's client
+    tells, or a digest. Without, everything that is known of them has to agree. `"unproved"`: names and sizes agree, and
+    what else would tell does not speak: the times of many files on Google Drive that are all other ones, as after a
+    remount, or those of a download.
     """
     if (recorded.kind, recorded.files, recorded.nbytes) != (now.kind, now.files, now.nbytes):
         return "changed"
     if recorded.kind == "many":
         return _compare_parts(recorded.parts, now.parts)
-    told = (recorded.version, now.version)
-    if not any(told) and recorded.digest.partition(":")[0] == now.digest.partition(":")[0]:
-        told = (recorded.digest, now.digest)
+    told = _told(recorded, now)
     if any(told):
         return "same" if told[0] == told[1] else "changed"
     if recorded.kind == "folder":
@@ -201,6 +217,31 @@ def compare(recorded: SourceIdentity, now: SourceIdentity) -> Verdict:
     unit = 1 if now.trusts_times else _SECOND_NS
     same_time = recorded.mtime_ns // unit == now.mtime_ns // unit
     return "same" if same_time and recorded.ends == now.ends else "changed"
+
+
+def _told(recorded: SourceIdentity, now: SourceIdentity) -> tuple[str, str]:
+    """What decides alone, of both; nothing where there is no such thing."""
+    if recorded.version or now.version:
+        return recorded.version, now.version
+    if recorded.md5 and now.md5:
+        return recorded.md5, now.md5
+    kinds = (recorded.digest.partition(":")[0], now.digest.partition(":")[0])
+    return (recorded.digest, now.digest) if kinds[0] == kinds[1] else ("", "")
+
+
+def proof_of(recorded: SourceIdentity, now: SourceIdentity) -> str:
+    """What `compare` found two states of one content by, in words."""
+    if recorded.kind == "many":
+        return "; ".join(dict.fromkeys(map(proof_of, recorded.parts, now.parts)))
+    if recorded.version or now.version:
+        return "its service names the recorded version"
+    if recorded.md5 and now.md5:
+        return MD5_PROOF
+    if any(_told(recorded, now)):
+        return "checksums that stand for every byte are the recorded ones"
+    if recorded.kind == "folder":
+        return "names, sizes and times of all files are the recorded ones"
+    return "its size, its time and what is known of its content are the recorded ones"
 
 
 def _compare_parts(recorded: Sequence[SourceIdentity], now: Sequence[SourceIdentity]) -> Verdict:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from colabstage.errors import ColabstageError
 from colabstage.fetch.globbing import expand_pattern
-from colabstage.fetch.identity import compare, identify_tree
+from colabstage.fetch.identity import MD5_PROOF, compare, identify_tree
 from colabstage.fetch.sources import (
     KaggleSource,
     LocalSource,
@@ -21,9 +21,11 @@ from colabstage.fetch.sources import (
     TreeSource,
     WebSource,
 )
+from colabstage.machine.drive_attributes import ask_client, ask_md5s
 from colabstage.machine.mounts import is_slow_mount, silence_of
 from colabstage.pipeline import DaemonPool
 from colabstage.retry import RetryPolicy
+from colabstage.trees.entries import file_names
 from colabstage.trees.folder import FolderTree, folder_stamps
 
 if TYPE_CHECKING:
@@ -126,17 +128,50 @@ def _ask_disk(
     if recorded.kind in ("archive", "file"):
         if not place.is_file() or found.st_size != recorded.nbytes:
             return Look("changed")
-        same = found.st_mtime_ns == recorded.mtime_ns
-        return Look("same", "its size and time are the recorded ones") if same else Look("unsure")
+        return _ask_file(place, recorded, found.st_mtime_ns)
     if not place.is_dir():
         return Look("changed")
     if is_slow_mount(place) or not recorded.trusts_times:
-        stamps = folder_stamps(place, recorded.stamps, workers=workers, heard=heard) if recorded.stamps else None
-        seen = "the times of its folders are the recorded ones; a file rewritten under its name would not show"
-        return Look("same", seen) if stamps is not None and stamps == recorded.stamps else Look("unsure")
+        return _ask_mounted(place, recorded, workers, heard, leave_out)
     now = identify_tree(FolderTree(place, heard=heard, leave_out=leave_out), address=recorded.address)
     seen = "names, sizes and times of all files are the recorded ones"
     return Look("same", seen) if compare(recorded, now) == "same" else Look("changed")
+
+
+def _ask_file(place: Path, recorded: SourceIdentity, mtime_ns: int) -> Look:
+    seen = "its size and time are the recorded ones"
+    if recorded.md5:
+        told = ask_client(place)
+        if told.md5:
+            return Look("same", MD5_PROOF) if told.md5 == recorded.md5 else Look("changed")
+        seen = f"{seen}; {_untold(told.why)}"
+    return Look("same", seen) if mtime_ns == recorded.mtime_ns else Look("unsure")
+
+
+def _ask_mounted(place: Path, recorded: SourceIdentity, workers: int, heard: Heard, leave_out: frozenset[str]) -> Look:
+    """Ask for the times of a folder's folders, and where Drive's client told the MD5 of its files, for these."""
+    stamps = folder_stamps(place, recorded.stamps, workers=workers, heard=heard) if recorded.stamps else None
+    if stamps is None or stamps != recorded.stamps:
+        return Look("unsure")
+    if not recorded.md5:
+        seen = "the times of its folders are the recorded ones; a file rewritten under its name would not show"
+        return Look("same", seen)
+    tree = FolderTree(place, workers=workers, heard=heard, leave_out=leave_out)
+    md5s, why = ask_tree_md5s(tree, workers=workers, heard=heard)
+    if compare(recorded, identify_tree(tree, address=recorded.address, md5s=md5s)) != "same":
+        return Look("unsure")  # a listing may have lacked a part; opening it lists anew
+    seen = f"names, sizes and times of all files are the recorded ones; {_untold(why)}"
+    return Look("same", MD5_PROOF if md5s else seen)
+
+
+def _untold(why: str) -> str:
+    return f"Drive's client tells no MD5 to compare: {why}"
+
+
+def ask_tree_md5s(tree: FolderTree, *, workers: int, heard: Heard = lambda: None) -> tuple[list[str], str]:
+    """Ask Drive's client for the MD5 of each file of a folder, as `ask_md5s`."""
+    paths = [f"{tree.label}/{name}" for name in file_names(tree.entries)]
+    return ask_md5s(paths, workers=workers, heard=heard)
 
 
 def _ask_service(source: WebSource | ObjectSource, recorded: SourceIdentity) -> Look:

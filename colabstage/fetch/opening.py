@@ -11,7 +11,7 @@ from colabstage.errors import ChecksumMismatchError, OptionError, SourceReadErro
 from colabstage.fetch.checksum import check_file
 from colabstage.fetch.download import Download
 from colabstage.fetch.identity import SourceIdentity, identify_archive, identify_remote, identify_tree
-from colabstage.fetch.look import open_remote
+from colabstage.fetch.look import ask_tree_md5s, open_remote
 from colabstage.fetch.remote import given_up
 from colabstage.fetch.sources import (
     KaggleSource,
@@ -24,6 +24,7 @@ from colabstage.fetch.sources import (
 )
 from colabstage.fetch.transfer.connections import read_directly
 from colabstage.fetch.transfer.mounted import MountedFile
+from colabstage.machine.drive_attributes import ask_md5s
 from colabstage.machine.mounts import is_slow_mount, require_answer
 from colabstage.retry import RetryPolicy, read_with_retry
 from colabstage.trees.entries import file_names
@@ -72,19 +73,32 @@ class Opened:
     notes: list[str] = field(default_factory=list)
 
     def identify(self, content: ByteSource | None = None) -> SourceIdentity:
-        """Its state now. Of a file here, or one without a version or a time, the two ends of `content` are read."""
+        """Its state now. Of a file here, or one without a version or a time, the two ends of `content` are read.
+
+        Of what lies on a mounted Drive, its client is asked for the MD5 of each file.
+        """
         address = self.source.address
         if self.facts is not None and self.facts.size is not None and self.facts.version:
             return identify_remote(self.facts, self.facts.size, address=address)
         if self.tree is not None:
             version = self.facts.version if self.facts is not None else self.version or getattr(self.tree, "stamp", "")
             digest = self.source.digest if isinstance(self.source, TreeSource) else ""
-            return replace(identify_tree(self.tree, address=address, digest=digest), version=version)
+            md5s: list[str] = []
+            if self._on_drive and isinstance(self.tree, FolderTree):
+                md5s, _ = ask_tree_md5s(self.tree, workers=SLOW_LISTERS)
+            return replace(identify_tree(self.tree, address=address, digest=digest, md5s=md5s), version=version)
         assert self.file is not None
         facts = self.file.facts
         if self.path is None and (facts.version or facts.mtime_ns or not facts.ranges):
             return identify_remote(facts, facts.size or 0, address=address)
-        return identify_archive(content or RemoteBytes(self.file), facts.mtime_ns, address=address)
+        # Before its ends are read: what is written in between then shows as another content, not as the same.
+        md5s, _ = ask_md5s([str(self.path)]) if self._on_drive else ([], "")
+        identity = identify_archive(content or RemoteBytes(self.file), facts.mtime_ns, address=address)
+        return replace(identity, md5=md5s[0] if md5s else "")
+
+    @property
+    def _on_drive(self) -> bool:
+        return isinstance(self.source, LocalSource) and self.source.on_drive and self.slow
 
     def relisted(self) -> str:
         """List a folder on a slow mount again; in what it differs from the first listing, as a sentence, or ""."""

@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from colabstage.simulate.attributes import NAMES, Attributes
 from colabstage.simulate.cache import Content, ContentCache, Visit
 from colabstage.simulate.knobs import ContentFault, DriveFaults, DriveKnobs, DriveStats, FaultOp
 from colabstage.simulate.model import FaultLedger, Traffic
@@ -114,6 +115,7 @@ class DriveFileSystem:
             is_dropped=lambda path: self.ledger.drops_upload(path[1:]),
             is_stalled=lambda: self.ledger.faults.stall_uploads,
         )
+        self._attributes = Attributes(home / "ids")
         # Where locks work, the kernel keeps them by itself once these calls do not exist.
         self.flock = self.lock = None if knobs.flock_errno is None else self._refuse_lock
 
@@ -168,6 +170,23 @@ class DriveFileSystem:
         if mode is not None:
             attributes["st_mode"] = stat_bits.S_IFMT(attributes["st_mode"]) | mode
         return attributes
+
+    def getxattr(self, path: str, name: str, *_: Any) -> bytes:
+        """An attribute by its name: Drive's id, MD5, and whether it waits for its upload."""
+        # The kernel itself asks for others, before each write.
+        if name not in NAMES:
+            _fail(errno.ENODATA, path)
+        if not self._knobs.attributes:
+            _fail(errno.EOPNOTSUPP, path)
+        path = canonical(path)
+        if self.dying:
+            _fail(errno.ENOENT, path)
+        self._find(path)
+        return self._attributes.answer(name, Path(self._folders.cloud_path(path)), self.queue.by_path.get(path))
+
+    def listxattr(self, path: str) -> list[str]:
+        """Nothing: attributes are answered by name alone."""
+        return []
 
     def opendir(self, path: str) -> int:
         """Take a folder's listing, which `readdir` then hands out."""
@@ -463,7 +482,7 @@ class DriveFileSystem:
         """Put an uploaded copy into its place in the cloud, and keep the local one as cached content."""
         target = Path(self._folders.cloud_path(pending.path))
         target.parent.mkdir(parents=True, exist_ok=True)
-        copy.replace(target)
+        self._attributes.put(copy, target)
         self._folders.patch(pending.path)
         self._content.adopt(pending.data, target.stat())
         pending.label.unlink(missing_ok=True)

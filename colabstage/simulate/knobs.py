@@ -37,6 +37,7 @@ class DriveKnobs:
     `quota_errno`: what a write answers when the account is full.
     `downloads_per_file`: cold opens after which a file's download quota is used up and reading it answers errno 5.
     `flock_errno`: what locking a file answers; `None` for locks that work on this machine.
+    `attributes`: whether ids, MD5s and the state of uploads are answered as attributes; else errno 95.
     `death_after_opens`: the client dies by itself at that many opens and listings together; `None` for never.
     `death_enoent_s`: seconds during which a dying client denies that any file exists, before it is gone.
     `time_scale`: multiplies every wait; 0 for no waiting at all.
@@ -62,6 +63,7 @@ class DriveKnobs:
     quota_errno: int = errno.ENOSPC
     downloads_per_file: int | None = None
     flock_errno: int | None = errno.ENOSYS
+    attributes: bool = True
     death_after_opens: int | None = None
     death_enoent_s: float = 0.0
     time_scale: float = 1.0
@@ -70,7 +72,7 @@ class DriveKnobs:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             may_be_zero = field.name.endswith("_s") and not field.name.endswith("_per_s")
-            may_be_zero = may_be_zero or field.name in {"time_scale", "readahead_bytes", "quota_bytes"}
+            may_be_zero = may_be_zero or field.name in {"time_scale", "readahead_bytes", "quota_bytes", "attributes"}
             if value is not None and not (value > 0 or (value == 0 and may_be_zero)):
                 expected = "0 or more" if may_be_zero else "more than 0"
                 msg = f"DriveKnobs.{field.name} is {value!r}; expected {expected}."

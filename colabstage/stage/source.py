@@ -12,6 +12,7 @@ from colabstage.fetch.identity import SourceIdentity, identify_many
 from colabstage.fetch.loose import LooseFile, LooseFiles, name_loose_files
 from colabstage.fetch.opening import Opener, remote_opener
 from colabstage.fetch.sources import LocalSource, ManySource, ObjectSource, WebSource
+from colabstage.machine.drive_attributes import ask_md5s
 from colabstage.pipeline import DaemonPool
 from colabstage.stage.part import SourcePart
 from colabstage.trees.joined import JoinedTree
@@ -57,7 +58,7 @@ class OpenSource:
         self._stack = contextlib.ExitStack()
         self._parts: list[SourcePart] = []
         self._loose: LooseFiles | None = None
-        self._loose_addresses: list[str] = []
+        self._loose_sources: Sequence[SingleSource] = ()
         self._tree: Tree | None = None
         # Beside the dataset's own folder: the same source with other options goes on with it.
         opener = Opener(request.folder.parent, progress, cancellation)
@@ -149,7 +150,7 @@ class OpenSource:
         if self._parts[0].opened.file is not None and not self._parts[0].is_archive and _can_be_loose(source.parts):
             self._stack.pop_all().close()
             self._parts.clear()
-            self._loose_addresses = [part.address for part in source.parts]
+            self._loose_sources = source.parts
             self._loose = _open_loose(source.label, source.parts, opener.cancellation)
             return
         with DaemonPool(_OPENERS, "colabstage-open") as pool:
@@ -168,10 +169,18 @@ class OpenSource:
     def _identify(self) -> SourceIdentity:
         address = self._request.address
         if self._loose is not None:
-            return identify_many(self._loose.identities(self._loose_addresses), address=address)
+            return identify_many(self._identify_loose(self._loose), address=address)
         if len(self._parts) == 1 and not isinstance(self._request.source, ManySource):
             return replace(self._parts[0].identity, address=address)
         return identify_many([part.identity for part in self._parts], address=address)
+
+    def _identify_loose(self, files: LooseFiles) -> list[SourceIdentity]:
+        found = files.identities([part.address for part in self._loose_sources])
+        local = (part for part in self._loose_sources if isinstance(part, LocalSource))
+        on_drive = {part.address: str(part.path) for part in local if part.on_drive}
+        md5s, _ = ask_md5s(list(on_drive.values())) if on_drive else ([], "")
+        told = dict(zip(on_drive, md5s, strict=False))
+        return [replace(one, md5=told.get(one.address, "")) for one in found]
 
     def verify(self) -> None:
         """Compare the whole file with the hash that the caller gave, if one was given; all of it comes here for that.

@@ -18,7 +18,7 @@ from colabstage.errors import (
     NotEnoughSpaceError,
     SourceError,
 )
-from colabstage.fetch.identity import compare
+from colabstage.fetch.identity import compare, proof_of
 from colabstage.fetch.look import look_quickly
 from colabstage.fetch.opening import SLOW_LISTERS, comes_whole
 from colabstage.fetch.record import file_seal
@@ -334,6 +334,8 @@ class Staging:
             return True
         verdict = compare(recorded, source.identity)
         self._proved = verdict == "same"
+        if self._proved:
+            self._seen = f"the source: {proof_of(recorded, source.identity)}"
         if verdict == "unproved" and request.verify == "fast":
             self.report.note(
                 "The source has the names and sizes that were staged, but nothing tells whether their content is the "

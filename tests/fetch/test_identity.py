@@ -12,6 +12,7 @@ from colabstage.fetch.identity import SourceIdentity, as_loose_file, identify_ma
 WEB = SourceIdentity("archive", 1, 100, address="https://e.org/a.zip", version='"abc"', mtime_ns=5)
 DISK = SourceIdentity("archive", 1, 100, address="/a.zip", mtime_ns=5, ends="ff")
 DRIVE = replace(DISK, address="drive:MyDrive/a.zip")
+MD5 = replace(DRIVE, md5="m")
 FOLDER = SourceIdentity("folder", 2, 9, address="/f", listing="l", times="t", stamps={"": 1})
 SHARED = replace(FOLDER, address="gdrive:1A")
 BOTH = identify_many([WEB, FOLDER], address="list:1")
@@ -40,7 +41,12 @@ def test_anything_else_is_none(raw: object) -> None:
         (DISK, replace(DISK, mtime_ns=6), False),
         (DRIVE, replace(DRIVE, mtime_ns=6), True),
         (DRIVE, replace(DRIVE, ends="fe"), False),
+        (MD5, replace(MD5, mtime_ns=10**10, ends="fe", digest="zip:2"), True),
+        (MD5, replace(MD5, md5="n"), False),
+        (MD5, replace(MD5, md5="", ends="fe"), False),
         (FOLDER, replace(FOLDER, times="u"), False),
+        (replace(FOLDER, address="drive:f", md5="m"), replace(FOLDER, address="drive:f", md5="m", times="u"), True),
+        (replace(FOLDER, address="drive:f", md5="m"), replace(FOLDER, address="drive:f", md5="n"), False),
         (FOLDER, replace(FOLDER, stamps={"": 2}), True),
         (SHARED, replace(SHARED, times="u"), True),
         (SHARED, replace(SHARED, listing="m", times="u"), False),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import errno
 import fcntl
+import hashlib
 import math
 import os
 import shutil
@@ -15,7 +16,7 @@ import h5py
 import numpy as np
 import pytest
 
-from colabstage.simulate.knobs import DriveKnobs
+from colabstage.simulate.knobs import DriveFaults, DriveKnobs
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -103,6 +104,61 @@ def test_locking_answers_as_the_knob_says(make_drive: MakeDrive, mountpoint: Pat
                 continue
             assert errno_of(lambda file=file: fcntl.flock(file, fcntl.LOCK_EX)) == expected  # type: ignore[misc]
             assert errno_of(lambda file=file: fcntl.lockf(file, fcntl.LOCK_EX)) == expected  # type: ignore[misc]
+
+
+def told(path: Path) -> dict[str, str | None]:
+    """What the client tells of a file by attributes; `None` for what it does not."""
+
+    def ask(name: str) -> str | None:
+        try:
+            return os.getxattr(path, f"user.drive.{name}").decode()
+        except OSError as error:
+            if error.errno != errno.ENODATA:
+                raise
+            return None
+
+    return {name: ask(name) for name in ("id", "md5", "uncommitted")}
+
+
+def md5_of(data: bytes) -> str:
+    """As Drive writes it."""
+    return hashlib.md5(data, usedforsecurity=False).hexdigest()
+
+
+def test_attributes_are_the_clouds(drive: SimulatedDrive, mine: Path, mountpoint: Path) -> None:
+    """Ids outlive rewriting, renaming and the machine; an MD5 is of what was uploaded last; nothing lists them."""
+    (drive.cloud / "MyDrive" / "a").write_bytes(b"first")
+    drive.set_faults(DriveFaults(stall_uploads=True))
+    before = told(mine / "a")
+    assert before == {"id": before["id"], "md5": md5_of(b"first"), "uncommitted": "0"}
+    (mine / "a").write_bytes(b"other")
+    assert told(mine / "a") == {**before, "uncommitted": "1"}
+    (mine / "b").write_bytes(b"new")
+    only_here = told(mine / "b")
+    assert (only_here["md5"], only_here["uncommitted"]) == (None, "1")
+    assert str(only_here["id"]).startswith("local-")
+    drive.set_faults(DriveFaults())
+    assert drive.flush(timeout_s=10)
+    assert told(mine / "a") == {**before, "md5": md5_of(b"other")}
+    assert told(mine / "b")["md5"] == md5_of(b"new")
+    (mine / "a").rename(mine / "c")
+    (mine / "a").write_bytes(b"another")
+    assert drive.flush(timeout_s=10)
+    drive.new_machine()
+    drive.mount(mountpoint)
+    assert told(mine / "c")["id"] == before["id"]
+    assert len({told(mine / name)["id"] for name in "abc"}) == 3
+    assert os.listxattr(mine / "c") == []
+    assert told(mine)["md5"] is None
+
+
+def test_attributes_are_not_answered_where_the_knob_says_so(make_drive: MakeDrive, mountpoint: Path) -> None:
+    """As by a client that knows none."""
+    drive = make_drive(dataclasses.replace(DriveKnobs.quick(), attributes=False))
+    (drive.cloud / "MyDrive" / "a").write_bytes(b"first")
+    drive.mount(mountpoint)
+    path = mountpoint / "MyDrive" / "a"
+    assert errno_of(lambda: os.getxattr(path, "user.drive.md5")) == errno.EOPNOTSUPP
 
 
 def test_readonly_mount_refuses_writes(drive: SimulatedDrive, mountpoint: Path) -> None:

@@ -73,11 +73,17 @@ def photos(tmp_path: Path, make_images: MakeImages) -> Path:
 
 
 @pytest.fixture
-def drive(tmp_path: Path) -> Iterator[SimulatedDrive]:
-    """A mounted Drive without waiting times."""
+def drive_knobs() -> DriveKnobs:
+    """What the test's Drive is like: without waiting times."""
+    return DriveKnobs.quick()
+
+
+@pytest.fixture
+def drive(tmp_path: Path, drive_knobs: DriveKnobs) -> Iterator[SimulatedDrive]:
+    """A mounted Drive."""
     mountpoint = tmp_path / "content" / "drive"
     mountpoint.mkdir(parents=True)
-    with SimulatedDrive(tmp_path / "drive-home", knobs=DriveKnobs.quick()) as simulated:
+    with SimulatedDrive(tmp_path / "drive-home", knobs=drive_knobs) as simulated:
         (simulated.cloud / "MyDrive").mkdir(parents=True, exist_ok=True)
         simulated.mount(mountpoint)
         yield simulated

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import shutil
 import threading
 import zipfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +20,11 @@ from PIL import Image
 
 from colabstage.errors import NotEnoughSpaceError
 from colabstage.fetch import look as looking
+from colabstage.fetch.identity import MD5_PROOF
 from colabstage.fetch.look import look_quickly
+from colabstage.fetch.run import fetch_files
 from colabstage.fetch.sources import parse_source
+from colabstage.simulate.knobs import DriveFaults, DriveKnobs
 from colabstage.stage.local import read_record
 from colabstage.stage.request import make_request
 from colabstage.stage.run import stage_dataset
@@ -307,16 +312,135 @@ def test_a_manifest_that_cannot_be_is_none(colours: Path, change: dict[str, Any]
     assert colours_of(again) == COLOURS
 
 
-class TestOnDrive:
-    """Changes that keep every size, on a mounted Drive and on a machine that has not seen it."""
+def later(path: Path) -> None:
+    """Let a file's time be another second's."""
+    found = path.stat()
+    os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns + 5_000_000_000))
+
+
+def rewrite(path: Path, data: bytes) -> None:
+    """Put other bytes under a name in the cloud; the file's size and its time stay, and so does its folder's time."""
+    found, folder = path.stat(), path.parent.stat()
+    assert len(data) == found.st_size
+    other = path.with_suffix(".other")
+    other.write_bytes(data)
+    os.utime(other, ns=(found.st_atime_ns, found.st_mtime_ns))
+    other.replace(path)
+    os.utime(path.parent, ns=(folder.st_atime_ns, folder.st_mtime_ns))
+
+
+def look_of(staged: StagedDataset) -> str:
+    """What the report says of the look at what is here."""
+    return next(step.note for step in staged.report.steps if step.name == "look")
+
+
+class TestToldByDrive:
+    """What Drive's client tells of the content decides, whatever the times are."""
 
     pytestmark = pytest.mark.fuse
 
-    @staticmethod
-    def later(path: Path) -> None:
-        """Let a file's time be another second's."""
-        found = path.stat()
-        os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns + 5_000_000_000))
+    @pytest.mark.parametrize("verify", ["fast", "full"])
+    def test_a_file_that_was_rewritten_in_place(self, drive: SimulatedDrive, my_drive: Path, verify: str) -> None:
+        """One of many, of the same size and time, in folders whose times are the same: noticed in the same session."""
+        cloud = write_colours(drive.cloud / "MyDrive" / "colours", COLOURS)
+        stage(my_drive / "colours")
+        staged = stage(my_drive / "colours", verify=verify)
+        assert staged.report.origin == "local"
+        assert MD5_PROOF in look_of(staged)
+        rewrite(cloud / "cat" / "1.bmp", bmp(250))
+        staged = stage(my_drive / "colours", verify=verify)
+        assert staged.report.origin == "source"
+        assert colours_of(staged)["cat/1.bmp"] == 250
+
+    def test_other_times_of_all_files(
+        self, drive: SimulatedDrive, my_drive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """As after a remount: the content is the same, so nothing is read again, here or on a new machine."""
+        monkeypatch.setattr("colabstage.fetch.identity._GROUPS", 4)
+        cloud = write_colours(drive.cloud / "MyDrive" / "colours", COLOURS)
+        stage(my_drive / "colours", cache_dir="auto")
+        for path in (*cloud.rglob("*"), cloud):
+            later(path)
+        for verify in ("fast", "full"):
+            staged = stage(my_drive / "colours", cache_dir="auto", verify=verify)
+            assert staged.report.origin == "local"
+            assert staged.report.notes == []
+        drive.unmount()
+        drive.new_machine()
+        drive.mount(tmp_path / "content" / "drive")
+        shutil.rmtree(tmp_path / "fast")
+        assert stage(my_drive / "colours", cache_dir="auto").report.origin == "cache"
+
+    def test_a_single_file(self, drive: SimulatedDrive, my_drive: Path) -> None:
+        """Other bytes in its middle under the old size and time are noticed; the same bytes at another time are not."""
+        place = drive.cloud / "MyDrive" / "x.npy"
+        rows = np.zeros((1_500, 128), np.uint8)
+        np.save(place, rows)
+        stage(my_drive / "x.npy")
+        later(place)
+        assert stage(my_drive / "x.npy").report.origin == "local"
+        rows[750] = 9
+        buffer = io.BytesIO()
+        np.save(buffer, rows)
+        rewrite(place, buffer.getvalue())
+        staged = stage(my_drive / "x.npy")
+        with h5py.File(staged.path) as file:
+            assert int(file["X_train"][()].sum()) == 9 * 128
+
+    def test_a_copy(self, drive: SimulatedDrive, my_drive: Path, tmp_path: Path) -> None:
+        """What was fetched without packing is fetched again."""
+        cloud = write_colours(drive.cloud / "MyDrive" / "colours", COLOURS)
+        fetch_files(my_drive / "colours", tmp_path / "copy", progress=False)
+        rewrite(cloud / "dog" / "2.bmp", bmp(251))
+        fetch_files(my_drive / "colours", tmp_path / "copy", progress=False)
+        assert (tmp_path / "copy" / "dog" / "2.bmp").read_bytes() == bmp(251)
+
+    def test_files_in_a_list(self, drive: SimulatedDrive, my_drive: Path) -> None:
+        """Each of them is asked for."""
+        cloud = write_colours(drive.cloud / "MyDrive" / "colours", COLOURS)
+        files = [my_drive / "colours" / name for name in COLOURS]
+        stage(files)
+        for path in cloud.rglob("*.bmp"):
+            later(path)
+        assert stage(files).report.origin == "local"
+        rewrite(cloud / "dog" / "3.bmp", bmp(252))
+        assert 252 in colours_of(stage(files)).values()
+
+    def test_what_is_not_uploaded_has_no_md5_that_counts(self, drive: SimulatedDrive, my_drive: Path) -> None:
+        """The cloud's is that of the content before, so times and sizes count."""
+        write_colours(drive.cloud / "MyDrive" / "colours", COLOURS)
+        stage(my_drive / "colours")
+        drive.set_faults(DriveFaults(stall_uploads=True))
+        (my_drive / "colours" / "cat" / "1.bmp").write_bytes(bmp(250))
+        later(my_drive / "colours" / "cat" / "1.bmp")
+        staged = stage(my_drive / "colours")
+        assert (staged.report.origin, colours_of(staged)["cat/1.bmp"]) == ("source", 250)
+        staged = stage(my_drive / "colours")
+        assert staged.report.origin == "local"
+        assert "a file rewritten under its name would not show" in look_of(staged)
+
+    def test_a_client_that_tells_no_more(self, drive: SimulatedDrive, my_drive: Path, tmp_path: Path) -> None:
+        """Names, sizes and times are compared, and the report says so, with the reason."""
+        write_colours(drive.cloud / "MyDrive" / "colours", COLOURS)
+        stage(my_drive / "colours")
+        drive.unmount()
+        drive.knobs = replace(drive.knobs, attributes=False)
+        drive.mount(tmp_path / "content" / "drive")
+        staged = stage(my_drive / "colours")
+        assert staged.report.origin == "local"
+        assert "names, sizes and times of all files are the recorded ones" in look_of(staged)
+        assert os.strerror(errno.EOPNOTSUPP) in look_of(staged)
+
+
+class TestOnDrive:
+    """Changes that keep every size, on a Drive whose client tells no MD5, and on a machine that has not seen it."""
+
+    pytestmark = pytest.mark.fuse
+
+    @pytest.fixture
+    def drive_knobs(self) -> DriveKnobs:
+        """Attributes are not answered."""
+        return replace(DriveKnobs.quick(), attributes=False)
 
     def again(self, source: Path, drive: SimulatedDrive, tmp_path: Path) -> None:
         """Mount a Drive anew on a machine that has nothing but the cache."""
@@ -330,7 +454,7 @@ class TestOnDrive:
         cloud = write_colours(drive.cloud / "MyDrive" / "colours", COLOURS)
         stage(my_drive / "colours", cache_dir="auto")
         (cloud / "cat" / "1.bmp").write_bytes(bmp(250))
-        self.later(cloud / "cat" / "1.bmp")
+        later(cloud / "cat" / "1.bmp")
         self.again(my_drive, drive, tmp_path)
         if verify == "fast":
             shutil.rmtree(tmp_path / "fast")
@@ -355,7 +479,7 @@ class TestOnDrive:
         stage(my_drive / "x.npy")
         rows[20_000] = 9
         np.save(place, rows)
-        self.later(place)
+        later(place)
         staged = stage(my_drive / "x.npy", verify=verify)
         with h5py.File(staged.path) as file:
             assert int(file["X_train"][()].sum()) == 9 * 16
@@ -375,7 +499,7 @@ class TestOnDrive:
         assert colours_of(stage(my_drive / "set.zip", cache_dir="auto"))[key] == 100
         pack(77)
         place = drive.cloud / "MyDrive" / "set.zip"
-        self.later(place)
+        later(place)
         staged = stage(my_drive / "set.zip", cache_dir="auto")
         assert (staged.report.origin, colours_of(staged)[key]) == ("source", 77)
         # The same content under another time is the same: the directory proves it.
@@ -391,7 +515,7 @@ class TestOnDrive:
         cloud = write_colours(drive.cloud / "MyDrive" / "colours", COLOURS)
         stage(my_drive / "colours")
         for path in cloud.rglob("*.bmp"):
-            self.later(path)
+            later(path)
         (cloud / "cat" / "x").mkdir()  # the folders' times are no answer
         staged = stage(my_drive / "colours")
         assert staged.report.origin == "local"
