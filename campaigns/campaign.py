@@ -77,8 +77,14 @@ def same_bytes(one: Path, other: Path) -> bool:
 
 
 def leftovers(folder: Path) -> list[str]:
-    """Temporary files and folders anywhere below a folder."""
-    return sorted(str(path.relative_to(folder)) for path in folder.rglob(".colabstage-*"))
+    """What of colabstage's own is below a folder and has no business there once a call has succeeded.
+
+    One deed for each folder that was put in its place stays; no temporary does, no lock, and no second deed.
+    """
+    found = sorted(folder.rglob(".colabstage-*"))
+    deeds = [path for path in found if path.suffix == ".deed"]
+    rightful = {(path.parent, path.name.rsplit(".", 3)[0]): path for path in deeds}.values()
+    return [str(path.relative_to(folder)) for path in found if path not in rightful]
 
 
 def same_tree(found: Path, truth: Path, who: str) -> None:

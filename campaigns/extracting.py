@@ -89,7 +89,7 @@ class Extracting:
     def check(self) -> None:
         """Every member, byte by byte, and nothing beside them."""
         same_tree(self._place / "photos", self._truth, "extract")
-        if found := [name for name in leftovers(self._place) if name.endswith(".tmp")]:
+        if found := leftovers(self._place):
             msg = f"extract: left behind: {found}"
             raise WrongError(msg)
 

@@ -125,7 +125,7 @@ class Fetching:
     def check(self) -> None:
         """Everything, byte by byte, and nothing temporary beside it."""
         self._compare()
-        if found := [name for name in leftovers(self._place) if name.endswith(".tmp")]:
+        if found := leftovers(self._place):
             msg = f"fetch: left behind: {found}"
             raise WrongError(msg)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from colabstage.errors import NotEnoughSpaceError, TargetNotWritableError
-from colabstage.ownership import atomic_path, walk_parts
+from colabstage.ownership import atomic_path, remove_named, walk_parts
 from colabstage.pipeline import DaemonPool
 from colabstage.redaction import show_command
 
@@ -213,7 +213,7 @@ def local_lock(
     notice: Callable[[str], object] = lambda _: None,
     cancellation: Cancellation | None = None,
 ) -> Iterator[bool]:
-    """Hold a lock file on a local disk; yields whether the lock is really held.
+    """Hold a lock file on a local disk, which goes with the lock; yields whether the lock is really held.
 
     The lock only spares work. Where it cannot be had (a file system without locks, or a holder that does not finish
     in `timeout_s` seconds) the caller goes on without it, and unique temporary names keep the result correct.
@@ -235,7 +235,16 @@ def local_lock(
         yield held
     finally:
         if held:
+            # Before it is let go: who has opened the file meanwhile finds that it has no name any more, and asks anew.
+            remove_named(path)
             lock.release()
+
+
+def clear_lock(path: Path) -> None:
+    """Remove the lock file of a process that died with it; nothing there is fine, and one that is held stays."""
+    if path.exists():
+        with local_lock(path, timeout_s=0):
+            pass
 
 
 def _acquire(

@@ -39,8 +39,9 @@ if TYPE_CHECKING:
 
 _MARK = ".colabstage-"
 _TEMP, _OLD, _WAS = ".tmp", ".old", ".was"
-_DEED = ".deed"
-_OWNED = (_TEMP, _OLD, _WAS, _DEED)
+# What a deed is called until it is whole.
+_DEED, _DRAFT = ".deed", ".draft"
+_OWNED = (_TEMP, _OLD, _WAS, _DEED, _DRAFT)
 # What `fetch_files` and `extract_archive` leave beside what they made.
 _RECORDS = (".colabstage.json", ".colabstage.json.coming")
 _counter = itertools.count()
@@ -192,7 +193,8 @@ def sweep_orphans(
     """Remove the temporary files and folders in `folder` whose owners are dead; return what was removed.
 
     With `name`, only those that were to become a file or folder of that name; with `prefix`, of one that begins so.
-    `empty`: as for `remove_own`. What made room for a successor that never came is put back.
+    `empty`: as for `remove_own`. What made room for a successor that never came is put back. Of several deeds of a
+    folder that stands there, the one that fits it best stays.
 
     Leftovers of another boot or container, whose owner cannot be looked up, go once nothing has touched them for
     `foreign_age_s` seconds.
@@ -200,11 +202,13 @@ def sweep_orphans(
     removed: list[Path] = []
     if not folder.is_dir():
         return removed
+    deeds: dict[str, list[Path]] = {}
     for entry in list(folder.iterdir()):
         found = _name_and_owner(entry)
-        if found is None or entry.suffix == _DEED:
+        if found is None or (name and found[0] != _short(name)) or not found[0].startswith(prefix):
             continue
-        if (name and found[0] != _short(name)) or not found[0].startswith(prefix):
+        if entry.suffix == _DEED:
+            deeds.setdefault(name or found[0], []).append(entry)
             continue
         alive = owner_is_alive(found[1]) and not (entry.suffix == _OLD and found[1] == owner_token())
         if alive or (alive is None and time.time() - _last_touched(entry) < foreign_age_s):
@@ -215,6 +219,28 @@ def sweep_orphans(
         remove_own(entry, empty=empty)  # another sweeper may be at it too
         if not os.path.lexists(entry):
             removed.append(entry)
+    for wanted, several in deeds.items():
+        removed += _sweep_deeds(folder / wanted, several, foreign_age_s)
+    return removed
+
+
+def _sweep_deeds(target: Path, deeds: list[Path], foreign_age_s: float) -> list[Path]:
+    """Remove those that dead owners announced and never put there, or that stand for what was replaced."""
+    if len(deeds) < 2 or look_at(target).kind != "folder":
+        return []
+    there = _take_inventory(target)
+    # One that cannot be read fits nothing.
+    standings = {deed: _compare(_read_deed(deed) or {}, there) for deed in deeds}
+    best = min(deeds, key=lambda deed: standings[deed].distance())
+    if not standings[best].deed:
+        return []
+    removed = []
+    for deed in deeds:
+        _, owner = _name_and_owner(deed) or ("", "")
+        alive = owner_is_alive(owner)
+        if deed != best and (alive is False or (alive is None and time.time() - _last_touched(deed) > foreign_age_s)):
+            remove_named(deed)
+            removed.append(deed)
     return removed
 
 
@@ -507,11 +533,7 @@ def look_at(target: Path) -> Standing:
     # There may be several: an announced one that never came to pass fits worse than the one before it.
     deeds = [_read_deed(path) for path, _ in _owned_beside(target, _DEED)]
     known = [_compare(listed, there) for listed in deeds if listed is not None]
-    return min(
-        known,
-        key=lambda one: (not one.deed, len(one.strange) + len(one.changed) + len(one.gone)),
-        default=Standing("folder"),
-    )
+    return min(known, key=Standing.distance, default=Standing("folder"))
 
 
 def _compare(listed: dict[str, str], there: dict[str, str]) -> Standing:
@@ -638,8 +660,15 @@ def _facts(entry: os.DirEntry[str]) -> str:
 
 
 def _write_deed(deed: Path, listed: dict[str, str]) -> None:
-    with atomic_path(deed) as temp:
-        temp.write_bytes(_deed_text(listed))
+    # Not a temporary for the deed's own name, which nobody would ask for, nor one for the folder's, which is adopted.
+    draft = deed.with_suffix(_DRAFT)
+    try:
+        draft.write_bytes(_deed_text(listed))
+        sync_file(draft)
+        draft.replace(deed)
+    except BaseException:
+        remove_own(draft)
+        raise
 
 
 def _deed_text(listed: dict[str, str]) -> bytes:

@@ -112,7 +112,7 @@ class TestLocalLock:
     def test_it_is_held_and_let_go(self, tmp_path: Path) -> None:
         """Inside it is held; afterwards it can be had again."""
         for _ in range(2):
-            with fileops.local_lock(tmp_path / "lock", timeout_s=1) as held:
+            with fileops.local_lock(tmp_path / ".colabstage-x.lock", timeout_s=1) as held:
                 assert held
 
     def test_a_second_holder_goes_on_without(self, tmp_path: Path) -> None:
@@ -120,10 +120,10 @@ class TestLocalLock:
         answers: list[bool] = []
 
         def ask() -> None:
-            with fileops.local_lock(tmp_path / "lock", timeout_s=0.05) as held:
+            with fileops.local_lock(tmp_path / ".colabstage-x.lock", timeout_s=0.05) as held:
                 answers.append(held)
 
-        with fileops.local_lock(tmp_path / "lock", timeout_s=1):
+        with fileops.local_lock(tmp_path / ".colabstage-x.lock", timeout_s=1):
             for _ in range(2):
                 other = threading.Thread(target=ask)
                 other.start()
@@ -134,8 +134,8 @@ class TestLocalLock:
         """Both sentences name the process that holds the lock, and the deadline is kept."""
         said: list[str] = []
         with (
-            fileops.local_lock(tmp_path / "lock", timeout_s=1),
-            fileops.local_lock(tmp_path / "lock", timeout_s=0.8, notice=said.append) as held,
+            fileops.local_lock(tmp_path / ".colabstage-x.lock", timeout_s=1),
+            fileops.local_lock(tmp_path / ".colabstage-x.lock", timeout_s=0.8, notice=said.append) as held,
         ):
             assert not held
         assert len(said) == 2
@@ -145,14 +145,46 @@ class TestLocalLock:
 
     def test_no_place_for_a_lock_is_no_error(self) -> None:
         """Where no lock file can be made, the work goes on without."""
-        with fileops.local_lock(Path("/proc/colabstage.lock"), timeout_s=0.05) as held:
+        with fileops.local_lock(Path("/proc/.colabstage-x.lock"), timeout_s=0.05) as held:
             assert not held
+
+    def test_its_file_goes_with_it(self, tmp_path: Path) -> None:
+        """Nothing is left beside somebody's data; who waited for it meanwhile holds a file that has the name."""
+        lock = tmp_path / ".colabstage-x.lock"
+        waiting = threading.Event()
+        held: list[bool] = []
+
+        def wait_for_it() -> None:
+            with (
+                fileops.local_lock(lock, timeout_s=20, notice=lambda _: waiting.set()) as mine,
+                fileops.local_lock(lock, timeout_s=0) as others,
+            ):
+                held.extend((mine, others))
+
+        with fileops.local_lock(lock, timeout_s=1):
+            other = threading.Thread(target=wait_for_it)
+            other.start()
+            assert waiting.wait(10)
+        other.join()
+        assert held == [True, False]
+        assert list(tmp_path.iterdir()) == []
+
+    def test_what_the_dead_held_is_cleared_and_the_living_hold_stays(self, tmp_path: Path) -> None:
+        """A lock file that nobody holds goes."""
+        lock = tmp_path / ".colabstage-x.lock"
+        fileops.clear_lock(lock)
+        lock.touch()
+        fileops.clear_lock(lock)
+        assert not lock.exists()
+        with fileops.local_lock(lock, timeout_s=1):
+            fileops.clear_lock(lock)
+            assert lock.exists()
 
     def test_an_error_inside_lets_go(self, tmp_path: Path) -> None:
         """An error of the work passes through, and the lock is free."""
-        with pytest.raises(ValueError, match="work"), fileops.local_lock(tmp_path / "lock", timeout_s=1):
+        with pytest.raises(ValueError, match="work"), fileops.local_lock(tmp_path / ".colabstage-x.lock", timeout_s=1):
             raise ValueError("work")
-        with fileops.local_lock(tmp_path / "lock", timeout_s=0.05) as held:
+        with fileops.local_lock(tmp_path / ".colabstage-x.lock", timeout_s=0.05) as held:
             assert held
 
 

@@ -146,7 +146,7 @@ def _append(source: PackSource, dataset: Path, options: PackOptions, progress: P
     make_own_folder(locks)
     name = hashlib.sha256(os.fsencode(dataset.absolute())).hexdigest()[:16]
     # The number is chosen before the work and taken after it.
-    with local_lock(locks / f"append-{name}.lock", timeout_s=0) as alone:
+    with local_lock(locks / f".colabstage-append-{name}.lock", timeout_s=0) as alone:
         if not alone:
             msg = f"Something is being appended to '{dataset}' by another process. Append when it is done."
             raise TargetExistsError(msg)

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from colabstage.errors import ColabstageError, OptionError
-from colabstage.fileops import disk_use, local_lock, read_json
+from colabstage.fileops import clear_lock, disk_use, local_lock, read_json
 from colabstage.h5.manifest import read_manifest
 from colabstage.machine.drive import drive_root
 from colabstage.machine.mounts import require_answer
-from colabstage.ownership import is_our_name, look_at, remove_named, remove_vouched, sweep_orphans
+from colabstage.ownership import is_our_name, look_at, remove_vouched, sweep_orphans
 from colabstage.stage.cache import find_cache_dir
 from colabstage.stage.publish import PREVIOUS_SUFFIX, discard_version, previous_path, sweep_leftovers_of
 from colabstage.stage.request import RECORD_NAME, lock_path, read_cache_dir, read_local_dir
@@ -253,7 +253,6 @@ def _purge_here(one: StoredDataset) -> str | None:
         if strange or not remove_vouched(one.path, lambda folder: folder.is_dir()):
             shown = ", ".join(strange[:5]) or "it is a link"
             return f"'{one.path}' holds what colabstage did not make, or not as it is now, so all of it stays: {shown}"
-    remove_named(lock)
     return None
 
 
@@ -283,6 +282,10 @@ def sweep_leftovers(
     """Remove what runs that have died left unfinished, on this machine and in the cache; returns what was removed."""
     base, cache = _places(local_dir, cache_dir)
     removed = sweep_orphans(base)
+    for lock in sorted(base.glob(lock_path(base / "*").name)):
+        clear_lock(lock)
+        if not lock.exists():
+            removed.append(lock)
     for folder in sorted(base.glob("*/")):
         removed += sweep_orphans(folder)
     return removed if cache is None else [*removed, *sweep_orphans(cache, empty=drive_root(cache) is not None)]

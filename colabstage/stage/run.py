@@ -6,7 +6,7 @@ import functools
 import inspect
 from typing import TYPE_CHECKING, ParamSpec
 
-from colabstage.fileops import check_own_folder, local_lock, make_own_folder
+from colabstage.fileops import check_own_folder, clear_lock, local_lock, make_own_folder
 from colabstage.machine.remount import run_with_one_remount
 from colabstage.progress import NullProgress, cancellation_of, resolve_progress
 from colabstage.stage.request import check_for_workers, lock_path, make_request
@@ -155,12 +155,13 @@ def _stage(request: StageRequest, executor: Executor | None, *, wait: bool, prog
     for folder in (request.folder.parent, request.folder):
         check_own_folder(folder)
     with Staging(request, progress=progress, executor=executor) as staging:
+        lock = lock_path(request.folder)
         staged = staging.reuse()
         if staged is not None:
+            clear_lock(lock)
             return staged
         staging.check_possible()
         make_own_folder(request.folder.parent)
-        lock = lock_path(request.folder)
         with local_lock(
             lock, timeout_s=_LOCK_TIMEOUT_S, notice=staging.report.note, cancellation=cancellation_of(progress)
         ):

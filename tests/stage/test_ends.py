@@ -20,14 +20,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import filelock
 import numpy as np
 import pytest
 
 from colabstage import extract_archive, fetch_files, plan_stage, publish_file, restore_file, stage_dataset
 from colabstage.errors import CancelledError, ColabstageError, DriveDisconnectedError, OptionError, SourceNotFoundError
 from colabstage.fetch.download import Download
-from colabstage.fileops import hash_ranges
+from colabstage.fileops import hash_ranges, local_lock
 from colabstage.progress import Cancellation, NullProgress
 from colabstage.simulate.http_knobs import WebKnobs
 from colabstage.simulate.http_server import WebServer
@@ -148,7 +147,7 @@ def test_staging_stops_while_it_waits_for_another_process(photos: Path) -> None:
     request = make_request(photos, cache_dir=None)
     request.folder.parent.mkdir(parents=True)
     progress = _Stopping()
-    with filelock.FileLock(lock_path(request.folder)):
+    with local_lock(lock_path(request.folder), timeout_s=1):
         threading.Timer(0.8, progress.cancellation.cancel).start()
         began = time.monotonic()
         with pytest.raises(CancelledError):

@@ -136,8 +136,11 @@ def test_leftovers_of_the_dead_are_swept_and_of_the_living_not(photos: Path, cac
     for path in (dead, living):
         path.write_bytes(b"half")
     disown(dead)
+    lock = tmp_path / "fast" / "colabstage" / ".colabstage-c.lock"
+    lock.touch()
     removed = sweep_leftovers(cache_dir=cache)
-    assert [path.parent for path in removed] == [cache]
+    assert {path.parent for path in removed} == {cache, lock.parent}
+    assert not lock.exists()
     assert living.exists()
     living.unlink()
 

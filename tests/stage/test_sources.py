@@ -159,7 +159,7 @@ def test_a_single_file_that_is_no_archive_is_named(
     """The error says what it is; nothing stays."""
     with WebServer({name: content}) as server, pytest.raises(error, match=says):
         stage(server.url(name))
-    assert not [path for path in (tmp_path / "fast").rglob("*") if path.is_file() and path.suffix != ".lock"]
+    assert not [path for path in (tmp_path / "fast").rglob("*") if path.is_file()]
 
 
 def test_a_missing_address_is_named(server: WebServer) -> None:
