@@ -69,6 +69,15 @@ def format_duration(seconds: float) -> str:
     return f"{hours} h {minutes} min"
 
 
+def format_count(count: int, things: str) -> str:
+    """Write how many there are of `things`, a plural that ends in s.
+
+    >>> format_count(1797, "files"), format_count(1, "files")
+    ('1,797 files', '1 file')
+    """
+    return f"{count:,} {things.removesuffix('s') if count == 1 else things}"
+
+
 def format_rate(amount: float, seconds: float, unit: str) -> str:
     """Write a rate: bytes with a scaled unit, other things with a noun.
 

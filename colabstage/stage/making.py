@@ -19,7 +19,7 @@ from colabstage.stage.local import StagedFiles, files_record, files_staged, writ
 from colabstage.stage.plan import StageFigures
 from colabstage.stage.source import SourceListingError
 from colabstage.trees.folder import FolderTree
-from colabstage.units import format_bytes
+from colabstage.units import format_bytes, format_count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -138,7 +138,7 @@ def _fetch_files(
             policy=RetryPolicy(),
             announce=lambda _: source.check_listing(),
         )
-        timing.amount, timing.note = total - fetched.kept_bytes, f"{fetched.files:,} files"
+        timing.amount, timing.note = total - fetched.kept_bytes, format_count(fetched.files, "files")
         if fetched.kept_bytes:
             timing.note += f"; {format_bytes(fetched.kept_bytes)} were here from before"
     files = StagedFiles(fetched.files, fetched.nbytes, fetched.deed)
@@ -201,7 +201,7 @@ def _make_pack(
 
 
 def _describe(done: PackReport, source: OpenSource) -> str:
-    parts = [f"{done.encoding}: {done.reason}", f"{done.readers} reader{'s' * (done.readers != 1)}"]
+    parts = [f"{done.encoding}: {done.reason}", format_count(done.readers, "readers")]
     if source.archive_bytes:
         parts.append("while the archive was being copied here")
     if done.resumed:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from colabstage.page import notes, page, table
-from colabstage.units import format_bytes, format_duration, format_rate
+from colabstage.units import format_bytes, format_count, format_duration, format_rate
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,12 +40,12 @@ class StageStep:
         """The amount, as people write it."""
         if not self.unit:
             return ""
-        return format_bytes(self.amount) if self.unit == "B" else f"{self.amount:,} {self.unit}"
+        return format_bytes(self.amount) if self.unit == "B" else format_count(self.amount, self.unit)
 
     @property
     def rate(self) -> str:
-        """Amount by time, as people write it; empty for steps that only look at things."""
-        return format_rate(self.amount, self.seconds, self.unit) if self.moves and self.unit else ""
+        """Amount by time, as people write it; empty for steps that only look at things, or moved none."""
+        return format_rate(self.amount, self.seconds, self.unit) if self.moves and self.unit and self.amount else ""
 
 
 @dataclass(slots=True)
@@ -73,6 +73,9 @@ class StageReport:
         began, others_s = time.monotonic(), self.seconds
         try:
             yield step
+        except BaseException:
+            step.note = step.note or "failed"
+            raise
         finally:
             step.seconds = max(0.0, time.monotonic() - began - (self.seconds - others_s))
             # What was looked at again with the same outcome, before the lock and behind it, is one line.
@@ -115,7 +118,7 @@ class StageReport:
         ]
         lines += [f"  {note}" for note in self.notes]
         if self.skipped:
-            lines.append(f"  {len(self.skipped)} samples left out:")
+            lines.append(f"  {format_count(len(self.skipped), 'samples')} left out:")
             lines += [f"    {line}" for line in self.skipped[:_SKIPPED_SHOWN]]
             if len(self.skipped) > _SKIPPED_SHOWN:
                 lines.append(f"    … and {len(self.skipped) - _SKIPPED_SHOWN} more, in report.skipped")

@@ -52,7 +52,7 @@ from colabstage.stage.plan import StageFigures, StagePlan
 from colabstage.stage.publish import publish_file
 from colabstage.stage.report import StageReport
 from colabstage.stage.source import OpenSource, SourceListingError
-from colabstage.units import format_bytes
+from colabstage.units import format_bytes, format_count
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -361,7 +361,7 @@ class Staging:
                 step.unit, step.note = "", str(error)
             else:
                 identity = self._source.identity
-                step.amount, step.note = identity.nbytes, f"{identity.files:,} files"
+                step.amount, step.note = identity.nbytes, format_count(identity.files, "files")
         return self._source
 
     def _open(self) -> OpenSource:

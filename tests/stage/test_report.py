@@ -8,6 +8,7 @@ from typing import Any
 
 import h5py
 import numpy as np
+import pytest
 
 import colabstage
 from colabstage.h5.info import read_info
@@ -61,6 +62,20 @@ def test_steps_inside_of_a_step_count_once() -> None:
             time.sleep(0.02)
     assert [step.name for step in report.steps] == ["open source", "look in cache"]
     assert 0.04 <= report.seconds <= time.monotonic() - began
+
+
+def test_a_step_that_fails_says_so_and_one_thing_is_no_plural() -> None:
+    """Nothing that was not moved has a rate."""
+    report = StageReport(skipped=("a.png: cut",))
+    with pytest.raises(OSError, match="gone"), report.timed("copy from cache", unit="B"):
+        raise OSError("gone")
+    with report.timed("plan", unit="files", moves=False) as step:
+        step.amount = 1
+    text = str(report)
+    assert report.steps[0].note == "failed"
+    assert "/s" not in text
+    assert "1 file\n" in text
+    assert "1 sample left out" in text
 
 
 def test_looking_again_is_one_line_of_the_report(tmp_path: Path) -> None:
