@@ -14,6 +14,7 @@ import pytest
 
 from colabstage.h5.manifest import check_whole, read_manifest
 from colabstage.simulate.knobs import DriveFaults, OpFault
+from colabstage.stage.request import lock_path, make_request
 from colabstage.stage.run import stage_dataset
 
 if TYPE_CHECKING:
@@ -25,6 +26,18 @@ MakeImages = Callable[..., Path]
 _SCRIPT = Path(__file__).with_name("stager.py")
 _COUNT = 4
 _IMAGES = 120
+
+
+def test_the_lock_of_a_dead_run_goes_with_the_next_call(tmp_path: Path, make_images: MakeImages) -> None:
+    """Also where all is there already; and no call of its own leaves one."""
+    source = make_images(tmp_path / "photos", 4)
+    request = make_request(source, local_dir=tmp_path / "fast", cache_dir=None)
+    for origin in ("source", "local"):
+        request.folder.parent.mkdir(parents=True, exist_ok=True)
+        lock_path(request.folder).touch()
+        staged = stage_dataset(source, local_dir=tmp_path / "fast", cache_dir=None, progress=False)
+        assert staged.report.origin == origin
+        assert list(request.folder.parent.iterdir()) == [request.folder]
 
 
 def stage_at_once(source: Path, local_dir: Path, locks: str) -> list[dict[str, Any]]:
