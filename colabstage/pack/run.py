@@ -13,6 +13,7 @@ from colabstage.errors import OptionError, TargetExistsError
 from colabstage.fileops import local_lock, make_folder, make_own_folder
 from colabstage.h5.parts import appended_beside, next_appended, shards_beside
 from colabstage.images.options import ImageOptions
+from colabstage.machine.mounts import require_answer
 from colabstage.pack.append import check_fits, dataset_of, options_like, read_base, repeated_names, with_classes
 from colabstage.pack.execute import run_pack, space_for
 from colabstage.pack.job import plan_job
@@ -116,6 +117,7 @@ def pack_dataset(
         if out is not None or in_shards or overwrite:
             msg = "append_to= names what is appended to and writes one file; leave out, shards, executor and overwrite."
             raise OptionError(msg)
+        require_answer(append_to, *((source,) if isinstance(source, str | os.PathLike) else ()))
         return _append(source, dataset_of(Path(append_to)), options, shown)
     if out is None:
         msg = "Neither out nor append_to= says where the pack goes; give the name of a file, for example 'data.h5'."
@@ -126,8 +128,14 @@ def pack_dataset(
             msg = f"out='{remote.label}' is an address, where shards are written; give shards=, or a path."
             raise OptionError(msg)
         return ShardSet(source, remote.scratch, options, shards, executor, overwrite, remote.write).pack(shown)
+    if os.fspath(out).endswith(("/", os.sep)):
+        msg = f"out='{os.fspath(out)}' is a folder; expected the name of a file, for example '{Path(out) / 'pack.h5'}'."
+        raise OptionError(msg)
     target = Path(out)
+    require_answer(target)
     _check_target(target, overwrite=overwrite, in_shards=in_shards)
+    if isinstance(source, str | os.PathLike):
+        _check_apart(Path(source), target)
     if in_shards:
         return ShardSet(source, target, options, shards, executor, overwrite=overwrite).pack(shown)
     with open_source(source, options, beside=target) as opened:
@@ -136,6 +144,19 @@ def pack_dataset(
         return run_pack(
             job, target, slow=opened.slow, progress=shown, cancellation=cancellation_of(shown), identity=opened.identity
         )
+
+
+def _check_apart(source: Path, target: Path) -> None:
+    """Refuse a pack in the place of what it is made of.
+
+    Raises:
+        OptionError: they are one file.
+        DriveDisconnectedError: the mount that the source lies on does not answer.
+    """
+    require_answer(source)
+    if source.exists() and target.exists() and source.samefile(target):
+        msg = f"out='{target}' is what is to be packed, and would be replaced by it. Choose another name."
+        raise OptionError(msg)
 
 
 def _append(source: PackSource, dataset: Path, options: PackOptions, progress: Progress) -> PackReport:

@@ -416,6 +416,23 @@ def test_what_stands_at_the_target_is_not_replaced_unasked(tmp_path: Path, photo
     (tmp_path / "folder").mkdir()
     with pytest.raises(TargetExistsError, match="folder"):
         pack(photos, tmp_path / "folder", overwrite=True)
+    with pytest.raises(OptionError, match="is a folder"):
+        pack_dataset(photos, f"{tmp_path}/not-there/", progress=False)
+    assert not (tmp_path / "not-there").exists()
+
+
+def test_a_pack_does_not_take_the_place_of_its_own_source(tmp_path: Path) -> None:
+    """Whatever else is asked for, also where a link leads to it."""
+    out, link = tmp_path / "data.h5", tmp_path / "link.h5"
+    with h5py.File(out, "w") as file:
+        file["x"] = np.arange(12.0).reshape(6, 2)
+        file["y"] = np.arange(6)
+    link.symlink_to(out)
+    before = out.read_bytes()
+    for target in (out, link):
+        with pytest.raises(OptionError, match="would be replaced by it"):
+            pack(out, target, overwrite=True)
+    assert out.read_bytes() == before
 
 
 def test_a_target_that_cannot_be_written_is_refused(tmp_path: Path, photos: Path) -> None:

@@ -23,10 +23,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from colabstage import extract_archive, fetch_files, plan_stage, publish_file, restore_file, stage_dataset
+from colabstage import extract_archive, fetch_files, pack_dataset, plan_stage, publish_file, restore_file, stage_dataset
 from colabstage.errors import CancelledError, ColabstageError, DriveDisconnectedError, OptionError, SourceNotFoundError
 from colabstage.fetch.download import Download
 from colabstage.fileops import hash_ranges, local_lock
+from colabstage.load.reading.joined import open_reader
 from colabstage.progress import Cancellation, NullProgress
 from colabstage.simulate.http_knobs import WebKnobs
 from colabstage.simulate.http_server import WebServer
@@ -51,6 +52,10 @@ VERBS: dict[str, Callable[[Path, Path], object]] = {
     "publish": lambda drive, here: publish_file(here / "model.pt", drive / "model.pt", progress=False),
     "publish into a folder": lambda drive, here: publish_file(here / "model.pt", drive, progress=False),
     "restore": lambda drive, here: restore_file(drive / "model.pt", here / "model2.pt", progress=False),
+    "pack": lambda drive, here: pack_dataset(drive / "photos", here / "a.h5", progress=False),
+    "pack to Drive": lambda drive, here: pack_dataset(here / "photos", drive / "a.h5", progress=False),
+    "append": lambda drive, here: pack_dataset(here / "photos", append_to=drive / "a.h5", progress=False),
+    "read": lambda drive, here: open_reader(drive / "a.h5"),
     "list": lambda drive, here: list_datasets(cache_dir=drive / "colabstage"),
 }
 
@@ -69,7 +74,7 @@ def test_a_drive_that_is_dead_from_the_start_is_one_error_everywhere(
 
 _HANGING = """
 import pathlib, sys
-import colabstage, colabstage.errors
+import colabstage, colabstage.errors, colabstage.load.reading.joined
 from colabstage.machine import mounts, remount
 mounts._ANSWER_S = remount._PROBE_TIMEOUT_S = 0.7
 drive, here = map(pathlib.Path, sys.argv[1:])
@@ -79,6 +84,7 @@ for verb in (
     lambda: colabstage.stage_dataset(drive / "other", local_dir=here / "local", cache_dir=None, progress=False),
     lambda: colabstage.publish_file(here / "model.pt", drive / "model.pt", progress=False),
     lambda: colabstage.fetch_files(drive / "photos", here / "fetched", progress=False),
+    lambda: colabstage.load.reading.joined.open_reader(drive / "a.h5"),
 ):
     try:
         verb()
@@ -103,7 +109,7 @@ def test_a_mount_that_hangs_holds_up_nobody(tmp_path: Path, drive: SimulatedDriv
         )
     finally:
         os.kill(server.pid, signal.SIGCONT)
-    assert ended.stdout.split() == ["local", "True", "True", "True"]
+    assert ended.stdout.split() == ["local", *["True"] * 4]
 
 
 class _Stopping(NullProgress):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -18,6 +19,7 @@ from colabstage.load.reading.crew import SOLO
 from colabstage.load.reading.memory import check_memory
 from colabstage.load.reading.reader import SplitReader, refuse_out, target_array
 from colabstage.load.reading.rows import resolve_rows
+from colabstage.machine.mounts import require_answer
 from colabstage.machine.resources import read_resources
 
 if TYPE_CHECKING:
@@ -37,11 +39,13 @@ if TYPE_CHECKING:
 def open_reader(
     files: Files, split: str = "train", *, in_memory: bool = False, decode: bool = False
 ) -> SplitReader | JoinedReader:
-    """The reader of one file, of all that match a pattern, or of a list of files.
+    """Open one file, all that match a pattern, or a list of files.
 
     Raises:
+        DriveDisconnectedError: a mount that they lie on is dead, or does not answer.
         Everything that `SplitReader` raises; and as `JoinedReader`.
     """
+    require_answer(*((files,) if isinstance(files, str | os.PathLike) else files))
     parts = find_parts(files)
     if len(parts) == 1:
         return SplitReader(parts[0], split, in_memory=in_memory, decode=decode)
