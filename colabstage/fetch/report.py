@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from colabstage.errors import printable
 from colabstage.units import format_bytes, format_duration, format_rate
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ class FetchReport:
         }
 
     def __str__(self) -> str:
-        return "\n  ".join((self._summary(), *self.notes))
+        return "\n  ".join(map(printable, (self._summary(), *self.notes)))
 
     def _summary(self) -> str:
         size = format_bytes(self.nbytes)

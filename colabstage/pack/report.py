@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from colabstage.errors import printable
 from colabstage.page import notes, page
 from colabstage.units import format_bytes, format_duration, format_rate
 
@@ -59,7 +60,7 @@ class PackReport:
             lines.insert(1, f"{self.resumed:,} of them were in place from before")
         if self.skipped:
             lines.append(f"{len(self.skipped):,} left out: " + "; ".join(self.skipped[:3]))
-        return "\n".join(lines)
+        return "\n".join(map(printable, lines))
 
     def _repr_html_(self) -> str:
         headline, *further = str(self).splitlines()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from colabstage.errors import printable
 from colabstage.page import COLOURS, facts_table, notes, page
 from colabstage.units import format_bytes
 
@@ -89,7 +90,7 @@ class StagePlan:
 
     def __str__(self) -> str:
         lines = [self._headline, *(f"  {reason}" for reason in self.reasons)]
-        return "\n".join([*lines, *(f"  {name:<9}{value}" for name, value in self._facts())])
+        return "\n".join(map(printable, [*lines, *(f"  {name:<9}{value}" for name, value in self._facts())]))
 
     def _repr_html_(self) -> str:
         mark = "" if self.fits else f"<b style='color:{COLOURS['fail']}'>This does not fit on the disk.</b>"

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from colabstage.errors import printable
 from colabstage.page import notes, page, table
 from colabstage.units import format_bytes, format_count, format_duration, format_rate
 
@@ -122,7 +123,7 @@ class StageReport:
             lines += [f"    {line}" for line in self.skipped[:_SKIPPED_SHOWN]]
             if len(self.skipped) > _SKIPPED_SHOWN:
                 lines.append(f"    … and {len(self.skipped) - _SKIPPED_SHOWN} more, in report.skipped")
-        return "\n".join(lines)
+        return "\n".join(map(printable, lines))
 
     @property
     def headline(self) -> str:

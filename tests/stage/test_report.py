@@ -38,6 +38,13 @@ def test_steps_notes_and_what_was_left_out() -> None:
     assert "a note &amp; another" in html
 
 
+def test_a_terminal_does_not_obey_names() -> None:
+    """Names of files and classes come from archives and servers; a report of them only shows them."""
+    report = StageReport(skipped=("\x1b[2J.jpg: broken",), notes=["read '\x1b]0;mine\x07'"])
+    assert "\x1b" not in str(report)
+    assert "\\x1b[2J.jpg" in str(report)
+
+
 def test_a_note_is_there_once_and_ends_with_one_full_stop() -> None:
     """However often it is said, and however what it quotes ends."""
     report = StageReport()

@@ -18,6 +18,7 @@ from colabstage.errors import (
     SourceAccessError,
     TargetExistsError,
     TargetNotWritableError,
+    printable,
 )
 from colabstage.fetch.extract.plan import ExtractPlan, plan_extract
 from colabstage.fetch.extract.record import (
@@ -98,7 +99,7 @@ class ExtractReport:
         lines = [f"Extracted {files} to '{self.target}' in {format_duration(self.seconds)} ({rate})."]
         if self.kept_members:
             lines.append(f"{self.kept_members:,} of them were there from an interrupted run and were not done again.")
-        return "\n".join([*lines, *self.notes])
+        return "\n".join(map(printable, [*lines, *self.notes]))
 
 
 def extract_archive(
