@@ -30,7 +30,7 @@ from colabstage.h5.manifest import (
     write_manifest,
 )
 from colabstage.h5.names import FORMAT_VERSION, RESIZER_ATTRIBUTE, SHARD_SET_ATTRIBUTE
-from colabstage.layouts.fields import Boxes, Values
+from colabstage.layouts.fields import Boxes, Images, Values
 from colabstage.machine.heap import release_freed_memory
 from colabstage.machine.resources import check_space, free_space, usable_cores
 from colabstage.ownership import (
@@ -284,7 +284,12 @@ class _PackRun:
                 result = write_samples(
                     WriteJob(coder, order, places, data, open_spool, noted, RetryPolicy()),
                     journal,
-                    limits=pipeline_limits(self.job.tree, slow=self.slow, decodes=self.job.plan.x.lengths is None),
+                    # Images that are kept as they came are unpacked once as well, to see that they can be.
+                    limits=pipeline_limits(
+                        self.job.tree,
+                        slow=self.slow,
+                        decodes=self.job.plan.x.lengths is None or isinstance(self.job.table.inputs, Images),
+                    ),
                     step=step,
                     cancellation=cancellation,
                 )
