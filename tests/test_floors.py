@@ -10,7 +10,20 @@ import pytest
 PACKAGE = Path(__file__).resolve().parent.parent / "colabstage"
 FLOORS = {
     **dict.fromkeys(
-        ("errors", "progress", "units", "page", "redaction", "ownership", "fileops", "records", "retry", "pipeline"), 0
+        (
+            "errors",
+            "io",
+            "progress",
+            "units",
+            "page",
+            "redaction",
+            "ownership",
+            "fileops",
+            "records",
+            "retry",
+            "pipeline",
+        ),
+        0,
     ),
     **dict.fromkeys(("machine", "trees", "images"), 1),
     **dict.fromkeys(("fetch", "layouts", "h5"), 2),

@@ -7,8 +7,7 @@ agrees, and reads only the rest.
 
 from __future__ import annotations
 
-import json
-import os
+import contextlib
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
@@ -17,16 +16,9 @@ from colabstage.errors import CancelledError, DriveError, SourceError, TargetExi
 from colabstage.fetch.copy import typed_write_errors
 from colabstage.fetch.files import fetch_tree
 from colabstage.fileops import hash_ranges
-from colabstage.ownership import (
-    begin_journal,
-    disown,
-    find_orphans,
-    put_folder,
-    remove_own,
-    sweep_orphans,
-    take_orphan,
-    temp_beside,
-)
+from colabstage.io.journal import Journal, read_journal
+from colabstage.io.workspace import only_for, open_workspace
+from colabstage.ownership import find_orphans, put_folder, remove_own
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -76,9 +68,8 @@ class FolderLedger:
             found = zip(recorded, pool.map(self._hash, recorded), strict=True)
             self._kept = {span: digest for span, digest in found if recorded[span] == digest}
         self.kept_bytes = sum(length for _, _, length in self._kept)
-        lines = [_head(fingerprint), *(_line(*span, digest) for span, digest in self._kept.items())]
         with typed_write_errors(path):
-            self._handle = begin_journal(path, [b"".join(lines)])
+            self._journal = Journal(path, _head(fingerprint), ([*span, digest] for span, digest in self._kept.items()))
 
     def has(self, name: str, offset: int, length: int) -> bool:
         """Whether these bytes of a file were noted before, and are right."""
@@ -87,13 +78,11 @@ class FolderLedger:
     def note(self, name: str, offset: int, length: int, digest: str) -> None:
         """These bytes of a file are on the disk. Written in one go: a kill leaves whole lines, and at most one cut."""
         with typed_write_errors(self._files):
-            os.write(self._handle, _line(name, offset, length, digest))
+            self._journal.append([name, offset, length, digest])
 
     def close(self) -> None:
         """Let go of the file. Calling it twice is fine."""
-        handle, self._handle = self._handle, -1
-        if handle >= 0:
-            os.close(handle)
+        self._journal.close()
 
     def __enter__(self) -> Self:
         return self
@@ -114,22 +103,16 @@ class FolderLedger:
 
 
 def read_ledger(path: Path, fingerprint: str) -> dict[_Span, str] | None:
-    """What a ledger says is here, by name, offset and length; `None` when it is of something else, or none at all."""
+    """Return what a ledger says is here, by name, offset and length; `None` when it is of something else, or none."""
     try:
-        lines = path.read_bytes().split(b"\n")[:-1]  # a last line without its end was cut off
-        if not lines or not fingerprint or lines[0] + b"\n" != _head(fingerprint):
-            return None
-        return {(name, offset, length): digest for name, offset, length, digest in map(json.loads, lines[1:])}
+        found = read_journal(path, _head(fingerprint)) if fingerprint else None
+        return None if found is None else {(name, offset, length): digest for name, offset, length, digest in found}
     except (OSError, ValueError, TypeError):
         return None
 
 
-def _head(fingerprint: str) -> bytes:
-    return (json.dumps({"format": _FORMAT, "fingerprint": fingerprint}) + "\n").encode()
-
-
-def _line(name: str, offset: int, length: int, digest: str) -> bytes:
-    return (json.dumps([name, offset, length, digest]) + "\n").encode()
+def _head(fingerprint: str) -> dict[str, object]:
+    return {"format": _FORMAT, "fingerprint": fingerprint}
 
 
 def unfinished_bytes(target: Path, fingerprint: str) -> int:
@@ -165,14 +148,20 @@ def fetch_folder(
         TargetExistsError: something stands there that is not ours, or not as we made it.
         As `fetch_tree`; what stood at `target` is as it was.
     """
-    workspace = temp_beside(target)
-    try:
-        _take_over(target, workspace, fingerprint)
-        with FolderLedger(workspace, fingerprint) as ledger:
+    with contextlib.ExitStack() as stack:
+        with typed_write_errors(target):
+            workspace = stack.enter_context(
+                open_workspace(
+                    target,
+                    accepts=lambda orphan: bool(read_ledger(orphan / _LEDGER, fingerprint)),
+                    keeps=only_for(KeyboardInterrupt, CancelledError, SourceError, DriveError, TargetExistsError),
+                )
+            )
+        with FolderLedger(workspace.path, fingerprint) as ledger:
             kept = ledger.kept_bytes
             fetch_tree(
                 tree,
-                workspace / _FILES,
+                workspace.path / _FILES,
                 limits=limits,
                 step=step,
                 cancellation=cancellation,
@@ -180,22 +169,5 @@ def fetch_folder(
                 ledger=ledger,
             )
         with typed_write_errors(target):
-            deed = put_folder(workspace / _FILES, target, overwrite=overwrite, announce=announce)
-    except (KeyboardInterrupt, CancelledError, SourceError, DriveError, TargetExistsError):
-        disown(workspace)
-        raise
-    except BaseException:
-        remove_own(workspace)
-        raise
-    remove_own(workspace)
+            deed = put_folder(workspace.path / _FILES, target, overwrite=overwrite, announce=announce)
     return FetchedFolder(len(tree.entries), sum(entry.size for entry in tree.entries), kept, deed)
-
-
-def _take_over(target: Path, workspace: Path, fingerprint: str) -> None:
-    """Make the folder to work in: what a dead process left of the same state of the same tree, or an empty one."""
-    for orphan in find_orphans(target):
-        if read_ledger(orphan / _LEDGER, fingerprint) and take_orphan(orphan, workspace):
-            break
-    sweep_orphans(target.parent, name=target.name)
-    with typed_write_errors(workspace):
-        workspace.mkdir(exist_ok=True)

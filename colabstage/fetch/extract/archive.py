@@ -20,6 +20,7 @@ from colabstage.errors import (
     TargetNotWritableError,
     printable,
 )
+from colabstage.fetch.copy import typed_write_errors
 from colabstage.fetch.extract.plan import ExtractPlan, plan_extract
 from colabstage.fetch.extract.record import (
     ArchiveIdentity,
@@ -36,12 +37,11 @@ from colabstage.fetch.sources import absolute_path
 from colabstage.fetch.transfer.arriving import ArrivingFile
 from colabstage.fetch.transfer.mounted import MountedFile
 from colabstage.fileops import make_folder
+from colabstage.io.workspace import only_for, open_workspace
 from colabstage.machine.drive import drive_root
 from colabstage.machine.mounts import is_slow_mount, require_answer
 from colabstage.machine.remount import run_with_one_remount
 from colabstage.ownership import (
-    adopt_orphan,
-    disown,
     look_at,
     put_back,
     put_folder,
@@ -326,27 +326,22 @@ class _Work(NamedTuple):
 
 def _extract(work: _Work, progress: Progress, cancellation: Cancellation, stall_timeout_s: float) -> int:
     """Do it; returns how many members were there from an earlier run."""
-    temp = temp_beside(work.target)
-    adopt_orphan(work.target, temp)
-    try:
-        with Extraction(work.tree, work.entries, work.plan, temp, fingerprint=work.identity.fingerprint) as extraction:
-            arriving = _arriving_source(work.tree)
-            _check_room(work, extraction.kept_bytes, 0 if arriving is None else arriving.size)
-            if arriving is not None:
-                arriving.start()
-            title = f"Extracting {work.target.name}"
-            with progress.step(title, total=work.plan.content_bytes, unit="B") as step:
-                extraction.run(step, cancellation, stall_timeout_s)
+    passing = (CancelledError, KeyboardInterrupt, SystemExit, TargetExistsError)
+    with contextlib.ExitStack() as stack:
+        with typed_write_errors(work.target):
+            workspace = stack.enter_context(open_workspace(work.target, keeps=only_for(*passing)))
+        extraction = stack.enter_context(
+            Extraction(work.tree, work.entries, work.plan, workspace.path, fingerprint=work.identity.fingerprint)
+        )
+        arriving = _arriving_source(work.tree)
+        _check_room(work, extraction.kept_bytes, 0 if arriving is None else arriving.size)
+        if arriving is not None:
+            arriving.start()
+        title = f"Extracting {work.target.name}"
+        with progress.step(title, total=work.plan.content_bytes, unit="B") as step:
+            extraction.run(step, cancellation, stall_timeout_s)
         cancellation.check()
         _put_in_place(extraction.tree_path, work)
-    except (CancelledError, KeyboardInterrupt, SystemExit, TargetExistsError):
-        if temp.exists():
-            disown(temp)
-        raise
-    except BaseException:
-        remove_own(temp)
-        raise
-    remove_own(temp)
     return extraction.kept_members
 
 

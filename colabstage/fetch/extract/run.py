@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Self
 from colabstage.fetch.copy import translate_write_error
 from colabstage.fetch.extract.batches import Place, job_chunks, read_block, write_batch, write_large, zip_job
 from colabstage.fetch.extract.crew import Crew, CrewNotStartedError
-from colabstage.fetch.extract.journal import ExtractJournal
 from colabstage.fetch.folders import make_folders
 from colabstage.fileops import hash_block
-from colabstage.ownership import remove_own
+from colabstage.io.journal import Journal, read_journal
+from colabstage.ownership import current_world, remove_own
 from colabstage.pipeline import PipelineLimits, run_pipeline
 from colabstage.retry import RetryPolicy, read_with_retry
 from colabstage.trees.archive_bytes import LocalBytes, OwnBytes, owners_bytes
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 # The part of a gap between members of a zip that is read along.
 _GAP_BYTES = 64 * 1024
+_JOURNAL = "journal"
 _LOCAL_HEADER_BYTES = 30
 
 
@@ -77,16 +78,22 @@ class Extraction:
         self.tree_path = work / "tree"
         try:
             self.tree_path.mkdir(parents=True, exist_ok=True)
-            self._journal = ExtractJournal(work / "journal", fingerprint=_fingerprint(fingerprint, entries))
+            # The sizes of files are all that is compared, and a boot may have lost their content: hence the world.
+            head = {"fingerprint": _fingerprint(fingerprint, entries), "world": current_world()}
+            finished = [tuple(noted) for noted in read_journal(work / _JOURNAL, head) or () if isinstance(noted, list)]
+            self._journal = Journal(work / _JOURNAL, head, finished)
         except OSError as error:
             raise translate_write_error(error, self.tree_path) from error
         with contextlib.ExitStack() as undo:
             undo.push(self._journal)
-            if not self._journal.finished:
+            if not finished:
                 remove_own(self.tree_path)
                 self.tree_path.mkdir()
             undo.pop_all()
-        self._kept = {batch for batch in plan.batches if self._is_there(batch)}
+        noted = set(finished)
+        self._kept = {
+            batch for batch in plan.batches if (batch.first, batch.members) in noted and self._is_there(batch)
+        }
         self._left = [batch for batch in plan.batches if batch not in self._kept]
         self._open = {batch.first: batch for batch in self._left}
         self.kept_members = sum(batch.members for batch in self._kept)
@@ -96,12 +103,10 @@ class Extraction:
         return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
-        self._journal.__exit__(kind, error, trace)
+        self._journal.close()
 
     def _is_there(self, batch: Batch) -> bool:
-        """Whether the journal has a batch, and its files have their sizes."""
-        if not self._journal.has(batch.first, batch.members):
-            return False
+        """Whether the files of a batch have their sizes."""
         try:
             return all(os.lstat(f"{self.tree_path}/{entry.name}").st_size == entry.size for entry in self._of(batch))
         except OSError:
@@ -151,7 +156,7 @@ class Extraction:
 
     def _finish(self, batch: Batch) -> None:
         """Note a batch, and give back the part of our own copy of the archive that nobody needs any more."""
-        self._journal.finish(batch.first, batch.members)
+        self._journal.append((batch.first, batch.members))
         self._open.pop(batch.first, None)
         if self._own is not None:
             # Several members may share bytes, so only what lies before all that is left is free.

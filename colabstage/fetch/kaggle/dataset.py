@@ -34,13 +34,14 @@ from colabstage.errors import (
 )
 from colabstage.fetch.remote import PassingError
 from colabstage.fileops import disk_use, make_folder
+from colabstage.io.workspace import open_workspace
 from colabstage.machine.platforms import detect_platform, system_root
-from colabstage.ownership import adopt_orphan, disown, remove_own, rename_own, temp_beside
+from colabstage.ownership import rename_own
 from colabstage.redaction import hide_secrets, show_address
 from colabstage.retry import RetryPolicy
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     from colabstage.progress import Cancellation, Progress, ProgressStep
 
@@ -188,7 +189,9 @@ def open_kaggle(
         msg = f"'{dataset.label}' would become '{target}', which is there already. Remove it, or choose another folder."
         raise TargetExistsError(msg)
     make_folder(folder)
-    with _owned_folder(folder / f"kaggle-{dataset.owner}-{dataset.name}") as work:
+    lasting = folder / f"kaggle-{dataset.owner}-{dataset.name}"
+    with open_workspace(lasting, keeps=lambda work, _: disk_use(work / "cache") > 0) as workspace:
+        work = workspace.path
         theirs = kagglehub_cache(dataset, os.environ)
         cache = theirs or work / "cache"
         with progress.step("Download from Kaggle", total=None, unit="B") as step:
@@ -275,23 +278,6 @@ def kagglehub_cache(dataset: KaggleDataset, environ: Mapping[str, str]) -> Path 
     # The mark that kagglehub sets once everything is extracted.
     found = any((cache / "datasets" / dataset.owner / dataset.name).glob(f"{wanted}.complete"))
     return cache if found else None
-
-
-@contextlib.contextmanager
-def _owned_folder(lasting: Path) -> Iterator[Path]:
-    """A temporary folder, taken over from a dead process where one left it; kept for the next when it has bytes."""
-    work = temp_beside(lasting)
-    if not adopt_orphan(lasting, work):
-        make_folder(work)
-    try:
-        yield work
-    except BaseException:
-        if disk_use(work / "cache"):
-            disown(work)
-        else:
-            remove_own(work)
-        raise
-    remove_own(work)
 
 
 class _Watch:

@@ -32,7 +32,8 @@ from colabstage.fetch.shared.gdown_file import (
 )
 from colabstage.fetch.shared.service import IN_FLIGHT, DriveWeb, SharedFile
 from colabstage.fileops import disk_use, hash_block, make_folder
-from colabstage.ownership import adopt_orphan, disown, remove_own, rename_own, temp_beside
+from colabstage.io.workspace import open_workspace
+from colabstage.ownership import remove_own, rename_own
 from colabstage.progress import Cancellation
 from colabstage.retry import RetryPolicy
 from colabstage.trees.names import check_collisions, clean_member_name
@@ -189,20 +190,9 @@ def _work_folder(folder: Path, link: ShareLink) -> Iterator[Path]:
 
     Taken over from a dead process where one left it, and kept for the next call when it has bytes.
     """
-    lasting = folder / f"drive-{link.id}"
-    work = temp_beside(lasting)
-    if not adopt_orphan(lasting, work):
-        make_folder(work)
-    (work / "files").mkdir(exist_ok=True)
-    try:
-        yield work
-    except BaseException:
-        if _holds_bytes(work):
-            disown(work)
-        else:
-            remove_own(work)
-        raise
-    remove_own(work)
+    with open_workspace(folder / f"drive-{link.id}", keeps=lambda work, _: _holds_bytes(work)) as workspace:
+        (workspace.path / "files").mkdir(exist_ok=True)
+        yield workspace.path
 
 
 def _holds_bytes(work: Path) -> bool:

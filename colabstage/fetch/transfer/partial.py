@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
 import os
 import threading
 from typing import TYPE_CHECKING
@@ -18,7 +17,8 @@ from typing import TYPE_CHECKING
 from colabstage.errors import SourceReadError
 from colabstage.fetch.copy import typed_write_errors
 from colabstage.fileops import block_ranges, hash_block, hash_ranges, pread_exactly, pwrite_exactly
-from colabstage.ownership import begin_journal, disown, find_orphans, put_file, remove_own, take_orphan, temp_beside
+from colabstage.io.journal import Journal, read_journal
+from colabstage.ownership import disown, find_orphans, put_file, remove_own, take_orphan, temp_beside
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 # As in the manifest of a pack, and for the same reasons.
 BLOCK_BYTES = 8 * 1024 * 1024
-_FORMAT = 1
+_FORMAT = 2
 _DATA = "data"
 _BLOCKS = "blocks"
 # Blocks hashed between two looks whether to stop.
@@ -55,7 +55,7 @@ class Partial:
         self._closing = False
         with typed_write_errors(self._target):
             self._data = io.FileIO(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644), "r+b")
-        self._journal = -1
+        self._journal: Journal | None = None
         self._verified = False
         self.finished: dict[int, str] = {}
 
@@ -81,7 +81,8 @@ class Partial:
     def note(self, number: int, digest: str) -> None:
         """A block is whole on the disk."""
         with self._using(), typed_write_errors(self._target):
-            os.write(self._journal, _line({"block": number, "xxh3": digest}))
+            assert self._journal is not None
+            self._journal.append([number, digest])
             self.finished[number] = digest
 
     def write(self, data: bytes | memoryview, offset: int) -> None:
@@ -157,16 +158,15 @@ class Partial:
             if self._users or not self._closing:
                 return
             self._data.close()
-            journal, self._journal = self._journal, -1
-        if journal >= 0:
-            os.close(journal)
+            journal, self._journal = self._journal, None
+        if journal is not None:
+            journal.close()
 
     def _open_journal(self) -> None:
         """Begin a journal of what is kept; it replaces the old one when it is whole."""
-        path = self._folder / _BLOCKS
         with self._using(), typed_write_errors(self._target):
-            lines = [_head(self._facts), *({"block": n, "xxh3": digest} for n, digest in sorted(self.finished.items()))]
-            self._journal = begin_journal(path, [b"".join(_line(line) for line in lines)])
+            kept = ([number, digest] for number, digest in sorted(self.finished.items()))
+            self._journal = Journal(self._folder / _BLOCKS, _head(self._facts), kept)
 
 
 def take_partial(target: Path, facts: RemoteFacts) -> Partial:
@@ -196,18 +196,16 @@ def take_partial(target: Path, facts: RemoteFacts) -> Partial:
 
 
 def _read_journal(folder: Path, facts: RemoteFacts) -> dict[int, str] | None:
-    """Blocks that a journal says are finished, none when they are of another file; `None` when there is no journal."""
-    try:
-        lines = (folder / _BLOCKS).read_bytes().split(b"\n")[:-1]  # a last line without its end was cut off
-    except OSError:
+    """Return the hashes of finished blocks that a journal names, none of another file's; `None` without a journal."""
+    if not (folder / _BLOCKS).exists():
         return None
     try:
-        head, *entries = [json.loads(line) for line in lines]
-        if head != _head(facts) or not _can_prove(facts):
-            return {}
+        found = read_journal(folder / _BLOCKS, _head(facts)) if _can_prove(facts) else None
         count = len(block_ranges(facts.size or 0, BLOCK_BYTES))
-        return {entry["block"]: entry["xxh3"] for entry in entries if 0 <= entry["block"] < count}
-    except (ValueError, KeyError, TypeError):
+        return {number: str(digest) for number, digest in found or () if 0 <= number < count}
+    except OSError:
+        return None
+    except (ValueError, TypeError):
         return {}
 
 
@@ -226,7 +224,3 @@ def _head(facts: RemoteFacts) -> dict[str, object]:
         "checksum": str(facts.checksum or ""),
         "block_bytes": BLOCK_BYTES,
     }
-
-
-def _line(value: dict[str, object]) -> bytes:
-    return (json.dumps(value) + "\n").encode()

@@ -1,0 +1,97 @@
+"""Journals: what of some unfinished work is done, noted line by line, so that a killed run goes on where it was.
+
+A journal is a text file in a temporary of ours. Its first line is the head, which says which work it belongs to; each
+line after it is one JSON value, appended with one write. A kill therefore leaves whole lines and at most one that is
+cut, which has no end and is not read. Nothing is forced to the disk: what a killed process wrote, the kernel still has.
+After a reboot it may not, so whoever cannot check what a line claims puts `current_world()` into the head.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from itertools import chain, islice
+from typing import TYPE_CHECKING, Any, Self
+
+from colabstage.ownership import begin_journal
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+    from pathlib import Path
+
+# Lines joined for one write when a journal is begun: a pack of a million samples has 125,000 of them.
+_LINES_AT_ONCE = 4096
+
+
+def read_journal(path: Path, head: Mapping[str, object]) -> list[Any] | None:
+    """Return what the whole lines of a journal say, in order.
+
+    Args:
+        path: the journal.
+        head: which work it has to belong to, as it was given to `Journal`.
+
+    Returns:
+        The values, of which each is whatever JSON holds and for the caller to check; `None` where there is no journal,
+        where it belongs to other work, or where a whole line is no JSON.
+
+    Raises:
+        OSError: as the disk answers, but for a file that is not there.
+    """
+    try:
+        lines = path.read_bytes().split(b"\n")[:-1]  # a last line without its end was cut off
+        if not lines or json.loads(lines[0]) != head:
+            return None
+        return [json.loads(line) for line in lines[1:]]
+    except (FileNotFoundError, NotADirectoryError, ValueError, RecursionError):
+        return None
+
+
+class Journal:
+    """A journal that is being written. `append` from any thread; a context manager that closes it.
+
+    Opening one writes it anew, beside the old one and then in its place: so a line that a kill cut off stays behind,
+    and whoever dies while it is begun leaves the old one whole.
+    """
+
+    def __init__(self, path: Path, head: Mapping[str, object], kept: Iterable[object] = ()) -> None:
+        """Begin a journal.
+
+        Args:
+            path: in a temporary of ours.
+            head: which work it belongs to.
+            kept: the values that it begins with: what an earlier run had noted, and what is still true.
+
+        Raises:
+            OSError: as the disk answers; the journal that was there still is.
+        """
+        self._handle = begin_journal(path, _pieces(chain([head], kept)))
+
+    def append(self, *values: object) -> None:
+        """Note values, a line each, in one write.
+
+        Raises:
+            OSError: as the disk answers.
+        """
+        os.write(self._handle, b"".join(map(_line, values)))
+
+    def close(self) -> None:
+        """Let go of the file. Calling it twice is fine."""
+        handle, self._handle = self._handle, -1
+        if handle >= 0:
+            os.close(handle)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        self.close()
+
+
+def _pieces(values: Iterable[object]) -> Iterator[bytes]:
+    lines = map(_line, values)
+    while some := b"".join(islice(lines, _LINES_AT_ONCE)):
+        yield some
+
+
+def _line(value: object) -> bytes:
+    return json.dumps(value).encode() + b"\n"

@@ -1,0 +1,86 @@
+"""Workspaces: where something is made beside its target, in a folder that outlives a kill and is gone on with.
+
+Everything that takes long enough to be interrupted is made in one: a copy, a download, an extracted folder, a pack.
+The folder's name says which process owns it (see `ownership`). The next call for the same target finds the one that a
+dead process left, takes it over by one rename, which succeeds for one of several that try, and reads from whatever
+journal it keeps there what is done already.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from colabstage.fileops import disk_use
+from colabstage.ownership import disown, find_orphans, remove_own, sweep_orphans, take_orphan, temp_beside
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Workspace:
+    """A folder to work in, made by `open_workspace`."""
+
+    path: Path
+    """The folder; it exists."""
+    resumed: bool
+    """Whether a dead process left it, so that it may hold finished work."""
+
+
+def always(_: Path, __: BaseException) -> bool:
+    """Keep a workspace whatever ended the work: what is in it proves itself to whoever goes on."""
+    return True
+
+
+def unless(*refused: type[BaseException]) -> Callable[[Path, BaseException], bool]:
+    """Return a rule for `open_workspace`: keep what is there unless one of these errors ended the work."""
+    return lambda _, error: not isinstance(error, refused)
+
+
+def only_for(*passing: type[BaseException]) -> Callable[[Path, BaseException], bool]:
+    """Return a rule for `open_workspace`: keep what is there for errors that pass, remove it for all others."""
+    return lambda _, error: isinstance(error, passing)
+
+
+@contextlib.contextmanager
+def open_workspace(
+    target: Path,
+    *,
+    accepts: Callable[[Path], bool] = lambda _: True,
+    keeps: Callable[[Path, BaseException], bool] = always,
+) -> Iterator[Workspace]:
+    """Yield a folder beside `target` to make it in; it goes when the block ends well.
+
+    Args:
+        target: what the work is for; its folder exists. It need never exist itself: the name is what the next call
+            finds the leftovers by.
+        accepts: asked of each folder that a dead process left for `target` whether its content can be gone on with;
+            the others are removed.
+        keeps: asked, when the block ends with an error, whether the folder stays for the next call. It is told the
+            folder and the error.
+
+    Raises:
+        OSError: the folder cannot be made.
+    """
+    folder = temp_beside(target)
+    # Of several, the one that holds most; the rest are swept.
+    orphans = sorted(find_orphans(target), key=disk_use, reverse=True)
+    resumed = any(accepts(orphan) and take_orphan(orphan, folder) for orphan in orphans)
+    sweep_orphans(target.parent, name=target.name)
+    if not folder.is_dir():
+        remove_own(folder)  # a file, left by work of another kind for the same target
+        folder.mkdir()
+        resumed = False
+    try:
+        yield Workspace(folder, resumed)
+    except BaseException as error:
+        # The block may have put the folder itself in its place.
+        if folder.exists() and keeps(folder, error):
+            disown(folder)
+        else:
+            remove_own(folder)
+        raise
+    remove_own(folder)

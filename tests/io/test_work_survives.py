@@ -1,0 +1,165 @@
+"""Workspaces and journals: whatever ends the work, what was noted is true, and nothing is left that nobody finds."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from colabstage.io.journal import Journal, read_journal
+from colabstage.io.workspace import Workspace, always, only_for, open_workspace, unless
+from colabstage.ownership import disown, temp_beside
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+HEAD = {"work": "a", "size": 3}
+# A child that dies is this process forked, in which no other thread runs.
+FORKS = pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(), lambda inner: st.lists(inner, max_size=3), max_leaves=5
+)
+
+
+def in_killed_child(work: Callable[[], object]) -> None:
+    """Do something in a child process that is killed right after."""
+    child = os.fork()
+    if child == 0:
+        work()
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(child, 0)
+
+
+class TestJournal:
+    """What was appended is read again, and nothing that was not."""
+
+    @given(kept=st.lists(json_values, max_size=5), noted=st.lists(json_values, max_size=5), cut=st.integers(0, 400))
+    @settings(max_examples=100, deadline=None)
+    def test_any_cut_leaves_a_beginning(
+        self, tmp_path_factory: pytest.TempPathFactory, kept: list[object], noted: list[object], cut: int
+    ) -> None:
+        """Wherever the file ends, what is read is a beginning of what was written, or nothing is."""
+        path = temp_beside(tmp_path_factory.mktemp("journal") / "work")
+        with Journal(path, HEAD, kept) as journal:
+            for value in noted:
+                journal.append(value)
+        whole = path.read_bytes()
+        assert read_journal(path, HEAD) == [*kept, *noted]
+        path.write_bytes(whole[:cut])
+        found = read_journal(path, HEAD)
+        lines = whole[:cut].count(b"\n")
+        assert found == (None if lines == 0 else [*kept, *noted][: lines - 1])
+
+    def test_other_work_is_none(self, tmp_path: Path) -> None:
+        """A head that differs in anything is another work's, and so are a missing file and no JSON."""
+        path = temp_beside(tmp_path / "work")
+        assert read_journal(path, HEAD) is None
+        Journal(path, HEAD, [1]).close()
+        assert read_journal(path, {**HEAD, "size": 4}) is None
+        path.write_bytes(b"[" * 100_000 + b"\n")
+        assert read_journal(path, HEAD) is None
+
+    def test_a_failing_beginning_leaves_the_old_one(self, tmp_path: Path) -> None:
+        """What was noted before stands until the new journal is whole."""
+        path = temp_beside(tmp_path / "work")
+        Journal(path, HEAD, [1, 2]).close()
+
+        def interrupted() -> list[object]:
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            Journal(path, HEAD, (value for make in (lambda: [3], interrupted) for value in make()))
+        assert read_journal(path, HEAD) == [1, 2]
+
+    @FORKS
+    def test_what_a_killed_process_appended_is_read(self, tmp_path: Path) -> None:
+        """SIGKILL right after `append` loses nothing."""
+        path = temp_beside(tmp_path / "work")
+        in_killed_child(lambda: Journal(path, HEAD).append(1, "two", [3, "drei"]))
+        assert read_journal(path, HEAD) == [1, "two", [3, "drei"]]
+
+
+class TestWorkspace:
+    """One folder a target, which goes when the work is done and outlives whatever stopped it."""
+
+    def test_done_leaves_nothing(self, tmp_path: Path) -> None:
+        """After the block ends well only what it put elsewhere is there."""
+        with open_workspace(tmp_path / "target") as workspace:
+            assert not workspace.resumed
+            (workspace.path / "half").write_text("x", encoding="utf-8")
+        assert list(tmp_path.iterdir()) == []
+
+    @FORKS
+    @pytest.mark.parametrize("times", [1, 2, 3])
+    def test_a_killed_processs_work_is_gone_on_with(self, tmp_path: Path, times: int) -> None:
+        """However often it is killed, the next one has all that was finished, and one folder is there."""
+
+        def work() -> None:
+            with open_workspace(tmp_path / "target") as workspace:
+                done = len(list(workspace.path.iterdir()))
+                (workspace.path / str(done)).touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        for _ in range(times):
+            in_killed_child(work)
+        with open_workspace(tmp_path / "target") as workspace:
+            assert workspace.resumed
+            assert sorted(path.name for path in workspace.path.iterdir()) == [str(number) for number in range(times)]
+            assert list(tmp_path.iterdir()) == [workspace.path]
+
+    def test_the_living_are_left_alone(self, tmp_path: Path) -> None:
+        """Two that work for one target have a folder each."""
+        with open_workspace(tmp_path / "target") as first, open_workspace(tmp_path / "target") as second:
+            assert first.path != second.path
+            assert not second.resumed
+            assert first.path.is_dir()
+
+    def test_what_does_not_fit_goes(self, tmp_path: Path) -> None:
+        """Of several leftovers the largest that is accepted is taken; the others go."""
+        for name, size in (("old", 90_000), ("small", 10_000), ("large", 50_000)):
+            folder = temp_beside(tmp_path / "target")
+            folder.mkdir()
+            (folder / name).write_bytes(bytes(size))
+            disown(folder)
+        with open_workspace(tmp_path / "target", accepts=lambda left: not (left / "old").exists()) as workspace:
+            assert [path.name for path in workspace.path.iterdir()] == ["large"]
+            assert list(tmp_path.iterdir()) == [workspace.path]
+
+    def test_a_file_in_its_place_is_no_workspace(self, tmp_path: Path) -> None:
+        """A leftover file, which work of another kind made, is not gone on with."""
+        left = temp_beside(tmp_path / "target")
+        left.write_text("half", encoding="utf-8")
+        disown(left)
+        with open_workspace(tmp_path / "target") as workspace:
+            assert workspace.path.is_dir()
+            assert not workspace.resumed
+
+    @pytest.mark.parametrize(
+        ("keeps", "error", "kept"),
+        [
+            (always, ValueError(), True),
+            (only_for(KeyboardInterrupt, OSError), KeyboardInterrupt(), True),
+            (only_for(KeyboardInterrupt, OSError), ValueError(), False),
+            (unless(ValueError), KeyboardInterrupt(), True),
+            (unless(ValueError), ValueError(), False),
+        ],
+    )
+    def test_errors_decide_what_stays(
+        self, tmp_path: Path, keeps: Callable[[Path, BaseException], bool], error: BaseException, kept: bool
+    ) -> None:
+        """After an error for which work is kept, the next try goes on with it; after others it begins anew."""
+
+        def fail(workspace: Workspace) -> None:
+            (workspace.path / "half").touch()
+            raise error
+
+        with pytest.raises(type(error)), open_workspace(tmp_path / "target", keeps=keeps) as workspace:
+            fail(workspace)
+        assert len(list(tmp_path.iterdir())) == kept
+        with open_workspace(tmp_path / "target") as workspace:
+            assert workspace.resumed == kept
