@@ -1,7 +1,8 @@
 """Compare the names of the tests of a commit with those of this checkout: `compare_tests.py COMMIT`.
 
 What `make test` and `make test-all` run together is everything that pytest collects here, so a test that is missing
-here is run by neither. Names that changed on purpose stand in RENAMED.
+here is run by neither. What became of tests whose names are gone on purpose stands in `compare_tests.toml`; whatever is
+missing besides, or is said to be shown by a test that is not here either, fails.
 """
 
 from __future__ import annotations
@@ -10,11 +11,45 @@ import os
 import subprocess
 import sys
 import tempfile
+import tomllib
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 ROOT = Path(__file__).resolve().parent.parent
-# Old name, or the beginning of several, and what it is now.
-RENAMED: dict[str, str] = {}
+TRACED = Path(__file__).with_suffix(".toml")
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """Names of tests, or beginnings of names, and what they became.
+
+    Either `moved`, and the rest of each name is as it was; or the names in `now`, or their beginnings, with the reason.
+    """
+
+    old: tuple[str, ...]
+    moved: str = ""
+    now: tuple[str, ...] = ()
+    why: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.old or bool(self.moved) == bool(self.now) or bool(self.now) != bool(self.why):
+            msg = f"An entry has `old`, and either `moved`, or `now` with `why`; got {self}."
+            raise ValueError(msg)
+        if self.moved and len(self.old) > 1:
+            msg = f"What moved has one old beginning; got {self}."
+            raise ValueError(msg)
+
+
+def read_traced(path: Path) -> list[Gone]:
+    """Return the entries of a file."""
+    return [
+        Gone(tuple(one.pop("old")), now=tuple(one.pop("now", ())), **one)
+        for one in tomllib.loads(path.read_text(encoding="utf-8"))["gone"]
+    ]
 
 
 def names_in(folder: Path) -> set[str]:
@@ -28,7 +63,7 @@ def names_in(folder: Path) -> set[str]:
         capture_output=True,
         text=True,
         check=False,
-        timeout=300,
+        timeout=600,
     )
     if done.returncode:
         print(done.stdout[-2000:], done.stderr[-2000:], file=sys.stderr)
@@ -36,26 +71,47 @@ def names_in(folder: Path) -> set[str]:
     return {line for line in done.stdout.splitlines() if "::" in line}
 
 
-def renamed(name: str) -> str:
-    """Return what a test of old is called now."""
-    old = max((old for old in RENAMED if name.startswith(old)), key=len, default=None)
-    return name if old is None else RENAMED[old] + name.removeprefix(old)
+def find_losses(old: set[str], new: set[str], traced: Sequence[Gone]) -> list[str]:
+    """Return a line for each test of `old` that nothing in `new` stands for."""
+    by_beginning = {beginning: entry for entry in traced for beginning in entry.old}
+    losses: list[str] = []
+    stands_for: dict[Gone, list[str]] = {}
+    for name in sorted(old - new):
+        beginning = max((one for one in by_beginning if name.startswith(one)), key=len, default=None)
+        if beginning is None:
+            losses.append(name)
+        elif (entry := by_beginning[beginning]).moved:
+            moved = entry.moved + name.removeprefix(beginning)
+            losses += [] if moved in new else [f"{name}: moved to {moved}, which is not here"]
+        else:
+            stands_for.setdefault(entry, []).append(name)
+    for entry, names in stands_for.items():
+        found = {beginning: {name for name in new if name.startswith(beginning)} for beginning in entry.now}
+        for beginning in (one for one in entry.now if not found[one]):
+            losses.append(f"{names[0]}: shown by {beginning}, which is not here")
+        if len(total := set[str]().union(*found.values())) < len(names):
+            losses.append(f"{names[0]} and others: {len(total)} tests stand for {len(names)}")
+    return losses
 
 
 def main(commit: str) -> int:
     """Print what is missing and how many are new; returns 1 where something is missing."""
+    traced = read_traced(TRACED)
     with tempfile.TemporaryDirectory() as folder:
         before = Path(folder) / "before"
         subprocess.run(["git", "worktree", "add", "--quiet", "--detach", str(before), commit], cwd=ROOT, check=True)
         try:
-            old = {renamed(name) for name in names_in(before)}
+            old = names_in(before)
         finally:
             subprocess.run(["git", "worktree", "remove", "--force", str(before)], cwd=ROOT, check=True)
     new = names_in(ROOT)
-    missing = sorted(old - new)
-    print(*missing, sep="\n")
-    print(f"{len(old)} tests then, {len(new)} now: {len(missing)} are missing, {len(new - old)} are new.")
-    return 1 if missing else 0
+    losses = find_losses(old, new, traced)
+    print(*losses, sep="\n", end="\n" if losses else "")
+    print(
+        f"{len(old)} tests then, {len(new)} now. Of those then, {len(old & new)} are here by name; what became of "
+        f"{len(old - new)} others is traced in {TRACED.name}: {len(losses) or 'nothing'} missing."
+    )
+    return 1 if losses else 0
 
 
 if __name__ == "__main__":

@@ -171,7 +171,7 @@ def test_the_commands_of_a_page_end_well(name: str, here: Path) -> None:
     assert lines
 
 
-@pytest.mark.parametrize("block", blocks(FORMATS, "text"), ids=lambda block: f"line{block.line}")
+@pytest.mark.parametrize("block", blocks(FORMATS, "text"), ids=lambda block: re.split(r"[/\s]", block.code)[0])
 def test_a_pictured_folder_is_of_the_layout_that_the_page_says(block: Block, tmp_path: Path) -> None:
     """The files that it draws, made and packed without a word about what they are."""
     top = make_picture(block.code, tmp_path / "drawn")

@@ -130,6 +130,25 @@ def test_what_is_no_secret_stays(address: str) -> None:
     assert show_address(address) == address
 
 
+@pytest.mark.parametrize(
+    ("address", "shown"),
+    [
+        (
+            "s3://bucket/x?X-Amz-Signature=ab&versionId=3&X-Amz-Security-Token=cd",
+            "s3://bucket/x?X-Amz-Signature=…&versionId=3&X-Amz-Security-Token=…",
+        ),
+        ("https://host/x?a=1&sig=abc%3D", "https://host/x?a=…&sig=…"),
+        ("https://host/x?access_token=abc", "https://host/x?access_token=…"),
+        ("ftp://ann:s3cret@host:21/a@b.zip", "ftp://host:21/a@b.zip"),
+        ("sftp://ann@host/x", "sftp://host/x"),
+        ("sftp://ann:pa/ss@host/x", "sftp://host/x"),
+    ],
+)
+def test_what_finds_an_object_is_shown_and_what_opens_it_is_not(address: str, shown: str) -> None:
+    """A server with its port, a path, a version; of everything else the name at most."""
+    assert show_address(address) == shown
+
+
 _WORDS = st.text(st.characters(codec="ascii", min_codepoint=33, max_codepoint=126), min_size=1, max_size=12)
 
 

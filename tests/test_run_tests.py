@@ -1,4 +1,4 @@
-"""How tests are run: a few that fail are tried again, and named; what they cost is kept; which a change concerns."""
+"""How tests are run: what is tried again, what is kept, which a change concerns, which are gone."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from scripts.compare_tests import TRACED, Gone, find_losses, read_traced
 from scripts.run_tests import MOST_TRIED_AGAIN, Outcome, had_before, run_pass
 from scripts.touched_tests import places_of, users_of
 
@@ -100,3 +101,34 @@ def test_a_change_concerns_its_package_and_all_above_it() -> None:
     assert "tests/trees" not in places
     assert "tests/test_pipeline.py" in places_of(["colabstage/pipeline.py"])
     assert places_of(["README.md", "notebooks/keras.ipynb"]) == ["tests/notebooks", "tests/test_readme.py"]
+
+
+@pytest.mark.parametrize(
+    ("traced", "losses"),
+    [
+        ([], ["a::one[1]", "a::one[2]", "a::two"]),
+        ([Gone(("a::one[", "a::two"), now=("b::",), why="x")], []),
+        ([Gone(("a::one",), moved="b::one"), Gone(("a::two",), now=("c::new",), why="x")], []),
+        (
+            [Gone(("a::",), moved="c::"), Gone(("a::one[",), now=("b::one",), why="x")],
+            ["a::two: moved to c::two, which is not here"],
+        ),
+        (
+            [Gone(("a::",), now=("c::new", "d::"), why="x")],
+            ["a::one[1]: shown by d::, which is not here", "a::one[1] and others: 1 tests stand for 3"],
+        ),
+    ],
+)
+def test_a_test_that_is_gone_without_a_word_is_told(traced: list[Gone], losses: list[str]) -> None:
+    """By beginnings of names, the longest first; what is said to stand for it has to be there, in as many tests."""
+    old = {"a::kept", "a::one[1]", "a::one[2]", "a::two"}
+    new = {"a::kept", "b::one[1]", "b::one[2]", "b::other", "c::new"}
+    assert find_losses(old, new, traced) == losses
+
+
+def test_what_is_traced_can_be_read() -> None:
+    """Every entry says where its tests went; one that says nothing, or two things, is refused."""
+    assert all(entry.moved or entry.why for entry in read_traced(TRACED))
+    for wrong in ({}, {"moved": "b", "now": ("b",), "why": "x"}, {"now": ("b",)}, {"why": "x"}):
+        with pytest.raises(ValueError, match="An entry has"):
+            Gone(("a",), **wrong)
