@@ -22,9 +22,8 @@ from colabstage.fetch.transfer.connections import (
 )
 from colabstage.pipeline import DaemonPool
 from colabstage.retry import RetryPolicy
-from colabstage.trees.messages import foreign_entry
 from colabstage.trees.names import check_collisions, clean_member_name
-from colabstage.trees.tree import PIECE_BYTES, FileEntry, TreeKind
+from colabstage.trees.tree import PIECE_BYTES, FileEntry, TreeKind, foreign_entry
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

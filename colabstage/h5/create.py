@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from colabstage.h5.names import FORMAT_ATTRIBUTE, FORMAT_VERSION
+from colabstage.h5.schema import FORMAT_ATTRIBUTE, FORMAT_VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

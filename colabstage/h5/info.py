@@ -15,8 +15,7 @@ from colabstage.errors import (
     SourceNotFoundError,
     SplitNotFoundError,
 )
-from colabstage.h5.damage import check_heaps, reading_contents
-from colabstage.h5.names import (
+from colabstage.h5.schema import (
     BOXES,
     BYTES,
     CLASSES,
@@ -34,11 +33,19 @@ from colabstage.h5.names import (
     x_name,
     y_name,
 )
-from colabstage.h5.ragged import element_dtype, estimate_bytes, ragged_kind
+from colabstage.h5.untrusted import (
+    HeapReferences,
+    check_heaps,
+    element_dtype,
+    estimate_bytes,
+    follow,
+    open_with_any_locking,
+    ragged_kind,
+    reading_contents,
+)
 from colabstage.images.options import ImageOptions, MaskOptions
 from colabstage.retry import translate_read_error
 from colabstage.trees.contents import HEAD_BYTES, describe_contents
-from colabstage.trees.hdf5 import HeapReferences, follow, open_with_any_locking
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import asdict, dataclass, field, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from colabstage.errors import DamagedPackError, NewerFormatError, SourceNotFoundError, TargetExistsError
 from colabstage.fileops import block_ranges, hash_ranges, read_json, write_json
@@ -21,6 +21,38 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from colabstage.progress import Cancellation
+
+
+@dataclass(frozen=True, slots=True)
+class ManifestState:
+    """What the manifest beside a file is worth.
+
+    `state`: `agrees`, by the file's length; `differs`, by its length; `missing`; `unreadable`; `newer` than this
+    version reads. `detail`: the same in a sentence. `written_by`: the version of colabstage.
+    """
+
+    state: Literal["agrees", "differs", "missing", "unreadable", "newer"]
+    detail: str
+    written_by: str = ""
+
+
+def look_at_manifest(path: Path, nbytes: int) -> ManifestState:
+    """Judge the manifest beside a file of `nbytes` bytes by its length alone; no block is read."""
+    sidecar = manifest_path(path)
+    if not sidecar.exists():
+        return ManifestState("missing", f"none beside it ('{sidecar.name}'), so nothing vouches for its bytes")
+    try:
+        manifest = read_manifest(path)
+    except NewerFormatError as error:
+        return ManifestState("newer", str(error))
+    if manifest is None:
+        return ManifestState("unreadable", f"'{sidecar.name}' is there, but is not a whole manifest")
+    if manifest.size != nbytes:
+        detail = f"says {manifest.size:,} bytes, but the file has {nbytes:,}: it is damaged"
+        return ManifestState("differs", detail, manifest.written_by)
+    detail = "agrees with the file's length; 'colabstage verify' compares every byte"
+    return ManifestState("agrees", detail, manifest.written_by)
+
 
 MANIFEST_VERSION = 1
 # 8 MiB: long enough that a mount reads at full speed and a table of a 100 GB pack stays under a megabyte, short

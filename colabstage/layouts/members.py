@@ -12,11 +12,11 @@ from colabstage.errors import SourceReadError
 from colabstage.machine.resources import check_space, free_space
 from colabstage.trees.archive_bytes import LocalBytes
 from colabstage.trees.contents import HEAD_BYTES, compression_of
+from colabstage.trees.decompress import unpack_into
 from colabstage.trees.folder import FolderTree
 from colabstage.trees.joined import JoinedTree
-from colabstage.trees.lone import LoneFile
 from colabstage.trees.names import DEFAULT_LIMITS
-from colabstage.trees.spool import unpack_into
+from colabstage.trees.single_file import SingleFileTree
 from colabstage.trees.tar import TarTree
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def open_member(tree: Tree, entry: FileEntry) -> ByteSource:
         return open_member(*tree.origin(entry))
     if isinstance(tree, FolderTree):
         return _checked(LocalBytes(Path(tree.label) / entry.name), entry)
-    if isinstance(tree, LoneFile):
+    if isinstance(tree, SingleFileTree):
         return ByteRange(tree.source, 0, entry.size, label=tree.label)
     if isinstance(tree, TarTree):
         return ByteRange(tree.source, tree.member(entry).offset, entry.size, label=f"{tree.label}: {entry.name}")
@@ -69,7 +69,7 @@ def read_head(tree: Tree, entry: FileEntry, length: int) -> bytes:
     """
     if isinstance(tree, JoinedTree):
         return read_head(*tree.origin(entry), length)
-    if isinstance(tree, FolderTree | TarTree | LoneFile):
+    if isinstance(tree, FolderTree | TarTree | SingleFileTree):
         source = open_member(tree, entry)
         try:
             return source.pread(length, 0)

@@ -7,7 +7,7 @@ import posixpath
 import re
 from typing import TYPE_CHECKING, NamedTuple
 
-from colabstage.trees.messages import count_by
+from colabstage.trees.tree import count_by
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

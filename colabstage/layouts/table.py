@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from colabstage.errors import LayoutError
 from colabstage.layouts.fields import Images
-from colabstage.trees.texts import first_repeated
+from colabstage.trees.entries import first_repeated
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,7 +27,7 @@ class NearMissError(LayoutError):
 class SampleTable:
     """Which content is which sample, with its target and split. N samples.
 
-    Sequences of texts may be lists, tuples, or `trees.texts.Texts`, which hold millions in little memory.
+    Sequences of texts may be lists, tuples, or `trees.texts.StringArray`, which hold millions in little memory.
 
     `layout`: name of the layout that made the table.
     `keys`: what each sample is called, N unique names; splits and row order follow from them alone.

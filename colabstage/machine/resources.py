@@ -6,6 +6,7 @@ Both versions of cgroups are read, at every level from this process's group upwa
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 from dataclasses import dataclass
@@ -17,6 +18,17 @@ from colabstage.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+
+def release_freed_memory() -> None:
+    """Hand pages back that nothing lies in any more; does nothing where the C library has no way to.
+
+    Columns that grow leave holes behind, which glibc keeps for later: of listing 200,000 files 5 to 20 MB.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
 
 _SYSTEM = Path("/")
 # cgroup v1 writes "no limit" as a number near 2**63, rounded down to a page.

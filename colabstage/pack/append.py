@@ -10,9 +10,20 @@ import numpy as np
 
 from colabstage.errors import OptionError
 from colabstage.h5.info import image_options_from_json, read_info
-from colabstage.h5.names import IMAGE_OPTIONS_ATTRIBUTE, MASK_OPTIONS_ATTRIBUTE
-from colabstage.h5.parts import PartName, appended_beside, find_parts, shard_pattern, shards_beside
-from colabstage.h5.schema import FieldSchema, PackSchema, boxes_schema, pack_schema, rows_schema, schema_difference
+from colabstage.h5.parts import (
+    FieldSchema,
+    PackSchema,
+    PartName,
+    appended_beside,
+    boxes_schema,
+    find_parts,
+    pack_schema,
+    rows_schema,
+    schema_difference,
+    shard_pattern,
+    shards_beside,
+)
+from colabstage.h5.schema import IMAGE_OPTIONS_ATTRIBUTE, MASK_OPTIONS_ATTRIBUTE
 from colabstage.images.options import ImageOptions
 from colabstage.layouts.fields import Boxes, Values
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from colabstage.h5.create import ReservedDataset
-from colabstage.h5.names import BOXES, OFFSETS, y_name
+from colabstage.h5.schema import BOXES, OFFSETS, y_name
 from colabstage.images.geometry import fit_boxes
 
 if TYPE_CHECKING:

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from colabstage.h5.create import PackContent, ReservedDataset
-from colabstage.h5.names import CLASSES, SKIPPED, key_name, y_name
+from colabstage.h5.schema import CLASSES, SKIPPED, key_name, y_name
 from colabstage.layouts.fields import Boxes, Values
 from colabstage.pack.boxes import reserve_boxes
-from colabstage.trees.texts import some_texts
+from colabstage.trees.entries import take_strings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -41,7 +41,7 @@ def pack_content(
     texts: dict[str, Sequence[str]] = {}
     groups: dict[str, Mapping[str, Any]] = {}
     for split in plan.splits:
-        texts[key_name(split.name)] = some_texts(table.keys, split.samples)
+        texts[key_name(split.name)] = take_strings(table.keys, split.samples)
         if isinstance(table.targets, Values):
             arrays[y_name(split.name)] = table.targets.values[split.samples]
         elif isinstance(table.targets, Boxes):

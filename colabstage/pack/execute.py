@@ -29,10 +29,9 @@ from colabstage.h5.manifest import (
     remove_manifest,
     write_manifest,
 )
-from colabstage.h5.names import FORMAT_VERSION, RESIZER_ATTRIBUTE, SHARD_SET_ATTRIBUTE
+from colabstage.h5.schema import FORMAT_VERSION, RESIZER_ATTRIBUTE, SHARD_SET_ATTRIBUTE
 from colabstage.layouts.fields import Boxes, Images, Values
-from colabstage.machine.heap import release_freed_memory
-from colabstage.machine.resources import check_space, free_space, usable_cores
+from colabstage.machine.resources import check_space, free_space, release_freed_memory, usable_cores
 from colabstage.ownership import (
     adopt_orphan,
     disown,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from colabstage.h5.create import ReservedDataset
-from colabstage.h5.names import BYTES, OFFSETS, x_name, y_name
+from colabstage.h5.schema import BYTES, OFFSETS, x_name, y_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -13,7 +13,7 @@ from colabstage.images.resample import can_torch_resize
 from colabstage.layouts.detect import detect_layout
 from colabstage.layouts.fields import Arrays
 from colabstage.layouts.reading import read_each
-from colabstage.machine.heap import release_freed_memory
+from colabstage.machine.resources import release_freed_memory
 from colabstage.pack.plan import PackPlan, gains_by_torch, needs_facts, plan_pack
 from colabstage.pack.prepare import prepared_table
 

@@ -20,7 +20,7 @@ from colabstage.fetch.copy import TargetFile, translate_write_error
 from colabstage.fileops import block_ranges, pread_exactly
 from colabstage.h5.create import PackContent, ReservedDataset, create_pack
 from colabstage.h5.manifest import BLOCK_BYTES, Manifest, make_hashes, write_manifest
-from colabstage.h5.names import (
+from colabstage.h5.schema import (
     BOXES,
     BYTES,
     CLASSES,

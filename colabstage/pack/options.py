@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 from colabstage.errors import OptionError, SourceChangedError
-from colabstage.h5.names import FORMAT_VERSION, check_split_name
+from colabstage.h5.schema import FORMAT_VERSION, check_split_name
 from colabstage.images.options import ImageOptions
 from colabstage.pack.code import Description, code_digest, describe_callable
 

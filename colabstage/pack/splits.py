@@ -16,7 +16,7 @@ import xxhash
 from colabstage.errors import LayoutError, OptionError
 from colabstage.layouts.fields import Values
 from colabstage.layouts.sources import TreeFiles
-from colabstage.trees.texts import some_texts
+from colabstage.trees.entries import take_strings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -123,7 +123,7 @@ def split_rows(
     for number, name in enumerate(names):
         members = np.flatnonzero(assigned == number)
         if name == "train":
-            hashes = key_hashes(some_texts(keys, members), seed=seed, purpose="row")
+            hashes = key_hashes(take_strings(keys, members), seed=seed, purpose="row")
             members = members[np.argsort(hashes, kind="stable")]
         rows[name] = members
     return rows
@@ -143,7 +143,7 @@ def _divide(
         return assign_splits(table.keys, strata, fractions, seed=seed)
     # A file goes where its first sample would.
     _, firsts = np.unique(files, return_index=True)
-    of_file = assign_splits(some_texts(table.keys, firsts), strata[firsts], fractions, seed=seed)
+    of_file = assign_splits(take_strings(table.keys, firsts), strata[firsts], fractions, seed=seed)
     return of_file[files]
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from colabstage.layouts.fields import Boxes, Values
 from colabstage.pack.splits import SplitPlan
-from colabstage.trees.texts import some_texts
+from colabstage.trees.entries import take_strings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -52,11 +52,11 @@ def take_samples(table: SampleTable, chosen: NDArray[np.int64]) -> SampleTable:
 
     return replace(
         table,
-        keys=some_texts(table.keys, chosen),
+        keys=take_strings(table.keys, chosen),
         inputs=_take_inputs(table.inputs, chosen),
         targets=None if table.targets is None else _take_targets(table.targets, chosen),
-        splits=None if table.splits is None else some_texts(table.splits, chosen),
-        groups=None if table.groups is None else some_texts(table.groups, chosen),
+        splits=None if table.splits is None else take_strings(table.splits, chosen),
+        groups=None if table.groups is None else take_strings(table.groups, chosen),
     )
 
 

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from colabstage.machine.drive_log import drive_log_path
+from colabstage.machine.drive_errors import drive_log_path
 from colabstage.machine.platforms import system_root
 
 if TYPE_CHECKING:

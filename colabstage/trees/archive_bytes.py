@@ -80,7 +80,7 @@ class LocalBytes:
         self.close()
 
 
-class OwnBytes(LocalBytes):
+class TemporaryBytes(LocalBytes):
     """The bytes of a file that colabstage itself made and nobody else needs: what has been used can be given back.
 
     Never for a user's file. Where the file system cannot make holes, the file keeps its size and nothing is lost.
@@ -123,7 +123,7 @@ def punch_hole(handle: int, offset: int, length: int) -> bool:
     return bool(fallocate(handle, _PUNCH_HOLE | _KEEP_SIZE, offset, length) == 0)
 
 
-class LentBytes:
+class SharedBytes:
     """Somebody else's bytes, for a tree that closes what it reads from: closing this leaves `source` open."""
 
     def __init__(self, source: ByteSource) -> None:
@@ -155,7 +155,7 @@ class LentBytes:
 
 def owners_bytes(source: ByteSource) -> ByteSource:
     """The source itself, or the one that was lent."""
-    return source.source if isinstance(source, LentBytes) else source
+    return source.source if isinstance(source, SharedBytes) else source
 
 
 class SourceFile(io.RawIOBase):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import importlib
 import io
 import queue
@@ -10,16 +11,73 @@ import threading
 import time
 from typing import IO, TYPE_CHECKING, Any, Self, cast
 
-from colabstage.errors import ArchiveError, ColabstageError, CorruptArchiveError, SourceReadError
-from colabstage.trees.archive_bytes import SourceFile
+from colabstage.errors import ArchiveError, ColabstageError, CorruptArchiveError, NotEnoughSpaceError, SourceReadError
+from colabstage.fileops import make_folder
+from colabstage.ownership import remove_own, temp_beside
+from colabstage.trees.archive_bytes import SourceFile, TemporaryBytes
 from colabstage.trees.contents import HEAD_BYTES, Compression, compression_of
-from colabstage.trees.zstd_frames import check_frames
+from colabstage.trees.names import ArchiveLimits, check_limits
+from colabstage.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
+    from io import FileIO
+    from pathlib import Path
 
     from colabstage.progress import Cancellation
     from colabstage.trees.tree import ByteSource
+
+_MAGIC = 0xFD2FB528
+_SKIPPABLE = range(0x184D2A50, 0x184D2A60)
+_RLE, _RESERVED = 1, 3
+_ID_BYTES = (0, 1, 2, 4)
+_SIZE_BYTES = (0, 2, 4, 8)
+
+
+def check_frames(source: ByteSource) -> None:
+    """Walk all frames of a Zstandard file.
+
+    Raises:
+        EOFError: the last frame is cut.
+        ValueError: something else than a frame follows one.
+    """
+    at = 0
+    while at < source.size:
+        magic = int.from_bytes(_exactly(source, 4, at), "little")
+        if magic in _SKIPPABLE:
+            at += 8 + int.from_bytes(_exactly(source, 4, at + 4), "little")
+        elif magic == _MAGIC:
+            at = _frame_end(source, at)
+        else:
+            msg = f"no frame begins at byte {at:,}"
+            raise ValueError(msg)
+    if at > source.size:
+        raise EOFError
+
+
+def _frame_end(source: ByteSource, at: int) -> int:
+    (descriptor,) = _exactly(source, 1, at + 4)
+    single = descriptor >> 5 & 1
+    # A frame in one segment has no byte for its window, and at least one for its size.
+    size_bytes = _SIZE_BYTES[descriptor >> 6] or single
+    at += 5 + (1 - single) + _ID_BYTES[descriptor & 3] + size_bytes
+    last = 0
+    while not last:
+        header = int.from_bytes(_exactly(source, 3, at), "little")
+        last, kind, size = header & 1, header >> 1 & 3, header >> 3
+        if kind == _RESERVED:
+            msg = f"there is no block at byte {at:,}"
+            raise ValueError(msg)
+        at += 3 + (1 if kind == _RLE else size)
+    return at + 4 * (descriptor >> 2 & 1)
+
+
+def _exactly(source: ByteSource, length: int, offset: int) -> bytes:
+    data = source.pread(length, offset)
+    if len(data) < length:
+        raise EOFError
+    return data
+
 
 _Damage = tuple[type[Exception], ...]
 
@@ -212,3 +270,56 @@ class ReadAhead:
             with contextlib.suppress(queue.Full):
                 self._pieces.put(piece, timeout=_LOOK_S)
                 return
+
+
+_SPOOL_BYTES = 4 << 20
+
+
+def unpack_into(
+    spool: Path, source: ByteSource, limits: ArchiveLimits, cancellation: Cancellation | None = None
+) -> TemporaryBytes:
+    """Decompress `source` into a file in the folder `spool`, which is made if need be.
+
+    Raises:
+        CorruptArchiveError: the stream is truncated or damaged.
+        UnsafeArchiveError: it unpacks to more than `limits` allow; found while unpacking.
+        NotEnoughSpaceError: it does not fit.
+        TargetNotWritableError: nothing can be written in `spool`.
+        CancelledError: `cancellation` was used.
+    """
+    make_folder(spool)
+    path = temp_beside(spool / "unpacked")
+    written = 0
+    try:
+        with (
+            path.open("xb", buffering=0) as out,
+            ReadAhead(_unpacked(source, cancellation), cancellation=cancellation) as pieces,
+        ):
+            for piece in pieces:
+                written += len(piece)
+                check_limits(source.label, 0, written, source.size, limits)
+                _write(out, piece)
+        return TemporaryBytes(path, label=source.label)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        msg = (
+            f"'{source.label}' does not fit in '{spool}' when unpacked: the disk was full after "
+            f"{format_bytes(written)}. Free some space or name a folder on a larger disk."
+        )
+        raise NotEnoughSpaceError(msg) from error
+    finally:
+        remove_own(path)
+
+
+def _unpacked(source: ByteSource, cancellation: Cancellation | None) -> Generator[bytes]:
+    """The content in pieces. Opened and closed by the thread that reads: closing waits for a read that hangs."""
+    with open_stream(source, cancellation) as stream:
+        while piece := stream.read(_SPOOL_BYTES):
+            yield piece
+
+
+def _write(out: FileIO, piece: bytes) -> None:
+    view = memoryview(piece)
+    while view:
+        view = view[out.write(view) :]

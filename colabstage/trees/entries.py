@@ -1,6 +1,7 @@
 """The files of a tree in columns: some forty bytes for each, where as many objects take three hundred.
 
-Layouts see a sequence of `FileEntry`; each is made when it is asked for.
+Names are a `StringArray`: the bytes of all of them one behind the other, and where each ends. Layouts see a sequence of
+`FileEntry`; each is made when it is asked for.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 import numpy as np
 
-from colabstage.trees.texts import Texts, narrowed
 from colabstage.trees.tree import FileEntry
 
 if TYPE_CHECKING:
@@ -22,8 +22,145 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+# UTF-8 sorts as Python's texts do and keeps what is no UTF-8 in a file name, which Python has as lone surrogates.
+_CODEC, _ERRORS = "utf-8", "surrogatepass"
+# Made into `str` at once while iterating: the cost of each step vanishes, and nobody holds them all.
+_PAGE_STRINGS = 2048
+# Bytes of the longest text up to which all are sorted as bytes of one width.
+_WIDE = 128
+
+
+class StringArray(Sequence[str]):
+    """N texts. Immutable; equal to any sequence of the same texts.
+
+    >>> names = StringArray.of(["a/1.jpg", "b/2.jpg"])
+    >>> names[1], names.take(np.array([1, 0])) == ("b/2.jpg", "a/1.jpg")
+    ('b/2.jpg', True)
+    """
+
+    __slots__ = ("_data", "_ends", "_rows")
+
+    def __init__(self, data: bytes, ends: NDArray[Any], rows: NDArray[Any] | None = None) -> None:
+        """StringArray of what `of` makes; call that.
+
+        `data`: all of them. `ends`: `(M,)`, where each ends. `rows`: `(N,)`, which of them are meant; all if `None`.
+        """
+        self._data = data
+        self._ends = ends
+        self._rows = rows
+
+    @classmethod
+    def of(cls, texts: Iterable[str]) -> StringArray:
+        """Those of an iterable, in its order."""
+        data = bytearray()
+        ends = array("Q")
+        for text in texts:
+            data += text.encode(_CODEC, _ERRORS)
+            ends.append(len(data))
+        return cls(bytes(data), narrowed(np.frombuffer(ends, np.uint64)))
+
+    def __len__(self) -> int:
+        return len(self._ends if self._rows is None else self._rows)
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> StringArray: ...
+
+    def __getitem__(self, index: int | slice) -> str | StringArray:
+        if isinstance(index, slice):
+            return self.take(np.arange(len(self))[index])
+        ends = self._ends
+        row = (range(len(ends)) if self._rows is None else self._rows)[index]
+        return self._data[ends.item(row - 1) if row else 0 : ends.item(row)].decode(_CODEC, _ERRORS)
+
+    def take(self, rows: NDArray[Any]) -> StringArray:
+        """Some of them, in the order of `rows`; shares the bytes."""
+        return StringArray(self._data, self._ends, rows if self._rows is None else self._rows[rows])
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """int64 `(N,)`, made anew: bytes of each in UTF-8."""
+        lengths = self._ends.astype(np.int64)
+        lengths[1:] -= lengths[:-1].copy()
+        return lengths if self._rows is None else lengths[self._rows]
+
+    def packed(self) -> StringArray:
+        """The same texts, their bytes in the order of the texts and no others."""
+        return self if self._rows is None else StringArray.of(self)
+
+    def order(self) -> NDArray[np.intp]:
+        """`(N,)`: the numbers of the texts, sorted as Python sorts them, equal ones as they come."""
+        width = int(self.lengths.max(initial=1)) or 1
+        if width > _WIDE or b"\0" in self._data:
+            texts = np.empty(len(self), object)
+            texts[:] = list(self)
+            return np.argsort(texts, kind="stable")
+        # Bytes of one width, a page at a time: a fourth of the memory of the texts as objects.
+        keys = np.zeros(len(self), f"S{width}")
+        for first in range(0, len(self), _PAGE_STRINGS):
+            page = self._page(first, min(first + _PAGE_STRINGS, len(self)))
+            keys[first : first + _PAGE_STRINGS] = [text.encode(_CODEC, _ERRORS) for text in page]
+        return np.argsort(keys, kind="stable")
+
+    def __iter__(self) -> Iterator[str]:
+        for first in range(0, len(self), _PAGE_STRINGS):
+            yield from self._page(first, min(first + _PAGE_STRINGS, len(self)))
+
+    def _page(self, first: int, after: int) -> list[str]:
+        if self._rows is None:
+            ends = self._ends[first:after].tolist()
+            starts = [int(self._ends[first - 1]) if first else 0, *ends[:-1]]
+        else:
+            rows = self._rows[first:after].astype(np.int64)
+            ends = self._ends[rows].tolist()
+            starts = np.where(rows > 0, self._ends[rows - 1], 0).tolist()
+        data = self._data
+        return [data[start:end].decode(_CODEC, _ERRORS) for start, end in zip(starts, ends, strict=True)]
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Sequence) or isinstance(other, str):
+            return NotImplemented
+        return len(self) == len(other) and all(own == text for own, text in zip(self, other, strict=True))
+
+    __hash__ = None  # type: ignore[assignment]  # equal to lists, which have none either
+
+    def __repr__(self) -> str:
+        shown = ", ".join(repr(text) for text in self[:3])
+        return f"StringArray({shown}{', …' if len(self) > 3 else ''}; {len(self):,})"
+
+
+def take_strings(texts: Sequence[str], rows: NDArray[Any]) -> Sequence[str]:
+    """Those of some rows, in their order; of `StringArray`, with no object for each."""
+    return texts.take(rows) if isinstance(texts, StringArray) else [texts[row] for row in rows.tolist()]
+
+
+def narrowed(values: NDArray[Any]) -> NDArray[Any]:
+    """Whole numbers in 32 bits where all of them fit, else as they are."""
+    if len(values) and (int(values.max()) > 0xFFFFFFFF or int(values.min()) < 0):
+        return values
+    return values.astype(np.uint32)
+
+
+def first_repeated(texts: Sequence[str]) -> str | None:
+    """The first text that stands before in the sequence as well, `None` where all differ.
+
+    Compares their hashes, 8 bytes each, in place of a set of all of them.
+    """
+    hashes = np.fromiter(map(hash, texts), np.int64, len(texts))
+    hashes.sort()
+    suspects = set(hashes[1:][hashes[1:] == hashes[:-1]].tolist())
+    seen: set[str] = set()
+    for text in texts if suspects else ():
+        if hash(text) in suspects:
+            if text in seen:
+                return text
+            seen.add(text)
+    return None
+
+
 # Made into entries at once while iterating.
-_PAGE = 1024
+_PAGE_ENTRIES = 1024
 # With its dot. What is longer is no extension that anybody asks for (".tfrecord-00000-of-00008").
 _LONGEST_EXTENSION = 10
 _TIME_END_NS = 1 << 63
@@ -40,7 +177,7 @@ class _Extensions(NamedTuple):
 class _Columns:
     """Facts of M files. `places`: where each is in its tree, `None` where that is its number here."""
 
-    names: Texts
+    names: StringArray
     sizes: NDArray[Any]
     mtimes_ns: NDArray[Any]
     positions: NDArray[Any]
@@ -111,8 +248,8 @@ class FileEntries(Sequence[FileEntry]):
 
     def __iter__(self) -> Iterator[FileEntry]:
         facts = self._columns
-        for first in range(0, len(self), _PAGE):
-            page = slice(first, min(first + _PAGE, len(self)))
+        for first in range(0, len(self), _PAGE_ENTRIES):
+            page = slice(first, min(first + _PAGE_ENTRIES, len(self)))
             rows = np.arange(page.start, page.stop) if self._rows is None else self._rows[page]
             columns = (facts.sizes, facts.mtimes_ns, facts.positions, facts.executable)
             values = [column[rows].tolist() for column in columns]
@@ -225,9 +362,9 @@ class Listing:
         self._executable.extend(other._executable)
 
     @property
-    def names(self) -> Texts:
+    def names(self) -> StringArray:
         """All names so far, in the order in which they were added."""
-        return Texts(bytes(self._names), narrowed(np.array(self._ends, np.uint64)))
+        return StringArray(bytes(self._names), narrowed(np.array(self._ends, np.uint64)))
 
     def by_name(self) -> SortedListing:
         """The files of a whole tree, sorted by name."""
@@ -253,7 +390,7 @@ class Listing:
 
 
 def sorted_by_name(
-    names: Texts,
+    names: StringArray,
     sizes: NDArray[np.int64],
     mtimes_ns: NDArray[np.int64],
     positions: NDArray[np.int64],

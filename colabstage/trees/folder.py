@@ -16,9 +16,8 @@ from colabstage.fileops import block_ranges, pread_exactly
 from colabstage.pipeline import DaemonPool
 from colabstage.retry import RetryPolicy, read_with_retry
 from colabstage.trees.entries import FileEntries, Listing
-from colabstage.trees.messages import count_by
 from colabstage.trees.names import is_junk, is_junk_folder, without_files
-from colabstage.trees.tree import PIECE_BYTES, FileEntry, TreeKind
+from colabstage.trees.tree import PIECE_BYTES, FileEntry, TreeKind, count_by
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping

@@ -8,11 +8,9 @@ from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
-from colabstage.trees.entries import FileEntries, Listing
-from colabstage.trees.messages import foreign_entry
+from colabstage.trees.entries import FileEntries, Listing, narrowed
 from colabstage.trees.names import parent_folders
-from colabstage.trees.texts import narrowed
-from colabstage.trees.tree import empty_folders
+from colabstage.trees.tree import empty_folders, foreign_entry
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence

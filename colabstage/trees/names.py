@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from colabstage.errors import UnsafeArchiveError
 from colabstage.ownership import is_our_name
-from colabstage.trees.texts import first_repeated
+from colabstage.trees.entries import first_repeated
 from colabstage.units import format_bytes
 
 if TYPE_CHECKING:

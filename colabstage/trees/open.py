@@ -24,11 +24,10 @@ from colabstage.trees.contents import (
 )
 from colabstage.trees.decompress import open_stream
 from colabstage.trees.folder import FolderTree
-from colabstage.trees.foreign import ForeignTree
-from colabstage.trees.lone import LoneFile, base_name, is_lone
 from colabstage.trees.names import DEFAULT_LIMITS, ArchiveLimits
-from colabstage.trees.single import SingleTree
+from colabstage.trees.single_file import CompressedFileTree, SingleFileTree, base_name, is_lone
 from colabstage.trees.tar import TarTree
+from colabstage.trees.tool_archives import ToolArchiveTree
 from colabstage.trees.zip import ZipTree
 
 if TYPE_CHECKING:
@@ -129,7 +128,7 @@ def open_archive(
     """
     try:
         if lone_files and is_lone(source.label) and recognise_archive(source) is None:
-            return LoneFile(source)
+            return SingleFileTree(source)
         return _open_recognised(source, spool, limits, cancellation)
     except BaseException:
         source.close()
@@ -143,10 +142,10 @@ def _open_recognised(source: ByteSource, spool: Path, limits: ArchiveLimits, can
     if kind == "zip":
         return ZipTree(source, limits=limits)
     if kind in ("7z", "rar"):
-        return ForeignTree(source, spool=spool, limits=limits, cancellation=cancellation)
+        return ToolArchiveTree(source, spool=spool, limits=limits, cancellation=cancellation)
     if kind.startswith("tar"):
         return TarTree(source, spool=spool, limits=limits, cancellation=cancellation)
-    return SingleTree(source, spool=spool, limits=limits, cancellation=cancellation)
+    return CompressedFileTree(source, spool=spool, limits=limits, cancellation=cancellation)
 
 
 def _first_unpacked(source: ByteSource) -> bytes | None:

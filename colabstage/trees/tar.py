@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
+import struct
+from decimal import Decimal
 from typing import TYPE_CHECKING, NamedTuple, Self
 
-from colabstage.errors import UnsafeArchiveError
+from colabstage.errors import ArchiveError, CorruptArchiveError, UnsafeArchiveError
 from colabstage.fileops import block_ranges
-from colabstage.trees.contents import HEAD_BYTES, compression_of
+from colabstage.trees.contents import HEAD_BYTES, compression_of, describe_contents, header_checksums
+from colabstage.trees.decompress import unpack_into
 from colabstage.trees.entries import FileEntries, Listing
-from colabstage.trees.messages import cut_while_read, foreign_entry, skipped_links
 from colabstage.trees.names import (
     DEFAULT_LIMITS,
     ArchiveLimits,
@@ -22,9 +25,7 @@ from colabstage.trees.names import (
     resolve_link,
     without_files,
 )
-from colabstage.trees.spool import unpack_into
-from colabstage.trees.tar_headers import TarMember, scan_members
-from colabstage.trees.tree import PIECE_BYTES, FileEntry, TreeKind
+from colabstage.trees.tree import PIECE_BYTES, FileEntry, TreeKind, cut_while_read, foreign_entry, skipped_links
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -33,6 +34,236 @@ if TYPE_CHECKING:
 
     from colabstage.progress import Cancellation
     from colabstage.trees.tree import ByteSource
+
+BLOCK = 512
+_HEADER = struct.Struct("100s8s8s8s12s12s8sc100s6s2s32s32s8s8s155s12x")
+
+_REGULAR = frozenset({b"0", b"\0", b"7"})
+_LONG_NAME, _LONG_LINK, _PAX, _PAX_SUN, _PAX_GLOBAL = b"L", b"K", b"x", b"X", b"g"
+_VOLUME_LABEL = b"V"
+_EXTENSIONS = frozenset({_LONG_NAME, _LONG_LINK, _PAX, _PAX_SUN, _PAX_GLOBAL})
+# A name or a set of pax records longer than this is not one.
+_MAX_EXTENSION_BYTES = 1 << 20
+# Archivers fill the last record with zeros: 10 KiB by default, 1 MiB with the largest blocking factors in use.
+_MAX_PADDING_BYTES = 1 << 20
+# As GNU tar reads a number: one leading NUL that an overflowing neighbour left, blanks, digits, then a NUL or a blank.
+_OCTAL = re.compile(rb"\0?\s*([0-7]*)(?:[\0\s].*)?\Z", re.DOTALL)
+# Of all that a pax record may say, what is used here; an archive can hold as many others as it likes.
+_PAX_KEYS = frozenset({"path", "linkpath", "size", "mtime"})
+_PAX_SPARSE = "GNU.sparse."
+# Seconds since 1970 with more digits than this do not fit 64 bits of nanoseconds; what is written in a few bytes
+# (1e999999) would otherwise take hours to spell out.
+_TIME_DIGITS = 10
+
+
+class TarMember(NamedTuple):
+    """One member. `kind`: `"file"`, `"folder"`, `"symlink"`, `"hardlink"` or `"special"`. `link`: target of a link.
+
+    `name` is uncleaned. `offset`, `size`: where its content lies, in bytes. `executable`: for its owner.
+    """
+
+    name: str
+    kind: str
+    link: str
+    offset: int
+    size: int
+    mtime_ns: int
+    executable: bool = False
+
+
+class _Header(NamedTuple):
+    """One header block, before long names and pax records are applied."""
+
+    name: bytes
+    size: int
+    mtime: int
+    kind: bytes
+    link: bytes
+    mode: int
+
+
+def scan_members(source: ByteSource) -> Iterator[TarMember]:
+    """Every member of an uncompressed tar, in the archive's order.
+
+    Raises:
+        CorruptArchiveError: the file is truncated, damaged or no tar, and the message says where and which.
+        ArchiveError: a member is sparse or continues in another volume.
+    """
+    at = 0
+    shared: dict[str, str] = {}
+    own: dict[str, str] = {}
+    while (block := source.pread(BLOCK, at)).strip(b"\0"):
+        header = _parse(source, block, at)
+        at += BLOCK
+        if header.kind in _EXTENSIONS:
+            _extend(source, header, at, shared, own)
+            at += _padded(header.size)
+            continue
+        member, stored = _apply(source, header, at, shared | own if shared else own)
+        at += stored
+        own = {}
+        if at - stored + member.size > source.size:
+            raise _truncated(source, f"its member {member.name!r} ends after the end of the file")
+        if header.kind != _VOLUME_LABEL:
+            yield member
+    _check_end(source, block, at)
+
+
+def _padded(size: int) -> int:
+    return -(-size // BLOCK) * BLOCK
+
+
+def _parse(source: ByteSource, block: bytes, at: int) -> _Header:
+    if len(block) < BLOCK:
+        raise _truncated(source, "its last header is cut")
+    # fmt: off
+    (name, mode, _, _, size, mtime, checksum, kind, link, magic, _, _, _, _, _, prefix) = _HEADER.unpack(block)
+    # fmt: on
+    try:
+        whole = _number(checksum) in header_checksums(block)
+        header = _Header(_text(name), _number(size), _number(mtime), kind, _text(link), _number(mode))
+    except ValueError:
+        whole = False
+    if not whole or header.size < 0:
+        if at == 0:
+            msg = f"'{source.label}' is no tar but {describe_contents(source.pread(HEAD_BYTES, 0))}."
+            raise CorruptArchiveError(msg)
+        msg = f"'{source.label}' is damaged at byte {at:,}: there is no readable header. Copy or upload it again."
+        raise CorruptArchiveError(msg)
+    # GNU's own format, "ustar " with a blank, keeps times where POSIX keeps the beginning of a long name.
+    if magic == b"ustar\0" and prefix[:1] != b"\0":
+        header = header._replace(name=_text(prefix) + b"/" + header.name)
+    return header
+
+
+def _text(field: bytes) -> bytes:
+    return field.partition(b"\0")[0]
+
+
+def _number(field: bytes) -> int:
+    """A number in a header: octal digits, or base 256 where the first bit is set."""
+    if field[0] & 0x80:
+        value = int.from_bytes(field, "big", signed=False) & ((1 << (8 * len(field) - 1)) - 1)
+        return value - (1 << (8 * len(field) - 1)) if field[0] & 0x40 else value
+    digits = field.rstrip(b" \0")
+    if digits.isdigit():
+        return int(digits, 8)
+    match = _OCTAL.match(field)
+    if match is None:
+        raise ValueError(field)
+    return int(match[1] or b"0", 8)
+
+
+def _decode(name: bytes) -> str:
+    return name.decode("utf-8", "surrogateescape")
+
+
+def _extend(source: ByteSource, header: _Header, at: int, shared: dict[str, str], own: dict[str, str]) -> None:
+    """Read a header that only says more about the next member (`own`), or about all that follow (`shared`)."""
+    if header.size > _MAX_EXTENSION_BYTES:
+        msg = f"'{source.label}' is damaged at byte {at:,}: a name of {header.size:,} bytes. Copy or upload it again."
+        raise CorruptArchiveError(msg)
+    data = source.pread(header.size, at)
+    if len(data) < header.size:
+        raise _truncated(source, "a long name is cut")
+    if header.kind == _LONG_NAME:
+        own["path"] = _decode(_text(data))
+    elif header.kind == _LONG_LINK:
+        own["linkpath"] = _decode(_text(data))
+    else:
+        try:
+            (shared if header.kind == _PAX_GLOBAL else own).update(_pax_records(data))
+        except ValueError as error:
+            msg = f"'{source.label}' is damaged at byte {at:,}: its pax records are not readable."
+            raise CorruptArchiveError(msg) from error
+
+
+def _pax_records(data: bytes) -> dict[str, str]:
+    """The records `"<length> <key>=<value>\\n"` of an extended header."""
+    records: dict[str, str] = {}
+    at = 0
+    while at < len(data) and data[at]:
+        length, blank, _ = data[at : at + 20].partition(b" ")
+        end = at + int(length)
+        key, equals, value = data[at + len(length) + 1 : end - 1].partition(b"=")
+        if not blank or not equals or end > len(data) or data[end - 1 : end] != b"\n":
+            raise ValueError(data[at : at + 40])
+        name = key.decode("utf-8")
+        if name in _PAX_KEYS or name.startswith(_PAX_SPARSE):
+            # Which of them it is does not matter for a sparse file, which is refused.
+            records[_PAX_SPARSE if name.startswith(_PAX_SPARSE) else name] = _decode(value)
+        at = end
+    return records
+
+
+def _apply(source: ByteSource, header: _Header, at: int, pax: dict[str, str]) -> tuple[TarMember, int]:
+    """The member that a header and the extensions before it describe, and the bytes it takes up after the header."""
+    name = pax.get("path") or _decode(header.name)
+    if header.kind == b"S" or _PAX_SPARSE in pax:
+        msg = (
+            f"'{source.label}' stores {name!r} as a sparse file, which is not read here. "
+            "Make the archive again without tar's option --sparse."
+        )
+        raise ArchiveError(msg)
+    if header.kind == b"M":
+        msg = f"'{source.label}' is one volume of an archive in several. Join them into one archive first."
+        raise ArchiveError(msg)
+    try:
+        size = int(pax.get("size") or header.size)
+        mtime_ns = _nanoseconds(Decimal(pax.get("mtime") or header.mtime))
+        if size < 0:
+            raise ValueError(size)  # noqa: TRY301  # together with what int() refuses
+    except (ValueError, ArithmeticError) as error:
+        msg = f"'{source.label}' is damaged at byte {at:,}: the pax records of {name!r} are not readable."
+        raise CorruptArchiveError(msg) from error
+    kind = _kind(header.kind, name)
+    # Links, folders and devices may name a size, but only these have content behind their header.
+    stored = size if kind == "file" or header.kind in (b"D", _VOLUME_LABEL) else 0
+    link = pax.get("linkpath") or _decode(header.link)
+    return TarMember(name, kind, link, at, stored, mtime_ns, bool(header.mode & 0o100)), _padded(stored)
+
+
+def _nanoseconds(seconds: Decimal) -> int:
+    """A time in whole nanoseconds; 0 for what does not fit 64 bits, which is no time."""
+    if seconds.is_finite() and (not seconds or seconds.adjusted() >= _TIME_DIGITS):
+        return 0
+    value = int(seconds * 10**9)
+    return value if abs(value) < 1 << 63 else 0
+
+
+def _kind(typeflag: bytes, name: str) -> str:
+    if typeflag in (b"5", b"D") or (typeflag == b"\0" and name.endswith("/")):
+        return "folder"
+    if typeflag in _REGULAR:
+        return "file"
+    known = {b"1": "hardlink", b"2": "symlink", b"3": "special", b"4": "special", b"6": "special"}
+    # POSIX: a type that is not known is to be taken for a regular file.
+    return known.get(typeflag, "file")
+
+
+def _truncated(source: ByteSource, reason: str) -> CorruptArchiveError:
+    return CorruptArchiveError(
+        f"'{source.label}' is truncated: {reason} ({source.size:,} bytes are here). Copy or upload the archive again."
+    )
+
+
+def _check_end(source: ByteSource, block: bytes, at: int) -> None:
+    """A tar ends in blocks of zeros. None at all: cut. Very many: a copy that was cut and filled up. Others: damage."""
+    if not block:
+        if at == 0:
+            msg = f"'{source.label}' is an empty file, not a tar. Copy or upload the archive again."
+            raise CorruptArchiveError(msg)
+        raise _truncated(source, "the blocks of zeros that mark its end are missing")
+    rest = source.size - at
+    tail = source.pread(min(rest, _MAX_PADDING_BYTES), at)
+    if tail.strip(b"\0"):
+        msg = (
+            f"'{source.label}' has {rest:,} bytes after the mark of its end at byte {at:,}: it is damaged, or several "
+            "archives were joined. Copy it again, or make one archive of all."
+        )
+        raise CorruptArchiveError(msg)
+    if rest > _MAX_PADDING_BYTES:
+        raise _truncated(source, f"its last {rest:,} bytes are zeros, as a copy or an upload leaves that was cut")
 
 
 class TarTree:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from colabstage.trees.texts import Texts
+    from colabstage.trees.entries import StringArray
     from colabstage.trees.tree import ByteSource
 
 _END = struct.Struct("<4s4H2LH")
@@ -102,7 +102,7 @@ class ZipDirectory:
     `facts`: structured `(N,)`; offset, end, packed_size, size, crc, method, flags, mode, mtime_ns.
     """
 
-    names: Texts
+    names: StringArray
     stored_names: dict[int, bytes]
     facts: NDArray[Any]
 
@@ -256,7 +256,7 @@ def _parse(source: ByteSource, directory: bytes, *, wraps: bool) -> ZipDirectory
     """The members in a directory. `wraps`: offsets are modulo 4 GiB, as macOS writes them into large archives."""
     import numpy as np
 
-    from colabstage.trees.texts import Texts
+    from colabstage.trees.entries import StringArray
 
     starts = array("q")
     stored_names: dict[int, bytes] = {}
@@ -279,7 +279,7 @@ def _parse(source: ByteSource, directory: bytes, *, wraps: bool) -> ZipDirectory
                 stored_names[number] = stored
             yield name
 
-    texts = Texts.of(names())
+    texts = StringArray.of(names())
     # Records of one length that may begin at any byte: those at the members' places are taken.
     anywhere = np.ndarray((max(0, len(directory) - _MEMBER.size + 1),), _record_type(), directory, strides=(1,))
     records = anywhere[np.array(starts, np.int64)] if len(texts) else np.empty(0, _record_type())

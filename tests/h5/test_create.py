@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from colabstage.h5.create import PackContent, ReservedDataset, create_pack, reserved_offsets
-from colabstage.h5.names import FORMAT_ATTRIBUTE, FORMAT_VERSION
+from colabstage.h5.schema import FORMAT_ATTRIBUTE, FORMAT_VERSION
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -15,8 +15,8 @@ import pytest
 
 from colabstage.errors import DamagedPackError
 from colabstage.h5.create import PackContent, ReservedDataset, create_pack
-from colabstage.h5.damage import check_heaps
 from colabstage.h5.info import open_h5, read_info
+from colabstage.h5.untrusted import check_heaps
 from colabstage.load.reading.reader import SplitReader
 
 if TYPE_CHECKING:

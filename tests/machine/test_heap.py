@@ -7,7 +7,7 @@ import sys
 
 _CHILD = """
 import ctypes
-from colabstage.machine.heap import release_freed_memory
+from colabstage.machine.resources import release_freed_memory
 def resident():
     return int(open("/proc/self/statm").read().split()[1]) * 4096
 # Small blocks come from the heap, and the last one keeps all that lies before it from going back by itself.

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from colabstage.errors import ArchiveError, CorruptArchiveError, MissingDependencyError, UnsafeArchiveError
-from colabstage.trees import foreign_tools
+from colabstage.trees import tool_archives as foreign_tools
 from colabstage.trees.archive_bytes import LocalBytes
-from colabstage.trees.foreign import ForeignTree
 from colabstage.trees.names import ArchiveLimits
 from colabstage.trees.open import open_tree, recognise
+from colabstage.trees.tool_archives import ToolArchiveTree
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -131,7 +131,7 @@ def test_a_hostile_rar_is_refused_before_it_is_unpacked(tmp_path: Path, names: t
     _needs_rar()
     (tmp_path / "a.rar").write_bytes(rar(dict.fromkeys(names, b"x")))
     with pytest.raises(UnsafeArchiveError, match=reason):
-        ForeignTree(LocalBytes(tmp_path / "a.rar"), spool=tmp_path / "spool")
+        ToolArchiveTree(LocalBytes(tmp_path / "a.rar"), spool=tmp_path / "spool")
     assert list((tmp_path / "spool").iterdir()) == []
 
 

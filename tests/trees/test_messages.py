@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import doctest
 
-from colabstage.trees import messages
-from colabstage.trees.messages import count_by
+from colabstage.trees import tree as messages
+from colabstage.trees.tree import count_by
 
 
 def test_counts_are_written_commonest_first() -> None:

@@ -35,7 +35,7 @@ from colabstage.progress import Cancellation
 from colabstage.trees.archive_bytes import LocalBytes
 from colabstage.trees.names import ArchiveLimits
 from colabstage.trees.open import open_archive
-from colabstage.trees.single import SingleTree
+from colabstage.trees.single_file import CompressedFileTree
 from colabstage.trees.tar import TarTree
 from colabstage.trees.tree import FileEntry
 
@@ -376,14 +376,16 @@ def test_a_source_that_dies_is_not_called_damaged(tmp_path: Path, pack: Callable
     """What the source raises comes through decompression as it is, so that its Drive is mounted again."""
     content = pack(random.Random(2).randbytes(100_000))
     with pytest.raises(DriveDisconnectedError, match="died"):
-        SingleTree(_Dying(content), spool=tmp_path)
+        CompressedFileTree(_Dying(content), spool=tmp_path)
 
 
 def test_a_zstandard_bomb_is_refused_as_one(tmp_path: Path) -> None:
     """Not as an archive to be uploaded again."""
     bomb = zstandard.compress(bytes(20_000_000))
     with pytest.raises(UnsafeArchiveError, match="bomb"):
-        SingleTree(_Memory(bomb), spool=tmp_path, limits=ArchiveLimits(max_ratio=10, ratio_from_bytes=1_000_000))
+        CompressedFileTree(
+            _Memory(bomb), spool=tmp_path, limits=ArchiveLimits(max_ratio=10, ratio_from_bytes=1_000_000)
+        )
 
 
 def test_unpacking_stops_when_it_is_asked_to(tar_bytes: TarBytes, tmp_path: Path) -> None:
@@ -408,7 +410,7 @@ def test_unpacking_stops_when_it_is_asked_to(tar_bytes: TarBytes, tmp_path: Path
 
 def test_the_content_of_a_compressed_file_is_held_once(tmp_path: Path) -> None:
     """Reading it takes as much memory as it has bytes, and not that again."""
-    with SingleTree(_Memory(gzip.compress(bytes(60_000_000), 1)), spool=tmp_path) as tree:
+    with CompressedFileTree(_Memory(gzip.compress(bytes(60_000_000), 1)), spool=tmp_path) as tree:
         tracemalloc.start()
         try:
             assert len(tree.read(tree.entries[0])) == 60_000_000

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from colabstage.trees.texts import Texts, first_repeated, narrowed, some_texts
+from colabstage.trees.entries import StringArray, first_repeated, narrowed, take_strings
 
 # Lone surrogates are how Python shows a file name that is no UTF-8; "\uffff" sorts before "\U00010000" there.
 ODD = ["b", "", "\udc80", "ä/ö.jpg", "\uffff", "\U00010000", "b", "a" * 5000, "日本", "a\0"]
@@ -13,7 +13,7 @@ ODD = ["b", "", "\udc80", "ä/ö.jpg", "\uffff", "\U00010000", "b", "a" * 5000, 
 
 def test_texts_come_back_as_they_went_in() -> None:
     """Any text, names that are no UTF-8 among them, by number, from the end, by slice and in order."""
-    texts = Texts.of(ODD)
+    texts = StringArray.of(ODD)
     assert list(texts) == ODD
     assert [texts[i] for i in range(-len(ODD), len(ODD))] == ODD + ODD
     assert texts[2:5] == ODD[2:5]
@@ -28,26 +28,26 @@ def test_some_texts_of_some_texts_are_the_right_ones() -> None:
     """Rows are taken of rows, over more than one page."""
     names = [f"{number:05}" for number in range(10_000)]
     rows = np.random.default_rng(0).permutation(10_000)[:7000]
-    some = Texts.of(names).take(rows)
+    some = StringArray.of(names).take(rows)
     assert some == [names[row] for row in rows]
     assert some.take(np.arange(6999, 0, -7)) == [names[row] for row in rows[6999:0:-7]]
     assert some.packed() == some
-    assert some_texts(tuple(names), rows) == some_texts(Texts.of(names), rows)
+    assert take_strings(tuple(names), rows) == take_strings(StringArray.of(names), rows)
 
 
 @pytest.mark.parametrize("texts", [ODD, ODD[:7], [], ["b", "a-b/1", "a/2", "a/1"] * 2000], ids=len)
 def test_the_order_is_that_of_python(texts: list[str]) -> None:
     """Long and short texts, with and without zero bytes, sort as `sorted` sorts them, equal ones as they come."""
-    assert Texts.of(texts).order().tolist() == sorted(range(len(texts)), key=texts.__getitem__)
+    assert StringArray.of(texts).order().tolist() == sorted(range(len(texts)), key=texts.__getitem__)
 
 
 def test_equality_is_that_of_sequences() -> None:
     """Equal to lists and tuples of the same texts, from either side, and to no text."""
-    assert Texts.of(["a", "b"]) == ("a", "b")
+    assert StringArray.of(["a", "b"]) == ("a", "b")
     held: object = ["a", "b"]
-    assert held == Texts.of(["a", "b"])
-    assert Texts.of(["a", "b"]) != ["a"]
-    assert Texts.of(["a"]) != "a"
+    assert held == StringArray.of(["a", "b"])
+    assert StringArray.of(["a", "b"]) != ["a"]
+    assert StringArray.of(["a"]) != "a"
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_equality_is_that_of_sequences() -> None:
 )
 def test_the_first_repeated_text_is_named(texts: list[str], twice: str | None) -> None:
     """The one that a reader would meet first as a repetition."""
-    assert first_repeated(texts) == first_repeated(Texts.of(texts)) == twice
+    assert first_repeated(texts) == first_repeated(StringArray.of(texts)) == twice
 
 
 def test_numbers_are_narrowed_only_where_all_fit() -> None:

@@ -133,7 +133,7 @@ def _resident_part(path: Path) -> float:
 def _look_at_pack(facts: DatasetFacts, path: Path) -> DatasetFacts:
     from colabstage.fetch.record import file_seal
     from colabstage.h5.info import read_info
-    from colabstage.h5.manifest_state import look_at_manifest
+    from colabstage.h5.manifest import look_at_manifest
     from colabstage.load.reading.reader import SplitReader
 
     try:

@@ -52,7 +52,7 @@ from colabstage.ownership import (
 from colabstage.progress import cancellation_of, resolve_progress
 from colabstage.redaction import show_address
 from colabstage.retry import RetryPolicy
-from colabstage.trees.archive_bytes import LentBytes, LocalBytes
+from colabstage.trees.archive_bytes import LocalBytes, SharedBytes
 from colabstage.trees.names import DEFAULT_LIMITS, ArchiveLimits, check_lengths
 from colabstage.trees.open import open_archive
 from colabstage.units import format_bytes, format_duration, format_rate
@@ -186,11 +186,11 @@ def extract_bytes(
 ) -> ExtractReport:
     """`extract_archive` for an archive whose bytes come from anywhere: a file that is still being copied here too.
 
-    An `OwnBytes` is consumed: the disk gets back what has been extracted, so that archive and folder never lie there
-    whole at the same time. The source stays open.
+    `TemporaryBytes` are consumed: the disk gets back what has been extracted, so that archive and folder never lie
+    there whole at the same time. The source stays open.
     """
     began = time.monotonic()
-    with LentBytes(source) as lent:
+    with SharedBytes(source) as lent:
         found = _reusable(target, identity, overwrite=overwrite)
         if found is not None:
             # A run that died right after it put the folder in place could not clear up.

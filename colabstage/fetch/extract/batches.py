@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 from colabstage.fetch.copy import translate_write_error
 from colabstage.fileops import block_ranges, pwrite_exactly
 from colabstage.ownership import remove_own
-from colabstage.trees.messages import cut_while_read
-from colabstage.trees.tree import PIECE_BYTES
+from colabstage.trees.tree import PIECE_BYTES, cut_while_read
+from colabstage.trees.zip import member_chunks, read_member
 from colabstage.trees.zip_directory import ZipMember
-from colabstage.trees.zip_members import member_chunks, read_member
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Sequence

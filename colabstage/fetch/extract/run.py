@@ -17,9 +17,9 @@ from colabstage.io.journal import Journal, read_journal
 from colabstage.ownership import current_world, remove_own
 from colabstage.pipeline import PipelineLimits, run_pipeline
 from colabstage.retry import RetryPolicy, read_with_retry
-from colabstage.trees.archive_bytes import LocalBytes, OwnBytes, owners_bytes
+from colabstage.trees.archive_bytes import LocalBytes, TemporaryBytes, owners_bytes
 from colabstage.trees.decompress import ReadAhead
-from colabstage.trees.foreign import ForeignTree
+from colabstage.trees.tool_archives import ToolArchiveTree
 from colabstage.trees.zip import ZipTree
 
 if TYPE_CHECKING:
@@ -49,10 +49,10 @@ def archive_ends(tree: Tree, entries: Sequence[FileEntry]) -> list[int]:
     return ends
 
 
-def released_by(tree: Tree) -> OwnBytes | None:
+def released_by(tree: Tree) -> TemporaryBytes | None:
     """The bytes that a tree reads from, where they are our own and can be given back as they are used."""
     source = bytes_of(tree)
-    return source if isinstance(source, OwnBytes) else None
+    return source if isinstance(source, TemporaryBytes) else None
 
 
 def bytes_of(tree: Tree) -> ByteSource | None:
@@ -125,7 +125,7 @@ class Extraction:
         if self.kept_bytes:
             step.advance(self.kept_bytes)
         make_folders(self.tree_path, (entry.name for entry in self._entries))
-        if isinstance(self._tree, ForeignTree):
+        if isinstance(self._tree, ToolArchiveTree):
             self._move(self._tree, step)
             return
         handle = os.open(self.tree_path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -136,7 +136,7 @@ class Extraction:
         finally:
             os.close(handle)
 
-    def _move(self, tree: ForeignTree, step: ProgressStep) -> None:
+    def _move(self, tree: ToolArchiveTree, step: ProgressStep) -> None:
         for batch in self._left:
             for entry in self._of(batch):
                 tree.move(entry, self.tree_path / entry.name)

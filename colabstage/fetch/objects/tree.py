@@ -12,9 +12,8 @@ from colabstage.fetch.remote import PassingError, RemoteFacts
 from colabstage.fileops import hash_block
 from colabstage.retry import RetryPolicy
 from colabstage.trees.folder import GOOGLE_NATIVE
-from colabstage.trees.messages import foreign_entry
 from colabstage.trees.names import check_collisions, clean_member_name, is_junk, parent_folders
-from colabstage.trees.tree import FileEntry, TreeKind
+from colabstage.trees.tree import FileEntry, TreeKind, foreign_entry
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

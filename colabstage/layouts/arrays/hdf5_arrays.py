@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from colabstage.errors import DecodeError, LayoutError, PackFormatError
+from colabstage.h5.untrusted import HeapReferences, check_parts, follow, is_elsewhere
 from colabstage.layouts.arrays.row_sources import ConvertedRows
 from colabstage.layouts.arrays.stored_arrays import StoredArray
 from colabstage.layouts.members import SeekableBytes, open_member, stamp_of
 from colabstage.layouts.sources import FileSlices
 from colabstage.trees.folder import FolderTree
-from colabstage.trees.hdf5 import HeapReferences, check_parts, follow, is_elsewhere
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 from colabstage.errors import SourceReadError
 from colabstage.layouts.members import open_member, spool_folder
 from colabstage.retry import RetryPolicy, read_with_retry
-from colabstage.trees.archive_bytes import LentBytes, LocalBytes
+from colabstage.trees.archive_bytes import LocalBytes, SharedBytes
 from colabstage.trees.contents import HEAD_BYTES, compression_of
+from colabstage.trees.decompress import unpack_into
 from colabstage.trees.folder import FolderTree
 from colabstage.trees.joined import JoinedTree
 from colabstage.trees.names import DEFAULT_LIMITS
-from colabstage.trees.single import SingleTree
-from colabstage.trees.spool import unpack_into
+from colabstage.trees.single_file import CompressedFileTree
 
 if TYPE_CHECKING:
     from colabstage.trees.tree import ByteSource, FileEntry, Tree
@@ -47,8 +47,8 @@ def _open_stored(tree: Tree, entry: FileEntry) -> ByteSource:
         return _open_stored(*tree.origin(entry))
     if isinstance(tree, FolderTree):
         return FolderFile(Path(tree.label) / entry.name, entry.size)
-    if isinstance(tree, SingleTree):
-        return LentBytes(tree.source)
+    if isinstance(tree, CompressedFileTree):
+        return SharedBytes(tree.source)
     if isinstance(tree, _ReadsParts):
         return _RemoteFile(tree, f"{tree.label}/{entry.name}", entry)
     return open_member(tree, entry)

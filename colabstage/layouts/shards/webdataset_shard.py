@@ -11,7 +11,7 @@ from colabstage.layouts.shards.sample_labels import Label, parse_label
 from colabstage.layouts.shards.shard_source import Part, ScanWindow, Shard, rest_shard
 from colabstage.layouts.table import ClaimedTreeError
 from colabstage.trees.names import clean_member_name, is_junk
-from colabstage.trees.tar_headers import scan_members
+from colabstage.trees.tar import scan_members
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -13,7 +13,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import default_collate
 
-from colabstage.h5.names import BOXES
+from colabstage.h5.schema import BOXES
 from colabstage.load.batching.ahead import TICK, Tick
 from colabstage.load.batching.nested import map_leaves
 from colabstage.load.reading.crew import Crew

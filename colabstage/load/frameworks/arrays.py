@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from colabstage.errors import OptionError
-from colabstage.h5.names import BOXES
+from colabstage.h5.schema import BOXES
 from colabstage.load.batching.buffers import BufferPool
 from colabstage.load.choosing.choices import LoaderFacts, LoaderRequest
 from colabstage.load.choosing.plan import choose_loader

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import torch
 
-from colabstage.h5.names import BOXES
+from colabstage.h5.schema import BOXES
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

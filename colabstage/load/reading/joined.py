@@ -13,8 +13,7 @@ import numpy as np
 
 from colabstage.errors import DamagedPackError, SplitNotFoundError
 from colabstage.h5.info import read_info
-from colabstage.h5.parts import PartName, find_parts
-from colabstage.h5.schema import check_schemas
+from colabstage.h5.parts import PartName, check_schemas, find_parts
 from colabstage.load.reading.crew import SOLO
 from colabstage.load.reading.memory import check_memory
 from colabstage.load.reading.reader import SplitReader, refuse_out, target_array

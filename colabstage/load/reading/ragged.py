@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from colabstage.errors import DecodeError, PackFormatError
-from colabstage.h5.damage import reading_contents
+from colabstage.h5.untrusted import HeapReferences, reading_contents
 from colabstage.images.decode import probe_image
-from colabstage.trees.hdf5 import HeapReferences
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from colabstage.errors import PackFormatError
-from colabstage.h5.damage import reading_contents
 from colabstage.h5.info import open_h5, read_info
-from colabstage.h5.names import BOXES, BYTES, OFFSETS
+from colabstage.h5.schema import BOXES, BYTES, OFFSETS
+from colabstage.h5.untrusted import reading_contents
 from colabstage.images.options import ImageOptions
 from colabstage.load.reading.crew import SOLO
 from colabstage.load.reading.encoded import EncodedRows

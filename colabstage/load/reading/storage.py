@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from colabstage.errors import PackFormatError
-from colabstage.h5.ragged import element_dtype, ragged_trouble
+from colabstage.h5.untrusted import check_parts, element_dtype, home_of, ragged_trouble
 from colabstage.load.reading.filters import Filter, undecodable
 from colabstage.load.reading.memory import spare_memory
-from colabstage.trees.hdf5 import check_parts, home_of
 from colabstage.units import format_bytes
 
 if TYPE_CHECKING:

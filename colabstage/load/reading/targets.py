@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from colabstage.errors import DamagedPackError
-from colabstage.h5.names import BOXES
+from colabstage.h5.schema import BOXES
 from colabstage.images.geometry import fit_boxes
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from colabstage.errors import printable
 from colabstage.h5.info import read_info
-from colabstage.h5.manifest_state import look_at_manifest
+from colabstage.h5.manifest import look_at_manifest
 from colabstage.ui.cli.outcome import show
 from colabstage.units import format_bytes
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from colabstage.h5.info import FieldInfo, PackInfo
-    from colabstage.h5.manifest_state import ManifestState
+    from colabstage.h5.manifest import ManifestState
 
 # More names than this tell nobody anything; --json has them all.
 _MOST_CLASSES = 12

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from colabstage.h5.info import open_h5
-from colabstage.h5.names import OFFSETS
+from colabstage.h5.schema import OFFSETS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

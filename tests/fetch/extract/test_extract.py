@@ -33,7 +33,7 @@ from colabstage.fetch.extract.plan import plan_extract
 from colabstage.fetch.extract.record import identify
 from colabstage.progress import Cancellation, NullProgress
 from colabstage.simulate.knobs import DriveFaults, OpFault
-from colabstage.trees.archive_bytes import OwnBytes
+from colabstage.trees.archive_bytes import TemporaryBytes
 from colabstage.trees.names import DEFAULT_LIMITS
 from colabstage.trees.tree import FileEntry
 
@@ -362,7 +362,7 @@ def test_our_own_copy_of_an_archive_is_eaten_up(tmp_path: Path, kind: str) -> No
         write_tar(archive, files, "w:gz")
     else:
         write_zip(archive, files, zipfile.ZIP_STORED if kind == "stored" else zipfile.ZIP_DEFLATED)
-    source = OwnBytes(archive)
+    source = TemporaryBytes(archive)
     extract_bytes(
         source,
         tmp_path / "out",

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from colabstage.errors import DecodeError, OptionError
-from colabstage.h5.names import FORMAT_ATTRIBUTE, FORMAT_VERSION
+from colabstage.h5.schema import FORMAT_ATTRIBUTE, FORMAT_VERSION
 from colabstage.load.batching.window import Window, WindowOrder, WindowReader
 from colabstage.load.dataset import dataset_h5
 from colabstage.load.epoch.sharding import Shard
