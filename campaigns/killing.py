@@ -10,19 +10,21 @@ from __future__ import annotations
 import json
 import os
 import random
+import select
 import signal
 import subprocess
 import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from campaigns.campaign import WrongError
 from campaigns.known import campaign_class
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import TracebackType
 
     from campaigns.campaign import Campaign
 
@@ -100,11 +102,12 @@ def run_campaign(
     began = time.monotonic()
     campaign = campaign_class(name)(home, small=small)
     try:
-        hunt = _Hunt(name, campaign, home, kills, random.Random(seed))
-        hunt.measure()
-        while hunt.outcome.kills < kills:
-            hunt.round()
-            say(f"{name}: {hunt.outcome.kills} kills, {hunt.outcome.rounds} rounds")
+        with _Workers(name, home) as workers:
+            hunt = _Hunt(name, campaign, workers, kills, random.Random(seed))
+            hunt.measure()
+            while hunt.outcome.kills < kills:
+                hunt.round()
+                say(f"{name}: {hunt.outcome.kills} kills, {hunt.outcome.rounds} rounds")
     finally:
         campaign.close()
     hunt.outcome.seconds = time.monotonic() - began
@@ -114,10 +117,10 @@ def run_campaign(
 class _Hunt:
     """One campaign under way."""
 
-    def __init__(self, name: str, campaign: Campaign, home: Path, kills: int, chance: random.Random) -> None:
+    def __init__(self, name: str, campaign: Campaign, workers: _Workers, kills: int, chance: random.Random) -> None:
         self._name = name
         self._campaign = campaign
-        self._home = home
+        self._workers = workers
         self._kills = kills
         self._chance = chance
         self._number = 0
@@ -126,11 +129,20 @@ class _Hunt:
         self.outcome = Outcome(campaign.unit)
 
     def measure(self) -> None:
-        """See how long an undisturbed run of each variant takes, and how many steps."""
-        for variant in range(self._campaign.variants):
-            run = self._run(self._begin(), Moment())
+        """See how long an undisturbed run of each variant takes, and how many steps.
+
+        The first variant runs once more at the end: in the very first run, modules were imported.
+        """
+        for _ in range(self._campaign.variants + 1):
+            arguments = self._begin()
+            run = self._run(arguments, Moment())
             self._end_round([self._campaign.done(run.diary)], [])
-            self._pace[variant] = run.seconds, max(1, int(run.total("steps")))
+            self._pace[self._variant] = run.seconds, max(1, int(run.total("steps")))
+
+    @property
+    def _variant(self) -> int:
+        """Of the round that was begun last."""
+        return (self._number - 1) % self._campaign.variants
 
     def round(self) -> None:
         """From a fresh place to verified data, with kills on the way."""
@@ -154,12 +166,12 @@ class _Hunt:
     def _begin(self) -> dict[str, Any]:
         arguments = self._campaign.begin(self._number)
         self._number += 1
-        return {**arguments, "home": str(self._home)}
+        return arguments
 
     def _choose(self, kills_before: int) -> Moment:
         if kills_before >= _KILLS_A_ROUND or self.outcome.kills >= self._kills:
             return Moment()
-        usual_s, steps = self._pace[(self._number - 1) % self._campaign.variants]
+        usual_s, steps = self._pace[self._variant]
         if self._chance.random() < 0.4:
             return Moment(step=self._chance.randint(1, steps))
         return Moment(after_s=self._chance.uniform(0, usual_s))
@@ -189,55 +201,93 @@ class _Hunt:
 
     def _run(self, arguments: dict[str, Any], moment: Moment) -> Run:
         """One worker, from its start to its end."""
-        diary = self._home / "diary"
-        diary.unlink(missing_ok=True)
-        text = json.dumps({**arguments, "diary": str(diary), "step": moment.step})
+        run, exit_code = self._workers.run(arguments, moment)
+        if not run.killed and exit_code:
+            msg = f"{self._name}: the run after {self.outcome.kills} kills failed:\n{run.said}"
+            raise WrongError(msg)
+        if run.killed and moment.step:
+            self.outcome.at_steps += 1
+        return run
+
+
+class _Workers:
+    """Processes forked from one server that has loaded what the work of a campaign imports, one after the other."""
+
+    def __init__(self, name: str, home: Path) -> None:
+        self._home = home
         root = str(Path(__file__).resolve().parent.parent)
         environment = {
             **os.environ,
             "PYTHONPATH": root,
             # Only the mounts below this folder count as a machine's.
-            "COLABSTAGE_SYSTEM_ROOT": str(self._home),
+            "COLABSTAGE_SYSTEM_ROOT": str(home),
+            # Which has threads otherwise, and what has threads is not to be forked.
+            "OPENBLAS_NUM_THREADS": "1",
         }
-        with subprocess.Popen(
-            [sys.executable, "-m", "campaigns.worker", self._name, text],
-            stdin=subprocess.DEVNULL,
+        self._server = subprocess.Popen(
+            [sys.executable, "-m", "campaigns.worker", name],
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
             env=environment,
             cwd="/",
-        ) as worker:
-            began = _wait_until_begun(worker, diary)
-            if moment.after_s is not None:
-                _kill_after(worker, began + moment.after_s)
-            said, _ = worker.communicate(timeout=_RUN_S)
+            text=True,
+        )
+
+    def run(self, arguments: dict[str, Any], moment: Moment) -> tuple[Run, int]:
+        """Run one worker, killed at that moment, if it is still at work; returns its exit code, too."""
+        diary, said = self._home / "diary", self._home / "said"
+        diary.unlink(missing_ok=True)
+        paths = {"home": str(self._home), "diary": str(diary), "said": str(said)}
+        number = self._ask(json.dumps({**arguments, **paths, "step": moment.step}))
+        # Nobody else gets the number before the server is told to wait for its process.
+        process = os.pidfd_open(number)
+        try:
+            began = _wait_until_begun(process, diary)
+            if moment.after_s is not None and not _has_ended(process, began + moment.after_s - time.monotonic()):
+                signal.pidfd_send_signal(process, signal.SIGKILL)
+            if not _has_ended(process, _RUN_S):
+                signal.pidfd_send_signal(process, signal.SIGKILL)
+                msg = f"The worker has not ended in {_RUN_S:.0f} s."
+                raise WrongError(msg)
+        finally:
+            os.close(process)
         seconds = time.monotonic() - began
-        killed = worker.returncode == -signal.SIGKILL
-        if not killed and worker.returncode:
-            msg = f"{self._name}: the run after {self.outcome.kills} kills failed:\n{said.decode(errors='replace')}"
-            raise WrongError(msg)
-        if killed and moment.step:
-            self.outcome.at_steps += 1
-        return Run(killed, _read_diary(diary), seconds, said.decode(errors="replace"))
+        exit_code = self._ask("")
+        told = said.read_text(encoding="utf-8", errors="replace")
+        return Run(exit_code == -signal.SIGKILL, _read_diary(diary), seconds, told), exit_code
+
+    def _ask(self, line: str) -> int:
+        """The server's answer to one line."""
+        assert self._server.stdin is not None
+        assert self._server.stdout is not None
+        self._server.stdin.write(f"{line}\n")
+        self._server.stdin.flush()
+        return int(self._server.stdout.readline())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End the server."""
+        self._server.kill()
+        self._server.communicate()
 
 
-def _wait_until_begun(worker: subprocess.Popen[bytes], diary: Path) -> float:
+def _has_ended(process: int, within_s: float) -> bool:
+    """Wait for the end of a process, so long at most; whether it has ended."""
+    return bool(select.select([process], [], [], max(0.0, within_s))[0])
+
+
+def _wait_until_begun(process: int, diary: Path) -> float:
     deadline = time.monotonic() + _RUN_S
-    while worker.poll() is None and not diary.exists():
+    while not diary.exists() and not _has_ended(process, _LOOK_S):
         if time.monotonic() > deadline:
-            worker.kill()
+            signal.pidfd_send_signal(process, signal.SIGKILL)
             msg = f"The worker has not begun in {_RUN_S:.0f} s."
             raise WrongError(msg)
-        time.sleep(_LOOK_S)
     return time.monotonic()
-
-
-def _kill_after(worker: subprocess.Popen[bytes], moment: float) -> None:
-    while worker.poll() is None:
-        if time.monotonic() >= moment:
-            worker.kill()
-            return
-        time.sleep(_LOOK_S)
 
 
 def _read_diary(path: Path) -> list[tuple[str, float]]:

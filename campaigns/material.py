@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import random
 import zipfile
+from functools import cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,6 +18,8 @@ HEIGHT, WIDTH = 120, 160
 _CLASSES = 8
 
 
+# Several campaigns in one process use the same ones.
+@cache
 def photograph(number: int) -> bytes:
     """One JPEG of 160 x 120 pixels and about 20 kB that no other number gives."""
     chance = np.random.default_rng(number)
