@@ -165,6 +165,11 @@ def _show_pair(pair: str) -> str:
     return pair if not value or (known and harmless) else f"{name}={HIDDEN}"
 
 
+def names_secret(name: str) -> bool:
+    """Return whether a parameter's name says that its value lets its bearer in, or says who that is."""
+    return _SECRET_OPTION.fullmatch(name) is not None
+
+
 def is_signed_address(url: str) -> bool:
     """Return whether an address carries a signature or token of its own, which may expire."""
     names = (pair.partition("=")[0] for pair in re.split("[&;]", url.partition("#")[0].partition("?")[2]))

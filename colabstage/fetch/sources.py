@@ -7,6 +7,7 @@ name holds no password, token or signature, and stays the same when only those c
 from __future__ import annotations
 
 import difflib
+import functools
 import hashlib
 import os
 import re
@@ -20,7 +21,7 @@ from colabstage.fetch.kaggle.dataset import parse_kaggle
 from colabstage.fetch.shared.address import parse_share_link
 from colabstage.machine.drive import DEFAULT_MOUNTPOINT, drive_root, normalise_drive_path
 from colabstage.machine.mounts import silence_of
-from colabstage.redaction import show_address
+from colabstage.redaction import names_secret, show_address
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -49,6 +50,8 @@ _DRIVE_FOLDERS = {
     "Shareddrives": "Shareddrives",
     "Shared drives": "Shareddrives",
 }
+# Public: keys have to be the same on every machine.
+_SALT = b"colabstage address"
 # What signs a request rather than names its object: of Amazon and Google (by prefix), of CloudFront, the older forms
 # of both and Alibaba (with `Signature`), of Azure (with `sig`). Of these it is documented that the object does not
 # depend on them. Nothing else is left out of a key, whatever it is called: a `token` may name what one is let in to.
@@ -289,7 +292,8 @@ def _web(text: str) -> WebSource:
     host = parts.hostname if parts.port in (None, 80, 443) else f"{parts.hostname}:{parts.port}"
     bare = urlunsplit((parts.scheme.lower(), host, parts.path or "/", "", ""))
     shown = show_address(bare)
-    address = _keyed(shown, bare if shown != bare else "", _lasting_query(parts.query))
+    hidden = re.sub(r";([^;/=]*)=([^;/]*)", lambda pair: f";{pair[1]}={_stretched_pair(pair[1], pair[2], host)}", bare)
+    address = _keyed(shown, hidden if shown != bare else "", _lasting_query(parts.query, host))
     return WebSource(
         address, readable_name(unquote(PurePosixPath(parts.path).name) or parts.hostname), show_address(text), text
     )
@@ -315,8 +319,24 @@ def _keyed(shown: str, *rest: str) -> str:
     return f"{shown}?{hashlib.sha256(hidden.encode(errors='surrogateescape')).hexdigest()[:12]}" if hidden else shown
 
 
-def _lasting_query(query: str) -> str:
-    """Return what is left of a query without signatures, which differ from one day to the next."""
+@functools.cache
+def _stretched(secret: str, server: str) -> str:
+    """Return a digest of a token or user that is slow to make, 20 ms of a core, and the same on every machine.
+
+    Addresses stand in manifests, which people publish: with a fast digest, all short secrets would be tried in seconds.
+    That it is of the server too makes digests tried for one server useless for others; of the whole address it is not,
+    because lists have thousands of addresses with one token.
+    """
+    raw = f"{server}\n{secret}".encode(errors="surrogateescape")
+    return hashlib.scrypt(raw, salt=_SALT, n=2**13, r=8, p=1, dklen=16).hex()
+
+
+def _stretched_pair(name: str, value: str, server: str) -> str:
+    return _stretched(value, server) if value and names_secret(name) else value
+
+
+def _lasting_query(query: str, server: str) -> str:
+    """Return what is left of a query without signatures, which differ from one day to the next, and without secrets."""
     pairs = parse_qsl(query, keep_blank_values=True)
     names = {name.lower() for name, _ in pairs}
     passing: frozenset[str] = frozenset()
@@ -326,7 +346,7 @@ def _lasting_query(query: str) -> str:
         passing |= _WITH_SIG
     return urlencode(
         [
-            (name, value)
+            (name, _stretched_pair(name, value, server))
             for name, value in pairs
             if name.lower() not in passing and not name.lower().startswith(_SIGNING_PREFIXES)
         ]
@@ -348,7 +368,8 @@ def _object(text: str, scheme: str) -> ObjectSource:
     login = not written.startswith(place)
     # Who asks decides what a server shows: a home folder, a bucket's view. A password does not.
     user = re.split("[:@/]", written)[0] if login else ""
-    address = _keyed(f"{scheme}://{place}", user and f"user {user}", _lasting_query(query))
+    server = f"{scheme}://{place.partition('/')[0]}"
+    address = _keyed(f"{scheme}://{place}", user and f"user {_stretched(user, server)}", _lasting_query(query, server))
     return ObjectSource(address, readable_name(PurePosixPath(place).name or place), label.rstrip("/"), text)
 
 

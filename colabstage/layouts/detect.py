@@ -65,7 +65,7 @@ def detect_layout(tree: Tree, layout: str | LayoutFunction = "auto", *, is_more:
     Raises:
         OptionError: there is no layout of that name.
         EmptySourceError: the tree holds no sample of any layout.
-        LayoutError: no layout fits; the message says first which would nearly, and then the reason of each.
+        LayoutError: no layout fits; the message says first which would nearly, and then why each other does not.
         ClaimedTreeError: the layout is found, but something in the tree is broken, or speaks for another as well.
         MissingDependencyError: folders or a table could be meant, and a file that may say more needs a package.
     """
@@ -97,12 +97,12 @@ def detect_layout(tree: Tree, layout: str | LayoutFunction = "auto", *, is_more:
 
 def _nothing_fits(label: str, declined: list[tuple[str, LayoutError]]) -> LayoutError:
     """The error that says first what would nearly fit."""
-    reasons = "".join(f"\n  {name}: {error}" for name, error in declined)
-    if all(isinstance(error, EmptySourceError) for _, error in declined):
-        return EmptySourceError(f"The files of '{label}' fit none of the layouts known here:{reasons}")
-    errors = [error for _, error in declined if not isinstance(error, EmptySourceError)]
-    nearest = next((error for error in errors if isinstance(error, NearMissError)), errors[0])
-    return LayoutError(f"{nearest}\nThe files of '{label}' fit none of the layouts known here:{reasons}")
+    nearest = next((error for _, error in declined if isinstance(error, NearMissError)), None)
+    reasons = "".join(f"\n  {name}: {error}" for name, error in declined if error is not nearest)
+    if nearest is not None:
+        return LayoutError(f"{nearest}\nThe files of '{label}' fit none of the other layouts known here:{reasons}")
+    kind = EmptySourceError if all(isinstance(error, EmptySourceError) for _, error in declined) else LayoutError
+    return kind(f"The files of '{label}' fit none of the layouts known here:{reasons}")
 
 
 def check_layout_name(layout: str) -> None:

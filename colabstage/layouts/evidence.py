@@ -15,6 +15,7 @@ from colabstage.errors import EmptySourceError, LayoutError
 from colabstage.layouts.fields import Values
 from colabstage.layouts.folders.image_folder import read_image_folder
 from colabstage.layouts.folders.pairs import read_pairs
+from colabstage.layouts.folders.split_lists import ListedSplits, read_listed_splits
 from colabstage.layouts.members import read_head
 from colabstage.layouts.names import is_role_folder, listed, split_name
 from colabstage.layouts.sequences.audio import read_audio
@@ -111,9 +112,10 @@ def guess_audio(tree: Tree, is_more: bool) -> SampleTable:
 
 
 def _undoubted(tree: Tree, found: SampleTable, *, is_more: bool) -> SampleTable:
-    """The table of folders of classes, with a note on lists of splits that are not read.
+    """The table of folders of classes, with splits where lists say them, or a note on lists that are not read.
 
     Raises:
+        ClaimedTreeError: lists of splits contradict the folders, or each other.
         NearMissError: a person would not take the folders for classes.
     """
     below = _folders_below(found)
@@ -124,7 +126,8 @@ def _undoubted(tree: Tree, found: SampleTable, *, is_more: bool) -> SampleTable:
         or _wrapper(below)
         or _strange_split(found)
     )
-    named = _named_elsewhere(tree, found) if not reason else _Named()
+    listed_splits = ListedSplits(found) if reason else read_listed_splits(tree, found)
+    named = _Named() if reason else _named_elsewhere(tree, found, read=listed_splits.lists)
     reason = reason or named.reason
     if reason:
         classes = listed(list(found.classes))
@@ -133,11 +136,11 @@ def _undoubted(tree: Tree, found: SampleTable, *, is_more: bool) -> SampleTable:
             f'layout="{found.layout}" takes the folders as classes all the same.'
         )
         raise NearMissError(msg)
-    if named.lists and found.splits is None:
+    if named.lists and listed_splits.table.splits is None:
         lists = listed(named.lists)
         note = f"{lists} list {found.unit} of splits, and are not read: all are of one split, or as splits= says."
         return replace(found, notes=(*found.notes, note))
-    return found
+    return listed_splits.table
 
 
 def _labels(found: SampleTable) -> list[int]:
@@ -233,9 +236,9 @@ class _Named(NamedTuple):
     lists: list[str] = []  # noqa: RUF012  # never changed
 
 
-def _named_elsewhere(tree: Tree, found: SampleTable) -> _Named:
-    """Look for files that say something else of the samples than their folders do."""
-    others = files_ending_in(tree.entries, _ANNOTATIONS)
+def _named_elsewhere(tree: Tree, found: SampleTable, *, read: frozenset[str]) -> _Named:
+    """Look for files that say something else of the samples than their folders do. `read`: those that are read."""
+    others = files_ending_in(tree.entries, _ANNOTATIONS).where(lambda name: name not in read)
     if not others:
         return _Named()
     by_stem = {posixpath.splitext(posixpath.basename(name))[0]: name for name in others.names}

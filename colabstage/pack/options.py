@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 # Grows when the same files with the same options come to mean other samples (labels, classes, masks, order), so that
 # what was packed under older rules is never served as if it had been packed under these.
-RULES_VERSION = 2
+RULES_VERSION = 3
 
 Encoding = Literal["auto", "pixels", "encoded"]
 OnError = Literal["raise", "skip"]

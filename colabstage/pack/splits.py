@@ -105,7 +105,8 @@ def split_rows(
         if fractions is not None:
             found = ", ".join(sorted(set(table.splits)))
             msg = (
-                f"The source already has splits ({found}); leave splits= out to use them, or stage one of its folders."
+                f"The source already has splits ({found}); leave splits= out to use them, or stage one of its folders. "
+                "Splits that lists say, beside folders of classes, are not read with layout='image_folder'."
             )
             raise OptionError(msg)
         names: list[str] = list(dict.fromkeys(table.splits))

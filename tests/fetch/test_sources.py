@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -47,7 +49,7 @@ SECRETS = ("pw", "s3cret", "SIG", "t0p")
         ("https://e.org/a.zip?sv=2024&se=9&sp=r&sig=SIG", WebSource, "https://e.org/a.zip", "a"),
         ("s3://bucket/train/", ObjectSource, "s3://bucket/train", "train"),
         ("S3://Bucket", ObjectSource, "s3://Bucket", "Bucket"),
-        ("ftp://ann:s3cret@host/d/a.tar", ObjectSource, "ftp://host/d/a.tar?e7990df47246", "a"),
+        ("ftp://ann:s3cret@host/d/a.tar", ObjectSource, "ftp://host/d/a.tar?3de2445360cd", "a"),
         ("github://org:repo@main/data", ObjectSource, "github://org:repo@main/data", "data"),
         ("s3://bucket/what?.zip", ObjectSource, "s3://bucket/what?.zip", "what"),
         ("hf://datasets/ann/cats", ObjectSource, "hf://datasets/ann/cats", "cats"),
@@ -92,6 +94,50 @@ def test_what_distinguishes_addresses_stays_and_what_signs_them_does_not() -> No
     ]
     assert len(set(addresses)) == len(addresses)
     assert parse_source("ftp://ann:pw@host/a.zip").address == parse_source("ftp://ann:new@host/a.zip").address
+
+
+@pytest.mark.parametrize(
+    ("text", "guess"),
+    [
+        ("https://e.org/get?id=7&token={}", "id=7&token={}"),
+        ("https://f.org/get?pass={}", "pass={}"),
+        ("https://g.org/get?api_key={}", "api_key={}"),
+        ("https://h.org/get;jsessionid={}/a.zip", "https://h.org/get;jsessionid={}/a.zip"),
+        ("ftp://{}@host/a.zip", "user {}"),
+    ],
+)
+def test_a_weak_secret_cannot_be_guessed_from_an_address(
+    text: str, guess: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Addresses stand in manifests that people publish: each guess costs a slow digest, the same on every machine."""
+    tried: list[bytes] = []
+    slow = hashlib.scrypt
+
+    def count(password: bytes, **options: Any) -> bytes:
+        assert options["n"] * options["r"] >= 2**16
+        tried.append(password)
+        return slow(password, **options)
+
+    monkeypatch.setattr(hashlib, "scrypt", count)
+    address = parse_source(text.format("hunter2")).address
+    fast = {hashlib.sha256(one.encode()).hexdigest()[:12] for one in (guess.format("hunter2"), "hunter2")}
+    assert address.partition("?")[2] not in fast
+    assert parse_source(text.format("hunter3")).address != address
+    assert parse_source(text.format("hunter2")).address == address
+    assert [name for name in (b"hunter2", b"hunter3") if not any(name in one for one in tried)] == []
+    # Once for each secret and server in a process, however many addresses it stands in.
+    made = len(tried)
+    assert {parse_source(text.format("hunter2").replace("/get", f"/{n}")).address for n in range(300)}
+    assert len(tried) == made
+    # And none for what is no secret by its name: lists of addresses have thousands of these.
+    assert len({parse_source(f"https://e.org/get?id={number}&download=1").address for number in range(300)}) == 300
+    assert len(tried) == made
+
+
+def test_addresses_are_the_same_on_every_machine() -> None:
+    """Digests of secrets too: a cache is shared by machines."""
+    assert parse_source("https://e.org/get?token=hunter2").address == "https://e.org/get?0b6a0bc38353"
+    assert parse_source("https://e.org/get?id=1").address == "https://e.org/get?d9fc91d45c09"
 
 
 def test_paths_are_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -474,13 +474,15 @@ def test_a_tables_error_is_the_answer(tmp_path: Path, layout: str) -> None:
 
 
 def test_what_nearly_fits_comes_first(tmp_path: Path) -> None:
-    """Then the reasons of all, one in a line."""
+    """Then the reasons of the others, one in a line: none is given twice."""
     with pytest.raises(LayoutError) as caught:
         detect_layout(build(tmp_path, images("photos/{}.jpg")))
     first, second, *others = str(caught.value).splitlines()
     assert "one class" in first
-    assert "fit none of the layouts" in second
+    assert "fit none of the other layouts" in second
     assert len(others) > 5
+    assert "one class" not in "".join(others)
+    assert not any(line.startswith("  image_folder:") for line in others)
 
 
 def test_layouts_that_are_named_are_believed(tmp_path: Path) -> None:
@@ -490,10 +492,92 @@ def test_layouts_that_are_named_are_believed(tmp_path: Path) -> None:
     assert detect_layout(tree, functools.partial(file_names(r"^[a-z]+"))).classes == ("test", "train")
 
 
-def test_lists_of_splits_that_are_not_read_are_said(tmp_path: Path) -> None:
-    """Food-101's classes are its folders; that its test is among them has to be seen."""
-    notes = detect_layout(build(tmp_path, RIGHT["Food-101"][0])).notes
-    assert any("'food-101/meta/train.txt' list images of splits, and are not read" in note for note in notes)
+def listed_tree(**lists: tuple[str, ...]) -> Files:
+    """Food-101 with six images and the lists given, whose lines are written without folder and extension."""
+    return images("food/images/pie/1000{}.jpg", "food/images/ribs/2000{}.jpg", count=3) | {
+        f"food/meta/{name}.txt": "".join(f"{line}\n" for line in lines) for name, lines in lists.items()
+    }
+
+
+TRAIN, TEST = ("pie/10000", "pie/10001", "ribs/20000", "ribs/20001"), ("pie/10002", "ribs/20002")
+
+
+@pytest.mark.parametrize(
+    "form", ["{}", "{}.jpg", "images/{}.jpg", "./images/{}.jpg", "food/images/{}", "x/food/images/{}"]
+)
+def test_lists_that_name_the_images_of_splits_are_read(tmp_path: Path, form: str) -> None:
+    """By paths from any folder on, with or without extensions; the samples stay those of the folders."""
+    lists = {name: tuple(map(form.format, lines)) for name, lines in (("train", TRAIN), ("test", TEST))}
+    tree = build(tmp_path, listed_tree(**lists) | {"food/meta/classes.txt": "pie\nribs\n"})
+    found = detect_layout(tree)
+    assert {key: split for key, split in zip(found.keys, found.splits or (), strict=True) if split == "test"} == {
+        f"food/images/{name}.jpg": "test" for name in TEST
+    }
+    assert told(found) == told(detect_layout(tree, "image_folder"))
+    assert detect_layout(tree, "image_folder").splits is None
+    assert any("Splits are those of 'food/meta/test.txt' and 'food/meta/train.txt'" in note for note in found.notes)
+
+
+def test_bare_names_that_are_of_one_image_each_are_paths_too(tmp_path: Path) -> None:
+    """As some write their lists."""
+    bare = {name: tuple(line.split("/")[1] for line in lines) for name, lines in (("val", TEST), ("train", TRAIN))}
+    found = detect_layout(build(tmp_path, listed_tree(**bare)))
+    assert sorted(found.splits or ()) == ["train"] * 4 + ["val"] * 2
+
+
+def test_what_no_list_names_is_said(tmp_path: Path) -> None:
+    """It is left out where there is a list of what to train on, and is what to train on where there is none."""
+    found = detect_layout(build(tmp_path / "both", listed_tree(train=TRAIN[:3], test=TEST)))
+    assert sorted(found.splits or ()) == ["test"] * 2 + ["train"] * 3
+    assert len(found.keys) == len(found.inputs) == len(found.targets or ()) == 5
+    assert any("1 images that no list names were left out" in note for note in found.notes)
+    found = detect_layout(build(tmp_path / "held", listed_tree(test=TEST)))
+    assert sorted(found.splits or ()) == ["test"] * 2 + ["train"] * 4
+    assert any("4 images that no list names are the split 'train'" in note for note in found.notes)
+
+
+@pytest.mark.parametrize(
+    ("files", "says"),
+    [
+        (listed_tree(train=TRAIN, test=("ribs/10002", *TEST[1:])), r"test\.txt' names 'ribs/10002'.*another folder"),
+        (listed_tree(train=TRAIN, test=(*TEST, TRAIN[0])), r"names 'food/images/pie/10000\.jpg', and so does"),
+        (
+            images("a/pie/{}.jpg", "a/ribs/{}.jpg") | {"a/train.txt": "0\n1\n", "a/test.txt": "2\n3\n"},
+            r"names '2', which is 'a/pie/2\.jpg' or 'a/ribs/2\.jpg'",
+        ),
+        (
+            images("train/pie/1{}.jpg", "train/ribs/2{}.jpg", "test/pie/3{}.jpg", "test/ribs/4{}.jpg")
+            | {"test.txt": "pie/10\npie/30\n"},
+            r"test\.txt' names 'train/pie/10\.jpg', which lies in the split 'train'",
+        ),
+    ],
+    ids=["another class", "twice", "ambiguous", "another split"],
+)
+def test_lists_that_contradict_are_errors(tmp_path: Path, files: Files, says: str) -> None:
+    """They are named with the line; the layout's name overrules."""
+    tree = build(tmp_path, files)
+    with pytest.raises(LayoutError, match=rf"^The list .*{says}.*layout='image_folder'"):
+        detect_layout(tree)
+    assert detect_layout(tree, "image_folder").classes == ("pie", "ribs")
+
+
+def test_other_evidence_counts_beside_lists_of_splits(tmp_path: Path) -> None:
+    """A file that says more of the images is not forgotten over them."""
+    tree = build(
+        tmp_path,
+        listed_tree(train=TRAIN, test=TEST)
+        | {"food/boxes.txt": "\n".join(f"{line.split('/')[1]} 60.0 27.0 325.0 304.0" for line in TRAIN)},
+    )
+    with pytest.raises(LayoutError, match=r"'food/boxes\.txt' names them too"):
+        detect_layout(tree)
+
+
+@pytest.mark.parametrize("lists", [{"train": TRAIN}, {"train1": TRAIN, "train2": TRAIN[:3], "test1": TEST}])
+def test_lists_of_splits_that_are_not_read_are_said(tmp_path: Path, lists: dict[str, tuple[str, ...]]) -> None:
+    """One of what to train on alone does not say what the rest is for, and of folds nobody knows which is meant."""
+    found = detect_layout(build(tmp_path, listed_tree(**lists)))
+    assert found.splits is None
+    assert any("list images of splits, and are not read" in note for note in found.notes)
 
 
 def test_clips_of_sound_in_folders_are_doubted_as_images_are(tmp_path: Path) -> None:

@@ -49,6 +49,16 @@ class _Object(NamedTuple):
     values: list[float]
 
 
+class _Annotation(NamedTuple):
+    """What one file says. `size`: height and width of the image; zeros where it says none."""
+
+    objects: list[_Object]
+    size: tuple[int, int]
+
+
+_NOTHING = _Annotation([], (0, 0))
+
+
 def read_voc(tree: Tree) -> SampleTable:
     """Make a table of a tree with one XML file of Pascal VOC's form for each image, in `Annotations` or beside it.
 
@@ -82,19 +92,18 @@ def read_voc(tree: Tree) -> SampleTable:
         msg = f"The lists in {_LISTS} of '{tree.label}' name none of its images."
         raise ClaimedTreeError(msg)
     files = [labels[image.name] for image in listed if image.name in labels]
-    objects = dict(zip([file.name for file in files], read_files(tree, files, _parse), strict=True))
-    classes = sorted({found.name for each in objects.values() for found in each})
+    parsed = dict(zip([file.name for file in files], read_files(tree, files, _parse), strict=True))
+    classes = sorted({found.name for each in parsed.values() for found in each.objects})
     numbers = {name: float(number) for number, name in enumerate(classes)}
+    said = [parsed[labels[image.name].name] if image.name in labels else _NOTHING for image in listed]
     samples = [
         LabelledImage(
             image,
-            [
-                [*each.values[:4], numbers[each.name], *each.values[4:]]
-                for each in (objects[labels[image.name].name] if image.name in labels else ())
-            ],
+            [[*each.values[:4], numbers[each.name], *each.values[4:]] for each in one.objects],
             lists[_place(image.name)] if lists else split_of_folders(image.name),
+            one.size,
         )
-        for image in listed
+        for image, one in zip(listed, said, strict=True)
     ]
     notes = without_boxes_note(len(listed) - len(files), "XML file")
     unlisted = sum(image.name in labels for image in images) - len(files)
@@ -168,7 +177,7 @@ def _stems(_file: FileEntry, content: bytes) -> list[str]:
     return [line.split()[0] for line in content.decode("utf-8-sig", "replace").splitlines() if line.strip()]
 
 
-def _parse(file: FileEntry, content: bytes) -> list[_Object]:
+def _parse(file: FileEntry, content: bytes) -> _Annotation:
     return _AnnotationParser(file.name).parse(content)
 
 
@@ -185,6 +194,7 @@ class _AnnotationParser:
         self._path: list[str] = []
         self._text: list[str] = []
         self._object: dict[str, str] = {}
+        self._size: dict[str, str] = {}
         self._found: list[_Object] = []
         self._parser = expat.ParserCreate()
         self._parser.buffer_text = True
@@ -194,12 +204,12 @@ class _AnnotationParser:
         self._parser.EntityDeclHandler = self._refuse
         self._parser.ExternalEntityRefHandler = self._refuse
 
-    def parse(self, content: bytes) -> list[_Object]:
+    def parse(self, content: bytes) -> _Annotation:
         try:
             self._parser.Parse(content, True)
         except expat.ExpatError as error:
             self._fail(f"it is no XML ({expat.ErrorString(error.code)})", error.lineno, error)
-        return self._found
+        return _Annotation(self._found, self._finished_size())
 
     def _fail(self, reason: str, line: int | None = None, cause: Exception | None = None) -> NoReturn:
         msg = f"'{self._name}', line {line or self._parser.CurrentLineNumber}: {reason}."
@@ -227,8 +237,18 @@ class _AnnotationParser:
             self._object[f"bndbox/{tag}"] = "".join(self._text).strip()
         elif inside == ["object"]:
             self._found.append(self._finished())
+        elif len(inside) == 2 and inside[0] == "size":
+            self._size[tag] = "".join(self._text).strip()
         self._path.pop()
         self._text.clear()
+
+    def _finished_size(self) -> tuple[int, int]:
+        try:
+            height, width = (int(float(self._size.get(side) or 0)) for side in ("height", "width"))
+        except (ValueError, OverflowError) as error:
+            self._fail(f"the image's size is no number of pixels ({error})", cause=error)
+        # Some tools write zeros for a size that they do not know.
+        return (height, width) if height > 0 and width > 0 else (0, 0)
 
     def _finished(self) -> _Object:
         if not self._object.get("name"):

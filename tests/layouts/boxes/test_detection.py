@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from colabstage.errors import EmptySourceError, LayoutError
+from colabstage.errors import DecodeError, EmptySourceError, LayoutError
 from colabstage.layouts.boxes.class_names import parse_class_file
 from colabstage.layouts.boxes.detection import read_detection
 from colabstage.layouts.boxes.voc import POSES
@@ -477,6 +477,34 @@ class TestVoc:
             stored = samples[f"VOC2007/JPEGImages/{number:06}.jpg"][1]
             np.testing.assert_array_equal(stored["boxes"], got["boxes"])
         assert any("no list in ImageSets/Main" in note for note in found.notes)
+
+    @pytest.mark.parametrize("image", ["as the file says", "twice as large", "no size is said"])
+    def test_an_image_of_another_size_than_its_file_says_is_broken(self, tmp_path: Path, image: str) -> None:
+        """Its boxes were drawn on another one; zeros, which some tools write, say nothing."""
+        height, width = size_of(1)
+        for number in (1, 2, 3):
+            put_image(tmp_path / f"photos/{number}.jpg", number)
+            sides = f"<width>{size_of(number)[1]}</width><height>{size_of(number)[0]}</height><depth>3</depth>"
+            if image == "no size is said":
+                sides = "<width>0</width><height>0</height>"
+            text = self.annotation(number).replace(b"<object>", f"<size>{sides}</size><object>".encode(), 1)
+            put(tmp_path / f"photos/{number}.xml", text)
+        if image == "twice as large":
+            Image.new("RGB", (2 * width, 2 * height)).save(tmp_path / "photos/1.jpg")
+            with pytest.raises(DecodeError, match=rf"1\.jpg.*{height} x {width} pixels.*drawn on"):
+                pack_dataset(tmp_path / "photos", tmp_path / "a.h5", progress=False)
+            report = pack_dataset(tmp_path / "photos", tmp_path / "a.h5", on_error="skip", progress=False)
+            assert (report.samples, len(report.skipped)) == ({"train": 2}, 1)
+        else:
+            assert pack_dataset(tmp_path / "photos", tmp_path / "a.h5", progress=False).samples == {"train": 3}
+
+    def test_a_size_that_is_no_number_is_named(self, tmp_path: Path) -> None:
+        """As any other broken part of a file."""
+        put_image(tmp_path / "photos/1.jpg", 1)
+        text = self.annotation(1).replace(b"<object>", b"<size><width>wide</width></size><object>", 1)
+        put(tmp_path / "photos/1.xml", text)
+        with pytest.raises(ClaimedTreeError, match=r"1\.xml', line 1: the image's size"):
+            detect_layout(FolderTree(tmp_path))
 
     def test_without_lists_folders_are_the_splits(self, tmp_path: Path) -> None:
         """XML beside images, as labelImg and Roboflow leave them; an image without one has no boxes."""
