@@ -1,7 +1,8 @@
-"""The facts in a JPEG's header: size, components and orientation, without decoding a pixel; and less of its rows."""
+"""The facts in a JPEG's markers: size, components and orientation, without decoding a pixel; and less of its rows."""
 
 from __future__ import annotations
 
+import re
 import struct
 from dataclasses import dataclass
 
@@ -15,6 +16,13 @@ _COMMON_FRAMES = (0xC0, 0xC1, 0xC2)
 _SEQUENTIAL_FRAMES = (0xC0, 0xC1)
 _STANDALONE = frozenset((0x01, *range(0xD0, 0xD9)))
 _APP1, _SCAN, _END = 0xE1, 0xDA, 0xD9
+_RESTART_INTERVAL = 0xDD
+# What libjpeg takes, in pixels.
+_MOST_SIDE, _BLOCK_SIDE = 65_500, 8
+_HEADER = frozenset((*_SEQUENTIAL_FRAMES, 0xC4, 0xDB, _RESTART_INTERVAL, *range(0xE0, 0xF0), 0xFE, _SCAN))
+# What ends a scan's codes: among them a byte 255 is followed by 0, or by the number of a restart where there are any.
+_AFTER_CODES = re.compile(rb"\xff[^\x00]")
+_AFTER_RESTARTED_CODES = re.compile(rb"\xff[^\x00\xd0-\xd7]")
 _END_BYTES = bytes((0xFF, _END))
 _XMP_HEAD = b"http://ns.adobe.com/xap/1.0/\0"
 
@@ -83,6 +91,34 @@ def read_jpeg_header(data: bytes) -> JpegHeader:
         position += 2 + length
     msg = "The JPEG header is cut off or has no frame."
     raise DecodeError(msg)
+
+
+def without_codes(data: bytes) -> bytes | None:
+    """Return a file's header and its end, of an image of 8 x 8 pixels, and no codes of pixels between them.
+
+    Returns:
+        What any decoder takes if its header allows, with a warning, as if its codes were damaged. `None` where the file
+        is not as nearly all are: a header, whose segments follow each other, of a sequential file, the codes of one
+        scan, and the mark of the end.
+    """
+    frame, position, after_codes = 0, 2, _AFTER_CODES
+    while position + 4 <= len(data) and data[position] == 0xFF and data[position + 1] in _HEADER:
+        marker, body = data[position + 1], position + 4
+        position += 2 + int(struct.unpack_from(">H", data, position + 2)[0])
+        if marker == _RESTART_INTERVAL:
+            after_codes = _AFTER_RESTARTED_CODES if any(data[body : body + 2]) else _AFTER_CODES
+        elif marker in _SEQUENTIAL_FRAMES:
+            if frame or position > len(data) or max(struct.unpack_from(">HH", data, body + 1)) > _MOST_SIDE:
+                return None
+            frame = body
+        elif marker == _SCAN:
+            end = after_codes.search(data, position) if frame else None
+            if end is None or end[0] != _END_BYTES:
+                return None
+            empty = bytearray(data[:position])
+            struct.pack_into(">HH", empty, frame + 1, _BLOCK_SIDE, _BLOCK_SIDE)
+            return bytes(empty) + _END_BYTES
+    return None
 
 
 def first_rows(data: bytes, header: JpegHeader, rows: int) -> bytearray | None:

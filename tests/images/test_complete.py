@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -99,6 +99,33 @@ def test_what_lacks_only_its_last_bytes_passes_just_when_it_decodes(kind: str, m
     assert _passes(check_complete, data) == _passes(lambda cut: decode_image(cut, ImageOptions()), data)
 
 
+@pytest.mark.parametrize("how", [{}, {"restart_marker_blocks": 3}, {"quality": 98}], ids=["plain", "restarts", "fine"])
+def test_every_bit_of_a_jpegs_header_is_judged_as_its_reader_does(how: dict[str, int]) -> None:
+    """A header is tried without the codes behind it; damaged codes leave the last word to the more patient reader."""
+    sound = _encoded("JPEG", **how)
+    start = sound.index(b"\xff\xda") + 14
+    damaged = bytearray(sound)
+    damaged[start + 100 : start + 140] = b"\x5a" * 40
+    outcomes = set()
+    for bit in range(16, start * 8, 7):
+        data = bytearray(damaged)
+        data[bit // 8] ^= 1 << bit % 8
+        passes = _passes(check_complete, bytes(data))
+        assert passes == _passes(lambda whole: decode_image(whole, ImageOptions(color_mode="keep")), bytes(data)), bit
+        outcomes.add(passes)
+    assert outcomes == {True, False}
+
+
+@pytest.mark.parametrize("marker", range(0xC0, 0x100))
+def test_a_marker_among_the_codes_is_judged_as_the_reader_does(marker: int) -> None:
+    """A stray marker ends the codes early, and what follows it may be read as tables of any content."""
+    data = bytearray(WHOLE["jpeg"])
+    data[-1500:-1498] = bytes((0xFF, marker))
+    assert _passes(check_complete, bytes(data)) == _passes(
+        lambda whole: decode_image(whole, ImageOptions(color_mode="keep")), bytes(data)
+    )
+
+
 @pytest.mark.parametrize("data", [b"", b"\0" * 500, b"<html>quota exceeded</html>", b"plain text"])
 def test_what_is_no_image_is_refused(data: bytes) -> None:
     """Empty files, zeros and pages saved as images are no images."""
@@ -106,14 +133,18 @@ def test_what_is_no_image_is_refused(data: bytes) -> None:
         check_complete(data)
 
 
-@pytest.mark.parametrize("kind", ["JPEG", "progressive", "PNG", "WEBP", "BMP", "TIFF"])
+@pytest.mark.parametrize("kind", ["JPEG", "restarts", "progressive", "PNG", "WEBP", "BMP", "TIFF"])
 def test_what_passes_can_be_decoded_and_what_can_be_passes(kind: str) -> None:
     """Of files with bytes scrambled, blanked, or cut out, exactly those pass that their reader can decode."""
     dice = random.Random(kind)
     buffer = io.BytesIO()
     pixels = np.random.default_rng(0).integers(0, 256, (9, 12, 3), dtype=np.uint8)
     image = Image.fromarray(pixels).resize((120, 90), Image.Resampling.BICUBIC)
-    image.save(buffer, "JPEG" if kind == "progressive" else kind, **({"progressive": True} if kind[0] == "p" else {}))
+    options: dict[str, dict[str, Any]] = {
+        "progressive": {"progressive": True},
+        "restarts": {"restart_marker_blocks": 5},
+    }
+    image.save(buffer, "JPEG" if kind in options else kind, **options.get(kind, {}))
     sound = buffer.getvalue()
     outcomes = set()
     for _ in range(60):
