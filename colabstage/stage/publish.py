@@ -36,6 +36,7 @@ from colabstage.h5.manifest import (
     Manifest,
     check_place_of_manifest,
     is_as_written,
+    is_manifest,
     make_hashes,
     manifest_path,
     read_manifest,
@@ -198,11 +199,22 @@ def _check_replaceable(target: Path) -> None:
     """Refuse to replace what is not a version of ours, or not as we left it; the previous one goes, too."""
     for file in (target, previous_path(target)) if os.path.lexists(target) else ():
         if os.path.lexists(file) and not is_as_written(file):
+            if _has_manifest(file):
+                why = "what its manifest was written of has other content, so it is damaged, or somebody wrote to it"
+                remedy = f"Delete '{file}' unless you need what is in it"
+            else:
+                why, remedy = "no manifest of ours is beside it", f"Rename '{file}', or delete it"
             msg = (
-                f"'{file}' is there, and is no version that publish_file put there as it is now. Rename it, or publish "
-                "under another name."
+                f"'{file}' is no version that publish_file put there as it is now: {why}. {remedy}, then publish "
+                "again; or publish under another name."
             )
             raise TargetExistsError(msg)
+
+
+def _has_manifest(file: Path) -> bool:
+    """Return whether a manifest of ours is beside a file, of whatever content."""
+    beside = manifest_path(file)
+    return beside.is_file() and is_manifest(beside)
 
 
 def _manifest_of(file: Path, size: int) -> Manifest | None:

@@ -183,6 +183,25 @@ def test_a_version_without_manifest_is_somebody_elses(checkpoint: Path, tmp_path
     check_manifest(target)
 
 
+def test_a_version_that_has_rotted_is_named_and_how_to_go_on(checkpoint: Path, tmp_path: Path) -> None:
+    """Nobody can tell rot from what somebody wrote, so it stays; who reads the message knows which file is to go."""
+    target = publish_file(checkpoint, tmp_path / "there" / "model.pt", progress=False).path
+    rotten = bytearray(target.read_bytes())
+    rotten[1000] ^= 1
+    target.write_bytes(rotten)
+    later = manifest_path(target).stat().st_mtime_ns + 10**9
+    os.utime(target, ns=(later, later))
+    checkpoint.write_bytes(os.urandom(len(rotten)))
+    with pytest.raises(TargetExistsError, match="has other content") as caught:
+        publish_file(checkpoint, target, progress=False)
+    assert f"Delete '{target}' unless you need what is in it" in str(caught.value)
+    assert target.read_bytes() == rotten
+    target.unlink()
+    publish_file(checkpoint, target, progress=False)
+    assert target.read_bytes() == checkpoint.read_bytes()
+    check_manifest(target)
+
+
 def test_a_file_of_somebody_elses_in_the_manifests_place_is_refused(checkpoint: Path, tmp_path: Path) -> None:
     """`model.pt.json` may be a training log: it is not overwritten."""
     (tmp_path / "there").mkdir()
