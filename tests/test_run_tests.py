@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from scripts.compare_tests import TRACED, Gone, find_losses, read_traced
-from scripts.run_tests import MOST_TRIED_AGAIN, Outcome, had_before, run_pass
+from scripts.run_tests import MOST_TRIED_AGAIN, Outcome, had_before, run_pass, settle
 from scripts.touched_tests import places_of, users_of
 
 SHAKY = """
@@ -44,6 +44,27 @@ def test_what_fails_twice_is_a_failure(tmp_path: Path) -> None:
     found = outcome_of(tmp_path, SHAKY + "\ndef test_bad(): assert False\n")
     assert found == Outcome(passed=2, failed=1, shaky=("test_made::test_shaky",))
     assert not found.good
+
+
+@pytest.mark.parametrize(
+    ("second", "again", "settled"),
+    [
+        (Outcome(passed=2), (), Outcome(passed=7, shaky=("a::x", "a::y"))),
+        (Outcome(passed=1, failed=1), ("a::y",), Outcome(passed=6, failed=1, shaky=("a::x",))),
+        (Outcome(failed=1, errors=1), ("a::x", "a::y"), Outcome(passed=5, failed=1, errors=1)),
+        # Other tests than those that failed were tried, or none were, or the pass did not end.
+        (Outcome(passed=5), (), Outcome(passed=5, failed=2)),
+        (Outcome(), (), Outcome(passed=5, failed=2)),
+        (Outcome(passed=2, broken=1), (), Outcome(passed=5, failed=2)),
+    ],
+)
+def test_only_what_passed_the_second_time_counts_as_passed(
+    second: Outcome, again: tuple[str, ...], settled: Outcome
+) -> None:
+    """No failure is lost between two tries."""
+    found = settle(Outcome(passed=5, failed=2), ("a::x", "a::y"), second, again)
+    assert found == settled
+    assert found.good == (not settled.failed + settled.errors)
 
 
 def test_many_failures_are_not_tried_again(tmp_path: Path) -> None:

@@ -108,10 +108,12 @@ def test_wrong_split_lists_those_there_are(make_file: Callable[..., Any]) -> Non
         dataset_h5(make_file("pack", 23).path, split="validation")
 
 
-def test_reads_on_after_close_and_pickling(make_file: Callable[..., Any]) -> None:
+@pytest.mark.parametrize("kind", ["pack", "gzip"])
+@pytest.mark.parametrize("in_memory", [False, True])
+def test_reads_on_after_close_and_pickling(make_file: Callable[..., Any], kind: str, in_memory: bool) -> None:
     """Closing lets go of the file without ending the dataset; a pickled one is as good."""
-    sample = make_file("gzip", 23)
-    dataset = dataset_h5(sample.path)
+    sample = make_file(kind, 23)
+    dataset = dataset_h5(sample.path, in_memory=in_memory)
     for again in (dataset, pickle.loads(pickle.dumps(dataset))):
         again.close()
         again.close()

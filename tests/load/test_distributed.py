@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from colabstage.load.dataset import dataset_h5
+from colabstage.load.loader import Loader, make_loader
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
@@ -82,3 +85,29 @@ def test_ranks_of_a_process_group_share_out(make_file: Callable[..., Any], tmp_p
             assert kept["rest"] == kept["rows"][3:], name
             assert len(kept["rows"]) == kept["batches"] == found[0][name]["batches"], name
     assert found[0]["shuffled"] == found[0]["device"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"shuffle": "window", "memory_budget": 20_000, "strategy": "direct"}, {"strategy": "device", "device": "cpu"}],
+    ids=["shuffled", "window", "device"],
+)
+def test_three_ranks_go_on_where_one_of_them_was(make_file: Callable[..., Any], options: dict[str, Any]) -> None:
+    """Each row once, and of every rank the same rest, after a resume with the state of any one."""
+    dataset = dataset_h5(make_file("pack", 61).path, return_index=True)
+
+    def rank_of(number: int) -> Loader:
+        return make_loader(dataset, 4, rank=number, world_size=3, **options)
+
+    whole = [[index.tolist() for _, index in rank_of(number)] for number in range(3)]
+    assert sorted(row for part in whole for batch in part for row in batch) == list(range(61))
+    assert {len(part) for part in whole} == {6}
+    for other in range(3):
+        stopped = rank_of(other)
+        for number, _ in enumerate(stopped):
+            if number == 2:
+                break
+        for number in range(3):
+            resumed = rank_of(number)
+            resumed.load_state_dict(stopped.state_dict())
+            assert [index.tolist() for _, index in resumed] == whole[number][3:]

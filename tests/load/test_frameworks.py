@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -81,6 +82,30 @@ def test_a_loader_built_of_its_parts_has_the_epoch_it_is_told(make_file: Callabl
     loader.load_state_dict(state)
     sampler.set_epoch(1)
     assert visited(loader) == epochs[1][4:]
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("world", [2, 3])
+def test_batches_that_a_framework_shares_out_are_the_epoch(
+    make_file: Callable[..., Any], world: int, shared: bool
+) -> None:
+    """As Accelerate does it: each process takes every so many-th batch of the loader's own, and loads it by its parts;
+    together that is the epoch of one process, also of a loader that shares out itself."""
+    dataset = numbered(make_file)
+    alone = make_loader(dataset, 4)
+    epochs = [visited(alone) for _ in range(2)]
+    for epoch, expected in enumerate(epochs):
+        parts = []
+        for rank in range(world):
+            options: dict[str, Any] = {"rank": rank, "world_size": world} if shared else {}
+            loader: Any = make_loader(dataset, 4, **options)
+            loader.sampler.set_epoch(epoch)
+            own = list(loader.batch_sampler)[rank::world]
+            parts.append(
+                [i.tolist() for _, i in DataLoader(loader.dataset, batch_sampler=own, collate_fn=loader.collate_fn)]
+            )
+        steps = itertools.zip_longest(*parts, fillvalue=[])
+        assert [row for step in steps for batch in step for row in batch] == expected
 
 
 @pytest.mark.long

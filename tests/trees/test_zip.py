@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from colabstage.errors import ArchiveError, ColabstageError, CorruptArchiveError, SourceReadError
 from colabstage.trees.archive_bytes import LocalBytes
+from colabstage.trees.names import ArchiveLimits
 from colabstage.trees.tree import FileEntry
 from colabstage.trees.zip import ZipTree
 
@@ -158,6 +159,70 @@ def test_zip64_fields_are_read(tmp_path: Path, read_all: ReadAll) -> None:
     assert zipfile.ZipFile(io.BytesIO(whole)).read("a/1.jpg") == b"forced"
     with ZipTree(_Memory(whole)) as tree:
         assert read_all(tree) == {"a/1.jpg": b"forced"}
+
+
+def _wide_zip(path: Path, members: list[tuple[bytes, int, int, bytes, int]]) -> None:
+    """Write a zip whose sizes and offsets all stand in zip64's fields.
+
+    Members: name, method, what the directory says of its size, the bytes of it that are written, how many it takes; the
+    rest of them is a hole of the file.
+    """
+    directory = b""
+    with path.open("wb") as file:
+        for name, method, size, content, taken in members:
+            start = file.tell()
+            crc = zlib.crc32(content) if taken == len(content) == size else 0
+            widths = struct.pack("<HHQQ", 1, 16, size, taken)
+            file.write(struct.pack("<4s5H3L2H", b"PK\3\4", 45, 0, method, 0, 0, crc, *[0xFFFFFFFF] * 2, len(name), 20))
+            file.write(name + widths + content)
+            file.seek(taken - len(content), os.SEEK_CUR)
+            fields = (45, 3, 45, 0, 0, method, 0, 0x21, crc, 0xFFFFFFFF, 0xFFFFFFFF, len(name), 28)
+            directory += struct.pack("<4s4B4H3L5H2L", b"PK\1\2", *fields, 0, 0, 0, 0, 0xFFFFFFFF) + name
+            directory += struct.pack("<HHQQQ", 1, 24, size, taken, start)
+        at = file.tell()
+        count = len(members)
+        file.write(directory)
+        file.write(struct.pack("<4sQ2H2L4Q", b"PK\6\6", 44, 45, 45, 0, 0, count, count, len(directory), at))
+        file.write(struct.pack("<4sLQL", b"PK\6\7", 0, at + len(directory), 1))
+        file.write(struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, 0xFFFF, 0xFFFF, 0xFFFFFFFF, 0xFFFFFFFF, 0))
+
+
+def test_a_member_above_4_gib_and_one_behind_it(tmp_path: Path) -> None:
+    """Neither the size of the one nor the place of the other is cut to 32 bits."""
+    size = (1 << 32) + 5000
+    members = [(b"a/large.npy", 0, size, b"begins", size), (b"a/small.txt", 0, 5, b"small", 5)]
+    _wide_zip(tmp_path / "wide.zip", members)
+    with zipfile.ZipFile(tmp_path / "wide.zip") as archive:
+        assert [(one.file_size, one.header_offset > 1 << 32) for one in archive.infolist()] == [
+            (size, False),
+            (5, True),
+        ]
+    with ZipTree(LocalBytes(tmp_path / "wide.zip")) as tree:
+        large, small = tree.entries
+        assert [large.size, small.size] == [size, 5]
+        assert tree.read(small) == b"small"
+        chunks = tree.chunks(large)
+        assert next(chunks).startswith(b"begins\0\0")
+
+
+@pytest.mark.parametrize("method", [0, 8], ids=["stored", "deflated"])
+def test_a_member_that_lacks_4_gib_is_damaged(tmp_path: Path, method: int) -> None:
+    """What is there would be its size, and its checksum right, if sizes were cut to 32 bits."""
+    content = os.urandom(5000)
+    packed = content
+    if method:
+        packer = zlib.compressobj(wbits=-15)
+        packed = packer.compress(content) + packer.flush()
+    _wide_zip(tmp_path / "wide.zip", [(b"a/1.bin", method, (1 << 32) + 5000, packed, len(packed))])
+    raw = bytearray((tmp_path / "wide.zip").read_bytes())
+    for mark, at in ((b"PK\3\4", 14), (b"PK\1\2", 16)):
+        struct.pack_into("<L", raw, raw.index(mark) + at, zlib.crc32(content))
+    # What it promises is far more than a zip of this size can hold, which has a refusal of its own.
+    with ZipTree(_Memory(bytes(raw)), limits=ArchiveLimits(max_ratio=1e9)) as tree:
+        with pytest.raises(CorruptArchiveError):
+            tree.read(tree.entries[0])
+        with pytest.raises(CorruptArchiveError):
+            list(tree.chunks(tree.entries[0]))
 
 
 @pytest.mark.slow

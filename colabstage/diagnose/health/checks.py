@@ -15,7 +15,7 @@ from colabstage.fetch.shared.gdown_file import gdown_problem
 from colabstage.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
-    from colabstage.diagnose.health.facts import Facts
+    from colabstage.diagnose.health.facts import DatasetFacts, Facts
     from colabstage.machine.gpu import GpuReading
 
 Status = Literal["ok", "warn", "fail", "skip"]
@@ -269,6 +269,13 @@ class NetworkMountCheck:
         return Verdict("fail" if hurts else "warn", f"'{data.path}'{what} is on {data.slow_mount}.")
 
 
+def _why_skipped(data: DatasetFacts | None, otherwise: str) -> str:
+    """Return why a check of a path had nothing to look at: nobody knows what is there, or `otherwise`."""
+    if data is not None and data.state == "unreachable":
+        return f"Not known, because '{data.path}' could not be looked at."
+    return otherwise
+
+
 class CrowdedFolderCheck:
     """Zip the folder where the files come from and put the zip on Drive: archives are read in place and fast. With
     10,000 entries and more in one folder, a Drive mount answers listings with 'Input/output error'; trying again now
@@ -280,7 +287,7 @@ class CrowdedFolderCheck:
         """Whether a folder on a slow mount has too many entries to be listed."""
         data = facts.dataset
         if data is None or data.state != "folder":
-            return Verdict("skip", "No folder was given.")
+            return Verdict("skip", _why_skipped(data, "No folder was given."))
         if data.slow_mount is None:
             return Verdict("ok", f"'{data.path}' is on a local disk, which lists folders of any size.")
         said = f"The fullest folder has {'' if data.counted else 'at least '}{data.largest_folder:,} entries"
@@ -298,7 +305,7 @@ class ResidencyCheck:
         """How much of a local file is in memory."""
         resident = None if facts.dataset is None else facts.dataset.resident
         if resident is None:
-            return Verdict("skip", "No local file was given.")
+            return Verdict("skip", _why_skipped(facts.dataset, "No local file was given."))
         said = f"{resident:.0%} of the file are in the page cache."
         return Verdict("ok" if resident >= _MOSTLY else "warn", said)
 
@@ -314,7 +321,7 @@ class PackCheck:
         """Whether an HDF5 file is whole, as far as can be told at once."""
         data = facts.dataset
         if data is None or (data.pack is None and data.problem is None) or data.state == "unreachable":
-            return Verdict("skip", "No HDF5 file was given.")
+            return Verdict("skip", _why_skipped(data, "No HDF5 file was given."))
         pack = data.pack
         if pack is None:
             return Verdict("fail", str(data.problem))

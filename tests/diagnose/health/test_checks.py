@@ -47,6 +47,7 @@ GB = 1_000_000_000
 PLATFORM = PlatformFacts("colab", "Google Colab", "linux", "3.12.13", "/content")
 PACK = PackFacts(5000, 150_528, ours=True, manifest="agrees", manifest_detail="its manifest: agrees", sealed=True)
 FILE = DatasetFacts("/content/photos.h5", "file", nbytes=GB, files=1, resident=1.0, pack=PACK)
+UNREACHABLE = DatasetFacts("/x", "unreachable", problem="no answer")
 FOLDER = DatasetFacts("/content/photos", "folder", nbytes=GB, files=9000, largest_folder=4500)
 ON_DRIVE = replace(FOLDER, path="/content/drive/MyDrive/photos", slow_mount="Google Drive")
 ANSWERS = MountFacts("/content/drive", "Google Drive", "alive", "alive", 0.1)
@@ -132,15 +133,17 @@ CASES: list[tuple[type[Check], dict[str, Any], Status, str]] = [
     (NetworkMountCheck, {"dataset": replace(FILE, slow_mount="Google Drive")}, "fail", "is on Google Drive"),
     (NetworkMountCheck, {"dataset": replace(FILE, slow_mount="Google Drive", pack=None)}, "warn", "is on Google Drive"),
     (NetworkMountCheck, {"dataset": DatasetFacts("/x", "missing")}, "fail", "nothing at '/x'"),
-    (NetworkMountCheck, {"dataset": DatasetFacts("/x", "unreachable", problem="no answer")}, "fail", "no answer"),
+    (NetworkMountCheck, {"dataset": UNREACHABLE}, "fail", "no answer"),
     (NetworkMountCheck, {"dataset": None}, "skip", "No path"),
     (CrowdedFolderCheck, {"dataset": ON_DRIVE}, "ok", "4,500 entries, on Google Drive"),
     (CrowdedFolderCheck, {"dataset": replace(ON_DRIVE, largest_folder=77_000)}, "warn", "77,000 entries"),
     (CrowdedFolderCheck, {"dataset": replace(FOLDER, largest_folder=77_000)}, "ok", "of any size"),
     (CrowdedFolderCheck, {}, "skip", "No folder"),
+    (CrowdedFolderCheck, {"dataset": UNREACHABLE}, "skip", "Not known"),
     (ResidencyCheck, {}, "ok", "100% of the file"),
     (ResidencyCheck, {"dataset": replace(FILE, resident=0.4)}, "warn", "40% of the file"),
     (ResidencyCheck, {"dataset": FOLDER}, "skip", "No local file"),
+    (ResidencyCheck, {"dataset": UNREACHABLE}, "skip", "Not known"),
     (PackCheck, {}, "ok", "untouched since it was staged here"),
     (PackCheck, {"dataset": replace(FILE, pack=replace(PACK, sealed=False))}, "warn", "changed since it was staged"),
     (PackCheck, {"dataset": replace(FILE, pack=replace(PACK, manifest="missing"))}, "warn", "5,000 samples"),
@@ -149,6 +152,7 @@ CASES: list[tuple[type[Check], dict[str, Any], Status, str]] = [
     (PackCheck, {"dataset": replace(FILE, pack=replace(PACK, manifest="unreadable"))}, "fail", "5,000 samples"),
     (PackCheck, {"dataset": replace(FILE, pack=None, problem="it is cut off")}, "fail", "it is cut off"),
     (PackCheck, {"dataset": FOLDER}, "skip", "No HDF5 file"),
+    (PackCheck, {"dataset": UNREACHABLE}, "skip", "Not known, because '/x'"),
     (LibrariesCheck, {}, "ok", "numpy 2.1.3, h5py 3.16.0, torch 2.11.0"),
     (LibrariesCheck, packages(torch=None), "ok", "torch missing"),
     (LibrariesCheck, packages(torch="2.3.1"), "fail", "needed: torch 2.4 or newer"),

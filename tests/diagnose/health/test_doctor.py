@@ -89,7 +89,7 @@ def test_a_drive_that_hangs_does_not_hang_doctor(drive: SimulatedDrive, my_drive
     finally:
         client.send_signal(signal.SIGCONT)
     assert finding(report, "mounts").status == "fail"
-    assert "no answer, after 1.0" in finding(report, "mounts").message
+    assert "no answer, after 1." in finding(report, "mounts").message
     assert finding(report, "where it lies").message.endswith("no answer before the deadline.")
     assert report.facts.dataset is not None
     assert report.facts.dataset.slow_mount == "Google Drive"
@@ -226,9 +226,9 @@ def test_a_file_that_only_claims_to_be_hdf5(machine: Path) -> None:
 def test_a_staged_pack_that_was_touched(machine: Path) -> None:
     """What is staged is sealed; a change of the file since then is noticed without reading it."""
     staged = stage_dataset(write_photos(machine / "photos"), cache_dir=None, progress=False)
-    assert "untouched since it was staged here" in finding(doctor(staged.path, timeout_s=10.0), "pack").message
+    assert "untouched since it was staged here" in finding(doctor(staged.path, timeout_s=60.0), "pack").message
     os.utime(staged.path)
-    found = finding(doctor(staged.path, timeout_s=10.0), "pack")
+    found = finding(doctor(staged.path, timeout_s=60.0), "pack")
     assert found.status == "warn"
     assert "changed since it was staged here" in found.message
 
