@@ -14,8 +14,7 @@ from colabstage.layouts.names import same_split, split_name
 from colabstage.layouts.reading import read_files
 from colabstage.layouts.sources import TreeFiles
 from colabstage.layouts.table import ClaimedTreeError
-from colabstage.trees.entries import files_ending_in
-from colabstage.trees.texts import some_texts
+from colabstage.trees.entries import files_ending_in, take_strings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -153,7 +152,7 @@ def _apply(tree: Tree, found: SampleTable, lists: list[_SplitList]) -> SampleTab
         raise TypeError(msg)
     return replace(
         found,
-        keys=some_texts(found.keys, chosen),
+        keys=take_strings(found.keys, chosen),
         inputs=replace(found.inputs, source=TreeFiles(tree, source.entries.take(chosen))),
         targets=Values(targets.values[chosen]),
         splits=tuple(names[number] for number in of[chosen].tolist()),
