@@ -42,8 +42,8 @@ from colabstage.ownership import (
     temp_beside,
     whatever_is_there,
 )
-from colabstage.pack.content import pack_content
 from colabstage.pack.facts import SampleFacts
+from colabstage.pack.fields import pack_content
 from colabstage.pack.finish import OVERHEAD_BYTES, DecodedPack, finish_pack
 from colabstage.pack.journal import Journal
 from colabstage.pack.plan import plan_pack

@@ -13,9 +13,8 @@ from colabstage.h5.create import create_pack
 from colabstage.images.options import ImageOptions
 from colabstage.layouts.fields import Boxes
 from colabstage.machine.resources import check_space
-from colabstage.pack.boxes import split_boxes
 from colabstage.pack.compact import FieldCopy, copy_rows, without_samples
-from colabstage.pack.content import pack_content
+from colabstage.pack.fields import pack_content, split_boxes
 from colabstage.pack.samples import array_bytes
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from colabstage.images.options import ImageOptions
 from colabstage.layouts.fields import Images, Values
 from colabstage.layouts.sources import TreeFiles
 from colabstage.layouts.table import SampleTable
-from colabstage.pack.content import pack_content
+from colabstage.pack.fields import pack_content
 from colabstage.pack.options import PackOptions
 from colabstage.pack.plan import TORCH_BYTES, TORCH_SAMPLES, gains_by_torch, needs_facts, plan_pack
 from colabstage.trees.tree import FileEntry

@@ -22,8 +22,8 @@ from colabstage.errors import (
 )
 from colabstage.h5.create import create_pack
 from colabstage.ownership import temp_beside
-from colabstage.pack.content import pack_content
 from colabstage.pack.execute import run_pack
+from colabstage.pack.fields import pack_content
 from colabstage.pack.job import PackJob, prepare_pack
 from colabstage.pack.journal import Journal
 from colabstage.pack.options import PackOptions
