@@ -27,7 +27,7 @@ class NearMissError(LayoutError):
 class SampleTable:
     """Which content is which sample, with its target and split. N samples.
 
-    Sequences of texts may be lists, tuples, or `trees.texts.StringArray`, which hold millions in little memory.
+    Sequences of texts may be lists, tuples, or `trees.entries.StringArray`, which hold millions in little memory.
 
     `layout`: name of the layout that made the table.
     `keys`: what each sample is called, N unique names; splits and row order follow from them alone.
