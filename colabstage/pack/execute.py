@@ -42,15 +42,13 @@ from colabstage.ownership import (
     temp_beside,
     whatever_is_there,
 )
-from colabstage.pack.facts import SampleFacts
 from colabstage.pack.fields import pack_content
 from colabstage.pack.finish import OVERHEAD_BYTES, DecodedPack, finish_pack
 from colabstage.pack.journal import Journal
 from colabstage.pack.plan import plan_pack
 from colabstage.pack.report import PackReport
 from colabstage.pack.samples import MixedImagesError, SampleCoder
-from colabstage.pack.spool import Spool
-from colabstage.pack.writer import WriteJob, write_samples
+from colabstage.pack.writer import SampleFacts, Spool, WriteJob, write_samples
 from colabstage.pipeline import PipelineLimits
 from colabstage.retry import RetryPolicy
 

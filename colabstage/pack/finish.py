@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from colabstage.pack.facts import SampleFacts
     from colabstage.pack.job import PackJob
     from colabstage.pack.plan import PackPlan
+    from colabstage.pack.writer import SampleFacts
 
 # File and tables around the samples.
 OVERHEAD_BYTES = 4 * 1024 * 1024

@@ -1,48 +1,129 @@
-"""Samples from their sources into their places in the file: read, decode, write, in any order."""
+"""Samples from their sources into their places in the file: read, decode, write, in any order.
+
+Beside the file go what has no place yet (`Spool`), and what is learnt of each sample while it is packed and needed when
+all are (`SampleFacts`). A record of these is written before the journal counts its sample as finished, so a run that
+goes on finds those of all finished samples, as it finds their pixels.
+"""
 
 from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
+
+import numpy as np
 
 from colabstage.errors import CorruptArchiveError, DecodeError
 from colabstage.fetch.copy import TargetFile
 from colabstage.images.scratch import PixelRoom, Scratch
+from colabstage.ownership import cut_own
 from colabstage.pack.samples import BrokenSampleError, RawSample, SampleCoder
 from colabstage.pipeline import PipelineLimits, PipelineResult, run_pipeline
 from colabstage.retry import RetryPolicy, read_with_retry
 
 if TYPE_CHECKING:
     from pathlib import Path
+    from types import TracebackType
 
-    import numpy as np
     from numpy.typing import NDArray
 
     from colabstage.layouts.sources import Content, SampleSource
-    from colabstage.pack.facts import SampleFacts
     from colabstage.pack.journal import Journal
-    from colabstage.pack.spool import Spool
     from colabstage.progress import Cancellation, ProgressStep
+
+# Of one sample: the size of its upright image, and which bytes of the spool are its own.
+_RECORD = np.dtype([("height", "<i4"), ("width", "<i4"), ("start", "<i8"), ("length", "<i8")])
+
+
+class Spool:
+    """Append pieces to a file, from any thread. Where each begins is for the caller to note."""
+
+    def __init__(self, path: Path, *, start: int) -> None:
+        """Open the file, or make it; the first new piece goes to `start`, behind all that is still needed."""
+        self._file = TargetFile(path, fresh=False)
+        self._lock = threading.Lock()
+        self._end = start
+
+    def append(self, data: memoryview) -> int:
+        """Write a piece, and return where it begins."""
+        with self._lock:
+            start = self._end
+            self._end += len(data)
+        self._file.write(data, start)
+        return start
+
+    def __enter__(self) -> Self:
+        self._file.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.__exit__(kind, error, trace)
+
+
+class SampleFacts:
+    """Keep one record for each of N samples: its image's own size, and where its bytes are in a spool."""
+
+    def __init__(self, path: Path, count: int) -> None:
+        """Open the file, or make it."""
+        self._path = path
+        self._count = count
+        if not path.exists():
+            path.touch()
+        cut_own(path, count * _RECORD.itemsize)
+        self._file = TargetFile(path, fresh=False)
+
+    def note(self, index: int, *, size: tuple[int, int] = (0, 0), start: int = 0, length: int = 0) -> None:
+        """Write a sample's record. May be called from any thread."""
+        record = np.array([(*size, start, length)], _RECORD)
+        self._file.write(record.tobytes(), index * _RECORD.itemsize)
+
+    def read(self) -> NDArray[np.void]:
+        """Return all records, `(N,)`; zeros for samples that were not noted."""
+        return np.fromfile(self._path, _RECORD, self._count)
+
+    def forget(self) -> None:
+        """Forget all that is noted."""
+        cut_own(self._path, 0)
+        cut_own(self._path, self._count * _RECORD.itemsize)
+
+    def spool_end(self) -> int:
+        """Return where the last piece of the spool ends that any sample has, in bytes."""
+        noted = self.read()
+        return int((noted["start"] + noted["length"]).max(initial=0))
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
 
 
 @dataclass(frozen=True, slots=True)
 class WriteJob:
-    """Everything one run of the writer works on, read-only.
-
-    `order`: int64 `(N,)`, the sample at each position of the reading order.
-    `places`: of each field of the plan, int64 `(N,)`: byte offset of each sample in `target`.
-    `spool`: takes what has no place yet.
-    `facts`: where the images' own sizes, and places in the spool, are noted, `None` where nobody asks for them.
-    """
+    """Hold everything that one run of the writer works on, read-only."""
 
     coder: SampleCoder
+    """Makes of each sample what its places hold."""
     order: NDArray[np.int64]
+    """int64 `(N,)`, the sample at each position of the reading order."""
     places: tuple[NDArray[np.int64], ...]
+    """Of each field of the plan, int64 `(N,)`: byte offset of each sample in `target`."""
     target: Path
+    """The file, which has room for all samples."""
     spool: Spool
+    """Takes what has no place yet."""
     facts: SampleFacts | None
+    """Where the images' own sizes, and places in the spool, are noted; `None` where nobody asks for them."""
     retry: RetryPolicy
+    """Which failed reads are tried again."""
 
 
 def write_samples(
@@ -93,7 +174,7 @@ def write_samples(
 
 
 class _Memory(threading.local):
-    """Memory to decode into, of each worker its own, and the room that they share."""
+    """Hold memory to decode into, of each worker its own, and the room that they share."""
 
     def __init__(self, room: PixelRoom) -> None:
         self.room = room
@@ -111,8 +192,11 @@ def _read_part(source: SampleSource, index: int, retry: RetryPolicy) -> Content:
 def _store(
     job: WriteJob, index: int, raw: RawSample | BrokenSampleError, file: TargetFile, scratch: Scratch
 ) -> tuple[str | None, bool]:
-    """Decode one sample and write it; returns why it is left out, `None` when it is in its place, and whether only its
-    first frame is."""
+    """Decode one sample and write it.
+
+    Returns:
+        Why it is left out, `None` when it is in its place, and whether only its first frame is.
+    """
     if isinstance(raw, BrokenSampleError):
         return _leave_out(job, raw), False
     try:
@@ -146,7 +230,7 @@ def _check_share(job: WriteJob, journal: Journal) -> None:
 
 
 def _leave_out(job: WriteJob, error: BrokenSampleError) -> str:
-    """Why a sample is left out, or an error with its name."""
+    """Return why a sample is left out, or raise an error with its name."""
     why = str(error.cause).rstrip(".")
     if job.coder.options.skip_share is not None:
         return f"{error.part}: {why}"

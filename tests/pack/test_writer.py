@@ -28,8 +28,7 @@ from colabstage.pack.job import PackJob, prepare_pack
 from colabstage.pack.journal import Journal
 from colabstage.pack.options import PackOptions
 from colabstage.pack.samples import SampleCoder
-from colabstage.pack.spool import Spool
-from colabstage.pack.writer import WriteJob, write_samples
+from colabstage.pack.writer import Spool, WriteJob, write_samples
 from colabstage.pipeline import PipelineLimits
 from colabstage.progress import Cancellation, NullProgress
 from colabstage.retry import RetryPolicy
