@@ -1,4 +1,7 @@
-"""What is left when every sample has been decoded: gaps to close, spooled bytes to place, boxes to write."""
+"""What is left when every sample has been decoded: gaps to close, spooled bytes to place, boxes to write.
+
+What remains when samples were left out keeps its split, its label and its order.
+"""
 
 from __future__ import annotations
 
@@ -9,16 +12,17 @@ import numpy as np
 
 from colabstage.errors import LayoutError
 from colabstage.fetch.copy import TargetFile
+from colabstage.fileops import block_ranges, pread_exactly
 from colabstage.h5.create import create_pack
 from colabstage.images.options import ImageOptions
 from colabstage.layouts.fields import Boxes
 from colabstage.machine.resources import check_space
-from colabstage.pack.compact import FieldCopy, copy_rows, without_samples
 from colabstage.pack.fields import pack_content, split_boxes
 from colabstage.pack.samples import array_bytes
+from colabstage.pack.splits import SplitPlan
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
     from typing import Any
 
@@ -28,26 +32,78 @@ if TYPE_CHECKING:
     from colabstage.pack.plan import PackPlan
     from colabstage.pack.writer import SampleFacts
 
+
 # File and tables around the samples.
 OVERHEAD_BYTES = 4 * 1024 * 1024
+_COPY_BYTES = 8 * 1024 * 1024
+
+
+def without_samples(plan: PackPlan, left_out: NDArray[np.int64]) -> PackPlan:
+    """Return the plan with some samples taken out of its rows; splits that become empty go."""
+    keep = [split.samples[~np.isin(split.samples, left_out)] for split in plan.splits]
+    splits = (SplitPlan(split.name, samples) for split, samples in zip(plan.splits, keep, strict=True) if len(samples))
+    return replace(plan, splits=tuple(splits))
+
+
+class FieldCopy(NamedTuple):
+    """Say where the samples of a field are."""
+
+    file: Path
+    """The file that they are in."""
+    places: NDArray[np.int64]
+    """int64 `(N,)`, where in it each begins."""
+
+
+def copy_rows(plan: PackPlan, sources: Sequence[FieldCopy], *, target: Path, offsets: Mapping[str, int]) -> None:
+    """Copy `plan`'s samples to their places in a new file.
+
+    Args:
+        plan: what is left.
+        sources: of each field.
+        target: the new file, which has room for them at `offsets`, as `create_pack` returned them.
+    """
+    kept = np.concatenate([split.samples for split in plan.splits])
+    with TargetFile(target, fresh=False) as new:
+        for part, source in zip(plan.fields, sources, strict=True):
+            places = part.places(plan.splits, offsets, len(source.places))
+            with open(source.file, "rb") as old:
+                for start, length, place in _stretches(source.places[kept], places[kept], part.lengths_of(kept)):
+                    for offset, size in block_ranges(length, _COPY_BYTES):
+                        new.write(pread_exactly(old.fileno(), size, start + offset), place + offset)
+
+
+def _stretches(
+    old: NDArray[np.int64], new: NDArray[np.int64], lengths: NDArray[np.int64]
+) -> Iterator[tuple[int, int, int]]:
+    """Yield `(old place, length, new place)` of the longest runs of rows that are neighbours in both files."""
+    cuts = np.flatnonzero((old[1:] != old[:-1] + lengths[:-1]) | (new[1:] != new[:-1] + lengths[:-1])) + 1
+    first = np.concatenate([[0], cuts]).astype(np.int64)
+    totals = np.add.reduceat(lengths, first)
+    yield from zip(old[first].tolist(), totals.tolist(), new[first].tolist(), strict=True)
 
 
 class DecodedPack(NamedTuple):
-    """All samples, decoded and written. `data` is the file, `places` where each field's samples lie in it, `offsets`
-    those of its datasets; `spool` has what had no place, `facts` what was noted of each sample."""
+    """Hold all samples, decoded and written."""
 
     data: Path
+    """The file."""
     places: tuple[NDArray[np.int64], ...]
+    """Where each field's samples lie in it."""
     offsets: dict[str, int]
+    """Where its datasets begin."""
     spool: Path
+    """What had no place in it."""
     facts: SampleFacts
+    """What was noted of each sample."""
 
 
 class FinishedPack(NamedTuple):
-    """The file to publish, and the plan that it follows."""
+    """Name the file to publish, and the plan that it follows."""
 
     file: Path
+    """The file to publish."""
     plan: PackPlan
+    """The plan without the samples that were left out."""
 
 
 def finish_pack(
