@@ -55,9 +55,9 @@ def test_version(start: Run) -> None:
     assert start("--version").stdout == f"colabstage {__version__}\n"
 
 
-def test_nothing_asked_is_a_wrong_argument(start: Run) -> None:
+def test_nothing_asked_is_a_wrong_argument(run: Run) -> None:
     """Without a command it shows the commands there are, and ends with 2."""
-    done = start()
+    done = run()
     assert done.returncode == 2
     assert all(name in done.stdout + done.stderr for name in ("stage", "plan", "pack", "info", "verify", "demo"))
 
@@ -106,14 +106,14 @@ def test_stage_reuses_refreshes_and_verifies(run: Run, photos: Path) -> None:
     assert any("damaged" in note for note in again["report"]["notes"])
 
 
-def test_plan_says_what_stage_would_do_and_does_nothing(start: Run, photos: Path, tmp_path: Path) -> None:
+def test_plan_says_what_stage_would_do_and_does_nothing(start: Run, run: Run, photos: Path, tmp_path: Path) -> None:
     """The plan has samples and sizes, and leaves no file."""
     before = sorted(tmp_path.rglob("*"))
     planned = result(
         start("plan", "photos", "--image-size", "8", "--local-dir", "here", "--cache-dir", "none", "--json")
     )
     assert (planned["action"], planned["samples"], planned["pack_bytes"]) == ("stage", {"train": 10}, 10 * 8 * 8 * 3)
-    text = start("plan", "photos", "--local-dir", "here", "--cache-dir", "none")
+    text = run("plan", "photos", "--local-dir", "here", "--cache-dir", "none")
     assert text.returncode == 0
     assert "would be read from its source" in text.stdout
     assert sorted(tmp_path.rglob("*")) == before
@@ -173,14 +173,14 @@ def test_info_of_encoded_images(run: Run, photos: Path) -> None:
     assert (told["encoding"], told["splits"]["train"]["x"]["shape"]) == ("encoded", None)
 
 
-def test_info_of_a_file_that_somebody_else_wrote(start: Run, tmp_path: Path) -> None:
+def test_info_of_a_file_that_somebody_else_wrote(start: Run, run: Run, tmp_path: Path) -> None:
     """Plain HDF5 with `X_<split>` is shown as well; there is no manifest, and that is said."""
     with h5py.File(tmp_path / "plain.h5", "w") as file:
         file["X_dev"] = np.zeros((3, 7), dtype=np.float32)
     text = start("info", "plain.h5").stdout
     assert "HDF5 that colabstage did not write" in text
     assert "float32" in text
-    told = result(start("info", "plain.h5", "--json"))
+    told = result(run("info", "plain.h5", "--json"))
     assert (told["format"], told["encoding"], told["manifest"]["state"]) == (None, "arrays", "missing")
     assert told["splits"]["dev"]["y"] is None
 
@@ -224,11 +224,11 @@ def test_verify_finds_a_file_that_is_cut_off(run: Run, photos: Path, tmp_path: P
     assert f"it has 3,000 bytes instead of {size:,}" in reason(run("verify", "a.h5"), 1)
 
 
-def test_verify_needs_a_manifest(start: Run, tmp_path: Path) -> None:
+def test_verify_needs_a_manifest(start: Run, run: Run, tmp_path: Path) -> None:
     """Without a manifest nothing can be said, and a missing file is said to be missing."""
     (tmp_path / "a.h5").write_bytes(b"anything")
     assert "no whole manifest 'a.h5.json'" in reason(start("verify", "a.h5"), 1)
-    assert "There is no file 'b.h5'" in reason(start("verify", "b.h5"), 1)
+    assert "There is no file 'b.h5'" in reason(run("verify", "b.h5"), 1)
 
 
 @pytest.mark.slow
@@ -243,9 +243,9 @@ def test_what_fails_ends_with_1_and_one_line(run: Run, photos: Path, tmp_path: P
     assert not (tmp_path / "a.h5").exists()
 
 
-def test_debug_shows_the_traceback(start: Run) -> None:
+def test_debug_shows_the_traceback(run: Run) -> None:
     """With `--debug` the traceback comes first, and the line still ends it."""
-    done = start("stage", "nowhere", "--cache-dir", "none", "--debug")
+    done = run("stage", "nowhere", "--cache-dir", "none", "--debug")
     assert done.returncode == 1
     assert "Traceback (most recent call last)" in done.stderr
     assert done.stderr.splitlines()[-1].startswith("colabstage: There is nothing at")
@@ -287,15 +287,15 @@ def test_arguments_that_cannot_work_end_with_2(
 
 
 @pytest.mark.slow
-def test_ctrl_c_keeps_what_is_finished(tmp_path: Path) -> None:
+def test_ctrl_c_keeps_what_is_finished(run: Run, tmp_path: Path) -> None:
     """An interrupted command ends with 130 and one line; the same command again goes on from there."""
     folder = write_images(tmp_path / "large", each=2, side=500)
     for number in range(2, 150):
         for kind in ("cat", "dog"):
             (folder / kind / f"{number:03}.png").hardlink_to(folder / kind / "000.png")
-    command = [*COMMAND, "pack", "large", "a.h5", "--image-size", "32x32", "--json"]
+    words = ("pack", "large", "a.h5", "--image-size", "32x32", "--json")
     places: dict[str, Any] = {"cwd": tmp_path, "env": practice_environment(tmp_path), "text": True}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **places) as started:
+    with subprocess.Popen([*COMMAND, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, **places) as started:
         deadline = time.monotonic() + 30
         while time.monotonic() < deadline and blocks_finished(tmp_path) < 2:
             time.sleep(0.01)
@@ -305,8 +305,7 @@ def test_ctrl_c_keeps_what_is_finished(tmp_path: Path) -> None:
     assert err.splitlines() == [
         "colabstage: Interrupted. What was finished is kept; the same command again goes on from there."
     ]
-    again = subprocess.run(command, capture_output=True, check=True, timeout=60, **places)
-    packed = json.loads(again.stdout)
+    packed = result(run(*words))
     assert packed["samples"] == {"train": 300}
     assert packed["resumed"] > 0
 

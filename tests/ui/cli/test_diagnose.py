@@ -54,10 +54,10 @@ def test_compare_prints_every_way(run: Run, photos: Path) -> None:
     assert json.loads(as_json.stdout)["dataset_samples"] == 10
 
 
-def test_compare_names_what_is_wrong(start: Run) -> None:
+def test_compare_names_what_is_wrong(start: Run, run: Run) -> None:
     """A missing path and a wrong option end as they do everywhere."""
     assert start("compare", "missing").returncode == 1
-    done = start("compare", "missing", "--encoding", "gif")
+    done = run("compare", "missing", "--encoding", "gif")
     assert done.returncode == 2
     assert "--encoding" in done.stderr
 

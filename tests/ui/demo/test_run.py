@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
+import tempfile
 import zipfile
 from dataclasses import replace
 from importlib.util import find_spec
@@ -21,7 +21,7 @@ from colabstage.ui.demo.data import SIDE, write_digits
 from colabstage.ui.demo.run import DemoResult, DemoSize, Session, broken_claims, times_of
 from colabstage.ui.demo.train import Epoch, FolderOfImages, Training, stock_loader
 from colabstage.ui.plots.epochs import plot_epochs
-from tests.ui.conftest import COMMAND, practice_environment
+from tests.ui.conftest import COMMAND, Done, Run, practice_environment
 
 pytestmark = [
     pytest.mark.torch,
@@ -32,24 +32,13 @@ pytestmark = [
 ]
 
 
-def run_demo(folder: Path, *, path: str) -> tuple[dict[str, Any], str]:
-    """What the short demo says as JSON on stdout, and tells on stderr; `path` is where it finds programs."""
-    done = subprocess.run(
-        [*COMMAND, "demo", "--quick", "--time-scale", "0.3", "--out", "pictures", "--json"],
-        cwd=folder,
-        env={**practice_environment(folder), "PATH": path, "TMPDIR": str(folder)},
-        capture_output=True,
-        text=True,
-        timeout=110,
-        check=False,
-    )
+WORDS = ("demo", "--quick", "--time-scale", "0.3", "--out", "pictures", "--json")
+
+
+def check_result(done: Done, folder: Path) -> dict[str, Any]:
+    """Three sessions, as they are promised, a picture, and nothing left behind; returns what is on stdout."""
     assert done.returncode == 0, done.stderr
     result: dict[str, Any] = json.loads(done.stdout)
-    return result, done.stderr
-
-
-def check_result(result: dict[str, Any], folder: Path) -> None:
-    """Three sessions, as they are promised, a picture, and nothing left behind."""
     straight, first, second = result["sessions"]
     assert result["broken_claims"] == []
     assert (straight["report"], first["report"]["origin"], second["report"]["origin"]) == (None, "source", "cache")
@@ -57,28 +46,43 @@ def check_result(result: dict[str, Any], folder: Path) -> None:
     with Image.open(folder / "pictures" / "demo.png") as picture:
         assert picture.size[0] > 1000
     assert list(folder.glob("colabstage-*")) == []
+    return result
 
 
 @pytest.mark.fuse
 @pytest.mark.slow
 def test_the_short_demo_on_a_mounted_drive(tmp_path: Path) -> None:
     """It trains three times, stages from folder, zip and cache, and its claims hold."""
-    result, told = run_demo(tmp_path, path=os.environ["PATH"])
-    check_result(result, tmp_path)
+    done = subprocess.run(
+        [*COMMAND, *WORDS],
+        cwd=tmp_path,
+        env={**practice_environment(tmp_path), "TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    result = check_result(done, tmp_path)
     assert result["mounted"] is True
     assert result["zip"]["origin"] == "source"
     for expected in ("15.0 ms until its first byte", "Straight from the Drive folder", "copy from cache", "accuracy"):
-        assert expected in told
+        assert expected in done.stderr
 
 
 @pytest.mark.slow
-def test_the_short_demo_where_nothing_can_be_mounted(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("fonts_are_open")
+def test_the_short_demo_where_nothing_can_be_mounted(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It says so and why, and shows the same with reads that take as long as on Drive."""
-    result, told = run_demo(tmp_path, path="")
-    check_result(result, tmp_path)
+    # Where no program is found, fusermount3 is not.
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    threads = torch.get_num_threads()
+    done = run(*WORDS)
+    result = check_result(done, tmp_path)
     assert result["mounted"] is False
-    assert "Nothing can be mounted here." in told
-    assert "apt-get install fuse3" in told
+    assert "Nothing can be mounted here." in done.stderr
+    assert "apt-get install fuse3" in done.stderr
+    assert torch.get_num_threads() == threads, "the demo trains with one thread, and then as before"
 
 
 def test_digits_are_written_as_folder_and_zip(tmp_path: Path) -> None:
