@@ -41,13 +41,13 @@ from benchmarks._limited import is_limited, run_limited
 from benchmarks.read_pixels import describe_machine, median_ratio
 from colabstage.h5.info import open_h5
 from colabstage.load.dataset import dataset_h5
-from colabstage.load.epoch.order import epoch_order
+from colabstage.load.epoch import epoch_order
 from colabstage.load.loader import make_loader
-from colabstage.load.reading.crew import Crew
 from colabstage.load.reading.mapping import FileStamp
 from colabstage.load.reading.opening import OpenFile
 from colabstage.load.reading.reader import SplitReader
 from colabstage.load.reading.storage import EngineChoice, read_facts
+from colabstage.load.reading.threads import ThreadPool
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -130,10 +130,10 @@ def by_mapping(path: Path, facts: StorageFacts) -> Iterator[int]:
     engine = OpenFile(path, {path: FileStamp.of(path.stat())}).rows(facts, EngineChoice("mapped", "a benchmark"))
     order = epoch_order(facts.shape[0], shuffle=True, seed=0, epoch=0)
     buffer = np.empty((BATCH, *facts.shape[1:]), facts.dtype)
-    with Crew(1) as crew:
+    with ThreadPool(1) as pool:
         for start in range(0, len(order), BATCH):
             rows = order[start : start + BATCH]
-            engine.read_rows(rows, buffer[: len(rows)], crew)
+            engine.read_rows(rows, buffer[: len(rows)], pool)
             yield buffer[: len(rows)].nbytes
 
 

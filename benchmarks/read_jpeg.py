@@ -36,11 +36,11 @@ from benchmarks._photographs import photograph
 from benchmarks.read_pixels import describe_machine, median_ratio
 from colabstage.load.augment import RandomResizedCrop
 from colabstage.load.dataset import dataset_h5
-from colabstage.load.epoch.dice import BatchPlace
-from colabstage.load.geometry.crops import CROP_DRAWS, resized_crops
+from colabstage.load.epoch import BatchPlace
+from colabstage.load.geometry import CROP_DRAWS, resized_crops
 from colabstage.load.loader import make_loader
-from colabstage.load.reading.crew import Crew
 from colabstage.load.reading.reader import SplitReader
+from colabstage.load.reading.threads import ThreadPool
 from colabstage.machine.resources import usable_cores
 
 if TYPE_CHECKING:
@@ -81,11 +81,11 @@ def run_reader(reader: SplitReader, batch: int) -> float:
     """Images per second of crops into the same memory again and again: the loader's work without the loader."""
     out = np.empty((batch, SIZE, SIZE, 3), np.uint8)
     order, start = np.random.default_rng(0).permutation(len(reader)), time.perf_counter()
-    with Crew(usable_cores()) as crew:
+    with ThreadPool(usable_cores()) as pool:
         for first in range(0, len(order), batch):
             rows = order[first : first + batch]
             choose = partial(resized_crops, draws=BatchPlace(0, 0, rows).draws(CROP_DRAWS))
-            reader.read_crops(rows, (SIZE, SIZE), choose, out[: len(rows)], crew=crew)
+            reader.read_crops(rows, (SIZE, SIZE), choose, out[: len(rows)], pool=pool)
     return len(order) / (time.perf_counter() - start)
 
 

@@ -68,7 +68,7 @@ REFERENCE = {
             "colabstage.dataset_h5",
             "colabstage.make_loader",
             "colabstage.load.loader.Loader",
-            "colabstage.load.choosing.choices.LoaderPlan",
+            "colabstage.load.choices.LoaderPlan",
             "colabstage.CudaDataLoader",
             "colabstage.to_keras",
             "colabstage.load.frameworks.keras_dataset.KerasBatches",

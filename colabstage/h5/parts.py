@@ -1,4 +1,9 @@
-"""Packs of several files: which they are by their names, and what they must have in common to be read as one."""
+"""Packs of several files: which they are by their names, and what they must have in common to be read as one.
+
+`NAME-00002-of-00008.h5` is one of eight shards that were written together. `NAME-append-00001.h5` was added later to
+`NAME.h5`, or to its shards. What was there keeps its name then, because records, manifests and other machines refer to
+it by that; and it keeps its rows' numbers, because what was added comes last.
+"""
 
 from __future__ import annotations
 

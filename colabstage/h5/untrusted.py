@@ -2,6 +2,11 @@
 
 HDF5 follows links into other files and references into its heaps without looking, and answers damage in no agreed way,
 or with a crash or an endless loop. What it would follow is checked here first; what it raises is translated here.
+
+Every address that HDF5 tells of a dataset behind an external link counts in the other file. Values of a virtual dataset
+whose source is missing, and of external storage that is too short, it makes up: they read as zeros. Rows of any length
+are references into heaps; HDF5 believes the lengths in them, so that a damaged one overwrites memory or asks for
+gigabytes of it.
 """
 
 from __future__ import annotations

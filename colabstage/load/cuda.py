@@ -14,10 +14,9 @@ import torch
 from torch.utils.data import DataLoader, default_collate
 
 from colabstage.errors import OptionError
-from colabstage.load.batching.iteration import Iteration, OneAtATime
-from colabstage.load.batching.nested import map_leaves
-from colabstage.load.device.devices import usable_device
-from colabstage.load.device.staging import make_stager, staged_ahead
+from colabstage.load.batches import map_leaves
+from colabstage.load.device import make_stager, prefetch_staged, usable_device
+from colabstage.load.prefetch import Iteration, SingleIteration
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class CudaDataLoader(OneAtATime, Generic[T]):
+class CudaDataLoader(SingleIteration, Generic[T]):
     """Runs a loader in a background thread and moves its batches to a device, a few ahead of the model.
 
     >>> for x, y in CudaDataLoader(DataLoader(dataset, 64), "cuda"):  # doctest: +SKIP
@@ -83,7 +82,7 @@ class CudaDataLoader(OneAtATime, Generic[T]):
         own = None if _gives_new_batches(self.loader) else partial(_own, self.device)
         source = _taken(batches, own, owned=batches is not self.loader)
         return self._begun(
-            Iteration(staged_ahead(source, self._stager, self._queue_size, "colabstage-cuda"), self._stager.hand_out)
+            Iteration(prefetch_staged(source, self._stager, self._queue_size, "colabstage-cuda"), self._stager.hand_out)
         )
 
     def __repr__(self) -> str:

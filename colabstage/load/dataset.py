@@ -7,8 +7,8 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 from colabstage.errors import MissingDependencyError
-from colabstage.load.reading.crew import Crew
 from colabstage.load.reading.joined import open_reader
+from colabstage.load.reading.threads import ThreadPool
 from colabstage.page import facts_table, page
 from colabstage.units import format_bytes
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from colabstage.h5.parts import Files
-    from colabstage.load.reading.rows import Indices
+    from colabstage.load.reading.engines import Indices
     from colabstage.load.reading.storage import EngineChoice
     from colabstage.load.reading.targets import TargetBatch
 
@@ -163,8 +163,8 @@ class dataset_h5(_Base):  # noqa: N801 - the name that people know from the reci
             ValueError: `out` does not fit.
             DecodeError: an encoded image is broken; the message names its row.
         """
-        with Crew(threads) as crew:
-            return self.reader.read_x(indices, out, crew=crew), self.reader.read_y(indices, crew=crew)
+        with ThreadPool(threads) as pool:
+            return self.reader.read_x(indices, out, pool=pool), self.reader.read_y(indices, pool=pool)
 
     def close(self) -> None:
         """Let go of the file. Reading again opens it again."""

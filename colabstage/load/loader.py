@@ -9,24 +9,18 @@ import torch
 from torch.utils.data import DataLoader
 
 from colabstage.errors import OptionError
-from colabstage.load.batching.ahead import Ahead
-from colabstage.load.batching.batches import Ragged, move_to
-from colabstage.load.batching.finish import Collate, Finish
-from colabstage.load.batching.iteration import Iteration, OneAtATime
-from colabstage.load.batching.sources import make_source
-from colabstage.load.batching.window import WindowOrder
-from colabstage.load.choosing.choices import LoaderRequest
-from colabstage.load.choosing.facts import gather_facts, measure_cost
-from colabstage.load.choosing.plan import choose_loader
-from colabstage.load.choosing.processes import may_gain
-from colabstage.load.cropping import Crops, first_crop
+from colabstage.load.augment import Crops, first_crop
+from colabstage.load.batches import Collate, Finish, Ragged, move_to
+from colabstage.load.choices import LoaderRequest, may_gain
+from colabstage.load.choosing import choose_loader
 from colabstage.load.dataset import dataset_h5
-from colabstage.load.device.devices import usable_device
-from colabstage.load.device.staging import make_stager, staged_ahead
-from colabstage.load.epoch.dice import BatchPlace
-from colabstage.load.epoch.order import RowOrder
-from colabstage.load.epoch.sampling import epoch_sampler, is_own_order, sampler_order, shares_out
-from colabstage.load.epoch.sharding import Schedule, Shard, choose_shard
+from colabstage.load.device import make_stager, prefetch_staged, usable_device
+from colabstage.load.epoch import BatchPlace, RowOrder, Schedule, Shard, choose_shard
+from colabstage.load.facts import gather_facts, measure_cost
+from colabstage.load.prefetch import Iteration, Prefetcher, SingleIteration
+from colabstage.load.sampling import epoch_sampler, is_own_order, sampler_order, shares_out
+from colabstage.load.strategies import make_source
+from colabstage.load.window import WindowOrder
 from colabstage.page import facts_table, notes, page
 from colabstage.units import parse_bytes
 
@@ -35,12 +29,12 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from colabstage.load.batching.iteration import Source
-    from colabstage.load.batching.sources import BatchSource
-    from colabstage.load.choosing.choices import Decode, LoaderFacts, LoaderPlan, Shuffle, Strategy
-    from colabstage.load.device.staging import Staged, Stager
-    from colabstage.load.epoch.order import Order
-    from colabstage.load.epoch.sampling import EpochSampler
+    from colabstage.load.choices import Decode, LoaderFacts, LoaderPlan, Shuffle, Strategy
+    from colabstage.load.device import Staged, Stager
+    from colabstage.load.epoch import Order
+    from colabstage.load.prefetch import Source
+    from colabstage.load.sampling import EpochSampler
+    from colabstage.load.strategies import BatchSource
 
     _Base = DataLoader[Any]
 else:
@@ -251,7 +245,7 @@ def _build(
         schedule.batch_size,
         sampler=shown,
         drop_last=schedule.drop_last,
-        collate_fn=collate,  # type: ignore[arg-type]  # a BatchView gives it batches, not lists of samples
+        collate_fn=collate,  # type: ignore[arg-type]  # a BatchDataset gives it batches, not lists of samples
         num_workers=plan.workers.value if has_processes else 0,
         prefetch_factor=plan.prefetch.value if has_processes else None,
         persistent_workers=has_processes,
@@ -315,23 +309,23 @@ class _Machine:
         if collate is not None:
             # What the dataset's transforms make has its device and dtype from here, in the thread they ran in.
             return begun(
-                Ahead(source, depth, _THREAD),
+                Prefetcher(source, depth, _THREAD),
                 lambda read: finished(finish.scale(move_to(collate(read), self.device))),
             )
         if self.device.type == "cpu":
             if finish.dtype is not None:
                 # Here it would take the consumer's time.
                 source = finish.scale_each(source)
-            return begun(Ahead(source, depth, _THREAD), finished)
+            return begun(Prefetcher(source, depth, _THREAD), finished)
         stager = self.stager
 
         def hand_out(staged: Staged[tuple[Any, ...]]) -> Any:
             return finished(finish.scale(stager.hand_out(staged)))
 
-        return begun(staged_ahead(source, stager, depth, _THREAD), hand_out)
+        return begun(prefetch_staged(source, stager, depth, _THREAD), hand_out)
 
 
-class Loader(OneAtATime, _Base):
+class Loader(SingleIteration, _Base):
     """Iterates over batches; each iteration is the next epoch. Made by `make_loader`.
 
     One iteration runs at a time: a new one ends the one before, whose next step is then an error. Leaving a loop

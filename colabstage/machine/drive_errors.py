@@ -2,6 +2,9 @@
 
 Its exceptions are told apart by type name and wording: some come from private modules, or from packages that are
 only there on Colab, so importing them to catch them would fail everywhere else.
+
+Drive limits how often one file may be downloaded in a day, by anybody. The mount then answers 'Input/output error',
+as it does for many other reasons; the client's log says `QUOTA_EXCEEDED`.
 """
 
 from __future__ import annotations

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     import torch
 
     from colabstage.h5.info import PackInfo
-    from colabstage.load.batching.batches import Ragged
-    from colabstage.load.choosing.choices import Decode, Shuffle, Strategy
+    from colabstage.load.batches import Ragged
+    from colabstage.load.choices import Decode, Shuffle, Strategy
     from colabstage.load.dataset import dataset_h5
     from colabstage.load.loader import Loader
     from colabstage.stage.report import StageReport

@@ -1,4 +1,8 @@
-"""Compressed streams: one reader over any `ByteSource` for gzip, bzip2, xz and Zstandard, chosen by content."""
+"""Compressed streams: one reader over any `ByteSource` for gzip, bzip2, xz and Zstandard, chosen by content.
+
+The library's streaming reader returns what it has when the file ends early, and says nothing. Layout: RFC 8878,
+sections 3.1.1 and 3.1.2.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,9 @@
 
 Names are a `StringArray`: the bytes of all of them one behind the other, and where each ends. Layouts see a sequence of
 `FileEntry`; each is made when it is asked for.
+
+A `str` in a list takes 60 to 80 bytes beside its characters' own; of millions of file names that is most of what a
+listing takes. Here it is four bytes, and the `str` is made when it is asked for.
 """
 
 from __future__ import annotations

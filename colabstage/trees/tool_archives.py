@@ -2,6 +2,8 @@
 
 The tool is 7-Zip's command, which is on Colab's image, unpacks on all cores and takes both formats; where it is
 missing, the packages py7zr and rarfile.
+
+7-Zip comes first: it is on Colab's image, unpacks on all cores, and takes both formats.
 """
 
 from __future__ import annotations

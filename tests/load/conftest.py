@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 from colabstage.h5.create import PackContent, ReservedDataset, create_pack
-from colabstage.load.reading.residency import resident_part
+from colabstage.load.reading.memory import resident_part
 
 if TYPE_CHECKING:
     from collections.abc import Callable

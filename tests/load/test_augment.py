@@ -14,15 +14,16 @@ from torch.nn import functional
 from colabstage.errors import OptionError
 from colabstage.load.augment import Compose, Normalize, OneHot, RandomCrop, RandomFlip, RandomResizedCrop
 from colabstage.load.dataset import dataset_h5
-from colabstage.load.epoch.dice import BatchPlace
-from colabstage.load.geometry.crops import CROP_DRAWS, resized_crops
-from colabstage.load.geometry.pixels import (
+from colabstage.load.epoch import BatchPlace
+from colabstage.load.geometry import (
+    CROP_DRAWS,
     cut,
     cut_by_windows,
     mirror,
     mirror_by_mask,
     resize_by_weights,
     resize_crops,
+    resized_crops,
 )
 from colabstage.load.loader import make_loader
 

@@ -14,12 +14,11 @@ import torch
 from PIL import Image
 
 from colabstage.errors import OptionError
-from colabstage.load.augment import Compose, Normalize, RandomFlip, RandomResizedCrop
-from colabstage.load.choosing.choices import LoaderFacts, LoaderRequest
-from colabstage.load.choosing.plan import choose_loader
-from colabstage.load.cropping import first_crop
+from colabstage.load.augment import Compose, Normalize, RandomFlip, RandomResizedCrop, first_crop
+from colabstage.load.choices import LoaderFacts, LoaderRequest
+from colabstage.load.choosing import choose_loader
 from colabstage.load.dataset import dataset_h5
-from colabstage.load.epoch.dice import BatchPlace
+from colabstage.load.epoch import BatchPlace
 from colabstage.load.loader import make_loader
 from colabstage.load.reading.storage import EngineChoice
 
@@ -268,7 +267,7 @@ def test_only_crops_count_in_memory() -> None:
         ({"encoded": False}, "no image files"),
         ({"crop_bytes": None}, "does not begin with a RandomResizedCrop"),
         ({"per_sample": True}, "takes whole images"),
-        ({"why_whole": "of a test"}, "as of a test"),
+        ({"whole_reason": "of a test"}, "as of a test"),
     ],
 )
 def test_crops_that_cannot_be_are_refused(changes: dict[str, Any], reason: str) -> None:

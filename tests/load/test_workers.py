@@ -14,11 +14,10 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from colabstage.load.choosing.choices import LoaderFacts, LoaderRequest, ProcessFacts, SampleCost
-from colabstage.load.choosing.facts import measure_cost
-from colabstage.load.choosing.plan import choose_loader
-from colabstage.load.choosing.processes import choose_start
+from colabstage.load.choices import LoaderFacts, LoaderRequest, ProcessFacts, SampleCost, choose_start
+from colabstage.load.choosing import choose_loader
 from colabstage.load.dataset import dataset_h5
+from colabstage.load.facts import measure_cost
 from colabstage.load.loader import make_loader
 from colabstage.load.reading.storage import EngineChoice
 

@@ -29,8 +29,8 @@ from colabstage.fileops import make_folder
 from colabstage.images.decode import decode_image
 from colabstage.images.options import ImageOptions
 from colabstage.layouts.fields import Images
-from colabstage.load.reading.crew import Crew
 from colabstage.load.reading.joined import open_reader
+from colabstage.load.reading.threads import ThreadPool
 from colabstage.machine.mounts import mount_of, probe_mount, slow_reason
 from colabstage.machine.platforms import detect_platform
 from colabstage.machine.resources import check_space, read_resources, usable_cores
@@ -296,8 +296,11 @@ class _Comparing:
         )
         reader = open_reader(self.folder / "pack.h5")
         try:
-            with Crew(usable_cores()) as crew, self.progress.step("read the pack", total=None, unit="images") as step:
-                done = self._read_batches(reader.read_x, reader.read_y, len(reader), crew, step.advance)
+            with (
+                ThreadPool(usable_cores()) as pool,
+                self.progress.step("read the pack", total=None, unit="images") as step,
+            ):
+                done = self._read_batches(reader.read_x, reader.read_y, len(reader), pool, step.advance)
         finally:
             reader.close()
         nbytes = round(report.nbytes * done.samples / len(reader))
@@ -308,13 +311,13 @@ class _Comparing:
         read_x: Callable[..., NDArray[np.generic] | list[NDArray[np.generic]]],
         read_y: Callable[..., object],
         rows: int,
-        crew: Crew,
+        pool: ThreadPool,
         advance: Callable[[int], None],
     ) -> _Pass:
         order = np.random.default_rng(0)
         # The first batch opens the file, and makes the memory that all are read into, as a loader's buffers.
         batch = min(self.batch_size, rows)
-        first = read_x(np.arange(batch), None, crew=crew)
+        first = read_x(np.arange(batch), None, pool=pool)
         out = first if isinstance(first, np.ndarray) else None
         done, began = 0, time.perf_counter()
         deadline = began + min(_LEAST_S, self.seconds * _OTHER_PART)
@@ -322,8 +325,8 @@ class _Comparing:
             permutation = order.permutation(rows)
             for start in range(0, rows - batch + 1, batch):
                 chosen = permutation[start : start + batch]
-                read_x(chosen, out, crew=crew)
-                read_y(chosen, crew=crew)
+                read_x(chosen, out, pool=pool)
+                read_y(chosen, pool=pool)
                 done += batch
                 advance(batch)
                 if time.perf_counter() > deadline:

@@ -123,7 +123,7 @@ def _is_hdf5(path: Path) -> bool:
 def _resident_part(path: Path) -> float:
     import numpy as np
 
-    from colabstage.load.reading.residency import resident_part
+    from colabstage.load.reading.memory import resident_part
 
     if path.stat().st_size == 0:
         return 1.0

@@ -14,22 +14,22 @@ import numpy as np
 
 from colabstage.errors import OptionError
 from colabstage.h5.schema import BOXES
-from colabstage.load.batching.buffers import BufferPool
-from colabstage.load.choosing.choices import LoaderFacts, LoaderRequest
-from colabstage.load.choosing.plan import choose_loader
-from colabstage.load.epoch.order import epoch_order
-from colabstage.load.reading.crew import SOLO
+from colabstage.load.choices import LoaderFacts, LoaderRequest
+from colabstage.load.choosing import choose_loader
+from colabstage.load.epoch import epoch_order
 from colabstage.load.reading.joined import JoinedReader, open_reader
+from colabstage.load.reading.memory import BufferPool
 from colabstage.load.reading.reader import SplitReader
+from colabstage.load.reading.threads import SOLO
 from colabstage.machine.resources import read_resources
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike, NDArray
 
     from colabstage.h5.parts import Files
-    from colabstage.load.choosing.choices import LoaderPlan
+    from colabstage.load.choices import LoaderPlan
     from colabstage.load.dataset import dataset_h5
-    from colabstage.load.reading.crew import Crew
+    from colabstage.load.reading.threads import ThreadPool
 
     Reader = SplitReader | JoinedReader
     Source = dataset_h5 | Reader | Files
@@ -118,16 +118,16 @@ class ArrayBatches:
         size = self._request.batch_size
         return order[1][number * size : (number + 1) * size]
 
-    def read(self, epoch: int, number: int, crew: Crew = SOLO) -> Batch:
+    def read(self, epoch: int, number: int, pool: ThreadPool = SOLO) -> Batch:
         """Read a batch: `(x, y)`, the caller's own arrays.
 
         Raises:
             DecodeError: an encoded row is broken; the message names it.
             DamagedPackError: the file changed since it was opened, or is cut off.
         """
-        return self.finish(self.read_ahead(epoch, number, crew))
+        return self.finish(self.read_ahead(epoch, number, pool))
 
-    def read_ahead(self, epoch: int, number: int, crew: Crew = SOLO) -> Any:
+    def read_ahead(self, epoch: int, number: int, pool: ThreadPool = SOLO) -> Any:
         """What of a batch can be made in any thread, for `finish`: all of it, where the dataset has no transforms.
 
         Raises:
@@ -135,8 +135,8 @@ class ArrayBatches:
         """
         rows = self.rows(epoch, number)
         if self._dataset is None:
-            return self._finished(*self._stored(rows, crew), crew)
-        return self.reader.read_x(rows, crew=crew), self.reader.read_y(rows, crew=crew)
+            return self._finished(*self._stored(rows, pool), pool)
+        return self.reader.read_x(rows, pool=pool), self.reader.read_y(rows, pool=pool)
 
     def finish(self, ahead: Any) -> Batch:
         """A batch of what `read_ahead` gave: calls the dataset's transforms, where it has any, in this thread."""
@@ -174,18 +174,18 @@ class ArrayBatches:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _pool=BufferPool(max_idle=state["plan"].prefetch.value + 2))
 
-    def _finished(self, x: NDArray[Any], y: Any, crew: Crew) -> Batch:
+    def _finished(self, x: NDArray[Any], y: Any, pool: ThreadPool) -> Batch:
         if self._request.one_hot is not None:
             y = one_hot(y, int(self._request.one_hot))
-        return self._scaled(x, crew), y
+        return self._scaled(x, pool), y
 
-    def _stored(self, rows: NDArray[np.intp], crew: Crew) -> Batch:
+    def _stored(self, rows: NDArray[np.intp], pool: ThreadPool) -> Batch:
         shape = self.reader.row_shape or ()
         out = self._pool.lend((len(rows), *shape), self.reader.row_dtype)
-        y = self.reader.read_y(rows, crew=crew)
-        return self.reader.read_x(rows, out, crew=crew), _target_arrays(y)
+        y = self.reader.read_y(rows, pool=pool)
+        return self.reader.read_x(rows, out, pool=pool), _target_arrays(y)
 
-    def _scaled(self, x: NDArray[Any], crew: Crew) -> NDArray[Any]:
+    def _scaled(self, x: NDArray[Any], pool: ThreadPool) -> NDArray[Any]:
         """x in the dtype asked for: the numbers that `make_loader` gives."""
         if self._request.dtype is None:
             return x
@@ -198,7 +198,7 @@ class ArrayBatches:
         def scale(start: int, stop: int) -> None:
             np.divide(x[start:stop], white, out=scaled[start:stop], dtype=wide, casting="unsafe")
 
-        crew.share(len(x), scale)
+        pool.share(len(x), scale)
         return scaled
 
 

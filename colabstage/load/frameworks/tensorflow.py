@@ -14,7 +14,7 @@ import numpy as np
 
 from colabstage.errors import MissingDependencyError
 from colabstage.load.frameworks.arrays import ArrayBatches, ArrayRequest, check_whole
-from colabstage.load.reading.crew import Crew
+from colabstage.load.reading.threads import ThreadPool
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -98,8 +98,8 @@ def _dataset(tf: Any, batches: ArrayBatches, epochs: Iterator[int]) -> Any:
         return np.array(next(epochs), np.int64)
 
     def read(epoch: NDArray[np.int64], number: NDArray[np.int64]) -> list[NDArray[Any]]:
-        with Crew(threads) as crew:
-            return list(tf.nest.flatten(_alive(reference).read(int(epoch), int(number), crew)))
+        with ThreadPool(threads) as pool:
+            return list(tf.nest.flatten(_alive(reference).read(int(epoch), int(number), pool)))
 
     def batch(epoch: Any, number: Any) -> Any:
         parts = tf.numpy_function(read, [epoch, number], [spec.dtype for spec in flat])

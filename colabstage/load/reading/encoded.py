@@ -13,16 +13,42 @@ from colabstage.images.decode import decode_image, decode_image_into, probe_imag
 from colabstage.images.masks import decode_mask
 from colabstage.images.options import MaskOptions
 from colabstage.images.region import decode_region
+from colabstage.images.resample import scale_by_torch
 from colabstage.images.scratch import PixelRoom
-from colabstage.load.geometry.resizing import resize_into
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from colabstage.images.options import ImageOptions
-    from colabstage.load.reading.crew import Crew
     from colabstage.load.reading.mapping import MappedFile, ReadFile
     from colabstage.load.reading.storage import StorageFacts
+    from colabstage.load.reading.threads import ThreadPool
+
+
+def resize_into(pixels: NDArray[np.uint8], out: NDArray[np.uint8]) -> None:
+    """Resize `(h, w, C)` to the size of `out`, `(H, W, C)`, by the antialiased bilinear filter.
+
+    By torch's own filter for bytes, where there is torch: it is Pillow's within one grey level of 255, and takes a
+    quarter of its time, as it needs no copy into four channels and none out of them (benchmarks/read_jpeg.py). By
+    Pillow's otherwise. May be called from several threads.
+    """
+    if pixels.shape == out.shape:
+        out[...] = pixels
+        return
+    try:
+        # torch would share the copy of a part out among threads of its own, which costs a hundred times as much when
+        # the cores are busy with other images.
+        scale_by_torch(np.ascontiguousarray(pixels), out)
+    except ImportError:
+        _resize_by_pillow(pixels, out)
+
+
+def _resize_by_pillow(pixels: NDArray[np.uint8], out: NDArray[np.uint8]) -> None:
+    from PIL import Image
+
+    height, width, channels = out.shape
+    image = Image.fromarray(np.ascontiguousarray(pixels[..., 0] if channels == 1 else pixels))
+    out[...] = np.asarray(image.resize((width, height), Image.Resampling.BILINEAR)).reshape(out.shape)
 
 
 class ByteRanges(Protocol):
@@ -128,7 +154,7 @@ class EncodedRows:
         """The file of one row, as it was packed."""
         return self._files.read(row)
 
-    def decode_rows(self, rows: NDArray[np.intp], out: NDArray[Any], crew: Crew) -> None:
+    def decode_rows(self, rows: NDArray[np.intp], out: NDArray[Any], pool: ThreadPool) -> None:
         """Decode rows into `out`, `(len(rows), H, W, C)` (masks `(len(rows), H, W)`) of the one size and dtype that
         all of them have.
 
@@ -143,10 +169,10 @@ class EncodedRows:
                 except DecodeError as error:
                     raise self._named(int(rows[place]), error) from error
 
-        crew.share(len(rows), decode)
+        pool.share(len(rows), decode)
 
     def decode_crops(
-        self, rows: NDArray[np.intp], crops: NDArray[np.int64], out: NDArray[np.uint8], crew: Crew
+        self, rows: NDArray[np.intp], crops: NDArray[np.int64], out: NDArray[np.uint8], pool: ThreadPool
     ) -> None:
         """Decode a part of each row, resized by the antialiased bilinear filter, into `out`.
 
@@ -154,7 +180,7 @@ class EncodedRows:
             rows: `(B,)`.
             crops: int64 `(B, 4)`: top, left, height and width of each part in the upright image, in pixels.
             out: uint8 `(B, H, W, C)`, C-contiguous; 3 channels, or 1 for images that are decoded to grayscale.
-            crew: who shares the work.
+            pool: who shares the work.
 
         Raises:
             DecodeError: a row is broken; the message names it.
@@ -179,9 +205,9 @@ class EncodedRows:
             for place in places:
                 cut(place)
 
-        crew.share(crew.threads, cut_next)
+        pool.share(pool.threads, cut_next)
 
-    def decode_list(self, rows: NDArray[np.intp], crew: Crew) -> list[NDArray[Any]]:
+    def decode_list(self, rows: NDArray[np.intp], pool: ThreadPool) -> list[NDArray[Any]]:
         """Decode rows of whatever size each has: arrays `(H, W, C)`, masks `(H, W)`.
 
         Raises:
@@ -196,7 +222,7 @@ class EncodedRows:
                 except DecodeError as error:
                     raise self._named(int(rows[place]), error) from error
 
-        crew.share(len(rows), decode)
+        pool.share(len(rows), decode)
         return images
 
     def decoded_lengths(self, rows: NDArray[np.intp]) -> list[int]:

@@ -1,5 +1,7 @@
 """The ways of copying rows out of an HDF5 dataset into an array. All give the same bytes; `storage` says which is used.
 
+Row numbers are checked once, where they come in, and made the ones that a copy loop can trust.
+
 Measured on two cores with a warm file (4,000 rows of 196,608 bytes, 64 at a time, shuffled): one `np.take` out of the
 mapping runs at the speed of memory, h5py at a third of it on contiguous data. On chunked data h5py's own lists of
 indices are 4 to 46 times slower than a loop, so they are never used.
@@ -13,14 +15,61 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from colabstage.load.reading.mapping import cut_off
-from colabstage.load.reading.rows import row_runs
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
     from numpy.typing import NDArray
 
-    from colabstage.load.reading.crew import Crew
+    Indices = Sequence[int] | NDArray[np.integer[Any]]
     from colabstage.load.reading.mapping import MappedFile, ReadFile
     from colabstage.load.reading.storage import StorageFacts
+    from colabstage.load.reading.threads import ThreadPool
+
+
+def resolve_rows(indices: Indices, count: int) -> NDArray[np.intp]:
+    """Turn indices into rows of a dataset of `count` rows.
+
+    Args:
+        indices: one-dimensional integers: a sequence, an array or a tensor; negative ones count from the end,
+            repeats are fine, none at all too.
+        count: number of rows.
+
+    Returns:
+        intp `(len(indices),)`, each in `[0, count)`.
+
+    Raises:
+        IndexError: a row that is not there, by its number.
+        TypeError: something else than a list of integers.
+    """
+    rows = np.asarray(indices)
+    if rows.size == 0 and rows.ndim == 1:
+        return np.empty(0, np.intp)
+    if rows.ndim != 1 or rows.dtype.kind not in "iu":
+        msg = f"Expected a one-dimensional list of integers as indices, got {rows.ndim} dimensions of {rows.dtype}."
+        raise TypeError(msg)
+    # As unsigned numbers negative ones are beyond any count, so that one look is enough for the usual rows.
+    if rows.dtype == np.intp and rows.view(np.uintp).max() < count:
+        return rows
+    low, high = int(rows.min()), int(rows.max())
+    if low < -count or high >= count:
+        msg = f"Index {high if high >= count else low} is out of range for {count:,} samples."
+        raise IndexError(msg)
+    rows = rows.astype(np.intp, copy=False)
+    return np.where(rows < 0, rows + count, rows) if low < 0 else rows
+
+
+def row_runs(rows: NDArray[np.intp], longest: int) -> Iterator[tuple[int, int, int]]:
+    """Split rows into runs of neighbours, each one more than the last, none longer than `longest`.
+
+    Yields:
+        `(start, first_row, length)`: `rows[start : start + length]` is `first_row, first_row + 1, …`.
+    """
+    breaks = np.flatnonzero(np.diff(rows) != 1) + 1
+    for begin, end in zip([0, *breaks.tolist()], [*breaks.tolist(), len(rows)], strict=True):
+        for start in range(begin, end, longest):
+            yield start, int(rows[start]), min(longest, end - start)
+
 
 # One thread copies this in less time than waking another takes.
 _SHARE_BYTES = 1024 * 1024
@@ -31,7 +80,7 @@ _SCRATCH_BYTES = 64 * 1024 * 1024
 class RowEngine(Protocol):
     """Copies rows of one dataset. May be called from any thread, from several at once."""
 
-    def read_rows(self, rows: NDArray[np.intp], out: NDArray[Any], crew: Crew) -> None:
+    def read_rows(self, rows: NDArray[np.intp], out: NDArray[Any], pool: ThreadPool) -> None:
         """Copy `rows`, each in `[0, N)`, to `out`, C-contiguous `(len(rows), …)` of the dataset's native dtype."""
 
 
@@ -44,7 +93,7 @@ class GatherEngine:
         self._table = table
         self._file = file
 
-    def read_rows(self, rows: NDArray[np.intp], out: NDArray[Any], crew: Crew) -> None:
+    def read_rows(self, rows: NDArray[np.intp], out: NDArray[Any], pool: ThreadPool) -> None:
         if self._file is not None:
             self._file.check()
         if out.nbytes == 0:
@@ -58,7 +107,7 @@ class GatherEngine:
         if out.nbytes < _SHARE_BYTES:
             gather(0, len(rows))
         else:
-            crew.share(len(rows), gather)
+            pool.share(len(rows), gather)
 
 
 def mapped_table(file: MappedFile, facts: StorageFacts) -> NDArray[np.uint8]:
@@ -81,7 +130,7 @@ def memory_table(values: NDArray[Any]) -> NDArray[np.uint8]:
 
 
 class ReadEngine:
-    """Rows of a contiguous dataset read from the disk, each part of the crew with a read of its own under way.
+    """Rows of a contiguous dataset read from the disk, each part of the pool with a read of its own under way.
 
     For files that memory cannot hold: 64 rows of 196,608 bytes by 16 threads came at 4 times the rate of the mapped
     file, whose read-ahead fetches many times the bytes asked for (benchmarks/read_cold.py).
@@ -92,7 +141,7 @@ class ReadEngine:
         self._start = facts.offset or 0
         self._row_bytes = facts.row_bytes
 
-    def read_rows(self, rows: NDArray[np.intp], out: NDArray[Any], crew: Crew) -> None:
+    def read_rows(self, rows: NDArray[np.intp], out: NDArray[Any], pool: ThreadPool) -> None:
         self._file.check()
         if out.nbytes == 0:
             return
@@ -104,7 +153,7 @@ class ReadEngine:
                 begin = (start + place) * length
                 self._file.read_into(self._start + row * length, target[begin : begin + count * length])
 
-        crew.share(len(rows), read)
+        pool.share(len(rows), read)
 
 
 class H5pyEngine:
@@ -117,7 +166,7 @@ class H5pyEngine:
         self._dataset = dataset
         self._facts = facts
 
-    def read_rows(self, rows: NDArray[np.intp], out: NDArray[Any], crew: Crew) -> None:
+    def read_rows(self, rows: NDArray[np.intp], out: NDArray[Any], pool: ThreadPool) -> None:
         if out.nbytes == 0:
             return
         wanted, place = np.unique(rows, return_inverse=True)
@@ -136,15 +185,15 @@ class H5pyEngine:
         return [(start, start + length) for start, _, length in row_runs(wanted, longest)]
 
 
-class TurnedEngine:
+class ByteSwappedEngine:
     """Rows whose bytes lie in the other order, turned round once they are read."""
 
     def __init__(self, engine: RowEngine) -> None:
         self._engine = engine
 
-    def read_rows(self, rows: NDArray[np.intp], out: NDArray[Any], crew: Crew) -> None:
-        self._engine.read_rows(rows, out, crew)
-        crew.share(len(rows), lambda start, stop: turn_bytes(out[start:stop]))
+    def read_rows(self, rows: NDArray[np.intp], out: NDArray[Any], pool: ThreadPool) -> None:
+        self._engine.read_rows(rows, out, pool)
+        pool.share(len(rows), lambda start, stop: turn_bytes(out[start:stop]))
 
 
 def turn_bytes(values: NDArray[Any]) -> None:
@@ -152,11 +201,11 @@ def turn_bytes(values: NDArray[Any]) -> None:
     values.byteswap(inplace=True)
 
 
-def load_array(engine: RowEngine, facts: StorageFacts, crew: Crew) -> NDArray[Any]:
+def load_array(engine: RowEngine, facts: StorageFacts, pool: ThreadPool) -> NDArray[Any]:
     """Read all rows into memory, front to back."""
     values = np.empty(facts.shape, facts.dtype)
     step = max(1, _SCRATCH_BYTES // max(1, facts.row_bytes))
     for start in range(0, facts.shape[0], step):
         stop = min(facts.shape[0], start + step)
-        engine.read_rows(np.arange(start, stop), values[start:stop], crew)
+        engine.read_rows(np.arange(start, stop), values[start:stop], pool)
     return values

@@ -14,10 +14,10 @@ import numpy as np
 from colabstage.errors import DamagedPackError, SplitNotFoundError
 from colabstage.h5.info import read_info
 from colabstage.h5.parts import PartName, check_schemas, find_parts
-from colabstage.load.reading.crew import SOLO
+from colabstage.load.reading.engines import resolve_rows
 from colabstage.load.reading.memory import check_memory
 from colabstage.load.reading.reader import SplitReader, refuse_out, target_array
-from colabstage.load.reading.rows import resolve_rows
+from colabstage.load.reading.threads import SOLO
 from colabstage.machine.mounts import require_answer
 from colabstage.machine.resources import read_resources
 
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
     from colabstage.h5.info import PackInfo
     from colabstage.h5.parts import Files
-    from colabstage.load.reading.crew import Crew
-    from colabstage.load.reading.rows import Indices
+    from colabstage.load.reading.engines import Indices
     from colabstage.load.reading.storage import EngineChoice
     from colabstage.load.reading.targets import TargetBatch
+    from colabstage.load.reading.threads import ThreadPool
 
 
 def open_reader(
@@ -158,7 +158,7 @@ class JoinedReader:
         return self._parts[0].has_free_targets
 
     def read_x(
-        self, indices: Indices, out: NDArray[Any] | None = None, *, crew: Crew = SOLO
+        self, indices: Indices, out: NDArray[Any] | None = None, *, pool: ThreadPool = SOLO
     ) -> NDArray[Any] | list[Any]:
         """As `SplitReader.read_x`."""
         rows = resolve_rows(indices, len(self))
@@ -167,22 +167,22 @@ class JoinedReader:
             refuse_out(out)
             images: list[Any] = [None] * len(rows)
             for part, own, places in self._shares(rows):
-                for place, image in zip(places.tolist(), part.read_x(own, crew=crew), strict=True):
+                for place, image in zip(places.tolist(), part.read_x(own, pool=pool), strict=True):
                     images[place] = image
             return images
         target = target_array(out, (len(rows), *shape), self.row_dtype)
         for part, own, places in self._shares(rows):
             run = slice(int(places[0]), int(places[-1]) + 1)
             if run.stop - run.start == len(places):
-                part.read_x(own, target[run], crew=crew)
+                part.read_x(own, target[run], pool=pool)
             else:
-                target[places] = part.read_x(own, crew=crew)
+                target[places] = part.read_x(own, pool=pool)
         return target
 
     @property
-    def why_whole(self) -> str | None:
-        """As `SplitReader.why_whole`."""
-        return self._parts[0].why_whole
+    def whole_reason(self) -> str | None:
+        """As `SplitReader.whole_reason`."""
+        return self._parts[0].whole_reason
 
     @property
     def crop_channels(self) -> int:
@@ -204,17 +204,17 @@ class JoinedReader:
         choose: Callable[[NDArray[np.int64]], NDArray[np.int64]],
         out: NDArray[Any] | None = None,
         *,
-        crew: Crew = SOLO,
+        pool: ThreadPool = SOLO,
     ) -> NDArray[np.uint8]:
         """As `SplitReader.read_crops`."""
         rows = resolve_rows(indices, len(self))
         target = target_array(out, (len(rows), *size, self.crop_channels), np.dtype(np.uint8))
         crops = choose(self.image_sizes(rows))
         for part, own, places in self._shares(rows):
-            target[places] = part.read_crops(own, size, partial(_chosen, crops[places]), crew=crew)
+            target[places] = part.read_crops(own, size, partial(_chosen, crops[places]), pool=pool)
         return target
 
-    def read_y(self, indices: Indices, out: NDArray[Any] | None = None, *, crew: Crew = SOLO) -> TargetBatch:
+    def read_y(self, indices: Indices, out: NDArray[Any] | None = None, *, pool: ThreadPool = SOLO) -> TargetBatch:
         """As `SplitReader.read_y`."""
         rows = resolve_rows(indices, len(self))
         shape, dtype = self.target_shape, self.target_dtype
@@ -222,9 +222,9 @@ class JoinedReader:
             refuse_out(out, "targets")
         elif out is not None:
             target_array(out, (len(rows), *shape), dtype)
-        shares = [(part.read_y(own, crew=crew), places) for part, own, places in self._shares(rows)]
+        shares = [(part.read_y(own, pool=pool), places) for part, own, places in self._shares(rows)]
         if not shares:
-            return self._parts[0].read_y(rows, out, crew=crew)
+            return self._parts[0].read_y(rows, out, pool=pool)
         first = shares[0][0]
         if isinstance(first, np.ndarray):
             joined = np.empty((len(rows), *first.shape[1:]), first.dtype) if out is None else out

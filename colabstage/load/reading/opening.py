@@ -21,23 +21,22 @@ from colabstage.load.reading.chunks import (
     cache_bytes,
     read_table,
 )
-from colabstage.load.reading.crew import Crew
 from colabstage.load.reading.encoded import ArrayBytes, EncodedRows, H5pyBytes, RangedFiles, ReadBytes
 from colabstage.load.reading.engines import (
+    ByteSwappedEngine,
     GatherEngine,
     H5pyEngine,
     ReadEngine,
     RowEngine,
-    TurnedEngine,
     load_array,
     mapped_table,
     turn_bytes,
 )
 from colabstage.load.reading.mapping import MappedFile, ReadFile, check_stamp
-from colabstage.load.reading.memory import spare_memory
+from colabstage.load.reading.memory import resident_part, spare_memory
 from colabstage.load.reading.ragged import H5pyRagged, KeptRagged, RaggedFiles, RaggedRows, check_images, keep_rows
-from colabstage.load.reading.residency import resident_part
 from colabstage.load.reading.targets import BoxTargets, FixedTargets, MaskTargets
+from colabstage.load.reading.threads import ThreadPool
 from colabstage.machine.resources import read_resources, usable_cores
 from colabstage.units import format_bytes
 
@@ -223,8 +222,8 @@ class OpenFile:
     def load(self, facts: StorageFacts, choice: EngineChoice) -> NDArray[Any]:
         """All of a dataset, read front to back."""
         if choice.name in ("chunks", "h5py"):
-            with Crew(usable_cores()) as crew:
-                return load_array(self.rows(facts, choice), facts, crew)
+            with ThreadPool(usable_cores()) as pool:
+                return load_array(self.rows(facts, choice), facts, pool)
         values = np.empty(facts.shape, facts.dtype)
         file = self._sequential(facts)
         for _ in file.read_blocks(facts.offset or 0, values.reshape(-1).view(np.uint8)):
@@ -266,4 +265,4 @@ class OpenFile:
 
 
 def _in_native_order(engine: RowEngine, facts: StorageFacts) -> RowEngine:
-    return engine if facts.stored == facts.dtype else TurnedEngine(engine)
+    return engine if facts.stored == facts.dtype else ByteSwappedEngine(engine)

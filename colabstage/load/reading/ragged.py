@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from colabstage.load.reading.crew import Crew
+    from colabstage.load.reading.threads import ThreadPool
 
 # Read at once on the way into memory.
 _BLOCK_BYTES = 16 * 1024 * 1024
@@ -125,7 +125,7 @@ class RaggedRows:
         self._source = source
         self._texts = texts
 
-    def read(self, rows: NDArray[np.intp], crew: Crew, out: NDArray[Any] | None = None) -> list[Any]:
+    def read(self, rows: NDArray[np.intp], pool: ThreadPool, out: NDArray[Any] | None = None) -> list[Any]:
         """The values of `rows`, each in `[0, N)`: a list of `(M,)` arrays, each the caller's own, or of `str`.
 
         Raises:

@@ -20,14 +20,12 @@ from colabstage.h5.info import open_h5, read_info
 from colabstage.h5.schema import BOXES, BYTES, OFFSETS
 from colabstage.h5.untrusted import reading_contents
 from colabstage.images.options import ImageOptions
-from colabstage.load.reading.crew import SOLO
 from colabstage.load.reading.encoded import EncodedRows
-from colabstage.load.reading.engines import GatherEngine, memory_table
+from colabstage.load.reading.engines import GatherEngine, memory_table, resolve_rows
 from colabstage.load.reading.mapping import FileStamp, check_stamp
 from colabstage.load.reading.memory import check_memory, empty_array
 from colabstage.load.reading.opening import FieldSource, OpenFile, decoding
 from colabstage.load.reading.ragged import RaggedRows, read_keys
-from colabstage.load.reading.rows import resolve_rows
 from colabstage.load.reading.storage import (
     CacheState,
     EngineChoice,
@@ -36,6 +34,7 @@ from colabstage.load.reading.storage import (
     ragged_facts,
     read_facts,
 )
+from colabstage.load.reading.threads import SOLO
 from colabstage.machine.mounts import mount_of, slow_reason
 from colabstage.machine.resources import read_resources
 
@@ -45,11 +44,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from colabstage.h5.info import FieldInfo, SplitInfo
-    from colabstage.load.reading.crew import Crew
+    from colabstage.load.reading.engines import Indices
     from colabstage.load.reading.opening import InputRows
-    from colabstage.load.reading.rows import Indices
     from colabstage.load.reading.storage import StorageFacts
     from colabstage.load.reading.targets import TargetBatch, TargetRows
+    from colabstage.load.reading.threads import ThreadPool
 
 _PROBED_ROWS = 16
 
@@ -209,14 +208,14 @@ class SplitReader:
         return self._y is not None and self._y.heap
 
     def read_x(
-        self, indices: Indices, out: NDArray[Any] | None = None, *, crew: Crew = SOLO
+        self, indices: Indices, out: NDArray[Any] | None = None, *, pool: ThreadPool = SOLO
     ) -> NDArray[Any] | list[Any]:
         """Read inputs.
 
         Args:
             indices: rows in the order wanted, B of them; negative ones count from the end, repeats are fine.
             out: where to put them, C-contiguous, writable `(B, *row_shape)` of `row_dtype`; a new array by default.
-            crew: threads to share the copying and decoding among; the caller's alone by default.
+            pool: threads to share the copying and decoding among; the caller's alone by default.
 
         Returns:
             `out`, or a new array like it; a list of B arrays where `row_shape` is `None`, or of B `str`.
@@ -233,24 +232,24 @@ class SplitReader:
         if isinstance(engine, EncodedRows):
             if shape is None:
                 refuse_out(out)
-                return engine.decode_list(rows, crew)
+                return engine.decode_list(rows, pool)
             target = target_array(out, (len(rows), *shape), self.row_dtype)
-            engine.decode_rows(rows, target, crew)
+            engine.decode_rows(rows, target, pool)
             return target
         if isinstance(engine, RaggedRows):
             refuse_out(out, "rows")
-            return engine.read(rows, crew)
+            return engine.read(rows, pool)
         target = target_array(out, (len(rows), *self._x.facts.shape[1:]), self.row_dtype)
-        engine.read_rows(rows, target, crew)
+        engine.read_rows(rows, target, pool)
         return target
 
     @property
     def can_crop(self) -> bool:
         """Whether `read_crops` can read these inputs: encoded images of 8 bits at their own sizes."""
-        return self.why_whole is None
+        return self.whole_reason is None
 
     @property
-    def why_whole(self) -> str | None:
+    def whole_reason(self) -> str | None:
         """Why `read_crops` cannot read these inputs, `None` where it can."""
         if not self.encoded or self._image is None:
             return "they are not image files"
@@ -266,7 +265,7 @@ class SplitReader:
         choose: Callable[[NDArray[np.int64]], NDArray[np.int64]],
         out: NDArray[Any] | None = None,
         *,
-        crew: Crew = SOLO,
+        pool: ThreadPool = SOLO,
     ) -> NDArray[np.uint8]:
         """Read a part of each image, resized: only what the part needs is decoded, at no more detail than it needs.
 
@@ -276,7 +275,7 @@ class SplitReader:
             choose: makes the parts of the images' sizes: int64 `(B, 2)`, height and width, to int64 `(B, 4)`, top,
                 left, height and width, all in pixels of the upright image.
             out: where to put them, C-contiguous uint8 `(B, *size, C)`; a new array by default.
-            crew: threads to share the decoding among.
+            pool: threads to share the decoding among.
 
         Raises:
             IndexError, DecodeError, DamagedPackError, ValueError: as `read_x`.
@@ -288,7 +287,7 @@ class SplitReader:
             raise TypeError(msg)
         rows = resolve_rows(indices, len(self))
         target = target_array(out, (len(rows), *size, self.crop_channels), np.dtype(np.uint8))
-        engine.decode_crops(rows, choose(engine.own_sizes(rows)), target, crew)
+        engine.decode_crops(rows, choose(engine.own_sizes(rows)), target, pool)
         return target
 
     @property
@@ -310,11 +309,11 @@ class SplitReader:
             raise TypeError(msg)
         return engine.own_sizes(resolve_rows(indices, len(self)))
 
-    def read_y(self, indices: Indices, out: NDArray[Any] | None = None, *, crew: Crew = SOLO) -> TargetBatch:
+    def read_y(self, indices: Indices, out: NDArray[Any] | None = None, *, pool: ThreadPool = SOLO) -> TargetBatch:
         """Read targets.
 
         Args:
-            indices, crew: as of `read_x`.
+            indices, pool: as of `read_x`.
             out: where to put them, C-contiguous, writable `(B, *target_shape)` of `target_dtype`; a new array by
                 default.
 
@@ -334,8 +333,8 @@ class SplitReader:
         shape, dtype = self.target_shape, self.target_dtype
         if shape is None or dtype is None or engine is None:
             refuse_out(out, "targets")
-            return np.full(len(rows), -1, np.int64) if engine is None else engine.read(rows, crew)
-        return engine.read(rows, crew, target_array(out, (len(rows), *shape), dtype))
+            return np.full(len(rows), -1, np.int64) if engine is None else engine.read(rows, pool)
+        return engine.read(rows, pool, target_array(out, (len(rows), *shape), dtype))
 
     def keys(self, indices: Indices | None = None) -> list[str]:
         """The source key of rows, of all by default: the name of the file that each was made from.

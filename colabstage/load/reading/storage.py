@@ -10,7 +10,7 @@ import numpy as np
 
 from colabstage.errors import PackFormatError
 from colabstage.h5.untrusted import check_parts, element_dtype, home_of, ragged_trouble
-from colabstage.load.reading.filters import Filter, undecodable
+from colabstage.load.reading.chunks import Filter, undecodable
 from colabstage.load.reading.memory import spare_memory
 from colabstage.units import format_bytes
 

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from colabstage.images.options import ImageOptions
-    from colabstage.load.reading.crew import Crew
     from colabstage.load.reading.encoded import EncodedRows
     from colabstage.load.reading.engines import RowEngine
     from colabstage.load.reading.storage import StorageFacts
+    from colabstage.load.reading.threads import ThreadPool
 
 # Targets of B rows: one array `(B, …)`, or where rows have their own shapes a list of B.
 TargetBatch = NDArray[Any] | list[NDArray[Any]] | list[dict[str, NDArray[Any]]] | list[str]
@@ -27,7 +27,7 @@ TargetBatch = NDArray[Any] | list[NDArray[Any]] | list[dict[str, NDArray[Any]]] 
 class TargetRows(Protocol):
     """Reads targets of rows. May be called from any thread, from several at once."""
 
-    def read(self, rows: NDArray[np.intp], crew: Crew, out: NDArray[Any] | None = None) -> TargetBatch:
+    def read(self, rows: NDArray[np.intp], pool: ThreadPool, out: NDArray[Any] | None = None) -> TargetBatch:
         """The targets of `rows`, each in `[0, N)`, in their order; put into `out` where they share a shape."""
 
 
@@ -38,10 +38,10 @@ class FixedTargets:
         self._engine = engine
         self._facts = facts
 
-    def read(self, rows: NDArray[np.intp], crew: Crew, out: NDArray[Any] | None = None) -> NDArray[Any]:
+    def read(self, rows: NDArray[np.intp], pool: ThreadPool, out: NDArray[Any] | None = None) -> NDArray[Any]:
         """`(B, …)` as stored."""
         target = np.empty((len(rows), *self._facts.shape[1:]), self._facts.dtype) if out is None else out
-        self._engine.read_rows(rows, target, crew)
+        self._engine.read_rows(rows, target, pool)
         return target
 
 
@@ -54,13 +54,13 @@ class MaskTargets:
         self._size = size
 
     def read(
-        self, rows: NDArray[np.intp], crew: Crew, out: NDArray[Any] | None = None
+        self, rows: NDArray[np.intp], pool: ThreadPool, out: NDArray[Any] | None = None
     ) -> NDArray[Any] | list[NDArray[Any]]:
         """uint8 `(B, H, W)`, or a list of `(H, W)`."""
         if self._size is None:
-            return self._encoded.decode_list(rows, crew)
+            return self._encoded.decode_list(rows, pool)
         target = np.empty((len(rows), *self._size), np.uint8) if out is None else out
-        self._encoded.decode_rows(rows, target, crew)
+        self._encoded.decode_rows(rows, target, pool)
         return target
 
 
@@ -96,14 +96,14 @@ class BoxTargets:
         self._sizes_of = sizes_of
 
     def read(
-        self, rows: NDArray[np.intp], crew: Crew, out: NDArray[Any] | None = None
+        self, rows: NDArray[np.intp], pool: ThreadPool, out: NDArray[Any] | None = None
     ) -> list[dict[str, NDArray[Any]]]:
         """For each row a dict: `boxes`, float32 `(M, 4)`, and every other column, `(M, …)`."""
         starts = self._offsets[rows]
         counts = self._offsets[rows + 1] - starts
         ends = np.cumsum(counts)
         wanted = (np.repeat(starts - (ends - counts), counts) + np.arange(counts.sum())).astype(np.intp)
-        values = {name: _gather(engine, facts, wanted, crew) for name, (engine, facts) in self._columns.items()}
+        values = {name: _gather(engine, facts, wanted, pool) for name, (engine, facts) in self._columns.items()}
         if self._image is not None and self._sizes_of is not None and self._image.size is not None:
             sizes = np.repeat(self._sizes_of(rows), counts, axis=0)
             moved, kept = fit_boxes(values[BOXES].astype(np.float64), sizes, self._image.size, self._image.resize)
@@ -118,8 +118,8 @@ class BoxTargets:
         ]
 
 
-def _gather(engine: RowEngine, facts: StorageFacts, rows: NDArray[np.intp], crew: Crew) -> NDArray[Any]:
+def _gather(engine: RowEngine, facts: StorageFacts, rows: NDArray[np.intp], pool: ThreadPool) -> NDArray[Any]:
     values = np.empty((len(rows), *facts.shape[1:]), facts.dtype)
     if len(rows):
-        engine.read_rows(rows, values, crew)
+        engine.read_rows(rows, values, pool)
     return values

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from colabstage.load.reading.crew import Crew
+from colabstage.load.reading.threads import ThreadPool
 from colabstage.machine.resources import usable_cores
 
 if TYPE_CHECKING:
@@ -56,11 +56,11 @@ def read_samples(source: Source, split: str, rows: Sequence[int], *, longest_px:
     samples: list[Sample] = []
     step = max(1, _HELD_BYTES // max(1, reader.estimate_row_bytes()))
     keys = source.keys(split, rows)
-    with Crew(usable_cores()) as crew:
+    with ThreadPool(usable_cores()) as pool:
         for start in range(0, len(rows), step):
             part = list(rows[start : start + step])
-            xs, sizes = _read_inputs(reader, part, longest_px, crew)
-            ys = list(reader.read_y(part, crew=crew))
+            xs, sizes = _read_inputs(reader, part, longest_px, pool)
+            ys = list(reader.read_y(part, pool=pool))
             samples += [
                 Sample(row, x, _target(y), key, size)
                 for row, x, y, key, size in zip(part, xs, ys, keys[start : start + step], sizes, strict=True)
@@ -69,16 +69,16 @@ def read_samples(source: Source, split: str, rows: Sequence[int], *, longest_px:
 
 
 def _read_inputs(
-    reader: Reader, rows: list[int], longest_px: int, crew: Crew
+    reader: Reader, rows: list[int], longest_px: int, pool: ThreadPool
 ) -> tuple[list[NDArray[Any]], list[tuple[int, int] | None]]:
-    if reader.encoded and reader.why_whole is None:
-        return _read_reduced(reader, rows, longest_px, crew)
-    xs = list(reader.read_x(rows, crew=crew))
+    if reader.encoded and reader.whole_reason is None:
+        return _read_reduced(reader, rows, longest_px, pool)
+    xs = list(reader.read_x(rows, pool=pool))
     return xs, [_size(x) for x in xs]
 
 
 def _read_reduced(
-    reader: Reader, rows: list[int], longest_px: int, crew: Crew
+    reader: Reader, rows: list[int], longest_px: int, pool: ThreadPool
 ) -> tuple[list[NDArray[Any]], list[tuple[int, int] | None]]:
     """Images of many sizes, each decoded no larger than it is shown. Those of one size are decoded together."""
     sizes = [(int(height), int(width)) for height, width in reader.image_sizes(rows)]
@@ -86,7 +86,7 @@ def _read_reduced(
     images: list[Any] = [None] * len(rows)
     for target in dict.fromkeys(shown):
         places = [place for place, size in enumerate(shown) if size == target]
-        group = reader.read_crops([rows[place] for place in places], target, _whole, crew=crew)
+        group = reader.read_crops([rows[place] for place in places], target, _whole, pool=pool)
         for place, image in zip(places, group, strict=True):
             images[place] = image
     return images, list(sizes)

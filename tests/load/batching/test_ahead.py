@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from colabstage.load.batching.ahead import TICK, Ahead, Tick
+from colabstage.load.prefetch import HEARTBEAT, Heartbeat, Prefetcher
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -43,7 +43,7 @@ def counting(made: list[int], ended: list[bool]) -> Generator[int]:
 
 def test_everything_arrives_in_order() -> None:
     """The results come as the generator yields them, and then it is over, also when asked again."""
-    ahead = Ahead(iter_of(range(100)), 3, "ahead-test")
+    ahead = Prefetcher(iter_of(range(100)), 3, "ahead-test")
     assert list(ahead) == list(range(100))
     assert list(ahead) == []
     assert not threads()
@@ -56,7 +56,7 @@ def iter_of(numbers: range) -> Generator[int]:
 def test_it_runs_ahead_only_so_far() -> None:
     """With nobody taking, it makes as many as fit the queue and one more."""
     made: list[int] = []
-    ahead = Ahead(counting(made, []), 3, "ahead-test")
+    ahead = Prefetcher(counting(made, []), 3, "ahead-test")
     assert wait_until(lambda: len(made) == 4)
     time.sleep(0.05)
     assert len(made) == 4
@@ -68,7 +68,7 @@ def test_it_runs_ahead_only_so_far() -> None:
 def test_close_ends_thread_and_generator() -> None:
     """After close, twice, the thread is gone, the generator's finally has run, and nothing more comes."""
     ended: list[bool] = []
-    ahead = Ahead(counting([], ended), 2, "ahead-test")
+    ahead = Prefetcher(counting([], ended), 2, "ahead-test")
     next(ahead)
     ahead.close()
     ahead.close()
@@ -80,7 +80,7 @@ def test_close_ends_thread_and_generator() -> None:
 def test_dropping_it_ends_the_thread() -> None:
     """Losing the last reference is enough."""
     ended: list[bool] = []
-    ahead = Ahead(counting([], ended), 2, "ahead-test")
+    ahead = Prefetcher(counting([], ended), 2, "ahead-test")
     next(ahead)
     del ahead
     gc.collect()
@@ -100,7 +100,7 @@ def deep_inside() -> None:
 
 def test_error_comes_out_at_the_consumer_with_its_traceback() -> None:
     """What was made before the error arrives first; the error shows where it happened; then it is over."""
-    ahead = Ahead(failing(), 4, "ahead-test")
+    ahead = Prefetcher(failing(), 4, "ahead-test")
     assert next(ahead) == 1
     with pytest.raises(OSError, match="on fire") as caught:
         next(ahead)
@@ -116,12 +116,12 @@ def test_consumer_waits_for_a_slow_producer() -> None:
         time.sleep(0.2)
         yield 7
 
-    assert list(Ahead(slow(), 1, "ahead-test")) == [7]
+    assert list(Prefetcher(slow(), 1, "ahead-test")) == [7]
 
 
 def test_iterator_from_before_a_fork_is_refused_in_the_child() -> None:
     """In a forked child there is no such thread, and asking is an error instead of a wait for ever."""
-    ahead = Ahead(counting([], []), 2, "ahead-test")
+    ahead = Prefetcher(counting([], []), 2, "ahead-test")
     child = os.fork()
     if child == 0:
         try:
@@ -136,28 +136,28 @@ def test_iterator_from_before_a_fork_is_refused_in_the_child() -> None:
 def test_ticks_are_nobodys_result() -> None:
     """Ticks between results are not handed out, and do not fill the queue."""
 
-    def ticking() -> Generator[int | Tick]:
+    def ticking() -> Generator[int | Heartbeat]:
         for number in range(3):
             for _ in range(5):
-                yield TICK
+                yield HEARTBEAT
             yield number
 
-    assert list(Ahead(ticking(), 1, "ahead-test")) == [0, 1, 2]
+    assert list(Prefetcher(ticking(), 1, "ahead-test")) == [0, 1, 2]
 
 
 def test_a_generator_without_results_is_ended_at_a_tick() -> None:
     """Long work before the first result stops when nobody wants it any more."""
     ended: list[bool] = []
 
-    def working() -> Generator[int | Tick]:
+    def working() -> Generator[int | Heartbeat]:
         try:
             while True:
                 time.sleep(0.001)
-                yield TICK
+                yield HEARTBEAT
         finally:
             ended.append(True)
 
-    Ahead(working(), 1, "ahead-test").close()
+    Prefetcher(working(), 1, "ahead-test").close()
     assert ended == [True]
     assert not threads()
 
@@ -165,11 +165,11 @@ def test_a_generator_without_results_is_ended_at_a_tick() -> None:
 def test_interpreter_exits_with_one_running() -> None:
     """A program that ends in the middle of an iteration ends at once and cleanly."""
     code = (
-        "from colabstage.load.batching.ahead import TICK, Ahead, Tick\n"
+        "from colabstage.load.prefetch import HEARTBEAT, Prefetcher, Heartbeat\n"
         "def numbers():\n"
         "    while True:\n"
         "        yield 1\n"
-        "ahead = Ahead(numbers(), 2, 'running')\n"
+        "ahead = Prefetcher(numbers(), 2, 'running')\n"
         "print(next(ahead))\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from colabstage.load.batching.buffers import BufferPool
+from colabstage.load.reading.memory import BufferPool
 
 SHAPE = (64, 64, 64)  # 262,144 bytes: above what the pool leaves to malloc
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.nn.utils.rnn import pack_sequence
 
-from colabstage.load.batching.nested import map_leaves
+from colabstage.load.batches import map_leaves
 
 
 class Pair(NamedTuple):

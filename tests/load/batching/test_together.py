@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 import torch
 
-from colabstage.load.batching.batches import host_batches
-from colabstage.load.batching.buffers import BufferPool
+from colabstage.load.batches import host_batches
 from colabstage.load.dataset import dataset_h5
 from colabstage.load.loader import make_loader
+from colabstage.load.reading.memory import BufferPool
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -86,7 +86,7 @@ def test_memory_of_a_group_comes_back_with_its_last_batch(tmp_path: Path) -> Non
         file["Y_train"] = np.zeros((64, 4096))
     pool, targets = BufferPool(4), BufferPool(4)
     rows = np.arange(64).reshape(8, 8)
-    made = host_batches(dataset_h5(path), list(rows), workers=1, pool=pool, targets=targets, together=4)
+    made = host_batches(dataset_h5(path), list(rows), workers=1, buffers=pool, targets=targets, together=4)
     kept = [next(made)[0] for _ in range(4)]  # type: ignore[index]
     next(made)
     # The second group's targets took the block of the first one's, which nobody keeps.

@@ -11,11 +11,11 @@ import torch
 
 from colabstage.errors import DecodeError, OptionError
 from colabstage.h5.schema import FORMAT_ATTRIBUTE, FORMAT_VERSION
-from colabstage.load.batching.window import Window, WindowOrder, WindowReader
 from colabstage.load.dataset import dataset_h5
-from colabstage.load.epoch.sharding import Shard
+from colabstage.load.epoch import Shard
 from colabstage.load.loader import make_loader
-from colabstage.load.reading.crew import SOLO
+from colabstage.load.reading.threads import SOLO
+from colabstage.load.window import Window, WindowOrder, WindowReader
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from colabstage.load.choosing.choices import DecodeChoice, LoaderPlan, OrderChoice, Reasoned, StartChoice
+from colabstage.load.choices import DecodeChoice, LoaderPlan, OrderChoice, ReasonedValue, StartChoice
 from colabstage.load.reading.storage import EngineChoice
 
 PLAN = LoaderPlan(
@@ -12,8 +12,8 @@ PLAN = LoaderPlan(
     reason="a thread copies & waits",
     batch_size=64,
     batches=1200,
-    workers=Reasoned(2, "one for each core"),
-    prefetch=Reasoned(4, "as asked"),
+    workers=ReasonedValue(2, "one for each core"),
+    prefetch=ReasonedValue(4, "as asked"),
     engine=EngineChoice("mapped", "all of it is in memory"),
     order=OrderChoice("file", "shuffle=False"),
 )

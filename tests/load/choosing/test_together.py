@@ -6,9 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from colabstage.load.choosing.choices import LoaderFacts, LoaderRequest
-from colabstage.load.choosing.plan import choose_loader
-from colabstage.load.choosing.together import ahead_of_small, batches_together
+from colabstage.load.choices import LoaderFacts, LoaderRequest, batches_together, prefetch_of_small
+from colabstage.load.choosing import choose_loader
 from colabstage.load.reading.storage import EngineChoice
 
 DIGITS = LoaderFacts(
@@ -35,7 +34,7 @@ def test_a_group_is_half_of_what_may_be_ahead_and_small(prefetch: int, batch_byt
 
 def test_empty_rows_are_small() -> None:
     """Batches without bytes are no division by zero."""
-    assert ahead_of_small(0) == 64
+    assert prefetch_of_small(0) == 64
 
 
 def test_small_batches_are_planned_together() -> None:

@@ -11,7 +11,7 @@ import torch
 
 from colabstage.errors import NotEnoughSpaceError, OptionError
 from colabstage.load.dataset import dataset_h5
-from colabstage.load.device.device_batches import DeviceTable
+from colabstage.load.device import DeviceTable
 from colabstage.load.loader import make_loader
 
 if TYPE_CHECKING:

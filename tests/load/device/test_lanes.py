@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from colabstage.load.device.staging import LaneStager, staged_ahead
+from colabstage.load.device import StreamStager, prefetch_staged
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -129,10 +129,10 @@ def test_no_memory_is_filled_while_it_is_copied_from(
     """Every batch arrives as it was, though the memory it came from was wanted at once, by way of pinned memory of
     ours or straight from where the batch was gathered."""
     lane = make_lane(takes_all=takes_all)
-    stager = LaneStager(lane, CPU)
+    stager = StreamStager(lane, CPU)
     lender = Lender(30)
     got = []
-    for staged in staged_ahead(lender.batches(), stager, depth, "colabstage-test"):
+    for staged in prefetch_staged(lender.batches(), stager, depth, "colabstage-test"):
         batch = stager.hand_out(staged)
         got.append(batch["x"][0])
         assert batch["label"] == "cat"
@@ -144,9 +144,9 @@ def test_no_memory_is_filled_while_it_is_copied_from(
 def test_ending_early_waits_for_the_copies_under_way(make_lane: Callable[..., SlowLane]) -> None:
     """Memory goes back only when nothing is copied from it any more, also when nobody takes the batches."""
     lane = make_lane(takes_all=True)
-    stager = LaneStager(lane, CPU)
+    stager = StreamStager(lane, CPU)
     lender = Lender(30)
-    ahead = staged_ahead(lender.batches(), stager, 2, "colabstage-test")
+    ahead = prefetch_staged(lender.batches(), stager, 2, "colabstage-test")
     assert int(stager.hand_out(next(ahead))["x"][0][0, 0]) == 0
     ahead.close()
     assert lane._work.empty()
@@ -156,9 +156,9 @@ def test_ending_early_waits_for_the_copies_under_way(make_lane: Callable[..., Sl
 def test_one_stager_serves_one_iteration_after_another(make_lane: Callable[..., SlowLane]) -> None:
     """Iterations that were left early disturb none that follow."""
     lane = make_lane(takes_all=False)
-    stager = LaneStager(lane, CPU)
+    stager = StreamStager(lane, CPU)
     for _ in range(5):
-        ahead = staged_ahead(Lender(9).batches(), stager, 2, "colabstage-test")
+        ahead = prefetch_staged(Lender(9).batches(), stager, 2, "colabstage-test")
         assert [int(stager.hand_out(next(ahead))["x"][0][0, 0]) for _ in range(4)] == [0, 1, 2, 3]
         ahead.close()
     assert lane.followed == 5

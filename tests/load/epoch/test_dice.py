@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from colabstage.load.epoch.dice import BatchPlace, apply_transform
+from colabstage.load.epoch import BatchPlace, apply_transform
 
 ROWS = np.arange(20_000)
 # With this probability a test of even numbers would fail for another seed.

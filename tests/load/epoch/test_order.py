@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from colabstage.load.epoch.order import epoch_order
+from colabstage.load.epoch import epoch_order
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 1000])

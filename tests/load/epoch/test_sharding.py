@@ -10,9 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from colabstage.errors import OptionError
-from colabstage.load.batching.window import WindowOrder
-from colabstage.load.epoch.order import RowOrder
-from colabstage.load.epoch.sharding import Schedule, Shard, choose_shard
+from colabstage.load.epoch import RowOrder, Schedule, Shard, choose_shard
+from colabstage.load.window import WindowOrder
 
 pytestmark = pytest.mark.torch
 

@@ -13,8 +13,8 @@ import pytest
 
 from colabstage.errors import OptionError
 from colabstage.load.frameworks.arrays import ArrayBatches, ArrayRequest, ArraySpec, one_hot, pad_boxes
-from colabstage.load.reading.crew import Crew
 from colabstage.load.reading.reader import SplitReader
+from colabstage.load.reading.threads import ThreadPool
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -52,10 +52,10 @@ def test_batches_are_the_files_rows(make_file: Callable[..., Any], kind: str, th
     """Bit for bit as h5py reads them, in the order of the epoch, the partial last one too."""
     sample = make_file(kind, 23)
     batches = ArrayBatches(sample.path, request(seed=2))
-    with Crew(threads) as crew:
+    with ThreadPool(threads) as pool:
         for number in range(len(batches)):
             rows = batches.rows(1, number)
-            x, y = batches.read(1, number, crew)
+            x, y = batches.read(1, number, pool)
             np.testing.assert_array_equal(x, sample.x[rows])
             np.testing.assert_array_equal(y, sample.y[rows])
             assert x.dtype == sample.x.dtype

@@ -15,7 +15,7 @@ import h5py
 import numpy as np
 import pytest
 
-from colabstage.load.epoch.order import epoch_order
+from colabstage.load.epoch import epoch_order
 
 CHILD = Path(__file__).with_name("keras_child.py")
 ROWS, BATCH, SEED = 38, 5, 3

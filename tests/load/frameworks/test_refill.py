@@ -9,16 +9,18 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from colabstage.load.frameworks.refill import Refill
+from colabstage.load.frameworks.keras_dataset import OnDemandPrefetcher
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from colabstage.load.reading.crew import Crew
+    from colabstage.load.reading.threads import ThreadPool
 
 
-def make(read: Callable[[int, Crew], int], count: int = 20, *, depth: int = 2, threads: int = 1) -> Refill[int]:
-    return Refill(read, range(count), depth=depth, threads=threads, prepare=list)
+def make(
+    read: Callable[[int, ThreadPool], int], count: int = 20, *, depth: int = 2, threads: int = 1
+) -> OnDemandPrefetcher[int]:
+    return OnDemandPrefetcher(read, range(count), depth=depth, threads=threads, prepare=list)
 
 
 def running() -> list[str]:
@@ -36,7 +38,7 @@ def wait_until(true: Callable[[], bool]) -> None:
 @pytest.mark.parametrize("depth", [1, 4])
 def test_results_come_in_order(threads: int, depth: int) -> None:
     """Each once, then there is none left."""
-    refill = make(lambda number, crew: number * crew.threads, 200, depth=depth, threads=threads)
+    refill = make(lambda number, pool: number * pool.threads, 200, depth=depth, threads=threads)
     assert [refill.take() for _ in range(200)] == [number * threads for number in range(200)]
     for _ in range(2):
         with pytest.raises(StopIteration):
@@ -47,7 +49,7 @@ def test_no_more_than_asked_is_ready_and_no_thread_waits() -> None:
     """After a result is taken, `depth` others are made, and the thread ends."""
     made: list[int] = []
 
-    def read(number: int, crew: Crew) -> int:
+    def read(number: int, pool: ThreadPool) -> int:
         made.append(number)
         return number
 
@@ -62,7 +64,7 @@ def test_no_more_than_asked_is_ready_and_no_thread_waits() -> None:
 def test_results_are_made_while_the_consumer_works() -> None:
     """Twenty steps of 30 ms and results of 30 ms take far less than both together."""
 
-    def read(number: int, crew: Crew) -> int:
+    def read(number: int, pool: ThreadPool) -> int:
         time.sleep(0.03)
         return number
 
@@ -77,7 +79,7 @@ def test_results_are_made_while_the_consumer_works() -> None:
 def test_an_error_is_raised_where_the_consumer_is() -> None:
     """After the results before it, with the traceback of where it happened."""
 
-    def read(number: int, crew: Crew) -> int:
+    def read(number: int, pool: ThreadPool) -> int:
         if number == 3:
             msg = "broken"
             raise KeyError(msg)
@@ -95,7 +97,7 @@ def test_closing_ends_it_at_once() -> None:
     """In the middle of a result, and before anything was taken; twice is fine."""
     started = threading.Event()
 
-    def read(number: int, crew: Crew) -> int:
+    def read(number: int, pool: ThreadPool) -> int:
         started.set()
         time.sleep(0.05)
         return number
@@ -120,7 +122,7 @@ def test_closing_breaks_off_the_preparation() -> None:
             time.sleep(0.005)
             yield
 
-    refill = Refill(lambda number, crew: number, range(3), depth=1, threads=1, prepare=prepare)
+    refill = OnDemandPrefetcher(lambda number, pool: number, range(3), depth=1, threads=1, prepare=prepare)
 
     def consume() -> None:
         with pytest.raises(StopIteration):

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from colabstage.errors import OptionError
-from colabstage.load.epoch.dice import BatchPlace
-from colabstage.load.geometry.crops import check_crop_ranges, resized_crops
+from colabstage.load.epoch import BatchPlace
+from colabstage.load.geometry import check_crop_ranges, resized_crops
 
 COUNT = 6000
 # With this probability a comparison of two equal distributions would fail for another seed.

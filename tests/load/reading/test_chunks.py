@@ -18,7 +18,7 @@ from colabstage.errors import DamagedPackError, PackFormatError
 from colabstage.load.dataset import dataset_h5
 from colabstage.load.loader import make_loader
 from colabstage.load.reading import chunks
-from colabstage.load.reading.crew import Crew
+from colabstage.load.reading.threads import ThreadPool
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -238,5 +238,5 @@ def test_threads_share_one_dataset(tmp_path: Path) -> None:
         file.create_dataset("X_train", data=values, chunks=(3, 400), compression="gzip", shuffle=True)
     reader = dataset_h5(path).reader
     order = np.random.default_rng(1).permutation(64)
-    with Crew(4) as crew:
-        assert np.array_equal(reader.read_x(order, crew=crew), values[order])
+    with ThreadPool(4) as pool:
+        assert np.array_equal(reader.read_x(order, pool=pool), values[order])

@@ -13,11 +13,11 @@ from colabstage.errors import DamagedPackError
 from colabstage.h5.info import open_h5
 from colabstage.load.dataset import dataset_h5
 from colabstage.load.loader import make_loader
-from colabstage.load.reading.crew import Crew
 from colabstage.load.reading.mapping import FileStamp, ReadFile
 from colabstage.load.reading.opening import OpenFile
 from colabstage.load.reading.reader import SplitReader
 from colabstage.load.reading.storage import EngineChoice, read_facts
+from colabstage.load.reading.threads import ThreadPool
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -68,9 +68,9 @@ def test_reading_rows_equals_h5py(make_file: Callable[..., Any], kind: str, thre
     with open_h5(sample.path) as file:
         facts = read_facts(file["X_train"], "X_train", sample.path)
     out = np.empty((len(rows), *facts.shape[1:]), facts.dtype)
-    with Crew(threads) as crew:
+    with ThreadPool(threads) as pool:
         engine = OpenFile(sample.path, {sample.path: FileStamp.of(sample.path.stat())}).rows(facts, READ)
-        engine.read_rows(np.array(rows, np.intp), out, crew)
+        engine.read_rows(np.array(rows, np.intp), out, pool)
     np.testing.assert_array_equal(out, sample.x[rows])
 
 
@@ -138,8 +138,8 @@ def test_encoded_rows_of_a_cold_file_larger_than_memory(
         file["X_train"].create_dataset("bytes", (2**40,), "u1")[: len(data)] = data
     reader = SplitReader(path)
     assert reader.engine.name == "read"
-    with Crew(2) as crew:
-        for image, other in zip(reader.read_x(range(9), crew=crew), expected, strict=True):
+    with ThreadPool(2) as pool:
+        for image, other in zip(reader.read_x(range(9), pool=pool), expected, strict=True):
             np.testing.assert_array_equal(image, other)
 
 

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from colabstage.load.reading.crew import Crew
+from colabstage.load.reading.threads import ThreadPool
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
@@ -14,8 +14,8 @@ from colabstage.load.reading.crew import Crew
 def test_every_number_is_worked_once(threads: int, count: int) -> None:
     """The parts cover the range once, whatever the number of threads."""
     done: list[int] = []
-    with Crew(threads) as crew:
-        crew.share(count, lambda start, stop: done.extend(range(start, stop)))
+    with ThreadPool(threads) as pool:
+        pool.share(count, lambda start, stop: done.extend(range(start, stop)))
     assert sorted(done) == list(range(count))
 
 
@@ -26,8 +26,8 @@ def test_the_parts_run_at_once() -> None:
     def work(start: int, stop: int) -> None:
         meeting.wait(timeout=30)
 
-    with Crew(3) as crew:
-        crew.share(3, work)
+    with ThreadPool(3) as pool:
+        pool.share(3, work)
 
 
 @pytest.mark.parametrize("failing", [0, 2])
@@ -44,8 +44,8 @@ def test_an_error_comes_out_after_the_parts_under_way_have_ended(failing: int) -
         threading.Event().wait(0.05)
         ended.append(start)
 
-    with Crew(3) as crew, pytest.raises(ValueError, match=f"part {failing}"):
-        crew.share(12, work)
+    with ThreadPool(3) as pool, pytest.raises(ValueError, match=f"part {failing}"):
+        pool.share(12, work)
     assert len(begun) == len(ended) + 1
     assert len(begun) < 12
 
@@ -60,15 +60,15 @@ def test_a_thread_that_is_late_gets_less_to_do() -> None:
             threading.Event().wait(0.3)
         done[name] = done.get(name, 0) + stop - start
 
-    with Crew(2) as crew:
-        crew.share(80, work)
+    with ThreadPool(2) as pool:
+        pool.share(80, work)
     assert sorted(done.values()) == [10, 70]
 
 
 def test_closing_ends_the_threads() -> None:
-    """After close, twice, no thread of the crew is left."""
-    crew = Crew(4)
-    crew.share(4, lambda start, stop: None)
-    crew.close()
-    crew.close()
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("colabstage-crew")]
+    """After close, twice, no thread of the pool is left."""
+    pool = ThreadPool(4)
+    pool.share(4, lambda start, stop: None)
+    pool.close()
+    pool.close()
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("colabstage-pool")]

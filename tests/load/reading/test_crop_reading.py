@@ -15,12 +15,12 @@ from PIL import Image
 
 from colabstage.errors import DecodeError
 from colabstage.images.region import decode_region
-from colabstage.load.epoch.dice import BatchPlace
-from colabstage.load.geometry.crops import CROP_DRAWS, resized_crops
-from colabstage.load.geometry.resizing import resize_into
-from colabstage.load.reading.crew import Crew
+from colabstage.load.epoch import BatchPlace
+from colabstage.load.geometry import CROP_DRAWS, resized_crops
+from colabstage.load.reading.encoded import resize_into
 from colabstage.load.reading.joined import JoinedReader, open_reader
 from colabstage.load.reading.reader import SplitReader
+from colabstage.load.reading.threads import ThreadPool
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -68,8 +68,8 @@ def test_crops_are_those_of_the_decoded_images(jpegs: Path, threads: int) -> Non
     """Each crop is the whole image decoded, cut, and resized by torchvision's filter, but for a grey level or two."""
     reader, rows = SplitReader(jpegs), np.array([7, 0, 3, 3, -1, 4, 2, 5])
     draws = BatchPlace(0, 1, rows % 12).draws(CROP_DRAWS)
-    with Crew(threads) as crew:
-        got = reader.read_crops(rows, (96, 80), _choose(draws), crew=crew)
+    with ThreadPool(threads) as pool:
+        got = reader.read_crops(rows, (96, 80), _choose(draws), pool=pool)
     for place, row in enumerate(rows.tolist()):
         whole = reader.read_x([row])[0]
         top, left, height, width = resized_crops(np.array(whole.shape[:2]), draws[place : place + 1])[0].tolist()
@@ -152,8 +152,8 @@ def test_crops_of_several_files_are_those_of_one(jpegs: Path, tmp_path: Path) ->
     joined, rows = open_reader(parts), np.array([11, 0, 5, 4, 5, -12, 7])
     assert isinstance(joined, JoinedReader)
     draws = BatchPlace(0, 1, rows % 12).draws(CROP_DRAWS)
-    with Crew(2) as crew:
-        got = joined.read_crops(rows, (48, 40), _choose(draws), crew=crew)
+    with ThreadPool(2) as pool:
+        got = joined.read_crops(rows, (48, 40), _choose(draws), pool=pool)
     np.testing.assert_array_equal(got, SplitReader(jpegs).read_crops(rows, (48, 40), _choose(draws)))
     np.testing.assert_array_equal(joined.image_sizes(rows), [SIZES[row % 12 % 6] for row in rows.tolist()])
 

@@ -27,10 +27,10 @@ from colabstage.errors import (
 )
 from colabstage.images.decode import decode_image
 from colabstage.images.options import ImageOptions
-from colabstage.load.reading.crew import Crew
 from colabstage.load.reading.joined import JoinedReader
 from colabstage.load.reading.memory import empty_array
 from colabstage.load.reading.reader import SplitReader
+from colabstage.load.reading.threads import ThreadPool
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -135,8 +135,8 @@ def test_threads_share_a_large_batch(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "large.h5", "w") as file:
         file["X_train"], file["Y_train"] = values, np.arange(64)
     rows = np.random.default_rng(1).permutation(64)
-    with Crew(3) as crew:
-        np.testing.assert_array_equal(SplitReader(tmp_path / "large.h5").read_x(rows, crew=crew), values[rows])
+    with ThreadPool(3) as pool:
+        np.testing.assert_array_equal(SplitReader(tmp_path / "large.h5").read_x(rows, pool=pool), values[rows])
 
 
 @pytest.mark.parametrize("kind", ["pack", "gzip"])
@@ -316,8 +316,8 @@ def test_encoded_rows_of_one_size_come_as_one_array(
     path = make_encoded(9, size=(6, 7), compression=compression)
     reader = SplitReader(path, in_memory=in_memory)
     assert reader.row_shape == (6, 7, 3)
-    with Crew(2) as crew:
-        batch = reader.read_x([8, 3, 3, 0], crew=crew)
+    with ThreadPool(2) as pool:
+        batch = reader.read_x([8, 3, 3, 0], pool=pool)
     with h5py.File(path, "r") as file:
         offsets, data = file["X_train/offsets"][()], file["X_train/bytes"][()].tobytes()
     for image, row in zip(batch, [8, 3, 3, 0], strict=True):

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from colabstage.load.reading.filters import Filter
+from colabstage.load.reading.chunks import Filter
 from colabstage.load.reading.storage import CacheState, StorageFacts, choose_engine
 
 PLAIN = StorageFacts(

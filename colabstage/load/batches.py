@@ -1,12 +1,14 @@
-"""Batches as torch sees them: host tensors over lent memory, their axes, and how bytes become numbers in [0, 1]."""
+"""Batches as torch sees them: tensors over reused host memory, nested to any depth, and what is done to them last."""
 
 from __future__ import annotations
 
+import copy
 from collections import deque
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 import torch
@@ -14,20 +16,107 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import default_collate
 
 from colabstage.h5.schema import BOXES
-from colabstage.load.batching.ahead import TICK, Tick
-from colabstage.load.batching.nested import map_leaves
-from colabstage.load.reading.crew import Crew
+from colabstage.load.epoch import apply_transform
+from colabstage.load.prefetch import HEARTBEAT, Heartbeat
+from colabstage.load.reading.threads import ThreadPool
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
-    from colabstage.load.batching.buffers import BufferPool
     from colabstage.load.dataset import dataset_h5
+    from colabstage.load.epoch import BatchPlace
     from colabstage.load.reading.joined import JoinedReader
+    from colabstage.load.reading.memory import BufferPool
     from colabstage.load.reading.reader import SplitReader
     from colabstage.load.reading.targets import TargetBatch
+
+
+def map_leaves(batch: Any, change: Callable[[Any], Any]) -> Any:
+    """Rebuild a batch with `change` called on everything in it that is no list, tuple or mapping.
+
+    Containers keep their types; keys of mappings stay. What has a method `to` of its own, such as torch's
+    `PackedSequence`, counts as one thing, whatever it derives from.
+    """
+    if not isinstance(batch, list | tuple | Mapping) or moves_itself(batch):
+        return change(batch)
+    if isinstance(batch, Mapping):
+        return _map_values(batch, change)
+    parts = [map_leaves(part, change) for part in batch]
+    if isinstance(batch, list):
+        return parts if type(batch) is list else _refilled(batch, parts)
+    return batch._make(parts) if hasattr(batch, "_make") else type(batch)(parts)
+
+
+def moves_itself(thing: object) -> bool:
+    """Whether a thing that is no tensor knows how to move to a device."""
+    return not isinstance(thing, torch.Tensor) and callable(getattr(thing, "to", None))
+
+
+def _map_values(batch: Mapping[Any, Any], change: Callable[[Any], Any]) -> Any:
+    values = {key: map_leaves(value, change) for key, value in batch.items()}
+    if type(batch) is dict:
+        return values
+    if isinstance(batch, MutableMapping):
+        # A copy keeps what else the mapping has, such as a defaultdict's factory.
+        filled = copy.copy(batch)
+        filled.update(values)
+        return filled
+    return type(batch)(values)  # type: ignore[call-arg]
+
+
+def _refilled(batch: list[Any], parts: list[Any]) -> Any:
+    filled = copy.copy(batch)
+    filled[:] = parts
+    return filled
+
+
+class Inputs(Protocol):
+    """Inputs of rows. May be called from several threads at once."""
+
+    @property
+    def shape(self) -> tuple[int, ...] | None:
+        """Of each; `None` where rows have their own."""
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Of each, where they have one shape."""
+
+    @property
+    def row_bytes(self) -> int:
+        """About how many bytes each takes in memory."""
+
+    def read(
+        self, rows: NDArray[np.intp], out: NDArray[Any] | None, pool: ThreadPool
+    ) -> NDArray[Any] | list[NDArray[Any]]:
+        """The inputs of rows, `(B, *shape)`, in `out` where there is one; a list of B where rows have their own
+        shapes."""
+
+
+class WholeInputs:
+    """Rows as they are stored; encoded ones decoded."""
+
+    def __init__(self, dataset: dataset_h5) -> None:
+        self._reader = dataset.reader
+
+    @property
+    def shape(self) -> tuple[int, ...] | None:
+        return self._reader.row_shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self._reader.row_dtype
+
+    @property
+    def row_bytes(self) -> int:
+        return self._reader.row_bytes
+
+    def read(
+        self, rows: NDArray[np.intp], out: NDArray[Any] | None, pool: ThreadPool
+    ) -> NDArray[Any] | list[NDArray[Any]]:
+        return self._reader.read_x(rows, out, pool=pool)
+
 
 # What a batch is where each row has its own number of boxes or values.
 Ragged = Literal["list", "pad"]
@@ -47,18 +136,18 @@ def host_batches(
     batches: Iterable[NDArray[np.intp]],
     *,
     workers: int,
-    pool: BufferPool,
+    buffers: BufferPool,
     targets: BufferPool | None = None,
     ragged: Ragged = "list",
     together: int = 1,
-) -> Generator[tuple[Any, Any] | Tick]:
+) -> Generator[tuple[Any, Any] | Heartbeat]:
     """Read batch after batch, once the file is in memory if it is to be.
 
     Args:
         dataset: where from.
         batches: rows of each batch, intp `(B,)`.
         workers: threads that copy or decode at once.
-        pool: lends the memory of inputs of one shape.
+        buffers: lends the memory of inputs of one shape.
         targets: lends that of targets of one shape; each has memory of its own by default.
         ragged: what boxes are handed on as.
         together: batches that are read at once, where rows are of one shape: for small ones, of which each would cost
@@ -69,9 +158,9 @@ def host_batches(
         the dataset has transforms, arrays as they are stored instead: what `batch_of` takes, in the caller's thread.
     """
     for _ in dataset.reader.warm_up():
-        yield TICK
-    with Crew(workers) as crew:
-        reading = _Reading(dataset.reader, crew, pool, targets)
+        yield HEARTBEAT
+    with ThreadPool(workers) as pool:
+        reading = _Reading(dataset.reader, pool, buffers, targets)
         if together > 1 and can_group(dataset):
             for group in groups_of(batches, together):
                 yield from each_batch(*reading.arrays(np.concatenate(group)), group)
@@ -118,19 +207,19 @@ class _Reading:
     """Reads rows into memory that pools lend."""
 
     reader: SplitReader | JoinedReader
-    crew: Crew
-    pool: BufferPool
+    pool: ThreadPool
+    buffers: BufferPool
     targets: BufferPool | None
 
     def arrays(self, rows: NDArray[np.intp]) -> tuple[Any, Any]:
         """Inputs and targets, of rows of one shape each as one array."""
         reader, count = self.reader, len(rows)
         x_shape, y_shape, y_dtype = reader.row_shape, reader.target_shape, reader.target_dtype
-        x = None if x_shape is None else self.pool.lend((count, *x_shape), reader.row_dtype)
+        x = None if x_shape is None else self.buffers.lend((count, *x_shape), reader.row_dtype)
         y = None
         if self.targets is not None and y_shape is not None and y_dtype is not None:
             y = self.targets.lend((count, *y_shape), y_dtype)
-        return reader.read_x(rows, x, crew=self.crew), reader.read_y(rows, y, crew=self.crew)
+        return reader.read_x(rows, x, pool=self.pool), reader.read_y(rows, y, pool=self.pool)
 
     def tensors(self, rows: NDArray[np.intp], ragged: Ragged) -> tuple[Any, Any]:
         """A batch."""
@@ -261,3 +350,49 @@ def scale_to(x: Any, dtype: torch.dtype) -> Any:
 def move_to(x: Any, device: torch.device) -> Any:
     """Copy tensors, also in lists and dicts, to a device; those that are there already stay."""
     return map_leaves(x, lambda part: part.to(device) if isinstance(part, torch.Tensor) else part)
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """Takes batches `(x, y)` or `(x, y, index)`. `dtype`: of x, `None` to leave it; `batch_transform`: of `(x, y)`."""
+
+    dtype: torch.dtype | None
+    batch_transform: Callable[[Any, Any], tuple[Any, Any]] | None
+
+    def scale(self, batch: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The batch with x in its dtype, on the device that it is on."""
+        return batch if self.dtype is None else (scale_to(batch[0], self.dtype), *batch[1:])
+
+    def transform(self, batch: tuple[Any, ...], place: BatchPlace | None = None) -> Any:
+        """The batch as the caller gets it: `(x, y)`, or `((x, y), index)`. `place`: where it stands, if that is known,
+        for transforms that take it."""
+        x, y, *index = batch
+        sample = self._transformed(x, y, place)
+        return (sample, index[0]) if index else sample
+
+    def _transformed(self, x: Any, y: Any, place: BatchPlace | None) -> tuple[Any, Any]:
+        if self.batch_transform is None:
+            return x, y
+        return self.batch_transform(x, y) if place is None else apply_transform(self.batch_transform, x, y, place)
+
+    def scale_each(self, batches: Generator[tuple[Any, ...] | Heartbeat]) -> Generator[tuple[Any, ...] | Heartbeat]:
+        """The batches, each in its dtype, made where they are: in the thread that prepares them."""
+
+        def scaled(batch: tuple[Any, ...] | Heartbeat) -> tuple[Any, ...] | Heartbeat:
+            return batch if isinstance(batch, Heartbeat) else self.scale(batch)
+
+        try:
+            # Not a loop: its variable would keep a batch alive while the next one is made.
+            yield from map(scaled, batches)
+        finally:
+            batches.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Collate:
+    """`collate_fn` for loaders that frameworks build of our parts: what they get is finished, in host memory."""
+
+    finish: Finish
+
+    def __call__(self, batch: tuple[Any, ...]) -> Any:
+        return self.finish.transform(self.finish.scale(batch))

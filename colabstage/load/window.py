@@ -16,22 +16,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from colabstage.load.batching.ahead import TICK, Tick
-from colabstage.load.batching.batches import batch_of
-from colabstage.load.batching.inputs import WholeInputs
-from colabstage.load.epoch.order import random_order
-from colabstage.load.reading.crew import Crew
+from colabstage.load.batches import WholeInputs, batch_of
+from colabstage.load.epoch import random_order
+from colabstage.load.prefetch import HEARTBEAT, Heartbeat
+from colabstage.load.reading.threads import ThreadPool
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
 
     from numpy.typing import NDArray
 
-    from colabstage.load.batching.batches import Ragged
-    from colabstage.load.batching.buffers import BufferPool
-    from colabstage.load.batching.inputs import Inputs
+    from colabstage.load.batches import Inputs, Ragged
     from colabstage.load.dataset import dataset_h5
-    from colabstage.load.epoch.sharding import Shard
+    from colabstage.load.epoch import Shard
+    from colabstage.load.reading.memory import BufferPool
 
 # Bytes read between two looks at whether anybody still waits.
 _PART_BYTES = 64 * 1024 * 1024
@@ -106,23 +104,23 @@ class WindowReader:
     """Reads windows, one ahead of the one in use, into two buffers that take turns."""
 
     def __init__(
-        self, dataset: dataset_h5, crew: Crew, windows: list[NDArray[np.intp]], inputs: Inputs | None = None
+        self, dataset: dataset_h5, pool: ThreadPool, windows: list[NDArray[np.intp]], inputs: Inputs | None = None
     ) -> None:
         self._reader = dataset.reader
         self._inputs = inputs or WholeInputs(dataset)
-        self._crew = crew
+        self._pool = pool
         self._windows = windows
         self._buffers: list[NDArray[Any] | None] = [None, None]
         self._stop = Event()
         self._thread = ThreadPoolExecutor(1, "colabstage-window")
         self._next: Future[Window] | None = self._thread.submit(self._read, 0) if windows else None
 
-    def windows(self) -> Generator[Window | Tick]:
+    def windows(self) -> Generator[Window | Heartbeat]:
         """Each window when it is there, ticks while it is not. One that was yielded is overwritten by the next but
         one."""
         for number in range(len(self._windows)):
             while self._next is not None and not self._next.done():
-                yield TICK
+                yield HEARTBEAT
                 wait([self._next], timeout=_LOOK_S)
             if self._next is None:
                 return
@@ -148,10 +146,10 @@ class WindowReader:
                 break
             part = rows[start : start + step]
             if x is None:
-                images += inputs.read(part, None, self._crew)
+                images += inputs.read(part, None, self._pool)
             else:
-                inputs.read(part, x[start : start + len(part)], self._crew)
-        return Window(rows, images if x is None else x, self._reader.read_y(rows, crew=self._crew))
+                inputs.read(part, x[start : start + len(part)], self._pool)
+        return Window(rows, images if x is None else x, self._reader.read_y(rows, pool=self._pool))
 
     def _buffer(self, turn: int, count: int) -> NDArray[Any] | None:
         shape = self._inputs.shape
@@ -170,10 +168,10 @@ def window_batches(
     window_rows: int,
     *,
     workers: int,
-    pool: BufferPool,
+    buffers: BufferPool,
     ragged: Ragged,
     inputs: Inputs | None = None,
-) -> Generator[tuple[Any, Any] | Tick]:
+) -> Generator[tuple[Any, Any] | Heartbeat]:
     """Batches out of windows: as `host_batches`, for batches in the order of `WindowOrder`.
 
     Args:
@@ -184,14 +182,14 @@ def window_batches(
     inputs = inputs or WholeInputs(dataset)
     groups = group_by_window(batches, rows_before, window_rows)
     windows = [_ascending(group) for group in groups]
-    with Crew(workers) as crew, closing(WindowReader(dataset, crew, windows, inputs)) as ahead:
+    with ThreadPool(workers) as pool, closing(WindowReader(dataset, pool, windows, inputs)) as ahead:
         waiting = iter(groups)
         for window in ahead.windows():
-            if isinstance(window, Tick):
-                yield TICK
+            if isinstance(window, Heartbeat):
+                yield HEARTBEAT
                 continue
             for rows in next(waiting):
-                out = None if inputs.shape is None else pool.lend((len(rows), *inputs.shape), inputs.dtype)
+                out = None if inputs.shape is None else buffers.lend((len(rows), *inputs.shape), inputs.dtype)
                 # Transforms are not called in this thread: see `host_batches`.
                 yield (
                     window.take(rows, out) if dataset.per_sample else batch_of(dataset, *window.take(rows, out), ragged)

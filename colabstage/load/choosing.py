@@ -6,12 +6,21 @@ from dataclasses import replace
 from typing import Literal, get_args
 
 from colabstage.errors import NotEnoughSpaceError, OptionError
-from colabstage.load.choosing.choices import LoaderFacts, LoaderPlan, LoaderRequest, Reasoned, Strategy
-from colabstage.load.choosing.decoding import choose_decoding, with_crops
-from colabstage.load.choosing.processes import choose_processes, processes_gain
-from colabstage.load.choosing.together import ahead_of_small, batches_together
-from colabstage.load.choosing.window_size import choose_order
-from colabstage.load.epoch.sharding import count_batches
+from colabstage.load.choices import (
+    LoaderFacts,
+    LoaderPlan,
+    LoaderRequest,
+    ReasonedValue,
+    Strategy,
+    batches_together,
+    choose_decoding,
+    choose_order,
+    choose_processes,
+    prefetch_of_small,
+    processes_gain,
+    with_crops,
+)
+from colabstage.load.epoch import count_batches
 from colabstage.load.reading.memory import check_memory, spare_memory
 from colabstage.load.reading.storage import EngineChoice
 from colabstage.units import format_bytes
@@ -58,7 +67,7 @@ def choose_loader(facts: LoaderFacts, request: LoaderRequest) -> LoaderPlan:
     if strategy == "workers":
         workers, prefetch, start = choose_processes(facts, request)
     if strategy == "device":
-        prefetch = Reasoned(0, "the device makes a batch when it is asked for")
+        prefetch = ReasonedValue(0, "the device makes a batch when it is asked for")
     return LoaderPlan(
         strategy=strategy,
         reason=_strategy_reason(strategy, facts, request),
@@ -179,33 +188,33 @@ def _strategy_reason(strategy: str, facts: LoaderFacts, request: LoaderRequest) 
     return f"a background thread copies each batch straight out of {source}"
 
 
-def _choose_workers(facts: LoaderFacts, request: LoaderRequest) -> Reasoned:
+def _choose_workers(facts: LoaderFacts, request: LoaderRequest) -> ReasonedValue:
     if request.num_workers != "auto":
-        return Reasoned(request.num_workers, "as asked")
+        return ReasonedValue(request.num_workers, "as asked")
     if facts.engine.name == "read":
-        return Reasoned(max(_READ_THREADS, facts.cores), "most wait for the disk")
+        return ReasonedValue(max(_READ_THREADS, facts.cores), "most wait for the disk")
     if facts.encoded:
-        return Reasoned(facts.cores, "decoding keeps every core busy")
+        return ReasonedValue(facts.cores, "decoding keeps every core busy")
     if facts.engine.name == "h5py":
-        return Reasoned(1, "HDF5 lets only one thread read at a time")
+        return ReasonedValue(1, "HDF5 lets only one thread read at a time")
     if facts.cores <= _MOST_COPY_THREADS:
-        return Reasoned(facts.cores, "one for each core")
-    return Reasoned(_MOST_COPY_THREADS, "more do not copy faster, memory is the limit")
+        return ReasonedValue(facts.cores, "one for each core")
+    return ReasonedValue(_MOST_COPY_THREADS, "more do not copy faster, memory is the limit")
 
 
-def _choose_prefetch(facts: LoaderFacts, request: LoaderRequest) -> Reasoned:
+def _choose_prefetch(facts: LoaderFacts, request: LoaderRequest) -> ReasonedValue:
     if request.prefetch != "auto":
-        return Reasoned(request.prefetch, "as asked")
+        return ReasonedValue(request.prefetch, "as asked")
     batch_bytes = max(1, request.batch_size * facts.row_bytes)
     # One more is with the consumer, and one in the making.
     fitting = facts.free_memory_bytes // _MEMORY_PART // batch_bytes - 2
     several = min(fitting, _choose_several(facts, request))
     if several > _PREFETCH:
         together = batches_together(several, batch_bytes)
-        return Reasoned(several, f"batches are small, so {together} at a time are gathered")
+        return ReasonedValue(several, f"batches are small, so {together} at a time are gathered")
     if fitting >= _PREFETCH:
-        return Reasoned(_PREFETCH, "evens out batches that take longer")
-    return Reasoned(1, f"batches of {format_bytes(batch_bytes)} leave memory for no more")
+        return ReasonedValue(_PREFETCH, "evens out batches that take longer")
+    return ReasonedValue(1, f"batches of {format_bytes(batch_bytes)} leave memory for no more")
 
 
 def _choose_several(facts: LoaderFacts, request: LoaderRequest) -> int:
@@ -213,7 +222,7 @@ def _choose_several(facts: LoaderFacts, request: LoaderRequest) -> int:
     if not facts.uniform or facts.encoded or facts.per_sample:
         return 0
     batch_bytes = max(1, request.batch_size * facts.row_bytes)
-    several = ahead_of_small(batch_bytes)
+    several = prefetch_of_small(batch_bytes)
     # A window shuffle's own memory comes first.
     return (
         several if request.memory_budget is None else min(several, request.memory_budget // _MEMORY_PART // batch_bytes)

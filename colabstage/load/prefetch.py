@@ -1,6 +1,7 @@
-"""Running an iterator in a background thread, a few results ahead of the consumer, and ending it in every case.
+"""Iterating in a background thread, a few results ahead of the consumer, and ending it in every case.
 
 No wait here is unbounded: whoever waits is woken by `close`, and looks every second whether the other side still lives.
+Of the iterations over one loader there is one at a time.
 """
 
 from __future__ import annotations
@@ -11,10 +12,11 @@ import threading
 import weakref
 from collections import deque
 from enum import Enum
-from typing import TYPE_CHECKING, Generic, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, Self, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
+    from types import TracebackType
 
 T = TypeVar("T")
 
@@ -27,16 +29,16 @@ _JOIN_S = 30.0
 _log = logging.getLogger(__name__)
 
 
-class Tick(Enum):
+class Heartbeat(Enum):
     """What a generator yields while it has no result yet: nobody gets it, and it is ended here if nobody waits."""
 
-    TICK = "tick"
+    HEARTBEAT = "tick"
 
 
-TICK = Tick.TICK
+HEARTBEAT = Heartbeat.HEARTBEAT
 
 
-class _Belt(Generic[T]):
+class _BoundedQueue(Generic[T]):
     """A bounded queue that either side can end.
 
     Small batches pass here many thousand times a second. So what is there is taken, and put where there is room,
@@ -57,9 +59,9 @@ class _Belt(Generic[T]):
         self._closed = False
         self._error: BaseException | None = None
 
-    def put(self, item: T | Tick) -> bool:
+    def put(self, item: T | Heartbeat) -> bool:
         """Wait for room and add an item, unless it is a tick; `False` when nobody wants any more."""
-        if isinstance(item, Tick):
+        if isinstance(item, Heartbeat):
             return not self._closed
         if len(self._items) >= self._depth:
             self._wait_for_room()
@@ -138,12 +140,12 @@ class _Belt(Generic[T]):
             del error
 
 
-def _produce(source: Generator[T | Tick], belt: _Belt[T]) -> None:
+def _produce(source: Generator[T | Heartbeat], queue: _BoundedQueue[T]) -> None:
     error: BaseException | None = None
     try:
         while True:
             # No name for the item: it would keep a batch alive while the next one is made.
-            if not belt.put(next(source)):
+            if not queue.put(next(source)):
                 break
     except StopIteration:
         pass
@@ -151,14 +153,14 @@ def _produce(source: Generator[T | Tick], belt: _Belt[T]) -> None:
         error = caught
     finally:
         source.close()
-        belt.end(error)
+        queue.end(error)
         del error
 
 
-def _stop(belt: _Belt[T], thread: threading.Thread, pid: int) -> None:
+def _stop(queue: _BoundedQueue[T], thread: threading.Thread, pid: int) -> None:
     if os.getpid() != pid:
         return  # after a fork there is no such thread here, and its lock may be locked for ever
-    belt.close()
+    queue.close()
     if thread is threading.current_thread() or not thread.is_alive():
         return
     thread.join(_JOIN_S)
@@ -168,22 +170,22 @@ def _stop(belt: _Belt[T], thread: threading.Thread, pid: int) -> None:
         )
 
 
-class Ahead(Generic[T]):
+class Prefetcher(Generic[T]):
     """Iterates over what a generator yields in a thread, at most `depth` results ahead.
 
     The thread ends with the generator, with an error (which is raised at the consumer, with its traceback), with
     `close`, when this object is dropped, and at interpreter exit.
     """
 
-    def __init__(self, source: Generator[T | Tick], depth: int, name: str) -> None:
+    def __init__(self, source: Generator[T | Heartbeat], depth: int, name: str) -> None:
         self._pid = os.getpid()
-        self._belt: _Belt[T] = _Belt(depth)
+        self._queue: _BoundedQueue[T] = _BoundedQueue(depth)
         # A daemon: Python waits for others at exit before anything could tell them to stop.
-        self._thread = threading.Thread(target=_produce, args=(source, self._belt), name=name, daemon=True)
+        self._thread = threading.Thread(target=_produce, args=(source, self._queue), name=name, daemon=True)
         self._thread.start()
-        self._finalizer = weakref.finalize(self, _stop, self._belt, self._thread, self._pid)
+        self._finalizer = weakref.finalize(self, _stop, self._queue, self._thread, self._pid)
 
-    def __iter__(self) -> Ahead[T]:
+    def __iter__(self) -> Prefetcher[T]:
         return self
 
     def __next__(self) -> T:
@@ -191,7 +193,7 @@ class Ahead(Generic[T]):
             msg = "Batches are prepared by a thread of another process, before a fork. Start a new iteration here."
             raise RuntimeError(msg)
         try:
-            return self._belt.get(self._thread.is_alive)
+            return self._queue.get(self._thread.is_alive)
         except BaseException:
             self.close()
             raise
@@ -199,3 +201,78 @@ class Ahead(Generic[T]):
     def close(self) -> None:
         """End the thread and throw away what it has prepared. Calling it twice is fine."""
         self._finalizer()
+
+
+S = TypeVar("S")
+S_co = TypeVar("S_co", covariant=True)
+
+
+class Source(Protocol[S_co]):
+    """What an iteration takes from: a thread's results (`Prefetcher`), or a generator."""
+
+    def __next__(self) -> S_co: ...
+
+    def close(self) -> None:
+        """End it, and free what it holds. Calling it twice is fine."""
+
+
+class Iteration(Generic[S, T]):
+    """One running iteration. Holds nothing of the loader but what it needs, so that either may be dropped first."""
+
+    def __init__(
+        self, source: Source[S], hand_out: Callable[[S], T], at_end: Callable[[], object] = lambda: None
+    ) -> None:
+        """`hand_out`: makes what the source gives the consumer's, in the consumer's thread. `at_end`: called when the
+        consumer has been told that there is no more."""
+        self._source = source
+        self._hand_out = hand_out
+        self._at_end = at_end
+        self._closed = False
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> T:
+        if self._closed:
+            msg = "This iteration was ended, by a newer one over the same loader or by close(). Start a new one."
+            raise RuntimeError(msg)
+        try:
+            given = next(self._source)
+        except StopIteration:
+            self._at_end()
+            raise
+        return self._hand_out(given)
+
+    def close(self) -> None:
+        """End it, with the thread behind it."""
+        self._closed = True
+        self._source.close()
+
+
+class SingleIteration:
+    """A loader with one running iteration at the most; as a context, it ends it."""
+
+    _running: weakref.ref[Iteration[Any, Any]] | None = None
+
+    def _begun(self, iteration: Iteration[S, T]) -> Iteration[S, T]:
+        """Take note of the iteration that runs from now on."""
+        self._running = weakref.ref(iteration)
+        return iteration
+
+    def close(self) -> None:
+        """End the iteration that runs, if one does. The loader can be iterated again."""
+        self._end_iteration()
+
+    def _end_iteration(self) -> None:
+        iteration = None if self._running is None else self._running()
+        self._running = None
+        if iteration is not None:
+            iteration.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

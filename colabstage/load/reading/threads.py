@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 _PARTS_A_THREAD = 4
 
 
-class Crew:
+class ThreadPool:
     """`threads` threads, the caller's own among them. Idle ones wait; `close` ends them."""
 
     def __init__(self, threads: int) -> None:
         self.threads = max(1, threads)
-        self._pool = ThreadPoolExecutor(self.threads - 1, "colabstage-crew") if self.threads > 1 else None
+        self._pool = ThreadPoolExecutor(self.threads - 1, "colabstage-pool") if self.threads > 1 else None
 
     def share(self, count: int, work: Callable[[int, int], None]) -> None:
         """Call `work(start, stop)` on contiguous parts of `range(count)`, a few parts a thread, and wait for all.
@@ -77,4 +77,4 @@ def _taken(left: deque[int]) -> int | None:
         return None
 
 
-SOLO = Crew(1)
+SOLO = ThreadPool(1)

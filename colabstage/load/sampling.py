@@ -11,16 +11,15 @@ import torch
 from torch.utils.data import DistributedSampler, Sampler
 
 from colabstage.errors import OptionError
-from colabstage.load.epoch.order import RowOrder, digest_of
-from colabstage.load.epoch.sharding import Shard
-from colabstage.load.reading.rows import resolve_rows
+from colabstage.load.epoch import RowOrder, Shard, digest_of
+from colabstage.load.reading.engines import resolve_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from numpy.typing import NDArray
 
-    from colabstage.load.epoch.order import Order
+    from colabstage.load.epoch import Order
 
 
 def sampler_order(sampler: Iterable[int], samples: int, *, shuffle: bool, seed: int) -> Order:

@@ -19,16 +19,16 @@ import numpy as np
 import torch
 
 from colabstage.h5.info import read_info
-from colabstage.load.batching.nested import map_leaves
-from colabstage.load.choosing.choices import DeviceFacts, LoaderFacts, ProcessFacts, SampleCost
-from colabstage.load.device.devices import free_device_memory
+from colabstage.load.batches import map_leaves
+from colabstage.load.choices import DeviceFacts, LoaderFacts, ProcessFacts, SampleCost
+from colabstage.load.device import free_device_memory
 from colabstage.machine.resources import read_resources
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from colabstage.load.dataset import dataset_h5
-    from colabstage.load.epoch.sharding import Shard
+    from colabstage.load.epoch import Shard
 
 _SHARED_MEMORY = "/dev/shm"  # where torch puts results of worker processes
 # A probe ends after these many samples or seconds, whichever comes first.
@@ -70,7 +70,7 @@ def gather_facts(
         device=None if device is None else DeviceFacts(device.type, free),
         processes=_processes(dataset),
         crop_bytes=None if crop_size is None else crop_size[0] * crop_size[1] * reader.crop_channels,
-        why_whole=reader.why_whole,
+        whole_reason=reader.whole_reason,
     )
 
 

@@ -1,1 +1,0 @@
-"""Batches made of rows: their memory, the strategies that make them, and the iterations that hand them out."""

@@ -1,0 +1,444 @@
+"""What is decided about loading, and how: facts and a request in, values with their reasons out. Pure functions.
+
+How much of each image is decoded, how many small batches are gathered at once, in which order an epoch visits rows and
+how large its windows are, whether worker processes gain and how they are started.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Literal, get_args
+
+from colabstage.errors import OptionError
+from colabstage.load.epoch import Shard
+from colabstage.load.reading.memory import spare_memory
+from colabstage.page import facts_table, page
+from colabstage.units import format_bytes
+
+if TYPE_CHECKING:
+    from colabstage.load.reading.storage import EngineChoice
+
+Strategy = Literal["auto", "device", "memory", "direct", "workers"]
+Shuffle = bool | Literal["auto", "window"]
+StartMethod = Literal["fork", "forkserver", "spawn"]
+Decode = Literal["auto", "crops", "whole"]
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceFacts:
+    """The device that batches go to. `type`: torch's word for its kind. `free_bytes`: of its memory."""
+
+    type: str
+    free_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessFacts:
+    """What starting worker processes depends on.
+
+    `threads`: threads of this process that Python knows. `cuda_started`: whether this process uses CUDA.
+    `unpicklable`: why the dataset cannot be sent to another process, `None` when it can. `methods`: ways of starting
+    that this system has. `shared_memory_bytes`: free room for results on their way between processes. `runs_again`:
+    whether a process that is started anew would run the script that is running from its top, because the line that it
+    is at is not below `if __name__ == "__main__":`.
+    """
+
+    threads: int
+    cuda_started: bool
+    unpicklable: str | None
+    methods: tuple[str, ...]
+    shared_memory_bytes: int
+    runs_again: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SampleCost:
+    """What a probe measured: seconds that a sample takes with its transform, and bytes of its result."""
+
+    seconds: float
+    result_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class LoaderFacts:
+    """What the decision rests on.
+
+    `rows`: samples. `row_bytes`: of one in memory. `stored_bytes`: of all inputs as they are stored. `engine`: how they
+    are read. `encoded`: whether they are decoded on read. `per_sample`: whether the dataset has a Python transform for
+    each sample. `cores`, `free_memory_bytes`: what this process may use. `target_bytes`: of one target.
+    `uniform`: whether all inputs have one shape, and all targets. `random_rows`: whether the rows of the file are in
+    random order. `epoch_rows`: visited in an epoch, where that is not `rows`. `shard`: this rank's part.
+    `device`: where batches go, `None` for this computer's memory. `processes`: `None` where nobody looked. `cost`: of
+    a sample with its transform, `None` where nobody measured it. `crop_bytes`: of one crop, where the batch transform
+    begins with a random resized one, `None` where it does not. `whole_reason`: why these inputs cannot be decoded as
+    crops, `None` where they can.
+    """
+
+    rows: int
+    row_bytes: int
+    stored_bytes: int
+    engine: EngineChoice
+    encoded: bool
+    per_sample: bool
+    cores: int
+    free_memory_bytes: int
+    target_bytes: int = 8
+    uniform: bool = True
+    random_rows: bool = False
+    epoch_rows: int | None = None
+    shard: Shard = field(default_factory=Shard)
+    device: DeviceFacts | None = None
+    processes: ProcessFacts | None = None
+    cost: SampleCost | None = None
+    crop_bytes: int | None = None
+    whole_reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LoaderRequest:
+    """What the caller of `make_loader` asked for, as far as the decision depends on it.
+
+    `memory_budget`: bytes that a window shuffle may take, `None` for a part of what is free. `sampling`: whether a
+    sampler decides by itself in which order rows come.
+    """
+
+    batch_size: int
+    strategy: Strategy = "auto"
+    drop_last: bool = False
+    num_workers: int | Literal["auto"] = "auto"
+    prefetch: int | Literal["auto"] = "auto"
+    shuffle: Shuffle = True
+    memory_budget: int | None = None
+    sampling: bool = False
+    decode: Decode = "auto"
+
+
+@dataclass(frozen=True, slots=True)
+class ReasonedValue:
+    """A number and why it is that."""
+
+    value: int
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.value} ({self.reason})"
+
+
+@dataclass(frozen=True, slots=True)
+class OrderChoice:
+    """In which order an epoch visits rows, and why.
+
+    `name`: `"permutation"` any order is as likely as any other; `"window"` rows are shuffled in windows of
+    `window_rows`, made of blocks of `block_rows` neighbours; `"file"` as stored; `"sampler"` as the sampler says.
+    """
+
+    name: Literal["permutation", "window", "file", "sampler"]
+    reason: str
+    window_rows: int = 0
+    block_rows: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeChoice:
+    """How much of each image file is decoded, and why.
+
+    `name`: `"crops"` no more than the crop that the batch transform begins with needs; `"whole"` all of it.
+    """
+
+    name: Literal["crops", "whole"]
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.name}, because {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class StartChoice:
+    """How worker processes are started, and why. `safe`: whether that may be done unasked."""
+
+    method: StartMethod
+    reason: str
+    safe: bool = True
+
+    def __str__(self) -> str:
+        return f"{self.method} ({self.reason})"
+
+
+@dataclass(frozen=True, slots=True)
+class LoaderPlan:
+    """How batches will be loaded.
+
+    `strategy`: with `"direct"` a background thread copies, or decodes, batches straight out of the file; with
+    `"memory"` the whole split is read once, and batches come from there; with `"device"` the same on the device; with
+    `"workers"` processes make them. `engine`: what rows are read by then. `batches`: in an epoch, of this rank.
+    `workers`: threads that copy or decode at once, or processes. `prefetch`: batches prepared ahead, by each process
+    where there are some. `order`: in which rows are visited. `start`: how processes are started, `None` without any.
+    `decode`: how much of image files is decoded, `None` where inputs are none.
+    """
+
+    strategy: Literal["device", "memory", "direct", "workers"]
+    reason: str
+    batch_size: int
+    batches: int
+    workers: ReasonedValue
+    prefetch: ReasonedValue
+    engine: EngineChoice
+    order: OrderChoice
+    start: StartChoice | None = None
+    decode: DecodeChoice | None = None
+
+    @property
+    def facts(self) -> list[tuple[str, str]]:
+        """What was chosen, and why, one choice after the other."""
+        chosen = [
+            ("strategy", f"{self.strategy}: {self.reason}"),
+            ("batches", f"{self.batches:,} of {self.batch_size:,}"),
+            ("workers", str(self.workers)),
+            ("prefetch", str(self.prefetch)),
+            ("engine", str(self.engine)),
+            ("order", str(self.order)),
+        ]
+        chosen += [] if self.start is None else [("start", str(self.start))]
+        return chosen if self.decode is None else [*chosen, ("decode", str(self.decode))]
+
+    def _repr_html_(self) -> str:
+        return page(f"LoaderPlan: {self.strategy}", facts_table(self.facts))
+
+    def __str__(self) -> str:
+        start = "" if self.start is None else f"; start: {self.start}"
+        decode = "" if self.decode is None else f"; decode: {self.decode}"
+        return (
+            f"{self.strategy}: {self.reason}; {self.batches:,} batches of {self.batch_size}; "
+            f"workers: {self.workers}; prefetch: {self.prefetch}; engine: {self.engine}; order: {self.order}"
+            f"{start}{decode}"
+        )
+
+
+_CROPS = "batch_transform begins with a RandomResizedCrop, and no more of a file is decoded than its crop needs"
+
+
+def choose_decoding(facts: LoaderFacts, request: LoaderRequest, strategy: str) -> DecodeChoice | None:
+    """Decide how much of each image file is decoded; `None` where inputs are no image files.
+
+    Raises:
+        OptionError: an unknown value; or crops were asked for and cannot be, with the reason.
+    """
+    if request.decode not in get_args(Decode):
+        msg = f"decode={request.decode!r} is unknown; expected one of {', '.join(get_args(Decode))}."
+        raise OptionError(msg)
+    obstacle = _obstacle(facts, strategy)
+    if request.decode == "crops" and obstacle is not None:
+        msg = f'decode="crops" cannot work: {obstacle}. Use decode="auto".'
+        raise OptionError(msg)
+    if not facts.encoded:
+        return None
+    if request.decode == "whole":
+        return DecodeChoice("whole", "that was asked for")
+    return DecodeChoice("crops", _CROPS) if obstacle is None else DecodeChoice("whole", obstacle)
+
+
+def _obstacle(facts: LoaderFacts, strategy: str) -> str | None:
+    """Why images cannot be decoded as crops."""
+    if not facts.encoded:
+        return "inputs are no image files that are decoded when they are read"
+    if facts.crop_bytes is None:
+        return "batch_transform does not begin with a RandomResizedCrop"
+    if facts.whole_reason is not None:
+        return f"images cannot be cropped while they are decoded, as {facts.whole_reason}"
+    if facts.per_sample:
+        return "the dataset's own transform takes whole images"
+    if strategy not in ("direct", "memory"):
+        return f'with strategy="{strategy}" batch_transform gets whole images'
+    return None
+
+
+def with_crops(facts: LoaderFacts, decode: DecodeChoice | None) -> LoaderFacts:
+    """The facts about what is read by then."""
+    if decode is None or decode.name != "crops" or facts.crop_bytes is None:
+        return facts
+    return replace(facts, row_bytes=facts.crop_bytes)
+
+
+# As much is copied in about the time that handing it to another thread takes ten times.
+_GROUP_BYTES = 2 * 1024 * 1024
+# More batches in a group gain nothing, and whoever keeps one of them keeps the memory of all.
+_MOST_TOGETHER = 32
+
+
+def prefetch_of_small(batch_bytes: int) -> int:
+    """Batches to prepare ahead, when they are small enough to be gathered in groups: two groups."""
+    return 2 * min(_MOST_TOGETHER, _GROUP_BYTES // max(1, batch_bytes))
+
+
+def batches_together(prefetch: int, batch_bytes: int) -> int:
+    """Batches that are gathered at once.
+
+    Args:
+        prefetch: batches prepared ahead; a group is half of them at the most, so that no more are.
+        batch_bytes: length of one.
+    """
+    return max(1, min(prefetch // 2, prefetch_of_small(batch_bytes) // 2))
+
+
+# A disk reads blocks of this size in any order as fast as in theirs: 768 KiB gave 500 to 600 MB/s where sequential
+# reading gave the same.
+_BLOCK_BYTES = 4 * 1024 * 1024
+# With fewer blocks a window would mix too little.
+_BLOCKS = 16
+# Taken unasked: this part of the memory to spare, but no more than this. A power of two, so that a run resumed on
+# another day, with a little more or less memory free, has the same windows.
+_MEMORY_PART = 4
+_MOST_BYTES = 2**31
+# The same for each of several ranks, and the batches ahead that are reckoned with: those of one loader in the mean.
+_RANKS_BYTES = 2**28
+_RANKS_PREFETCH = 2
+
+
+def choose_order(facts: LoaderFacts, request: LoaderRequest, strategy: str, prefetch: int) -> OrderChoice:
+    """Decide in which order rows are visited.
+
+    Ranks share out one order, and each of them decides here alone. So where there are several, only what is the same on
+    all of them decides: neither the memory that is free, nor what is read from memory, nor what follows from those.
+
+    Raises:
+        OptionError: a window shuffle that cannot be: with a sampler, or with too little memory.
+    """
+    if request.shuffle == "window":
+        if request.sampling or facts.epoch_rows is not None:
+            msg = 'shuffle="window" visits all rows; it cannot go with sampler=. Leave out one of them.'
+            raise OptionError(msg)
+        return _window(facts, request, prefetch, "as asked")
+    if request.sampling:
+        return OrderChoice("sampler", "the sampler decides")
+    if not request.shuffle:
+        return OrderChoice("file", "not shuffled")
+    if request.shuffle is True or facts.epoch_rows is not None:
+        return OrderChoice("permutation", "every order is as likely as any other")
+    return _by_cost(facts, request, strategy, prefetch)
+
+
+def _by_cost(facts: LoaderFacts, request: LoaderRequest, strategy: str, prefetch: int) -> OrderChoice:
+    """A permutation where rows come as fast in any order, and a window where they do not and it is fair."""
+    if facts.shard.world_size > 1:
+        why = 'ranks must come to one order, whatever memory each has; shuffle="window" on all is for files beyond it'
+        return OrderChoice("permutation", why)
+    if facts.engine.name != "read" or strategy != "direct":
+        return OrderChoice("permutation", "rows come as fast in any order from where they are read")
+    cold = "the file is not in memory and does not fit there"
+    if not facts.random_rows:
+        why = f'although {cold}: its own rows may be in no random order; shuffle="window" is faster where they are'
+        return OrderChoice("permutation", why)
+    try:
+        return _window(facts, request, prefetch, f"{cold}, and its own rows are in random order")
+    except OptionError:
+        if request.memory_budget is not None:
+            raise
+        return OrderChoice("permutation", f"although {cold}: there is too little memory for a window")
+
+
+def _window(facts: LoaderFacts, request: LoaderRequest, prefetch: int, reason: str) -> OrderChoice:
+    row_bytes = max(1, facts.row_bytes + facts.target_bytes)
+    budget = request.memory_budget
+    if facts.shard.world_size > 1:
+        budget = _RANKS_BYTES if budget is None else budget
+        prefetch = request.prefetch if isinstance(request.prefetch, int) else _RANKS_PREFETCH
+    elif budget is None:
+        spare = spare_memory(facts.free_memory_bytes) // _MEMORY_PART
+        budget = min(_MOST_BYTES, 1 << max(0, spare.bit_length() - 1))
+    # Beside the two windows: batches that wait, one in the making, one with the consumer.
+    waiting = (prefetch + 2) * request.batch_size * row_bytes
+    fitting = (budget - waiting) // 2 // row_bytes // request.batch_size
+    if fitting < 1:
+        least = waiting + 2 * request.batch_size * row_bytes
+        msg = (
+            f"memory_budget={format_bytes(budget)} is too little for a window shuffle in batches of "
+            f"{request.batch_size}, which needs {format_bytes(least)} at the least. Give more, or use smaller batches."
+        )
+        raise OptionError(msg)
+    # Whole batches: none then waits for two windows. No larger than the file either.
+    window_rows = request.batch_size * min(fitting, -(-max(1, facts.rows) // request.batch_size))
+    block_rows = max(1, min(_BLOCK_BYTES // row_bytes, window_rows // _BLOCKS))
+    size = f"windows of {window_rows:,} rows ({format_bytes(window_rows * row_bytes)}), blocks of {block_rows:,}"
+    return OrderChoice("window", f"{reason}; {size}", window_rows, block_rows)
+
+
+# What a batch costs on its way between processes: waking, sending, mapping; and the rate of the copies.
+_BATCH_S = 1e-3
+_BYTES_PER_S = 1e9
+# How many times faster processes must be to be taken unasked: each of them starts an interpreter and imports torch.
+_LEAST_GAIN = 1.5
+_AHEAD = 2
+# Part of the shared memory that batches may fill; a worker that finds none dies.
+_SHARED_PART = 2
+
+
+def may_gain(facts: LoaderFacts, request: LoaderRequest) -> bool:
+    """Whether a probe of a sample's cost could speak for processes at all."""
+    if request.strategy != "auto" or not facts.per_sample or facts.processes is None:
+        return False
+    safe = facts.processes.unpicklable is None and choose_start(facts.processes).safe
+    return safe and _count(facts, request) > 1
+
+
+def processes_gain(facts: LoaderFacts, request: LoaderRequest) -> bool:
+    """Whether a sample's transform takes so long that processes are worth having."""
+    if facts.cost is None or not may_gain(facts, request):
+        return False
+    thread_s = request.batch_size * facts.cost.seconds
+    moving_s = _BATCH_S + request.batch_size * facts.cost.result_bytes / _BYTES_PER_S
+    return thread_s >= _LEAST_GAIN * (thread_s / _count(facts, request) + moving_s)
+
+
+def choose_processes(facts: LoaderFacts, request: LoaderRequest) -> tuple[ReasonedValue, ReasonedValue, StartChoice]:
+    """How many processes, how many batches each makes ahead, and how they are started."""
+    processes = facts.processes
+    if processes is None:
+        msg = "Worker processes cannot be planned without facts about this process."
+        raise TypeError(msg)
+    asked = request.num_workers != "auto"
+    count = _count(facts, request)
+    reason = "as asked" if asked else "all cores but the one that trains"
+    ahead = _AHEAD if request.prefetch == "auto" else request.prefetch
+    ahead_reason = "of each process" if request.prefetch == "auto" else "as asked"
+    result_bytes = facts.row_bytes if facts.cost is None else facts.cost.result_bytes
+    batch_bytes = max(1, request.batch_size * result_bytes)
+    # One more of each is in the making, and one on its way.
+    fitting = processes.shared_memory_bytes // _SHARED_PART // batch_bytes
+    if not asked and count * (ahead + 1) + 1 > fitting:
+        room = f"batches of {format_bytes(batch_bytes)} leave shared memory for no more"
+        if request.prefetch == "auto":
+            ahead, ahead_reason = 1, room
+        if count * (ahead + 1) + 1 > fitting:
+            count, reason = max(1, (fitting - 1) // (ahead + 1)), room
+    return ReasonedValue(count, reason), ReasonedValue(ahead, ahead_reason), choose_start(processes)
+
+
+def choose_start(facts: ProcessFacts) -> StartChoice:
+    """How to start processes safely.
+
+    A forked process has the locks of threads that it does not have, locked for ever if they were, and must not touch
+    CUDA. One that is started anew takes seconds, must be sent the dataset, and imports the script: where that would run
+    from its top again, it is forked all the same, as a stock `DataLoader` would be.
+    """
+    busy = "CUDA is in use" if facts.cuda_started else f"{facts.threads} threads run" if facts.threads > 1 else None
+    can_fork = "fork" in facts.methods
+    if can_fork and busy is None:
+        return StartChoice("fork", "no other thread runs, and CUDA is not in use")
+    if can_fork and facts.unpicklable is not None:
+        why = f"although {busy}: the dataset cannot be sent to another process, as {facts.unpicklable}"
+        return StartChoice("fork", why, safe=False)
+    if can_fork and facts.runs_again:
+        why = f'although {busy}: a process started anew would run this script again, which has no "__main__" guard here'
+        return StartChoice("fork", why, safe=False)
+    why = busy or "this system cannot fork"
+    if "forkserver" in facts.methods:
+        why = f"{why}, and a fork would copy their locks" if can_fork else why
+        return StartChoice("forkserver", why, safe=not facts.runs_again)
+    return StartChoice("spawn", why, safe=not facts.runs_again)
+
+
+def _count(facts: LoaderFacts, request: LoaderRequest) -> int:
+    return request.num_workers if request.num_workers != "auto" else max(1, facts.cores - 1)

@@ -1,0 +1,248 @@
+"""The order of an epoch, its random numbers, and who of several ranks takes which rows: functions of seed and epoch.
+
+So neither depends on how samples are batched, on who draws first, or on where an epoch was resumed.
+
+So augmentation does not depend on how samples are batched, on who draws first, or on where an epoch was resumed.
+
+Every sample is visited exactly once an epoch, by one rank, and ranks differ by one sample at the most. All ranks make
+the same number of steps, because a collective operation that one of them does not join would wait for ever: a rank
+whose samples would fill one batch less than another's gives its last sample a batch of its own. That cannot be done
+with batches of one sample, or with fewer samples than ranks: then some ranks have one batch fewer.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+import numpy as np
+
+from colabstage.errors import OptionError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+# SplitMix64 (Steele, Lea, Flood 2014): a counter times the golden ratio, stirred by two multiplications.
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_MIX = ((30, np.uint64(0xBF58476D1CE4E5B9)), (27, np.uint64(0x94D049BB133111EB)))
+
+
+@dataclass(frozen=True, slots=True)
+class BatchPlace:
+    """Where a batch stands: what its random parameters depend on.
+
+    `seed`, `epoch`: at least 0. `rows`: `(B,)`, the samples' places in the dataset. `stream`: tells transforms that are
+    called one after the other on the same batch apart.
+    """
+
+    seed: int
+    epoch: int
+    rows: NDArray[np.intp]
+    stream: tuple[int, ...] = ()
+
+    def draws(self, count: int) -> NDArray[np.float64]:
+        """`count` numbers for each row, float64 `(B, count)`, even in [0, 1); the same ones each time."""
+        # In the spawn key a further number makes another stream; SeedSequence takes [1] and [1, 0] for the same.
+        words = np.random.SeedSequence([self.seed, self.epoch], spawn_key=self.stream).generate_state(2, np.uint64)
+        states = _mixed(self.rows.astype(np.uint64) * _GOLDEN + words[0])
+        counters = np.arange(1, count + 1, dtype=np.uint64) * _GOLDEN
+        bits = _mixed((states ^ words[1])[:, None] + counters)
+        return np.asarray((bits >> np.uint64(11)) * 2.0**-53)
+
+    def inner(self, number: int) -> BatchPlace:
+        """The place of the part with this number, which draws independently of the others."""
+        return replace(self, stream=(*self.stream, number))
+
+
+def _mixed(state: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    for shift, factor in _MIX:
+        state = (state ^ (state >> np.uint64(shift))) * factor
+    return state ^ (state >> np.uint64(31))
+
+
+@runtime_checkable
+class SeededTransform(Protocol):
+    """A batch transform whose random parameters follow from the place of the batch."""
+
+    def apply_at(self, x: Any, y: Any, place: BatchPlace) -> tuple[Any, Any]:
+        """The new `(x, y)`."""
+
+
+def apply_transform(
+    transform: Callable[[Any, Any], tuple[Any, Any]] | SeededTransform, x: Any, y: Any, place: BatchPlace
+) -> tuple[Any, Any]:
+    """Call a batch transform: with its place if it takes one, otherwise with `(x, y)` alone."""
+    if isinstance(transform, SeededTransform):
+        return transform.apply_at(x, y, place)
+    return transform(x, y)
+
+
+# Below this many bits of a row's number, 40 bits of dice are left: enough that hardly ever two rows throw the same.
+_MOST_ROW_BITS = 24
+
+
+class Order(Protocol):
+    """In which order an epoch visits which rows."""
+
+    @property
+    def count(self) -> int:
+        """Rows visited in an epoch, by all ranks together."""
+
+    def rows(self, epoch: int, shard: Shard) -> NDArray[np.intp]:
+        """The rows that one rank visits, intp; those of all ranks together are the epoch's, each once."""
+
+    def identity(self) -> dict[str, int]:
+        """What two loaders must share to visit rows in the same order, seed and number of samples apart."""
+
+
+def random_order(count: int, *entropy: int) -> NDArray[np.intp]:
+    """A permutation of `range(count)` that depends on nothing but the numbers given, each at least 0.
+
+    The same on every machine and with every version of numpy: numpy promises that for the raw numbers of its
+    generators, not for `permutation`.
+    """
+    dice = np.random.PCG64(np.random.SeedSequence(entropy)).random_raw(count)
+    bits = max(1, (count - 1).bit_length())
+    if bits > _MOST_ROW_BITS:
+        return np.argsort(dice, kind="stable")
+    # The dice's upper bits with the row below them: sorting numbers takes a fifth of the time of sorting places.
+    low = np.uint64((1 << bits) - 1)
+    keyed = (dice & ~low) | np.arange(count, dtype=np.uint64)
+    keyed.sort()
+    return (keyed & low).astype(np.intp)
+
+
+def digest_of(*values: NDArray[Any]) -> int:
+    """A number of 63 bits that other values, or the same in another order, do not have."""
+    digest = hashlib.sha256()
+    for part in values:
+        digest.update(f"{part.dtype.str}{part.shape}".encode())
+        digest.update(np.ascontiguousarray(part).data)
+    return int.from_bytes(digest.digest()[:8], "big") >> 1
+
+
+def epoch_order(count: int, *, shuffle: bool, seed: int, epoch: int) -> NDArray[np.intp]:
+    """The rows of one epoch.
+
+    Args:
+        count: number of samples.
+        shuffle: a random permutation; otherwise the file's order.
+        seed, epoch: what the permutation depends on, both at least 0.
+
+    Returns:
+        intp `(count,)`, each row once.
+    """
+    return random_order(count, seed, epoch) if shuffle else np.arange(count)
+
+
+@dataclass(frozen=True, eq=False)
+class RowOrder:
+    """All rows, or those of `subset`, shuffled or not. Rank r of W takes every W-th, from its r-th on: then what all
+    ranks see in a step is what one process would see in a batch W times as large."""
+
+    samples: int
+    shuffle: bool
+    seed: int
+    subset: NDArray[np.intp] | None = None
+
+    @property
+    def count(self) -> int:
+        return self.samples if self.subset is None else len(self.subset)
+
+    def rows(self, epoch: int, shard: Shard) -> NDArray[np.intp]:
+        order = epoch_order(self.count, shuffle=self.shuffle, seed=self.seed, epoch=epoch)
+        return shard.every(order if self.subset is None else self.subset[order])
+
+    def identity(self) -> dict[str, int]:
+        shuffled = {"shuffle": int(self.shuffle)}
+        return shuffled if self.subset is None else shuffled | {"sampled": self.count, "rows": digest_of(self.subset)}
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """One rank's part: `rank` of `world_size`, counted from 0."""
+
+    rank: int = 0
+    world_size: int = 1
+
+    def every(self, values: NDArray[Any]) -> NDArray[Any]:
+        """Every `world_size`-th value, from the `rank`-th on."""
+        return values[self.rank :: self.world_size]
+
+    def part(self, values: NDArray[Any]) -> NDArray[Any]:
+        """One contiguous part; the first ranks' are longer by one where it does not come out even."""
+        start = self.rank * (len(values) // self.world_size) + min(self.rank, len(values) % self.world_size)
+        return values[start : start + self.share(len(values))]
+
+    def share(self, count: int) -> int:
+        """How many of `count` this rank gets, in either way."""
+        return count // self.world_size + (self.rank < count % self.world_size)
+
+
+def choose_shard(rank: int | None, world_size: int | None) -> Shard:
+    """The part that was asked for; by default that of the process group, where one is initialised.
+
+    Raises:
+        OptionError: one of the two without the other, or numbers that cannot be.
+    """
+    if rank is None and world_size is None:
+        from torch import distributed
+
+        if distributed.is_available() and distributed.is_initialized():
+            return Shard(distributed.get_rank(), distributed.get_world_size())
+        return Shard()
+    if not (_is_count(rank, 0) and _is_count(world_size, 1) and rank < world_size):  # type: ignore[operator]
+        msg = (
+            f"rank={rank!r} and world_size={world_size!r} cannot be; give both, with 0 <= rank < world_size, or "
+            "neither: then those of torch.distributed are taken, where it is initialised."
+        )
+        raise OptionError(msg)
+    return Shard(rank, world_size)  # type: ignore[arg-type]
+
+
+def _is_count(value: object, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def count_batches(count: int, batch_size: int, shard: Shard, *, drop_last: bool) -> int:
+    """How many batches a rank has of an epoch of `count` rows. With `drop_last` they are full ones only, and equally
+    many on all ranks."""
+    if drop_last:
+        return count // (batch_size * shard.world_size)
+    longest = -(-count // shard.world_size)
+    most, own = -(-longest // batch_size), shard.share(count)
+    splits = own > 1 and batch_size > 1
+    return most if splits else -(-own // batch_size)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Schedule:
+    """Which rows make up which batch of which epoch, for one rank."""
+
+    order: Order
+    batch_size: int
+    drop_last: bool
+    shard: Shard
+
+    @property
+    def batches(self) -> int:
+        """Batches in an epoch."""
+        return count_batches(self.order.count, self.batch_size, self.shard, drop_last=self.drop_last)
+
+    def rows_left(self, epoch: int, batches_done: int) -> tuple[list[NDArray[np.intp]], int]:
+        """Rows of the batches that are left of an epoch, and how many rows there were before them."""
+        rows = self.order.rows(epoch, self.shard)
+        edges = self._edges(len(rows))
+        left = [rows[start:stop] for start, stop in zip(edges[batches_done:-1], edges[batches_done + 1 :], strict=True)]
+        return left, edges[batches_done]
+
+    def _edges(self, count: int) -> list[int]:
+        batches, size = self.batches, self.batch_size
+        edges = [min(number * size, count) for number in range(batches + 1)]
+        if batches > 1 and edges[-1] == edges[-2]:
+            # Another rank has one sample more, and with it one batch more.
+            edges[-2] -= 1
+        return edges

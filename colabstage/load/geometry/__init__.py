@@ -1,1 +1,0 @@
-"""Where pixels, masks and boxes go when images are cut, mirrored and resized."""
