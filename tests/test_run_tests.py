@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from scripts import run_tests
 from scripts.compare_tests import TRACED, Gone, find_losses, read_traced
-from scripts.run_tests import MOST_TRIED_AGAIN, Outcome, had_before, run_pass, settle
+from scripts.run_tests import FIRST, MOST_TRIED_AGAIN, Outcome, Setup, had_before, run_pass, settle
 from scripts.touched_tests import places_of, users_of
 
 SHAKY = """
@@ -153,3 +154,39 @@ def test_what_is_traced_can_be_read() -> None:
     for wrong in ({}, {"moved": "b", "now": ("b",), "why": "x"}, {"now": ("b",)}, {"why": "x"}):
         with pytest.raises(ValueError, match="An entry has"):
             Gone(("a",), **wrong)
+
+
+def test_the_second_run_with_the_same_shaky_test_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By its exit code and in its last lines; each kind of run says what the other has that it has not."""
+    outcomes = {FIRST.folder: Outcome(passed=3, shaky=("a::b",))}
+
+    def ran(setup: Setup, *, everything: bool) -> Outcome:
+        return outcomes.get(setup.folder, Outcome(passed=1))
+
+    monkeypatch.setattr(run_tests, "ROOT", tmp_path)
+    monkeypatch.setattr(run_tests, "DURATIONS", tmp_path / "build/durations.jsonl")
+    monkeypatch.setattr(run_tests, "SECOND_TRIES", tmp_path / "build/second_tries.txt")
+    monkeypatch.setattr(run_tests, "run_setup", ran)
+    monkeypatch.setattr(sys, "argv", ["run_tests.py"])
+    assert run_tests.main() == 0
+    said = capsys.readouterr().out
+    assert "Passed only when it was tried again, alone: a::b" in said
+    assert run_tests.ADDED in said
+    assert "3 passed, 0 failed" in said
+    assert run_tests.main() == 1
+    assert "as in an earlier run" in capsys.readouterr().out
+    outcomes[FIRST.folder] = Outcome(passed=3)
+    assert run_tests.main() == 0
+    (tmp_path / ".venv-colab").mkdir()
+    (tmp_path / ".venv-colab/.installed").touch()
+    monkeypatch.setattr(sys, "argv", ["run_tests.py", "--all"])
+    capsys.readouterr()
+    assert run_tests.main() == 0
+    said = capsys.readouterr().out
+    assert "There is no Python 3.13 here" in said
+    assert run_tests.LEFT_OUT in said
+    assert "4 passed, 0 failed" in said
+    outcomes[".venv-colab"] = Outcome(passed=1, failed=1)
+    assert run_tests.main() == 1
