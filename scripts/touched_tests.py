@@ -2,20 +2,36 @@
 
 A file of the package stands for its sub-package: run are the tests of that and of everything above it, by the imports
 that `tests/test_floors.py` sees, the nearest first. A test file stands for itself, and what tests share for all tests
-beside it. Tests that take long, or measure time, are left to `make test`.
+beside it; a page for the tests of all pages, and a notebook for its own run. Tests that take long, or measure time, are
+left to `make test`. Where that has kept what each test cost, as many are run as take a minute here: the cheap and the
+near ones, and how many are left out is said.
 """
 
 from __future__ import annotations
 
 import ast
+import json
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 from tests.test_floors import FLOORS, PACKAGE, imported_rooms
 
 ROOT = Path(__file__).resolve().parent.parent
+DURATIONS = ROOT / "build/durations.jsonl"
 MARKS = "not alone and not long and not slow"
+PROCESSES = 3
+MOST_SECONDS = 60.0
+# Both ways in which a notebook is run; the one that is `long` is left out by its mark.
+MACHINES = ("practice Colab", "plain computer")
+# What tests look at besides code.
+OTHERS = {
+    ".md": ("tests/test_docs.py", "tests/test_site.py"),
+    "README.md": ("tests/test_readme.py",),
+    "mkdocs.yml": ("tests/test_site.py",),
+    "pyproject.toml": ("tests/test_house.py", "tests/test_import_light.py"),
+}
 
 
 def users_of() -> dict[str, set[str]]:
@@ -47,15 +63,18 @@ def changed_files() -> list[str]:
     return [name for output in outputs for name in output.stdout.splitlines()]
 
 
-def places_of(files: list[str]) -> list[str]:
-    """Return the places of the tests of these files, given from the root of the project: the nearest first."""
+def places_of(files: list[str]) -> dict[str, int]:
+    """Return the places of the tests of these files, given from the root of the project: the nearest first.
+
+    With each stands how many floors lie between: -1 for what was named itself.
+    """
     users = users_of()
     places: dict[str, int] = {}
     for file in files:
         path = Path(file)
         if path.parts[0] == "tests":
             place = path if path.name.startswith("test_") or len(path.parts) == 2 else path.parent
-            places.setdefault(str(place), -1)
+            places[str(place)] = -1
         elif path.parts[0] == "colabstage" and len(path.parts) > 1:
             room = path.parts[1].removesuffix(".py")
             for other in users.get(room, set()):
@@ -63,22 +82,58 @@ def places_of(files: list[str]) -> list[str]:
                 for name in (f"tests/{other}", f"tests/test_{other}.py"):
                     if (ROOT / name).exists():
                         places[name] = min(distance, places.get(name, distance))
-        elif (ROOT / "tests" / path.parts[0]).is_dir():  # benchmarks, campaigns, notebooks
+        elif path.suffix == ".ipynb":
+            runs = (f"tests/notebooks/test_notebooks.py::test_runs[{path.stem}-{machine}]" for machine in MACHINES)
+            places |= dict.fromkeys(["tests/notebooks/test_house.py", *runs], 0)
+        elif (ROOT / "tests" / path.parts[0]).is_dir():  # benchmarks, campaigns
             places.setdefault(f"tests/{path.parts[0]}", 0)
-        elif (beside := ROOT / f"tests/test_{path.stem.lower()}.py").exists():
-            places.setdefault(str(beside.relative_to(ROOT)), 0)
-    return sorted(places, key=lambda place: (places[place], place))
+        else:
+            named = (*OTHERS.get(path.name, ()), *OTHERS.get(path.suffix, ()), f"tests/test_{path.stem.lower()}.py")
+            places |= {place: 0 for place in named if (ROOT / place).exists()}
+    return dict(sorted(places.items(), key=lambda item: (item[1], item[0])))
+
+
+def costs_of(record: Path) -> dict[str, float]:
+    """Return what each test took in the last run, in seconds, its own part of what it was given included."""
+    costs: Counter[str] = Counter()
+    if record.exists():
+        for line in record.read_text(encoding="utf-8").splitlines():
+            one = json.loads(line)
+            if one["kind"] in ("setup", "call", "teardown"):
+                costs[one["name"]] += one["wall_s"]
+    return dict(costs)
+
+
+def too_many(places: dict[str, int], costs: dict[str, float], most_s: float) -> list[str]:
+    """Return the tests at these places that `most_s` seconds have no room for: first what is dear and far away."""
+    order: list[tuple[float, str]] = []
+    for name, cost in costs.items():
+        distances = [
+            floors for place, floors in places.items() if name == place or name.startswith((f"{place}/", f"{place}::"))
+        ]
+        if distances and min(distances) >= 0:
+            order.append((cost * (1 + min(distances)), name))
+    left = most_s
+    over = []
+    for _, name in sorted(order):
+        left -= costs[name]
+        over += [name] if left < 0 else []
+    return over
 
 
 def main(words: list[str]) -> int:
     """Run them, and say which."""
     files = changed_files() if words == ["changed"] else words
-    places = [place for place in places_of(files) if (ROOT / place).exists()]
+    places = {place: floors for place, floors in places_of(files).items() if (ROOT / place.partition("::")[0]).exists()}
     if not places:
         print(f"No tests belong to {', '.join(files) or 'no change'}.")
         return 0
     print(f"Tests of {' '.join(places)}: what is quick of them; make test has the rest.", flush=True)
-    command = [sys.executable, "-P", "-m", "pytest", "-q", "-x", "-n", "3", "--dist", "worksteal", "-m", MARKS, *places]
+    over = too_many(places, costs_of(DURATIONS), MOST_SECONDS * PROCESSES)
+    if over:
+        print(f"{len(over):,} of them would take longer than a minute together, and are left out.", flush=True)
+    command = [sys.executable, "-P", "-m", "pytest", "-q", "-x", "-n", str(PROCESSES), "--dist", "worksteal"]
+    command += ["-m", MARKS, *(f"--deselect={name}" for name in over), *places]
     return subprocess.run(command, cwd=ROOT, check=False).returncode
 
 

@@ -11,7 +11,7 @@ import pytest
 from scripts import run_tests
 from scripts.compare_tests import TRACED, Gone, find_losses, read_traced
 from scripts.run_tests import FIRST, MOST_TRIED_AGAIN, Outcome, Setup, had_before, run_pass, settle
-from scripts.touched_tests import places_of, users_of
+from scripts.touched_tests import costs_of, places_of, too_many, users_of
 
 SHAKY = """
 from pathlib import Path
@@ -109,6 +109,8 @@ def test_what_a_test_costs_is_written_down(tmp_path: Path) -> None:
     assert call["cpu_s"] > 0.03
     assert call["outcome"] == "passed"
     assert ("teardown", "test_made.py::test_child") in found
+    assert costs_of(record)["test_made.py::test_child"] >= call["wall_s"]
+    assert costs_of(tmp_path / "none.jsonl") == {}
 
 
 def test_a_change_concerns_its_package_and_all_above_it() -> None:
@@ -117,12 +119,49 @@ def test_a_change_concerns_its_package_and_all_above_it() -> None:
     assert users["stage"] == {"stage", "ui"}
     assert {"pack", "stage", "ui"} < users["layouts"]
     assert not {"trees", "fetch", "h5"} & users["layouts"]
-    places = places_of(["colabstage/layouts/boxes/yolo.py", "tests/h5/test_info.py", "tests/fetch/servers.py"])
+    places = list(places_of(["colabstage/layouts/boxes/yolo.py", "tests/h5/test_info.py", "tests/fetch/servers.py"]))
     assert places[:3] == ["tests/fetch", "tests/h5/test_info.py", "tests/layouts"]
     assert places[-1] == "tests/ui"
     assert "tests/trees" not in places
     assert "tests/test_pipeline.py" in places_of(["colabstage/pipeline.py"])
-    assert places_of(["README.md", "notebooks/keras.ipynb"]) == ["tests/notebooks", "tests/test_readme.py"]
+
+
+@pytest.mark.parametrize(
+    ("file", "places"),
+    [
+        ("README.md", ["tests/test_docs.py", "tests/test_readme.py", "tests/test_site.py"]),
+        ("docs/loaders.md", ["tests/test_docs.py", "tests/test_site.py"]),
+        ("scripts/run_tests.py", ["tests/test_run_tests.py"]),
+        ("benchmarks/chart.py", ["tests/benchmarks"]),
+        (
+            "notebooks/keras.ipynb",
+            [
+                "tests/notebooks/test_house.py",
+                "tests/notebooks/test_notebooks.py::test_runs[keras-plain computer]",
+                "tests/notebooks/test_notebooks.py::test_runs[keras-practice Colab]",
+            ],
+        ),
+    ],
+)
+def test_what_is_no_code_of_the_package_has_tests_too(file: str, places: list[str]) -> None:
+    """Pages, notebooks, scripts."""
+    assert list(places_of([file])) == places
+
+
+def test_a_check_takes_a_minute() -> None:
+    """What is dear and far away is left out first; what was named itself, or was never run, is not."""
+    costs = {
+        "tests/a/test_x.py::a": 5.0,
+        "tests/a/test_x.py::b": 1.0,
+        "tests/b/test_y.py::c": 3.0,
+        "tests/c.py::d": 99.0,
+    }
+    places = {"tests/c.py": -1, "tests/a": 0, "tests/b": 2}
+    assert too_many(places, costs, 100.0) == []
+    assert too_many(places, costs, 6.0) == ["tests/b/test_y.py::c"]
+    assert too_many(places, costs, 0.5) == ["tests/a/test_x.py::b", "tests/a/test_x.py::a", "tests/b/test_y.py::c"]
+    assert too_many({"tests/b": 0}, costs, 2.0) == ["tests/b/test_y.py::c"]
+    assert too_many({"tests/b": 0}, {}, 2.0) == []
 
 
 @pytest.mark.parametrize(
