@@ -1,54 +1,159 @@
-"""A planned pack: the samples of a tree, and how they will be stored."""
+"""What is packed, before the first byte is written: the source opened, its samples prepared, their pack planned."""
 
 from __future__ import annotations
 
+import os
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from colabstage.images.decode import ImageFacts, fit_pixels, probe_image
+from colabstage.errors import LayoutError, OptionError
+from colabstage.fetch.plan import SLOW_READERS
+from colabstage.images.decode import ImageFacts, decode_image, fit_pixels, probe_image
 from colabstage.images.options import ImageOptions
 from colabstage.images.resample import can_torch_resize
 from colabstage.layouts.detect import detect_layout
-from colabstage.layouts.fields import Arrays
+from colabstage.layouts.fields import Arrays, Boxes, Masks
+from colabstage.layouts.items import read_dataset
 from colabstage.layouts.reading import read_each
+from colabstage.layouts.tables.table_file import TableFile, is_table_file
+from colabstage.machine.mounts import is_slow_mount
 from colabstage.machine.resources import release_freed_memory
+from colabstage.ownership import remove_own, sweep_orphans, temp_beside
 from colabstage.pack.plan import PackPlan, gains_by_torch, needs_facts, plan_pack
-from colabstage.pack.prepare import prepared_table
+from colabstage.retry import RetryPolicy, read_with_retry
+from colabstage.trees.open import open_tree
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from numpy.typing import NDArray
+
+    from colabstage.layouts.items import IndexableDataset
     from colabstage.layouts.sources import Content
     from colabstage.layouts.table import SampleTable
     from colabstage.pack.options import PackOptions
     from colabstage.trees.tree import Tree
+
+    PackSource = str | os.PathLike[str] | IndexableDataset
+    Prepare = Callable[[NDArray[Any]], NDArray[Any]]
 
 # Enough to see that a folder holds images of many sizes; few enough to cost one round trip of parallel reads.
 _PROBES = 16
 
 
 @dataclass(frozen=True, slots=True)
-class PackJob:
-    """A pack that is planned but not begun: `table` of the samples of `tree`, `plan` for `options`.
-
-    `tree` is `None` where samples come from Python objects.
-    """
+class OpenSource:
+    """Hold a source while it is open."""
 
     tree: Tree | None
+    """Its files; `None` for a dataset of Python objects."""
     table: SampleTable
+    """Its samples."""
+    slow: bool
+    """Whether reads take long."""
+    identity: Mapping[str, int]
+    """What tells an archive from one that replaces it with members of the same names, sizes and times."""
+
+
+@contextmanager
+def open_source(
+    source: PackSource, options: PackOptions, *, beside: Path, is_more: bool = False
+) -> Iterator[OpenSource]:
+    """Open a source and find its samples.
+
+    Args:
+        source: a path on this machine, or a dataset.
+        options: how samples are found.
+        beside: a file on the disk that takes the unpacked form of a compressed tar, beside it.
+        is_more: whether the samples are more of a dataset that is there.
+
+    Raises:
+        SourceNotFoundError, SourceReadError, ArchiveError, LayoutError, NotEnoughSpaceError: as `pack_dataset`.
+    """
+    if not isinstance(source, str | os.PathLike):
+        yield OpenSource(None, read_dataset(source), slow=False, identity={})
+        return
+    place, layout = Path(source), options.layout
+    if is_table_file(place, layout):
+        place, layout = place.absolute().parent, TableFile(place.name)
+    slow = is_slow_mount(place)
+    with (
+        _spool(beside) as spool,
+        open_tree(place, spool=spool, workers=SLOW_READERS if slow else 1, lone_files=True) as tree,
+    ):
+        status = None if tree.kind == "folder" else place.stat()
+        identity = {} if status is None else {"nbytes": status.st_size, "mtime_ns": status.st_mtime_ns}
+        yield OpenSource(tree, detect_layout(tree, layout, is_more=is_more), slow, identity)
+
+
+@contextmanager
+def _spool(target: Path) -> Iterator[Path]:
+    """Yield a name beside `target` for the unpacked form of a compressed tar, and remove what has it in the end.
+
+    The folder is made only where there is such a tar.
+    """
+    model = target.with_name(f"{target.name}-spool")
+    sweep_orphans(target.parent, name=model.name)
+    folder = temp_beside(model)
+    try:
+        yield folder
+    finally:
+        remove_own(folder)
+
+
+def prepared_table(table: SampleTable, prepare: Prepare, options: ImageOptions) -> SampleTable:
+    """Return the table with `prepare(x)` for every x; its shape and dtype are learnt from the first sample.
+
+    Raises:
+        OptionError: masks or boxes would have to move with x, and nobody knows how.
+        LayoutError: it returns something else than an array of numbers.
+        DecodeError: the first sample is broken.
+    """
+    if isinstance(table.targets, Masks | Boxes):
+        kind = type(table.targets).__name__.lower()
+        msg = f"prepare= changes the inputs, and the {kind} that lie on them would not follow."
+        raise OptionError(msg)
+    inputs, source = table.inputs, table.inputs.source
+
+    def prepared(content: Content) -> NDArray[Any]:
+        if isinstance(inputs, Arrays):
+            x = inputs.to_array(content)
+        else:
+            x = decode_image(content, options) if isinstance(content, bytes) else fit_pixels(content, options)
+        return np.asarray(prepare(x))
+
+    first = prepared(read_with_retry(lambda: source.read(0), source.name(0), policy=RetryPolicy()))
+    if first.dtype.kind not in "biuf":
+        msg = f"prepare= returned {first.dtype} values for '{source.name(0)}'; expected an array of numbers."
+        raise LayoutError(msg)
+    return replace(table, inputs=Arrays(source, first.shape, first.dtype, prepared))
+
+
+@dataclass(frozen=True, slots=True)
+class PackJob:
+    """Hold a pack that is planned but not begun."""
+
+    tree: Tree | None
+    """The source's files; `None` where samples come from Python objects."""
+    table: SampleTable
+    """The samples."""
     plan: PackPlan
+    """How they will be stored."""
     options: PackOptions
+    """What the plan was made for."""
 
     @property
     def label(self) -> str:
-        """The source's address, for messages."""
+        """Return the source's address, for messages."""
         return f"a dataset of {len(self.table)} items" if self.tree is None else self.tree.label
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a person should see about the source."""
+        """Return what a person should see about the source."""
         return (*(() if self.tree is None else self.tree.notes), *self.table.notes)
 
 

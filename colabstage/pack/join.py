@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from colabstage.pack.opening import PackSource
+    from colabstage.pack.job import PackSource
     from colabstage.pack.options import PackOptions
     from colabstage.pack.report import PackReport
     from colabstage.progress import Progress

@@ -16,8 +16,7 @@ from colabstage.images.options import ImageOptions
 from colabstage.machine.mounts import require_answer
 from colabstage.pack.append import check_fits, dataset_of, options_like, read_base, repeated_names, with_classes
 from colabstage.pack.execute import run_pack, space_for
-from colabstage.pack.job import plan_job
-from colabstage.pack.opening import open_source
+from colabstage.pack.job import open_source, plan_job
 from colabstage.pack.options import PackOptions, split_fractions
 from colabstage.pack.remote_target import RemoteTarget
 from colabstage.pack.shards import ShardSet
@@ -30,9 +29,8 @@ if TYPE_CHECKING:
 
     from colabstage.images.options import ColorMode, Resize
     from colabstage.layouts.detect import LayoutFunction
-    from colabstage.pack.opening import PackSource
+    from colabstage.pack.job import PackSource, Prepare
     from colabstage.pack.options import Encoding, OnError
-    from colabstage.pack.prepare import Prepare
     from colabstage.pack.report import PackReport
     from colabstage.progress import Progress
 

@@ -41,8 +41,7 @@ from colabstage.ownership import (
 )
 from colabstage.pack.dispatch import run_tasks
 from colabstage.pack.execute import ShardName, animation_notes, as_they_came, place_pack, run_pack, target_arrays
-from colabstage.pack.job import plan_job, seen_facts
-from colabstage.pack.opening import open_source
+from colabstage.pack.job import open_source, plan_job, seen_facts
 from colabstage.pack.report import PackReport
 from colabstage.pack.samples import MixedImagesError
 from colabstage.pack.splits import SplitPlan
@@ -55,8 +54,7 @@ if TYPE_CHECKING:
 
     from colabstage.images.decode import ImageFacts
     from colabstage.images.resample import Resizer
-    from colabstage.pack.job import PackJob
-    from colabstage.pack.opening import OpenSource, PackSource
+    from colabstage.pack.job import OpenSource, PackJob, PackSource
     from colabstage.pack.options import PackOptions
     from colabstage.progress import Progress
 

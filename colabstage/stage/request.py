@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from colabstage.fetch.sources import SingleSource, Source, SourceArgument
     from colabstage.images.options import ColorMode, Resize
     from colabstage.layouts.detect import LayoutFunction
+    from colabstage.pack.job import Prepare
     from colabstage.pack.options import Encoding, OnError
-    from colabstage.pack.prepare import Prepare
 
 Keep = Literal["pack", "files", "both"]
 Verify = Literal["fast", "full"]

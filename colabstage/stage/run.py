@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from colabstage.fetch.sources import SourceArgument
     from colabstage.images.options import ColorMode, Resize
     from colabstage.layouts.detect import LayoutFunction
+    from colabstage.pack.job import Prepare
     from colabstage.pack.options import Encoding, OnError
-    from colabstage.pack.prepare import Prepare
     from colabstage.progress import Progress
     from colabstage.stage.dataset import StagedDataset
     from colabstage.stage.plan import StagePlan

@@ -35,7 +35,7 @@ from colabstage.machine.mounts import mount_of, probe_mount, slow_reason
 from colabstage.machine.platforms import detect_platform
 from colabstage.machine.resources import check_space, read_resources, usable_cores
 from colabstage.ownership import remove_empty, remove_own, sweep_orphans, temp_beside
-from colabstage.pack.opening import open_source
+from colabstage.pack.job import open_source
 from colabstage.pack.options import PackOptions
 from colabstage.pack.run import pack_dataset
 from colabstage.pipeline import PipelineLimits, run_pipeline
