@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from colabstage.fileops import hash_block
 from colabstage.records import read_fields
-from colabstage.trees.entries import file_names
+from colabstage.trees.entries import FileEntries
 from colabstage.trees.folder import FolderTree
 from colabstage.trees.zip_directory import directory_bytes
 
@@ -148,26 +148,19 @@ def identify_tree(tree: Tree, *, address: str = "", digest: str = "", md5s: Sequ
         md5s: of each file in the order of `tree.entries`, where Drive's client tells them; empty where it does not.
     """
     stamps = {name: time for name, (time, _) in tree.listing_stamp().items()} if isinstance(tree, FolderTree) else {}
-    listed: list[str] = []
-    timed: list[str] = []
-    seconds: list[int] = []
-    nbytes = 0
-    for entry in tree.entries:  # once: making an entry is what takes time
-        line = f"{entry.name}\t{entry.size}"
-        nbytes += entry.size
-        listed.append(line)
-        timed.append(f"{line}\t{entry.mtime_ns}")
-        seconds.append(entry.mtime_ns // _SECOND_NS)
+    entries = FileEntries.of(tree.entries)
+    listed = [f"{name}\t{size}" for name, size in zip(entries.names, entries.sizes.tolist(), strict=True)]
+    timed = [f"{line}\t{mtime_ns}" for line, mtime_ns in zip(listed, entries.mtimes_ns.tolist(), strict=True)]
     return SourceIdentity(
         "folder",
         len(listed),
-        nbytes,
+        int(entries.sizes.sum()),
         address=address,
         digest=digest,
-        md5=_hash_lines(map("\t".join, zip(file_names(tree.entries), md5s, strict=True))) if md5s else "",
+        md5=_hash_lines(map("\t".join, zip(entries.names, md5s, strict=True))) if md5s else "",
         listing=_hash_lines(listed),
         times=_hash_lines(timed),
-        clock=_read_clock(seconds),
+        clock=_read_clock((entries.mtimes_ns // _SECOND_NS).tolist()),
         stamps=stamps,
     )
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import os
+import re
 import stat
 from dataclasses import dataclass, field
 from itertools import islice
@@ -16,7 +18,7 @@ from colabstage.fileops import block_ranges, pread_exactly
 from colabstage.pipeline import DaemonPool
 from colabstage.retry import RetryPolicy, read_with_retry
 from colabstage.trees.entries import FileEntries, Listing
-from colabstage.trees.names import is_junk, is_junk_folder, without_files
+from colabstage.trees.names import JUNK_FILES, is_junk, is_junk_folder, without_files
 from colabstage.trees.tree import PIECE_BYTES, FileEntry, TreeKind, count_by
 
 if TYPE_CHECKING:
@@ -30,6 +32,16 @@ R = TypeVar("R")
 GOOGLE_NATIVE = (
     *(".gdoc", ".gsheet", ".gslides", ".gform", ".gdraw", ".gmap"),
     *(".gsite", ".gtable", ".gscript", ".gjam", ".glink"),
+)
+# Finds in names, each between two slashes and all in lower case, what `_look` may not take for a dataset's file.
+_ODD_NAMES = re.compile(
+    "|".join(
+        [
+            r"/\.",
+            *(f"/{re.escape(name)}/" for name in sorted(JUNK_FILES)),
+            *(f"{re.escape(kind)}/" for kind in GOOGLE_NATIVE),
+        ]
+    )
 )
 # One task of the pool looks up at most this many entries, so that its own cost (about 20 µs) vanishes.
 _LOOK_BATCH = 256
@@ -50,6 +62,18 @@ class _Folder(NamedTuple):
     name: str
     ancestors: frozenset[_Identity]
     through_link: bool
+
+    @property
+    def prefix(self) -> str:
+        """Return what stands before the names of what is in it."""
+        return f"{self.name}/" if self.name else ""
+
+
+class _Batch(NamedTuple):
+    """Some entries of a folder, to be looked at together."""
+
+    folder: _Folder
+    entries: list[os.DirEntry[str]]
 
 
 class _Seen(NamedTuple):
@@ -324,8 +348,8 @@ def _walk(
         heard()
         return listed
 
-    def look_at(batch: list[os.DirEntry[str]]) -> _Looked:
-        return _look_at(batch, retry)
+    def look_at(batch: _Batch) -> _Looked:
+        return _look_at(root, batch, retry)
 
     found = _Found()
     level = [_Folder("", frozenset(), through_link=False)]
@@ -334,7 +358,7 @@ def _walk(
         deeper: list[_Folder] = []
         for first in range(0, len(level), at_once):
             listed = run(list_one, level[first : first + at_once])
-            batches = [_batches(one.entries, workers) for one in listed]
+            batches = [_batches(one, workers) for one in listed]
             looked = iter(run(look_at, [batch for some in batches for batch in some]))
             for one, some in zip(listed, batches, strict=True):
                 inside = _sort_in(found, one, [*one.looked, *islice(looked, len(some))])
@@ -344,14 +368,15 @@ def _walk(
     return found
 
 
-def _batches(entries: list[os.DirEntry[str]], workers: int) -> list[list[os.DirEntry[str]]]:
+def _batches(listed: _Listed, workers: int) -> list[_Batch]:
+    entries = listed.entries
     length = min(max(1, -(-len(entries) // (4 * workers))), _LOOK_BATCH)
-    batches = [entries[start : start + length] for start in range(0, len(entries), length)]
+    batches = [_Batch(listed.folder, entries[start : start + length]) for start in range(0, len(entries), length)]
     entries.clear()  # each is to go when its batch has been looked at
     return batches
 
 
-def _list_folder(root: str, folder: _Folder, look: Callable[[list[os.DirEntry[str]]], _Looked] | None) -> _Listed:
+def _list_folder(root: str, folder: _Folder, look: Callable[[_Batch], _Looked] | None) -> _Listed:
     """Read one folder. `look`: at its entries while it is read; `None` leaves that to many workers."""
     path = _join(root, folder.name)
     # Asked before the listing: a change while the folder is being listed then shows in the stamp.
@@ -361,28 +386,54 @@ def _list_folder(root: str, folder: _Folder, look: Callable[[list[os.DirEntry[st
     listed = _Listed(folder, status.st_mtime_ns, identity, looped, [], [])
     if looped:
         return listed
-    with os.scandir(path) as scan:
-        if look is None:
-            # On a mount that leaves out the entries' types each look is a round trip of its own.
+    if look is None:
+        # On a mount that leaves out the entries' types each look is a round trip of its own.
+        with os.scandir(path) as scan:
             listed.entries.extend(scan)
-        else:
+        return listed
+    # Entries of an open folder are looked up in it; those of a path each from the root of the file system.
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with os.scandir(handle) as scan:
             while batch := list(islice(scan, _LOOK_BATCH)):
-                listed.looked.append(look(batch))
+                listed.looked.append(look(_Batch(folder, batch)))
+    finally:
+        os.close(handle)
     return listed
 
 
-def _look_at(batch: list[os.DirEntry[str]], retry: RetryPolicy) -> _Looked:
-    try:
-        seen = [_look(entry) for entry in batch]
-    except OSError:  # What was seen before it is remembered by its entry and not asked again.
-        seen = [_look_with_retry(entry, retry) for entry in batch]
-    looked = _Looked(len(batch), Listing(), [])
-    for entry, one in zip(batch, seen, strict=True):
-        if one.kind == "file":
-            looked.files.add(entry.name, one.size, one.mtime_ns, 0)
-        elif one.kind != "left out":
-            looked.others.append((entry.name, one))
-    batch.clear()  # an entry that was looked at holds nearly a kilobyte, and there may be millions
+def _look_at(root: str, batch: _Batch, retry: RetryPolicy) -> _Looked:
+    """Look at each entry once; what they are is judged by all names at once, because nearly all are plain files."""
+    entries, prefix = batch.entries, batch.folder.prefix
+    looked = _Looked(len(entries), Listing(), [])
+    names = [entry.name for entry in entries]
+    odd_names = _ODD_NAMES.search(f"/{'/'.join(names).lower()}/") is not None
+    odd: list[os.DirEntry[str]] = []
+    plain: list[str] = []
+    sizes: list[int] = []
+    times: list[int] = []
+    # An entry that was looked at holds nearly a kilobyte, and there may be millions, so each goes before the next.
+    entries.reverse()
+    while entries:
+        entry = entries.pop()
+        try:
+            if odd_names or not entry.is_file(follow_symlinks=False):
+                odd.append(entry)
+                continue
+            found = entry.stat()
+        except OSError:
+            odd.append(entry)
+            continue
+        plain.append(entry.name)
+        sizes.append(found.st_size)
+        times.append(found.st_mtime_ns)
+    looked.files.add_all(prefix, plain, sizes, times)
+    for entry in odd:
+        seen = read_with_retry(functools.partial(_look, entry), f"{root}/{prefix}{entry.name}", policy=retry)
+        if seen.kind == "file":
+            looked.files.add_all(prefix, [entry.name], [seen.size], [seen.mtime_ns])
+        elif seen.kind != "left out":
+            looked.others.append((prefix + entry.name, seen))
     return looked
 
 
@@ -405,10 +456,6 @@ def _look(entry: os.DirEntry[str]) -> _Seen:
     return _Seen("file", status.st_size, status.st_mtime_ns)
 
 
-def _look_with_retry(entry: os.DirEntry[str], retry: RetryPolicy) -> _Seen:
-    return read_with_retry(lambda: _look(entry), entry.path, policy=retry)
-
-
 def _sort_in(found: _Found, listed: _Listed, looked: list[_Looked]) -> list[_Folder]:
     """Put what was seen in a folder where it belongs; returns the folders in it."""
     folder = listed.folder
@@ -416,16 +463,15 @@ def _sort_in(found: _Found, listed: _Listed, looked: list[_Looked]) -> list[_Fol
         found.looped.append(folder.name)
         return []
     found.stamp[folder.name] = (listed.mtime_ns, sum(some.total for some in looked))
-    prefix = f"{folder.name}/" if folder.name else ""
     ancestors = folder.ancestors | {listed.identity}
     inside: list[_Folder] = []
     for some in looked:
-        found.files.extend(prefix, some.files)
-        for base, (kind, _, _, through_link) in some.others:
+        found.files.extend(some.files)
+        for name, (kind, _, _, through_link) in some.others:
             if kind == "folder":
-                inside.append(_Folder(prefix + base, ancestors, through_link))
+                inside.append(_Folder(name, ancestors, through_link))
             else:
-                (found.native if kind == "native" else found.broken).append(prefix + base)
+                (found.native if kind == "native" else found.broken).append(name)
     return inside
 
 

@@ -27,7 +27,8 @@ _DRIVE_LETTER = re.compile(r"\A[A-Za-z]:")
 
 _MAX_PART_BYTES = 255
 _JUNK_FOLDERS = frozenset({"__MACOSX", ".ipynb_checkpoints", ".git"})
-_JUNK_FILES = frozenset({".ds_store", "thumbs.db", "desktop.ini"})
+# In lower case. Whatever else is junk by its own name begins with a dot.
+JUNK_FILES = frozenset({".ds_store", "thumbs.db", "desktop.ini"})
 # A chain of links longer than this is a loop for every practical purpose; Linux gives up at 40 as well.
 _MAX_LINK_STEPS = 40
 
@@ -250,7 +251,7 @@ def check_lengths(archive: str, names: Iterable[str], *, room_bytes: int) -> Non
 def is_junk(name: str) -> bool:
     """Whether an operating system, a notebook or colabstage left this file, so that it is no part of a dataset."""
     folder, _, base = name.rpartition("/")
-    return base.startswith("._") or base.lower() in _JUNK_FILES or is_our_name(base) or _lies_in_junk(folder)
+    return base.startswith("._") or base.lower() in JUNK_FILES or is_our_name(base) or _lies_in_junk(folder)
 
 
 @functools.lru_cache(maxsize=1024)

@@ -8,6 +8,7 @@ import os
 import shutil
 import threading
 import zipfile
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -405,6 +406,37 @@ class TestToldByDrive:
         assert stage(files).report.origin == "local"
         rewrite(cloud / "dog" / "3.bmp", bmp(252))
         assert 252 in colours_of(stage(files)).values()
+
+    @pytest.mark.parametrize("seen_before", [True, False])
+    def test_what_a_look_costs(
+        self,
+        drive: SimulatedDrive,
+        my_drive: Path,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        seen_before: bool,
+    ) -> None:
+        """Each folder is listed once and each file asked two questions, here as on a machine that takes the cache."""
+        write_colours(drive.cloud / "MyDrive" / "colours", COLOURS)
+        cache = tmp_path / "cache"
+        stage(my_drive / "colours", cache_dir=cache)
+        asked: Counter[tuple[str, str]] = Counter()
+        getxattr = os.getxattr
+
+        def counted(path: str, name: str) -> bytes:
+            asked[path, name] += 1
+            return getxattr(path, name)
+
+        monkeypatch.setattr(os, "getxattr", counted)
+        before = drive.stats()
+        staged = stage(
+            my_drive / "colours", cache_dir=cache, **({} if seen_before else {"local_dir": tmp_path / "new"})
+        )
+        assert staged.report.origin == ("local" if seen_before else "cache")
+        listings = [found.listings_cold + found.listings_warm for found in (before, drive.stats())]
+        assert listings[1] - listings[0] == 3
+        questions = ("user.drive.uncommitted", "user.drive.md5")
+        assert asked == {(str(my_drive / "colours" / name), question): 1 for name in COLOURS for question in questions}
 
     def test_what_is_not_uploaded_has_no_md5_that_counts(self, drive: SimulatedDrive, my_drive: Path) -> None:
         """The cloud's is that of the content before, so times and sizes count."""

@@ -74,12 +74,19 @@ def test_an_entry_is_found_by_its_name_wherever_it_comes_from() -> None:
     assert entries.find(FileEntry("c", 0, 0, 0, place=1)) is None
 
 
-def test_listings_join_under_a_prefix() -> None:
+def test_listings_join() -> None:
     """Names get the folder before them, and positions go on counting."""
+    added = Listing()
+    added.add_all("f/", ["1.jpg", "ä.txt", "\udc80"], [1, 2, 3], [4, 1 << 63, -5])
+    added.add_all("ö/", ["x"], [7], [8])
+    added.add_all("g/", [], [], [])
     found = _listing(FILES[:1])
-    found.extend("f/", _listing(FILES[1:]))
-    assert list(found.entries().names) == ["b/2.jpg", "f/a/1.jpg", "f/a-b/x.txt"]
-    assert found.entries().positions.tolist() == [100, 1, 2]
+    found.extend(added)
+    entries = found.entries()
+    assert list(entries.names) == ["b/2.jpg", "f/1.jpg", "f/ä.txt", "f/\udc80", "ö/x"]
+    assert entries.positions.tolist() == [100, 1, 2, 3, 4]
+    assert entries.sizes.tolist()[1:] == [1, 2, 3, 7]
+    assert entries.mtimes_ns.tolist()[1:] == [4, 0, -5, 8]
 
 
 def test_plain_sequences_of_entries_will_do() -> None:

@@ -5,16 +5,18 @@ from __future__ import annotations
 import errno
 import os
 import time
-from typing import TYPE_CHECKING
+from collections import Counter
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from colabstage.errors import DriveDisconnectedError, SourceNotFoundError, SourceReadError
 from colabstage.retry import RetryPolicy
-from colabstage.trees.folder import FolderTree, folder_stamps
+from colabstage.trees.folder import GOOGLE_NATIVE, FolderTree, folder_stamps
+from colabstage.trees.names import is_junk
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
     from colabstage.trees.tree import Tree
@@ -64,6 +66,71 @@ def test_junk_and_google_documents_are_left_out(tmp_path: Path, write_files: Wri
     assert "3 Google documents" in note
     assert "2 .gsheet, 1 .gdoc" in note
     assert "a/labels.gsheet" in note
+
+
+class _Counted:
+    """What `os.scandir` gives, with a count of what is asked of each entry that may ask the disk."""
+
+    def __init__(self, scan: Iterator[os.DirEntry[str]], asked: Counter[str]) -> None:
+        self._scan = scan
+        self._asked = asked
+
+    def __enter__(self) -> Iterator[_CountedEntry]:
+        return (_CountedEntry(entry, self._asked) for entry in self._scan)
+
+    def __exit__(self, *_: object) -> None:
+        vars(self).clear()
+
+
+class _CountedEntry:
+    def __init__(self, entry: os.DirEntry[str], asked: Counter[str]) -> None:
+        self._entry = entry
+        self._asked = asked
+        self.name = entry.name
+
+    def stat(self) -> os.stat_result:
+        self._asked[self.name] += 1
+        return self._entry.stat()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._entry, name)
+
+
+@pytest.mark.parametrize("workers", [1, 4])
+def test_each_folder_is_listed_once_and_each_file_asked_once(
+    tmp_path: Path, write_files: WriteFiles, monkeypatch: pytest.MonkeyPatch, workers: int
+) -> None:
+    """One `stat` a file is what a look at a folder costs, among junk, folders and links as well."""
+    files = {f"c{number % 7}/{number}.jpg": b"x" for number in range(1000)} | {"c0/.DS_Store": b"", "top.txt": b""}
+    root = write_files(tmp_path / "root", files)
+    (root / "c1" / "link.jpg").symlink_to(root / "top.txt")
+    listed: list[object] = []
+    asked: Counter[str] = Counter()
+    scandir = os.scandir
+
+    def counted(place: Any) -> _Counted:
+        listed.append(place)
+        return _Counted(scandir(place), asked)
+
+    monkeypatch.setattr(os, "scandir", counted)
+    tree = FolderTree(root, workers=workers)
+    assert len(tree.entries) == 1002
+    assert len(listed) == 8
+    assert asked == {entry.name.rpartition("/")[2]: 1 for entry in tree.entries}
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["._a.jpg", ".DS_Store", "Thumbs.db", "DESKTOP.INI", "a.GDOC", ".colabstage-x.y.0.tmp", ".p.colabstage.json"],
+)
+def test_whatever_is_no_file_of_a_dataset_is_seen_among_many(
+    tmp_path: Path, write_files: WriteFiles, name: str
+) -> None:
+    """All names are judged at once, and that finds whatever the rules for one name find."""
+    assert is_junk(name) or name.lower().endswith(GOOGLE_NATIVE)
+    files = {f"{number}.jpg": b"x" for number in range(300)}
+    tree = FolderTree(write_files(tmp_path, {**files, name: b""}))
+    assert list(tree.entries.names) == sorted(files)
 
 
 def test_links_to_files_and_folders_are_followed(tmp_path: Path, write_files: WriteFiles, read_all: ReadAll) -> None:
