@@ -11,18 +11,19 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
-import time
 from collections import deque
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
+from colabstage.clock import SYSTEM_CLOCK
 from colabstage.errors import SourceReadError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from colabstage.clock import Clock
     from colabstage.progress import Cancellation
 
 T = TypeVar("T")
@@ -36,9 +37,8 @@ _LOOK_S = 0.25
 _AHEAD_PER_WORKER = 32
 # The first read of a folder may wait for the disk, and says nothing of those after it.
 _FIRST_READS = 8
-# A reader can be stuck in a dead mount for ever, so the end waits for all of them together only so long. A worker
-# decodes and writes to a local disk: it does end, and what it writes to should not be closed under it.
-_READERS_END_S = 5.0
+# A reader can be stuck in a dead mount for ever, so the end waits for all of them together only as long as the limits
+# say. A worker decodes and writes to a local disk: it does end, and what it writes to should not be closed under it.
 _WORKERS_END_S = 60.0
 
 
@@ -52,6 +52,7 @@ class PipelineLimits:
     `budget_bytes`: bytes read, or being read, and not yet used; one item may exceed it alone.
     `slow_read_s`: a mean time of one read, in seconds, above which more readers help.
     `stall_timeout_s`: with nothing read and nothing used for so long, the source counts as dead.
+    `readers_end_s`: how long the end waits for readers that hang.
     `caller_reads`: whether items are read by the thread that runs the pipeline, one after the other, and by no other:
     code of somebody else's, which may be made for one thread only.
     """
@@ -62,6 +63,7 @@ class PipelineLimits:
     budget_bytes: int = 64 * 1024 * 1024
     slow_read_s: float = 0.002
     stall_timeout_s: float = 180.0
+    readers_end_s: float = 5.0
     caller_reads: bool = False
 
 
@@ -81,6 +83,7 @@ def run_pipeline(
     cost: Callable[[int], int],
     limits: PipelineLimits,
     cancellation: Cancellation,
+    clock: Clock = SYSTEM_CLOCK,
 ) -> PipelineResult:
     """Call `use(item, read(item))` once for every item, in no particular order.
 
@@ -91,6 +94,7 @@ def run_pipeline(
         cost: bytes that `read(item)` will return, for the budget.
         limits: how many of each.
         cancellation: looked at several times a second.
+        clock: by which reads are timed, and silence.
 
     Raises:
         CancelledError: the caller asked to stop.
@@ -98,13 +102,33 @@ def run_pipeline(
         BaseException: the first that `read` or `use` raised; nothing more is started after it.
     """
     cancellation.check()
-    run = _Run(items, read, use, cost, limits)
+    run = _Run(items, read, use, cost, limits, clock=clock)
     try:
         run.start()
         run.wait(cancellation)
     finally:
         run.stop()
-    return PipelineResult(run.readers + len(run.reading_workers), run.mean_read_s)
+    return PipelineResult(run.readers + len(run.reading_workers), run.pace.mean_read_s)
+
+
+class ReadPace:
+    """How long reads take, and whether one more reader would help: pure accounting."""
+
+    def __init__(self, limits: PipelineLimits) -> None:
+        self.reads = 0
+        self.mean_read_s = 0.0
+        self._limits = limits
+
+    def note(self, seconds: float) -> None:
+        """Count a read. The mean forgets: it follows a source that becomes slower within some tens of reads."""
+        self.reads += 1
+        self.mean_read_s += max(0.1, 1 / self.reads) * (seconds - self.mean_read_s)
+
+    def wants_reader(self, readers: int, left: int) -> bool:
+        """Whether reads are slow, there is something `left` to read, and room for one more beside so many readers."""
+        if self._limits.caller_reads or readers >= self._limits.max_readers:
+            return False
+        return left > 0 and self.mean_read_s > self._limits.slow_read_s
 
 
 class _Run(Generic[T]):
@@ -117,12 +141,15 @@ class _Run(Generic[T]):
         use: Callable[[int, T], None],
         cost: Callable[[int], int],
         limits: PipelineLimits,
+        *,
+        clock: Clock,
     ) -> None:
         self._items = items
         self._read = read
         self._use = use
         self._cost = cost
         self._limits = limits
+        self._clock = clock
         self._lock = threading.Lock()
         # Three reasons to wait on the one lock: data for workers, room for readers, the end for the caller.
         self._data = threading.Condition(self._lock)
@@ -136,14 +163,13 @@ class _Run(Generic[T]):
         self._idle_workers = 0
         self._error: BaseException | None = None
         self._stopping = False
-        self._last_sign = time.monotonic()
+        self._last_sign = clock.now()
         self._worker_threads: list[threading.Thread] = []
         self._reader_threads: list[threading.Thread] = []
         self._now_reading: set[threading.Thread] = set()
         self.reading_workers: set[threading.Thread] = set()
-        self._reads = 0
         self.readers = 0
-        self.mean_read_s = 0.0
+        self.pace = ReadPace(limits)
 
     def start(self) -> None:
         """Start the workers and the first readers."""
@@ -163,9 +189,9 @@ class _Run(Generic[T]):
             self._fetch(cancellation)
         with self._lock:
             while self._used < len(self._items) and self._error is None:
-                self._end.wait(_LOOK_S)
+                self._clock.wait(self._end, _LOOK_S)
                 cancellation.check()
-                silent_s = time.monotonic() - self._last_sign
+                silent_s = self._clock.now() - self._last_sign
                 if silent_s > self._limits.stall_timeout_s:
                     msg = (
                         f"Nothing could be read for {silent_s:.0f} seconds ({self._used} of {len(self._items)} done). "
@@ -183,7 +209,7 @@ class _Run(Generic[T]):
             reading = list(self._now_reading)
         _join([thread for thread in self._worker_threads if thread not in reading], _WORKERS_END_S)
         # A thread stuck in a dead mount's read cannot be interrupted; it is a daemon and holds nothing.
-        _join(self._reader_threads + reading, _READERS_END_S)
+        _join(self._reader_threads + reading, self._limits.readers_end_s)
 
     def _halt(self) -> None:
         self._stopping = True
@@ -213,23 +239,23 @@ class _Run(Generic[T]):
         while (item := self._take()) is not None:
             if cancellation is not None:
                 cancellation.check()
-            began = time.monotonic()
+            began = self._clock.now()
             data = self._read(item)
-            self._deliver(item, data, time.monotonic() - began)
+            self._deliver(item, data, self._clock.now() - began)
             del data  # the budget counts it only until it is used, and this thread may now wait for long
 
     def _read_alone(self, item: int) -> tuple[int, T] | None:
         """A worker's own read of what it uses next; `None` when that is not wanted any more."""
-        began = time.monotonic()
+        began = self._clock.now()
         data = self._read(item)
-        seconds = time.monotonic() - began
+        seconds = self._clock.now() - began
         with self._lock:
             self._now_reading.discard(threading.current_thread())
             if self._stopping:
                 return None
             self._note_read(seconds)
             # From then on readers read ahead, and workers only use.
-            if self._reads >= _FIRST_READS and self._would_help():
+            if self.pace.reads >= _FIRST_READS and self._would_help():
                 self._spawn_reader()
         return item, data
 
@@ -242,7 +268,7 @@ class _Run(Generic[T]):
                     # What one large item frees may be room for several small ones: each wakes the next.
                     self._room.notify()
                     return item
-                self._room.wait(_LOOK_S)
+                self._clock.wait(self._room, _LOOK_S)
             return None
 
     def _claim(self) -> int | None:
@@ -275,19 +301,14 @@ class _Run(Generic[T]):
             self._data.notify()
 
     def _note_read(self, seconds: float) -> None:
-        self._last_sign = time.monotonic()
-        self._reads += 1
-        self.mean_read_s += max(0.1, 1 / self._reads) * (seconds - self.mean_read_s)
+        self._last_sign = self._clock.now()
+        self.pace.note(seconds)
 
     def _wants_reader(self) -> bool:
         return self._idle_workers > 0 and not self._ready and self._would_help()
 
     def _would_help(self) -> bool:
-        """Whether one more reader would: reads are slow, there is something left to read, and room for it."""
-        if self._limits.caller_reads:
-            return False
-        left = self._taken < len(self._items) and self.readers < self._limits.max_readers
-        return left and self.mean_read_s > self._limits.slow_read_s
+        return self.pace.wants_reader(self.readers, len(self._items) - self._taken)
 
     def _work(self) -> None:
         while (ready := self._next_ready()) is not None:
@@ -307,7 +328,7 @@ class _Run(Generic[T]):
                 item = self._claim_alone()
                 if item is None:
                     self._idle_workers += 1
-                    self._data.wait(_LOOK_S)
+                    self._clock.wait(self._data, _LOOK_S)
                     self._idle_workers -= 1
         return self._read_alone(item)
 
@@ -325,7 +346,7 @@ class _Run(Generic[T]):
 
     def _finish(self, item: int) -> None:
         with self._lock:
-            self._last_sign = time.monotonic()
+            self._last_sign = self._clock.now()
             self._used += 1
             self._in_flight_bytes -= self._cost(item)
             if not self.readers and self._idle_workers:
@@ -338,9 +359,9 @@ class _Run(Generic[T]):
 
 
 def _join(threads: Sequence[threading.Thread], seconds: float) -> None:
-    deadline = time.monotonic() + seconds
+    deadline = SYSTEM_CLOCK.now() + seconds  # threads end in real time only
     for thread in threads:
-        thread.join(timeout=max(0.0, deadline - time.monotonic()))
+        thread.join(timeout=max(0.0, deadline - SYSTEM_CLOCK.now()))
 
 
 class DaemonPool:
@@ -389,7 +410,7 @@ class DaemonPool:
             TimeoutError: none of the calls has ended for `stall_timeout_s` seconds.
         """
         futures = [self.submit(partial(function, item)) for item in items]
-        waiting, moved_at = set(futures), time.monotonic()
+        waiting, moved_at = set(futures), SYSTEM_CLOCK.now()
         while waiting:
             done, waiting = wait(waiting, _LOOK_S, FIRST_EXCEPTION)
             for future in done:
@@ -397,8 +418,8 @@ class DaemonPool:
             if cancellation is not None:
                 cancellation.check()
             if done:
-                moved_at = time.monotonic()
-            elif time.monotonic() - moved_at > stall_timeout_s:
+                moved_at = SYSTEM_CLOCK.now()
+            elif SYSTEM_CLOCK.now() - moved_at > stall_timeout_s:
                 msg = f"Nothing has moved for {stall_timeout_s:.0f} seconds."
                 raise TimeoutError(msg)
         return [future.result() for future in futures]

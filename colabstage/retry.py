@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import errno
 import itertools
-import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from colabstage.clock import SYSTEM_CLOCK
 from colabstage.errors import (
     ColabstageError,
     DriveDisconnectedError,
@@ -19,6 +19,8 @@ from colabstage.errors import (
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import TypeVar
+
+    from colabstage.clock import Clock
 
     T = TypeVar("T")
 
@@ -89,7 +91,7 @@ def read_with_retry(
     name: str,
     *,
     policy: RetryPolicy,
-    sleep: Callable[[float], None] = time.sleep,
+    clock: Clock = SYSTEM_CLOCK,
 ) -> T:
     """Call `read()` until it succeeds or `policy` is spent.
 
@@ -108,5 +110,5 @@ def read_with_retry(
         except OSError as error:
             if tries >= policy.attempts or not is_passing(error, policy):
                 raise translate_read_error(error, name, tries) from error
-        sleep(policy.first_wait_s * 2 ** (tries - 1))
+        clock.sleep(policy.first_wait_s * 2 ** (tries - 1))
     raise AssertionError  # itertools.count does not end

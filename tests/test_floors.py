@@ -12,6 +12,7 @@ FLOORS = {
     **dict.fromkeys(
         (
             "errors",
+            "clock",
             "io",
             "progress",
             "units",

@@ -17,12 +17,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from colabstage.clock import SYSTEM_CLOCK
 from colabstage.errors import CancelledError, DecodeError, SourceReadError
-from colabstage.pipeline import DaemonPool, PipelineLimits, PipelineResult, run_pipeline
+from colabstage.pipeline import DaemonPool, PipelineLimits, PipelineResult, ReadPace, run_pipeline
 from colabstage.progress import Cancellation
+from tests.clocks import ManualClock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+
+    from colabstage.clock import Clock
 
 LIMITS = PipelineLimits(readers=2, max_readers=2, workers=2, stall_timeout_s=20.0)
 
@@ -30,6 +34,14 @@ LIMITS = PipelineLimits(readers=2, max_readers=2, workers=2, stall_timeout_s=20.
 def pipeline_threads() -> list[threading.Thread]:
     """The pipeline's threads that are alive now."""
     return [thread for thread in threading.enumerate() if thread.name == "colabstage-pipeline"]
+
+
+class SilentClock(ManualClock):
+    """Time passes while nothing does: a real moment after each look of a waiting thread it is a second later."""
+
+    def now(self) -> float:
+        self.turn(1.0)
+        return super().now()
 
 
 class Recorder:
@@ -84,10 +96,17 @@ class Recorder:
 
 
 def run_with(
-    read: Callable[[int], bytes], use: Callable[[int, bytes], None], limits: PipelineLimits = LIMITS, count: int = 1000
+    read: Callable[[int], bytes],
+    use: Callable[[int, bytes], None],
+    limits: PipelineLimits = LIMITS,
+    count: int = 1000,
+    *,
+    clock: Clock = SYSTEM_CLOCK,
 ) -> PipelineResult:
     """Run over `count` items that cost a byte each."""
-    return run_pipeline(range(count), read=read, use=use, cost=lambda _: 1, limits=limits, cancellation=Cancellation())
+    return run_pipeline(
+        range(count), read=read, use=use, cost=lambda _: 1, limits=limits, cancellation=Cancellation(), clock=clock
+    )
 
 
 def read_nothing(item: int) -> bytes:
@@ -163,24 +182,49 @@ def test_no_more_reads_and_uses_at_once_than_allowed() -> None:
 
 def test_nothing_to_do_is_done_at_once() -> None:
     """No items: no thread is started and nothing is waited for."""
-    seconds = []
-    for _ in range(3):  # another program may take the core once
-        began = time.monotonic()
-        result = Recorder([]).run(LIMITS)
-        seconds.append(time.monotonic() - began)
-        assert result == PipelineResult(readers=0, mean_read_s=0.0)
-    assert min(seconds) < 0.2
+    clock = ManualClock()
+    before = threading.active_count()
+    result = run_with(read_nothing, use_nothing, count=0, clock=clock)
+    assert result == PipelineResult(readers=0, mean_read_s=0.0)
+    assert (clock.waits, threading.active_count()) == (0, before)
+
+
+def test_a_reader_is_wanted_while_reads_are_slow_and_there_is_more_to_read() -> None:
+    """Decided from what was seen of reads alone: no thread, no time."""
+    limits = PipelineLimits(readers=1, max_readers=8, workers=2, slow_read_s=0.002)
+    pace = ReadPace(limits)
+    assert not pace.wants_reader(1, 100)
+    pace.note(0.003)
+    assert pace.wants_reader(1, 100)
+    assert pace.wants_reader(7, 1)
+    assert not pace.wants_reader(8, 100)
+    assert not pace.wants_reader(1, 0)
+    own = ReadPace(replace(limits, caller_reads=True))
+    own.note(0.003)
+    assert not own.wants_reader(0, 100)
+
+
+def test_the_mean_of_reads_follows_a_source_that_changes() -> None:
+    """The plain mean of the first ten reads; after that each counts for a tenth."""
+    pace = ReadPace(LIMITS)
+    for seconds in (0.004, 0.0, 0.0, 0.0):
+        pace.note(seconds)
+    assert pace.mean_read_s == pytest.approx(0.001)
+    for _ in range(200):
+        pace.note(0.001)
+    assert pace.mean_read_s == pytest.approx(0.001)
+    for _ in range(30):
+        pace.note(0.1)
+    assert pace.mean_read_s > 0.09
 
 
 def test_readers_grow_while_reads_are_slow() -> None:
-    """From one reader on, waiting workers and slow reads bring more readers, up to the limit."""
-    recorder = Recorder([1] * 150, read_s=0.04)
+    """From one reader on, waiting workers and slow reads bring more readers, up to the limit, who read at once."""
+    recorder = Recorder([1] * 150, read_s=0.01)
     limits = PipelineLimits(readers=1, max_readers=8, workers=2, slow_read_s=0.0001)
-    began = time.monotonic()
     result = recorder.run(limits)
     assert result.readers == recorder.most_reads == 8
-    assert result.mean_read_s >= 0.04
-    assert time.monotonic() - began < 0.5 * 150 * 0.04
+    assert result.mean_read_s >= 0.01
 
 
 def test_workers_read_for_themselves_without_readers() -> None:
@@ -203,15 +247,13 @@ def test_workers_without_readers_keep_to_the_budget_and_are_soon_told_of_room() 
 
 def test_readers_come_when_reads_of_workers_prove_slow() -> None:
     """As many as help, and then workers leave reading to them."""
-    recorder = Recorder([1] * 150, read_s=0.04)
-    began = time.monotonic()
+    recorder = Recorder([1] * 150, read_s=0.01)
     result = recorder.run(PipelineLimits(readers=0, max_readers=8, workers=2, slow_read_s=0.001))
     assert recorder.used == Counter(range(150))
     assert 8 <= result.readers <= 10
-    assert time.monotonic() - began < 0.5 * 150 * 0.04
+    assert recorder.most_reads >= 8
 
 
-@pytest.mark.slow
 def test_a_worker_that_hangs_in_a_read_holds_nobody_up() -> None:
     """As a reader that does: the call ends in a typed error, and what the others were using is finished."""
     with released_at_the_end() as release:
@@ -221,15 +263,10 @@ def test_a_worker_that_hangs_in_a_read_holds_nobody_up() -> None:
                 release.wait(60)
             return b""
 
-        began = time.monotonic()
-        with pytest.raises(SourceReadError, match="done"):
-            run_with(
-                read,
-                use_nothing,
-                PipelineLimits(readers=0, max_readers=0, workers=2, budget_bytes=1, stall_timeout_s=0.5),
-                count=30,
-            )
-        assert 0.5 <= time.monotonic() - began < 8.0
+        limits = PipelineLimits(readers=0, max_readers=0, workers=2, budget_bytes=1, readers_end_s=0.1)
+        clock = SilentClock()
+        with pytest.raises(SourceReadError, match=r"for 1[89]\d seconds \(7 of 30 done"):
+            run_with(read, use_nothing, limits, count=30, clock=clock)
 
 
 @pytest.mark.parametrize("error", [SourceReadError("gone"), ValueError("odd")])
@@ -354,14 +391,12 @@ def test_failed_run_lets_go_of_what_was_read() -> None:
 
 
 def test_cancelling_stops_the_run_soon() -> None:
-    """A cancellation from another thread ends a long run within a second."""
+    """A cancellation from another thread ends a long run before a tenth of it is done."""
     cancellation = Cancellation()
     recorder = Recorder([1] * 5000, read_s=0.01)
     threading.Timer(0.1, cancellation.cancel).start()
-    began = time.monotonic()
     with pytest.raises(CancelledError):
         recorder.run(LIMITS, cancellation=cancellation)
-    assert time.monotonic() - began < 2.0
     assert 0 < sum(recorder.used.values()) < 500
     assert pipeline_threads() == []
 
@@ -386,7 +421,6 @@ def released_at_the_end() -> Iterator[threading.Event]:
         event.set()
 
 
-@pytest.mark.slow
 def test_source_that_hangs_is_an_error_within_the_deadline() -> None:
     """A read that never returns ends in a typed error that says how far it came, although its thread still hangs."""
     with released_at_the_end() as release:
@@ -396,18 +430,36 @@ def test_source_that_hangs_is_an_error_within_the_deadline() -> None:
                 release.wait(60)
             return b""
 
-        began = time.monotonic()
-        with pytest.raises(SourceReadError, match=r"7 of 1000 done.*mount it again"):
-            run_with(read, use_nothing, replace(LIMITS, stall_timeout_s=0.5))
-        # The deadline, and the wait for readers that may still come back.
-        assert 0.5 <= time.monotonic() - began < 8.0
+        limits = PipelineLimits(readers=2, max_readers=2, workers=2, readers_end_s=0.1)
+        clock = SilentClock()
+        with pytest.raises(SourceReadError, match=r"for 1[89]\d seconds \(7 of 1000 done.*mount it again"):
+            run_with(read, use_nothing, limits, clock=clock)
+
+
+def test_a_source_that_hangs_is_given_up_in_real_time_too() -> None:
+    """By the computer's clock, without one that is passed in."""
+    with released_at_the_end() as release:
+
+        def read(item: int) -> bytes:
+            release.wait(60)
+            return b""
+
+        with pytest.raises(SourceReadError, match="0 of 3 done"):
+            run_with(read, use_nothing, replace(LIMITS, stall_timeout_s=0.3, readers_end_s=0.1), count=3)
 
 
 def test_slow_but_moving_source_is_not_taken_for_a_dead_one() -> None:
     """Reads that together take much longer than the deadline are fine while each of them returns in time."""
-    recorder = Recorder([1] * 12, read_s=0.1)
-    recorder.run(PipelineLimits(readers=1, max_readers=1, workers=1, stall_timeout_s=0.5))
-    assert recorder.used == Counter(range(12))
+    clock, used = ManualClock(), []
+
+    def read(item: int) -> bytes:
+        clock.turn(170.0)
+        time.sleep(0.01)  # the caller looks meanwhile
+        return b""
+
+    limits = PipelineLimits(readers=1, max_readers=1, workers=1)
+    run_with(read, lambda item, _: used.append(item), limits, count=12, clock=clock)
+    assert used == list(range(12))
 
 
 def test_interrupting_the_caller_ends_all_threads() -> None:
@@ -438,10 +490,10 @@ def test_workers_finish_what_they_write_before_the_call_returns() -> None:
 
 
 def test_small_items_cost_little() -> None:
-    """20,000 items without content pass in well under two seconds."""
-    began = time.monotonic()
+    """20,000 items without content take well under two seconds of computing, whatever else uses the cores."""
+    began = time.process_time()
     result = run_with(read_nothing, use_nothing, count=20_000)
-    assert time.monotonic() - began < 2.0
+    assert time.process_time() - began < 2.0
     assert result.readers == 2
 
 
@@ -453,13 +505,12 @@ def test_a_pool_raises_the_first_failure_while_others_still_run() -> None:
         if item == 3:
             raise ValueError(item)
         if item == 4:
-            never.wait(30)
+            never.wait(100)
         return item * 2
 
-    began = time.monotonic()
     with pytest.raises(ValueError, match="3"), DaemonPool(4) as pool:
         pool.run(call, range(10))
-    assert time.monotonic() - began < 10
+    assert not never.is_set()
     never.set()
     with DaemonPool(3) as pool:
         assert pool.run(call, [0, 1, 2, 5]) == [0, 2, 4, 10]

@@ -16,6 +16,7 @@ from colabstage.errors import (
     SourceReadError,
 )
 from colabstage.retry import RetryPolicy, is_passing, read_with_retry
+from tests.clocks import ManualClock
 
 
 class Reader:
@@ -24,7 +25,7 @@ class Reader:
     def __init__(self, *errors: Exception) -> None:
         self.errors = list(errors)
         self.calls = 0
-        self.waits: list[float] = []
+        self.clock = ManualClock()
 
     def read(self) -> bytes:
         """The next error, or the bytes."""
@@ -35,7 +36,12 @@ class Reader:
 
     def run(self, policy: RetryPolicy) -> bytes:
         """Read under a policy, without really waiting."""
-        return read_with_retry(self.read, "a/1.jpg", policy=policy, sleep=self.waits.append)
+        return read_with_retry(self.read, "a/1.jpg", policy=policy, clock=self.clock)
+
+    @property
+    def waits(self) -> list[float]:
+        """Seconds between the tries."""
+        return self.clock.slept
 
 
 def os_error(number: int) -> OSError:

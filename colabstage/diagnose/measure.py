@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from colabstage.clock import SYSTEM_CLOCK
 from colabstage.diagnose.costs import (
     batch_size_of,
     image_size_of,
@@ -35,6 +36,7 @@ from colabstage.machine.gpu import gpu_problem
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from colabstage.clock import Clock
     from colabstage.diagnose.subject import Subject
 
 # Parts of the time: the loader alone, together, the step alone, the stages alone.
@@ -48,13 +50,15 @@ _MOST_EPOCHS = 20
 @dataclass(frozen=True, slots=True)
 class Wishes:
     """What to run. `device`: where each batch goes before the step, `None` to leave it where it is.
-    `watch_gpu`: sample the GPU's utilisation in the run, where there is one.
+    `watch_gpu`: sample the GPU's utilisation in the run, where there is one. `clock`: by which batches and steps are
+    timed; stacks are sampled, and small trials made, in real time.
     """
 
     step: Callable[[Any], object] | None
     seconds: float
     device: Any = None
     watch_gpu: bool = True
+    clock: Clock = SYSTEM_CLOCK
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +72,8 @@ class Measured:
 class _Feed:
     """Batches from epoch after epoch, with the time that each took and whether it was an epoch's first."""
 
-    def __init__(self, start: Callable[[], Iterator[Any]], *, once: bool) -> None:
+    def __init__(self, start: Callable[[], Iterator[Any]], *, once: bool, clock: Clock = SYSTEM_CLOCK) -> None:
+        self.now = clock.now
         self._start = start
         self._once = once
         self._iterator: Iterator[Any] | None = None
@@ -88,10 +93,10 @@ class _Feed:
                 self.close()
                 if self._once:
                     raise
-        began = time.perf_counter()
+        began = self.now()
         self._iterator = self._start()
         batch = next(self._iterator)
-        self.first_s.append(time.perf_counter() - began)
+        self.first_s.append(self.now() - began)
         return batch, True
 
     def close(self) -> None:
@@ -107,7 +112,7 @@ def measure(subject: Subject, wishes: Wishes) -> Measured:
         OptionError: the loader has no batch.
     """
     alone, together, step, stages = _parts_of(wishes)
-    feed = _Feed(subject.start, once=subject.once)
+    feed = _Feed(subject.start, once=subject.once, clock=wishes.clock)
     with _closing(feed, subject):
         gaps, batch = _run_alone(feed, alone)
         spans, transfer_s, gpu_busy = _run_together(feed, wishes, batch, together)
@@ -126,9 +131,9 @@ def measure(subject: Subject, wishes: Wishes) -> Measured:
     facts = Facts(setting, (), load_s, load_s, load_s, start_s=max(0.0, _mean(feed.first_s) - load_s))
     facts = _with_run(facts, spans, ahead)
     if wishes.step is not None:
-        alone_s, cpu_s = _run_step(wishes.step, _moved(batch, wishes.device), step)
+        alone_s, cpu_s = _run_step(wishes.step, _moved(batch, wishes.device), step, wishes.clock.now)
         facts = replace(facts, step_alone_s=alone_s, step_cpu_s=cpu_s)
-    facts = replace(_with_stages(facts, subject, gaps, stages), transfer_s=transfer_s, gpu_busy=gpu_busy)
+    facts = replace(_with_stages(facts, subject, gaps, stages, wishes.clock), transfer_s=transfer_s, gpu_busy=gpu_busy)
     return Measured(replace(facts, costs=_costs(facts, batch)), tuple(spans))
 
 
@@ -160,9 +165,9 @@ def _run_alone(feed: _Feed, seconds: float) -> tuple[list[float], Any]:
     gaps: list[float] = []
     batch: Any = None
     taken = 0
-    deadline = time.perf_counter() + seconds
-    while taken == 0 or len(gaps) < _LEAST_BATCHES or time.perf_counter() < deadline:
-        began = time.perf_counter()
+    deadline = feed.now() + seconds
+    while taken == 0 or len(gaps) < _LEAST_BATCHES or feed.now() < deadline:
+        began = feed.now()
         try:
             batch, first = feed.take()
         except StopIteration:
@@ -172,8 +177,8 @@ def _run_alone(feed: _Feed, seconds: float) -> tuple[list[float], Any]:
             break
         taken += 1
         if not first:
-            gaps.append(time.perf_counter() - began)
-        elif len(feed.first_s) > 1 and time.perf_counter() > deadline:
+            gaps.append(feed.now() - began)
+        elif len(feed.first_s) > 1 and feed.now() > deadline:
             break  # epochs of one batch
     return gaps or feed.first_s[-1:], batch
 
@@ -199,16 +204,16 @@ def _run_together(
 def _spans(feed: _Feed, step: Callable[[Any], object], device: Any, seconds: float) -> list[Span]:
     # Numbers in a row: an object for each batch would have Python look for garbage while it measures.
     marks = array("d")
-    start = time.perf_counter()
-    while len(marks) < 3 * _LEAST_BATCHES or time.perf_counter() - start < seconds:
-        asked = time.perf_counter()
+    start = feed.now()
+    while len(marks) < 3 * _LEAST_BATCHES or feed.now() - start < seconds:
+        asked = feed.now()
         try:
             batch, first = feed.take()
         except StopIteration:
             break
-        given = time.perf_counter()
+        given = feed.now()
         step(batch if device is None else _moved(batch, device))
-        done = time.perf_counter()
+        done = feed.now()
         # What starting an epoch takes is counted apart.
         if not first:
             marks.extend((asked, given, done))
@@ -220,16 +225,18 @@ def _spans(feed: _Feed, step: Callable[[Any], object], device: Any, seconds: flo
     return [Span(*(mark - start for mark in marks[at : at + 3])) for at in range(0, len(marks), 3)]
 
 
-def _run_step(step: Callable[[Any], object], batch: Any, seconds: float) -> tuple[float, float]:
+def _run_step(
+    step: Callable[[Any], object], batch: Any, seconds: float, now: Callable[[], float]
+) -> tuple[float, float]:
     """Seconds, and core seconds, of the step on a batch that is there."""
     count = 0
     _synchronise()
-    began, began_cpu = time.perf_counter(), time.process_time()
-    while count < _LEAST_BATCHES or time.perf_counter() - began < seconds:
+    began, began_cpu = now(), time.process_time()
+    while count < _LEAST_BATCHES or now() - began < seconds:
         step(batch)
         count += 1
     _synchronise()
-    return (time.perf_counter() - began) / count, (time.process_time() - began_cpu) / count
+    return (now() - began) / count, (time.process_time() - began_cpu) / count
 
 
 def _moved(batch: Any, device: Any) -> Any:
@@ -281,14 +288,14 @@ def _with_run(facts: Facts, spans: list[Span], ahead: int) -> Facts:
     return replace(facts, cycle_s=wait_s + busy_s, wait_s=wait_s, busy_s=busy_s)
 
 
-def _with_stages(facts: Facts, subject: Subject, gaps: list[float], seconds: float) -> Facts:
+def _with_stages(facts: Facts, subject: Subject, gaps: list[float], seconds: float, clock: Clock) -> Facts:
     if subject.stages is not None:
         return replace(facts, stages=subject.stages(seconds))
     sampler = _sampler(subject)
     if subject.once:
         # Nothing is left of it that could be looked at.
         return replace(facts, stages=_shares(sampler, facts.load_s), produced_s=tuple(gaps))
-    feed = _Feed(subject.alone or subject.start, once=False)
+    feed = _Feed(subject.alone or subject.start, once=False, clock=clock)
     with _closing(feed, subject):
         untouched = [] if subject.alone is None else _run_alone(feed, seconds / 2)[0]
         with sampler:

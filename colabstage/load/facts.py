@@ -11,13 +11,13 @@ import pickle
 import random
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
+from colabstage.clock import SYSTEM_CLOCK
 from colabstage.h5.info import read_info
 from colabstage.load.batches import map_leaves
 from colabstage.load.choices import DeviceFacts, LoaderFacts, ProcessFacts, SampleCost
@@ -27,6 +27,7 @@ from colabstage.machine.resources import read_resources
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from colabstage.clock import Clock
     from colabstage.load.dataset import dataset_h5
     from colabstage.load.epoch import Shard
 
@@ -74,7 +75,7 @@ def gather_facts(
     )
 
 
-def measure_cost(dataset: dataset_h5) -> SampleCost | None:
+def measure_cost(dataset: dataset_h5, *, clock: Clock = SYSTEM_CLOCK) -> SampleCost | None:
     """Time a few samples with copies of their transforms, in this thread, for half a second or one sample.
 
     What the transforms draw from the generators of Python, numpy and torch is put back.
@@ -90,11 +91,11 @@ def measure_cost(dataset: dataset_h5) -> SampleCost | None:
         # What they count or draw on the way stays with the copies, as it does with those of processes.
         transforms = pickle.dumps((dataset.transform, dataset.target_transform))
         probed.transform, probed.target_transform = pickle.loads(transforms)
-        start = time.perf_counter()
+        start = clock.now()
         for row in rows:
             result_bytes += _nbytes(probed[row])
             done += 1
-            elapsed_s = time.perf_counter() - start
+            elapsed_s = clock.now() - start
             if elapsed_s > _PROBE_S:
                 break
     return SampleCost(elapsed_s / done, result_bytes // done) if done else None

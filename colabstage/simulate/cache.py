@@ -11,9 +11,9 @@ import contextlib
 import errno
 import os
 import threading
-import time
 from typing import TYPE_CHECKING
 
+from colabstage.clock import SYSTEM_CLOCK
 from colabstage.fileops import pread_exactly, pwrite_exactly
 from colabstage.simulate.model import Meter
 from colabstage.simulate.smallstore import Key, SmallStore
@@ -21,6 +21,7 @@ from colabstage.simulate.smallstore import Key, SmallStore
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from colabstage.clock import Clock
     from colabstage.simulate.knobs import DriveKnobs, DriveStats
     from colabstage.simulate.model import Stream, Traffic
 
@@ -29,11 +30,11 @@ _FETCH_DEADLINE_S = 3600.0
 _SHORTEST_SLEEP_S = 0.0005
 
 
-def sleep_until(moment: float) -> None:
-    """Sleep until that monotonic time."""
-    wait_s = moment - time.monotonic()
+def sleep_until(moment: float, clock: Clock) -> None:
+    """Sleep until the clock shows so much."""
+    wait_s = moment - clock.now()
     if wait_s > _SHORTEST_SLEEP_S:
-        time.sleep(wait_s)
+        clock.sleep(wait_s)
 
 
 def content_key(stat: os.stat_result) -> Key:
@@ -78,7 +79,9 @@ class Content:
 class ContentCache:
     """All entries, and the way into them: through `Traffic`, which says how long each block takes."""
 
-    def __init__(self, folder: Path, *, knobs: DriveKnobs, traffic: Traffic, stats: DriveStats) -> None:
+    def __init__(
+        self, folder: Path, *, knobs: DriveKnobs, traffic: Traffic, stats: DriveStats, clock: Clock = SYSTEM_CLOCK
+    ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         for leftover in folder.glob("*.part"):
             leftover.unlink(missing_ok=True)
@@ -89,6 +92,7 @@ class ContentCache:
         self._warm_bytes_per_s = knobs.warm_bytes_per_s
         self._traffic = traffic
         self._stats = stats
+        self._clock = clock
         self._lock = threading.Lock()
         self._contents: dict[Key, Content] = {}
 
@@ -147,8 +151,8 @@ class ContentCache:
             visit.counted = True
             self._stats.warm_opens += first
             self._stats.bytes_warm += nbytes
-            ready = visit.warm.reserve(time.monotonic() + self._warm_open_latency_s * first, nbytes)
-        sleep_until(ready)
+            ready = visit.warm.reserve(self._clock.now() + self._warm_open_latency_s * first, nbytes)
+        sleep_until(ready, self._clock)
 
     def _file(self, key: Key, suffix: str = "") -> Path:
         return self._folder / ("-".join(map(str, key)) + suffix)
@@ -199,10 +203,10 @@ class ContentCache:
             first = not visit.cold_paid
             visit.cold_paid = True
             arrived = self._traffic.fetch(
-                content.stream, time.monotonic(), block=block, nbytes=nbytes, first_of_open=first
+                content.stream, self._clock.now(), block=block, nbytes=nbytes, first_of_open=first
             )
             self._stats.bytes_cold += nbytes
-        sleep_until(arrived)
+        sleep_until(arrived, self._clock)
         data = pread_exactly(content.cloud_fd, nbytes, offset)
         if len(data) != nbytes:
             raise OSError(errno.EIO, "the file became shorter in the cloud")

@@ -33,26 +33,26 @@ _CREDIT_S = 0.25
 _PAGE = "<!DOCTYPE html>\n<html><head><title>Sign in</title></head><body>Please sign in to continue.</body></html>\n"
 
 
-class Clock:
-    """When the next bytes at a rate are due, by absolute time. May be shared by threads."""
+class Bandwidth:
+    """When the next bytes at a rate are due: pure accounting, times come in as arguments. May be shared by threads."""
 
     def __init__(self, bytes_per_s: float) -> None:
         self._rate = bytes_per_s
         self._due = 0.0
         self._lock = threading.Lock()
 
-    def due(self, count: int) -> float:
-        """The time (`time.monotonic`) at which `count` further bytes have passed."""
+    def due(self, count: int, now: float) -> float:
+        """The time at which `count` further bytes have passed."""
         if math.isinf(self._rate):
             return 0.0
         with self._lock:
-            self._due = max(self._due, time.monotonic() - _CREDIT_S) + count / self._rate
+            self._due = max(self._due, now - _CREDIT_S) + count / self._rate
             return self._due
 
-    def restart(self) -> None:
+    def restart(self, now: float) -> None:
         """Forget credit from a time when nothing was to be sent."""
         with self._lock:
-            self._due = max(self._due, time.monotonic())
+            self._due = max(self._due, now)
 
 
 def parse_range(text: str, size: int) -> tuple[int, int] | None:
@@ -78,7 +78,7 @@ class ConnectionHandler(BaseHTTPRequestHandler):
     def __init__(self, connection: socket.socket, address: object, server: WebServer, number: int) -> None:
         self._web = server
         self._number = number
-        self._clock = Clock(server.knobs.bytes_per_s)
+        self._bandwidth = Bandwidth(server.knobs.bytes_per_s)
         self._greeted = False
         super().__init__(connection, address, server)  # type: ignore[arg-type]
 
@@ -96,7 +96,7 @@ class ConnectionHandler(BaseHTTPRequestHandler):
         with self._web.answering() as allowed:
             self._web.wait(knobs.latency_s + (0.0 if self._greeted else knobs.connect_latency_s))
             self._greeted = True
-            self._clock.restart()
+            self._bandwidth.restart(time.monotonic())
             parts = urlsplit(self.path)
             name = unquote(parts.path).lstrip("/")
             found = self._web.look_up(name)
@@ -192,14 +192,14 @@ class ConnectionHandler(BaseHTTPRequestHandler):
         chunked = knobs.length == "chunked"
         cut = fault is not None and fault.kind in {"reset", "truncate", "stall"}
         end = min(stop, start + fault.at_byte) if fault and cut else stop
-        rate, clock, position = knobs.bytes_per_s, self._clock, start
+        rate, own, position = knobs.bytes_per_s, self._bandwidth, start
         drip_at = start + fault.at_byte if fault and fault.kind == "drip" else math.inf
         while position < end:
             if fault and position >= drip_at:
-                rate, clock, drip_at = fault.bytes_per_s, Clock(fault.bytes_per_s), math.inf
-                clock.restart()
+                rate, own, drip_at = fault.bytes_per_s, Bandwidth(fault.bytes_per_s), math.inf
+                own.restart(time.monotonic())
             count = int(min(end - position, _piece_bytes(rate), max(1, drip_at - position)))
-            self._web.pace(clock, count)
+            self._web.pace(own, count)
             self._piece(file, position, count, chunked=chunked)
             position += count
         if fault and cut:

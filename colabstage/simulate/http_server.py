@@ -22,7 +22,7 @@ import time
 from typing import TYPE_CHECKING, Self
 from urllib.parse import quote
 
-from colabstage.simulate.http_answers import Clock, ConnectionHandler
+from colabstage.simulate.http_answers import Bandwidth, ConnectionHandler
 from colabstage.simulate.http_knobs import WebFault, WebKnobs, WebRequest
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ class WebServer:
         """Behave so from the next request on; a connection's bandwidth is that of the time it was opened."""
         with self._lock:
             self._knobs = knobs
-            self._total = Clock(knobs.total_bytes_per_s)
+            self._total = Bandwidth(knobs.total_bytes_per_s)
 
     def set_faults(self, *faults: WebFault) -> None:
         """Let exactly these go wrong from now on, each counted from here."""
@@ -215,9 +215,10 @@ class WebServer:
         with self._lock:
             self._requests.append(request)
 
-    def pace(self, own: Clock, count: int) -> None:
+    def pace(self, own: Bandwidth, count: int) -> None:
         """Wait until `count` further bytes have passed through the connection's and everybody's bandwidth."""
-        due = max(own.due(count), self._total.due(count))
+        now = time.monotonic()
+        due = max(own.due(count, now), self._total.due(count, now))
         self.wait(due - time.monotonic())
         with self._lock:
             self._bytes_sent += count

@@ -10,15 +10,16 @@ import errno
 import os
 import stat as stat_bits
 import threading
-import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from colabstage.clock import SYSTEM_CLOCK
 from colabstage.simulate.model import cold_listing_s, listing_gives_up
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from colabstage.clock import Clock
     from colabstage.simulate.knobs import DriveKnobs, DriveStats
 
 MY_DRIVE = "/MyDrive"
@@ -92,10 +93,11 @@ class Snapshot:
 class Folders:
     """The listing cache. Shortcuts (symbolic links in the cloud's folder) show as what they point to."""
 
-    def __init__(self, cloud: Path, *, knobs: DriveKnobs, stats: DriveStats) -> None:
+    def __init__(self, cloud: Path, *, knobs: DriveKnobs, stats: DriveStats, clock: Clock = SYSTEM_CLOCK) -> None:
         self._cloud = str(cloud)
         self._knobs = knobs
         self._stats = stats
+        self._clock = clock
         self._lock = threading.Lock()
         self._snapshots: dict[str, Snapshot] = {}
 
@@ -113,18 +115,18 @@ class Folders:
         with self._lock:
             snapshot = self._snapshots.setdefault(folder, Snapshot())
         entries = snapshot.entries
-        if entries is not None and time.monotonic() < snapshot.taken_at + self._knobs.visibility_s:
+        if entries is not None and self._clock.now() < snapshot.taken_at + self._knobs.visibility_s:
             return snapshot
         with snapshot.lock:
             if snapshot.entries is None:
                 entries = self._scan(folder)
                 self._stats.listings_cold += 1
-                time.sleep(cold_listing_s(self._knobs, len(entries)))
-                snapshot.taken_at = time.monotonic()
+                self._clock.sleep(cold_listing_s(self._knobs, len(entries)))
+                snapshot.taken_at = self._clock.now()
                 snapshot.entries = entries
-            elif time.monotonic() >= snapshot.taken_at + self._knobs.visibility_s:
+            elif self._clock.now() >= snapshot.taken_at + self._knobs.visibility_s:
                 snapshot.entries = self._scan(folder)
-                snapshot.taken_at = time.monotonic()
+                snapshot.taken_at = self._clock.now()
         return snapshot
 
     def _scan(self, folder: str) -> dict[str, Entry]:
@@ -173,7 +175,7 @@ class Folders:
             raise OSError(errno.EIO, os.strerror(errno.EIO), folder)
         if known:
             self._stats.listings_warm += 1
-            time.sleep(self._knobs.warm_listing_s)
+            self._clock.sleep(self._knobs.warm_listing_s)
         return [(name, entry.is_folder) for name, entry in entries.items()]
 
     def _stat(self, path: str) -> Entry | None:
@@ -209,7 +211,7 @@ class Folders:
         """A folder made here is known to be empty."""
         snapshot = Snapshot()
         snapshot.entries = {}
-        snapshot.taken_at = time.monotonic()
+        snapshot.taken_at = self._clock.now()
         with self._lock:
             self._snapshots[path] = snapshot
         self.patch(path)

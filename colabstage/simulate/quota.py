@@ -10,12 +10,14 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from colabstage.clock import SYSTEM_CLOCK
 from colabstage.machine.drive_errors import drive_log_path
 from colabstage.machine.platforms import system_root
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from colabstage.clock import Clock
     from colabstage.simulate.knobs import DriveKnobs
 
 _BLOCK_BYTES = 4096
@@ -39,11 +41,14 @@ def note_quota_exceeded(path: str) -> None:
 class Account:
     """How full the account is. The cloud's folder is measured now and then; writes in between are added up."""
 
-    def __init__(self, cloud: Path, *, knobs: DriveKnobs, pending_bytes: Callable[[], int]) -> None:
+    def __init__(
+        self, cloud: Path, *, knobs: DriveKnobs, pending_bytes: Callable[[], int], clock: Clock = SYSTEM_CLOCK
+    ) -> None:
         self._cloud = cloud
         self._trash = cloud / "Trash"
         self._quota_bytes = knobs.quota_bytes
         self._pending_bytes = pending_bytes
+        self._clock = clock
         self._lock = threading.Lock()
         self._measured_at = float("-inf")
         self._used = 0
@@ -52,9 +57,9 @@ class Account:
     def used_bytes(self) -> int:
         """Bytes that count against the quota."""
         with self._lock:
-            if time.monotonic() > self._measured_at + _FRESH_S:
+            if self._clock.now() > self._measured_at + _FRESH_S:
                 self._used = _folder_bytes(self._cloud) + self._pending_bytes()
-                self._measured_at = time.monotonic()
+                self._measured_at = self._clock.now()
             return self._used
 
     def take(self, nbytes: int) -> bool:

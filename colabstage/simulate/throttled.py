@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import threading
-import time
 from typing import TYPE_CHECKING, Self
 
+from colabstage.clock import SYSTEM_CLOCK
 from colabstage.simulate.model import Meter, Traffic
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from types import TracebackType
 
+    from colabstage.clock import Clock
     from colabstage.simulate.knobs import DriveKnobs
     from colabstage.trees.tree import FileEntry, Tree, TreeKind
 
@@ -22,10 +23,11 @@ class ThrottledTree:
     It has no content cache of its own; only the waiting is imitated. Closing it closes the other tree.
     """
 
-    def __init__(self, tree: Tree, knobs: DriveKnobs) -> None:
+    def __init__(self, tree: Tree, knobs: DriveKnobs, *, clock: Clock = SYSTEM_CLOCK) -> None:
         self._tree = tree
         self._knobs = knobs.scaled()
         self._traffic = Traffic(self._knobs)
+        self._clock = clock
         self._lock = threading.Lock()
         self._cached: set[str] = set()
 
@@ -52,17 +54,17 @@ class ThrottledTree:
     def read(self, entry: FileEntry) -> bytes:
         """The whole content of one file, not sooner than Drive would have it here."""
         with self._lock:
-            arrived = self._arrival(entry, time.monotonic())
+            arrived = self._arrival(entry, self._clock.now())
         data = self._tree.read(entry)
-        time.sleep(max(0.0, arrived - time.monotonic()))
+        self._clock.sleep(max(0.0, arrived - self._clock.now()))
         return data
 
     def chunks(self, entry: FileEntry) -> Iterator[bytes]:
         """The content of one file in pieces, the first not sooner than Drive would have the file here."""
         with self._lock:
-            arrived = self._arrival(entry, time.monotonic())
+            arrived = self._arrival(entry, self._clock.now())
         for piece in self._tree.chunks(entry):
-            time.sleep(max(0.0, arrived - time.monotonic()))
+            self._clock.sleep(max(0.0, arrived - self._clock.now()))
             yield piece
 
     def _arrival(self, entry: FileEntry, now: float) -> float:

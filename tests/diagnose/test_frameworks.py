@@ -46,7 +46,6 @@ def test_a_keras_dataset_is_iterated_as_fit_does(tmp_path: Path) -> None:
     assert facts["threads_gain"] > 1.5
 
 
-@pytest.mark.alone
 def test_a_tensorflow_pipeline_is_measured_link_by_link(tmp_path: Path) -> None:
     """Decoding is named, its own words are advised, and the order of its shuffling stays what it was."""
     facts = found("tensorflow", tmp_path)

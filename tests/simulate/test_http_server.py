@@ -7,6 +7,7 @@ import dataclasses
 import gzip
 import http.client
 import json
+import math
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from colabstage.errors import OptionError
-from colabstage.simulate.http_answers import parse_range
+from colabstage.simulate.http_answers import Bandwidth, parse_range
 from colabstage.simulate.http_knobs import WebFault, WebKnobs
 from colabstage.simulate.http_process import serve_apart
 from colabstage.simulate.http_server import WebServer
@@ -160,24 +161,35 @@ def test_login(server: WebServer, ask: Callable[..., Got]) -> None:
 
 def test_latency_comes_before_each_answer(server: WebServer, ask: Callable[..., Got]) -> None:
     """And once more before the first on a connection."""
-    server.set_knobs(WebKnobs(latency_s=0.1, connect_latency_s=0.2))
+    server.set_knobs(WebKnobs(latency_s=0.1, connect_latency_s=1.0))
     times = []
     for _ in range(2):
         start = time.perf_counter()
         ask(Range="bytes=0-0")
         times.append(time.perf_counter() - start)
-    assert times[0] >= 0.3
-    assert 0.1 <= times[1] < 0.3
+    assert times[0] >= 1.1
+    assert 0.1 <= times[1] < 1.0
+
+
+def test_bandwidth_is_counted_by_what_was_sent() -> None:
+    """At 4 MB/s a megabyte takes a quarter of a second; who was late may catch up with a quarter second's worth."""
+    bandwidth = Bandwidth(4e6)
+    bandwidth.restart(100.0)
+    assert [bandwidth.due(1_000_000, 100.0) for _ in range(4)] == pytest.approx([100.25, 100.5, 100.75, 101.0])
+    assert bandwidth.due(1_000_000, 110.0) == pytest.approx(110.0)
+    bandwidth.restart(120.0)
+    assert bandwidth.due(1_000_000, 120.0) == pytest.approx(120.25)
+    assert Bandwidth(math.inf).due(10**12, 5.0) <= 5.0
 
 
 def test_bandwidth_is_that_of_each_connection_and_of_all(server: WebServer) -> None:
-    """Four connections of 4 MB/s take the time of one, unless there are only 4 MB/s for all."""
+    """Four connections of 4 MB/s take about the time of one, unless there are only 4 MB/s for all."""
 
     def seconds(knobs: WebKnobs) -> float:
         server.set_knobs(knobs)
 
         def one(_: int) -> int:
-            client = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
+            client = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
             client.request("GET", "/a.bin")
             size = len(client.getresponse().read())
             client.close()
@@ -189,8 +201,8 @@ def test_bandwidth_is_that_of_each_connection_and_of_all(server: WebServer) -> N
         return time.perf_counter() - start
 
     alone = len(DATA) / 4e6
-    assert alone * 0.95 <= seconds(WebKnobs(bytes_per_s=4e6)) < alone * 2
-    # What the shared clock gives at once, for being late, is a quarter of a second's worth.
+    assert alone * 0.95 <= seconds(WebKnobs(bytes_per_s=4e6)) < alone * 3
+    # What the shared count gives at once, for being late, is a quarter of a second's worth.
     assert seconds(WebKnobs(total_bytes_per_s=4e6)) >= alone * 4 * 0.95 - 0.25
 
 
@@ -288,7 +300,7 @@ def test_drip_is_slow_from_its_byte_on(server: WebServer) -> None:
     server.set_faults(WebFault(kind="drip", at_byte=10_000, bytes_per_s=200))
     start = time.perf_counter()
     assert read_until_broken(server) == (10_100, None)
-    assert 0.45 <= time.perf_counter() - start < 2.0
+    assert 0.45 <= time.perf_counter() - start < 20.0  # all of it would take 50 s at that rate
 
 
 @pytest.mark.parametrize(
@@ -328,7 +340,7 @@ def test_closing_ends_everything_at_once(server: WebServer) -> None:
     assert server.open_connections == 5
     start = time.perf_counter()
     server.close()
-    assert time.perf_counter() - start < 2.0
+    assert time.perf_counter() - start < 10.0  # the body would take many minutes
     assert server.open_connections == 0
     assert threading.active_count() < before
     for client in clients:

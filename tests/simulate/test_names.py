@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import os
 import stat
 from typing import TYPE_CHECKING
 
 import pytest
 
-from colabstage.simulate.names import Entry, canonical, is_below_root, split
+from colabstage.simulate.knobs import DriveKnobs, DriveStats
+from colabstage.simulate.names import Entry, Folders, canonical, is_below_root, split
+from tests.clocks import ManualClock
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -53,3 +56,34 @@ def test_only_files_and_folders_exist_on_a_drive(tmp_path: Path) -> None:
     assert folder is not None
     assert (file.attributes()["st_mode"], file.attributes()["st_size"]) == (stat.S_IFREG | 0o600, 1000)
     assert folder.attributes()["st_mode"] == stat.S_IFDIR | 0o700
+
+
+def test_a_change_elsewhere_shows_when_the_listing_has_aged(tmp_path: Path) -> None:
+    """The first look takes its time; what others change shows a minute later, and that look is free."""
+    (tmp_path / "MyDrive").mkdir()
+    (tmp_path / "MyDrive" / "a").touch()
+    clock, stats = ManualClock(), DriveStats()
+    knobs = DriveKnobs(listing_latency_s=0.3, listing_per_entry_s=0.1, visibility_s=60.0)
+    folders = Folders(tmp_path, knobs=knobs, stats=stats, clock=clock)
+
+    def names() -> list[str]:
+        return sorted(folders.snapshot("/MyDrive").entries or ())
+
+    assert names() == ["a"]
+    assert clock.slept == pytest.approx([0.4])
+    (tmp_path / "MyDrive" / "b").touch()
+    clock.turn(59.9)
+    assert names() == ["a"]
+    clock.turn(0.2)
+    assert names() == ["a", "b"]
+    assert (len(clock.slept), stats.listings_cold) == (1, 1)
+
+
+def test_nothing_shows_before_a_remount_where_listings_do_not_age(tmp_path: Path) -> None:
+    """Not after a year."""
+    clock = ManualClock()
+    folders = Folders(tmp_path, knobs=DriveKnobs(visibility_s=math.inf), stats=DriveStats(), clock=clock)
+    assert folders.snapshot("/").entries == {}
+    (tmp_path / "a").touch()
+    clock.turn(365 * 86400.0)
+    assert folders.snapshot("/").entries == {}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,6 +11,7 @@ import pytest
 from colabstage.simulate.knobs import DriveKnobs
 from colabstage.simulate.throttled import ThrottledTree
 from colabstage.trees.folder import FolderTree
+from tests.clocks import ManualClock
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,25 +36,38 @@ def test_reads_the_same_bytes_and_tells_the_same_story(folder: Path) -> None:
         assert [tree.read(entry) for entry in tree.entries] == [plain.read(entry) for entry in plain.entries]
 
 
+class StandingClock(ManualClock):
+    """Does not turn when somebody sleeps: what is asked one after the other is asked at one moment."""
+
+    def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+
+
 def test_first_read_pays_the_latency_of_an_open(folder: Path) -> None:
     """A file is cold once and warm after."""
     knobs = dataclasses.replace(DriveKnobs.good_day(), cold_open_latency_s=0.2)
-    with ThrottledTree(FolderTree(folder), knobs) as tree:
-        times = []
+    clock = ManualClock()
+    with ThrottledTree(FolderTree(folder), knobs, clock=clock) as tree:
         for _ in range(2):
-            start = time.perf_counter()
             tree.read(tree.entries[0])
-            times.append(time.perf_counter() - start)
-    assert times[0] >= 0.2
-    assert times[1] < 0.1
+    cold_s, warm_s = clock.slept
+    assert cold_s == pytest.approx(0.2 + 1000 / knobs.stream_bytes_per_s)
+    assert warm_s == pytest.approx(knobs.warm_open_latency_s + 1000 / knobs.warm_bytes_per_s)
 
 
 def test_many_readers_wait_side_by_side(folder: Path) -> None:
-    """Sixteen cold files read by sixteen threads take little longer than one."""
+    """Sixteen cold files that are asked for at one moment are there at one moment."""
     knobs = dataclasses.replace(DriveKnobs.good_day(), cold_open_latency_s=0.5)
-    with ThrottledTree(FolderTree(folder), knobs) as tree, ThreadPoolExecutor(16) as pool:
-        start = time.perf_counter()
-        contents = list(pool.map(tree.read, tree.entries))
-        elapsed = time.perf_counter() - start
+    clock = StandingClock()
+    with ThrottledTree(FolderTree(folder), knobs, clock=clock) as tree:
+        contents = [tree.read(entry) for entry in tree.entries]
     assert [len(content) for content in contents] == [1000] * 16
-    assert 0.5 <= elapsed < 16 * 0.5 / 3
+    assert clock.slept == pytest.approx([0.5] * 16, abs=16 * 1000 / knobs.stream_bytes_per_s)
+
+
+def test_waits_are_real(folder: Path) -> None:
+    """By the computer's clock, without one that is passed in."""
+    with ThrottledTree(FolderTree(folder), DriveKnobs(cold_open_latency_s=0.2)) as tree:
+        began = time.monotonic()
+        tree.read(tree.entries[0])
+    assert time.monotonic() - began >= 0.2

@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Self
 
+from colabstage.clock import SYSTEM_CLOCK
 from colabstage.errors import DriveDisconnectedError, SourceReadError
 from colabstage.fetch.transfer.connections import Transfer, read_directly, stopped_error
 from colabstage.fetch.transfer.partial import take_partial
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
 
+    from colabstage.clock import Clock
     from colabstage.fetch.remote import RemoteFile
     from colabstage.fetch.transfer.partial import Partial
     from colabstage.progress import Cancellation, ProgressStep
@@ -47,6 +49,7 @@ class ArrivingFile:
         connections: int | None = None,
         stall_timeout_s: float = 180.0,
         cancellation: Cancellation | None = None,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         """Prepare to copy.
 
@@ -59,6 +62,7 @@ class ArrivingFile:
             connections: parts in flight at once; `None` for what the source says is worth it.
             stall_timeout_s: seconds without a byte after which whoever waits gets an error.
             cancellation: looked at several times a second by whoever waits for bytes.
+            clock: by which silence is timed, and the waits before further tries.
 
         Raises:
             SourceReadError: the source does not say how long the file is.
@@ -78,6 +82,7 @@ class ArrivingFile:
         self._policy = policy
         self._connections = max(1, facts.connections if connections is None else connections)
         self._stall_timeout_s = stall_timeout_s
+        self._clock = clock
         self._cancellation = cancellation
         self._lock = threading.Lock()
         self._closed = False
@@ -120,6 +125,7 @@ class ArrivingFile:
                 policy=self._policy,
                 connections=self._connections,
                 stall_timeout_s=self._stall_timeout_s,
+                clock=self._clock,
             )
             self._transfer.start()
 
@@ -220,7 +226,12 @@ class ArrivingFile:
         skipped = 0 if self._source.facts.ranges else offset
         try:
             data = read_directly(
-                self._source, offset - skipped, end - offset + skipped, policy=self._policy, stopped=self._is_stopped
+                self._source,
+                offset - skipped,
+                end - offset + skipped,
+                policy=self._policy,
+                stopped=self._is_stopped,
+                clock=self._clock,
             )
         except SourceReadError:
             if self._cancellation is not None:

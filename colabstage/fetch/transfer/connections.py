@@ -10,9 +10,9 @@ from __future__ import annotations
 import contextlib
 import io
 import threading
-import time
 from typing import TYPE_CHECKING
 
+from colabstage.clock import SYSTEM_CLOCK
 from colabstage.errors import SourceChangedError, SourceReadError
 from colabstage.fetch.remote import LEAST_BYTES_PER_S, PassingError
 from colabstage.fetch.transfer.block_hashes import BlockHashes
@@ -24,6 +24,7 @@ from colabstage.retry import translate_read_error
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from colabstage.clock import Clock
     from colabstage.fetch.remote import RemoteFacts, RemoteFile
     from colabstage.fetch.transfer.partial import Partial
     from colabstage.fetch.transfer.stretches import Stretch
@@ -58,6 +59,7 @@ class Transfer:
         policy: RetryPolicy,
         connections: int,
         stall_timeout_s: float,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         facts = source.facts
         assert facts.size is not None
@@ -72,6 +74,7 @@ class Transfer:
         self._policy = policy
         self._connections = connections if facts.ranges else 1
         self._stall_timeout_s = stall_timeout_s
+        self._clock = clock
         self._lock = threading.Lock()
         self._moved = threading.Condition(self._lock)
         self._freed = threading.Condition(self._lock)
@@ -79,7 +82,7 @@ class Transfer:
         self._plan: StretchPlan | None = None
         self._ramp = Ramp(1, 1)
         self._noted = 0
-        self._last_moved = time.monotonic()
+        self._last_moved = clock.now()
         self._window = (self._last_moved, 0)
         self._error: BaseException | None = None
         self._stopping = False
@@ -89,7 +92,7 @@ class Transfer:
     def start(self) -> None:
         """Begin: verify what an earlier run has left, then fetch the rest."""
         with self._lock:
-            self._last_moved = time.monotonic()
+            self._last_moved = self._clock.now()
             self._spawn(self._begin)
 
     def close(self) -> None:
@@ -97,9 +100,9 @@ class Transfer:
         with self._lock:
             self._stopping = True
             self._wake()
-        deadline = time.monotonic() + _END_S
+        deadline = SYSTEM_CLOCK.now() + _END_S  # threads end in real time only
         for thread in self._threads:
-            thread.join(timeout=max(0.0, deadline - time.monotonic()))
+            thread.join(timeout=max(0.0, deadline - SYSTEM_CLOCK.now()))
 
     def wait(self, cancellation: Cancellation | None = None) -> None:
         """Return once every block is here and noted.
@@ -141,7 +144,7 @@ class Transfer:
 
     def _wait_until(self, condition: Callable[[], bool], cancellation: Cancellation | None) -> None:
         """Wait with the lock held; raises what ended the transfer, or that it stands still."""
-        since = time.monotonic()
+        since = self._clock.now()
         while not condition():
             if self._error is not None:
                 # A fresh one for each who waits: one that several threads raise collects all their tracebacks.
@@ -150,19 +153,19 @@ class Transfer:
                 raise stopped_error(self._label)
             if cancellation is not None:
                 cancellation.check()
-            if time.monotonic() - max(since, self._last_moved) > self._stall_timeout_s:
+            if self._clock.now() - max(since, self._last_moved) > self._stall_timeout_s:
                 raise self._stalled_error(at_all=True)
             if self._crawls():
                 raise self._stalled_error(at_all=False)
-            self._moved.wait(LOOK_S)
+            self._clock.wait(self._moved, LOOK_S)
 
     def _crawls(self) -> bool:
         """Whether all connections together brought less than anybody would wait for, in the last stretch of time."""
         began, total = self._window
-        seconds = time.monotonic() - began
+        seconds = self._clock.now() - began
         if self._plan is None or self._arrived.total == self._size or seconds < self._stall_timeout_s:
             return False
-        self._window = (time.monotonic(), self._arrived.total)
+        self._window = (self._clock.now(), self._arrived.total)
         return self._arrived.total - total < LEAST_BYTES_PER_S * seconds
 
     def _stalled_error(self, *, at_all: bool) -> SourceReadError:
@@ -210,7 +213,7 @@ class Transfer:
             # Without ranges all of it is one stretch.
             block_bytes = BLOCK_BYTES if self._ranges else max(1, self._size)
             self._plan = StretchPlan(gaps, connections=connections, block_bytes=block_bytes)
-            self._last_moved = time.monotonic()
+            self._last_moved = self._clock.now()
             self._window = (self._last_moved, self._arrived.total)
             eager = self._source.facts.eager
             self._ramp = Ramp(connections if eager else 1, connections)
@@ -246,10 +249,10 @@ class Transfer:
                 if self._working > self._ramp.wanted:
                     self._working -= 1
                     return None
-                stretch = self._plan.take(time.monotonic())
+                stretch = self._plan.take(self._clock.now())
                 if stretch is not None:
                     return stretch
-                self._freed.wait(_IDLE_LOOK_S)
+                self._clock.wait(self._freed, _IDLE_LOOK_S)
             return None
 
     def _ended(self) -> bool:
@@ -259,7 +262,7 @@ class Transfer:
         """Ask for what is left of a stretch, and take it in as it comes."""
         with self._lock:
             assert self._plan is not None
-            self._plan.ask_again(stretch, time.monotonic())
+            self._plan.ask_again(stretch, self._clock.now())
             offset, length = (stretch.position, stretch.left) if self._ranges else (0, self._size)
         with closing_pieces(self._source.read_range(offset, length)) as pieces:
             for piece in pieces:
@@ -296,7 +299,7 @@ class Transfer:
             assert self._plan is not None
             was_whole = self._whole_blocks(offset, end)
             new = self._arrived.add(offset, end)
-            now = time.monotonic()
+            now = self._clock.now()
             if data:
                 self._plan.advance(stretch, end, now)
             if new:
@@ -337,7 +340,7 @@ class Transfer:
             wait_s = budget.wait_s(self._policy.first_wait_s) if error.wait_s is None else error.wait_s
             spent = tries >= self._policy.attempts or wait_s > self._stall_timeout_s
             if spent or (not moved and self._working > 1):
-                self._plan.finish(stretch, time.monotonic())
+                self._plan.finish(stretch, self._clock.now())
                 self._freed.notify_all()
             if spent and self._working == 1:
                 self._error = self._error or final_error(error, self._label, tries)
@@ -347,17 +350,17 @@ class Transfer:
             self._pause(min(wait_s, _LONGEST_WAIT_S) if spent else wait_s)
             # Its tries are spent: it does not ask again before another connection has shown that there is a point.
             while spent and not self._ended() and self._arrived.total == arrived:
-                self._freed.wait(LOOK_S)
+                self._clock.wait(self._freed, LOOK_S)
             self._working += spent
 
     def _pause(self, seconds: float) -> None:
         """Wait with the lock held."""
-        deadline = time.monotonic() + seconds
+        deadline = self._clock.now() + seconds
         while not self._ended() and self._arrived.total < self._size:
-            left_s = deadline - time.monotonic()
+            left_s = deadline - self._clock.now()
             if left_s <= 0:
                 return
-            self._freed.wait(min(left_s, LOOK_S))
+            self._clock.wait(self._freed, min(left_s, LOOK_S))
 
 
 class TryBudget:
@@ -413,7 +416,13 @@ def closing_pieces(pieces: Iterator[bytes]) -> Iterator[Iterator[bytes]]:
 
 
 def read_directly(
-    source: RemoteFile, offset: int, length: int, *, policy: RetryPolicy, stopped: Callable[[], bool]
+    source: RemoteFile,
+    offset: int,
+    length: int,
+    *,
+    policy: RetryPolicy,
+    stopped: Callable[[], bool],
+    clock: Clock = SYSTEM_CLOCK,
 ) -> bytes:
     """A part of a source, by a request of its own; the budget of tries begins anew with every byte.
 
@@ -438,12 +447,12 @@ def read_directly(
             if tries >= policy.attempts or stopped():
                 raise final_error(error, source.facts.label, tries) from error
             wait_s = budget.wait_s(policy.first_wait_s) if error.wait_s is None else error.wait_s
-            sleep_unless(stopped, min(wait_s, _LONGEST_WAIT_S))
+            sleep_unless(stopped, min(wait_s, _LONGEST_WAIT_S), clock)
     return data.getvalue()
 
 
-def sleep_unless(stopped: Callable[[], bool], seconds: float) -> None:
+def sleep_unless(stopped: Callable[[], bool], seconds: float, clock: Clock = SYSTEM_CLOCK) -> None:
     """Sleep, or return soon after `stopped` says so."""
-    deadline = time.monotonic() + seconds
-    while not stopped() and (left_s := deadline - time.monotonic()) > 0:
-        time.sleep(min(left_s, LOOK_S))
+    deadline = clock.now() + seconds
+    while not stopped() and (left_s := deadline - clock.now()) > 0:
+        clock.sleep(min(left_s, LOOK_S))

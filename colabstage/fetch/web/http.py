@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 import zlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from colabstage.clock import SYSTEM_CLOCK
 from colabstage.errors import OptionError, SourceChangedError, SourceReadError, WebPageError
 from colabstage.fetch.remote import LEAST_BYTES_PER_S, PassingError, RemoteFacts
 from colabstage.fetch.web.answers import (
@@ -29,10 +29,11 @@ from colabstage.fetch.web.session import HttpSession
 from colabstage.retry import RetryPolicy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     import requests
 
+    from colabstage.clock import Clock
     from colabstage.fetch.checksum import Checksum
 
 # The first look asks for so much: enough to see a page's title; it still comes in the first round trip.
@@ -64,7 +65,7 @@ def open_http(
     timeout_s: float = 30.0,
     least_bytes_per_s: float = LEAST_BYTES_PER_S,
     policy: RetryPolicy | None = None,
-    sleep: Callable[[float], None] = time.sleep,
+    clock: Clock = SYSTEM_CLOCK,
 ) -> HttpFile:
     """Look at a file on a web server.
 
@@ -78,16 +79,16 @@ def open_http(
             head of an answer.
         least_bytes_per_s: what a body must bring on average in any `timeout_s` seconds of waiting for it.
         policy: how often to try again when the first look fails in a way that passes.
-        sleep: how to wait between these tries.
+        clock: by which these tries wait, and bodies are timed; sockets have time limits of their own.
 
     Raises:
         OptionError: `url` is no web address.
         SourceAccessError, SourceNotFoundError, WebPageError, SourceReadError: as they say.
         PassingError: the server could not answer, after all tries.
     """
-    session = HttpSession(url, timeout_s, least_bytes_per_s)
+    session = HttpSession(url, timeout_s, least_bytes_per_s, clock)
     try:
-        return HttpFile(session, _look_patiently(session, checksum, policy or RetryPolicy(), sleep))
+        return HttpFile(session, _look_patiently(session, checksum, policy or RetryPolicy()))
     except BaseException:
         session.close()
         raise
@@ -252,9 +253,7 @@ class HttpFile:
         return f"The server of '{self.facts.label}' sent {more} bytes where {promised} were asked for and promised."
 
 
-def _look_patiently(
-    session: HttpSession, checksum: Checksum | None, policy: RetryPolicy, sleep: Callable[[float], None]
-) -> _Look:
+def _look_patiently(session: HttpSession, checksum: Checksum | None, policy: RetryPolicy) -> _Look:
     for tries in range(1, policy.attempts):
         try:
             return _look(session, checksum)
@@ -262,7 +261,7 @@ def _look_patiently(
             wait_s = max(error.wait_s or 0.0, policy.first_wait_s * 2 ** (tries - 1))
             if wait_s > _MAX_OPENING_WAIT_S:
                 raise
-        sleep(wait_s)
+        session.clock.sleep(wait_s)
     return _look(session, checksum)
 
 
@@ -344,13 +343,34 @@ def _status_error(response: requests.Response, session: HttpSession) -> Exceptio
 
 def _head(response: requests.Response, session: HttpSession, coding: str) -> bytes:
     """The first `_LOOK_BYTES` bytes of the content, all of a smaller one, or what of them came in time."""
-    head, deadline = bytearray(), time.monotonic() + _LOOK_S
+    head, deadline = bytearray(), session.clock.now() + _LOOK_S
     pieces = _pieces(response, session, None if coding else _LOOK_BYTES)
     for piece in _inflated(pieces, coding, session.label) if coding else pieces:
         head += piece
-        if len(head) >= _LOOK_BYTES or time.monotonic() > deadline:
+        if len(head) >= _LOOK_BYTES or session.clock.now() > deadline:
             break
     return bytes(head[:_LOOK_BYTES])
+
+
+class LeastRate:
+    """Whether a body comes at a least rate, over stretches of `window_s` seconds of waiting for it: pure accounting.
+
+    `waited_s`, `came`: seconds and bytes of the stretch that is going on.
+    """
+
+    def __init__(self, bytes_per_s: float, window_s: float) -> None:
+        self.waited_s, self.came = 0.0, 0
+        self._bytes_per_s = bytes_per_s
+        self._window_s = window_s
+        self._begins = False
+
+    def is_too_slow(self, waited_s: float, nbytes: int) -> bool:
+        """Note that so many bytes came after so long; judge at the end of each stretch."""
+        if self._begins:
+            self.waited_s, self.came = 0.0, 0
+        self.waited_s, self.came = self.waited_s + waited_s, self.came + nbytes
+        self._begins = self.waited_s >= self._window_s
+        return self._begins and self.came < self._bytes_per_s * self.waited_s
 
 
 def _pieces(response: requests.Response, session: HttpSession, count: int | None = None) -> Iterator[bytes]:
@@ -360,16 +380,16 @@ def _pieces(response: requests.Response, session: HttpSession, count: int | None
         PassingError: it comes more slowly than the session allows. Only the time of waiting for it counts.
     """
     left = _PIECE_BYTES if count is None else count
-    waited_s, came = 0.0, 0
+    pace, now = LeastRate(session.least_bytes_per_s, session.timeout_s), session.clock.now
     while left > 0:
-        began = time.monotonic()
+        began = now()
         piece = _read(response, min(left, _PIECE_BYTES))
-        waited_s, came = waited_s + time.monotonic() - began, came + len(piece)
-        if waited_s >= session.timeout_s:
-            if came < session.least_bytes_per_s * waited_s:
-                msg = f"The server of '{session.label}' sent {came:,} bytes in {waited_s:.0f} s, which leads nowhere."
-                raise PassingError(msg, slow=True)
-            waited_s, came = 0.0, 0
+        if pace.is_too_slow(now() - began, len(piece)):
+            msg = (
+                f"The server of '{session.label}' sent {pace.came:,} bytes in {pace.waited_s:.0f} s, which leads "
+                "nowhere."
+            )
+            raise PassingError(msg, slow=True)
         if not piece:
             return
         if count is not None:

@@ -10,6 +10,7 @@ import time
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import unquote, urlsplit
 
+from colabstage.clock import SYSTEM_CLOCK
 from colabstage.errors import ColabstageError, OptionError, SourceError, SourceReadError
 from colabstage.fetch.remote import LEAST_BYTES_PER_S, PassingError
 from colabstage.redaction import show_address
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     import requests
+
+    from colabstage.clock import Clock
 
 # More than anybody has in flight at once, so that none is thrown away after each use.
 _POOL_CONNECTIONS = 64
@@ -109,9 +112,16 @@ class HttpSession:
     asked of where the first answer came from, and only when that refuses is the way looked up anew, once.
     """
 
-    def __init__(self, url: str, timeout_s: float, least_bytes_per_s: float = LEAST_BYTES_PER_S) -> None:
+    def __init__(
+        self,
+        url: str,
+        timeout_s: float,
+        least_bytes_per_s: float = LEAST_BYTES_PER_S,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
         self.timeout_s = timeout_s
         self.least_bytes_per_s = least_bytes_per_s
+        self.clock = clock
         self.label = show_address(url)
         self.url, self._login = _without_login(url, self.label)
         self._target = self.url
