@@ -55,8 +55,8 @@ class StackSampler:
         self._names = StageNames(known)
         self._consumer = consumer
         # A thread that waits for a lock of C code shows only the frame that called it, so those that were here before,
-        # a notebook's for example, count only where their stack names a stage.
-        self._before = {thread.ident for thread in threading.enumerate()} - {consumer}
+        # a notebook's for example, count only where their stack names a stage. `threading` does not know all of them.
+        self._before = set(sys._current_frames()) - {consumer}
         self._clocks: dict[int, _Clock] = {}
         self._switch_s = sys.getswitchinterval()
         self._stop = False

@@ -6,11 +6,13 @@ Whether its advice keeps its promise is a ratio of rates, and a promise of `make
 
 from __future__ import annotations
 
+import _thread
 import random
 import socket
 import threading
 import time
 import zlib
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import h5py
@@ -29,7 +31,6 @@ from tests.clocks import ManualClock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
     from colabstage.diagnose.report import LoaderProfile
 
@@ -137,6 +138,23 @@ def test_a_thread_that_serves_others_is_no_part_of_the_loading() -> None:
         socket.create_connection(server.getsockname()).close()
         thread.join(10.0)
     assert profile.facts.seconds("read") < 0.1 * profile.facts.seconds("transform"), profile.summary()
+
+
+def test_a_thread_that_threading_does_not_know_is_no_part_of_the_loading() -> None:
+    """A library may start some by itself, which wait in code of its own."""
+    began, release = _thread.allocate_lock(), _thread.allocate_lock()
+    began.acquire()
+    release.acquire()
+    source = "def wait():\n    began.release()\n    while not release.acquire(False): sleep(0.02)\n"
+    names: dict[str, Any] = {"began": began, "release": release, "sleep": time.sleep}
+    exec(compile(source, str(Path(np.__file__).with_name("threads_of_a_library.py")), "exec"), names)
+    _thread.start_new_thread(names["wait"], ())
+    try:
+        assert began.acquire(timeout=20)
+        profile = profile_loader(DataLoader(Samples(rounds=20_000), 8), seconds=0.6)
+    finally:
+        release.release()
+    assert profile.facts.seconds("collate") < 0.3 * profile.facts.seconds("transform"), profile.summary()
 
 
 @pytest.mark.parametrize("stage", LOADERS)

@@ -183,7 +183,7 @@ def sleepy(seconds: float, x: Any) -> Any:
     return np.random.default_rng().random(100) + np.random.rand() + float(torch.rand(()))  # noqa: NPY002
 
 
-@pytest.mark.parametrize(("seconds", "samples"), [(0.02, 23), (0.1, 6), (7.0, 1)])
+@pytest.mark.parametrize(("seconds", "samples"), [(0.02, 23), (0.15, 4), (7.0, 1)])
 def test_a_probe_measures_and_leaves_no_trace(make_file: Callable[..., Any], seconds: float, samples: int) -> None:
     """It finds what a sample takes, ends with the one that exceeds half a second, and puts the dice back."""
     dataset = dataset_h5(make_file("pack", 23).path, functools.partial(sleepy, seconds))

@@ -511,10 +511,13 @@ def test_refused_connections_leave_the_work_to_the_others(
     served: list[int] = []
 
     def refuse(number: int, offset: int) -> Exception | None:
-        return PassingError("503", wait_s=0.05) if source.open > 3 else None
+        return PassingError("503", wait_s=0.05) if far.open > 3 else None
 
-    source = in_memory(content, bytes_per_s=20e6, connections=8, answer=refuse, at=lambda _: served.append(source.open))
-    with open_arriving(source, policy=RetryPolicy(attempts=2, first_wait_s=0.01)) as arriving:
+    def note(position: int) -> None:
+        served.append(far.open)
+
+    far = in_memory(content, bytes_per_s=20e6, connections=8, answer=refuse, at=note)
+    with open_arriving(far, policy=RetryPolicy(attempts=2, first_wait_s=0.01)) as arriving:
         arriving.wait()
         assert arriving.pread(SIZE, 0) == content
     # All but the last pieces came while at least two others were on their way.
