@@ -25,13 +25,8 @@ PROCESSES = 3
 MOST_SECONDS = 60.0
 # Both ways in which a notebook is run; the one that is `long` is left out by its mark.
 MACHINES = ("practice Colab", "plain computer")
-# What tests look at besides code.
-OTHERS = {
-    ".md": ("tests/test_docs.py", "tests/test_site.py"),
-    "README.md": ("tests/test_readme.py",),
-    "mkdocs.yml": ("tests/test_site.py",),
-    "pyproject.toml": ("tests/test_house.py", "tests/test_import_light.py"),
-}
+# What looks at every page, and builds the site of them.
+PAGES, SITE = "tests/test_docs.py", "tests/test_site.py"
 
 
 def users_of() -> dict[str, set[str]]:
@@ -63,6 +58,16 @@ def changed_files() -> list[str]:
     return [name for output in outputs for name in output.stdout.splitlines()]
 
 
+def tests_that_name(path: Path) -> list[str]:
+    """Return the tests of the project itself that speak of a file of it, or import it."""
+    words = {path.name, ".".join(path.with_suffix("").parts)} if path.parts[:-1] else {path.name}
+    return [
+        str(test.relative_to(ROOT))
+        for test in (ROOT / "tests").glob("test_*.py")
+        if any(word in test.read_text(encoding="utf-8") for word in words)
+    ]
+
+
 def places_of(files: list[str]) -> dict[str, int]:
     """Return the places of the tests of these files, given from the root of the project: the nearest first.
 
@@ -88,8 +93,11 @@ def places_of(files: list[str]) -> dict[str, int]:
         elif (ROOT / "tests" / path.parts[0]).is_dir():  # benchmarks, campaigns
             places.setdefault(f"tests/{path.parts[0]}", 0)
         else:
-            named = (*OTHERS.get(path.name, ()), *OTHERS.get(path.suffix, ()), f"tests/test_{path.stem.lower()}.py")
-            places |= {place: 0 for place in named if (ROOT / place).exists()}
+            named = (
+                [PAGES, SITE] if path.suffix == ".md" else [SITE] if path.stem.startswith(("mkdocs", "site_")) else []
+            )
+            own = f"tests/test_{path.stem.lower()}.py"
+            places |= dict.fromkeys([*named, *[own] * (ROOT / own).exists(), *tests_that_name(path)], 0)
     return dict(sorted(places.items(), key=lambda item: (item[1], item[0])))
 
 
