@@ -226,7 +226,7 @@ class FtpDialect(BlockingDialect):
             size = ftp.size(path)
         except ftplib.error_perm as error:
             if _is_unknown_command(error):
-                return dict(fs.info(path))
+                return self._info_from_listing(fs, path)
             ftp.cwd(path)  # a folder, or the reason why nothing can be had there
             return {"name": path, "type": "directory", "size": 0}
         return {"name": path, "type": "file", "size": size, "modify": self._modified(ftp, path)}
@@ -237,8 +237,9 @@ class FtpDialect(BlockingDialect):
         except ftplib.error_perm as error:
             if not _is_unknown_command(error):
                 raise
-            fs.invalidate_cache()
-            return list(fs.ls(path, detail=True))
+            lines: list[str] = []
+            fs.ftp.dir(path or "/", lines.append)
+            return [row for line in lines if (row := _row_of(line, path.rstrip("/"))) is not None]
         kinds = {"dir": "directory", "file": "file"}
         return [
             {**facts, "name": f"{path.rstrip('/')}/{name}", "type": kinds[facts["type"]], "size": facts.get("size", 0)}
@@ -278,12 +279,43 @@ class FtpDialect(BlockingDialect):
     def close(self, fs: Any) -> None:
         fs.ftp.close()
 
+    def _info_from_listing(self, fs: Any, path: str) -> dict[str, Any]:
+        path = path.rstrip("/")
+        if not path:
+            return {"name": "/", "type": "directory", "size": 0}
+        rows = self.list_folder(fs, path.rpartition("/")[0] or "/")
+        found = next((row for row in rows if row["name"] == path), None)
+        if found is None:
+            raise FileNotFoundError(path)
+        return found
+
     @staticmethod
     def _modified(ftp: Any, path: str) -> str:
         try:
             return str(ftp.voidcmd(f"MDTM {path}"))[4:].strip()
         except ftplib.error_perm:
             return ""
+
+
+def _row_of(line: str, folder: str) -> dict[str, Any] | None:
+    """Return what a line of a listing that people read (as by `ls -l`) says; None where it is none.
+
+    Not left to fsspec: before 2026 that took the last word of a name for all of it, so that another file was read.
+    """
+    parts = line.split(maxsplit=8)
+    if len(parts) < 9 or parts[8] in {".", ".."}:
+        return None
+    mode, name = parts[0], parts[8]
+    if mode.startswith("l"):
+        name = name.partition(" -> ")[0]
+    is_folder = mode.startswith("d")
+    return {
+        "name": f"{folder}/{name}",
+        "type": "directory" if is_folder else "file",
+        "size": 0 if is_folder else int(parts[4]),
+        "modify": " ".join(parts[5:8]),
+        "unix.mode": mode,
+    }
 
 
 def cut_spans(offset: int, end: int) -> list[tuple[int, int]]:
