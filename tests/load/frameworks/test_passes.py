@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from colabstage.load.frameworks.keras_dataset import EpochTracker
+from colabstage.load.frameworks.on_demand import EpochTracker
 
 
 def asked(passes: EpochTracker, numbers: list[int]) -> list[tuple[int, int]]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from colabstage.load.frameworks.keras_dataset import OnDemandPrefetcher
+from colabstage.load.frameworks.on_demand import OnDemandPrefetcher
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
