@@ -29,7 +29,7 @@ from colabstage.fetch.record import (
 )
 from colabstage.fetch.report import FetchReport
 from colabstage.fetch.several import OpenedParts
-from colabstage.fetch.sources import LocalSource, ManySource, absolute_path, drive_path_of, parse_source
+from colabstage.fetch.sources import LocalSource, ManySource, absolute_path, drive_path_of, parse_source, paths_of
 from colabstage.fetch.transfer.file import fetch_file
 from colabstage.fileops import disk_use, make_folder
 from colabstage.machine.drive import drive_root
@@ -121,7 +121,9 @@ def fetch_files(
         return here or fetch.run()
 
     notes: list[str] = []
-    done = run_with_one_remount(work, place=drive_path_of(parsed) or place, notice=notes.append)
+    done = run_with_one_remount(
+        work, place=drive_path_of(parsed) or place, touches=(place, *paths_of(parsed)), notice=notes.append
+    )
     return replace(done, notes=(*done.notes, *notes))
 
 

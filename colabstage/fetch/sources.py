@@ -403,6 +403,12 @@ def drive_path_of(source: Source) -> Path | None:
     return next((part.path for part in parts if isinstance(part, LocalSource) and part.on_drive), None)
 
 
+def paths_of(source: Source) -> list[Path]:
+    """All paths of this machine that the source is read from."""
+    parts = source.parts if isinstance(source, ManySource) else (source,)
+    return [part.path for part in parts if isinstance(part, LocalSource)]
+
+
 def readable_name(name: str) -> str:
     """The part of a name that a person recognises: `kitti` for `kitti.tar.gz`."""
     name = name.rstrip("/").rpartition("/")[2]

@@ -21,7 +21,7 @@ import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from colabstage.errors import (
     DriveAuthError,
@@ -34,6 +34,7 @@ from colabstage.errors import (
 from colabstage.machine.drive_errors import flush_error, mount_error
 from colabstage.machine.mounts import PRACTICE_SOURCE, Mount, follow_links, list_mounts, mount_of, probe_mount
 from colabstage.machine.platforms import detect_platform, system_root
+from colabstage.pipeline import DaemonPool
 from colabstage.units import format_duration
 
 DEFAULT_MOUNTPOINT = "/content/drive"
@@ -44,6 +45,8 @@ _OLD_TYPE = f"fuse.{_OLD_CLIENT}"
 # The spelling with a space is a hidden redirect to the one without.
 _SPELLINGS = {"My Drive": "MyDrive", "Shared drives": "Shareddrives"}
 _PROBE_TIMEOUT_S = 15.0
+# For finding a Drive, which the work can do without: all of them are asked at once.
+_ANSWER_S = 10.0
 # A mount right after an unmount fails now and then, and succeeds a moment later.
 _REMOUNT_ATTEMPTS = 2
 _REMOUNT_WAIT_S = 1.0
@@ -86,13 +89,39 @@ def normalise_drive_path(path: str | os.PathLike[str]) -> Path:
     return root.joinpath(_SPELLINGS.get(first, first), *rest)
 
 
-def find_drive(*, timeout_s: float = _PROBE_TIMEOUT_S) -> Path | None:
+def find_drive(*, timeout_s: float = _ANSWER_S) -> Path | None:
     """The `MyDrive` folder of a mounted Google Drive that answers within `timeout_s` seconds; `None` without one."""
-    for mount in _drives():
-        folder = _my_drive(mount)
-        if probe_mount(folder, timeout_s).state == "alive":
-            return folder
-    return None
+    return ask_drives(timeout_s=timeout_s).folder
+
+
+class DriveAnswer(NamedTuple):
+    """Which Drive answers. `folder`: the `MyDrive` of the first that does. `silent`: mount points that said nothing."""
+
+    folder: Path | None
+    silent: tuple[Path, ...]
+
+
+def ask_drives(*, near: str | os.PathLike[str] | None = None, timeout_s: float = _ANSWER_S) -> DriveAnswer:
+    """Ask every mounted Drive at once which of them works.
+
+    Args:
+        near: a path whose Drive comes before any other, whoever's it is.
+        timeout_s: seconds for all of them together.
+    """
+    found = _drives() if near is None or drive_root(near) is None else [mount_of(near), *_drives()]
+    drives = list({mount.mountpoint: mount for mount in found}.values())
+    if not drives:
+        return DriveAnswer(None, ())
+    with DaemonPool(len(drives), "colabstage-ask") as pool:
+        answers = pool.run(lambda drive: probe_mount(_my_drive(drive), timeout_s).state, drives)
+    asked = list(zip(drives, answers, strict=True))
+    alive = next((_my_drive(drive) for drive, state in asked if state == "alive"), None)
+    return DriveAnswer(alive, tuple(drive.mountpoint for drive, state in asked if state == "silent"))
+
+
+def list_drives() -> list[Path]:
+    """The mount points of Google Drives that can be reached, from the mount table alone."""
+    return [mount.mountpoint for mount in _drives()]
 
 
 def mount_drive(

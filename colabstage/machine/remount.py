@@ -27,11 +27,12 @@ from colabstage.machine.drive import drive_root, mount_drive
 from colabstage.machine.drive_errors import drive_log_size, quota_error
 from colabstage.machine.mounts import follow_links, mount_of, probe_mount
 from colabstage.machine.platforms import detect_platform
+from colabstage.machine.watched import run_watched
 from colabstage.retry import speaks_of_a_mount, translate_read_error
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from typing import Literal
 
 T = TypeVar("T")
@@ -73,6 +74,7 @@ def run_with_one_remount(
     work: Callable[[], T],
     *,
     place: str | os.PathLike[str],
+    touches: Sequence[str | os.PathLike[str]] = (),
     mount_timeout_s: float = 120.0,
     notice: Callable[[str], object] | None = None,
 ) -> T:
@@ -80,7 +82,8 @@ def run_with_one_remount(
 
     Args:
         work: keeps what it has finished, or starts anew; holds nothing open on Drive after it has failed.
-        place: any path on the Drive that `work` depends on; for one that lies elsewhere, `work` is simply called.
+        place: any path on the Drive that `work` depends on; for one that lies elsewhere, `work` is called once.
+        touches: what else it touches that may lie on a mount. A mount that begins to hang is left, with an error.
         mount_timeout_s: seconds to wait for the person's permission, and again for Drive's first listing.
         notice: told in a sentence that Drive was mounted again.
 
@@ -91,11 +94,15 @@ def run_with_one_remount(
             Where Drive died and was not mounted again, a note of the error says why.
     """
     root = drive_root(place)
+
+    def watched() -> T:
+        return run_watched(work, place, *touches)
+
     if root is None:
-        return _work_typed(work, place)
+        return _work_typed(watched, place)
     readonly = mount_of(place).readonly
     try:
-        return _work_watched(work, place)
+        return _with_quota_told(watched, place)
     except _SYMPTOMS as error:
         obstacle = remount_obstacle(_look(root))
         if obstacle is not None:
@@ -105,7 +112,7 @@ def run_with_one_remount(
         mount_drive(root, readonly=readonly, timeout_s=mount_timeout_s)
         if notice is not None:
             notice(f"The Drive client died ({error}) and was mounted again; finished work was kept.")
-    return _work_watched(work, place)
+    return _with_quota_told(watched, place)
 
 
 def _work_typed(work: Callable[[], T], place: str | os.PathLike[str]) -> T:
@@ -127,7 +134,7 @@ def _work_typed(work: Callable[[], T], place: str | os.PathLike[str]) -> T:
         raise translate_read_error(error, str(error.filename or place), 1) from error
 
 
-def _work_watched(work: Callable[[], T], place: str | os.PathLike[str]) -> T:
+def _with_quota_told(work: Callable[[], T], place: str | os.PathLike[str]) -> T:
     """Call `work()`; a failure that the client's log explains by a quota is raised as that."""
     log_size = drive_log_size()
     try:

@@ -14,6 +14,7 @@ from colabstage.fileops import local_lock, make_folder, make_own_folder
 from colabstage.h5.parts import appended_beside, next_appended, shards_beside
 from colabstage.images.options import ImageOptions
 from colabstage.machine.mounts import require_answer
+from colabstage.machine.watched import run_watched
 from colabstage.pack.append import check_fits, dataset_of, options_like, read_base, repeated_names, with_classes
 from colabstage.pack.execute import run_pack, space_for
 from colabstage.pack.job import open_source, plan_job
@@ -110,38 +111,53 @@ def pack_dataset(
         on_error=on_error,
     )
     shown = resolve_progress(progress)
-    in_shards = shards is not None or executor is not None
-    if append_to is not None:
-        if out is not None or in_shards or overwrite:
-            msg = "append_to= names what is appended to and writes one file; leave out, shards, executor and overwrite."
+
+    def pack() -> PackReport:
+        in_shards = shards is not None or executor is not None
+        if append_to is not None:
+            if out is not None or in_shards or overwrite:
+                msg = (
+                    "append_to= names what is appended to and writes one file; leave out, shards, executor and "
+                    "overwrite."
+                )
+                raise OptionError(msg)
+            require_answer(append_to, *((source,) if isinstance(source, str | os.PathLike) else ()))
+            return _append(source, dataset_of(Path(append_to)), options, shown)
+        if out is None:
+            msg = "Neither out nor append_to= says where the pack goes; give the name of a file, for example 'data.h5'."
             raise OptionError(msg)
-        require_answer(append_to, *((source,) if isinstance(source, str | os.PathLike) else ()))
-        return _append(source, dataset_of(Path(append_to)), options, shown)
-    if out is None:
-        msg = "Neither out nor append_to= says where the pack goes; give the name of a file, for example 'data.h5'."
-        raise OptionError(msg)
-    remote = RemoteTarget.of(out)
-    if remote is not None:
-        if not in_shards:
-            msg = f"out='{remote.label}' is an address, where shards are written; give shards=, or a path."
+        remote = RemoteTarget.of(out)
+        if remote is not None:
+            if not in_shards:
+                msg = f"out='{remote.label}' is an address, where shards are written; give shards=, or a path."
+                raise OptionError(msg)
+            return ShardSet(source, remote.scratch, options, shards, executor, overwrite, remote.write).pack(shown)
+        if os.fspath(out).endswith(("/", os.sep)):
+            example = Path(out) / "pack.h5"
+            msg = f"out='{os.fspath(out)}' is a folder; expected the name of a file, for example '{example}'."
             raise OptionError(msg)
-        return ShardSet(source, remote.scratch, options, shards, executor, overwrite, remote.write).pack(shown)
-    if os.fspath(out).endswith(("/", os.sep)):
-        msg = f"out='{os.fspath(out)}' is a folder; expected the name of a file, for example '{Path(out) / 'pack.h5'}'."
-        raise OptionError(msg)
-    target = Path(out)
-    require_answer(target)
-    _check_target(target, overwrite=overwrite, in_shards=in_shards)
-    if isinstance(source, str | os.PathLike):
-        _check_apart(Path(source), target)
-    if in_shards:
-        return ShardSet(source, target, options, shards, executor, overwrite=overwrite).pack(shown)
-    with open_source(source, options, beside=target) as opened:
-        job = plan_job(opened.tree, opened.table, options, free_bytes=space_for(target))
-        make_folder(target.parent)
-        return run_pack(
-            job, target, slow=opened.slow, progress=shown, cancellation=cancellation_of(shown), identity=opened.identity
-        )
+        target = Path(out)
+        require_answer(target)
+        _check_target(target, overwrite=overwrite, in_shards=in_shards)
+        if isinstance(source, str | os.PathLike):
+            _check_apart(Path(source), target)
+        if in_shards:
+            return ShardSet(source, target, options, shards, executor, overwrite=overwrite).pack(shown)
+        with open_source(source, options, beside=target) as opened:
+            job = plan_job(opened.tree, opened.table, options, free_bytes=space_for(target))
+            make_folder(target.parent)
+            return run_pack(
+                job,
+                target,
+                slow=opened.slow,
+                progress=shown,
+                cancellation=cancellation_of(shown),
+                identity=opened.identity,
+            )
+
+    if not isinstance(source, str | os.PathLike):
+        return pack()  # a dataset of the caller's is read by the caller's thread
+    return run_watched(pack, source, *(place for place in (out, append_to) if place is not None))
 
 
 def _check_apart(source: Path, target: Path) -> None:

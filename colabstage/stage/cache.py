@@ -10,7 +10,7 @@ from colabstage.errors import CancelledError, ColabstageError, DriveError, Sourc
 from colabstage.fetch.copy import copy_blocks
 from colabstage.fileops import disk_use, make_folder
 from colabstage.h5.manifest import Manifest, manifest_path, read_manifest, remove_manifest, write_manifest
-from colabstage.machine.drive import drive_root, find_drive
+from colabstage.machine.drive import ask_drives, drive_root
 from colabstage.machine.mounts import silence_of
 from colabstage.machine.platforms import detect_platform
 from colabstage.machine.resources import check_space
@@ -57,11 +57,17 @@ def find_cache_dir(asked: Path | Literal["auto"] | None, *, near: Path | None, l
         return None, "no cache was asked for"
     if isinstance(asked, Path):
         return asked, "as given"
-    root = None if near is None else drive_root(near)
-    own = None if root is None or silence_of(root) is not None else root / "MyDrive"
-    drive = own if own is not None and own.is_dir() else find_drive()
-    if drive is not None:
-        return drive / "colabstage", "on the mounted Google Drive"
+    drive = ask_drives(near=near)
+    if drive.folder is not None:
+        return drive.folder / "colabstage", "on the mounted Google Drive"
+    if drive.silent:
+        # Another folder would be a second cache, of which the next session knows nothing.
+        return None, f"the Drive client at '{drive.silent[0]}' does not answer"
+    return _find_lasting(local)
+
+
+def _find_lasting(local: Path) -> tuple[Path | None, str]:
+    """The folder of packs on the platform's own lasting disk, and the reason."""
     platform = detect_platform()
     lasting = platform.persistent_dir
     if lasting is None or not lasting.is_dir():

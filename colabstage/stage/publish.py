@@ -132,6 +132,7 @@ def publish_file(
     return run_with_one_remount(
         lambda: _publish(source, where, keep_previous=keep_previous, shown=shown),
         place=place if drive_root(place) is not None else source,
+        touches=(source, place),
     )
 
 

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Literal, cast, get_args
 
 from colabstage.errors import OptionError
 from colabstage.fetch.checksum import parse_checksum
-from colabstage.fetch.sources import LocalSource, ManySource, absolute_path, drive_path_of, parse_source
+from colabstage.fetch.sources import LocalSource, ManySource, absolute_path, drive_path_of, parse_source, paths_of
 from colabstage.images.options import ImageOptions
-from colabstage.machine.drive import drive_root
+from colabstage.machine.drive import drive_root, list_drives
 from colabstage.machine.platforms import detect_platform
 from colabstage.pack.options import PackOptions, split_fractions
 
@@ -75,6 +75,13 @@ class StageRequest:
     def drive_path(self) -> Path | None:
         """The path of a source on a Google Drive; `None` for one that lies elsewhere."""
         return drive_path_of(self.source)
+
+    @property
+    def touched_paths(self) -> list[Path]:
+        """The paths of this machine that are read or written: those of the source, the cache, and what is staged."""
+        cache = [self.cache_dir] if isinstance(self.cache_dir, Path) else []
+        drives = list_drives() if self.cache_dir == "auto" else []
+        return [*paths_of(self.source), self.folder, *cache, *drives]
 
     @property
     def opened_path(self) -> Path | None:

@@ -86,6 +86,7 @@ def restore_file(
     return run_with_one_remount(
         lambda: _restore(newest, where, overwrite=overwrite, shown=shown),
         place=newest if drive_root(newest) is not None else place,
+        touches=(newest, place),
     )
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ParamSpec
 
 from colabstage.fileops import check_own_folder, clear_lock, local_lock, make_own_folder
 from colabstage.machine.remount import run_with_one_remount
+from colabstage.machine.watched import run_watched
 from colabstage.progress import NullProgress, cancellation_of, resolve_progress
 from colabstage.stage.request import check_for_workers, lock_path, make_request
 from colabstage.stage.staging import Staging
@@ -141,11 +142,14 @@ def stage_dataset(
         check_for_workers(request)
     shown = resolve_progress(progress)
     if request.drive_path is None:
-        return _stage(request, executor, wait=wait, progress=shown)
+        return run_watched(lambda: _stage(request, executor, wait=wait, progress=shown), *request.touched_paths)
     notes: list[str] = []
     # Each try opens everything anew: nothing of the first may be held open on a mount that has died.
     staged = run_with_one_remount(
-        lambda: _stage(request, executor, wait=wait, progress=shown), place=request.drive_path, notice=notes.append
+        lambda: _stage(request, executor, wait=wait, progress=shown),
+        place=request.drive_path,
+        touches=request.touched_paths,
+        notice=notes.append,
     )
     staged.report.note(*notes)
     return staged
@@ -196,5 +200,9 @@ def plan_stage(request: StageRequest) -> StagePlan:
     The arguments are those of `stage_dataset`, without `wait`, `executor` and `progress`; so are the errors, for what
     can be known beforehand.
     """
-    with Staging(request, progress=NullProgress()) as staging:
-        return staging.plan()
+
+    def plan() -> StagePlan:
+        with Staging(request, progress=NullProgress()) as staging:
+            return staging.plan()
+
+    return run_watched(plan, *request.touched_paths)

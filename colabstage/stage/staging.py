@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import tempfile
 from concurrent.futures import Future
 from dataclasses import replace
@@ -146,7 +147,7 @@ class Staging:
 
     def _is_published(self) -> bool | None:
         """Whether the pack that is here is the one in the cache; `None` when there is to be none."""
-        if choose_cache_dir(self._request)[0] is None:
+        if self._cache[0] is None:
             return None
         cached = self._find_cached()
         return cached is not None and cached.manifest == read_manifest(self._request.pack_path)
@@ -239,7 +240,12 @@ class Staging:
 
     @property
     def _to_publish(self) -> bool:
-        return not self._keeps_cached and choose_cache_dir(self._request)[0] is not None
+        return not self._keeps_cached and self._cache[0] is not None
+
+    @functools.cached_property
+    def _cache(self) -> tuple[Path | None, str]:
+        """The folder of lasting packs and the reason: asked for once, since a Drive that hangs takes its time."""
+        return choose_cache_dir(self._request)
 
     def plan(self) -> StagePlan:
         """What the three would do."""
@@ -281,7 +287,7 @@ class Staging:
         self, action: Action, reasons: tuple[str, ...], figures: StageFigures, rows: dict[str, int]
     ) -> StagePlan:
         request = self._request
-        cache_dir, _ = choose_cache_dir(request) if request.wants_pack else (None, "")
+        cache_dir, _ = self._cache if request.wants_pack else (None, "")
         return StagePlan(
             source=request.address,
             action=action,
@@ -381,7 +387,7 @@ class Staging:
     def _find_cached(self) -> CachedPack | None:
         if not self._request.wants_pack:
             return None
-        cache_dir, _ = choose_cache_dir(self._request)
+        cache_dir, _ = self._cache
         return None if cache_dir is None else find_cached(self._request, cache_dir)
 
     def _make(self, *, pack: bool) -> StagedFiles | None:
@@ -407,7 +413,7 @@ class Staging:
     def _publish(self, record: LocalRecord, *, quietly: bool = False) -> None:
         """Copy the pack to the cache. A failure is noted, not raised: the data is here and can be used."""
         request = self._request
-        cache_dir, why = choose_cache_dir(request)
+        cache_dir, why = self._cache
         if cache_dir is None:
             if request.cache_dir is not None:
                 self.report.note(f"Not cached: {why}.")

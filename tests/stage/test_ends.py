@@ -28,6 +28,8 @@ from colabstage.errors import CancelledError, ColabstageError, DriveDisconnected
 from colabstage.fetch.download import Download
 from colabstage.fileops import hash_ranges, local_lock
 from colabstage.load.reading.joined import open_reader
+from colabstage.machine import mounts
+from colabstage.machine.watched import run_watched
 from colabstage.progress import Cancellation, NullProgress
 from colabstage.simulate.http_knobs import WebKnobs
 from colabstage.simulate.http_server import WebServer
@@ -110,6 +112,114 @@ def test_a_mount_that_hangs_holds_up_nobody(tmp_path: Path, drive: SimulatedDriv
     finally:
         os.kill(server.pid, signal.SIGCONT)
     assert ended.stdout.split() == ["local", *["True"] * 4]
+
+
+_HANGING_LATER = """
+import os, pathlib, signal, sys
+import colabstage, colabstage.errors
+from colabstage.machine import mounts, remount, watched
+drive, here, server = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]), int(sys.argv[3])
+remount._PROBE_TIMEOUT_S, watched._ASK_EVERY_S, watched._HANGS_S = 0.3, 0.2, 0.3
+answering = mounts.probe_mount
+
+def hang_afterwards(*question):
+    answer = answering(*question)
+    os.kill(server, signal.SIGSTOP)
+    return answer
+
+mounts.probe_mount = hang_afterwards
+options = dict(progress=False)
+staging = dict(local_dir=here / "local", cache_dir=None)
+for verb in (
+    lambda: colabstage.stage_dataset(drive / "photos", **staging, **options),
+    lambda: colabstage.stage_dataset(here / "photos", local_dir=here / "local", cache_dir=drive / "cache", **options),
+    lambda: colabstage.plan_stage(drive / "photos", **staging),
+    lambda: colabstage.pack_dataset(drive / "photos", here / "a.h5", **options),
+    lambda: colabstage.pack_dataset(here / "photos", drive / "a.h5", **options),
+    lambda: colabstage.fetch_files(drive / "photos", here / "fetched", **options),
+    lambda: colabstage.extract_archive(drive / "a.zip", here / "extracted", **options),
+    lambda: colabstage.publish_file(here / "model.pt", drive / "model.pt", **options),
+    lambda: colabstage.restore_file(drive / "published.pt", here / "restored.pt", **options),
+):
+    os.kill(server, signal.SIGCONT)
+    try:
+        verb()
+        print("done", flush=True)
+    except colabstage.errors.DriveDisconnectedError as error:
+        print("not answered" in str(error), flush=True)
+"""
+
+
+@pytest.mark.fuse
+@pytest.mark.slow
+def test_a_mount_that_begins_to_hang_after_it_answered_ends_every_verb(
+    tmp_path: Path, drive: SimulatedDrive, make_images: MakeImages
+) -> None:
+    """Each says so; none is lost in a call that does not return, and the process ends."""
+    make_images(drive.cloud / "MyDrive" / "photos", 4)
+    make_images(tmp_path / "photos", 4)
+    (tmp_path / "model.pt").write_bytes(b"weights")
+    mounted = tmp_path / "content" / "drive" / "MyDrive"
+    publish_file(tmp_path / "model.pt", mounted / "published.pt", progress=False)
+    with zipfile.ZipFile(drive.cloud / "MyDrive" / "a.zip", "w") as archive:
+        archive.write(tmp_path / "model.pt", "model.pt")
+    server = drive._server
+    assert server is not None
+    try:
+        ended = subprocess.run(
+            [sys.executable, "-c", _HANGING_LATER, mounted, tmp_path, str(server.pid)],
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=True,
+        )
+    finally:
+        os.kill(server.pid, signal.SIGCONT)
+    assert ended.stdout.split() == ["True"] * 9
+    assert not (tmp_path / "a.h5").exists()
+    assert not (tmp_path / "restored.pt").exists()
+
+
+@pytest.mark.fuse
+def test_a_drive_that_hangs_is_looked_for_once_and_said(
+    tmp_path: Path, drive: SimulatedDrive, make_images: MakeImages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All Drives within one deadline, in one call of a verb."""
+    server = drive._server
+    assert server is not None
+    asked: list[float] = []
+
+    def count(_: Path, timeout_s: float) -> mounts.MountProbe:
+        asked.append(timeout_s)
+        return mounts.MountProbe("silent")
+
+    monkeypatch.setattr("colabstage.machine.drive.probe_mount", count)
+    staged = stage_dataset(make_images(tmp_path / "photos", 4), progress=False)
+    assert asked == [10.0]
+    assert any("Not cached" in note and "does not answer" in note for note in staged.report.notes)
+
+
+@pytest.mark.fuse
+def test_an_interrupt_reaches_work_on_a_mount(tmp_path: Path, drive: SimulatedDrive) -> None:
+    """The work ends, having cleared up after itself, before the prompt is back."""
+    steps: list[str] = []
+
+    def work() -> None:
+        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+        try:
+            while True:
+                time.sleep(0.01)
+        finally:
+            steps.append("cleared up")
+
+    with pytest.raises(KeyboardInterrupt):
+        run_watched(work, tmp_path / "content" / "drive" / "MyDrive")
+    assert steps == ["cleared up"]
+
+
+def test_work_on_local_disks_is_done_where_it_was_called(tmp_path: Path) -> None:
+    """No thread is between it and its caller."""
+    assert run_watched(threading.current_thread, tmp_path) is threading.current_thread()
 
 
 class _Stopping(NullProgress):

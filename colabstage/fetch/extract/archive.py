@@ -170,7 +170,9 @@ def extract_archive(
                 cancellation=cancellation or cancellation_of(shown),
             )
 
-    return run_with_one_remount(extract, place=archive if drive_root(archive) is not None else place)
+    return run_with_one_remount(
+        extract, place=archive if drive_root(archive) is not None else place, touches=(archive, place)
+    )
 
 
 def extract_bytes(
