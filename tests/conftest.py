@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import multiprocessing
 import os
 import re
 import signal
@@ -23,6 +24,8 @@ from hypothesis import settings
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
 
+    from tests.nurseries import Nurseries
+
 # By these, notebook platforms are told apart (machine/platforms.py); a test that wants one sets it.
 _PLATFORM_VARIABLES = re.compile(
     r"COLAB|KAGGLE|VERTEX_PRODUCT|TBE_|SAGEMAKER_|PAPERSPACE_|LIGHTNING_|DATABRICKS_|DEEPNOTE_|CODESPACES|"
@@ -41,6 +44,16 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """The test sees no variable that a notebook platform, or colabstage itself, is steered by."""
     for name in [name for name in os.environ if _PLATFORM_VARIABLES.match(name)]:
         monkeypatch.delenv(name)
+
+
+@pytest.fixture(scope="session")
+def nurseries(tmp_path_factory: pytest.TempPathFactory) -> Nurseries:
+    """What processes are forked from that have a framework imported: the same for all test processes of the run."""
+    from tests.nurseries import Nurseries  # the smoke tests run where there is no such package
+
+    folder = tmp_path_factory.getbasetemp()
+    side_by_side = "PYTEST_XDIST_WORKER" in os.environ
+    return Nurseries(folder.parent if side_by_side else folder, os.getppid() if side_by_side else os.getpid())
 
 
 @pytest.fixture
@@ -108,8 +121,10 @@ def _missing_part(mark: str) -> str | None:
 def pytest_configure() -> None:
     """Have Ctrl-C do here, and in the processes that tests start, what it does on a terminal.
 
-    Whoever starts the tests in the background hands down that it is ignored.
+    Whoever starts the tests in the background hands down that it is ignored. And have the workers of loaders, where
+    they come from Python's own server of forks, come with torch: to import it takes each of them two seconds.
     """
+    multiprocessing.set_forkserver_preload(["torch.utils.data", "h5py"])
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -1,16 +1,17 @@
-"""Cells run by nbclient in a real ipykernel, in a process of their own: what a notebook would keep of them."""
+"""Cells run by nbclient in a real ipykernel, in processes of their own: what a notebook would keep of them."""
 
 from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
+if TYPE_CHECKING:
+    from tests.nurseries import Nurseries
 
 ROOT = Path(__file__).resolve().parent.parent
 WIDGETS_7 = ROOT / ".venv/ipywidgets7"
@@ -19,7 +20,7 @@ _RUN = """
 import json, sys
 from nbclient import NotebookClient
 from nbformat.v4 import new_code_cell, new_notebook
-cells = [new_code_cell(text) for text in json.load(sys.stdin)]
+cells = [new_code_cell(text) for text in json.loads(sys.argv[1])]
 notebook = new_notebook(cells=cells)
 client = NotebookClient(notebook, timeout=90, startup_timeout=60, allow_errors=True, kernel_name="python3")
 client.execute()
@@ -29,7 +30,7 @@ json.dump([cell.outputs for cell in notebook.cells], sys.stdout)
 Outputs = list[list[dict[str, Any]]]
 
 
-def run_cells(*cells: str, folder: Path, before: Path | None = None) -> Outputs:
+def run_cells(*cells: str, folder: Path, nurseries: Nurseries, before: Path | None = None) -> Outputs:
     """Run the cells in `folder`; returns the outputs of each as notebook format 4 has them.
 
     `before` is a folder whose packages come before those of the environment.
@@ -39,25 +40,17 @@ def run_cells(*cells: str, folder: Path, before: Path | None = None) -> Outputs:
         pytest.skip(f"needs {', '.join(absent)}: pip install --group notebooks (or: make .venv/.tested)")
     places = [str(place) for place in (before, ROOT) if place is not None]
     own = {f"JUPYTER_{name}_DIR": str(folder / ".jupyter" / name) for name in ("CONFIG", "DATA", "RUNTIME")}
-    done = subprocess.run(
-        [sys.executable, "-P", "-W", "ignore", "-c", _RUN],
-        input=json.dumps(cells),
-        cwd=folder,
-        env={
-            **os.environ,
-            **own,
-            "PYTHONPATH": os.pathsep.join(places),
-            "IPYTHONDIR": str(folder / ".ipython"),
-            "JUPYTER_PLATFORM_DIRS": "1",
-            "COLABSTAGE_SYSTEM_ROOT": str(folder / ".system"),
-        },
-        capture_output=True,
-        text=True,
-        timeout=110,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    outputs: Outputs = json.loads(done.stdout)
+    script = folder / ".run_cells.py"
+    script.write_text(_RUN, encoding="utf-8")
+    environment = {
+        **own,
+        "PYTHONPATH": os.pathsep.join(places),
+        "IPYTHONDIR": str(folder / ".ipython"),
+        "JUPYTER_PATH": str(nurseries.kernel("torch")),
+        "COLABSTAGE_SYSTEM_ROOT": str(folder / ".system"),
+    }
+    line = nurseries.run_script("torch", [script, json.dumps(cells)], environment, folder=folder)
+    outputs: Outputs = json.loads(line)
     return outputs
 
 

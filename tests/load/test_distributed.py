@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,6 +14,8 @@ from colabstage.load.loader import Loader, make_loader
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
+    from tests.nurseries import Nurseries
 
 RANK = """
 import json, sys
@@ -56,13 +57,20 @@ distributed.destroy_process_group()
 
 
 @pytest.mark.parametrize("world", [2, pytest.param(3, marks=pytest.mark.long)])
-def test_ranks_of_a_process_group_share_out(make_file: Callable[..., Any], tmp_path: Path, world: int) -> None:
+def test_ranks_of_a_process_group_share_out(
+    make_file: Callable[..., Any], tmp_path: Path, nurseries: Nurseries, world: int
+) -> None:
     """Each row once an epoch, equally many steps on all ranks, and the same rest after a resume, in every order."""
     sample = make_file("pack", 61)
     outs = [tmp_path / f"rank{rank}.json" for rank in range(world)]
+    script = tmp_path / "rank.py"
+    script.write_text(RANK, encoding="utf-8")
+    place = [script, sample.path, tmp_path / "store"]
     ranks = [
         subprocess.Popen(
-            [sys.executable, "-c", RANK, str(sample.path), str(tmp_path / "store"), str(out), str(rank), str(world)],
+            nurseries.command("torch", "script", *place, out, str(rank), str(world)),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
         )

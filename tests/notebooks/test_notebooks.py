@@ -1,20 +1,16 @@
 """Every notebook runs from top to bottom in a kernel of its own: on a practice Colab, and on a plain computer.
 
 On one of the two in `make test`, on both in `make test-all`. The kernels are forked from a process that has imported
-torch, Jupyter and the like, but nothing of colabstage.
+torch or TensorFlow, Jupyter and the like, but nothing of colabstage.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
 import subprocess
-import sys
 import tempfile
-import time
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,17 +18,17 @@ from typing import TYPE_CHECKING
 import pytest
 
 from colabstage.simulate.drive import fuse_problem
+from tests.nurseries import ONE_THREAD
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from tests.nurseries import Nurseries
 
 NOTEBOOKS = sorted((Path(__file__).resolve().parents[2] / "notebooks").glob("*.ipynb"))
 # What a person is promised is under a minute; the rest is for a busy machine.
 CELL_TIMEOUT_S = 80
 NOTEBOOK_TIMEOUT_S = 110
-NURSERY = Path(__file__).with_name("nursery.py")
-# So that tests side by side do not fight for the cores, and so that what is forked has no threads.
-ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 # What a notebook may need besides torch, and how to get it.
 LARGE = {
     "keras": "pip install --group tensorflow",
@@ -89,59 +85,6 @@ def short_path() -> Iterator[Path]:
         yield Path(folder)
 
 
-@pytest.fixture(scope="session")
-def fonts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where matplotlib keeps its list of fonts, which takes it seconds to make: one for all test processes."""
-    folder = tmp_path_factory.getbasetemp()
-    place = (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "matplotlib"
-    place.mkdir(exist_ok=True)
-    return place
-
-
-@dataclass(frozen=True, slots=True)
-class Kernels:
-    """A process with torch and Jupyter imported, of which kernels and nbclient are forked."""
-
-    address: str
-    specs: Path
-
-
-@pytest.fixture(scope="session")
-def kernels(tmp_path_factory: pytest.TempPathFactory, fonts: Path) -> Iterator[Kernels]:
-    """The one nursery of this test process."""
-    for package in ("nbclient", "torch"):
-        if not find_spec(package):
-            pytest.skip(f"needs {package}: pip install -c constraints.txt {package} (or: make .venv/.tested)")
-    folder = tmp_path_factory.mktemp("kernels")
-    with tempfile.TemporaryDirectory(prefix="nursery-") as short:
-        address = f"{short}/socket"
-        spec = folder / "kernels/python3"
-        spec.mkdir(parents=True)
-        # -S and -E, because all that the messenger does is to wait.
-        start = [sys.executable, "-S", "-E", str(NURSERY), address, "kernel", "-f", "{connection_file}"]
-        (spec / "kernel.json").write_text(
-            json.dumps({"argv": start, "display_name": "Python 3", "language": "python"}), encoding="utf-8"
-        )
-        own = {**ONE_THREAD, "MPLCONFIGDIR": str(fonts), "MPLBACKEND": "module://matplotlib_inline.backend_inline"}
-        with subprocess.Popen(
-            [sys.executable, "-P", NURSERY, address], env={**os.environ, **own}, stdin=subprocess.DEVNULL
-        ) as nursery:
-            try:
-                wait_for(Path(address), nursery)
-                yield Kernels(address, folder)
-            finally:
-                nursery.kill()
-
-
-def wait_for(socket: Path, nursery: subprocess.Popen[bytes]) -> None:
-    """Wait until it listens, or has ended."""
-    deadline = time.monotonic() + 60
-    while not socket.exists():
-        assert nursery.poll() is None, "it has said why"
-        assert time.monotonic() < deadline, "it imports for a minute"
-        time.sleep(0.05)
-
-
 # Where they show more at the first look: these make their own data, or publish nothing.
 PLAIN_FIRST = {"own_format", "many_machines", "keras", "tf_data"}
 
@@ -156,10 +99,13 @@ def both_machines(path: Path) -> list[object]:
 
 
 @pytest.mark.torch
+@pytest.mark.timeout(240)  # the first may have to wait for its nursery
 @pytest.mark.parametrize(("path", "machine"), [one for path in NOTEBOOKS for one in both_machines(path)])
-def test_runs(path: Path, machine: str, tmp_path: Path, short_path: Path, fonts: Path, kernels: Kernels) -> None:
+def test_runs(path: Path, machine: str, tmp_path: Path, short_path: Path, nurseries: Nurseries) -> None:
     """No cell fails, the last one's assertion included, and nothing that was practised with stays behind."""
     text = path.read_text(encoding="utf-8")
+    if not find_spec("nbclient"):
+        pytest.skip("needs nbclient: pip install -c constraints.txt nbclient (or: make .venv/.tested)")
     for package, remedy in LARGE.items():
         if re.search(rf'"(import|from) {package}\b', text) and not find_spec(package):
             pytest.skip(f"needs {package}: {remedy}")
@@ -167,9 +113,10 @@ def test_runs(path: Path, machine: str, tmp_path: Path, short_path: Path, fonts:
     if machine == "practice Colab" and (problem := fuse_problem()):
         pytest.skip(problem)
     notebook = shutil.copy(path, tmp_path)
-    variables = environment(tmp_path / "home", short_path, fonts, kernels.specs, machine)
+    kind = "tensorflow" if re.search(r'"(import|from) tensorflow\b', text) else "torch"
+    variables = environment(tmp_path / "home", short_path, nurseries.fonts, nurseries.kernel(kind), machine)
     ran = subprocess.run(
-        [sys.executable, "-S", "-E", NURSERY, kernels.address, "nbclient", f"--timeout={CELL_TIMEOUT_S}", notebook],
+        nurseries.command(kind, "nbclient", f"--timeout={CELL_TIMEOUT_S}", notebook),
         cwd=tmp_path,
         env=variables,
         stdin=subprocess.DEVNULL,

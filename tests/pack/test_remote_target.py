@@ -243,7 +243,9 @@ class KillsOne:
     def __exit__(self, *_): pass
 
 if __name__ == "__main__":
-    dask.config.set({"distributed.comm.timeouts.connect": "60s"})
+    # Workers are forked from a process that has imported Dask, the one that takes the dead one's place as well.
+    own = {"distributed.comm.timeouts.connect": "60s", "distributed.worker.multiprocessing-method": "forkserver"}
+    dask.config.set(own)
     with (
         LocalCluster(n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None) as cluster,
         Client(cluster) as client,

@@ -7,7 +7,7 @@ import pickle
 import signal
 import subprocess
 import sys
-import time
+import threading
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -152,7 +152,9 @@ class KillsOne:
     def __exit__(self, *_): pass
 
 if __name__ == "__main__":
-    dask.config.set({"distributed.comm.timeouts.connect": "60s"})
+    # Workers are forked from a process that has imported Dask, the one that takes the dead one's place as well.
+    own = {"distributed.comm.timeouts.connect": "60s", "distributed.worker.multiprocessing-method": "forkserver"}
+    dask.config.set(own)
     with (
         LocalCluster(n_workers=4, threads_per_worker=1, processes=True, dashboard_address=None) as cluster,
         Client(cluster) as client,
@@ -334,10 +336,6 @@ def _die(_: int) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _sleep(seconds: float) -> None:
-    time.sleep(seconds)
-
-
 @pytest.mark.slow
 def test_a_task_that_kills_every_worker_ends(tmp_path: Path) -> None:
     """After some workers, not after all there ever will be."""
@@ -351,5 +349,8 @@ def test_a_task_that_kills_every_worker_ends(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_workers_that_fall_silent_are_given_up(tmp_path: Path) -> None:
     """With no result and nothing written for the deadline, somebody should look."""
-    with ThreadPoolExecutor(1) as pool, pytest.raises(WorkersLostError, match="for 1 s none has ended"):
-        list(run_tasks(pool, _sleep, [5.0], silence_s=1.0))
+    given_up = threading.Event()
+    with ThreadPoolExecutor(1) as pool:
+        with pytest.raises(WorkersLostError, match="for 1 s none has ended"):
+            list(run_tasks(pool, given_up.wait, [60.0], silence_s=1.0))
+        given_up.set()

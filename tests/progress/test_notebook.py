@@ -16,6 +16,8 @@ from tests.kernels import errors_in, run_cells, text_in
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from tests.nurseries import Nurseries
+
 _WORK = """
 from concurrent.futures import ThreadPoolExecutor
 from colabstage.progress import resolve_progress
@@ -46,10 +48,15 @@ def test_front_ends_are_told_apart(classes: list[str], html: bool) -> None:
     assert draws_html(classes) == html
 
 
-def test_the_panel_stays_as_the_work_ended(tmp_path: Path) -> None:
+def test_the_panel_stays_as_the_work_ended(tmp_path: Path, nurseries: Nurseries) -> None:
     """One output, whatever was drawn before; it needs no ipywidgets, and a failure is shown as one."""
     outputs = run_cells(
-        "import sys\nsys.modules['ipywidgets'] = None", _WORK, "work(False)", "work(True)", folder=tmp_path
+        "import sys\nsys.modules['ipywidgets'] = None",
+        _WORK,
+        "work(False)",
+        "work(True)",
+        folder=tmp_path,
+        nurseries=nurseries,
     )
     assert errors_in(outputs) == ["ValueError: bad <picture>"]
     assert [one["output_type"] for one in outputs[3]] == ["error"], "the same panel was meant to go on"
@@ -65,10 +72,10 @@ def test_the_panel_stays_as_the_work_ended(tmp_path: Path) -> None:
     assert "To cancel" not in panel["text/html"]
 
 
-def test_a_stopped_cell_is_cancelled_not_failed(tmp_path: Path) -> None:
+def test_a_stopped_cell_is_cancelled_not_failed(tmp_path: Path, nurseries: Nurseries) -> None:
     """The panel says so when the stop button ends the work."""
     stop = "import os, signal\nwith progress.step('read', total=2, unit='B'): os.kill(os.getpid(), signal.SIGINT)"
-    outputs = run_cells(_WORK, stop, folder=tmp_path)
+    outputs = run_cells(_WORK, stop, folder=tmp_path, nurseries=nurseries)
     assert "KeyboardInterrupt" in errors_in(outputs)[0]
     assert "■ read" in text_in(outputs[1])
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import gc
 import json
 import logging
-import subprocess
-import sys
 import threading
 import time
 from importlib.util import find_spec
@@ -20,6 +18,9 @@ from tests.diagnose.nvidia_smi import NO_DRIVER, SLICED, T4, T4_PROCESSES, TWO, 
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.nurseries import Nurseries
 
 
 def wait_until(condition: Callable[[], object], seconds: float = 10.0) -> None:
@@ -184,13 +185,15 @@ print(json.dumps([output["data"] for output in notebook.cells[0].outputs]))
 """
 
 
-def test_the_strip_in_a_real_kernel(smi: FakeSmi) -> None:
+def test_the_strip_in_a_real_kernel(smi: FakeSmi, tmp_path: Path, nurseries: Nurseries) -> None:
     """In a notebook one output below the cell is updated while the block runs."""
     for package in ("nbclient", "ipykernel"):
         if find_spec(package) is None:
             pytest.skip("needs a kernel: pip install nbclient ipykernel")
-    done = subprocess.run([sys.executable, "-c", _RUN_NOTEBOOK], capture_output=True, text=True, check=True, timeout=90)
-    strip, shown = json.loads(done.stdout)
+    script = tmp_path / "run.py"
+    script.write_text(_RUN_NOTEBOOK, encoding="utf-8")
+    line = nurseries.run_script("torch", [script], {"JUPYTER_PATH": str(nurseries.kernel("torch"))})
+    strip, shown = json.loads(line)
     assert "37% busy" in strip["text/plain"]
     assert "<svg" in strip["text/html"]
     assert "37% busy in the mean" in shown["text/html"]

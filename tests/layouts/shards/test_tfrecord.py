@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import struct
-import subprocess
-import sys
 from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
@@ -28,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from colabstage.layouts.table import SampleTable
+    from tests.nurseries import Nurseries
 
 writing = pytest.importorskip("tfrecord.writer", reason="needs tfrecord: pip install -c constraints.txt tfrecord")
 reading = pytest.importorskip("tfrecord.reader", reason="needs tfrecord: pip install -c constraints.txt tfrecord")
@@ -75,21 +73,12 @@ def read_back(path: Path) -> list[tuple[bytes, int]]:
 
 
 @pytest.fixture(scope="module")
-def by_tensorflow(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+def by_tensorflow(tmp_path_factory: pytest.TempPathFactory, nurseries: Nurseries) -> tuple[Path, dict[str, Any]]:
     """Files that TensorFlow has written, and what it reads from them."""
     if find_spec("tensorflow") is None:
         pytest.skip("needs tensorflow: pip install -c constraints.txt tensorflow-cpu")
     folder = tmp_path_factory.mktemp("records")
-    done = subprocess.run(
-        [sys.executable, "-P", CHILD, folder],
-        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    return folder, json.loads(done.stdout.splitlines()[-1])
+    return folder, json.loads(nurseries.run_script("tensorflow", [CHILD, folder], {}))
 
 
 def plain(count: int) -> list[dict[str, Any]]:

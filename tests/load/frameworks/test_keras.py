@@ -6,16 +6,19 @@ import json
 import os
 import subprocess
 import sys
-from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import h5py
 import numpy as np
 import pytest
 
 from colabstage.load.epoch import epoch_order
+from tests.nursery import PRELOADED
+
+if TYPE_CHECKING:
+    from tests.nurseries import Nurseries
 
 CHILD = Path(__file__).with_name("keras_child.py")
 ROWS, BATCH, SEED = 38, 5, 3
@@ -53,21 +56,20 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("keras")
 
 
-@pytest.fixture(params=backends())
-def facts(request: pytest.FixtureRequest, folder: Path) -> dict[str, Any]:
+@pytest.fixture(scope="module", params=backends())
+def facts(request: pytest.FixtureRequest, folder: Path, nurseries: Nurseries) -> dict[str, Any]:
     """What the child saw under one backend."""
-    return _facts(request.param, folder)
-
-
-@cache
-def _facts(backend: str, folder: Path) -> dict[str, Any]:
+    backend = request.param
     path = write_rows(folder / f"{backend}.h5")
-    variables = {
-        "KERAS_BACKEND": backend,
-        "TF_CPP_MIN_LOG_LEVEL": "3",
-        "KERAS_HOME": str(folder),
-        "JAX_PLATFORMS": "cpu",
-    }
+    line = nurseries.run_script(backend, [CHILD, path], {}) if backend in PRELOADED else _run_alone(backend, path)
+    found = json.loads(line)
+    assert isinstance(found, dict)
+    return found
+
+
+def _run_alone(backend: str, path: Path) -> str:
+    """The last line of a child that imports its backend itself."""
+    variables = {"KERAS_BACKEND": backend, "KERAS_HOME": str(path.parent), "JAX_PLATFORMS": "cpu"}
     done = subprocess.run(
         [sys.executable, "-P", CHILD, path],
         env={**os.environ, **variables},
@@ -77,9 +79,7 @@ def _facts(backend: str, folder: Path) -> dict[str, Any]:
         check=False,
     )
     assert done.returncode == 0, done.stderr[-4000:]
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert isinstance(found, dict)
-    return found
+    return done.stdout.splitlines()[-1]
 
 
 def batches_of(epoch: int, *, shuffle: bool = True) -> list[list[int]]:

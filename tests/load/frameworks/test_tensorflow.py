@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import h5py
 import numpy as np
 import pytest
 
 from colabstage.load.epoch import epoch_order
+
+if TYPE_CHECKING:
+    from tests.nurseries import Nurseries
 
 CHILD = Path(__file__).with_name("tensorflow_child.py")
 ROWS, BATCH, SEED = 38, 5, 3
@@ -40,23 +40,14 @@ def write_boxes(path: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def facts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def facts(tmp_path_factory: pytest.TempPathFactory, nurseries: Nurseries) -> dict[str, Any]:
     """What the child saw."""
     folder = tmp_path_factory.mktemp("tensorflow")
     with h5py.File(folder / "rows.h5", "w") as file:
         file["X_train"] = np.random.default_rng(0).integers(0, 256, (ROWS, 4, 6, 3), dtype=np.uint8)
         file["Y_train"] = np.arange(ROWS)
-    variables = {"KERAS_BACKEND": "tensorflow", "KERAS_HOME": str(folder), "TF_CPP_MIN_LOG_LEVEL": "3"}
-    done = subprocess.run(
-        [sys.executable, "-P", CHILD, folder / "rows.h5", write_boxes(folder / "boxes.h5")],
-        env={**os.environ, **variables},
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    found = json.loads(done.stdout.splitlines()[-1])
+    files = [folder / "rows.h5", write_boxes(folder / "boxes.h5")]
+    found = json.loads(nurseries.run_script("tensorflow", [CHILD, *files], {}))
     assert isinstance(found, dict)
     return found
 

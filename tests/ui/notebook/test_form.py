@@ -17,6 +17,8 @@ from tests.ui.conftest import write_images
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from tests.nurseries import Nurseries
+
 # What a person does, by way of the buttons' own click; `wait` is the person's patience.
 _PERSON = """
 import time
@@ -85,7 +87,7 @@ def test_what_cannot_be_read_is_said(read: object, text: str) -> None:
 
 
 @pytest.mark.parametrize("version", [pytest.param("7", marks=pytest.mark.long), "8"])
-def test_the_form_stages_what_it_says(tmp_path: Path, version: str) -> None:
+def test_the_form_stages_what_it_says(tmp_path: Path, nurseries: Nurseries, version: str) -> None:
     """Errors are shown and leave it usable; plan, stage, and the dataset is there; on ipywidgets 7.7 and 8.
 
     Without ipywidgets the error says what to install.
@@ -107,6 +109,7 @@ def test_the_form_stages_what_it_says(tmp_path: Path, version: str) -> None:
         "exec(form.code)\nprint(data.report.origin)",
         "import sys\nsys.modules['ipywidgets'] = None\nstage_form()",
         folder=tmp_path,
+        nurseries=nurseries,
         before=widgets_7() if version == "7" else None,
     )
     texts = [text_in(one) for one in outputs]

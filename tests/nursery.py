@@ -1,8 +1,9 @@
-"""Processes that start with torch and Jupyter imported: forked from one that has them, in tens of milliseconds.
+"""Processes that start with a framework and Jupyter imported: forked from one that has them, in tens of milliseconds.
 
-`python nursery.py SOCKET` imports what notebooks spend seconds importing, and then forks whenever it is asked to.
-`python nursery.py SOCKET kernel ARGUMENT...` asks for a kernel, and ends as that does: what a kernelspec names.
-Nothing of colabstage is imported here, so that notebooks import it as they would anywhere.
+`python nursery.py KIND SOCKET OWNER` starts a process that imports what is slow to import, and then forks whenever it
+is asked to, until the process with the number OWNER is gone. KIND is one of `PRELOADED`.
+`python nursery.py ask SOCKET ROLE ARGUMENT...` asks for a kernel, for nbclient or for a script, and ends as that does.
+Nothing of colabstage is imported here, so that notebooks and scripts import it as they would anywhere.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import runpy
 import select
 import signal
 import socket
@@ -17,20 +19,17 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-PRELOADED = (
-    "ipykernel.kernelapp",
-    "nbclient.cli",
-    "torch.utils.data",
-    "sklearn.datasets",
-    "matplotlib.pyplot",
-    "h5py",
-    "PIL.Image",
-)
+_JUPYTER = ("ipykernel.kernelapp", "nbclient.cli", "matplotlib.pyplot", "h5py", "PIL.Image")
+# What is of no use to a backend is not there: a test says that torch is imported only where it is needed.
+PRELOADED = {
+    "torch": ("torch.utils.data", "sklearn.datasets", "keras", *_JUPYTER),
+    "tensorflow": ("tensorflow", "keras", *_JUPYTER),
+}
 _ANSWER = 16
 
 
 def ask(address: str, role: str, arguments: list[str], folder: str, environment: dict[str, str]) -> int:
-    """Run a kernel or nbclient in a forked process with our standard streams; returns its exit code."""
+    """Run a kernel, nbclient or a script in a forked process with our standard streams; returns its exit code."""
     request = {"role": role, "arguments": arguments, "folder": folder, "environment": environment}
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(address)
@@ -39,27 +38,55 @@ def ask(address: str, role: str, arguments: list[str], folder: str, environment:
     return int(answer) if answer else 1
 
 
-def main(address: str) -> None:
-    """Import, say so by listening, and fork until killed."""
-    for name in PRELOADED:
+def main(kind: str, address: str, owner: int) -> None:
+    """Import in a process of its own, and end when that listens; it forks until its owner is gone."""
+    owners = os.pidfd_open(owner)
+    reading, writing = os.pipe()
+    if nursery := os.fork():
+        os.close(writing)
+        if os.read(reading, 1):
+            return
+        _, status = os.waitpid(nursery, 0)
+        sys.exit(os.waitstatus_to_exitcode(status) or 1)
+    os.close(reading)
+    os.setsid()
+    for name in PRELOADED[kind]:
         with suppress(ImportError):
             importlib.import_module(name)
     threads = [path.read_text(encoding="ascii").strip() for path in Path("/proc/self/task").glob("*/comm")]
     # Arrow's allocator has a thread of its own, and knows how to be forked.
     assert len(set(threads) - {"jemalloc_bg_thd"}) == 1, f"threads {threads}: what is forked from here would hang"
     with socket.socket(socket.AF_UNIX) as listening:
-        listening.bind(f"{address}.new")
+        listening.bind(address)
         listening.listen()
-        Path(f"{address}.new").rename(address)
-        while True:
-            connection, _ = listening.accept()
-            if not os.fork():
-                listening.close()
-                _attend(connection)
-            connection.close()
-            with suppress(ChildProcessError):  # nobody attends any more
-                while os.waitpid(-1, os.WNOHANG)[0]:
-                    pass
+        os.write(writing, b"1")
+        os.close(writing)
+        # Whoever started it waits for the end of these.
+        nothing = os.open(os.devnull, os.O_RDWR)
+        for number in range(3):
+            os.dup2(nothing, number)
+        _fork_for_all(listening, owners)
+    with suppress(OSError):
+        Path(address).unlink()
+        Path(address).parent.rmdir()
+    os._exit(0)
+
+
+def _fork_for_all(listening: socket.socket, owner: int) -> None:
+    """Have a process for everybody who asks, until the owner has ended."""
+    while True:
+        ready, _, _ = select.select([listening.fileno(), owner], [], [])
+        if owner in ready:
+            return
+        connection, _ = listening.accept()
+        if not os.fork():
+            listening.close()
+            os.close(owner)
+            _attend(connection)
+        connection.close()
+        with suppress(ChildProcessError):  # nobody attends any more
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
 
 
 def _attend(connection: socket.socket) -> None:
@@ -101,10 +128,13 @@ def _become(role: str, arguments: list[str], folder: str, environment: dict[str,
 
             sys.path.insert(0, "")  # as in any kernel: the notebook's folder
             launch_new_instance(argv=arguments)
-        else:
+        elif role == "nbclient":
             from nbclient.cli import NbClientApp
 
             NbClientApp.launch_instance(argv=arguments)
+        else:
+            sys.argv[:] = arguments
+            runpy.run_path(arguments[0], run_name="__main__")
         code = 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
@@ -120,6 +150,6 @@ def _become(role: str, arguments: list[str], folder: str, environment: dict[str,
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 2:
-        sys.exit(ask(sys.argv[1], sys.argv[2], sys.argv[3:], str(Path.cwd()), dict(os.environ)))
-    main(sys.argv[1])
+    if sys.argv[1] == "ask":
+        sys.exit(ask(sys.argv[2], sys.argv[3], sys.argv[4:], str(Path.cwd()), dict(os.environ)))
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))

@@ -1,0 +1,97 @@
+"""The processes that frameworks' children are forked from: one of a kind for all the test processes of a run."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from filelock import FileLock
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+NURSERY = Path(__file__).with_name("nursery.py")
+# To import TensorFlow for the first time ever, with nothing compiled, on a machine that is busy.
+START_TIMEOUT_S = 200
+SCRIPT_TIMEOUT_S = 100
+# So that tests side by side do not fight for the cores, and so that what is forked has no threads.
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+
+
+class Nurseries:
+    """Starts a nursery when it is first asked for, and runs processes that are forked from it."""
+
+    def __init__(self, shared: Path, owner: int) -> None:
+        """With a folder that all test processes of the run have, and the process whose end ends the run."""
+        self._shared = shared
+        self._owner = owner
+
+    @property
+    def fonts(self) -> Path:
+        """Where matplotlib keeps its list of fonts, which takes it seconds to make."""
+        place = self._shared / "matplotlib"
+        place.mkdir(exist_ok=True)
+        return place
+
+    def address(self, kind: str) -> str:
+        """Return the socket of a nursery; whoever comes while it starts waits for it."""
+        note = self._shared / f"nursery-{kind}"
+        with FileLock(f"{note}.lock", timeout=START_TIMEOUT_S):
+            if not note.exists():
+                # A socket's path has room for 107 bytes; the nursery removes the folder.
+                address = f"{tempfile.mkdtemp(prefix='nursery-')}/socket"
+                own = {
+                    "KERAS_BACKEND": kind,
+                    "KERAS_HOME": str(self._shared),
+                    "MPLBACKEND": "module://matplotlib_inline.backend_inline",
+                    "MPLCONFIGDIR": str(self.fonts),
+                    "TF_CPP_MIN_LOG_LEVEL": "3",
+                }
+                subprocess.run(
+                    [sys.executable, "-P", NURSERY, kind, address, str(self._owner)],
+                    env={**os.environ, **ONE_THREAD, **own},
+                    stdin=subprocess.DEVNULL,
+                    timeout=START_TIMEOUT_S,
+                    check=True,
+                )
+                note.write_text(address, encoding="ascii")
+            return note.read_text(encoding="ascii")
+
+    def command(self, kind: str, role: str, *arguments: str | Path) -> list[str]:
+        """Return the command that runs in a forked process what `role` says, and ends as that does."""
+        # -S and -E, because all that the messenger does is to wait.
+        return [sys.executable, "-S", "-E", *map(str, (NURSERY, "ask", self.address(kind), role, *arguments))]
+
+    def kernel(self, kind: str) -> Path:
+        """Return a folder for JUPYTER_PATH, where the one kernel is forked from a nursery."""
+        folder = self._shared / f"kernels-{kind}"
+        start = self.command(kind, "kernel", "-f", "{connection_file}")
+        with FileLock(f"{folder}.lock", timeout=10):
+            place = folder / "kernels/python3"
+            if not place.exists():
+                place.mkdir(parents=True)
+                spec = {"argv": start, "display_name": "Python 3", "language": "python"}
+                (place / "kernel.json").write_text(json.dumps(spec), encoding="utf-8")
+        return folder
+
+    def run_script(
+        self, kind: str, arguments: Sequence[str | Path], environment: dict[str, str], folder: Path | None = None
+    ) -> str:
+        """Run a script with its arguments, in `folder`; returns the last line that it printed."""
+        done = subprocess.run(
+            self.command(kind, "script", *arguments),
+            cwd=folder,
+            env={**os.environ, **environment},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=SCRIPT_TIMEOUT_S,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr[-4000:]
+        return done.stdout.splitlines()[-1]
