@@ -38,16 +38,14 @@ from torch.utils.data import DataLoader
 
 from colabstage.simulate.drive import fuse_problem
 from colabstage.stage.run import stage_dataset
-from colabstage.ui.demo.data import SIDE, write_digits
-from colabstage.ui.demo.machines import mounted_machines
-from colabstage.ui.demo.run import KNOBS
+from colabstage.ui.demo.run import KNOBS, SIDE, mounted_machines, write_digits
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from torch import Tensor
 
-    from colabstage.ui.demo.machines import Machine, Machines
+    from colabstage.ui.demo.run import Machine, Machines
 
     Batches = Iterable[tuple[Tensor, Tensor]]
 

@@ -30,12 +30,10 @@ if TYPE_CHECKING:
     from colabstage.stage.publish import publish_file
     from colabstage.stage.restore import restore_file
     from colabstage.stage.run import plan_stage, stage_dataset
-    from colabstage.ui.notebook.browse.widget import browse_dataset
-    from colabstage.ui.notebook.form.form import stage_form
-    from colabstage.ui.plots.classes import plot_class_balance
-    from colabstage.ui.plots.epochs import plot_epochs
-    from colabstage.ui.plots.sizes import plot_image_sizes
-    from colabstage.ui.plots.throughput import ThroughputRecorder, plot_throughput
+    from colabstage.ui.notebook.browser import browse_dataset
+    from colabstage.ui.notebook.form import stage_form
+    from colabstage.ui.plots.dataset import plot_class_balance, plot_image_sizes
+    from colabstage.ui.plots.training import ThroughputRecorder, plot_epochs, plot_throughput
 
     __version__: str
 
@@ -78,9 +76,9 @@ _HOMES = {
     "GpuMonitor": "diagnose.gpu.monitor",
     "LoaderProfile": "diagnose.report",
     "StagedDataset": "stage.dataset",
-    "ThroughputRecorder": "ui.plots.throughput",
+    "ThroughputRecorder": "ui.plots.training",
     "autotune_loader": "diagnose.autotune",
-    "browse_dataset": "ui.notebook.browse.widget",
+    "browse_dataset": "ui.notebook.browser",
     "compare_sources": "diagnose.compare.run",
     "dataset_h5": "load.dataset",
     "doctor": "diagnose.health.doctor",
@@ -91,16 +89,16 @@ _HOMES = {
     "mount_drive": "machine.drive",
     "pack_dataset": "pack.run",
     "plan_stage": "stage.run",
-    "plot_class_balance": "ui.plots.classes",
-    "plot_epochs": "ui.plots.epochs",
-    "plot_image_sizes": "ui.plots.sizes",
-    "plot_throughput": "ui.plots.throughput",
+    "plot_class_balance": "ui.plots.dataset",
+    "plot_epochs": "ui.plots.training",
+    "plot_image_sizes": "ui.plots.dataset",
+    "plot_throughput": "ui.plots.training",
     "profile_loader": "diagnose.profile",
     "publish_file": "stage.publish",
     "refresh_drive": "machine.drive",
     "restore_file": "stage.restore",
     "stage_dataset": "stage.run",
-    "stage_form": "ui.notebook.form.form",
+    "stage_form": "ui.notebook.form",
     "to_keras": "load.frameworks.keras",
     "to_tf_data": "load.frameworks.tensorflow",
 }

@@ -32,7 +32,7 @@ from colabstage.load.loader import make_loader
 from colabstage.load.reading import opening
 from colabstage.load.reading.reader import SplitReader
 from colabstage.pack.run import pack_dataset
-from colabstage.ui.cli.describe import describe_file, print_description
+from colabstage.ui.cli.packed import describe_file, print_description
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -29,9 +29,9 @@ from colabstage.stage.plan import StagePlan
 from colabstage.stage.publish import PublishReport
 from colabstage.stage.report import StageReport
 from colabstage.stage.restore import RestoreReport
-from colabstage.ui.notebook.browse.widget import DatasetBrowser
-from colabstage.ui.notebook.form.form import StageForm
-from colabstage.ui.plots.epochs import SessionTimes
+from colabstage.ui.notebook.browser import DatasetBrowser
+from colabstage.ui.notebook.form import StageForm
+from colabstage.ui.plots.training import SessionTimes
 
 
 def staging() -> None:

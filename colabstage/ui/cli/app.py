@@ -1,4 +1,4 @@
-"""The commands by name, and how a run of one ends.
+"""The commands by name, what their help says, and how a run of one ends.
 
 Each command calls one function of the library and prints what it returns. What is heavy is imported inside the
 commands, so that `--help` answers at once.
@@ -6,25 +6,22 @@ commands, so that `--help` answers at once.
 
 from __future__ import annotations
 
+import inspect
 import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from colabstage.ui.cli.cache import list_, purge
-from colabstage.ui.cli.demo import demo
-from colabstage.ui.cli.diagnose import compare, doctor, gpu
-from colabstage.ui.cli.fetch import extract, fetch
-from colabstage.ui.cli.files import info, verify
-from colabstage.ui.cli.helping import help_of
+from colabstage.ui.cli.datasets import list_, plan, purge, stage
+from colabstage.ui.cli.files import extract, fetch, pack
+from colabstage.ui.cli.measuring import compare, demo, doctor, gpu, profile
 from colabstage.ui.cli.outcome import WRONG_ARGUMENTS, is_usage_error, say_interrupted, say_usage_error
-from colabstage.ui.cli.packing import pack
-from colabstage.ui.cli.profile import profile
-from colabstage.ui.cli.staging import plan, stage
+from colabstage.ui.cli.packed import info, verify
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+_MARK = "Examples:"
 _HELP = {"help_option_names": ["-h", "--help"]}
 _PANELS: dict[str, tuple[Callable[..., None], ...]] = {
     "Make a dataset ready": (stage, plan),
@@ -33,7 +30,6 @@ _PANELS: dict[str, tuple[Callable[..., None], ...]] = {
     "Where the time goes": (doctor, compare, profile, gpu),
     "See it": (demo,),
 }
-
 app = typer.Typer(
     name="colabstage",
     no_args_is_help=True,
@@ -42,6 +38,27 @@ app = typer.Typer(
     context_settings=_HELP,
 )
 cache = typer.Typer(name="cache", no_args_is_help=True, rich_markup_mode="rich", context_settings=_HELP)
+
+
+def help_of(command: Callable[..., None]) -> str:
+    """Return the docstring as rich's markup; the lines after `Examples:` keep their line ends.
+
+    They are indented inside the markup, because typer takes away what stands before it.
+    """
+    text, _, _ = inspect.cleandoc(command.__doc__ or "").partition(_MARK)
+    paragraphs = [_escaped(" ".join(paragraph.split())) for paragraph in text.strip().split("\n\n")]
+    shown = "\n".join(f"[green]  {_escaped(line)}[/green]" for line in examples_of(command))
+    return "\n\n".join([*paragraphs, f"[not dim][bold]Examples[/bold]\n{shown}[/not dim]"])
+
+
+def examples_of(command: Callable[..., None]) -> list[str]:
+    """Return the example lines of a command's docstring."""
+    _, _, examples = inspect.cleandoc(command.__doc__ or "").partition(_MARK)
+    return [line.strip() for line in examples.splitlines() if line.strip()]
+
+
+def _escaped(text: str) -> str:
+    return text.replace("[", r"\[")
 
 
 def run() -> None:

@@ -1,47 +1,153 @@
-"""The commands `info` and `verify`: what a packed file holds, and whether it is whole."""
+"""The commands that write files from files: `pack`, `fetch` and `extract`."""
 
 from __future__ import annotations
 
-from colabstage.ui.cli import options as o  # noqa: TC001 - typer looks the annotations up
-from colabstage.ui.cli.outcome import NOTHING_DONE, exit_codes, fail, print_json, show, shows_progress
+from dataclasses import asdict
+from pathlib import Path  # noqa: TC003 - typer reads the annotations
+from typing import Annotated
+
+import typer
+
+from colabstage.ui.cli import options as o
+from colabstage.ui.cli.options import complete_files
+from colabstage.ui.cli.outcome import exit_codes, print_json, show, shows_progress
 
 
-def info(file: o.PackFile, as_json: o.AsJson = False, debug: o.Debug = False) -> None:
-    """Show what an HDF5 file of X_<split> and Y_<split> holds.
+def fetch(
+    source: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="SOURCE", show_default=False, help="As for stage: paths, patterns, share links, addresses."
+        ),
+    ],
+    target: Annotated[
+        Path,
+        typer.Argument(
+            metavar="TARGET",
+            show_default=False,
+            autocompletion=complete_files,
+            help="The file or folder to make; one file may go into a folder that exists.",
+        ),
+    ],
+    *,
+    hash_: Annotated[
+        str | None,
+        typer.Option("--hash", metavar="ALGORITHM:DIGEST", show_default=False, help="What one file must hash to."),
+    ] = None,
+    overwrite: o.Overwrite = False,
+    refresh: o.Refresh = False,
+    verify: o.Verifying = "fast",
+    as_json: o.AsJson = False,
+    debug: o.Debug = False,
+) -> None:
+    """Bring a file, or a folder of them, to this disk.
 
-    Whoever wrote it; no sample is read.
+    Verified, resumed after an interruption, never half. An archive stays an archive. When nothing has changed since, it
+    is done at once.
 
     Examples:
-      colabstage info /content/colabstage/kitti-1f2e3d4c/kitti-1f2e3d4c.h5
-      colabstage info data.h5 --json
+      colabstage fetch https://example.org/photos.zip photos.zip --hash sha256:…
+      colabstage fetch s3://bucket/train train
+      colabstage fetch /content/drive/MyDrive/photos /content/photos --json
     """
-    with exit_codes(debug=debug, kept=NOTHING_DONE):
-        from colabstage.ui.cli.describe import describe_file, print_description
+    with exit_codes(debug=debug):
+        from colabstage.fetch.run import fetch_files
 
-        described = describe_file(file)
+        done = fetch_files(
+            o.read_sources(source),
+            target,
+            hash=hash_,
+            overwrite=overwrite,
+            refresh=refresh,
+            verify=verify,
+            progress=shows_progress(),
+        )
         if as_json:
-            print_json(described.to_dict())
+            print_json(done.to_dict())
         else:
-            print_description(described)
+            show(done)
 
 
-def verify(file: o.PackFile, as_json: o.AsJson = False, debug: o.Debug = False) -> None:
-    """Compare every byte of a file with its manifest.
+def extract(
+    archive: Annotated[
+        Path,
+        typer.Argument(
+            metavar="ARCHIVE", show_default=False, autocompletion=complete_files, help="A zip, tar, 7z, rar or gz."
+        ),
+    ],
+    target: Annotated[
+        Path,
+        typer.Argument(metavar="TARGET", show_default=False, autocompletion=complete_files, help="The folder to make."),
+    ],
+    *,
+    overwrite: o.Overwrite = False,
+    as_json: o.AsJson = False,
+    debug: o.Debug = False,
+) -> None:
+    """Extract an archive into a folder of its own.
 
-    The manifest is the file of the same name with .json added. Exit code 1 names the blocks that are damaged.
+    In parallel, all or nothing, and refused whole where a member's name is unsafe.
 
     Examples:
-      colabstage verify /content/drive/MyDrive/colabstage/kitti-1f2e3d4c.h5
-      colabstage verify model.pt --json
+      colabstage extract photos.zip photos
+      colabstage extract photos.tar.zst photos --overwrite --json
     """
-    with exit_codes(debug=debug, kept=NOTHING_DONE):
-        from colabstage.progress import resolve_progress
-        from colabstage.ui.cli.verifying import verify_file
+    with exit_codes(debug=debug):
+        from colabstage.fetch.extract.archive import extract_archive
 
-        found = verify_file(file, progress=resolve_progress(shows_progress()))
+        done = extract_archive(archive, target, overwrite=overwrite, progress=shows_progress())
         if as_json:
-            print_json(found.to_dict())
-        elif found.whole:
-            show(found)
-        if not found.whole:
-            fail(str(found))
+            print_json(asdict(done))
+        else:
+            show(done)
+
+
+@o.with_flags(o.PackFlags)
+def pack(
+    source: o.LocalSource,
+    out: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="[OUT]",
+            show_default=False,
+            autocompletion=complete_files,
+            help="The file to make; OUT.json goes beside it.",
+        ),
+    ] = None,
+    *,
+    flags: o.PackFlags,
+    shards: o.Shards = None,
+    append_to: o.AppendTo = None,
+    overwrite: o.Overwrite = False,
+    as_json: o.AsJson = False,
+    debug: o.Debug = False,
+) -> None:
+    """Convert a folder or archive to one HDF5 file, or several.
+
+    Nothing is fetched, and no Google Drive is involved.
+
+    Examples:
+      colabstage pack photos photos.h5 --image-size 224x224 --resize crop
+      colabstage pack photos.zip photos.h5 --encoding jpeg:90 --overwrite
+      colabstage pack photos photos.h5 --splits train=0.9,test=0.1 --group-by 'patient\\d+'
+      colabstage pack photos photos.h5 --shards 8 --on-error skip:1%
+      colabstage pack newer --append-to photos.h5
+    """
+    with exit_codes(debug=debug):
+        from colabstage.pack.run import pack_dataset
+
+        report = pack_dataset(
+            source,
+            out,
+            **flags.arguments(),
+            shards=shards,
+            append_to=append_to,
+            overwrite=overwrite,
+            progress=shows_progress(),
+        )
+        if as_json:
+            from dataclasses import asdict
+
+            print_json(asdict(report))
+        else:
+            show(report, f"Written to '{report.path}'")

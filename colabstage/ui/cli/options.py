@@ -1,32 +1,150 @@
-"""The command line's options, each defined once: name, help, and how its text becomes the Python argument."""
+"""The command line's options, each defined once: name, help, how its text becomes the Python argument, and what the
+shell offers at the Tab key.
+
+A function that offers nothing leaves the word to the shell, which then offers files. What goes wrong while words are
+offered stays silent: there is no place to say it, and the command itself will.
+"""
 
 from __future__ import annotations
 
 import inspect
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeVar, get_args, get_type_hints
 
 import typer
 
+from colabstage.errors import ColabstageError
 from colabstage.images.options import ColorMode, Resize
 from colabstage.stage.request import Keep, Verify
-from colabstage.ui.cli.completing import complete_files, complete_layouts, complete_words
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
 _Word = TypeVar("_Word", bound=str)
 _Flags = TypeVar("_Flags", bound="PackFlags")
 _IMAGES = "What the pack holds"
 _PLACES = "Where, and whether anew"
+Source = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="SOURCE",
+        show_default=False,
+        help="A folder, an archive or a quoted pattern, also on a mounted Drive; a share link; an https://, s3://, "
+        "gs://, hf://, ftp:// … address; kaggle://owner/dataset. Several are one dataset.",
+    ),
+]
+LocalSource = Annotated[
+    str, typer.Argument(metavar="SOURCE", show_default=False, help="A folder, or a zip or tar; may be on a Drive.")
+]
+Seed = Annotated[
+    int, typer.Option("--seed", metavar="N", help="Of the splits and of the row order.", rich_help_panel=_IMAGES)
+]
+Groups = Annotated[
+    str | None,
+    typer.Option(
+        "--group-by",
+        metavar="REGEX",
+        show_default=False,
+        help="Samples in whose names it finds the same never end in two splits.",
+        rich_help_panel=_IMAGES,
+    ),
+]
+Shards = Annotated[
+    int | None,
+    typer.Option(
+        "--shards",
+        metavar="N",
+        show_default=False,
+        help="Write so many files, OUT-00000-of-0000N.h5 …; a pattern reads them as one.",
+        rich_help_panel=_IMAGES,
+    ),
+]
+CacheDir = Annotated[
+    str,
+    typer.Option(
+        "--cache-dir",
+        metavar="none|auto|PATH",
+        help="Where packs last. auto: MyDrive/colabstage on a mounted Drive, else another lasting disk.",
+        rich_help_panel=_PLACES,
+    ),
+]
+Refresh = Annotated[
+    bool,
+    typer.Option("--refresh", metavar="", help="Stage again, whatever is here or cached.", rich_help_panel=_PLACES),
+]
+Hash = Annotated[
+    str | None,
+    typer.Option(
+        "--hash",
+        metavar="ALGORITHM:DIGEST",
+        show_default=False,
+        help="What the one file must hash to, for example sha256:…",
+        rich_help_panel=_PLACES,
+    ),
+]
+Overwrite = Annotated[bool, typer.Option("--overwrite", metavar="", help="Replace what stands at the target.")]
+AsJson = Annotated[
+    bool, typer.Option("--json", metavar="", help="Print the result as JSON, and nothing else, to stdout.")
+]
+Debug = Annotated[bool, typer.Option("--debug", metavar="", help="Show the traceback when something fails.")]
+
+
+def complete_words(*words: str) -> Callable[[str], list[str]]:
+    """Offer those of `words` that begin as what was typed."""
+
+    def complete(incomplete: str) -> list[str]:
+        return _beginning(words, incomplete)
+
+    return complete
+
+
+def complete_layouts(incomplete: str) -> list[str]:
+    """Offer the layouts there are."""
+    from colabstage.layouts.detect import READERS
+
+    return _beginning(["auto", *(reader.name for reader in READERS)], incomplete)
+
+
+def complete_files(incomplete: str) -> list[str]:
+    """Leave it to the shell, which quotes and expands as its user is accustomed to."""
+    return _beginning((), incomplete)
+
+
+def complete_splits(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Offer the splits of the file that stands on the line already."""
+    from pathlib import Path
+
+    from colabstage.h5.info import read_info
+
+    # A line that ends in an option without its word is not parsed to the end; then the file is among the rest.
+    for word in (ctx.params.get("file"), *ctx.args):
+        with suppress(ColabstageError, OSError):
+            return _beginning(read_info(Path(str(word))).splits, incomplete)
+    return []
+
+
+def complete_kept(incomplete: str) -> list[str]:
+    """Offer the names of the datasets on this machine; the cache is not asked, because it may be on a slow mount."""
+    from colabstage.stage.purge import list_datasets
+
+    with suppress(ColabstageError, OSError):
+        return _beginning(sorted({one.name for one in list_datasets(cache_dir=None)}), incomplete)
+    return []
+
+
+def _beginning(words: Iterable[str], incomplete: str) -> list[str]:
+    return [word for word in words if word.startswith(incomplete)]
 
 
 class ImageSize(NamedTuple):
     """Height and width in pixels."""
 
     height: int
+    """Rows of pixels."""
     width: int
+    """Columns of pixels."""
 
 
 class Fractions(dict[str, float]):
@@ -83,18 +201,6 @@ def _choice(option: str, words: tuple[str, ...], text: str, panel: str) -> typer
 
 read_place = _one_of(("here", "cache"))
 
-Source = Annotated[
-    list[str],
-    typer.Argument(
-        metavar="SOURCE",
-        show_default=False,
-        help="A folder, an archive or a quoted pattern, also on a mounted Drive; a share link; an https://, s3://, "
-        "gs://, hf://, ftp:// … address; kaggle://owner/dataset. Several are one dataset.",
-    ),
-]
-LocalSource = Annotated[
-    str, typer.Argument(metavar="SOURCE", show_default=False, help="A folder, or a zip or tar; may be on a Drive.")
-]
 PackFile = Annotated[
     Path,
     typer.Argument(metavar="FILE", show_default=False, autocompletion=complete_files, help="The HDF5 file."),
@@ -147,9 +253,6 @@ Splits = Annotated[
         rich_help_panel=_IMAGES,
     ),
 ]
-Seed = Annotated[
-    int, typer.Option("--seed", metavar="N", help="Of the splits and of the row order.", rich_help_panel=_IMAGES)
-]
 Errors = Annotated[
     str,
     typer.Option(
@@ -157,26 +260,6 @@ Errors = Annotated[
         metavar="raise|skip|skip:P%",
         autocompletion=complete_words("raise", "skip", "skip:1%"),
         help="What an image that cannot be decoded does.",
-        rich_help_panel=_IMAGES,
-    ),
-]
-Groups = Annotated[
-    str | None,
-    typer.Option(
-        "--group-by",
-        metavar="REGEX",
-        show_default=False,
-        help="Samples in whose names it finds the same never end in two splits.",
-        rich_help_panel=_IMAGES,
-    ),
-]
-Shards = Annotated[
-    int | None,
-    typer.Option(
-        "--shards",
-        metavar="N",
-        show_default=False,
-        help="Write so many files, OUT-00000-of-0000N.h5 …; a pattern reads them as one.",
         rich_help_panel=_IMAGES,
     ),
 ]
@@ -202,38 +285,10 @@ LocalDir = Annotated[
         rich_help_panel=_PLACES,
     ),
 ]
-CacheDir = Annotated[
-    str,
-    typer.Option(
-        "--cache-dir",
-        metavar="none|auto|PATH",
-        help="Where packs last. auto: MyDrive/colabstage on a mounted Drive, else another lasting disk.",
-        rich_help_panel=_PLACES,
-    ),
-]
-Refresh = Annotated[
-    bool,
-    typer.Option("--refresh", metavar="", help="Stage again, whatever is here or cached.", rich_help_panel=_PLACES),
-]
 Verifying = Annotated[
     Verify,
     _choice("--verify", get_args(Verify), "Trust unchanged times and sizes, or hash every block.", _PLACES),
 ]
-Hash = Annotated[
-    str | None,
-    typer.Option(
-        "--hash",
-        metavar="ALGORITHM:DIGEST",
-        show_default=False,
-        help="What the one file must hash to, for example sha256:…",
-        rich_help_panel=_PLACES,
-    ),
-]
-Overwrite = Annotated[bool, typer.Option("--overwrite", metavar="", help="Replace what stands at the target.")]
-AsJson = Annotated[
-    bool, typer.Option("--json", metavar="", help="Print the result as JSON, and nothing else, to stdout.")
-]
-Debug = Annotated[bool, typer.Option("--debug", metavar="", help="Show the traceback when something fails.")]
 
 
 def read_cache_dir(text: str) -> str | Literal["auto"] | None:
@@ -243,7 +298,7 @@ def read_cache_dir(text: str) -> str | Literal["auto"] | None:
 
 @dataclass(frozen=True, slots=True)
 class PackFlags:
-    """What shapes a pack."""
+    """Options that shape a pack; each is described where its type is defined, for the help."""
 
     layout: Layout = "auto"
     image_size: Size = None
@@ -256,13 +311,13 @@ class PackFlags:
     on_error: Errors = "raise"
 
     def arguments(self) -> dict[str, Any]:
-        """As the Python functions take them."""
+        """Return it as the Python functions take them."""
         return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
 class StageFlags(PackFlags):
-    """What shapes a pack, where it goes and whether it is made anew."""
+    """Options that shape a pack, say where it goes, and whether it is made anew."""
 
     keep: Keeping = "pack"
     local_dir: LocalDir = None
@@ -272,7 +327,7 @@ class StageFlags(PackFlags):
     hash: Hash = None
 
     def arguments(self) -> dict[str, Any]:
-        """As the Python functions take them."""
+        """Return it as the Python functions take them."""
         return {**asdict(self), "cache_dir": read_cache_dir(self.cache_dir)}
 
 
@@ -303,5 +358,5 @@ def with_flags(kind: type[_Flags]) -> Callable[[Callable[..., None]], Callable[.
 
 
 def read_sources(texts: list[str]) -> str | list[str]:
-    """One source as itself, several as a list."""
+    """Return one source as itself, several as a list."""
     return texts[0] if len(texts) == 1 else texts

@@ -104,7 +104,7 @@ def show(*found: object) -> None:
 
 
 def is_usage_error(error: Exception) -> bool:
-    """Whether it is typer's complaint about the words of a command line.
+    """Tell whether it is typer's complaint about the words of a command line.
 
     Its class is click's or typer's own copy of that, by typer's version; what typer shows of it is a subclass.
     """
@@ -125,7 +125,7 @@ def say_usage_error(error: Exception) -> None:
 
 
 def _nearest_command(message: str, context: Any) -> str:
-    """The command that was meant, where typer's version does not say it itself."""
+    """Name the command that was meant, where typer's version does not say it itself."""
     typed = re.match(r"No such command '(?P<name>.*)'\.$", message)
     near = difflib.get_close_matches(typed["name"], getattr(context.command, "commands", ()), 1) if typed else []
     return f" Did you mean '{near[0]}'?" if near else ""
@@ -138,7 +138,7 @@ def say_interrupted() -> int:
 
 
 def shows_progress() -> bool:
-    """Whether somebody watches: bars are for terminals that can redraw a line."""
+    """Tell whether somebody watches: bars are for terminals that can redraw a line."""
     return sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
 
 

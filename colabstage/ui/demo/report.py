@@ -1,19 +1,131 @@
-"""What the demo says while it runs, and the table at its end."""
+"""What the demo measured and whether it keeps its promises; what it says while it runs, and the table at its end."""
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, TextIO
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, TextIO
 
 from colabstage.units import format_bytes, format_duration, format_rate
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from colabstage.simulate.knobs import DriveKnobs
-    from colabstage.ui.demo.run import DemoResult, DemoSize
+    from colabstage.stage.report import StageReport
     from colabstage.ui.demo.train import Epoch, Training
 
 # As wide as the table; for streams that have no width of their own.
 _WIDTH = 120
+
+
+@dataclass(frozen=True, slots=True)
+class DemoSize:
+    """How much the demo does, and what it promises of it."""
+
+    images: int | None
+    """How many images; `None` for all 1,797."""
+    epochs: int
+    """How often each session sees them."""
+    min_accuracy: float
+    """The accuracy that every session exceeds, 0 to 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """One session of the demo."""
+
+    name: str
+    """What the table and the chart call it."""
+    training: Training
+    """What its training cost."""
+    report: StageReport | None = None
+    """The report of its staging; `None` where nothing was staged."""
+
+
+@dataclass(slots=True)
+class DemoResult:
+    """What the demo measured."""
+
+    images: int
+    """How many the dataset has."""
+    image_bytes: int
+    """The bytes of their files."""
+    knobs: DriveKnobs
+    """The figures of the simulated Drive."""
+    mounted: bool
+    """Whether Drive was a mount, not only throttled reads."""
+    straight: Session
+    """The session that read straight from Drive."""
+    first: Session
+    """The session that staged from the folder."""
+    second: Session
+    """The session that found the pack in the cache."""
+    zip_report: StageReport | None
+    """The report of staging the same images from the zip; `None` without a mount."""
+    zip_s: float
+    """How long that took."""
+    upload_s: float
+    """How long the pack's upload was waited for."""
+    chart: Path
+    """The file of the chart."""
+    broken_claims: list[str] = field(default_factory=list)
+    """Sentences on what is not as promised; empty when all is."""
+
+    @property
+    def sessions(self) -> tuple[Session, Session, Session]:
+        """Return the three, in their order."""
+        return self.straight, self.first, self.second
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as JSON values."""
+        return {
+            "images": self.images,
+            "image_bytes": self.image_bytes,
+            "knobs": asdict(self.knobs),
+            "mounted": self.mounted,
+            "sessions": [
+                {
+                    "name": session.name,
+                    **asdict(session.training),
+                    "later_epoch_s": session.training.later_s,
+                    "images_per_s": session.training.images_per_s,
+                    "report": None if session.report is None else session.report.to_dict(),
+                }
+                for session in self.sessions
+            ],
+            "zip": None if self.zip_report is None else self.zip_report.to_dict(),
+            "zip_s": self.zip_s,
+            "upload_s": self.upload_s,
+            "chart": str(self.chart),
+            "broken_claims": self.broken_claims,
+        }
+
+
+def broken_claims(result: DemoResult, size: DemoSize) -> list[str]:
+    """Return what of the demo's claims its own figures contradict, in sentences."""
+    broken = [
+        f"{session.name}: {session.training.accuracy:.1%} of the test images right, not over {size.min_accuracy:.0%}."
+        for session in result.sessions
+        if session.training.accuracy <= size.min_accuracy
+    ]
+    straight = result.straight.training
+    for session, origin in ((result.first, "source"), (result.second, "cache")):
+        training = session.training
+        epochs = (
+            ("the first epoch", training.first.seconds, straight.first.seconds),
+            ("a later epoch", training.later_s, straight.later_s),
+        )
+        broken += [
+            f"{session.name}: {which} took {own_s:.2f} s, straight from Drive {straight_s:.2f} s."
+            for which, own_s, straight_s in epochs
+            if own_s >= straight_s
+        ]
+        if training.total_s >= straight.total_s:
+            broken.append(f"{session.name}: {training.total_s:.1f} s in all, straight {straight.total_s:.1f} s.")
+        if session.report is None or session.report.origin != origin:
+            broken.append(f"{session.name}: it was not staged from the {origin}.")
+    return broken
 
 
 class Narrator:
@@ -68,14 +180,14 @@ class Narrator:
         self.say(f"  The first epoch opens every file, which takes {least} or more; this is what people wait for …")
 
     def epoch(self, epoch: Epoch) -> None:
-        """One epoch is over."""
+        """Tell that one epoch is over."""
         self._epochs += 1
         rate = format_rate(epoch.images, epoch.seconds, "images")
         waited = f"{format_duration(epoch.waiting_s)} of them waiting for images"
         self.say(f"  epoch {self._epochs}: {format_duration(epoch.seconds)}, {waited} ({rate})")
 
     def tested(self, training: Training) -> None:
-        """A training is over and tested."""
+        """Tell that a training is over and tested."""
         self.say(f"  test: {training.accuracy:.1%} right, {format_duration(training.test_s)}")
 
     def close(self, result: DemoResult, size: DemoSize) -> None:
@@ -107,7 +219,7 @@ class Narrator:
 
 
 def _figures(knobs: DriveKnobs, *, mounted: bool) -> list[tuple[str, str]]:
-    """What the Drive is like, in words; `knobs` are scaled already."""
+    """Return what the Drive is like, in words; `knobs` are scaled already."""
 
     def then(bytes_per_s: float) -> str:
         return "then all at once" if math.isinf(bytes_per_s) else f"then {format_rate(bytes_per_s, 1, 'B')}"

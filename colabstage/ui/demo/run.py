@@ -1,44 +1,48 @@
-"""`colabstage demo`: one dataset on a simulated Drive, three sessions that train from it, and what each cost."""
+"""`colabstage demo`: one dataset on a simulated Drive, three sessions that train from it, and the machines they run on.
+
+The dataset is scikit-learn's 1,797 handwritten digits, as a JPEG image folder and as a zip of it. Each session has a
+fresh machine: a practice Colab with a mounted Drive, or what comes near where nothing can be mounted.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import shutil
 import sys
 import tempfile
 import time
-from dataclasses import dataclass, field, replace
+import zipfile
+from dataclasses import dataclass, replace
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from colabstage.errors import MissingDependencyError
 from colabstage.fileops import make_folder
+from colabstage.simulate.digits import digit_files
 from colabstage.simulate.knobs import DriveKnobs
+from colabstage.ui.demo.report import DemoResult, DemoSize, Session, broken_claims
 from colabstage.units import format_duration
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
+
+    from colabstage.simulate.colab import SimulatedColab
     from colabstage.stage.dataset import StagedDataset
     from colabstage.stage.report import StageReport
     from colabstage.trees.tree import Tree
-    from colabstage.ui.demo.machines import Machine, Machines
     from colabstage.ui.demo.report import Narrator
-    from colabstage.ui.demo.train import Training
-    from colabstage.ui.plots.epochs import SessionTimes
+    from colabstage.ui.demo.train import GreyImages, Training
+    from colabstage.ui.plots.training import SessionTimes
 
 _PACKAGES = {"torch": "torch", "sklearn": "scikit-learn", "matplotlib": "matplotlib"}
 # Imported beforehand, so that no session pays for it.
 _MODULES = ("colabstage.load.loader", "colabstage.stage.run", "PIL.Image")
 _SEED = 0
 _CHART_DPI = 150
-
-
-@dataclass(frozen=True, slots=True)
-class DemoSize:
-    """How much the demo does: `images` (`None` for all 1,797), `epochs`, and the accuracy it promises, 0 to 1."""
-
-    images: int | None
-    epochs: int
-    min_accuracy: float
 
 
 FULL = DemoSize(images=None, epochs=4, min_accuracy=0.95)
@@ -48,70 +52,8 @@ QUICK = DemoSize(images=500, epochs=4, min_accuracy=0.8)
 KNOBS = DriveKnobs(cold_open_latency_s=0.05)
 # Where nothing can be mounted one process reads one file after the other.
 THROTTLED_KNOBS = DriveKnobs(cold_open_latency_s=0.03)
-
-
-@dataclass(frozen=True, slots=True)
-class Session:
-    """One session: `report` of its staging, `None` where nothing was staged."""
-
-    name: str
-    training: Training
-    report: StageReport | None = None
-
-
-@dataclass(slots=True)
-class DemoResult:
-    """What the demo measured.
-
-    `images`, `image_bytes`: the dataset. `mounted`: whether Drive was a mount, not only throttled reads.
-    `straight`, `first`, `second`: the three sessions. `upload_s`: how long the pack's upload was waited for.
-    `zip_report`, `zip_s`: of staging the same images from the zip, where there was a mount.
-    `chart`: the picture. `broken_claims`: sentences, empty when all is as claimed.
-    """
-
-    images: int
-    image_bytes: int
-    knobs: DriveKnobs
-    mounted: bool
-    straight: Session
-    first: Session
-    second: Session
-    zip_report: StageReport | None
-    zip_s: float
-    upload_s: float
-    chart: Path
-    broken_claims: list[str] = field(default_factory=list)
-
-    @property
-    def sessions(self) -> tuple[Session, Session, Session]:
-        """The three, in their order."""
-        return self.straight, self.first, self.second
-
-    def to_dict(self) -> dict[str, Any]:
-        """Everything as JSON values."""
-        from dataclasses import asdict
-
-        return {
-            "images": self.images,
-            "image_bytes": self.image_bytes,
-            "knobs": asdict(self.knobs),
-            "mounted": self.mounted,
-            "sessions": [
-                {
-                    "name": session.name,
-                    **asdict(session.training),
-                    "later_epoch_s": session.training.later_s,
-                    "images_per_s": session.training.images_per_s,
-                    "report": None if session.report is None else session.report.to_dict(),
-                }
-                for session in self.sessions
-            ],
-            "zip": None if self.zip_report is None else self.zip_report.to_dict(),
-            "zip_s": self.zip_s,
-            "upload_s": self.upload_s,
-            "chart": str(self.chart),
-            "broken_claims": self.broken_claims,
-        }
+SIDE = 64
+_FLUSH_TIMEOUT_S = 300.0
 
 
 def run_demo(size: DemoSize, *, out: Path, time_scale: float, narrator: Narrator) -> DemoResult:
@@ -127,12 +69,15 @@ def run_demo(size: DemoSize, *, out: Path, time_scale: float, narrator: Narrator
         MissingDependencyError: a package that the demo needs is not installed.
         TargetNotWritableError: the chart cannot be written there.
     """
-    _check_packages()
+    missing = [name for module, name in _PACKAGES.items() if find_spec(module) is None]
+    if missing:
+        msg = f"The demo needs {', '.join(missing)}. Install what it needs with: pip install 'colabstage[demo]'"
+        raise MissingDependencyError(msg)
     make_folder(out)
     for name in _MODULES:
         import_module(name)
     from colabstage.ui.demo.train import one_thread
-    from colabstage.ui.plots.epochs import plot_epochs
+    from colabstage.ui.plots.training import plot_epochs
 
     with tempfile.TemporaryDirectory(prefix="colabstage-demo-") as home, one_thread():
         result = _run_sessions(size, time_scale, Path(home), out / "demo.png", narrator)
@@ -149,24 +94,15 @@ def run_demo(size: DemoSize, *, out: Path, time_scale: float, narrator: Narrator
 
 
 def times_of(training: Training) -> SessionTimes:
-    """What the chart shows of a training."""
-    from colabstage.ui.plots.epochs import SessionTimes
+    """Return what the chart shows of a training."""
+    from colabstage.ui.plots.training import SessionTimes
 
     seconds = [epoch.seconds for epoch in training.epochs]
     return SessionTimes(seconds, training.first_batch_s, training.total_s)
 
 
-def _check_packages() -> None:
-    missing = [name for module, name in _PACKAGES.items() if find_spec(module) is None]
-    if missing:
-        msg = f"The demo needs {', '.join(missing)}. Install what it needs with: pip install 'colabstage[demo]'"
-        raise MissingDependencyError(msg)
-
-
 def _run_sessions(size: DemoSize, time_scale: float, home: Path, chart: Path, narrator: Narrator) -> DemoResult:
     from colabstage.simulate.drive import fuse_problem
-    from colabstage.ui.demo.data import write_digits
-    from colabstage.ui.demo.machines import mounted_machines, throttled_machines
 
     written: list[tuple[int, int]] = []
     problem = fuse_problem()
@@ -191,8 +127,11 @@ class _Demo:
     """The sessions; each has a fresh machine, on which nothing has been read."""
 
     machines: Machines
+    """Who gives out fresh machines."""
     size: DemoSize
+    """How much is done."""
     narrator: Narrator
+    """Who tells about it."""
 
     def train_straight(self) -> Session:
         """Train as people do who know no better."""
@@ -268,27 +207,127 @@ class _Demo:
         return data
 
 
-def broken_claims(result: DemoResult, size: DemoSize) -> list[str]:
-    """What of the demo's claims its own figures contradict, in sentences."""
-    broken = [
-        f"{session.name}: {session.training.accuracy:.1%} of the test images right, not over {size.min_accuracy:.0%}."
-        for session in result.sessions
-        if session.training.accuracy <= size.min_accuracy
-    ]
-    straight = result.straight.training
-    for session, origin in ((result.first, "source"), (result.second, "cache")):
-        training = session.training
-        epochs = (
-            ("the first epoch", training.first.seconds, straight.first.seconds),
-            ("a later epoch", training.later_s, straight.later_s),
-        )
-        broken += [
-            f"{session.name}: {which} took {own_s:.2f} s, straight from Drive {straight_s:.2f} s."
-            for which, own_s, straight_s in epochs
-            if own_s >= straight_s
-        ]
-        if training.total_s >= straight.total_s:
-            broken.append(f"{session.name}: {training.total_s:.1f} s in all, straight {straight.total_s:.1f} s.")
-        if session.report is None or session.report.origin != origin:
-            broken.append(f"{session.name}: it was not staged from the {origin}.")
-    return broken
+def write_digits(drive: Path, *, images: int | None, seed: int) -> tuple[int, int]:
+    """Write `digits/train/<class>`, `digits/test/<class>` and `digits.zip` into a folder.
+
+    Args:
+        drive: the folder.
+        images: how many digits; `None` for all.
+        seed: of the division, 80 to 20.
+
+    Returns:
+        Number and bytes of the JPEG files.
+    """
+    sizes = []
+    with zipfile.ZipFile(drive / "digits.zip", "w") as archive:
+        for name, data in digit_files(images=images, seed=seed, side=SIDE):
+            path = drive / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+            archive.writestr(name, data)
+            sizes.append(len(data))
+    return len(sizes), sum(sizes)
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """A fresh machine, on which nothing has been read yet."""
+
+    images: Callable[[str], GreyImages]
+    """Gives the images of a split, which are read one by one from Drive."""
+    workers: int
+    """How many processes may read them."""
+    source: Path | Tree
+    """The folder to stage."""
+    zip_source: Path | None
+    """The zip to stage; `None` where only reads of single files are simulated."""
+    local_dir: Path | None
+    """Where `stage_dataset` puts the pack."""
+    cache_dir: Path | Literal["auto"]
+    """Where it publishes the pack."""
+    flush: Callable[[], float] | None
+    """Waits for uploads and returns the seconds it took; `None` without a mount."""
+
+
+class Machines(Protocol):
+    """Gives out fresh machines over one cloud."""
+
+    def fresh(self) -> AbstractContextManager[Machine]:
+        """Give out a machine that is gone at the end, with all that is on its disk."""
+
+
+@contextlib.contextmanager
+def mounted_machines(home: Path, knobs: DriveKnobs, fill: Callable[[Path], None]) -> Iterator[Machines]:
+    """Give out practice Colabs with a mounted Drive; `fill` is called with the `MyDrive` folder in the cloud."""
+    from colabstage.simulate.colab import simulated_colab
+    from colabstage.simulate.drive import SimulatedDrive
+
+    with SimulatedDrive(home / "account", knobs=knobs) as drive:
+        fill(drive.cloud / "MyDrive")
+        with simulated_colab(home / "machine", drive=drive) as colab:
+            yield _Colabs(colab)
+
+
+@dataclass(frozen=True, slots=True)
+class _Colabs:
+    colab: SimulatedColab
+    """The practice Colab, made anew for each session."""
+
+    @contextlib.contextmanager
+    def fresh(self) -> Iterator[Machine]:
+        from colabstage.machine.drive import flush_drive, mount_drive
+        from colabstage.ui.demo.train import FolderOfImages
+
+        # The stand-in for google.colab says "Mounted at …", as the real one does; here it would only be noise.
+        with open(os.devnull, "w", encoding="utf-8") as nowhere, contextlib.redirect_stdout(nowhere):
+            my_drive = mount_drive(self.colab.marker("/content/drive"))
+        try:
+            yield Machine(
+                images=lambda split: FolderOfImages(my_drive / "digits" / split),
+                workers=2,
+                source=my_drive / "digits",
+                zip_source=my_drive / "digits.zip",
+                local_dir=None,
+                cache_dir="auto",
+                flush=lambda: flush_drive(timeout_s=_FLUSH_TIMEOUT_S, remount=False).seconds,
+            )
+        finally:
+            self.colab.delete_machine()
+
+
+@contextlib.contextmanager
+def throttled_machines(home: Path, knobs: DriveKnobs, fill: Callable[[Path], None]) -> Iterator[Machines]:
+    """Give out machines whose reads of single files take as long as on Drive; the cache is a plain folder."""
+    cloud = home / "cloud"
+    cloud.mkdir()
+    fill(cloud)
+    yield _Throttled(home, knobs)
+
+
+@dataclass(frozen=True, slots=True)
+class _Throttled:
+    home: Path
+    """The folder for the cloud, the local disk and the cache."""
+    knobs: DriveKnobs
+    """How long a read takes."""
+
+    @contextlib.contextmanager
+    def fresh(self) -> Iterator[Machine]:
+        from colabstage.simulate.throttled import ThrottledTree
+        from colabstage.trees.folder import FolderTree
+        from colabstage.ui.demo.train import ImagesOfTree
+
+        local = self.home / "local"
+        with ThrottledTree(FolderTree(self.home / "cloud" / "digits"), self.knobs) as tree:
+            try:
+                yield Machine(
+                    images=lambda split: ImagesOfTree(tree, split),
+                    workers=0,  # other processes would not share what has been read
+                    source=tree,
+                    zip_source=None,
+                    local_dir=local,
+                    cache_dir=self.home / "cache",
+                    flush=None,
+                )
+            finally:
+                shutil.rmtree(local, ignore_errors=True)

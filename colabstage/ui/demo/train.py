@@ -39,46 +39,49 @@ _PREFETCH_FACTOR = 4
 
 @dataclass(slots=True)
 class Epoch:
-    """One pass over the training images: `seconds` in all, `waiting_s` of them for batches, `images` seen."""
+    """One pass over the training images."""
 
     seconds: float = 0.0
+    """How long all of it took."""
     waiting_s: float = 0.0
+    """How long of that was spent waiting for batches."""
     images: int = 0
+    """How many images were seen."""
 
 
 @dataclass(slots=True)
 class Training:
-    """One training from the start of its session.
-
-    `first_batch_s`: seconds from the start to the first batch, whatever had to be prepared before it.
-    `test_s`: seconds of the one pass over the test images. `accuracy`: the part of them that was right, 0 to 1.
-    `total_s`: seconds from the start to the accuracy.
-    """
+    """One training from the start of its session."""
 
     first_batch_s: float = 0.0
+    """Seconds from the start to the first batch, whatever had to be prepared before it."""
     epochs: list[Epoch] = field(default_factory=list)
+    """What each epoch cost, in order."""
     test_s: float = 0.0
+    """Seconds of the one pass over the test images."""
     accuracy: float = 0.0
+    """The part of them that was right, 0 to 1."""
     total_s: float = 0.0
+    """Seconds from the start to the accuracy."""
 
     @property
     def first(self) -> Epoch:
-        """The first epoch."""
+        """Return the first epoch."""
         return self.epochs[0]
 
     @property
     def later_s(self) -> float:
-        """Mean seconds of the epochs after the first."""
+        """Return the mean seconds of the epochs after the first."""
         return sum(epoch.seconds for epoch in self.epochs[1:]) / (len(self.epochs) - 1)
 
     @property
     def later_waiting_s(self) -> float:
-        """Mean seconds for which those waited for batches."""
+        """Return the mean seconds for which those waited for batches."""
         return sum(epoch.waiting_s for epoch in self.epochs[1:]) / (len(self.epochs) - 1)
 
     @property
     def images_per_s(self) -> float:
-        """Images a second in the epochs after the first."""
+        """Return the images a second in the epochs after the first."""
         return self.first.images / self.later_s
 
 
@@ -86,7 +89,7 @@ class GreyImages(Dataset[tuple[Any, int]]):
     """Images decoded one by one. A sample is `(x, y)`: float32 `(1, H, W)` in [0, 1], and the class's number."""
 
     def read(self, index: int) -> tuple[bytes, int]:
-        """The bytes of an image's file, and its label."""
+        """Read the bytes of an image's file, and its label."""
         raise NotImplementedError
 
     def __len__(self) -> int:
@@ -113,7 +116,7 @@ class FolderOfImages(GreyImages):
         return len(self.samples)
 
     def read(self, index: int) -> tuple[bytes, int]:
-        """One open, one read."""
+        """Read a file with one open and one read."""
         path, label = self.samples[index]
         return path.read_bytes(), label
 
@@ -132,13 +135,13 @@ class ImagesOfTree(GreyImages):
         return len(self.samples)
 
     def read(self, index: int) -> tuple[bytes, int]:
-        """One read of the tree."""
+        """Read a file with one read of the tree."""
         entry, label = self.samples[index]
         return self._tree.read(entry), label
 
 
 def stock_loader(images: GreyImages, *, workers: int, shuffle: bool, seed: int) -> DataLoader[Any]:
-    """A stock DataLoader, tuned as people tune it.
+    """Make a stock DataLoader, tuned as people tune it.
 
     Args:
         images: the samples.
@@ -157,7 +160,7 @@ def stock_loader(images: GreyImages, *, workers: int, shuffle: bool, seed: int) 
 
 
 def build_network(*, seed: int) -> nn.Module:
-    """A small convolutional network for 64x64 grey images of ten classes; the same weights for the same seed."""
+    """Build a small convolutional network for 64x64 grey images of ten classes; the same weights for the same seed."""
     torch.manual_seed(seed)
     return nn.Sequential(
         nn.Conv2d(1, 8, 5, stride=2, padding=2),

@@ -1,21 +1,29 @@
-"""What a person hands over to be looked at (a staged dataset, a split, a path) as splits with readers."""
+"""What a person hands over to be looked at (a staged dataset, a split, a path) as splits, and a few samples of them at
+a time, at the size they are shown: only the rows asked for are read. What samples are is told by their shape.
+"""
 
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
 
 from colabstage.errors import OptionError, PackFormatError, SplitNotFoundError
 from colabstage.h5.info import read_info
 from colabstage.h5.parts import find_parts
 from colabstage.load.reading.joined import JoinedReader, open_reader
 from colabstage.load.reading.reader import SplitReader
+from colabstage.load.reading.threads import ThreadPool
+from colabstage.machine.resources import usable_cores
 from colabstage.stage.dataset import StagedDataset
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
 
     from colabstage.h5.info import FieldInfo
     from colabstage.load.dataset import dataset_h5
@@ -24,28 +32,36 @@ if TYPE_CHECKING:
     Samples = StagedDataset | dataset_h5 | str | os.PathLike[str]
 
 Reader = SplitReader | JoinedReader
+Kind = Literal["image", "sound", "tokens", "numbers"]
+
+_MOST_CHANNELS = 4
+_LEAST_SIDE = 4
+# A longer row of fractions is a signal, a shorter one a row of a table.
+_LEAST_SIGNAL = 512
 
 # Some 100 MB of names.
 _MOST_KEYS = 1_000_000
+# Inputs in memory at once while a page is made.
+_HELD_BYTES = 64 << 20
 
 
 @dataclass(slots=True)
 class Source:
-    """Splits to look at, each opened when it is first asked for.
-
-    `name`: the file's, for people. `layout`: as the file says it. `rows`: samples of each split.
-    `paths`: the files, in the order of their rows.
-    """
+    """Splits to look at, each opened when it is first asked for."""
 
     name: str
+    """The file's name, for people."""
     layout: str | None
+    """The layout, as the file says it."""
     rows: Mapping[str, int]
+    """How many samples each split has."""
     paths: tuple[Path, ...]
+    """The files, in the order of their rows."""
     _readers: dict[str, Reader] = field(default_factory=dict)
     _keys: dict[str, list[str]] = field(default_factory=dict)
 
     def reader(self, split: str) -> Reader:
-        """The reader of a split; the same one each time.
+        """Return the reader of a split; the same one each time.
 
         Raises:
             SplitNotFoundError: there is no such split; the message lists those there are.
@@ -59,7 +75,7 @@ class Source:
         return self._readers[split]
 
     def keys(self, split: str, rows: Sequence[int]) -> list[str]:
-        """The names of the files that rows were made from, empty ones where the file keeps none.
+        """Return the names of the files that rows were made from, empty ones where the file keeps none.
 
         Opening a file with many texts looks over all of them, so they are read once where they are not too many.
         """
@@ -79,7 +95,7 @@ class Source:
             reader.close()
 
     def targets(self, split: str) -> list[tuple[Path, FieldInfo]]:
-        """The targets of a split in each file that has it, in the order of rows; empty where there are none."""
+        """Return the targets of a split in each file that has it, in the order of rows; empty where there are none."""
         infos = [(path, read_info(path).splits.get(split)) for path in self.paths]
         return [(path, info.y) for path, info in infos if info is not None and info.y is not None]
 
@@ -117,3 +133,120 @@ def _of_paths(paths: tuple[Path, ...]) -> Source:
             rows[name] = rows.get(name, 0) + split.rows
     name = infos[0].path.name + (f" and {len(infos) - 1} more" if len(infos) > 1 else "")
     return Source(name, infos[0].layout, rows, tuple(info.path for info in infos))
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One sample."""
+
+    row: int
+    """Its number in the split."""
+    x: NDArray[Any]
+    """The input, as stored, or an image reduced to the size asked for."""
+    y: Any
+    """Its target as a number, an array, a dict of arrays for boxes, or a text."""
+    key: str
+    """The name of the file that it was made from, empty where that is not known."""
+    size: tuple[int, int] | None = None
+    """Height and width of the image that `y` is about, which `x` may be a reduction of; `None` for what is no image."""
+
+
+def read_samples(source: Source, split: str, rows: Sequence[int], *, longest_px: int) -> list[Sample]:
+    """Read samples, in the order of `rows`.
+
+    Args:
+        source: what there is to look at.
+        split: of which split.
+        rows: which ones.
+        longest_px: images that are files are decoded to about this size, which takes a fraction of the time; others
+            come as they are stored.
+
+    Raises:
+        DecodeError: an image is broken; the message names its row.
+        DamagedPackError: the file changed since it was opened, or is cut off.
+    """
+    reader = source.reader(split)
+    samples: list[Sample] = []
+    step = max(1, _HELD_BYTES // max(1, reader.estimate_row_bytes()))
+    keys = source.keys(split, rows)
+    with ThreadPool(usable_cores()) as pool:
+        for start in range(0, len(rows), step):
+            part = list(rows[start : start + step])
+            if reader.encoded and reader.whole_reason is None:
+                xs, sizes = _read_reduced(reader, part, longest_px, pool)
+            else:
+                xs = list(reader.read_x(part, pool=pool))
+                sizes = [_size(x) for x in xs]
+            ys = list(reader.read_y(part, pool=pool))
+            samples += [
+                Sample(row, x, _target(y), key, size)
+                for row, x, y, key, size in zip(part, xs, ys, keys[start : start + step], sizes, strict=True)
+            ]
+    return samples
+
+
+def _read_reduced(
+    reader: Reader, rows: list[int], longest_px: int, pool: ThreadPool
+) -> tuple[list[NDArray[Any]], list[tuple[int, int] | None]]:
+    """Read images of many sizes, each decoded no larger than it is shown; those of one size are decoded together."""
+    sizes = [(int(height), int(width)) for height, width in reader.image_sizes(rows)]
+    shown = [_fit(size, longest_px) for size in sizes]
+    images: list[Any] = [None] * len(rows)
+    for target in dict.fromkeys(shown):
+        places = [place for place, size in enumerate(shown) if size == target]
+        group = reader.read_crops([rows[place] for place in places], target, _whole, pool=pool)
+        for place, image in zip(places, group, strict=True):
+            images[place] = image
+    return images, list(sizes)
+
+
+def _whole(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the crop that is all of each image: top, left, height, width."""
+    return np.concatenate([np.zeros_like(sizes), sizes], axis=1)
+
+
+def _fit(size: tuple[int, int], longest_px: int) -> tuple[int, int]:
+    scale = min(1.0, longest_px / max(size))
+    return max(1, round(size[0] * scale)), max(1, round(size[1] * scale))
+
+
+def _size(x: NDArray[Any]) -> tuple[int, int] | None:
+    if x.ndim < 2:
+        return None
+    height, width = x.shape[1:3] if channels_first(x.shape) else x.shape[:2]
+    return int(height), int(width)
+
+
+def _target(y: Any) -> Any:
+    """Return a lone number as such, whatever axes of length one it is stored with."""
+    if isinstance(y, np.ndarray | np.generic) and y.size == 1:
+        return np.asarray(y).reshape(-1)[0].item()
+    return y
+
+
+def kind_of(shape: tuple[int, ...], dtype: np.dtype[np.generic], layout: str | None) -> Kind:
+    """Decide by the shape of one input, its dtype, and the file's layout where it has one."""
+    if layout in ("audio", "tokens"):
+        return "sound" if layout == "audio" else "tokens"
+    if _is_image(shape):
+        return "image"
+    if len(shape) == 1 and dtype.kind in "iu" and layout != "csv":
+        return "tokens"
+    one_signal = len(shape) == 1 or (len(shape) == 2 and min(shape) <= _MOST_CHANNELS)
+    if dtype.kind in "fi" and max(shape, default=0) >= _LEAST_SIGNAL and one_signal:
+        return "sound"
+    return "numbers"
+
+
+def _is_image(shape: tuple[int, ...]) -> bool:
+    """Tell whether it has a height and a width, alone, or with the channels behind or before them."""
+    if len(shape) == 2:
+        return min(shape) > _MOST_CHANNELS
+    if len(shape) != 3:
+        return False
+    return channels_first(shape) or (shape[2] <= _MOST_CHANNELS and min(shape[:2]) >= _LEAST_SIDE)
+
+
+def channels_first(shape: tuple[int, ...]) -> bool:
+    """Tell whether the channels of an image come before its height and width, as some programs store them."""
+    return len(shape) == 3 and shape[0] <= _MOST_CHANNELS < min(shape[1:])

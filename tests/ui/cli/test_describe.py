@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from colabstage.pack.run import pack_dataset
-from colabstage.ui.cli.describe import describe_file, encoding_of, print_description
+from colabstage.ui.cli.packed import describe_file, encoding_of, print_description
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -17,10 +17,10 @@ from PIL import Image
 
 from colabstage.simulate.knobs import DriveKnobs
 from colabstage.stage.report import StageReport
-from colabstage.ui.demo.data import SIDE, write_digits
-from colabstage.ui.demo.run import DemoResult, DemoSize, Session, broken_claims, times_of
+from colabstage.ui.demo.report import DemoResult, DemoSize, Session, broken_claims
+from colabstage.ui.demo.run import SIDE, times_of, write_digits
 from colabstage.ui.demo.train import Epoch, FolderOfImages, Training, stock_loader
-from colabstage.ui.plots.epochs import plot_epochs
+from colabstage.ui.plots.training import plot_epochs
 from tests.ui.conftest import COMMAND, Done, Run, practice_environment
 
 pytestmark = [

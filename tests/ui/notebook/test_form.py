@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from colabstage.errors import OptionError
-from colabstage.ui.notebook.form.line import python_of
-from colabstage.ui.notebook.form.reading import read_size, read_source, read_splits, write_size, write_splits
+from colabstage.ui.notebook.fields import python_of, read_size, read_source, read_splits, write_size, write_splits
 from tests.kernels import errors_in, run_cells, text_in, widgets_7
 from tests.ui.conftest import write_images
 

@@ -16,10 +16,15 @@ from tests.ui.packs import CLASSES, photos, write_boxed, write_pack
 
 pytest.importorskip("matplotlib", reason="needs matplotlib: pip install matplotlib")
 
-from colabstage.ui.plots.classes import plot_class_balance
-from colabstage.ui.plots.epochs import SessionTimes, plot_epochs
-from colabstage.ui.plots.sizes import plot_image_sizes
-from colabstage.ui.plots.throughput import RecordedStep, ThroughputRecorder, plot_throughput, rates_of
+from colabstage.ui.plots.dataset import plot_class_balance, plot_image_sizes
+from colabstage.ui.plots.training import (
+    RecordedStep,
+    SessionTimes,
+    ThroughputRecorder,
+    plot_epochs,
+    plot_throughput,
+    rates_of,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -10,8 +10,7 @@ import pytest
 
 from colabstage.errors import OptionError, SourceNotFoundError, SplitNotFoundError
 from colabstage.load.reading.joined import open_reader
-from colabstage.ui.samples.reading import read_samples
-from colabstage.ui.samples.source import open_source
+from colabstage.ui.samples.source import open_source, read_samples
 from tests.ui.packs import photos, write_boxed, write_pack
 
 

@@ -11,11 +11,9 @@ import numpy as np
 import pytest
 
 from colabstage.errors import OptionError
-from colabstage.ui.notebook.browse.bars import bar_order
-from colabstage.ui.notebook.browse.grid import THUMB_PX, draw_bars, draw_grid, draw_large, draw_legend
-from colabstage.ui.notebook.browse.state import Browsing
-from colabstage.ui.samples.reading import Sample
-from colabstage.ui.samples.source import open_source
+from colabstage.ui.notebook.browser import Browsing, bar_order
+from colabstage.ui.notebook.grid import THUMB_PX, draw_bars, draw_grid, draw_large, draw_legend
+from colabstage.ui.samples.source import Sample, open_source
 from tests.ui.packs import PACKS, photos, write_boxed
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from colabstage.images.encode import encode_jpeg
-from colabstage.ui.samples.kinds import channels_first
+from colabstage.ui.samples.source import channels_first
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,26 +30,26 @@ _GREY = 128
 
 
 def class_colour(value: int) -> tuple[int, int, int]:
-    """Red, green and blue of a class, the same everywhere; of three lightnesses, all seen on photographs."""
+    """Return red, green and blue of a class, the same everywhere; of three lightnesses, all seen on photographs."""
     lightness = (0.55, 0.68, 0.44)[value % 3]
     red, green, blue = colorsys.hls_to_rgb((0.02 + value * _TURN) % 1.0, lightness, 0.85)
     return round(255 * red), round(255 * green), round(255 * blue)
 
 
 def css_colour(value: int) -> str:
-    """The colour of a class as `#rrggbb`."""
+    """Return the colour of a class as `#rrggbb`."""
     return "#{:02x}{:02x}{:02x}".format(*class_colour(value))
 
 
 def is_background(value: int, classes: Sequence[str]) -> bool:
-    """Whether a mask's class is what lies behind things, which is not painted; 0 where classes have no names."""
+    """Tell whether a mask's class is what lies behind things, which is not painted; 0 where classes have no names."""
     if value == NO_CLASS:
         return True
     return classes[value].strip().lower() in _BACKGROUNDS if value < len(classes) else value == 0 and not classes
 
 
 def to_rgb(x: NDArray[Any], *, longest_px: int) -> tuple[NDArray[np.uint8], str]:
-    """An image of any dtype as one that can be shown.
+    """Turn an image of any dtype into one that can be shown.
 
     Args:
         x: `(H, W)`, `(H, W, C)` or `(C, H, W)`. Of two channels the first is shown, of five and more the first three;
@@ -73,8 +73,8 @@ def to_rgb(x: NDArray[Any], *, longest_px: int) -> tuple[NDArray[np.uint8], str]
 
 
 def to_bytes(values: NDArray[Any]) -> tuple[NDArray[np.uint8], str]:
-    """Any numbers as grey levels: bytes as they are, fractions from 0 to 1 times 255, all else from its least to its
-    most."""
+    """Turn numbers into grey levels: bytes as they are, fractions from 0 to 1 times 255, all else from its least to
+    its most."""
     if values.dtype == np.uint8:
         return values, ""
     if values.dtype == np.bool_:
@@ -94,7 +94,7 @@ def _over_grey(values: NDArray[np.uint8]) -> NDArray[np.uint8]:
 
 
 def paint_mask(image: NDArray[np.uint8], mask: NDArray[Any], classes: Sequence[str]) -> NDArray[np.uint8]:
-    """An image `(H, W, 3)` with a mask `(h, w)` of class numbers over it, in the classes' colours."""
+    """Paint a mask `(h, w)` of class numbers over an image `(H, W, 3)`, in the classes' colours."""
     height, width = image.shape[:2]
     rows = (np.arange(height) * mask.shape[0]) // height
     columns = (np.arange(width) * mask.shape[1]) // width
@@ -109,7 +109,7 @@ def paint_mask(image: NDArray[np.uint8], mask: NDArray[Any], classes: Sequence[s
 
 
 def shrink(image: NDArray[np.uint8], longest_px: int) -> NDArray[np.uint8]:
-    """An image `(H, W, 3)`, filtered down to this height or width where it is larger."""
+    """Filter an image `(H, W, 3)` down to this height or width, where it is larger."""
     scale = longest_px / max(image.shape[:2])
     if scale >= 1:
         return image
@@ -120,7 +120,7 @@ def shrink(image: NDArray[np.uint8], longest_px: int) -> NDArray[np.uint8]:
 
 
 def data_uri(image: NDArray[np.uint8]) -> str:
-    """An image `(H, W, 3)` as text that a page shows: PNG of small ones, JPEG of others."""
+    """Encode an image `(H, W, 3)` as text that a page shows: PNG of small ones, JPEG of others."""
     if is_small(image):
         from PIL import Image
 
@@ -131,5 +131,5 @@ def data_uri(image: NDArray[np.uint8]) -> str:
 
 
 def is_small(image: NDArray[np.uint8]) -> bool:
-    """Whether an image is enlarged in squares, so that each pixel is seen as it is."""
+    """Tell whether an image is enlarged in squares, so that each pixel is seen as it is."""
     return int(max(image.shape[:2])) <= _SMALL_PX

@@ -16,7 +16,7 @@ SERIES = ("#2a7f9e", "#c8553d", "#2e8b57", "#8a5aa8", "#b7791f", "#4a5a6a")
 
 
 def add_title(figure: Figure, title: str, note: str) -> None:
-    """A headline at the left, and a muted line below it; neither where it is empty."""
+    """Write a headline at the left, and a muted line below it; neither where it is empty."""
     if title or note:
         lines = "\n" * (2 if note else 1)
         figure.suptitle(f"{title}{lines}", color=INK, weight="bold", x=0.01, ha="left", fontsize=13)
@@ -26,7 +26,7 @@ def add_title(figure: Figure, title: str, note: str) -> None:
 
 
 def plain_bars(axis: Axes) -> None:
-    """Nothing but the line that bars begin at."""
+    """Leave nothing but the line that bars begin at."""
     axis.set_xticks([])
     axis.spines[:].set_visible(False)
     axis.spines["left"].set_visible(True)
@@ -35,7 +35,7 @@ def plain_bars(axis: Axes) -> None:
 
 
 def plain_axes(axis: Axes) -> None:
-    """Axes at the left and below, with a faint grid."""
+    """Draw axes at the left and below, with a faint grid."""
     axis.grid(alpha=0.25)
     axis.set_axisbelow(True)
     axis.spines[["top", "right"]].set_visible(False)

@@ -1,8 +1,13 @@
-"""`stage_form`: fields, the line of Python that they amount to, and buttons to plan, to stage and to cancel."""
+"""`stage_form`: fields, the line of Python that they amount to, and buttons to plan, to stage and to cancel.
+
+The work is done in a thread: the kernel stays free, so that buttons answer while it runs.
+"""
 
 from __future__ import annotations
 
+import contextvars
 import html
+import threading
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -12,9 +17,7 @@ from colabstage.progress import Cancellation
 from colabstage.progress.board import Board
 from colabstage.progress.drawing import panel_html
 from colabstage.redaction import hide_secrets
-from colabstage.ui.notebook.form.fields import make_fields
-from colabstage.ui.notebook.form.line import changed, python_of
-from colabstage.ui.notebook.form.work import Worker
+from colabstage.ui.notebook.fields import changed, make_fields, python_of
 
 if TYPE_CHECKING:
     import os
@@ -30,6 +33,40 @@ if TYPE_CHECKING:
 _FIRST = ("layout", "image_size", "resize", "color_mode", "encoding", "splits", "keep")
 _MORE = ("group_by", "seed", "on_error", "local_dir", "cache_dir", "verify", "hash", "refresh")
 _WIDTH = "720px"
+
+
+class Worker:
+    """Runs one piece of work at a time."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._busy = False
+
+    @property
+    def busy(self) -> bool:
+        """Tell whether something runs."""
+        return self._busy
+
+    def start(self, work: Callable[[], None], *, begun: Callable[[], None], ended: Callable[[], None]) -> None:
+        """Call `begun`; then run `work` and after it `ended`, whatever became of it. Nothing while something runs."""
+        with self._lock:
+            if self._busy:
+                return
+            self._busy = True
+        begun()
+
+        def run() -> None:
+            try:
+                work()
+            finally:
+                ended()
+                # Last, so that what `ended` does cannot fall into the next work.
+                self._busy = False
+
+        # Ends with the kernel: what was finished by then is kept, and the next call goes on from there.
+        threading.Thread(
+            target=contextvars.copy_context().run, args=(run,), name="colabstage-form", daemon=True
+        ).start()
 
 
 def stage_form(
@@ -100,7 +137,7 @@ class StageForm:
     """What `stage_form` shows. Buttons and fields may be used from code too, as a click or a key would."""
 
     def __init__(self, widgets: Any, start: Mapping[str, Any]) -> None:
-        """`widgets`: the module ipywidgets. `start`: what the fields hold at first, by argument."""
+        """Make the widgets of the module ipywidgets; `start` is what the fields hold at first, by argument."""
         self._worker = Worker()
         self._cancellation = Cancellation()
         self._dataset: StagedDataset | None = None
@@ -121,12 +158,12 @@ class StageForm:
 
     @property
     def fields(self) -> dict[str, Any]:
-        """The widget of each argument, by the argument's name."""
+        """Return the widget of each argument, by the argument's name."""
         return {name: field.widget for name, field in self._fields.items()}
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """What the fields hold, as the arguments of `stage_dataset`.
+        """Return what the fields hold, as the arguments of `stage_dataset`.
 
         Raises:
             OptionError: a field holds what cannot be read; the message names it.
@@ -135,7 +172,7 @@ class StageForm:
 
     @property
     def code(self) -> str:
-        """The same in Python: an import and one call.
+        """Return the same in Python: an import and one call.
 
         Raises:
             OptionError: a field holds what cannot be read.
@@ -144,17 +181,17 @@ class StageForm:
 
     @property
     def busy(self) -> bool:
-        """Whether it plans or stages now."""
+        """Tell whether it plans or stages now."""
         return self._worker.busy
 
     @property
     def error(self) -> BaseException | None:
-        """What the last plan or staging failed with."""
+        """Return what the last plan or staging failed with."""
         return self._error
 
     @property
     def dataset(self) -> StagedDataset:
-        """What was staged last.
+        """Return what was staged last.
 
         Raises:
             NotStagedError: nothing was yet.
@@ -274,7 +311,7 @@ def _button(widgets: Any, words: str, tooltip: str, press: Callable[[], None]) -
 
 
 def _code_html(code: str) -> str:
-    """Code that one click selects."""
+    """Return code that one click selects."""
     return (
         f"{STYLE}<div class='cs-report'><pre class='cs-code' style='user-select:all;margin:.4em 0;padding:.6em .8em;"
         "line-height:1.45;border-radius:4px;background:rgba(128,136,144,.14);color:inherit;white-space:pre-wrap'>"

@@ -1,4 +1,4 @@
-"""How fast each step of a work was: from a report afterwards, or from what a recorder noted while it ran."""
+"""What training costs: each way's epochs before and after, and how fast each step of a work was."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from colabstage.diagnose.drawing import new_figure
 from colabstage.errors import OptionError
 from colabstage.progress import cancellation_of, resolve_progress
 from colabstage.stage.report import StageReport
-from colabstage.ui.plots.inks import INK, MUTED, SERIES, add_title, plain_axes
+from colabstage.ui.plots.style import FAST, INK, MUTED, SERIES, SLOW, add_title, plain_axes, plain_bars
 from colabstage.units import format_duration, format_rate
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from types import TracebackType
 
     from matplotlib.axes import Axes
@@ -23,19 +23,94 @@ if TYPE_CHECKING:
 
     from colabstage.progress import Progress, ProgressStep
 
+_WIDTH = 11.0
 _MARK_S = 0.1
 # Points of one line; where more were noted, rates are of longer stretches.
 _MOST_POINTS = 300
 
 
+@dataclass(frozen=True, slots=True)
+class SessionTimes:
+    """What one way of training took, in seconds."""
+
+    epochs_s: Sequence[float]
+    """How long each epoch took, in order."""
+    first_batch_s: float | None = None
+    """From the start to the first batch, whatever had to be prepared before it; `None` if not measured."""
+    total_s: float | None = None
+    """All of the session; `None` if not measured."""
+
+
+def plot_epochs(
+    sessions: Mapping[str, SessionTimes | Sequence[float]], *, title: str = "Epochs before and after", note: str = ""
+) -> Figure:
+    """Draw what each way of training took, a bar each: the first is what the others are compared with.
+
+    >>> plot_epochs({"from Drive": [412.0, 408.0], "staged": [9.1, 6.2, 6.1]})  # doctest: +SKIP
+
+    Args:
+        sessions: by name, the seconds of each epoch, or `SessionTimes` that know more.
+        title, note: a line each above the bars.
+
+    Returns:
+        A matplotlib figure on white, 11 inches wide, that a notebook shows; `.savefig("epochs.png")` writes it.
+
+    Raises:
+        OptionError: there is no session, or one without an epoch.
+        MissingDependencyError: matplotlib is not installed.
+    """
+    times = {name: one if isinstance(one, SessionTimes) else SessionTimes(list(one)) for name, one in sessions.items()}
+    empty = [name for name, one in times.items() if not len(one.epochs_s)]
+    if empty or not times:
+        what = ", ".join(map(repr, empty)) or "no sessions"
+        msg = f"There is nothing to draw of {what}; expected the seconds of one epoch at least for each."
+        raise OptionError(msg)
+    panels = _panels(list(times.values()))
+    figure = new_figure(_WIDTH, 1.9 + 0.66 * len(times))
+    add_title(figure, title, note)
+    colours = [SLOW, *[FAST] * (len(times) - 1)]
+    for number, (axis, (heading, seconds)) in enumerate(
+        zip(figure.subplots(1, len(panels), sharey=True, squeeze=False)[0], panels, strict=True)
+    ):
+        bars = axis.barh(list(times), seconds, color=colours, height=0.62)
+        axis.bar_label(bars, [format_duration(value) for value in seconds], padding=4, color=INK, fontsize=10)
+        axis.set_title(heading, loc="left", color=INK, fontsize=10.5)
+        axis.set_xlim(0, max(*seconds, 1e-9) * 1.42)
+        plain_bars(axis)
+        axis.tick_params(axis="y", labelleft=number == 0)
+        if number == 0:
+            axis.invert_yaxis()
+    return figure
+
+
+def _panels(times: Sequence[SessionTimes]) -> list[tuple[str, list[float]]]:
+    """Return what is known of all sessions, from the first batch to the end."""
+    panels = []
+    first_batches = [one.first_batch_s for one in times if one.first_batch_s is not None]
+    if len(first_batches) == len(times):
+        panels.append(("Until the first batch", first_batches))
+    panels.append(("First epoch", [one.epochs_s[0] for one in times]))
+    if all(len(one.epochs_s) > 1 for one in times):
+        later = [sum(one.epochs_s[1:]) / (len(one.epochs_s) - 1) for one in times]
+        panels.append(("Each later epoch", later))
+    totals = [one.total_s for one in times if one.total_s is not None]
+    if len(totals) == len(times):
+        panels.append(("Whole session", totals))
+    return panels
+
+
 @dataclass(slots=True)
 class RecordedStep:
-    """One step as it went: at `seconds[i]` after the recorder's start, `amounts[i]` of `unit` were done."""
+    """One step of a work as it went."""
 
     name: str
+    """What the work calls it."""
     unit: str
+    """What is counted."""
     seconds: list[float] = field(default_factory=list)
+    """When it was noted, in seconds after the recorder's start."""
     amounts: list[int] = field(default_factory=list)
+    """How many of `unit` were done by then."""
 
 
 class ThroughputRecorder:
@@ -128,7 +203,7 @@ def plot_throughput(work: StageReport | ThroughputRecorder, *, title: str = "") 
 
 
 def _steps_of(work: StageReport | ThroughputRecorder) -> list[RecordedStep]:
-    """The steps that did something in some time."""
+    """Return the steps that did something in some time."""
     if isinstance(work, ThroughputRecorder):
         steps = work.steps
     else:
@@ -158,7 +233,7 @@ def _draw_unit(axis: Axes, unit: str, steps: Sequence[RecordedStep]) -> None:
 
 
 def rates_of(step: RecordedStep) -> tuple[list[float], list[float]]:
-    """Edges of stretches of time, in seconds, and what was done in a second in each."""
+    """Return the edges of stretches of time, in seconds, and what was done in a second in each."""
     stride = max(1, -(-(len(step.seconds) - 1) // _MOST_POINTS))
     places = sorted({*range(0, len(step.seconds), stride), len(step.seconds) - 1})
     edges, rates = [step.seconds[0]], []

@@ -1,0 +1,331 @@
+"""The commands `info` and `verify`: what a packed file holds, and whether every byte of it is what was written."""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from colabstage.errors import PackFormatError, SourceNotFoundError, printable
+from colabstage.fileops import hash_ranges
+from colabstage.machine.resources import usable_cores
+from colabstage.ui.cli import options as o  # noqa: TC001 - typer looks the annotations up
+from colabstage.ui.cli.outcome import NOTHING_DONE, exit_codes, fail, print_json, show, shows_progress
+from colabstage.units import format_bytes, format_duration, format_rate
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from colabstage.h5.info import FieldInfo, PackInfo
+    from colabstage.h5.manifest import Manifest, ManifestState
+    from colabstage.progress import Progress
+
+# More names than this tell nobody anything; --json has them all.
+_MOST_CLASSES = 12
+_MOST_SKIPPED = 10
+_WIDE = 200
+# Blocks hashed between two looks at the bar and at Ctrl-C: 512 MiB.
+_BLOCKS_AT_ONCE = 64
+_MOST_RANGES = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """One file as `colabstage info` shows it."""
+
+    info: PackInfo
+    """What it holds."""
+    nbytes: int
+    """Its length."""
+    manifest: ManifestState
+    """The state of what vouches for it."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as JSON values."""
+        info = self.info
+        return {
+            "path": str(info.path),
+            "bytes": self.nbytes,
+            "format": info.format_version,
+            "layout": info.layout,
+            "source": info.source,
+            "encoding": encoding_of(info),
+            "encoding_reason": info.encoding_reason,
+            "resizer": info.resizer,
+            "options": dict(info.options),
+            "classes": list(info.classes),
+            "splits": {
+                name: {
+                    "rows": split.rows,
+                    "x": _field_to_dict(split.x),
+                    "y": None if split.y is None else _field_to_dict(split.y),
+                    "keys": split.keys,
+                }
+                for name, split in info.splits.items()
+            },
+            "manifest": asdict(self.manifest),
+            "skipped": list(info.skipped),
+        }
+
+
+def _field_to_dict(field: FieldInfo) -> dict[str, Any]:
+    return {
+        "name": field.name,
+        "kind": field.kind,
+        "shape": None if field.shape is None else list(field.shape),
+        "dtype": str(field.dtype),
+        "bytes": field.nbytes,
+    }
+
+
+def describe_file(path: Path) -> Description:
+    """Look at an HDF5 file and its manifest; no sample is read.
+
+    Raises:
+        SourceNotFoundError, PackFormatError, NewerFormatError, DamagedPackError: the file cannot be read.
+    """
+    from colabstage.h5.info import read_info
+    from colabstage.h5.manifest import look_at_manifest
+
+    info = read_info(path)
+    nbytes = path.stat().st_size
+    return Description(info, nbytes, look_at_manifest(path, nbytes))
+
+
+def encoding_of(info: PackInfo) -> str:
+    """Return how inputs are stored: as the file says, else `pixels`, `encoded`, or `arrays` where rows are no
+    images."""
+    if info.encoding is not None:
+        return info.encoding
+    fields = [split.x for split in info.splits.values()]
+    if any(field.kind == "encoded" for field in fields):
+        return "encoded"
+    return "pixels" if all(_are_pixels(field) for field in fields) else "arrays"
+
+
+def _are_pixels(field: FieldInfo) -> bool:
+    """Tell whether rows look like images: of bytes, with as many channels as images have."""
+    shape = field.shape or ()
+    return field.dtype.kind == "u" and (len(shape) == 2 or (len(shape) == 3 and shape[2] in (1, 2, 3, 4)))
+
+
+def print_description(described: Description) -> None:
+    """Print facts and table to stdout."""
+    for name, value in _facts(described):
+        show(f"{name:<9} {value}")
+    show("")
+    _print_table(described.info)
+    skipped = described.info.skipped
+    if skipped:
+        show(f"{len(skipped):,} left out:")
+        for line in skipped[:_MOST_SKIPPED]:
+            show(f"  {line}")
+        if len(skipped) > _MOST_SKIPPED:
+            show(f"  … and {len(skipped) - _MOST_SKIPPED:,} more, with --json")
+
+
+def _facts(described: Description) -> list[tuple[str, str]]:
+    info = described.info
+    by = f", written by colabstage {described.manifest.written_by}" if described.manifest.written_by else ""
+    form = "HDF5 that colabstage did not write" if info.format_version is None else f"pack {info.format_version}{by}"
+    reason = f", because {info.encoding_reason}" if info.encoding_reason else ""
+    names, more = info.classes, ", …" if len(info.classes) > _MOST_CLASSES else ""
+    facts = [
+        ("file", str(info.path)),
+        ("size", format_bytes(described.nbytes)),
+        ("format", form),
+        ("source", info.source or ""),
+        ("layout", info.layout or ""),
+        ("samples", ", ".join(f"{name} {split.rows:,}" for name, split in info.splits.items())),
+        ("classes", f"{len(names)}: {', '.join(names[:_MOST_CLASSES])}{more}" if names else ""),
+        ("encoding", encoding_of(info) + reason),
+        ("resized by", info.resizer or ""),
+        ("manifest", described.manifest.detail),
+    ]
+    return [(name, value) for name, value in facts if value]
+
+
+def _print_table(info: PackInfo) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in ("split", "rows", "dataset", "one row", "dtype", "size"):
+        table.add_column(name, justify="right" if name in ("rows", "size") else "left")
+    for name, split in info.splits.items():
+        for number, field in enumerate(field for field in (split.x, split.y) if field is not None):
+            first = (printable(name), f"{split.rows:,}") if number == 0 else ("", "")
+            table.add_row(*first, printable(field.name), _one_row(field), str(field.dtype), format_bytes(field.nbytes))
+    # A pipe has no width; rich would fold the table to 80 columns.
+    Console(file=sys.stdout, width=None if sys.stdout.isatty() else _WIDE, highlight=False).print(table)
+
+
+def _one_row(field: FieldInfo) -> str:
+    if field.kind == "boxes":
+        return f"any number of {', '.join(field.columns)}"
+    if field.kind == "fixed":
+        return " x ".join(map(str, field.shape or ())) or "one number"
+    if field.kind in ("ragged", "texts"):
+        return "a text" if field.kind == "texts" else "any number of values"
+    what = "an image file" if field.mask is None else "a mask file"
+    how = field.image or field.mask
+    size = getattr(how, "size", None)
+    return f"{what} of its own size" if size is None else f"{what}, to be {size[0]} x {size[1]}"
+
+
+@dataclass(frozen=True, slots=True)
+class VerifiedFile:
+    """What the comparison found."""
+
+    path: Path
+    """The file."""
+    nbytes: int
+    """Length of the file."""
+    expected_bytes: int
+    """Its length as its manifest says."""
+    block_bytes: int
+    """The size of each block but the last."""
+    blocks: int
+    """How many its manifest has, of `block_bytes` each."""
+    damaged: tuple[int, ...]
+    """Numbers of the blocks that differ, from 0."""
+    seconds: float
+    """How long the comparison took."""
+
+    @property
+    def whole(self) -> bool:
+        """Tell whether the file is what was written."""
+        return self.nbytes == self.expected_bytes and not self.damaged
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as JSON values."""
+        return {
+            "path": str(self.path),
+            "whole": self.whole,
+            "bytes": self.nbytes,
+            "expected_bytes": self.expected_bytes,
+            "block_bytes": self.block_bytes,
+            "blocks": self.blocks,
+            "damaged_blocks": list(self.damaged),
+            "seconds": self.seconds,
+        }
+
+    def __str__(self) -> str:
+        if self.whole:
+            rate = format_rate(self.nbytes, self.seconds, "B")
+            size, took = format_bytes(self.nbytes), format_duration(self.seconds)
+            compared = f"{self.blocks:,} block{'s' if self.blocks != 1 else ''} of {size} in all"
+            return f"'{self.path}' is whole: {compared}, each as it was written (compared in {took}, {rate})."
+        faults = []
+        if self.nbytes != self.expected_bytes:
+            faults.append(f"it has {self.nbytes:,} bytes instead of {self.expected_bytes:,}")
+        if self.damaged:
+            size = format_bytes(self.block_bytes)
+            faults.append(
+                f"{len(self.damaged):,} of {self.blocks:,} blocks of {size} are not what was written: "
+                f"number {join_ranges(self.damaged)}, counted from 0"
+            )
+        return f"'{self.path}' is damaged: {' and '.join(faults)}. Stage it again with --refresh, or copy it again."
+
+
+def verify_file(path: Path, *, progress: Progress) -> VerifiedFile:
+    """Compare a file, packed or published, with its manifest.
+
+    Raises:
+        SourceNotFoundError: there is no such file.
+        PackFormatError: it has no manifest, so there is nothing to compare it with.
+        NewerFormatError: a newer colabstage wrote the manifest.
+    """
+    from colabstage.h5.manifest import manifest_path, read_manifest
+
+    if not path.is_file():
+        msg = f"There is no file '{path}'."
+        raise SourceNotFoundError(msg)
+    manifest = read_manifest(path)
+    if manifest is None:
+        msg = (
+            f"'{path}' has no whole manifest '{manifest_path(path).name}' beside it, so nothing says what its bytes "
+            "should be. Packs and published files of colabstage have one."
+        )
+        raise PackFormatError(msg)
+    began = time.monotonic()
+    damaged = _damaged_blocks(path, manifest, progress)
+    return VerifiedFile(
+        path=path,
+        nbytes=path.stat().st_size,
+        expected_bytes=manifest.size,
+        block_bytes=manifest.block_bytes,
+        blocks=len(manifest.hashes),
+        damaged=tuple(damaged),
+        seconds=time.monotonic() - began,
+    )
+
+
+def _damaged_blocks(path: Path, manifest: Manifest, progress: Progress) -> list[int]:
+    threads = usable_cores()
+    damaged: list[int] = []
+    with progress.step(f"verify {path.name}", total=manifest.size, unit="B") as step:
+        for first in range(0, len(manifest.ranges), _BLOCKS_AT_ONCE):
+            part = manifest.ranges[first : first + _BLOCKS_AT_ONCE]
+            found = hash_ranges(path, part, threads=threads)
+            expected = manifest.hashes[first : first + len(part)]
+            damaged += [first + i for i, pair in enumerate(zip(found, expected, strict=True)) if pair[0] != pair[1]]
+            step.advance(sum(length for _, length in part))
+    return damaged
+
+
+def join_ranges(numbers: Sequence[int]) -> str:
+    """Write ascending numbers shortly.
+
+    >>> join_ranges([0, 1, 2, 7])
+    '0-2, 7'
+    """
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    texts = [str(first) if first == last else f"{first}-{last}" for first, last in runs[:_MOST_RANGES]]
+    return ", ".join(texts) + (", …" if len(runs) > _MOST_RANGES else "")
+
+
+def info(file: o.PackFile, as_json: o.AsJson = False, debug: o.Debug = False) -> None:
+    """Show what an HDF5 file of X_<split> and Y_<split> holds.
+
+    Whoever wrote it; no sample is read.
+
+    Examples:
+      colabstage info /content/colabstage/kitti-1f2e3d4c/kitti-1f2e3d4c.h5
+      colabstage info data.h5 --json
+    """
+    with exit_codes(debug=debug, kept=NOTHING_DONE):
+        described = describe_file(file)
+        if as_json:
+            print_json(described.to_dict())
+        else:
+            print_description(described)
+
+
+def verify(file: o.PackFile, as_json: o.AsJson = False, debug: o.Debug = False) -> None:
+    """Compare every byte of a file with its manifest.
+
+    The manifest is the file of the same name with .json added. Exit code 1 names the blocks that are damaged.
+
+    Examples:
+      colabstage verify /content/drive/MyDrive/colabstage/kitti-1f2e3d4c.h5
+      colabstage verify model.pt --json
+    """
+    with exit_codes(debug=debug, kept=NOTHING_DONE):
+        from colabstage.progress import resolve_progress
+
+        found = verify_file(file, progress=resolve_progress(shows_progress()))
+        if as_json:
+            print_json(found.to_dict())
+        elif found.whole:
+            show(found)
+        if not found.whole:
+            fail(str(found))

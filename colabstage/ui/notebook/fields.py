@@ -1,0 +1,192 @@
+"""The fields of the staging form: widgets for the arguments of `stage_dataset`, what people write into them, and the
+call that they amount to.
+"""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, get_args
+
+from colabstage.errors import OptionError
+from colabstage.images.options import ColorMode, Resize
+from colabstage.stage.request import Keep, Verify
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+_LONGEST_LINE = 88
+_IMPORT = "from colabstage import stage_dataset"
+_ENCODINGS = ("auto", "pixels", "encoded", "jpeg:90", "jpeg:75")
+_ERRORS = ("raise", "skip", "skip:1%")
+# Wide enough for the longest name, so that all fields begin in one line.
+_NAME_PX = 84
+_FIELD_PX = 350
+
+
+def read_source(text: str) -> str | list[str]:
+    """Read one source, or several on lines of their own, which are one dataset.
+
+    Raises:
+        OptionError: there is none.
+    """
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if not lines:
+        msg = "There is no source yet. Write where the dataset is: a folder, an archive, a share link or an address."
+        raise OptionError(msg)
+    return lines[0] if len(lines) == 1 else lines
+
+
+def write_source(source: Any) -> str:
+    """Write the text that reads as `source`."""
+    return "\n".join(map(str, source)) if isinstance(source, list | tuple) else str(source)
+
+
+def read_size(text: str) -> tuple[int, int] | None:
+    """Read `256x320` as (height, width), `256` as a square, nothing as `None`."""
+    from colabstage.ui.cli.options import read_image_size
+
+    return None if not text.strip() else tuple(_read(read_image_size, text, "image_size"))
+
+
+def write_size(size: tuple[int, int] | None) -> str:
+    """Write the text that reads as `size`."""
+    return "" if size is None else f"{size[0]}x{size[1]}"
+
+
+def read_splits(text: str) -> dict[str, float] | None:
+    """`train=0.8,test=0.2` as fractions by name, nothing as `None`."""
+    from colabstage.ui.cli.options import read_fractions
+
+    return None if not text.strip() else dict(_read(read_fractions, text, "splits"))
+
+
+def write_splits(splits: Mapping[str, float] | None) -> str:
+    """Write the text that reads as `splits`."""
+    return "" if splits is None else ",".join(f"{name}={fraction:g}" for name, fraction in splits.items())
+
+
+def read_place(text: str) -> str | None:
+    """Read a folder, or `auto`; nothing as `None`."""
+    return text.strip() or None
+
+
+def write_place(place: Any) -> str:
+    """Write the text that reads as `place`."""
+    return "" if place is None else str(place)
+
+
+def _read(read: Callable[[str], Any], text: str, name: str) -> Any:
+    """Read what the command line reads in the same words."""
+    from typer import BadParameter
+
+    try:
+        return read(text)
+    except BadParameter as error:
+        msg = f"{name}: {error.message}"
+        raise OptionError(msg) from None
+
+
+def python_of(arguments: Mapping[str, Any]) -> str:
+    """Write the import and the call, with those of the arguments that differ from the defaults."""
+    others = changed({name: value for name, value in arguments.items() if name != "source"})
+    parts = [_literal(arguments["source"]), *(f"{name}={_literal(value)}" for name, value in others.items())]
+    line = f"data = stage_dataset({', '.join(parts)})"
+    if len(line) > _LONGEST_LINE and others:
+        line = "\n".join(["data = stage_dataset(", *(f"    {part}," for part in parts), ")"])
+    return f"{_IMPORT}\n\n{line}"
+
+
+def changed(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments whose values are not the defaults of `stage_dataset`."""
+    from colabstage.stage.run import stage_dataset
+
+    usual = inspect.signature(stage_dataset).parameters
+    return {name: value for name, value in arguments.items() if value != usual[name].default}
+
+
+def _literal(value: object) -> str:
+    """Spell a value as `repr` does, with double quotes where that needs no escape."""
+    if isinstance(value, str):
+        plain = repr(value)
+        return f'"{plain[1:-1]}"' if plain[0] == "'" and not {'"', "'"} & set(value) else plain
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{_literal(key)}: {_literal(one)}' for key, one in value.items())}}}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_literal, value))}]"
+    return repr(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One argument of `stage_dataset` in the form."""
+
+    widget: Any
+    """The widget that holds the argument."""
+    read: Callable[[Any], Any]
+    """Turn that widget's value into the argument."""
+
+
+def make_fields(widgets: Any, start: Mapping[str, Any]) -> dict[str, Field]:
+    """Make a field for each argument, by its name, in order; `start` has what stands in them at first.
+
+    Args:
+        widgets: the module ipywidgets.
+        start: values by argument.
+    """
+    from colabstage.layouts.detect import READERS
+
+    maker = _Maker(widgets, start)
+    return {
+        "source": maker.lines("source", "one a line: a folder, a .zip, a share link, https://…, s3://…, kaggle://…"),
+        "layout": maker.choice("layout", ("auto", *(reader.name for reader in READERS))),
+        "image_size": maker.text("image_size", "each image's own; else 256x256", read_size, write_size),
+        "resize": maker.choice("resize", get_args(Resize)),
+        "color_mode": maker.choice("color_mode", get_args(ColorMode)),
+        "encoding": maker.choice("encoding", _ENCODINGS),
+        "splits": maker.text("splits", "as found; else train=0.8,test=0.2", read_splits, write_splits),
+        "keep": maker.choice("keep", get_args(Keep)),
+        "group_by": maker.text("group_by", r"nothing; else an expression: patient\d+", read_place, write_place),
+        "seed": maker.number("seed"),
+        "on_error": maker.choice("on_error", _ERRORS),
+        "local_dir": maker.text("local_dir", "this platform's fast folder", read_place, write_place),
+        "cache_dir": maker.text("cache_dir", "nowhere; auto is MyDrive/colabstage", read_place, write_place),
+        "verify": maker.choice("verify", get_args(Verify)),
+        "hash": maker.text("hash", "not checked; else sha256:…", read_place, write_place),
+        "refresh": maker.tick("refresh", "stage again, whatever is here or cached"),
+    }
+
+
+class _Maker:
+    def __init__(self, widgets: Any, start: Mapping[str, Any]) -> None:
+        self._widgets = widgets
+        self._start = start
+
+    def text(self, name: str, hint: str, read: Callable[[str], Any], write: Callable[[Any], str]) -> Field:
+        value = write(self._start[name])
+        return Field(self._widgets.Text(value=value, placeholder=hint, **self._look(name)), read)
+
+    def lines(self, name: str, hint: str) -> Field:
+        look = {**self._look(name), "layout": self._widgets.Layout(width="auto")}
+        value = write_source(self._start[name])
+        return Field(self._widgets.Textarea(value=value, placeholder=hint, rows=2, **look), read_source)
+
+    def choice(self, name: str, words: tuple[str, ...]) -> Field:
+        value = self._start[name]
+        # What is given in code may be a word that takes a number, as jpeg:85 does.
+        options = words if value in words else (*words, value)
+        return Field(self._widgets.Dropdown(options=options, value=value, **self._look(name)), str)
+
+    def number(self, name: str) -> Field:
+        return Field(self._widgets.IntText(value=self._start[name], **self._look(name)), int)
+
+    def tick(self, name: str, text: str) -> Field:
+        look = {**self._look(name), "description": text}
+        return Field(self._widgets.Checkbox(value=self._start[name], **look), bool)
+
+    def _look(self, name: str) -> dict[str, Any]:
+        return {
+            "description": name,
+            "style": {"description_width": f"{_NAME_PX}px"},
+            "layout": self._widgets.Layout(width=f"{_FIELD_PX}px"),
+        }
