@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING
 
 from benchmarks._fetch_rows import OURS, Row
 from colabstage.fileops import block_ranges, hash_ranges
-from colabstage.simulate.http_knobs import WebKnobs
-from colabstage.simulate.http_process import serve_apart
+from tests.support.http_knobs import WebKnobs
+from tests.support.http_server import serve_apart
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,9 +10,9 @@ from campaigns.campaign import State, WrongError, leftovers, same_bytes, same_tr
 from campaigns.material import random_file, write_photographs
 from colabstage.fetch.run import fetch_files
 from colabstage.simulate.drive import SimulatedDrive
-from colabstage.simulate.http_knobs import WebKnobs
-from colabstage.simulate.http_server import WebServer
 from colabstage.simulate.knobs import DriveFaults, DriveKnobs, OpFault
+from tests.support.http_knobs import WebKnobs
+from tests.support.http_server import WebServer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

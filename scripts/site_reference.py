@@ -139,7 +139,7 @@ REFERENCE = {
             "colabstage.simulate.practice.open_drive",
             "colabstage.simulate.practice.practice_source",
             "colabstage.simulate.colab.simulated_colab",
-            "colabstage.simulate.colab.ColabKnobs",
+            "colabstage.simulate.colab_machine.ColabKnobs",
             "colabstage.simulate.drive.SimulatedDrive",
             "colabstage.simulate.knobs.DriveKnobs",
         ),

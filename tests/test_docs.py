@@ -20,11 +20,11 @@ from colabstage import errors, pack_dataset
 from colabstage.h5.info import read_info
 from colabstage.simulate.colab import simulated_colab
 from colabstage.simulate.drive import SimulatedDrive
-from colabstage.simulate.http_server import WebServer
 from colabstage.simulate.knobs import DriveKnobs
 from colabstage.ui.cli.app import app
 from tests.pages import DOCS, README, Block, anchors, blocks, links
 from tests.pictures import make_picture, write_photos
+from tests.support.http_server import WebServer
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -1,8 +1,10 @@
 """The content cache: what was read through the mount, kept on the local disk block by block.
 
 A file's entry is named by the cloud file's inode, size and modification time, so a rename keeps it and a new version
-gets a new one. A file of one block goes to the `SmallStore`. A larger one is `NAME.part` while blocks are missing and
-`NAME` once whole. A restarted client keeps whole entries and forgets partial ones.
+gets a new one. A file of one block goes to the `SmallStore`: one file for the bytes of all of them, one that says what
+lies where, because creating thousands of files in one folder is serial work in the kernel and costs more than their
+bytes. A larger file is `NAME.part` while blocks are missing and `NAME` once whole. A restarted client keeps whole
+entries and forgets partial ones.
 """
 
 from __future__ import annotations
@@ -10,13 +12,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import struct
 import threading
 from typing import TYPE_CHECKING
 
 from colabstage.clock import SYSTEM_CLOCK
 from colabstage.fileops import pread_exactly, pwrite_exactly
 from colabstage.simulate.model import Meter
-from colabstage.simulate.smallstore import Key, SmallStore
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,9 +27,60 @@ if TYPE_CHECKING:
     from colabstage.simulate.knobs import DriveKnobs, DriveStats
     from colabstage.simulate.model import Stream, Traffic
 
+# inode, size in bytes, modification time in ns, offset in bytes
+_RECORD = struct.Struct("<QQqQ")
+Key = tuple[int, int, int]
 _FETCH_DEADLINE_S = 3600.0
 # Shorter waits are not worth waking up for; meters count on, so they are owed, not forgiven.
 _SHORTEST_SLEEP_S = 0.0005
+
+
+class SmallStore:
+    """Contents by key. A record is written after its bytes, so what the index names is whole."""
+
+    def __init__(self, folder: Path) -> None:
+        flags = os.O_RDWR | os.O_CREAT
+        self.fd = os.open(folder / "small.data", flags, 0o600)
+        self._index_fd = os.open(folder / "small.index", flags | os.O_APPEND, 0o600)
+        self._lock = threading.Lock()
+        self._offsets: dict[Key, int] = {}
+        self._end = 0
+        index = (folder / "small.index").read_bytes()
+        # A client that was killed may have left half a record at the end.
+        index = index[: len(index) // _RECORD.size * _RECORD.size]
+        os.ftruncate(self._index_fd, len(index))
+        for inode, size, mtime_ns, offset in _RECORD.iter_unpack(index):
+            self._offsets[inode, size, mtime_ns] = offset
+            self._end = max(self._end, offset + size)
+
+    def find(self, key: Key) -> int | None:
+        """Return where the content begins in the file `fd`; `None` when it is not here."""
+        return self._offsets.get(key)
+
+    def put(self, key: Key, data: bytes) -> int:
+        """Keep a content; return its offset."""
+        with self._lock:
+            offset = self._end
+            self._end += len(data)
+        pwrite_exactly(self.fd, data, offset)
+        return self._note(key, offset)
+
+    def rekey(self, before: Key, after: Key) -> None:
+        """Have a content, if it is here, under another key as well."""
+        offset = self._offsets.get(before)
+        if offset is not None:
+            self._note(after, offset)
+
+    def _note(self, key: Key, offset: int) -> int:
+        with self._lock:
+            self._offsets[key] = offset
+            os.write(self._index_fd, _RECORD.pack(*key, offset))
+        return offset
+
+    def close(self) -> None:
+        """Let go of both files."""
+        os.close(self.fd)
+        os.close(self._index_fd)
 
 
 def sleep_until(moment: float, clock: Clock) -> None:
@@ -38,7 +91,7 @@ def sleep_until(moment: float, clock: Clock) -> None:
 
 
 def content_key(stat: os.stat_result) -> Key:
-    """What identifies one version of a cloud file."""
+    """Return what identifies one version of a cloud file."""
     return stat.st_ino, stat.st_size, stat.st_mtime_ns
 
 
@@ -97,7 +150,7 @@ class ContentCache:
         self._contents: dict[Key, Content] = {}
 
     def visit(self) -> Visit:
-        """The account of one open."""
+        """Return the account of one open."""
         return Visit(Meter(self._warm_bytes_per_s))
 
     def open(self, cloud_path: str) -> Content:
@@ -131,7 +184,7 @@ class ContentCache:
                 self._contents.pop(content.key, None)
 
     def read(self, content: Content, visit: Visit, length: int, offset: int) -> bytes:
-        """Bytes of a file, at most to its end, once they had the time they take to get here."""
+        """Return the bytes of a file, at most to its end, once they had the time they take to get here."""
         length = min(length, content.size - offset)
         data = None if content.complete else self._fill(content, visit, length, offset)
         if data is None or len(data) != length:

@@ -1,4 +1,5 @@
-"""The outside of a simulated notebook machine: the variables, marker files and folders that each platform has.
+"""A simulated notebook machine: what it is asked for and how it answers, and the variables, marker files and folders
+that each platform has.
 
 Absolute paths of the platform (`/var/colab/hostname`, `/content`) lie under a root folder of the practice machine,
 which `COLABSTAGE_SYSTEM_ROOT` makes known.
@@ -10,14 +11,16 @@ import contextlib
 import os
 import re
 import shutil
+import sys
+from dataclasses import dataclass, field
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
 from colabstage.errors import OptionError
 from colabstage.machine.platforms import SYSTEM_ROOT_VARIABLE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
 Preset = Literal["colab_cpu", "colab_gpu", "colab_enterprise", "colab_subprocess", "kaggle", "local"]
@@ -42,7 +45,7 @@ def check_preset(preset: str) -> None:
 
 
 def variables_of(preset: Preset, root: Path) -> dict[str, str]:
-    """The environment variables that the platform sets, with its folders under `root`."""
+    """Return the environment variables that the platform sets, with its folders under `root`."""
     practice = {SYSTEM_ROOT_VARIABLE: str(root)}
     if preset == "local":
         return practice
@@ -111,3 +114,157 @@ def environment(preset: Preset, root: Path) -> Iterator[None]:
     finally:
         os.environ.clear()
         os.environ.update(before)
+
+
+class Error(Exception):
+    """`google.colab.errors.Error`."""
+
+
+class AuthorizationError(Error):
+    """`google.colab.errors.AuthorizationError`."""
+
+
+class RuntimeManagementError(Error):
+    """`google.colab.errors.RuntimeManagementError`."""
+
+
+class WidgetException(Error):  # noqa: N818 - the name it has there
+    """`google.colab.errors.WidgetException`."""
+
+
+class MessageError(Error):
+    """`google.colab._message.MessageError`: the front end answered with an error."""
+
+
+class SecretNotFoundError(Exception):
+    """`google.colab.userdata.SecretNotFoundError`; not one of `errors.Error`."""
+
+
+class NotebookAccessError(Exception):
+    """`google.colab.userdata.NotebookAccessError`: the secret is there, but not granted to this notebook."""
+
+
+class TimeoutException(Exception):  # noqa: N818 - the name it has there
+    """`google.colab.userdata.TimeoutException`: no answer, because the code does not run in Colab's page."""
+
+
+for _error in (Error, AuthorizationError, RuntimeManagementError, WidgetException):
+    _error.__module__ = "google.colab.errors"
+for _refusal in (SecretNotFoundError, NotebookAccessError, TimeoutException):
+    _refusal.__module__ = "google.colab.userdata"
+MessageError.__module__ = "google.colab._message"
+
+
+class PracticeDrive(Protocol):
+    """What a Drive must be able to do to stand behind `google.colab.drive`; `SimulatedDrive` is one."""
+
+    @property
+    def mountpoint(self) -> Path | None:
+        """Return where it is mounted."""
+
+    def mount(self, mountpoint: Path, *, readonly: bool = False) -> object:
+        """Mount it at an empty folder."""
+
+    def unmount(self) -> None:
+        """Take the mount away; what is not uploaded waits in the cache."""
+
+    def flush(self, *, timeout_s: float) -> bool:
+        """Upload everything; whether that was done in time."""
+
+    def kill(self) -> None:
+        """End the client as SIGKILL does; the mount stays, dead."""
+
+    def new_machine(self) -> None:
+        """Drop the cache with everything that waits in it, as with a new machine."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ColabKnobs:
+    """What the practice Colab does when it is asked."""
+
+    auth: Literal["granted", "refused", "silent"] = "granted"
+    """How the permission dialogue ends: granted, refused, or not answered in time."""
+    mount: Literal["works", "root_too_large", "policy_disabled", "client_exits", "hangs", "dies"] = "works"
+    """What the Drive client does when it starts."""
+    flush: Literal["works", "fails"] = "works"
+    """How `flush_and_unmount` ends."""
+    remount: Literal["works", "fails"] = "works"
+    """How a mount after a flush ends."""
+    page_is_open: bool = True
+    """Whether there is a browser page to answer requests for secrets."""
+    secrets: Mapping[str, str] = field(default_factory=dict)
+    """The secrets by name, and those this notebook may not read."""
+    secrets_not_granted: frozenset[str] = frozenset()
+    """The secrets by name, and those this notebook may not read."""
+    uploads: Mapping[str, bytes] = field(default_factory=dict)
+    """What the person chooses in an upload dialogue, bytes by file name."""
+
+
+@dataclass(slots=True)
+class SimulatedColab:
+    """The practice machine behind the stand-in package, and what was asked of it.
+
+    `knobs` may be replaced at any time.
+    """
+
+    root: Path
+    """The folder that stands for `/`."""
+    preset: Preset
+    """Which platform it looks like."""
+    drive: PracticeDrive | None
+    """What `drive.mount` mounts; `None` for a machine without one."""
+    knobs: ColabKnobs
+    """What goes wrong; may be replaced at any time."""
+    calls: list[str] = field(default_factory=list)
+    """The calls in their order, as `module.function`."""
+    auth_requests: int = 0
+    """How often a permission was asked for."""
+    downloads: dict[str, bytes] = field(default_factory=dict)
+    """What arrived in the browser."""
+    signed_in: bool = False
+    """Whether the person has given a permission."""
+    was_flushed: bool = False
+    """Whether the Drive was flushed, after which a mount may fail."""
+
+    def marker(self, path: str) -> Path:
+        """Return where an absolute path of the machine lies."""
+        return self.root / path.lstrip("/")
+
+    def practice_drive(self) -> PracticeDrive:
+        """Return the Drive.
+
+        Raises:
+            OptionError: the machine was made without one.
+        """
+        if self.drive is None:
+            msg = (
+                "This practice machine has no Drive to mount. Pass one: simulated_colab(root, drive=SimulatedDrive(…))."
+            )
+            raise OptionError(msg)
+        return self.drive
+
+    def request_auth(self, kind: str, *, timeout_s: float) -> bool:
+        """Ask the front end for a permission, as far as there is a kernel to ask through; whether it was granted.
+
+        Silence is answered at once: nobody wants to practise waiting.
+        """
+        get_shell = getattr(sys.modules.get("IPython"), "get_ipython", None)
+        shell: Any = get_shell() if get_shell else None
+        _ = shell.kernel  # outside a kernel the shell is None, and this fails as it does on Colab
+        self.auth_requests += 1
+        self.calls.append(f"request_auth {kind}")
+        if self.knobs.auth == "refused":
+            msg = "Error: credential propagation was unsuccessful"
+            raise MessageError(msg)
+        return self.knobs.auth == "granted"
+
+    def delete_machine(self) -> None:
+        """Replace the machine by a fresh one, as 'Disconnect and delete runtime' does: the disk, the mount and what
+        was not uploaded are gone. (A mere restart of the kernel changes nothing here.)"""
+        if self.drive is not None:
+            if self.drive.mountpoint is not None:
+                self.drive.kill()
+                self.drive.unmount()
+            self.drive.new_machine()
+        self.signed_in = self.was_flushed = False
+        wipe_machine(self.preset, self.root)

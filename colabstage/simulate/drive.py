@@ -1,8 +1,12 @@
-"""A Google Drive to practise on: a folder that plays the cloud, mounted with Drive's speed, manners and failures."""
+"""A Google Drive to practise on: a folder that plays the cloud, mounted with Drive's speed, manners and failures; and
+what this machine must have to mount something with FUSE.
+"""
 
 from __future__ import annotations
 
+import ctypes.util
 import dataclasses
+import errno
 import json
 import os
 import shutil
@@ -11,23 +15,84 @@ import subprocess
 import sys
 import threading
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from colabstage.errors import NotSupportedHereError, OptionError
 from colabstage.simulate.knobs import DriveFaults, DriveKnobs, DriveStats
-from colabstage.simulate.mounting import fuse_problem, is_dead, make_mountpoint, unmount_lazily
 
 if TYPE_CHECKING:
     from types import TracebackType
 
+_CAP_SYS_ADMIN = 21
+_INSTALL = "On Debian, Ubuntu or Colab: apt-get install fuse3; then pip install 'colabstage[fuse]'"
 _START_S = 30.0
 _ANSWER_S = 10.0
 _POLL_S = 0.01
 # The client's buffers of 128 KiB and more come from a heap it keeps, not from fresh pages each time.
 _ALLOCATOR = {"MALLOC_ARENA_MAX": "2", "MALLOC_MMAP_THRESHOLD_": "33554432", "MALLOC_TRIM_THRESHOLD_": "268435456"}
-
 __all__ = ["SimulatedDrive", "fuse_problem"]
+
+
+def fuse_problem() -> str | None:
+    """Say which part is missing to mount a simulated Drive here, and how to get it; `None` when all are there."""
+    if sys.platform != "linux":
+        return f"A simulated Drive needs Linux, and this is {sys.platform}. The throttled tree works everywhere."
+    if find_spec("mfusepy") is None:
+        return f"The package mfusepy is not installed. {_INSTALL}."
+    if ctypes.util.find_library("fuse3") is None or shutil.which("fusermount3") is None:
+        return f"The FUSE library or its fusermount3 is not installed. {_INSTALL}."
+    try:
+        os.close(os.open("/dev/fuse", os.O_RDWR))
+    except OSError as error:
+        return (
+            f"/dev/fuse cannot be opened ({error.strerror}). Start a container with "
+            "'--device /dev/fuse --cap-add SYS_ADMIN'; on a machine of your own, run 'modprobe fuse'."
+        )
+    if os.geteuid() == 0 and not _may_mount():
+        return "This container's root is not allowed to mount. Start the container with '--cap-add SYS_ADMIN'."
+    return None
+
+
+def _may_mount() -> bool:
+    for line in Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines():
+        if line.startswith("CapEff:"):
+            return bool(int(line.split()[1], 16) >> _CAP_SYS_ADMIN & 1)
+    return True
+
+
+def unmount_lazily(mountpoint: Path, *, timeout_s: float = 10.0) -> None:
+    """Take a mount out of the tree even while files on it are open; nothing mounted there is fine."""
+    tool = shutil.which("fusermount3")
+    command = [tool, "-u", "-z", "-q", str(mountpoint)] if tool else ["umount", "-l", str(mountpoint)]
+    subprocess.run(command, capture_output=True, timeout=timeout_s, check=False)
+
+
+def is_dead(mountpoint: Path) -> bool:
+    """Tell whether a mount is there whose client has died."""
+    try:
+        mountpoint.stat()
+    except OSError as error:
+        return error.errno == errno.ENOTCONN
+    return False
+
+
+def make_mountpoint(mountpoint: Path) -> None:
+    """Have an empty folder to mount on, without a dead mount that an earlier process left there.
+
+    Raises:
+        OptionError: something is mounted there, or lies in the folder.
+    """
+    if is_dead(mountpoint):
+        unmount_lazily(mountpoint)
+    mountpoint.mkdir(parents=True, exist_ok=True)
+    if mountpoint.is_mount():
+        msg = f"Something is mounted at '{mountpoint}' already. Unmount it, or choose another folder."
+        raise OptionError(msg)
+    if any(mountpoint.iterdir()):
+        msg = f"'{mountpoint}' is not empty, and mounting would hide what it holds. Choose an empty folder."
+        raise OptionError(msg)
 
 
 class SimulatedDrive:
@@ -115,7 +180,7 @@ class SimulatedDrive:
             raise NotSupportedHereError(msg)
 
     def _receive(self, number: int, *, timeout_s: float) -> dict[str, Any]:
-        """The client's answer of that number; empty when it died or takes too long."""
+        """Return the client's answer of that number; empty when it died or takes too long."""
         deadline = time.monotonic() + timeout_s
         while self._control is not None:
             line, newline, rest = self._received.partition(b"\n")
@@ -185,7 +250,7 @@ class SimulatedDrive:
             time.sleep(_POLL_S)
 
     def is_alive(self) -> bool:
-        """Whether the Drive is mounted and its client runs."""
+        """Tell whether the Drive is mounted and its client runs."""
         return self._server is not None and self._server.poll() is None
 
     def kill(self) -> None:
@@ -216,7 +281,8 @@ class SimulatedDrive:
         self._ask({"do": "faults", "faults": dataclasses.asdict(faults)})
 
     def stats(self) -> DriveStats:
-        """Counters since the last mount; while unmounted, as they were at its end, with what waits in the cache."""
+        """Return the counters since the last mount; while unmounted, as they were at its end, with what waits in the
+        cache."""
         answer = self._ask({"do": "stats"})
         if answer:
             self._last_stats = DriveStats(**answer)

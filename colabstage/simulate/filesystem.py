@@ -1,37 +1,115 @@
-"""The calls of the simulated Drive's file system, in terms of its parts: names, content cache, upload queue, faults.
+"""The calls of the simulated Drive's file system, in terms of its parts (names, content cache, upload queue, faults),
+and what the client tells of a file by extended attributes.
 
 Handles carry everything a read or write needs, so calls on open files never look at paths. Nothing sleeps while
-holding a lock that a call on another file needs.
+holding a lock that a call on another file needs. Ids and MD5s are the cloud's: an id stays when a file is renamed or
+written anew, an MD5 is of what was uploaded last.
 """
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import errno
+import hashlib
 import itertools
+import json
 import os
+import stat
 import stat as stat_bits
 import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from colabstage.simulate.attributes import NAMES, Attributes
 from colabstage.simulate.cache import Content, ContentCache, Visit
 from colabstage.simulate.knobs import ContentFault, DriveFaults, DriveKnobs, DriveStats, FaultOp
 from colabstage.simulate.model import FaultLedger, Traffic
 from colabstage.simulate.names import MY_DRIVE, SHARED_DRIVES, Entry, Folders, canonical, is_below_root
-from colabstage.simulate.quota import Account, note_quota_exceeded
-from colabstage.simulate.uploads import Pending, UploadQueue
+from colabstage.simulate.uploads import Account, Pending, UploadQueue, note_quota_exceeded
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from colabstage.simulate.smallstore import Key
+    from colabstage.simulate.cache import Key
 
+ID, MD5, UNCOMMITTED = "user.drive.id", "user.drive.md5", "user.drive.uncommitted"
+NAMES = frozenset({ID, MD5, UNCOMMITTED})
+_Version = tuple[int, int, int, int]
 _NATIVE = (".gdoc", ".gsheet", ".gslides")
 _WRITES = os.O_WRONLY | os.O_RDWR
 _ROOTS = ("/", MY_DRIVE, SHARED_DRIVES)
+
+
+class Attributes:
+    """Ids and MD5s of what is in the cloud.
+
+    An id follows from the cloud file's inode. An upload brings another inode, whose id is noted in a file of its own,
+    so that ids survive a new client and a new machine.
+    """
+
+    def __init__(self, notes: Path) -> None:
+        self._notes = notes
+        self._lock = threading.Lock()
+        self._ids: dict[int, str] = {}
+        self._md5s: dict[_Version, str] = {}
+        if notes.is_file():
+            # A client that was killed may have left half a line.
+            *lines, _ = notes.read_text(encoding="utf-8").split("\n")
+            self._ids = dict(json.loads(line) for line in lines)
+
+    def put(self, copy: Path, target: Path) -> None:
+        """Put an uploaded copy into its place in the cloud; what it replaces leaves it its id."""
+        arrived = copy.stat()
+        with self._lock:
+            try:
+                file_id = self._id_of(target.stat().st_ino)
+            except FileNotFoundError:  # not by its inode alone, which may have been that of a file that is no more
+                file_id = _id_from(f"{arrived.st_ino} {arrived.st_ctime_ns}")
+            copy.replace(target)
+            self._ids[arrived.st_ino] = file_id
+            with self._notes.open("a", encoding="utf-8") as file:
+                file.write(json.dumps([arrived.st_ino, file_id]) + "\n")
+
+    def answer(self, name: str, file: Path, pending: Pending | None) -> bytes:
+        """Return the value of one of `NAMES`, of what lies at `file` in the cloud, or is only here as `pending`.
+
+        Raises:
+            OSError: errno 61, there is no such attribute.
+        """
+        if name == UNCOMMITTED:
+            return b"1" if pending is not None and pending.dirty else b"0"
+        try:
+            found = file.stat()
+        except FileNotFoundError:
+            if name == MD5 or pending is None:
+                raise OSError(errno.ENODATA, os.strerror(errno.ENODATA)) from None
+            return f"local-{pending.number}".encode()
+        if name == ID:
+            with self._lock:
+                return self._id_of(found.st_ino).encode()
+        if not stat.S_ISREG(found.st_mode):
+            raise OSError(errno.ENODATA, os.strerror(errno.ENODATA))
+        return self._md5_of(file, found).encode()
+
+    def _id_of(self, inode: int) -> str:
+        return self._ids.get(inode) or _id_from(str(inode))
+
+    def _md5_of(self, file: Path, found: os.stat_result) -> str:
+        """Hash each version once, when it is first asked for: an upload of gigabytes is not held up by it."""
+        version = (found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+        known = self._md5s.get(version)
+        if known is None:
+            with file.open("rb") as content:
+                known = hashlib.file_digest(content, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+            self._md5s[version] = known
+        return known
+
+
+def _id_from(text: str) -> str:
+    return "1" + base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest())[:32].decode()
+
+
 # utimensat(2): take the present time, leave as it is.
 _UTIME_NOW, _UTIME_OMIT = (1 << 30) - 1, (1 << 30) - 2
 
@@ -54,7 +132,7 @@ class ReadHandle:
         self.failing = False
 
     def entry(self) -> Entry:
-        """What `fstat` says."""
+        """Return what `fstat` says."""
         return Entry(is_folder=False, size=self.content.size, mtime_ns=self.content.mtime_ns)
 
 
@@ -72,11 +150,11 @@ class LocalHandle:
 
     @property
     def path(self) -> str:
-        """Where the file is now."""
+        """Return where the file is now."""
         return self.pending.path
 
     def entry(self) -> Entry:
-        """What `fstat` says."""
+        """Return what `fstat` says."""
         stat = os.fstat(self.fd)
         return Entry(is_folder=False, size=stat.st_size, mtime_ns=stat.st_mtime_ns)
 
@@ -90,7 +168,7 @@ class DriveFileSystem:
     flag_nullpath_ok = 1
 
     def __init__(self, home: Path, *, knobs: DriveKnobs, die: Callable[[], None]) -> None:
-        """`knobs` are scaled already; `die()` begins the client's end."""
+        """Make it of its parts; `knobs` are scaled already, and `die()` begins the client's end."""
         cloud, cache = home / "cloud", home / "cache"
         self.stats = DriveStats()
         self.ledger = FaultLedger(DriveFaults())
@@ -144,7 +222,7 @@ class DriveFileSystem:
             _fail(errno.ENOENT, path)
 
     def _find(self, path: str) -> Entry:
-        """What is at a canonical path, as far as this mount knows; raises `FileNotFoundError`."""
+        """Return what is at a canonical path, as far as this mount knows; raises `FileNotFoundError`."""
         if path in _ROOTS:
             return Entry(is_folder=True, size=0, mtime_ns=0)
         pending = self.queue.by_path.get(path)
@@ -156,11 +234,11 @@ class DriveFileSystem:
         return entry or _fail(errno.ENOENT, path)
 
     def path_of(self, number: int) -> str:
-        """The path of an open file."""
+        """Return the path of an open file."""
         return self._handles[number].path
 
     def getattr(self, path: str | None, fi: Any = None) -> dict[str, Any]:
-        """`stat`, by handle where the kernel has one."""
+        """Answer `stat`, by handle where the kernel has one."""
         if fi is not None:
             return self._handles[fi.fh].entry().attributes()
         path = canonical(path or "/")
@@ -172,7 +250,7 @@ class DriveFileSystem:
         return attributes
 
     def getxattr(self, path: str, name: str, *_: Any) -> bytes:
-        """An attribute by its name: Drive's id, MD5, and whether it waits for its upload."""
+        """Return an attribute by its name: Drive's id, MD5, and whether it waits for its upload."""
         # The kernel itself asks for others, before each write.
         if name not in NAMES:
             _fail(errno.ENODATA, path)
@@ -185,7 +263,7 @@ class DriveFileSystem:
         return self._attributes.answer(name, Path(self._folders.cloud_path(path)), self.queue.by_path.get(path))
 
     def listxattr(self, path: str) -> list[str]:
-        """Nothing: attributes are answered by name alone."""
+        """Return nothing: attributes are answered by name alone."""
         return []
 
     def opendir(self, path: str) -> int:
@@ -213,7 +291,7 @@ class DriveFileSystem:
         return sorted(names.items())
 
     def readdir(self, path: str | None, number: int) -> list[tuple[str, int, int]]:
-        """The listing that `opendir` took."""
+        """Return the listing that `opendir` took."""
         return self._listings[number]
 
     def releasedir(self, path: str | None, number: int) -> int:
@@ -222,7 +300,7 @@ class DriveFileSystem:
         return 0
 
     def statfs(self, path: str) -> dict[str, int]:
-        """The account's storage."""
+        """Return the account's storage."""
         return self._account.statfs()
 
     def open(self, path: str, fi: Any) -> int:
@@ -296,7 +374,7 @@ class DriveFileSystem:
         return self._hand_out(self._open_local(path, empty=True), fi)
 
     def read(self, path: str | None, size: int, offset: int, fi: Any) -> bytes:
-        """Bytes of an open file, after the time they take."""
+        """Return the bytes of an open file, after the time they take."""
         handle = self._handles[fi.fh]
         if self.dying:
             _fail(errno.ENOTCONN, handle.path)
@@ -368,7 +446,7 @@ class DriveFileSystem:
         return 0
 
     def fsync(self, path: str | None, datasync: int, fi: Any) -> int:
-        """Nothing: bytes are in the local copy already, and nothing hastens the upload."""
+        """Do nothing: bytes are in the local copy already, and nothing hastens the upload."""
         return 0
 
     def truncate(self, path: str, length: int) -> int:
@@ -391,7 +469,7 @@ class DriveFileSystem:
         return 0
 
     def chown(self, path: str, uid: int, gid: int) -> int:
-        """Nothing: a Drive knows no owners."""
+        """Do nothing: a Drive knows no owners."""
         return 0
 
     def utimens(self, path: str, times: tuple[int, int] | None) -> int:
@@ -468,11 +546,11 @@ class DriveFileSystem:
         return 0
 
     def symlink(self, target: str, source: str) -> int:
-        """A Drive has no symbolic links."""
+        """Return a Drive has no symbolic links."""
         _fail(errno.EOPNOTSUPP, canonical(target))
 
     def link(self, target: str, source: str) -> int:
-        """A Drive has no hard links."""
+        """Return a Drive has no hard links."""
         _fail(errno.EOPNOTSUPP, canonical(target))
 
     def _refuse_lock(self, path: str | None, *_: Any) -> int:

@@ -1,16 +1,25 @@
-"""How long things take and which calls fail: pure accounting. Times come in as arguments, nobody sleeps here.
+"""How long things take and which calls fail: pure accounting, in which times come in as arguments and nobody sleeps.
+And a tree that waits by it, for where nothing can be mounted.
 
-Whoever calls these from several threads holds a lock of its own around them; each call is a few additions.
+Whoever calls the accounting from several threads holds a lock of its own around it; each call is a few additions.
 """
 
 from __future__ import annotations
 
 import heapq
+import threading
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
+
+from colabstage.clock import SYSTEM_CLOCK
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from types import TracebackType
+
+    from colabstage.clock import Clock
     from colabstage.simulate.knobs import ContentFault, DriveFaults, DriveKnobs, FaultOp, ListingFault, OpFault
+    from colabstage.trees.tree import FileEntry, Tree, TreeKind
 
 # Sleeping wakes up late. A meter forgives this much idle time, so that many short waits add up to the right rate.
 SLACK_S = 0.02
@@ -54,7 +63,7 @@ class Traffic:
         self._slots = [0.0] * knobs.parallel_requests
 
     def open_stream(self) -> Stream:
-        """A pipe for a file that is now read for the first time."""
+        """Return a pipe for a file that is now read for the first time."""
         return Stream(self._knobs.stream_bytes_per_s)
 
     def fetch(self, stream: Stream, now: float, *, block: int, nbytes: int, first_of_open: bool) -> float:
@@ -75,12 +84,12 @@ class Traffic:
 
 
 def cold_listing_s(knobs: DriveKnobs, entries: int) -> float:
-    """Seconds for the first look into a folder of that many entries."""
+    """Return the seconds for the first look into a folder of that many entries."""
     return min(knobs.listing_latency_s + entries * knobs.listing_per_entry_s, knobs.listing_max_s)
 
 
 def listing_gives_up(knobs: DriveKnobs, entries: int, attempt: int) -> bool:
-    """Whether the `attempt`-th listing (from 1) of a folder of that many entries ends in errno 5."""
+    """Tell whether the `attempt`-th listing (from 1) of a folder of that many entries ends in errno 5."""
     return knobs.entry_limit is not None and entries > attempt * knobs.entry_limit
 
 
@@ -102,13 +111,13 @@ class FaultLedger:
         return within and (rule.every is None or number % rule.every == 0)
 
     def errno_for(self, op: FaultOp, path: str) -> int | None:
-        """The errno this call answers, or `None` when it may go ahead. Counts the call."""
+        """Return the errno this call answers, or `None` when it may go ahead. Counts the call."""
         matching = [rule for rule in self.faults.ops if rule.op == op and fnmatchcase(path, rule.pattern)]
         struck = [rule for rule in matching if self._strikes(rule, path)]
         return struck[0].errno if struck else None
 
     def damage_for(self, path: str) -> ContentFault | None:
-        """How the content of the file that is now opened comes wrong. Counts the open."""
+        """Return how the content of the file that is now opened comes wrong. Counts the open."""
         for rule in self.faults.contents:
             if fnmatchcase(path, rule.pattern):
                 within = rule.first_opens is None or self._count(rule, "") <= rule.first_opens
@@ -116,11 +125,11 @@ class FaultLedger:
         return None
 
     def counts_reads_of(self, path: str) -> bool:
-        """Whether reads of that file must arrive here one by one."""
+        """Tell whether reads of that file must arrive here one by one."""
         return any(rule.op == "read" and fnmatchcase(path, rule.pattern) for rule in self.faults.ops)
 
     def kept_of_listing(self, path: str, entries: int) -> int:
-        """How many of a folder's entries the listing shows. Counts the listing."""
+        """Return how many of a folder's entries the listing shows. Counts the listing."""
         rule: ListingFault
         for rule in self.faults.listings:
             if fnmatchcase(path, rule.pattern):
@@ -129,5 +138,76 @@ class FaultLedger:
         return entries
 
     def drops_upload(self, path: str) -> bool:
-        """Whether the upload of that file gets lost on the way."""
+        """Tell whether the upload of that file gets lost on the way."""
         return any(fnmatchcase(path, pattern) for pattern in self.faults.drop_uploads)
+
+
+class ThrottledTree:
+    """Another tree, read at Drive's pace: a file's first read is cold, later ones are warm.
+
+    It has no content cache of its own; only the waiting is imitated. Closing it closes the other tree.
+    """
+
+    def __init__(self, tree: Tree, knobs: DriveKnobs, *, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._tree = tree
+        self._knobs = knobs.scaled()
+        self._traffic = Traffic(self._knobs)
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._cached: set[str] = set()
+
+    @property
+    def kind(self) -> TreeKind:
+        """Return what holds the files."""
+        return self._tree.kind
+
+    @property
+    def label(self) -> str:
+        """Return the other tree's address."""
+        return self._tree.label
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Return the other tree's notes."""
+        return self._tree.notes
+
+    @property
+    def entries(self) -> Sequence[FileEntry]:
+        """Return the other tree's files."""
+        return self._tree.entries
+
+    def read(self, entry: FileEntry) -> bytes:
+        """Return the whole content of one file, not sooner than Drive would have it here."""
+        with self._lock:
+            arrived = self._arrival(entry, self._clock.now())
+        data = self._tree.read(entry)
+        self._clock.sleep(max(0.0, arrived - self._clock.now()))
+        return data
+
+    def chunks(self, entry: FileEntry) -> Iterator[bytes]:
+        """Yield the content of one file in pieces, the first not sooner than Drive would have the file here."""
+        with self._lock:
+            arrived = self._arrival(entry, self._clock.now())
+        for piece in self._tree.chunks(entry):
+            self._clock.sleep(max(0.0, arrived - self._clock.now()))
+            yield piece
+
+    def _arrival(self, entry: FileEntry, now: float) -> float:
+        if entry.name in self._cached:
+            warm = Meter(self._knobs.warm_bytes_per_s)
+            return warm.reserve(now + self._knobs.warm_open_latency_s, entry.size)
+        self._cached.add(entry.name)
+        stream = self._traffic.open_stream()
+        return self._traffic.fetch(stream, now, block=0, nbytes=entry.size, first_of_open=True)
+
+    def close(self) -> None:
+        """Close the other tree."""
+        self._tree.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -28,19 +28,19 @@ _SPELLINGS = {"My Drive": "MyDrive", "Shared drives": "Shareddrives"}
 
 
 def canonical(path: str) -> str:
-    """The one spelling under which everything is kept: without the space in the first component."""
+    """Return the one spelling under which everything is kept: without the space in the first component."""
     first, slash, rest = path[1:].partition("/")
     return f"/{_SPELLINGS.get(first, first)}{slash}{rest}"
 
 
 def split(path: str) -> tuple[str, str]:
-    """Folder and name of a path; the folder of `/a` is `/`."""
+    """Split a path into folder and name; the folder of `/a` is `/`."""
     folder, _, name = path.rpartition("/")
     return folder or "/", name
 
 
 def is_below_root(path: str) -> bool:
-    """Whether the path lies inside one of the drives, where things can be made."""
+    """Tell whether the path lies inside one of the drives, where things can be made."""
     return path.startswith((f"{MY_DRIVE}/", f"{SHARED_DRIVES}/"))
 
 
@@ -49,12 +49,15 @@ class Entry:
     """What a listing knows about a name."""
 
     is_folder: bool
+    """Whether it is a folder."""
     size: int
+    """Its bytes."""
     mtime_ns: int
+    """When it was last changed, in nanoseconds since 1970."""
 
     @classmethod
     def of(cls, stat: os.stat_result) -> Entry | None:
-        """The entry of a regular file or a folder; nothing else exists on a Drive."""
+        """Return the entry of a regular file or a folder; nothing else exists on a Drive."""
         if stat_bits.S_ISDIR(stat.st_mode):
             return cls(is_folder=True, size=0, mtime_ns=stat.st_mtime_ns)
         if stat_bits.S_ISREG(stat.st_mode):
@@ -62,7 +65,7 @@ class Entry:
         return None
 
     def attributes(self) -> dict[str, Any]:
-        """The answer to `stat`: everything belongs to, and is readable by, the user who mounted it alone."""
+        """Return the answer to `stat`: everything belongs to, and is readable by, the user who mounted it alone."""
         kind = stat_bits.S_IFDIR | 0o700 if self.is_folder else stat_bits.S_IFREG | 0o600
         return {
             "st_mode": kind,
@@ -102,12 +105,12 @@ class Folders:
         self._snapshots: dict[str, Snapshot] = {}
 
     def cloud_path(self, path: str) -> str:
-        """Where in the cloud's folder a path of the mount lies."""
+        """Return where in the cloud's folder a path of the mount lies."""
         return self._cloud + path
 
     def snapshot(self, folder: str) -> Snapshot:
-        """The folder's snapshot, loaded when it is unknown (which takes its time) or expired (which does not: the
-        client hears of changes in the background).
+        """Return the folder's snapshot, loaded when it is unknown (which takes its time) or expired (which does not:
+        the client hears of changes in the background).
 
         Raises:
             FileNotFoundError: the folder is not in the cloud.
@@ -146,7 +149,7 @@ class Folders:
             return None
 
     def find(self, path: str) -> Entry | None:
-        """What is known of a path inside a drive; `None` when it is not there as far as this mount knows."""
+        """Return what is known of a path inside a drive; `None` when it is not there as far as this mount knows."""
         folder, name = split(path)
         with self._lock:
             known = folder in self._snapshots
@@ -160,7 +163,7 @@ class Folders:
         return entries.get(name) if entries else None
 
     def listing(self, folder: str) -> list[tuple[str, bool]]:
-        """Names in a folder, with whether each is a folder; takes the time a listing takes.
+        """Return the names in a folder, with whether each is a folder; takes the time a listing takes.
 
         Raises:
             FileNotFoundError: the folder is not in the cloud.
@@ -208,7 +211,7 @@ class Folders:
         self.patch(new)
 
     def made(self, path: str) -> None:
-        """A folder made here is known to be empty."""
+        """Note that a folder was made here, which is known to be empty."""
         snapshot = Snapshot()
         snapshot.entries = {}
         snapshot.taken_at = self._clock.now()

@@ -3,36 +3,238 @@
 On Colab it is the person's own Drive; one small archive is put there. Elsewhere a simulated Drive is mounted in a
 temporary folder, where staged data go as well, so that nothing is left when the kernel ends. Where nothing can be
 mounted, a plain folder plays the Drive, without its slowness.
+
+The datasets are made of scikit-learn's 1,797 handwritten digits: one JPEG for each, or pictures in which several lie
+about, with masks or boxes of where they are.
 """
 
 from __future__ import annotations
 
 import atexit
+import io
 import os
 import shutil
 import tempfile
+import zipfile
+from dataclasses import dataclass
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
-from colabstage.errors import OptionError
+from colabstage.errors import MissingDependencyError, OptionError
 from colabstage.machine.drive import mount_drive
 from colabstage.machine.platforms import LOCAL_DIR_VARIABLE, SYSTEM_ROOT_VARIABLE, detect_platform, system_root
-from colabstage.simulate.digits import zip_digits
 from colabstage.simulate.drive import SimulatedDrive, fuse_problem
-from colabstage.simulate.scenes import zip_boxes, zip_masks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
+    import numpy as np
+    from numpy.typing import NDArray
+
+_SHADES = 16
+_TEST_FRACTION = 0.2
+DIGIT_NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+# What a pixel shows, and its colour in the masks.
+MASK_COLOURS = {"ground": (0, 0, 0), "digit": (255, 128, 0), "patch": (0, 128, 255)}
+_SIDES = (24, 41)
+_DIGITS = (2, 6)
+_INK = 110
 PracticeData = Literal["digits", "masks", "boxes"]
-
-_WRITERS: dict[PracticeData, Callable[[Path], None]] = {"digits": zip_digits, "masks": zip_masks, "boxes": zip_boxes}
 _FOLDER = "colabstage-practice"
 
 
+def read_digits(images: int | None = None) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """Return the first so many digits.
+
+    Args:
+        images: how many; `None` for all 1,797.
+
+    Returns:
+        `(images, labels)`: uint8 `(N, 8, 8)` from 0 to 255, int64 `(N,)`.
+
+    Raises:
+        MissingDependencyError: scikit-learn is not installed.
+    """
+    import numpy as np
+
+    table = _digits_table()
+    shades = np.rint(table[:images, :-1].reshape(-1, 8, 8) * (255 / _SHADES)).astype(np.uint8)
+    return shades, table[:images, -1].astype(np.int64)
+
+
+def _digits_table() -> NDArray[np.float64]:
+    """Read rows of 64 shades and a label out of scikit-learn's own file: to import scikit-learn takes seconds."""
+    import numpy as np
+
+    package = find_spec("sklearn")
+    for folder in (package and package.submodule_search_locations) or []:
+        file = Path(folder) / "datasets/data/digits.csv.gz"
+        if file.is_file():
+            return np.loadtxt(file, delimiter=",")
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError as error:
+        msg = (
+            "The digits to practise on are scikit-learn's. Give a source, or install it with: pip install scikit-learn"
+        )
+        raise MissingDependencyError(msg) from error
+    pixels, labels = load_digits(return_X_y=True)
+    return np.column_stack((pixels, labels))
+
+
+def digit_files(*, images: int | None, seed: int, side: int) -> Iterator[tuple[str, bytes]]:
+    """Yield an image folder of digits, file by file: `digits/train/<class>/<number>.jpg`, and `digits/test/…`.
+
+    Args:
+        images: how many digits; `None` for all.
+        seed: of the division, 80 to 20.
+        side: pixels of a side; the digits have 8, enlarged so that a JPEG of one is worth the name.
+
+    Yields:
+        Name and content of each file, in the digits' order.
+    """
+    import numpy as np
+
+    shades, labels = read_digits(images)
+    order = np.random.default_rng(seed).permutation(len(labels))
+    in_test = set(order[: round(len(labels) * _TEST_FRACTION)].tolist())
+    for number, (picture, label) in enumerate(zip(shades, labels, strict=True)):
+        split = "test" if number in in_test else "train"
+        yield f"digits/{split}/{label}/{number:04}.jpg", _as_jpeg(picture, side)
+
+
+def zip_digits(path: Path, *, images: int | None = None, seed: int = 0, side: int = 32) -> None:
+    """Write `digit_files` as a zip."""
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, data in digit_files(images=images, seed=seed, side=side):
+            archive.writestr(name, data)
+
+
+def _as_jpeg(picture: NDArray[np.uint8], side: int) -> bytes:
+    from PIL import Image
+
+    buffer = io.BytesIO()
+    Image.fromarray(picture).resize((side, side), Image.Resampling.BICUBIC).save(buffer, "jpeg", quality=90)
+    return buffer.getvalue()
+
+
+HEIGHT, WIDTH = 96, 128
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """One picture."""
+
+    image: NDArray[np.uint8]
+    """Uint8 `(96, 128, 3)`."""
+    mask: NDArray[np.uint8]
+    """Uint8 `(96, 128)`, inrngs into `MASK_COLOURS`."""
+    boxes: NDArray[np.int64]
+    """Int64 `(K, 4)`, x0, y0, x1, y1 in pixels around each digit's ink."""
+    digits: NDArray[np.int64]
+    """Int64 `(K,)`, 0 to 9."""
+
+
+def draw_scenes(count: int, *, seed: int = 0) -> Iterator[Scene]:
+    """Draw so many pictures; the same ones for the same seed."""
+    import numpy as np
+
+    shades, labels = read_digits()
+    rng = np.random.default_rng(seed)
+    for _ in range(count):
+        chosen = rng.integers(len(labels), size=rng.integers(*_DIGITS))
+        yield _draw(shades[chosen], labels[chosen], rng)
+
+
+def _draw(shades: NDArray[np.uint8], labels: NDArray[np.int64], rng: np.random.Generator) -> Scene:
+    import numpy as np
+
+    image = _ground(rng)
+    mask = np.zeros((HEIGHT, WIDTH), np.uint8)
+    _add_patches(image, mask, rng)
+    boxes, digits = [], []
+    taken = np.zeros((HEIGHT, WIDTH), bool)
+    for picture, label in zip(shades, labels, strict=True):
+        side = int(rng.integers(*_SIDES))
+        top, left = int(rng.integers(HEIGHT - side)), int(rng.integers(WIDTH - side))
+        place = np.s_[top : top + side, left : left + side]
+        if taken[place].any():
+            continue
+        taken[place] = True
+        ink = _enlarge(picture, side)
+        colour = rng.integers(150, 256, size=3)
+        image[place] = np.where(ink[..., None] > _INK, colour * (ink[..., None] / 255), image[place]).astype(np.uint8)
+        mask[place][ink > _INK] = 1
+        rows, columns = np.nonzero(ink > _INK)
+        boxes.append((left + columns.min(), top + rows.min(), left + columns.max() + 1, top + rows.max() + 1))
+        digits.append(label)
+    return Scene(image, mask, np.array(boxes, np.int64), np.array(digits, np.int64))
+
+
+def _ground(rng: np.random.Generator) -> NDArray[np.uint8]:
+    """Draw a dark ground with some grain."""
+    import numpy as np
+
+    grain = rng.integers(0, 30, size=(HEIGHT, WIDTH, 1)) + rng.integers(0, 50, size=3)
+    return grain.astype(np.uint8)
+
+
+def _add_patches(image: NDArray[np.uint8], mask: NDArray[np.uint8], rng: np.random.Generator) -> None:
+    """Add rectangles that are as bright as digits, so that brightness alone does not tell what is one."""
+    for _ in range(rng.integers(1, 4)):
+        height, width = rng.integers(10, 30, size=2)
+        top, left = rng.integers(HEIGHT - height), rng.integers(WIDTH - width)
+        image[top : top + height, left : left + width] = rng.integers(110, 256, size=3)
+        mask[top : top + height, left : left + width] = 2
+
+
+def _enlarge(picture: NDArray[np.uint8], side: int) -> NDArray[np.uint8]:
+    import numpy as np
+    from PIL import Image
+
+    return np.asarray(Image.fromarray(picture).resize((side, side), Image.Resampling.BICUBIC))
+
+
+def zip_masks(path: Path, *, images: int = 160, seed: int = 0) -> None:
+    """Write `images/<number>.jpg`, `masks/<number>.png` in colours, and `class_dict.csv`, as a zip."""
+    import numpy as np
+
+    palette = np.array(list(MASK_COLOURS.values()), np.uint8)
+    rows = [f"{name},{red},{green},{blue}" for name, (red, green, blue) in MASK_COLOURS.items()]
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("class_dict.csv", "\n".join(["name,r,g,b", *rows]) + "\n")
+        for number, scene in enumerate(draw_scenes(images, seed=seed)):
+            archive.writestr(f"images/{number:04}.jpg", _file(scene.image, "jpeg"))
+            archive.writestr(f"masks/{number:04}.png", _file(palette[scene.mask], "png"))
+
+
+def zip_boxes(path: Path, *, images: int = 120, seed: int = 0) -> None:
+    """Write `training/image_2/<number>.png` and `training/label_2/<number>.txt`, as KITTI has them, as a zip."""
+    with zipfile.ZipFile(path, "w") as archive:
+        for number, scene in enumerate(draw_scenes(images, seed=seed)):
+            lines = [
+                f"{DIGIT_NAMES[digit]} 0.00 0 0.00 {x0:.2f} {y0:.2f} {x1:.2f} {y1:.2f} -1 -1 -1 -1000 -1000 -1000 -10\n"
+                for digit, (x0, y0, x1, y1) in zip(scene.digits, scene.boxes, strict=True)
+            ]
+            archive.writestr(f"training/image_2/{number:06}.png", _file(scene.image, "png"))
+            archive.writestr(f"training/label_2/{number:06}.txt", "".join(lines))
+
+
+def _file(picture: NDArray[np.uint8], form: str) -> bytes:
+    from PIL import Image
+
+    buffer = io.BytesIO()
+    Image.fromarray(picture).save(buffer, form)
+    return buffer.getvalue()
+
+
+_WRITERS: dict[PracticeData, Callable[[Path], None]] = {"digits": zip_digits, "masks": zip_masks, "boxes": zip_boxes}
+
+
 def open_drive() -> Path:
-    """The `MyDrive` folder of a Drive: the real one on Colab, a simulated one elsewhere; prints which.
+    """Return the `MyDrive` folder of a Drive: the real one on Colab, a simulated one elsewhere; prints which.
 
     What is simulated is this process's own, and gone when it ends, with all that was staged meanwhile.
 
@@ -46,7 +248,7 @@ def open_drive() -> Path:
 
 
 def practice_source(source: str = "", data: PracticeData = "digits") -> str | Path:
-    """What a notebook stages: `source` when there is one, else a small archive that is put on the Drive.
+    """Return what a notebook stages: `source` when there is one, else a small archive that is put on the Drive.
 
     Args:
         source: whatever `stage_dataset` takes. On Colab Drive is mounted first, as the source may lie there.
@@ -74,7 +276,7 @@ def practice_source(source: str = "", data: PracticeData = "digits") -> str | Pa
 
 @cache
 def _practice_drive() -> Path:
-    """One for each process, as a machine has one Drive."""
+    """Return one for each process, as a machine has one Drive."""
     home = Path(tempfile.mkdtemp(prefix="colabstage-practice-"))
     atexit.register(shutil.rmtree, home, ignore_errors=True)
     os.environ[LOCAL_DIR_VARIABLE] = str(home / "local")

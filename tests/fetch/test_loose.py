@@ -10,8 +10,8 @@ from colabstage.errors import SourceNotFoundError, SourceReadError
 from colabstage.fetch.loose import LooseFile, LooseFiles, name_loose_files
 from colabstage.fetch.web.http import open_http
 from colabstage.retry import RetryPolicy
-from colabstage.simulate.http_knobs import WebFault, WebKnobs
-from colabstage.simulate.http_server import WebServer
+from tests.support.http_knobs import WebFault, WebKnobs
+from tests.support.http_server import WebServer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

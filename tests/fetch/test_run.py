@@ -23,10 +23,10 @@ from colabstage.errors import (
 )
 from colabstage.fetch.record import read_record, record_path
 from colabstage.fetch.run import fetch_files
-from colabstage.simulate.http_knobs import WebFault, WebKnobs
-from colabstage.simulate.http_server import WebServer
 from colabstage.simulate.knobs import DriveFaults, OpFault
-from colabstage.simulate.share_links import DriveShares, SharedItem
+from tests.support.http_knobs import WebFault, WebKnobs
+from tests.support.http_server import WebServer
+from tests.support.share_links import DriveShares, SharedItem
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

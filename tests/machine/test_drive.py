@@ -31,7 +31,8 @@ from colabstage.machine.drive import (
     refresh_drive,
 )
 from colabstage.machine.drive_errors import mount_error
-from colabstage.simulate.colab import ColabKnobs, SimulatedColab, simulated_colab
+from colabstage.simulate.colab import simulated_colab
+from colabstage.simulate.colab_machine import ColabKnobs, SimulatedColab
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

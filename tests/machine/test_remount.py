@@ -12,7 +12,8 @@ import pytest
 from colabstage.errors import DriveAuthError, DriveDisconnectedError, SourceReadError
 from colabstage.machine.remount import RemountFacts, remount_obstacle, run_with_one_remount
 from colabstage.retry import RetryPolicy, read_with_retry
-from colabstage.simulate.colab import ColabKnobs, SimulatedColab, simulated_colab
+from colabstage.simulate.colab import simulated_colab
+from colabstage.simulate.colab_machine import ColabKnobs, SimulatedColab
 from colabstage.simulate.drive import SimulatedDrive
 from colabstage.simulate.knobs import DriveFaults, DriveKnobs, OpFault
 from colabstage.stage.run import stage_dataset

@@ -14,8 +14,8 @@ import pytest
 
 from colabstage.errors import OptionError
 from colabstage.machine.platforms import detect_platform
-from colabstage.simulate.colab import ColabKnobs, SimulatedColab, simulated_colab
-from colabstage.simulate.colab_machine import Preset
+from colabstage.simulate.colab import simulated_colab
+from colabstage.simulate.colab_machine import ColabKnobs, Preset, SimulatedColab
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

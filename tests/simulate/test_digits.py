@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from colabstage.errors import MissingDependencyError
-from colabstage.simulate.digits import read_digits
+from colabstage.simulate.practice import read_digits
 
 
 def test_they_are_what_scikit_learn_loads() -> None:

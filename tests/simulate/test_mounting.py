@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from colabstage.errors import NotSupportedHereError, OptionError
-from colabstage.simulate.drive import SimulatedDrive
-from colabstage.simulate.mounting import fuse_problem, make_mountpoint, unmount_lazily
+from colabstage.simulate.drive import SimulatedDrive, fuse_problem, make_mountpoint, unmount_lazily
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -14,8 +14,16 @@ from colabstage.errors import OptionError
 from colabstage.h5.info import read_info
 from colabstage.pack.run import pack_dataset
 from colabstage.simulate.drive import SimulatedDrive
-from colabstage.simulate.practice import practice_source
-from colabstage.simulate.scenes import DIGIT_NAMES, HEIGHT, MASK_COLOURS, WIDTH, draw_scenes, zip_boxes, zip_masks
+from colabstage.simulate.practice import (
+    DIGIT_NAMES,
+    HEIGHT,
+    MASK_COLOURS,
+    WIDTH,
+    draw_scenes,
+    practice_source,
+    zip_boxes,
+    zip_masks,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection

@@ -6,7 +6,7 @@ import os
 from contextlib import closing
 from typing import TYPE_CHECKING
 
-from colabstage.simulate.smallstore import SmallStore
+from colabstage.simulate.cache import SmallStore
 
 if TYPE_CHECKING:
     from pathlib import Path

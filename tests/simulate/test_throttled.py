@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from colabstage.simulate.knobs import DriveKnobs
-from colabstage.simulate.throttled import ThrottledTree
+from colabstage.simulate.model import ThrottledTree
 from colabstage.trees.folder import FolderTree
 from tests.clocks import ManualClock
 

@@ -31,11 +31,11 @@ from colabstage.load.reading.joined import open_reader
 from colabstage.machine import mounts
 from colabstage.machine.watched import run_watched
 from colabstage.progress import Cancellation, NullProgress
-from colabstage.simulate.http_knobs import WebKnobs
-from colabstage.simulate.http_server import WebServer
 from colabstage.simulate.knobs import DriveFaults, FaultOp, OpFault
 from colabstage.stage.purge import list_datasets
 from colabstage.stage.request import lock_path, make_request
+from tests.support.http_knobs import WebKnobs
+from tests.support.http_server import WebServer
 
 if TYPE_CHECKING:
     from colabstage.simulate.drive import SimulatedDrive

@@ -30,11 +30,11 @@ from colabstage.errors import (
     SourceReadError,
     WebPageError,
 )
-from colabstage.simulate.http_knobs import WebFault, WebKnobs
-from colabstage.simulate.http_server import WebServer
-from colabstage.simulate.kaggle_service import HostedDataset, KaggleService, zip_archive
-from colabstage.simulate.share_links import DriveShares, SharedItem
 from colabstage.stage.run import plan_stage, stage_dataset
+from tests.support.http_knobs import WebFault, WebKnobs
+from tests.support.http_server import WebServer
+from tests.support.kaggle_service import HostedDataset, KaggleService, zip_archive
+from tests.support.share_links import DriveShares, SharedItem
 
 if TYPE_CHECKING:
     from colabstage.stage.dataset import StagedDataset

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 from colabstage.errors import MissingDependencyError
 from colabstage.fileops import make_folder
-from colabstage.simulate.digits import digit_files
 from colabstage.simulate.knobs import DriveKnobs
+from colabstage.simulate.practice import digit_files
 from colabstage.ui.demo.report import DemoResult, DemoSize, Session, broken_claims
 from colabstage.units import format_duration
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
 
-    from colabstage.simulate.colab import SimulatedColab
+    from colabstage.simulate.colab_machine import SimulatedColab
     from colabstage.stage.dataset import StagedDataset
     from colabstage.stage.report import StageReport
     from colabstage.trees.tree import Tree
@@ -313,7 +313,7 @@ class _Throttled:
 
     @contextlib.contextmanager
     def fresh(self) -> Iterator[Machine]:
-        from colabstage.simulate.throttled import ThrottledTree
+        from colabstage.simulate.model import ThrottledTree
         from colabstage.trees.folder import FolderTree
         from colabstage.ui.demo.train import ImagesOfTree
 

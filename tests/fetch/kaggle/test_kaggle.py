@@ -35,7 +35,7 @@ from colabstage.fetch.remote import PassingError
 from colabstage.progress import Cancellation, NullProgress
 from colabstage.redaction import hide_secrets
 from colabstage.retry import RetryPolicy
-from colabstage.simulate.kaggle_service import HostedDataset, KaggleService, zip_archive
+from tests.support.kaggle_service import HostedDataset, KaggleService, zip_archive
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -36,8 +36,8 @@ from colabstage.fetch.shared.pages import WebAnswer, disposition_name, judge_ans
 from colabstage.fetch.shared.service import SharedFile, distinct_names
 from colabstage.progress import Cancellation, NullProgress
 from colabstage.retry import RetryPolicy
-from colabstage.simulate.https_hosts import answer_page
-from colabstage.simulate.share_links import DriveShares, SharedItem
+from tests.support.https_hosts import answer_page
+from tests.support.share_links import DriveShares, SharedItem
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

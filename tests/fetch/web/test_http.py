@@ -32,9 +32,9 @@ from colabstage.fetch.transfer.file import fetch_file
 from colabstage.fetch.web.http import HttpFile, LeastRate, open_http
 from colabstage.progress import Cancellation, NullProgress
 from colabstage.retry import RetryPolicy
-from colabstage.simulate.http_knobs import WebFault, WebKnobs
-from colabstage.simulate.http_server import WebServer
 from tests.clocks import ManualClock
+from tests.support.http_knobs import WebFault, WebKnobs
+from tests.support.http_server import WebServer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from colabstage.simulate.http_server import WebServer
+from tests.support.http_server import WebServer
 from tests.ui.conftest import reason, result
 
 if TYPE_CHECKING:

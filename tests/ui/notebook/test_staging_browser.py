@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from colabstage.simulate.http_knobs import WebKnobs
-from colabstage.simulate.http_server import WebServer
+from tests.support.http_knobs import WebKnobs
+from tests.support.http_server import WebServer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

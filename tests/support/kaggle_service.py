@@ -27,7 +27,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
-from colabstage.simulate.https_hosts import PLAIN, HostAnswer, HostRequest, HttpsHosts, answer_file
+from tests.support.https_hosts import PLAIN, HostAnswer, HostRequest, HttpsHosts, answer_file
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -40,31 +40,29 @@ _SIGNATURE = "X-Goog-Signature=0a1b2c3d"
 
 @dataclass(frozen=True, slots=True)
 class HostedDataset:
-    """A dataset on the imitated Kaggle.
-
-    `archive`: the zip that a download brings. `access`: who gets it: everybody, whoever has the token, or nobody
-    because a licence has not been accepted.
-    `cut_every`: bytes after which each connection to the storage is cut; 0 for never.
-    `bytes_per_s`: how fast the storage sends; 0 for as fast as it can.
-    `wrong_hash`: whether the announced md5 is another file's.
-    `busy`: answers with status 503 before the first good one.
-    `mounts`: whether Colab and Kaggle offer to mount it.
-    """
+    """A dataset on the imitated Kaggle."""
 
     owner: str
     name: str
     archive: bytes
+    """The zip that a download brings."""
     version: int = 1
     access: Literal["public", "token", "consent"] = "public"
+    """Who gets it: everybody, whoever has the token, or nobody because a licence has not been accepted."""
     cut_every: int = 0
+    """Bytes after which each connection to the storage is cut; 0 for never."""
     bytes_per_s: float = 0.0
+    """How fast the storage sends; 0 for as fast as it can."""
     wrong_hash: bool = False
+    """Whether the announced md5 is another file's."""
     busy: int = 0
+    """Answers with status 503 before the first good one."""
     mounts: bool = False
+    """Whether Colab and Kaggle offer to mount it."""
 
 
 def zip_archive(files: Mapping[str, bytes]) -> bytes:
-    """A zip as Kaggle makes one of a dataset's files; the same bytes for the same files."""
+    """Return a zip as Kaggle makes one of a dataset's files; the same bytes for the same files."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
         for name, content in files.items():
@@ -94,21 +92,21 @@ class KaggleService:
         self._datasets[dataset.owner, dataset.name] = dataset
 
     def count(self, request: str) -> int:
-        """How often `GetDataset`, `DownloadDataset`, `storage`, `mount`, … was asked for."""
+        """Return how often `GetDataset`, `DownloadDataset`, `storage`, `mount`, … was asked for."""
         with self._lock:
             return self._requests[request]
 
     @property
     def leaked(self) -> bool:
-        """Whether credentials have reached the storage."""
+        """Tell whether credentials have reached the storage."""
         return self._leaked
 
     def colab_environment(self) -> dict[str, str]:
-        """The variable that makes kagglehub ask for Colab's mount."""
+        """Return the variable that makes kagglehub ask for Colab's mount."""
         return {"TBE_RUNTIME_ADDR": self.hosts.address}
 
     def kaggle_environment(self) -> dict[str, str]:
-        """The variables of a notebook on Kaggle."""
+        """Return the variables of a notebook on Kaggle."""
         return {
             "KAGGLE_KERNEL_RUN_TYPE": "Batch",
             "KAGGLE_DATA_PROXY_URL": f"http://{self.hosts.address}",

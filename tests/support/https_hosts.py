@@ -48,28 +48,27 @@ class HostRequest:
 
 @dataclass(frozen=True, slots=True)
 class HostAnswer:
-    """One answer.
-
-    `cut_after`: bytes of the body after which the connection is cut, though its length was announced; `None` for all.
-    `bytes_per_s`: how fast the body goes out; 0 for as fast as it can.
-    `wait_s`: seconds before the first byte of the answer.
-    """
+    """One answer."""
 
     status: int = 200
     headers: Mapping[str, str] = field(default_factory=dict)
     body: bytes | memoryview = b""
     cut_after: int | None = None
+    """Bytes of the body after which the connection is cut, though its length was announced; `None` for all."""
     bytes_per_s: float = 0.0
+    """How fast the body goes out; 0 for as fast as it can."""
     wait_s: float = 0.0
+    """Seconds before the first byte of the answer."""
 
 
 def answer_page(html: str, status: int = 200, *, headers: Mapping[str, str] | None = None) -> HostAnswer:
-    """A web page."""
+    """Return a web page."""
     return HostAnswer(status, {"Content-Type": "text/html; charset=utf-8", **(headers or {})}, html.encode())
 
 
 def answer_file(request: HostRequest, content: bytes, headers: Mapping[str, str], *, etag: str = "") -> HostAnswer:
-    """A file's content, or the range of it that was asked for, honouring `If-Range` by ETag or `Last-Modified`."""
+    """Return a file's content, or the range of it that was asked for, honouring `If-Range` by ETag or
+    `Last-Modified`."""
     common = {"Accept-Ranges": "bytes", **({"ETag": etag} if etag else {}), **headers}
     wanted = request.headers.get("range", "")
     validator = request.headers.get("if-range")
@@ -105,11 +104,11 @@ class HttpsHosts:
 
     @property
     def address(self) -> str:
-        """`127.0.0.1:PORT` of the proxy, where the service `PLAIN` answers."""
+        """Return `127.0.0.1:PORT` of the proxy, where the service `PLAIN` answers."""
         return f"127.0.0.1:{self._server.server_address[1]}"
 
     def environment(self) -> dict[str, str]:
-        """The variables that lead `requests` and everything built on it here, in this or a child process."""
+        """Return the variables that lead `requests` and everything built on it here, in this or a child process."""
         proxy = f"http://{self.address}"
         return {
             **dict.fromkeys(("https_proxy", "HTTPS_PROXY", "http_proxy", "HTTP_PROXY"), proxy),
@@ -118,7 +117,7 @@ class HttpsHosts:
         }
 
     def close(self) -> None:
-        """Hang up on every client and end all threads. Calling it twice is fine."""
+        """Close every connection and end all threads. Calling it twice is fine."""
         self._server.shutdown()
         self._server.hang_up()
         self._server.server_close()

@@ -16,10 +16,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from colabstage.errors import OptionError
-from colabstage.simulate.http_answers import Bandwidth, parse_range
-from colabstage.simulate.http_knobs import WebFault, WebKnobs
-from colabstage.simulate.http_process import serve_apart
-from colabstage.simulate.http_server import WebServer
+from tests.support.http_knobs import WebFault, WebKnobs
+from tests.support.http_server import Bandwidth, WebServer, parse_range, serve_apart
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -30,7 +30,7 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
-from colabstage.simulate.https_hosts import HostAnswer, HostRequest, HttpsHosts, answer_file, answer_page
+from tests.support.https_hosts import HostAnswer, HostRequest, HttpsHosts, answer_file, answer_page
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -41,28 +41,37 @@ FileState = Literal["public", "private", "quota", "rate", "busy"]
 
 _SITE = "https://drive.google.com"
 _CONTENT = "https://drive.usercontent.google.com"
+_MISSING_PAGE = "<html><head><title>Error 404 (Not Found)!!1</title></head><body>404. That's an error.</body></html>"
+_QUOTA_PAGE = (
+    "<!DOCTYPE html><html><head><title>Google Drive - Quota exceeded</title></head><body>"
+    '<p class="uc-error-caption">Sorry, you can\'t view or download this file at this time.</p>\n'
+    '<p class="uc-error-subcaption">Too many users have viewed or downloaded this file recently. Please try accessing '
+    "the file again later. It may take up to 24 hours to be able to view or download the file.</p>\n</body></html>"
+)
+_SORRY_PAGE = (
+    "<html><head><title>Sorry...</title></head><body><h1>We're sorry...</h1><p>... but your computer or network may be "
+    "sending automated queries. To protect our users, we can't process your request right now.</p></body></html>"
+)
 
 
 @dataclass(frozen=True, slots=True)
 class SharedItem:
-    """A file, folder or document on the imitated Drive.
-
-    `kind`: "file", "folder", or what stands in a document's link: "document", "spreadsheets", "presentation", "forms".
-    `cut_every`: bytes after which each connection that brings the file is cut; 0 for never.
-    `ranges`: whether ranges are honoured.
-    `bytes_per_s`: how fast its content comes; 0 for as fast as it can.
-    """
+    """A file, folder or document on the imitated Drive."""
 
     id: str
     name: str
     kind: str = "file"
+    """"file", "folder", or what stands in a document's link: "document", "spreadsheets", "presentation", "forms"."""
     content: bytes = b""
     entries: tuple[str, ...] = ()
     state: FileState = "public"
     resource_key: str = ""
     cut_every: int = 0
+    """Bytes after which each connection that brings the file is cut; 0 for never."""
     ranges: bool = True
+    """Whether ranges are honoured."""
     bytes_per_s: float = 0.0
+    """How fast its content comes; 0 for as fast as it can."""
     modified: str = "Mon, 02 Mar 2026 10:00:00 GMT"
 
 
@@ -104,11 +113,11 @@ class DriveShares:
             self._items[item.id] = item
 
     def item(self, item_id: str) -> SharedItem:
-        """The item as it is now; to change it, `add` another one with its id."""
+        """Return the item as it is now; to change it, `add` another one with its id."""
         return self._items[item_id]
 
     def count(self, path: str) -> int:
-        """How often a path of any host, such as `/embeddedfolderview`, has been asked for."""
+        """Return how often a path of any host, such as `/embeddedfolderview`, has been asked for."""
         with self._log.lock:
             return self._log.requests[path]
 
@@ -128,7 +137,7 @@ class DriveShares:
         self.close()
 
     def _find(self, request: HostRequest) -> SharedItem | HostAnswer:
-        """The item of a request, or what comes in its place."""
+        """Return the item of a request, or what comes in its place."""
         with self._log.lock:
             self._log.requests[request.path] += 1
         item = self._items.get(request.query.get("id", ""))
@@ -241,16 +250,3 @@ def _scan_page(item: SharedItem) -> str:
         '<input type="hidden" name="confirm" value="t"><input type="hidden" name="uuid" value="6f1c2a34-0000">'
         "</form></body></html>"
     )
-
-
-_MISSING_PAGE = "<html><head><title>Error 404 (Not Found)!!1</title></head><body>404. That's an error.</body></html>"
-_QUOTA_PAGE = (
-    "<!DOCTYPE html><html><head><title>Google Drive - Quota exceeded</title></head><body>"
-    '<p class="uc-error-caption">Sorry, you can\'t view or download this file at this time.</p>\n'
-    '<p class="uc-error-subcaption">Too many users have viewed or downloaded this file recently. Please try accessing '
-    "the file again later. It may take up to 24 hours to be able to view or download the file.</p>\n</body></html>"
-)
-_SORRY_PAGE = (
-    "<html><head><title>Sorry...</title></head><body><h1>We're sorry...</h1><p>... but your computer or network may be "
-    "sending automated queries. To protect our users, we can't process your request right now.</p></body></html>"
-)

@@ -1,13 +1,30 @@
-"""One connection of the practice web server: requests read, answered at the set pace, or failed as told."""
+"""A web server on loopback to practise on: real sockets and threads, a set pace, and faults that can be switched.
+
+    with WebServer({"data.zip": b"...", "big.bin": Path("big.bin")}, knobs=WebKnobs(latency_s=0.05)) as server:
+        server.url("data.zip")                      # "http://127.0.0.1:PORT/data.zip"
+        server.set_faults(WebFault(kind="reset", at_byte=100_000, first=1))
+        server.put("data.zip", b"another content")  # with another ETag
+        server.requests                             # what came so far: method, path, range, headers, connection
+
+A file is sent from the disk by the kernel, so its size costs no memory and little CPU. Each connection's bytes are
+due at times counted from the beginning of its answer, so that a late wake-up is made good by the next piece and
+20 MB/s are 20 MB/s. Closing ends all connections and threads at once. Where client and server should not share an
+interpreter, `serve_apart` starts it in a process of its own.
+"""
 
 from __future__ import annotations
 
 import base64
 import contextlib
+import dataclasses
 import gzip
+import itertools
+import json
 import math
+import select
 import socket
 import struct
+import subprocess
 import sys
 import threading
 import time
@@ -15,15 +32,16 @@ from email.utils import formatdate, parsedate_to_datetime
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
-from urllib.parse import unquote, urlsplit
+from typing import TYPE_CHECKING, BinaryIO, Self
+from urllib.parse import quote, unquote, urlsplit
 
-from colabstage.simulate.http_knobs import WebFault, WebKnobs, WebRequest
+from colabstage.errors import NotSupportedHereError
+from tests.support.http_knobs import WebFault, WebKnobs, WebRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from colabstage.simulate.http_server import WebServer
+    import ssl
+    from collections.abc import Iterator, Mapping
+    from types import TracebackType
 
 # One piece of a paced body takes so long: few wake-ups, and still smooth against any timeout.
 _PIECE_S = 0.02
@@ -31,6 +49,10 @@ _MAX_PIECE_BYTES = 1024 * 1024
 # As far as a connection that fell behind its schedule, on a busy machine, may catch up.
 _CREDIT_S = 0.25
 _PAGE = "<!DOCTYPE html>\n<html><head><title>Sign in</title></head><body>Please sign in to continue.</body></html>\n"
+_CLOSE_TIMEOUT_S = 10.0
+# A client that takes nothing for so long, or asks nothing, is gone.
+_IDLE_TIMEOUT_S = 300.0
+_START_TIMEOUT_S = 30.0
 
 
 class Bandwidth:
@@ -42,7 +64,7 @@ class Bandwidth:
         self._lock = threading.Lock()
 
     def due(self, count: int, now: float) -> float:
-        """The time at which `count` further bytes have passed."""
+        """Return the time at which `count` further bytes have passed."""
         if math.isinf(self._rate):
             return 0.0
         with self._lock:
@@ -56,7 +78,8 @@ class Bandwidth:
 
 
 def parse_range(text: str, size: int) -> tuple[int, int] | None:
-    """First and last+1 byte that a Range header asks of `size` bytes; `None` where it asks nothing that is there.
+    """Return the first and last+1 byte that a Range header asks of `size` bytes; `None` where it asks nothing that is
+    there.
 
     Several ranges at once are beyond this server.
     """
@@ -151,7 +174,7 @@ class ConnectionHandler(BaseHTTPRequestHandler):
         return {**tags, "Last-Modified": formatdate(int(seconds), usegmt=True)} if knobs.last_modified else tags
 
     def _still_valid(self, tags: dict[str, str], knobs: WebKnobs) -> bool:
-        """Whether If-Range lets the range be served: a strong comparison of ETags, or the very same time."""
+        """Tell whether If-Range lets the range be served: a strong comparison of ETags, or the very same time."""
         condition = self.headers.get("If-Range")
         if condition is None or not knobs.if_range:
             return True
@@ -232,7 +255,7 @@ class ConnectionHandler(BaseHTTPRequestHandler):
                 pass
 
     def _wait_until_delivered(self) -> None:
-        """A reset throws away what is still on its way, so let it arrive first."""
+        """Let what is still on its way arrive, because a reset throws it away."""
         if sys.platform != "linux":
             self._web.wait(0.2)
             return
@@ -269,7 +292,7 @@ class ConnectionHandler(BaseHTTPRequestHandler):
         retry_after: str | None = None,
         extra: tuple[tuple[str, str], ...] = (),
     ) -> None:
-        """A short answer about something else than a file's content."""
+        """Send a short answer about something else than a file's content."""
         self._note(status)
         body = text.encode()
         self.send_response(status, None if status in set(HTTPStatus) else "Odd")
@@ -290,7 +313,7 @@ class ConnectionHandler(BaseHTTPRequestHandler):
 
 @contextlib.contextmanager
 def _open(content: bytes | Path, *, compressed: bool) -> Iterator[tuple[BinaryIO | memoryview, int]]:
-    """What is to be sent, open, with its size in bytes."""
+    """Open what is to be sent, with its size in bytes."""
     if compressed:
         content = gzip.compress(content if isinstance(content, bytes) else content.read_bytes(), 1, mtime=0)
     if isinstance(content, bytes):
@@ -307,5 +330,256 @@ def _told_range(start: int, stop: int, size: int, fault: WebFault | None) -> str
 
 
 def _piece_bytes(rate: float) -> int:
-    """Bytes sent at once: what passes in `_PIECE_S`; a drip comes in single bytes."""
+    """Return the bytes sent at once: what passes in `_PIECE_S`; a drip comes in single bytes."""
     return max(1, int(min(_MAX_PIECE_BYTES, rate * _PIECE_S)))
+
+
+class WebServer:
+    """Serves `files` (name to bytes, or to the path of a file) from `http://127.0.0.1` while the `with` block lasts.
+
+    `certificate`: a PEM file with certificate and key; then it serves `https://localhost`.
+    """
+
+    def __init__(
+        self,
+        files: Mapping[str, bytes | Path],
+        *,
+        knobs: WebKnobs | None = None,
+        faults: tuple[WebFault, ...] = (),
+        certificate: Path | None = None,
+    ) -> None:
+        self._lock = threading.Lock()
+        self._files: dict[str, bytes | Path] = dict(files)
+        self._versions: dict[str, int] = {}
+        self._started_s = int(time.time()) - 3600
+        self._tls = _server_context(certificate) if certificate else None
+        self._requests: list[WebRequest] = []
+        self._bytes_sent = 0
+        self._answering = 0
+        self._connections: dict[socket.socket, threading.Thread] = {}
+        self._numbers = itertools.count(1)
+        self.closing = threading.Event()
+        self.set_knobs(knobs or WebKnobs())
+        self.set_faults(*faults)
+        self._listener = socket.create_server(("127.0.0.1", 0), backlog=256)
+        self._acceptor = threading.Thread(target=self._accept, name="web-accept", daemon=True)
+        self._acceptor.start()
+
+    @property
+    def port(self) -> int:
+        """Return the TCP port it listens on."""
+        return int(self._listener.getsockname()[1])
+
+    def url(self, name: str, *, login: str = "", query: str = "") -> str:
+        """Return the address of a file. `login`: `"user:password"` to put into it; `query`: without the question
+        mark."""
+        start = "https://" if self._tls else "http://"
+        host = "localhost" if self._tls else "127.0.0.1"
+        return f"{start}{login + '@' if login else ''}{host}:{self.port}/{quote(name)}{'?' + query if query else ''}"
+
+    @property
+    def knobs(self) -> WebKnobs:
+        """Return how it behaves at present."""
+        return self._knobs
+
+    @property
+    def requests(self) -> tuple[WebRequest, ...]:
+        """Return what came so far, in the order of the answers."""
+        with self._lock:
+            return tuple(self._requests)
+
+    @property
+    def bytes_sent(self) -> int:
+        """Return the bytes of content sent so far, in all bodies together."""
+        with self._lock:
+            return self._bytes_sent
+
+    @property
+    def open_connections(self) -> int:
+        """Return how many connections are open at present."""
+        with self._lock:
+            return len(self._connections)
+
+    def forget_requests(self) -> None:
+        """Begin counting anew."""
+        with self._lock:
+            self._requests.clear()
+            self._bytes_sent = 0
+
+    def put(self, name: str, content: bytes | Path) -> None:
+        """Serve this from now on, with an ETag and a time of its own."""
+        with self._lock:
+            self._files[name] = content
+            self._versions[name] = self._versions.get(name, 0) + 1
+
+    def set_knobs(self, knobs: WebKnobs) -> None:
+        """Apply these from the next request on; a connection's bandwidth is that of the time it was opened."""
+        with self._lock:
+            self._knobs = knobs
+            self._total = Bandwidth(knobs.total_bytes_per_s)
+
+    def set_faults(self, *faults: WebFault) -> None:
+        """Let exactly these go wrong from now on, each counted from here."""
+        with self._lock:
+            self._faults = [(fault, itertools.count(1)) for fault in faults]
+
+    def close(self) -> None:
+        """Close every connection and end all threads."""
+        self.closing.set()
+        with contextlib.suppress(OSError), socket.create_connection(self._listener.getsockname(), timeout=5.0):
+            self._acceptor.join(_CLOSE_TIMEOUT_S)
+        self._listener.close()
+        with self._lock:
+            open_now = dict(self._connections)
+        for connection in open_now:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+        deadline = time.monotonic() + _CLOSE_TIMEOUT_S
+        for thread in open_now.values():
+            thread.join(max(0.0, deadline - time.monotonic()))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, address = self._listener.accept()
+            except OSError:
+                return
+            if self.closing.is_set():
+                connection.close()
+                return
+            number = next(self._numbers)
+            thread = threading.Thread(
+                target=self._serve, args=(connection, address, number), name=f"web-{number}", daemon=True
+            )
+            with self._lock:
+                self._connections[connection] = thread
+            thread.start()
+
+    def _serve(self, connection: socket.socket, address: object, number: int) -> None:
+        # A client may hang up at any moment; that is its right.
+        try:
+            with contextlib.suppress(OSError):
+                connection.settimeout(_IDLE_TIMEOUT_S)
+                if self._tls is None:
+                    ConnectionHandler(connection, address, self, number)
+                    return
+                with self._tls.wrap_socket(connection.dup(), server_side=True, suppress_ragged_eofs=True) as secured:
+                    ConnectionHandler(secured, address, self, number)
+        finally:
+            connection.close()
+            with self._lock:
+                self._connections.pop(connection, None)
+
+    def look_up(self, name: str) -> tuple[bytes | Path, int] | None:
+        """Return the content served under a name, with the number of its version."""
+        with self._lock:
+            content = self._files.get(name)
+            return None if content is None else (content, self._versions.get(name, 0))
+
+    def fault_for(self, name: str, wanted_bytes: int) -> WebFault | None:
+        """Return the fault that this request meets, each being told that it came."""
+        with self._lock:
+            struck = [
+                fault
+                for fault, numbers in self._faults
+                if fault.matches(name, wanted_bytes) and fault.strikes(next(numbers))
+            ]
+            for fault in struck:
+                if fault.kind == "change":
+                    self._versions[name] = self._versions.get(name, 0) + 1
+        return next((fault for fault in struck if fault.kind != "change"), None)
+
+    @contextlib.contextmanager
+    def answering(self) -> Iterator[bool]:
+        """Count a request in; false when there are too many at once."""
+        with self._lock:
+            self._answering += 1
+            allowed = self._knobs.max_requests is None or self._answering <= self._knobs.max_requests
+        try:
+            yield allowed
+        finally:
+            with self._lock:
+                self._answering -= 1
+
+    def record(self, request: WebRequest) -> None:
+        """Remember a request."""
+        with self._lock:
+            self._requests.append(request)
+
+    def pace(self, own: Bandwidth, count: int) -> None:
+        """Wait until `count` further bytes have passed through the connection's and everybody's bandwidth."""
+        now = time.monotonic()
+        due = max(own.due(count, now), self._total.due(count, now))
+        self.wait(due - time.monotonic())
+        with self._lock:
+            self._bytes_sent += count
+
+    def wait(self, seconds: float) -> None:
+        """Sleep, unless the server is being closed; then hang up."""
+        if self.closing.wait(seconds) if seconds > 0 else self.closing.is_set():
+            raise ConnectionAbortedError
+
+    def modified_s(self, version: int) -> int:
+        """Return the modification time of the `version`-th content of a name, in seconds since 1970."""
+        return self._started_s + version
+
+
+def _server_context(certificate: Path) -> ssl.SSLContext:
+    import ssl
+
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate)
+    return context
+
+
+@contextlib.contextmanager
+def serve_apart(
+    files: Mapping[str, Path], knobs: WebKnobs | None = None, faults: tuple[WebFault, ...] = ()
+) -> Iterator[str]:
+    """Serve files from another process while the `with` block lasts; gives `"http://127.0.0.1:PORT"`."""
+    order = {
+        "files": {name: str(path.resolve()) for name, path in files.items()},
+        "knobs": dataclasses.asdict(knobs or WebKnobs()),
+        "faults": [dataclasses.asdict(fault) for fault in faults],
+    }
+    command = [sys.executable, "-m", "tests.support.http_server", json.dumps(order)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdin is not None
+        assert server.stdout is not None
+        try:
+            ready = select.select([server.stdout], [], [], _START_TIMEOUT_S)[0]
+            address = server.stdout.readline().strip() if ready else ""
+            if not address:
+                msg = f"The practice web server did not start within {_START_TIMEOUT_S:.0f} s; see its output above."
+                raise NotSupportedHereError(msg)
+            yield address
+        finally:
+            # The end of its input tells the server to stop, also when this process dies.
+            server.stdin.close()
+            try:
+                server.wait(_START_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                server.kill()
+
+
+def _main(text: str) -> None:
+    order = json.loads(text)
+    faults = tuple(WebFault.from_json(fault) for fault in order["faults"])
+    files = {name: Path(path) for name, path in order["files"].items()}
+    with WebServer(files, knobs=WebKnobs.from_json(order["knobs"]), faults=faults) as server:
+        print(f"http://127.0.0.1:{server.port}", flush=True)  # noqa: T201 - whoever started this process reads it
+        # A stop meant for whoever started us comes as the end of input; Ctrl-C reaches both.
+        with contextlib.suppress(KeyboardInterrupt):
+            sys.stdin.read()
+
+
+if __name__ == "__main__":
+    _main(sys.argv[1])

@@ -28,37 +28,38 @@ WebFaultKind = Literal[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WebKnobs:
-    """A web server's pace and manners; the default is a quick and well-behaved one.
-
-    `latency_s`: seconds before each answer, as a round trip takes. `connect_latency_s`: besides, before the first
-    answer on each connection.
-    `bytes_per_s`: of one connection. `total_bytes_per_s`: of all together.
-    `max_requests`: so many requests at once; more are answered 503 with `Retry-After: 1`.
-    `ranges`: `"honoured"`; `"ignored"` claims `Accept-Ranges: bytes` but sends the whole; `"none"` says so and does.
-    `if_range`: whether `If-Range` is looked at.
-    `etag`: `"changing"` is another one in every answer, as of a farm of servers that each make up their own.
-    `last_modified`: whether the time is told.
-    `length`: `"told"`; `"chunked"` sends in chunks without it; `"close"` ends the content by hanging up.
-    `gzip`: compress whatever was asked for. `head`: whether `HEAD` is answered, otherwise 405.
-    `content_type`: of every file. `headers`: sent besides, with every file, whole or in part.
-    `login`: the user and the password without which the answer is 401.
-    """
+    """A web server's pace and manners; the default is a quick and well-behaved one."""
 
     latency_s: float = 0.0
+    """Seconds before each answer, as a round trip takes."""
     connect_latency_s: float = 0.0
+    """Besides, before the first answer on each connection."""
     bytes_per_s: float = math.inf
+    """Of one connection."""
     total_bytes_per_s: float = math.inf
+    """Of all together."""
     max_requests: int | None = None
+    """So many requests at once; more are answered 503 with `Retry-After: 1`."""
     ranges: Literal["honoured", "ignored", "none"] = "honoured"
+    """`"honoured"`; `"ignored"` claims `Accept-Ranges: bytes` but sends the whole; `"none"` says so and does."""
     if_range: bool = True
+    """Whether `If-Range` is looked at."""
     etag: Literal["strong", "weak", "changing", "none"] = "strong"
+    """`"changing"` is another one in every answer, as of a farm of servers that each make up their own."""
     last_modified: bool = True
+    """Whether the time is told."""
     length: Literal["told", "chunked", "close"] = "told"
+    """`"told"`; `"chunked"` sends in chunks without it; `"close"` ends the content by hanging up."""
     gzip: bool = False
+    """Compress whatever was asked for."""
     head: bool = True
+    """Whether `HEAD` is answered, otherwise 405."""
     content_type: str = "application/octet-stream"
+    """Of every file."""
     headers: tuple[tuple[str, str], ...] = ()
+    """Sent besides, with every file, whole or in part."""
     login: tuple[str, str] | None = None
+    """The user and the password without which the answer is 401."""
 
     def __post_init__(self) -> None:
         for name in ("bytes_per_s", "total_bytes_per_s"):
@@ -111,11 +112,11 @@ class WebFault:
     delta: int = 0
 
     def matches(self, path: str, wanted_bytes: int) -> bool:
-        """Whether a request counts for this fault at all."""
+        """Tell whether a request counts for this fault at all."""
         return wanted_bytes >= self.min_bytes and fnmatchcase(path, self.path)
 
     def strikes(self, number: int) -> bool:
-        """Whether the `number`-th matching request, counted from 1, fails."""
+        """Tell whether the `number`-th matching request, counted from 1, fails."""
         beyond = number - self.after
         within = beyond >= 1 and (self.first is None or beyond <= self.first)
         return within and (self.every is None or beyond % self.every == 0)
@@ -128,16 +129,19 @@ class WebFault:
 
 @dataclass(frozen=True, slots=True)
 class WebRequest:
-    """One request that came, as it was answered.
-
-    `path`: without the first slash and the query. `range`: the text of its Range header, "" without one.
-    `headers`: names in lower case. `status`: of the answer, 0 for none. `connection`: number of the connection, from 1.
-    """
+    """One request that came, as it was answered."""
 
     method: str
+    """GET or HEAD."""
     path: str
+    """Without the first slash and the query."""
     query: str
+    """What follows the question mark, without it."""
     range: str
+    """The text of its Range header, "" without one."""
     headers: dict[str, str] = dataclasses.field(hash=False)
+    """Names in lower case."""
     status: int
+    """Of the answer, 0 for none."""
     connection: int
+    """Number of the connection, from 1."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 import requests
 
-from colabstage.simulate.https_hosts import PLAIN, HostAnswer, HostRequest, HttpsHosts, answer_file
+from tests.support.https_hosts import PLAIN, HostAnswer, HostRequest, HttpsHosts, answer_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
