@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks._training_loops import NAMES, Loop, make_loop, step, write_images
-from colabstage.diagnose.costs import arrays_of
+from colabstage.diagnose.facts import arrays_of
 
 
 def batch_s(loader: Any, seconds: float) -> float:
@@ -49,9 +49,9 @@ def batch_s(loader: Any, seconds: float) -> float:
 
 def _epoch(loader: Any) -> Any:
     if hasattr(loader, "num_batches"):
-        from colabstage.diagnose.subject_keras import keras_subject
+        from colabstage.diagnose.loaders import profiled_keras
 
-        return keras_subject(loader).start()
+        return profiled_keras(loader).start()
     return iter(loader)
 
 

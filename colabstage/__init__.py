@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from colabstage.diagnose.autotune import autotune_loader
-    from colabstage.diagnose.compare.run import compare_sources
-    from colabstage.diagnose.gpu.monitor import GpuMonitor
-    from colabstage.diagnose.health.doctor import doctor
-    from colabstage.diagnose.profile import profile_loader
-    from colabstage.diagnose.report import LoaderProfile
+    from colabstage.diagnose.compare import compare_sources
+    from colabstage.diagnose.doctor import doctor
+    from colabstage.diagnose.gpu_monitor import GpuMonitor
+    from colabstage.diagnose.profile import LoaderProfile, profile_loader
     from colabstage.errors import ColabstageError
     from colabstage.fetch.extract.archive import extract_archive
     from colabstage.fetch.run import fetch_files
@@ -73,15 +72,15 @@ __all__ = [
 _HOMES = {
     "ColabstageError": "errors",
     "CudaDataLoader": "load.cuda",
-    "GpuMonitor": "diagnose.gpu.monitor",
-    "LoaderProfile": "diagnose.report",
+    "GpuMonitor": "diagnose.gpu_monitor",
+    "LoaderProfile": "diagnose.profile",
     "StagedDataset": "stage.dataset",
     "ThroughputRecorder": "ui.plots.training",
     "autotune_loader": "diagnose.autotune",
     "browse_dataset": "ui.notebook.browser",
-    "compare_sources": "diagnose.compare.run",
+    "compare_sources": "diagnose.compare",
     "dataset_h5": "load.dataset",
-    "doctor": "diagnose.health.doctor",
+    "doctor": "diagnose.doctor",
     "extract_archive": "fetch.extract.archive",
     "fetch_files": "fetch.run",
     "flush_drive": "machine.drive",

@@ -1,54 +1,258 @@
-"""What to change, as arguments to paste, each with its gain, computed of measured times. Pure functions."""
+"""What a pipeline is bound by and what to change, as arguments to paste, each with its gain: pure functions of measured
+times.
+
+The model says how long a batch would take if a pipeline were set up otherwise. It has two bounds, of which the longer
+one counts. The parts that wait for each other: each worker makes one batch at a time, may be a few ahead, and batches
+are taken in order (`simulate`). And what all parts need together of something that there is only so much of: cores, and
+Python's lock where they share a process.
+
+The measure of the verdict is the head-room: the step alone, on a batch that is there, against the step with the loader.
+It holds also where the step only orders work on a GPU and waiting shows elsewhere.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from colabstage.diagnose.model import fewest_workers, in_background, smallest_ahead, with_processes, with_threads
-from colabstage.units import format_bytes
+from colabstage.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
-    from colabstage.diagnose.facts import Facts, Setting
+    from colabstage.diagnose.facts import LoaderFacts, Setting, StageName
 
+# Enough that the first batches, which nobody waits long for, do not count.
+_SIMULATED = 200
+Bound = Literal["input-bound", "compute-bound", "balanced"]
+# work: the stage is slower than the step. prefetch: batches are made fast enough in the mean, but not when they are
+# wanted. gil: threads wait for each other. cores: loading and step want more cores than there are. start: of epochs.
+Cause = Literal["work", "prefetch", "gil", "cores", "start"]
+# Less time lost than this is noise, and nobody would change a line for it.
+_LOST = 0.10
+# A loader this close to the step would be the next limit.
+_NEXT_LIMIT = 0.80
+_SLOWER = 1.15
+WHAT: dict[StageName, str] = {
+    "read": "reading",
+    "decode": "decoding",
+    "transform": "transforms",
+    "collate": "collating",
+    "transfer": "the transfer to the device",
+    "step": "the step",
+}
 # Nobody changes a line for less.
 _LEAST_GAIN = 1.1
 _MOST_WORKERS = 16
-_CLOSE = 0.85
+_CLOSE_GAIN = 0.85
 # What a dataset that is packed by itself is read from.
 _PACKED = 'dataset_h5("data.h5")'
 # A stage below this part of the loading is not worth a change of its own.
 _WORTH = 0.3
 
 
+def simulate(made_s: Sequence[float], step_s: float, workers: int, ahead: int) -> float:
+    """Return the seconds from batch to batch when `workers` make batches in turn, each at most `ahead` of them in
+    advance.
+
+    `made_s`: how long making each takes, repeated as long as needed. As torch's `DataLoader` does it: whenever the
+    consumer takes a batch, one more is ordered.
+    """
+    if workers == 0:
+        return sum(made_s) / len(made_s) + step_s
+    count = max(_SIMULATED, 2 * len(made_s))
+    in_flight = workers * ahead
+    taken: list[float] = []
+    worker_free = [0.0] * workers
+    consumer_free = 0.0
+    for number in range(count):
+        ordered = taken[number - in_flight] if number >= in_flight else 0.0
+        worker = number % workers
+        ready = max(ordered, worker_free[worker]) + made_s[number % len(made_s)]
+        worker_free[worker] = ready
+        taken.append(max(ready, consumer_free))
+        consumer_free = taken[-1] + step_s
+    first = count // 4
+    return (taken[-1] - taken[first]) / (count - 1 - first)
+
+
+def with_processes(facts: LoaderFacts, workers: int, ahead: int) -> float:
+    """Return the seconds from batch to batch with this many worker processes, each `ahead` batches in advance."""
+    handover_s, take_s = (facts.costs.handover_s, facts.costs.take_s) if workers else (0.0, 0.0)
+    step_s = (facts.step_alone_s or 0.0) + take_s
+    made = facts.produced_s or (facts.serial_s,)
+    # Each process computes with one thread; what several cores did here takes one of them longer there.
+    slower = max(1.0, facts.cpu_s / facts.serial_s) if facts.serial_s else 1.0
+    chain_s = simulate([seconds * slower + handover_s for seconds in made], step_s, workers, ahead)
+    cores_s = (facts.cpu_s + handover_s + max(handover_s, take_s) + facts.step_cpu_s) / facts.costs.cores
+    return max(chain_s, cores_s if workers else 0.0)
+
+
+def with_threads(facts: LoaderFacts, threads: int, ahead: int) -> float:
+    """Return the seconds from batch to batch with this many threads in this process: Python's lock is one for all of
+    them."""
+    step_s = facts.step_alone_s or 0.0
+    made = facts.produced_s or (facts.serial_s,)
+    chain_s = simulate(made, step_s, threads, ahead)
+    cores_s = (facts.cpu_s + facts.step_cpu_s) / facts.costs.cores
+    return max(chain_s, cores_s, facts.gil_s)
+
+
+def in_background(facts: LoaderFacts, load_s: float, load_cpu_s: float) -> float:
+    """Return the seconds from batch to batch when batches that take so long are made beside the step."""
+    cores_s = (load_cpu_s + facts.step_cpu_s) / facts.costs.cores
+    return max(load_s, facts.step_alone_s or 0.0, cores_s)
+
+
+def fewest_workers(facts: LoaderFacts, most: int, ahead: int) -> tuple[int, float]:
+    """Return the smallest number of worker processes, 1 to `most`, within 5 % of the best, and its time."""
+    times = {workers: with_processes(facts, workers, ahead) for workers in range(1, most + 1)}
+    best = min(times.values())
+    return next((workers, seconds) for workers, seconds in times.items() if seconds <= 1.05 * best)
+
+
+def smallest_ahead(facts: LoaderFacts, workers: int) -> tuple[int, float]:
+    """Return the smallest `prefetch_factor` of 2, 4, … 64 within 5 % of the best, and its time."""
+    times = {ahead: with_processes(facts, workers, ahead) for ahead in (2, 4, 8, 16, 32, 64)}
+    best = min(times.values())
+    return next((ahead, seconds) for ahead, seconds in times.items() if seconds <= 1.05 * best)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a pipeline is bound by."""
+
+    bound: Bound
+    """What the loop waits for."""
+    stage: StageName | None
+    """The stage that takes most of the loading, `None` where the loader is not the limit."""
+    cause: Cause | None
+    """Why the step waits for it."""
+    sentence: str
+    """All of it for a person."""
+
+
+def judge(facts: LoaderFacts) -> Verdict:
+    """Say what the pipeline is bound by."""
+    stage = heaviest(facts)
+    if facts.step_alone_s is None:
+        share = facts.seconds(stage) / facts.serial_s if facts.serial_s else 1.0
+        sentence = (
+            f"Of loading, {WHAT[stage]} take{_s(stage)} most: {share:.0%}. Without a step there is no more to say."
+        )
+        return Verdict("input-bound", stage, _threads_wait(facts) or "work", sentence)
+    now_s = facts.cycle_s + facts.epoch_start_s
+    lost = max(0.0, 1 - facts.step_alone_s / now_s)
+    if lost < _LOST:
+        return _not_input(facts)
+    cause = _cause(facts, now_s)
+    if cause == "work" and (facts.transfer_s or 0.0) > max(facts.seconds(stage), 0.5 * (now_s - facts.step_alone_s)):
+        stage = "transfer"
+    return Verdict("input-bound", stage, cause, f"Input-bound by {_reason(facts, stage, cause)}: {_lost(facts, lost)}.")
+
+
+def heaviest(facts: LoaderFacts) -> StageName:
+    """Return the stage of the loader that takes longest."""
+    return max(facts.stages, key=lambda cost: cost.seconds).name if facts.stages else "read"
+
+
+def _threads_wait(facts: LoaderFacts) -> Cause | None:
+    setting = facts.setting
+    shared = setting.workers > 1 and not setting.processes
+    return "gil" if shared and facts.gil_s > 0.5 * facts.load_s else None
+
+
+def _cause(facts: LoaderFacts, now_s: float) -> Cause:
+    step_s = facts.step_alone_s or 0.0
+    if facts.epoch_start_s > 0.5 * (now_s - step_s):
+        return "start"
+    if (waiting := _threads_wait(facts)) is not None:
+        return waiting
+    if facts.setting.overlapped and facts.cycle_s > _SLOWER * max(facts.load_s, step_s):
+        if _queue_is_short(facts):
+            return "prefetch"
+        cores_s = (facts.cpu_s + facts.step_cpu_s) / facts.costs.cores
+        return "cores" if cores_s > 0.85 * facts.cycle_s else "work"
+    return "work"
+
+
+def _queue_is_short(facts: LoaderFacts) -> bool:
+    """Tell whether batches that come as these did would be there in time, if more of them might wait."""
+    setting = facts.setting
+    if not facts.produced_s or not setting.workers:
+        return False
+    as_is, longest = (
+        simulate(facts.produced_s, facts.step_alone_s or 0.0, setting.workers, ahead)
+        for ahead in (setting.prefetch, 64)
+    )
+    return as_is > _SLOWER * longest
+
+
+def _not_input(facts: LoaderFacts) -> Verdict:
+    step_s = facts.step_alone_s or 0.0
+    if facts.load_s < _NEXT_LIMIT * step_s:
+        sentence = (
+            f"Compute-bound: the step takes {format_duration(step_s)} a batch, and the loader could make one in "
+            f"{format_duration(facts.load_s)}. Faster loading gains nothing."
+        )
+        return Verdict("compute-bound", None, None, sentence)
+    sentence = (
+        f"Balanced: the step takes {format_duration(step_s)} a batch, the loader {format_duration(facts.load_s)}, and "
+        "they run side by side."
+    )
+    return Verdict("balanced", None, None, sentence)
+
+
+def _reason(facts: LoaderFacts, stage: StageName, cause: Cause) -> str:
+    what = WHAT[stage]
+    if cause == "gil":
+        return f"{what} ({facts.setting.workers} threads that wait for each other: it holds Python's lock)"
+    if cause == "prefetch":
+        return f"too short a queue ({what} is fast enough in the mean, but batches come in bursts)"
+    if cause == "cores":
+        return f"{what} (it and the step want more cores than the {facts.costs.cores:.1f} that are here)"
+    if cause == "start":
+        return f"starting each epoch ({format_duration(facts.start_s)} until its first batch)"
+    return what if facts.setting.overlapped else f"{what} (nothing is loaded while the step runs)"
+
+
+def _lost(facts: LoaderFacts, lost: float) -> str:
+    rate = facts.setting.batch_samples / (facts.cycle_s + facts.epoch_start_s)
+    headroom = facts.setting.batch_samples / (facts.step_alone_s or 1.0)
+    return f"{lost:.0%} of the time is lost, {rate:,.0f} samples/s where the step could take {headroom:,.0f}"
+
+
+def _s(stage: StageName) -> str:
+    return "" if stage == "transform" else "s"
+
+
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """One change.
-
-    `argument`: to paste. `why`: one sentence. `cycle_s`: seconds from batch to batch, then; `gain`: how many times
-    faster that is than now. `at_most`: whether this is only a bound, because what would take the old stage's place has
-    not been tried. `options`: the arguments as values, where they are such. `packs`: whether the dataset is packed
-    for it, which is more than an argument.
-    """
+    """One change."""
 
     argument: str
+    """What to paste."""
     why: str
+    """One sentence."""
     cycle_s: float
+    """Seconds from batch to batch, then."""
     gain: float
+    """How many times faster that is than now."""
     at_most: bool = False
+    """Whether this is only a bound, because what would take the old stage's place has not been tried."""
     options: dict[str, Any] = field(default_factory=dict)
+    """The arguments as values, where they are such."""
     packs: bool = False
+    """Whether the dataset is packed for it, which is more than an argument."""
 
     def __str__(self) -> str:
         word = "at most " if self.at_most else ""
         return f"{self.argument}: {word}{self.gain:.1f}x ({self.why})"
 
 
-def advise(facts: Facts) -> tuple[Advice, ...]:
-    """All changes that are worth it: promises before bounds, the largest gain first, and of about equal ones what is
-    least work."""
+def advise(facts: LoaderFacts) -> tuple[Advice, ...]:
+    """Return all changes that are worth it: promises before bounds, the largest gain first, and of about equal ones
+    what is least work."""
     kind = facts.setting.kind
     found = {"torch": _torch, "colabstage": _ours, "keras": _keras, "tf.data": _tf, "iterable": _iterable}[kind](facts)
     now_s = now(facts)
@@ -57,28 +261,28 @@ def advise(facts: Facts) -> tuple[Advice, ...]:
     best = max((advice.gain for advice in kept if not advice.at_most), default=0.0)
 
     def rank(advice: Advice) -> tuple[bool, bool, bool, float]:
-        is_close = advice.gain >= _CLOSE * best
+        is_close = advice.gain >= _CLOSE_GAIN * best
         return advice.at_most, not is_close, advice.packs, -advice.gain
 
     return tuple(sorted(kept, key=rank))
 
 
-def now(facts: Facts) -> float:
-    """Seconds from batch to batch as things are, with each batch's part of its epoch's start."""
+def now(facts: LoaderFacts) -> float:
+    """Return the seconds from batch to batch as things are, with each batch's part of its epoch's start."""
     return facts.cycle_s + facts.epoch_start_s
 
 
-def _cores(facts: Facts) -> str:
+def _cores(facts: LoaderFacts) -> str:
     return f"of {_plural(facts.costs.core_count, 'core')} here {facts.costs.cores:.1f} can be had now"
 
 
-def _room(facts: Facts, workers: int) -> str:
+def _room(facts: LoaderFacts, workers: int) -> str:
     if workers <= facts.costs.core_count:
         return _cores(facts)
     return f"more than the {_plural(facts.costs.core_count, 'core')} here, of which torch warns, but they mostly wait"
 
 
-def _torch(facts: Facts) -> Iterator[Advice]:
+def _torch(facts: LoaderFacts) -> Iterator[Advice]:
     yield from _processes(facts)
     yield from _longer_queue(facts)
     yield from _persistent(facts)
@@ -86,7 +290,7 @@ def _torch(facts: Facts) -> Iterator[Advice]:
     yield from _by_batches(facts)
 
 
-def _processes(facts: Facts) -> Iterator[Advice]:
+def _processes(facts: LoaderFacts) -> Iterator[Advice]:
     setting = facts.setting
     ahead = max(2, setting.prefetch)
     workers, cycle_s = fewest_workers(facts, _MOST_WORKERS, ahead)
@@ -109,12 +313,12 @@ def _processes(facts: Facts) -> Iterator[Advice]:
     )
 
 
-def _restart_s(facts: Facts, cycle_s: float) -> float:
-    """What starting an epoch adds to each batch when workers stay: the first batch is waited for in full."""
+def _restart_s(facts: LoaderFacts, cycle_s: float) -> float:
+    """Return what starting an epoch adds to each batch when workers stay: the first batch is waited for in full."""
     return max(0.0, facts.serial_s - cycle_s) / facts.setting.batches if facts.setting.batches else 0.0
 
 
-def _longer_queue(facts: Facts) -> Iterator[Advice]:
+def _longer_queue(facts: LoaderFacts) -> Iterator[Advice]:
     setting = facts.setting
     if not setting.processes:
         return
@@ -129,7 +333,7 @@ def _longer_queue(facts: Facts) -> Iterator[Advice]:
         )
 
 
-def _persistent(facts: Facts) -> Iterator[Advice]:
+def _persistent(facts: LoaderFacts) -> Iterator[Advice]:
     if facts.setting.processes and not facts.setting.persistent:
         yield Advice(
             "DataLoader(..., persistent_workers=True)",
@@ -140,7 +344,7 @@ def _persistent(facts: Facts) -> Iterator[Advice]:
         )
 
 
-def _packed(facts: Facts, call: str) -> Iterator[Advice]:
+def _packed(facts: LoaderFacts, call: str) -> Iterator[Advice]:
     """Read one packed file instead, in the background. Transforms stay as they are, unless they draw nothing at random
     and so can be done when packing.
 
@@ -179,7 +383,7 @@ def _packed(facts: Facts, call: str) -> Iterator[Advice]:
 
 
 def _ways_to_pack(setting: Setting, *, once: bool) -> tuple[bool, ...]:
-    """Whether the dataset itself is packed (`True`) or its folder staged, the way that runs as it stands first."""
+    """Tell whether the dataset itself is packed (`True`) or its folder staged, the way that runs as it stands first."""
     itself = once and setting.can_pack
     if not itself:
         # Where the folder holds nothing that a layout knows, nobody but the dataset's own code finds its samples.
@@ -190,15 +394,15 @@ def _ways_to_pack(setting: Setting, *, once: bool) -> tuple[bool, ...]:
 
 
 def _pack_bytes(setting: Setting, *, itself: bool) -> int:
-    """About how large a pack would be, 0 where nobody knows: of bytes where its images are staged, of what the batches
-    hold where the dataset's own items are packed."""
+    """Estimate how large a pack would be, 0 where nobody knows: of bytes where its images are staged, of what the
+    batches hold where the dataset's own items are packed."""
     each = setting.batch_bytes / max(1, setting.batch_samples)
     if setting.image_size is not None and not itself:
         each = 3.0 * setting.image_size[0] * setting.image_size[1]
     return int((setting.batches or 0) * setting.batch_samples * each)
 
 
-def _data(facts: Facts) -> str:
+def _data(facts: LoaderFacts) -> str:
     setting = facts.setting
     if setting.h5_file is not None:
         return f'dataset_h5("{setting.h5_file}")'
@@ -207,7 +411,7 @@ def _data(facts: Facts) -> str:
     return f'stage_dataset({source}{size})["train"]'
 
 
-def _why_packed(facts: Facts, *, once: bool, itself: bool) -> str:
+def _why_packed(facts: LoaderFacts, *, once: bool, itself: bool) -> str:
     if facts.setting.h5_file is not None:
         return "our reader gathers a batch of this very file at once"
     what = "read, decoded and transformed once (samples are the same each time)" if once else "read and decoded once"
@@ -217,7 +421,7 @@ def _why_packed(facts: Facts, *, once: bool, itself: bool) -> str:
     return why
 
 
-def _by_batches(facts: Facts) -> Iterator[Advice]:
+def _by_batches(facts: LoaderFacts) -> Iterator[Advice]:
     transform_s = facts.seconds("transform")
     if transform_s < _WORTH * facts.serial_s:
         return
@@ -233,7 +437,7 @@ def _by_batches(facts: Facts) -> Iterator[Advice]:
     )
 
 
-def _ours(facts: Facts) -> Iterator[Advice]:
+def _ours(facts: LoaderFacts) -> Iterator[Advice]:
     setting = facts.setting
     read_s, decode_s, transform_s = (facts.seconds(name) for name in ("read", "decode", "transform"))
     if setting.strategy == "direct" and read_s > _WORTH * facts.serial_s:
@@ -262,14 +466,14 @@ def _ours(facts: Facts) -> Iterator[Advice]:
     yield from _by_batches(facts)
 
 
-def _keras(facts: Facts) -> Iterator[Advice]:
+def _keras(facts: LoaderFacts) -> Iterator[Advice]:
     setting = facts.setting
     if setting.strategy is None:
         yield from _keras_workers(facts)
         yield from _packed(facts, "to_keras({data}, {batch})")
 
 
-def _keras_workers(facts: Facts) -> Iterator[Advice]:
+def _keras_workers(facts: LoaderFacts) -> Iterator[Advice]:
     setting = facts.setting
     processes = dict.fromkeys((False, True), (1, 0.0))
     processes[True] = fewest_workers(facts, _MOST_WORKERS, 4)
@@ -293,7 +497,7 @@ def _keras_workers(facts: Facts) -> Iterator[Advice]:
     )
 
 
-def _tf(facts: Facts) -> Iterator[Advice]:
+def _tf(facts: LoaderFacts) -> Iterator[Advice]:
     setting = facts.setting
     mapped = sum(stage.seconds for stage in facts.stages if stage.name in {"decode", "transform"})
     load_s = facts.load_s
@@ -321,7 +525,7 @@ def _tf(facts: Facts) -> Iterator[Advice]:
     yield from _packed(facts, "to_tf_data({data}, {batch})")
 
 
-def _iterable(facts: Facts) -> Iterator[Advice]:
+def _iterable(facts: LoaderFacts) -> Iterator[Advice]:
     if not facts.setting.overlapped and facts.step_alone_s is not None:
         yield Advice(
             "CudaDataLoader(loader, device)",

@@ -13,10 +13,9 @@ import warnings
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from colabstage.diagnose.costs import batch_size_of, usable
-from colabstage.diagnose.keeping import kept_attributes, kept_randomness
-from colabstage.diagnose.subject_torch import end_iterator
-from colabstage.diagnose.training import kept_training
+from colabstage.diagnose.facts import batch_size_of, usable
+from colabstage.diagnose.loaders import end_iterator
+from colabstage.diagnose.restore import preserve_attributes, preserve_randomness, preserve_training
 from colabstage.errors import ColabstageError, OptionError
 from colabstage.page import notes, page, table
 
@@ -33,11 +32,12 @@ _STARTING_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One way of loading. `options`: arguments of `make_loader` or of torch's `DataLoader`. `weight`: what it takes of
-    the machine; of equal ones the lightest wins."""
+    """One way of loading."""
 
     options: dict[str, Any]
+    """Arguments of `make_loader` or of torch's `DataLoader`."""
     weight: int = 0
+    """What it takes of the machine; of equal ones the lightest wins."""
 
     def __str__(self) -> str:
         return ", ".join(f"{name}={value!r}" for name, value in self.options.items())
@@ -45,46 +45,50 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What a candidate did in its last and longest trial.
-
-    `batch_s`: seconds from batch to batch, with the step if there is one; `first_s` until the first batch. `batches`:
-    that were taken, of `samples` each. `problem`: why it could not be tried. `stopped`: whether it was clearly worse,
-    and ended early.
-    """
+    """What a candidate did in its last and longest trial."""
 
     candidate: Candidate
+    """What was tried."""
     batch_s: float = math.inf
+    """Seconds from batch to batch, with the step if there is one."""
     first_s: float = 0.0
+    """Seconds to the first batch."""
     batches: int = 0
+    """How many batches were taken."""
     samples: int = 0
+    """How many samples each of these has."""
     problem: str = ""
+    """Why it could not be tried."""
     stopped: bool = False
+    """Whether it was clearly worse, and ended early."""
 
 
 @dataclass(frozen=True, slots=True)
 class TunedLoader:
-    """What `autotune_loader` found.
-
-    `options`: of the best, to be passed on; `call`: the same to paste. `table`: all trials, the best first.
-    `samples_per_s`: of the best. `gain`: how many times faster than the default, torch's `DataLoader` without workers
-    or `make_loader`'s own choice. `seconds`: that the search took. `notes`: what else a person should know.
-    """
+    """What `autotune_loader` found."""
 
     options: dict[str, Any]
+    """The arguments of the best, to be passed on."""
     call: str
+    """The same to paste."""
     table: tuple[Trial, ...]
+    """All trials, the best first."""
     samples_per_s: float
+    """The rate of the best."""
     gain: float
+    """How many times faster than the default, torch's `DataLoader` without workers or `make_loader`'s own choice."""
     seconds: float
+    """How long the search took."""
     _make: Callable[[dict[str, Any]], Any] = field(repr=False)
     notes: tuple[str, ...] = ()
+    """What else a person should know."""
 
     def loader(self) -> Any:
-        """The best loader, made anew."""
+        """Return the best loader, made anew."""
         return self._make(self.options)
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as JSON values."""
+        """Return everything as JSON values."""
         return {
             "call": self.call,
             "options": self.options,
@@ -106,7 +110,7 @@ class TunedLoader:
         }
 
     def summary(self) -> str:
-        """The best call, and the table."""
+        """Return the best call, and the table."""
         lines = [self._headline(), "", f"{'ms a batch':>12}{'first, s':>10}  options"]
         lines += [f"{_shown(trial):>12}{trial.first_s:>10.2f}  {_described(trial)}" for trial in self.table]
         return "\n".join([*lines, *(f"Note: {note}" for note in self.notes)])
@@ -182,7 +186,12 @@ def autotune_loader(
     else:
         make, name = _stock_maker(dataset, batch_size, collate_fn, shuffle), "DataLoader"
         roots, candidates = (dataset, collate_fn), stock_candidates(cores)
-    with kept_randomness(), kept_attributes(roots), kept_training(step) as put_back, warnings.catch_warnings():
+    with (
+        preserve_randomness(),
+        preserve_attributes(roots),
+        preserve_training(step) as put_back,
+        warnings.catch_warnings(),
+    ):
         # Torch warns of more processes than cores; whether they are worth it is what is found out.
         warnings.filterwarnings("ignore", message="This DataLoader will create")
         trials = _search(candidates, make, step, budget_s)
@@ -202,7 +211,8 @@ def autotune_loader(
 
 
 def stock_candidates(cores: int) -> list[Candidate]:
-    """For torch's `DataLoader`: none, and up to twice as many processes as cores, for datasets that mostly wait."""
+    """List what to try of torch's `DataLoader`: none, and up to twice as many processes as cores, for datasets that
+    mostly wait."""
     counts = sorted({1, 2, max(1, cores - 1), cores, 2 * cores})
     found = [Candidate({"num_workers": 0})]
     for count in counts:
@@ -212,7 +222,8 @@ def stock_candidates(cores: int) -> list[Candidate]:
 
 
 def our_candidates(cores: int, *, fits: bool, per_sample: bool) -> list[Candidate]:
-    """For `make_loader`: its own choice, each strategy that can work, and processes where there is work for them."""
+    """List what to try of `make_loader`: its own choice, each strategy that can work, and processes where there is
+    work."""
     found = [Candidate({}), *(Candidate({"strategy": "direct", "num_workers": count}, 0) for count in {1, cores})]
     found.append(Candidate({"strategy": "direct", "num_workers": cores, "prefetch": 8}))
     if fits:
@@ -224,7 +235,7 @@ def our_candidates(cores: int, *, fits: bool, per_sample: bool) -> list[Candidat
 
 
 def choose(trials: Sequence[Trial]) -> Trial:
-    """The lightest of those within 5 % of the fastest.
+    """Return the lightest of those within 5 % of the fastest.
 
     Raises:
         OptionError: none could be tried.
@@ -239,7 +250,7 @@ def choose(trials: Sequence[Trial]) -> Trial:
 
 
 def next_round(trials: Sequence[Trial]) -> list[Candidate]:
-    """The better half, at least two while there are two, without those that could not be tried or were ended."""
+    """Return the better half, at least two while there are two, without those that could not be tried or were ended."""
     going = sorted(
         (trial for trial in trials if math.isfinite(trial.batch_s) and not trial.stopped), key=lambda t: t.batch_s
     )
@@ -273,11 +284,14 @@ def _search(
 
 @dataclass(frozen=True, slots=True)
 class _Limits:
-    """`seconds`: of a trial. `best_s`: from batch to batch, of the best so far."""
+    """How long a trial may take."""
 
     step: Callable[[Any], object] | None
+    """The caller's step; `None` where only the loader is tried."""
     seconds: float
+    """How long each candidate is measured."""
     best_s: float
+    """The seconds from batch to batch of the best so far."""
 
 
 def _try(candidate: Candidate, make: Callable[[dict[str, Any]], Any], limits: _Limits) -> Trial:

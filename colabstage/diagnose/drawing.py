@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """An empty matplotlib figure of so many inches that no window and no global state knows of.
+    """Return an empty matplotlib figure of so many inches that no window and no global state knows of.
 
     White, also on a dark page: a picture keeps its own paper, so that every colour on it is the one that was chosen.
 

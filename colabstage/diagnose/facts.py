@@ -1,69 +1,100 @@
 """What a profile measures, as plain values: the loader's setting, its stages' costs, and the times of whole batches.
+And trials, with a batch of the caller's own size, of what other ways of loading would cost here.
 
 All seconds are those of one batch in the mean, unless a name says otherwise.
 """
 
 from __future__ import annotations
 
+import pickle
+import statistics
+import threading
+import time
+import zlib
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Literal
+from multiprocessing import resource_sharer
+from multiprocessing.reduction import ForkingPickler
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from colabstage.machine.resources import read_resources
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
 StageName = Literal["read", "decode", "transform", "collate", "transfer", "step"]
 Kind = Literal["torch", "colabstage", "keras", "tf.data", "iterable"]
 
 LOADER_STAGES: tuple[StageName, ...] = ("read", "decode", "transform", "collate")
 STAGES: tuple[StageName, ...] = (*LOADER_STAGES, "transfer", "step")
+_MOST_THREADS = 8
+# About 2 ms of one core a time, and long enough together that the system's scheduler has shared out the cores.
+_WORK = bytes(4 << 20)
+_ROUNDS = 25
+_LEAST_CORES = 0.1
+_TRIALS = 7
+# A few hundred bytes written into a pipe or read out of it, with the thread that does it.
+_PIPE_S = 0.0002
 
 
 @dataclass(frozen=True, slots=True)
 class StageCost:
-    """What one stage costs for one batch, done alone, one sample after the other.
-
-    `seconds`: from beginning to end. `cpu_s`: of which a core was busy. `gil_s`: of which Python's lock was held, so
-    that no other thread of the process could run Python.
-    """
+    """What one stage costs for one batch, done alone, one sample after the other."""
 
     name: StageName
+    """Which stage."""
     seconds: float
+    """From beginning to end."""
     cpu_s: float = 0.0
+    """How long of that a core was busy."""
     gil_s: float = 0.0
+    """How long of that Python's lock was held, so that no other thread of the process could run Python."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """How a loader is set up.
-
-    `kind`: whose loader it is. `workers`: processes or threads that make batches at once beside the consumer, 0 where
-    the consumer makes them itself. `processes`: whether these are processes. `prefetch`: batches that each worker may
-    be ahead. `persistent`: whether workers outlive an epoch. `batches`: in an epoch, `None` where nobody knows.
-    `batch_samples`, `batch_bytes`: of one batch. `strategy`: of a loader of ours. `parallel_map`, `prefetched`: of a
-    tf.data pipeline. `h5_file`: the HDF5 file behind a dataset that is not ours. `source`: the folder that a dataset
-    names. `repeats`: whether a sample is the same each time, so that its transforms could be done once. `image_size`:
-    height and width of the images in a batch. `can_stage`: whether the samples of `source` are found without the
-    dataset's code, `None` where nobody looked. `can_pack`: whether the dataset's items can be packed as they are.
-    """
+    """How a loader is set up."""
 
     kind: Kind
+    """Whose loader it is."""
     workers: int = 0
+    """Processes or threads that make batches at once beside the consumer, 0 where the consumer makes them itself."""
     processes: bool = False
+    """Whether these are processes."""
     prefetch: int = 0
+    """How many batches each worker may be ahead."""
     persistent: bool = False
+    """Whether workers outlive an epoch."""
     batches: int | None = None
+    """How many batches an epoch has, `None` where nobody knows."""
     batch_samples: int = 1
+    """How many samples a batch has."""
     batch_bytes: int = 0
+    """How many bytes a batch has."""
     strategy: str | None = None
+    """The strategy of a loader of ours."""
     parallel_map: bool = True
+    """Whether all maps of a tf.data pipeline run in parallel."""
     prefetched: bool = True
+    """Whether a tf.data pipeline ends in a prefetch."""
     h5_file: str | None = None
+    """The HDF5 file behind a dataset that is not ours."""
     source: str | None = None
+    """The folder that a dataset names."""
     repeats: bool = False
+    """Whether a sample is the same each time, so that its transforms could be done once."""
     image_size: tuple[int, int] | None = None
+    """Height and width of the images in a batch."""
     can_stage: bool | None = None
+    """Whether the samples of `source` are found without the dataset's code, `None` where nobody looked."""
     can_pack: bool = False
+    """Whether the dataset's items can be packed as they are."""
 
     @property
     def overlapped(self) -> bool:
-        """Whether batches are made while the consumer works."""
+        """Tell whether batches are made while the consumer works."""
         return self.workers > 0
 
 
@@ -72,66 +103,76 @@ class Span:
     """One batch of the run: when its consumer began to wait, had it, and was done with it; seconds since the first."""
 
     asked_s: float
+    """When the consumer asked for it."""
     given_s: float
+    """When it got it."""
     done_s: float
+    """When it was done with it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """What other ways of loading would cost here, each measured for a batch of this size.
-
-    `handover_s`: a worker process's, to bring a batch to the consumer. `take_s`: the consumer's, to take it, before it
-    can go on. `gather_s`: to copy a batch out of memory, as reading a packed file in the system's cache does, and to
-    make floats of it where it has floats. `pack_s`: to read a batch by our own reader, where that could be tried.
-    `cores`: how many cores' work this process gets done with all that it may use; less than their number,
-    `core_count`, where they share something, or others use them. `free_memory_bytes`: that could be taken;
-    `free_disk_bytes`: the same of the local disk, `None` where nobody looked.
-    """
+    """What other ways of loading would cost here, each measured for a batch of this size."""
 
     handover_s: float = 0.0
+    """How long a worker process takes to bring a batch to the consumer."""
     take_s: float = 0.0
+    """How long the consumer takes to accept it, before it can go on."""
     gather_s: float = 0.0
+    """How long it takes to copy a batch out of memory, as reading a packed file in the system's cache does, and to
+    make floats of it where it has floats."""
     pack_s: float | None = None
+    """How long our own reader takes to read a batch, where that could be tried."""
     cores: float = 1.0
+    """How many cores' work this process gets done with all that it may use; less than `core_count` where they share
+    something, or others use them."""
     core_count: int = 1
+    """How many cores this process may use."""
     free_memory_bytes: int = 0
+    """Memory that could be taken."""
     free_disk_bytes: int | None = None
+    """Room on the local disk, `None` where nobody looked."""
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
-    """Everything that a verdict rests on.
-
-    `stages`: of the loader, as far as they are known. `cycle_s`: from batch to batch with the step, `wait_s` of it
-    spent waiting for the batch, `busy_s` in the step. `load_s`: from batch to batch of the loader alone. `start_s`:
-    until the first batch of an epoch beyond that. `step_alone_s`: the step on a batch that is there, `step_cpu_s` its
-    cores' time; `None` without a step. `transfer_s`: to bring a batch to the device, `None` where nobody asked.
-    `produced_s`: for several batches in a row, seconds that making each took alone. `gpu_busy`: the GPU's mean
-    utilisation (0 to 1) in the run, `None` without a GPU.
-    """
+class LoaderFacts:
+    """Everything that a verdict rests on."""
 
     setting: Setting
+    """How the loader is set up."""
     stages: tuple[StageCost, ...]
+    """The stages of the loader, as far as they are known."""
     load_s: float
+    """From batch to batch of the loader alone."""
     cycle_s: float
+    """From batch to batch with the step."""
     wait_s: float = 0.0
+    """How long of `cycle_s` the consumer waits for the batch."""
     busy_s: float = 0.0
+    """How long of `cycle_s` the step takes."""
     start_s: float = 0.0
+    """How much longer the first batch of an epoch takes."""
     step_alone_s: float | None = None
+    """How long the step takes on a batch that is there; `None` without a step."""
     step_cpu_s: float = 0.0
+    """The cores' time of that."""
     transfer_s: float | None = None
+    """How long it takes to bring a batch to the device, `None` where nobody asked."""
     produced_s: tuple[float, ...] = ()
+    """For several batches in a row, seconds that making each took alone."""
     gpu_busy: float | None = None
+    """The GPU's mean utilisation (0 to 1) in the run, `None` without a GPU."""
     costs: Costs = field(default_factory=Costs)
+    """What other ways of loading would cost."""
 
     @property
     def serial_s(self) -> float:
-        """All stages of the loader, one after the other."""
+        """Return all stages of the loader, one after the other."""
         return sum(stage.seconds for stage in self.stages)
 
     @property
     def cpu_s(self) -> float:
-        """Core time of all stages of the loader."""
+        """Return the core time of all stages of the loader."""
         return sum(stage.cpu_s for stage in self.stages)
 
     @property
@@ -141,19 +182,164 @@ class Facts:
 
     @property
     def epoch_start_s(self) -> float:
-        """What the start of an epoch adds to each of its batches."""
+        """Return what the start of an epoch adds to each of its batches."""
         return self.start_s / self.setting.batches if self.setting.batches else 0.0
 
     @property
     def consumer_wait_share(self) -> float:
-        """Part of the run, 0 to 1, that the consumer waits for batches."""
+        """Return the part of the run, 0 to 1, that the consumer waits for batches."""
         return min(1.0, self.wait_s / self.cycle_s) if self.cycle_s > 0 else 0.0
 
     @property
     def producer_wait_share(self) -> float:
-        """Part of the run, 0 to 1, that the loader waits for the consumer: its queue is full, or it has none."""
+        """Return the part of the run, 0 to 1, that the loader waits for the consumer: its queue is full, or it has
+        none."""
         return min(1.0, max(0.0, 1 - self.load_s / self.cycle_s)) if self.cycle_s > 0 else 0.0
 
     def seconds(self, name: StageName) -> float:
-        """Of one stage; 0 where it was not seen."""
+        """Return the seconds of one stage; 0 where it was not seen."""
         return sum(stage.seconds for stage in self.stages if stage.name == name)
+
+
+def arrays_of(batch: Any) -> Iterator[Any]:
+    """Yield the arrays and tensors in a batch, however it nests tuples, lists and mappings."""
+    if hasattr(batch, "nbytes") and hasattr(batch, "shape"):
+        yield batch
+    elif isinstance(batch, dict):
+        for part in batch.values():
+            yield from arrays_of(part)
+    elif isinstance(batch, list | tuple):
+        for part in batch:
+            yield from arrays_of(part)
+    elif hasattr(batch, "shape") and hasattr(batch, "numpy"):
+        yield batch.numpy()  # TensorFlow's do not say how large they are
+
+
+def batch_size_of(batch: Any) -> tuple[int, int]:
+    """Return the samples and bytes of a batch: the first axis of its first array, and all its arrays together."""
+    arrays = list(arrays_of(batch))
+    samples = next((int(array.shape[0]) for array in arrays if len(array.shape)), 1)
+    return samples, sum(int(array.nbytes) for array in arrays)
+
+
+def image_size_of(batch: Any) -> tuple[int, int] | None:
+    """Return height and width of the images that a batch begins with, whichever axis has their colours; `None` of
+    others."""
+    shape = next((tuple(array.shape) for array in arrays_of(batch)), ())
+    if len(shape) != 4:
+        return None
+    height, width = shape[2:] if shape[1] <= 4 else shape[1:3]
+    return int(height), int(width)
+
+
+def measure_cores(cores: int) -> float:
+    """Return how many times one core's work this process gets done with all cores, in code that lets go of Python's
+    lock.
+
+    Two cores that share one's units are fewer than two, and so are those that other programs use now.
+    """
+    threads = min(cores, _MOST_THREADS)
+    began = time.thread_time()
+    _work(_ROUNDS)
+    alone_s = (time.thread_time() - began) / _ROUNDS
+    began = time.perf_counter()
+    others = [
+        threading.Thread(target=_work, args=(_ROUNDS,), name="colabstage-profile-core", daemon=True)
+        for _ in range(threads - 1)
+    ]
+    for thread in others:
+        thread.start()
+    _work(_ROUNDS)
+    for thread in others:
+        thread.join(10.0)
+    done = threads * _ROUNDS * alone_s / (time.perf_counter() - began)
+    return max(_LEAST_CORES, min(float(cores), cores / threads * done))
+
+
+def _work(rounds: int) -> None:
+    for _ in range(rounds):
+        zlib.crc32(_WORK)
+
+
+def usable() -> tuple[int, int]:
+    """Return the cores, and the bytes of memory, that this process may use."""
+    resources = read_resources()
+    return resources.cores, resources.free_memory_bytes
+
+
+def measure_gather(batch: Any) -> float:
+    """Return the seconds to copy this batch's bytes, row by row and out of order, from memory to a buffer that is used
+    again.
+
+    Where the batch is of floating-point numbers, they are made of bytes, as they are stored, and scaled.
+    """
+    samples, size = batch_size_of(batch)
+    if size == 0:
+        return 0.0
+    first = next(arrays_of(batch))
+    floats = "float" in str(first.dtype)
+    row_bytes = max(1, size // max(1, samples) // (4 if floats else 1))
+    rows = np.ones((max(2, min(4 * samples, (256 << 20) // row_bytes)), row_bytes), np.uint8)
+    chosen = np.random.default_rng(0).integers(0, len(rows), samples)
+    out = np.empty((samples, row_bytes), np.uint8)
+
+    def gather() -> None:
+        np.take(rows, chosen, axis=0, out=out, mode="clip")
+        if floats:
+            np.multiply(out, np.float32(1 / 255), dtype=np.float32)
+
+    return _best_of(gather)
+
+
+def measure_handover(batch: Any) -> tuple[float, float]:
+    """Return the seconds that a worker process takes to put a batch where the consumer finds it, and the consumer to
+    take it.
+
+    As torch's `DataLoader` does it: the batch is copied into shared memory that is new; its tensors' names are pickled
+    and go through a pipe; the consumer asks for each tensor's memory over a socket, and maps it.
+    """
+    import torch
+    import torch.multiprocessing  # says how tensors are pickled
+
+    tensors = [torch.as_tensor(np.asarray(array)) for array in arrays_of(batch) if array.nbytes]
+    if not tensors:
+        return 0.0005, 0.0002
+    given, taken = [], []
+    with _tensor_server():
+        for _ in range(_TRIALS):
+            began = time.perf_counter()
+            pickled = ForkingPickler.dumps([tensor.clone() for tensor in tensors])
+            given.append(time.perf_counter() - began)
+            began = time.perf_counter()
+            pickle.loads(pickled)
+            taken.append(time.perf_counter() - began)
+    # The shortest of what may be put off; the middle of what the step waits for each time.
+    return _PIPE_S + min(given), _PIPE_S + statistics.median(taken)
+
+
+@contextmanager
+def _tensor_server() -> Iterator[None]:
+    """End the thread that hands over pickled tensors' memory, unless it was there before, for somebody else."""
+    was_there = resource_sharer._resource_sharer._thread is not None  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        if not was_there:
+            resource_sharer.stop(timeout=5.0)
+
+
+def measure_pickling(batch: Any) -> float:
+    """Return the seconds to bring a batch from a process to another as Keras does: pickled, through a pipe, and
+    back."""
+    arrays = [np.asarray(array) for array in arrays_of(batch)]
+    # Written into the pipe and read out of it, which costs about as much again.
+    return 0.0005 + 2 * _best_of(lambda: pickle.loads(pickle.dumps(arrays)))
+
+
+def _best_of(work: Callable[[], object], times: int = _TRIALS) -> float:
+    seconds = []
+    for _ in range(times):
+        began = time.perf_counter()
+        work()
+        seconds.append(time.perf_counter() - began)
+    return min(seconds)

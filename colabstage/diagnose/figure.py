@@ -16,7 +16,7 @@ class PageFigure(Figure):
     """A figure with a canvas of its own, which is a PNG wherever PNGs are shown."""
 
     def __init__(self, *, figsize: tuple[float, float], dpi: float, layout: str, facecolor: str) -> None:
-        """As `matplotlib.figure.Figure`."""
+        """Make it as `matplotlib.figure.Figure` is made, with a canvas of its own."""
         super().__init__(figsize=figsize, dpi=dpi, layout=layout, facecolor=facecolor)  # type: ignore[arg-type]
         FigureCanvasAgg(self)
 

@@ -17,7 +17,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from colabstage.clock import SYSTEM_CLOCK
-from colabstage.diagnose.costs import (
+from colabstage.diagnose.facts import (
+    LOADER_STAGES,
+    Costs,
+    LoaderFacts,
+    Span,
+    StageCost,
     batch_size_of,
     image_size_of,
     measure_cores,
@@ -26,10 +31,9 @@ from colabstage.diagnose.costs import (
     measure_pickling,
     usable,
 )
-from colabstage.diagnose.facts import LOADER_STAGES, Costs, Facts, Span, StageCost
-from colabstage.diagnose.gpu.monitor import GpuMonitor
-from colabstage.diagnose.sampling import StackSampler
-from colabstage.diagnose.subject_torch import end_iterator
+from colabstage.diagnose.gpu_monitor import GpuMonitor
+from colabstage.diagnose.loaders import end_iterator
+from colabstage.diagnose.stages import StackSampler
 from colabstage.errors import OptionError
 from colabstage.machine.gpu import gpu_problem
 
@@ -37,7 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from colabstage.clock import Clock
-    from colabstage.diagnose.subject import Subject
+    from colabstage.diagnose.loaders import ProfiledLoader
 
 # Parts of the time: the loader alone, together, the step alone, the stages alone.
 _PARTS = (0.25, 0.40, 0.10, 0.25)
@@ -48,25 +52,29 @@ _MOST_EPOCHS = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
-    """What to run. `device`: where each batch goes before the step, `None` to leave it where it is.
-    `watch_gpu`: sample the GPU's utilisation in the run, where there is one. `clock`: by which batches and steps are
-    timed; stacks are sampled, and small trials made, in real time.
-    """
+class MeasureOptions:
+    """What to run, and for how long."""
 
     step: Callable[[Any], object] | None
+    """What is done with each batch; `None` measures the loader alone."""
     seconds: float
+    """About how long all runs may take."""
     device: Any = None
+    """Where each batch goes before the step; `None` leaves it where it is."""
     watch_gpu: bool = True
+    """Whether the GPU's utilisation is sampled in the run, where there is one."""
     clock: Clock = SYSTEM_CLOCK
+    """By which batches and steps are timed; stacks are sampled, and trials made, in real time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What came of it. `spans`: the batches of the run together."""
+    """What was measured."""
 
-    facts: Facts
+    facts: LoaderFacts
+    """The times."""
     spans: tuple[Span, ...]
+    """The batches of the run together."""
 
 
 class _Feed:
@@ -81,7 +89,7 @@ class _Feed:
         self.left = 0
 
     def take(self) -> tuple[Any, bool]:
-        """The next batch, and whether it is an epoch's first.
+        """Return the next batch, and whether it is an epoch's first.
 
         Raises:
             StopIteration: there is none and there will be none.
@@ -100,64 +108,67 @@ class _Feed:
         return batch, True
 
     def close(self) -> None:
+        """End the epoch that is running, with its workers."""
         iterator, self._iterator = self._iterator, None
         if not self._once:
             end_iterator(iterator)
 
 
-def measure(subject: Subject, wishes: Wishes) -> Measured:
-    """Run the loader, and the step, within about `wishes.seconds`.
+def measure(profiled: ProfiledLoader, options: MeasureOptions) -> Measured:
+    """Run the loader, and the step, within about `options.seconds`.
 
     Raises:
         OptionError: the loader has no batch.
     """
-    alone, together, step, stages = _parts_of(wishes)
-    feed = _Feed(subject.start, once=subject.once, clock=wishes.clock)
-    with _closing(feed, subject):
+    alone, together, step, stages = _parts_of(options)
+    feed = _Feed(profiled.start, once=profiled.once, clock=options.clock)
+    with _closing(feed, profiled):
         gaps, batch = _run_alone(feed, alone)
-        spans, transfer_s, gpu_busy = _run_together(feed, wishes, batch, together)
+        spans, transfer_s, gpu_busy = _run_together(feed, options, batch, together)
     samples, size = batch_size_of(batch)
     setting = replace(
-        subject.setting,
+        profiled.setting,
         batch_samples=samples,
         batch_bytes=size,
         image_size=image_size_of(batch),
-        repeats=subject.repeats(),
-        can_stage=subject.can_stage(),
-        can_pack=subject.can_pack(),
+        repeats=profiled.repeats(),
+        can_stage=profiled.can_stage(),
+        can_pack=profiled.can_pack(),
     )
     ahead = setting.workers * setting.prefetch
     load_s = _steady(gaps, ahead)
-    facts = Facts(setting, (), load_s, load_s, load_s, start_s=max(0.0, _mean(feed.first_s) - load_s))
+    facts = LoaderFacts(setting, (), load_s, load_s, load_s, start_s=max(0.0, _mean(feed.first_s) - load_s))
     facts = _with_run(facts, spans, ahead)
-    if wishes.step is not None:
-        alone_s, cpu_s = _run_step(wishes.step, _moved(batch, wishes.device), step, wishes.clock.now)
+    if options.step is not None:
+        alone_s, cpu_s = _run_step(options.step, _moved(batch, options.device), step, options.clock.now)
         facts = replace(facts, step_alone_s=alone_s, step_cpu_s=cpu_s)
-    facts = replace(_with_stages(facts, subject, gaps, stages, wishes.clock), transfer_s=transfer_s, gpu_busy=gpu_busy)
+    facts = replace(
+        _with_stages(facts, profiled, gaps, stages, options.clock), transfer_s=transfer_s, gpu_busy=gpu_busy
+    )
     return Measured(replace(facts, costs=_costs(facts, batch)), tuple(spans))
 
 
-def _parts_of(wishes: Wishes) -> tuple[float, ...]:
+def _parts_of(options: MeasureOptions) -> tuple[float, ...]:
     parts = [
         _PARTS[0],
-        _PARTS[1] if wishes.step is not None or wishes.device is not None else 0.0,
-        _PARTS[2] if wishes.step is not None else 0.0,
+        _PARTS[1] if options.step is not None or options.device is not None else 0.0,
+        _PARTS[2] if options.step is not None else 0.0,
         _PARTS[3],
     ]
-    return tuple(wishes.seconds * part / sum(parts) for part in parts)
+    return tuple(options.seconds * part / sum(parts) for part in parts)
 
 
 @contextmanager
-def _closing(feed: _Feed, subject: Subject) -> Iterator[None]:
+def _closing(feed: _Feed, profiled: ProfiledLoader) -> Iterator[None]:
     try:
         yield
     finally:
         feed.close()
-        subject.close()
+        profiled.close()
 
 
-def _sampler(subject: Subject) -> StackSampler:
-    return StackSampler(subject.known, threading.get_ident() if subject.consumer_seen else None)
+def _sampler(profiled: ProfiledLoader) -> StackSampler:
+    return StackSampler(profiled.known, threading.get_ident() if profiled.consumer_seen else None)
 
 
 def _run_alone(feed: _Feed, seconds: float) -> tuple[list[float], Any]:
@@ -184,19 +195,19 @@ def _run_alone(feed: _Feed, seconds: float) -> tuple[list[float], Any]:
 
 
 def _run_together(
-    feed: _Feed, wishes: Wishes, batch: Any, seconds: float
+    feed: _Feed, options: MeasureOptions, batch: Any, seconds: float
 ) -> tuple[list[Span], float | None, float | None]:
     """Take batches and do the step with each, as a training loop does."""
     if seconds == 0:
         return [], None, None
-    step = wishes.step or (lambda _: None)
-    transfer_s = None if wishes.device is None else _transfer_s(batch, wishes.device)
+    step = options.step or (lambda _: None)
+    transfer_s = None if options.device is None else _transfer_s(batch, options.device)
     # Once without looking: the first step compiles, allocates and warms up.
-    step(_moved(batch, wishes.device))
-    if not wishes.watch_gpu or gpu_problem() is not None:
-        return _spans(feed, step, wishes.device, seconds), transfer_s, None
+    step(_moved(batch, options.device))
+    if not options.watch_gpu or gpu_problem() is not None:
+        return _spans(feed, step, options.device, seconds), transfer_s, None
     with GpuMonitor(_GPU_EVERY_S, live=False) as monitor:
-        spans = _spans(feed, step, wishes.device, seconds)
+        spans = _spans(feed, step, options.device, seconds)
     shares = [one.utilisation for one in monitor.figures if one.utilisation is not None]
     return spans, transfer_s, max(shares, default=None)
 
@@ -228,7 +239,7 @@ def _spans(feed: _Feed, step: Callable[[Any], object], device: Any, seconds: flo
 def _run_step(
     step: Callable[[Any], object], batch: Any, seconds: float, now: Callable[[], float]
 ) -> tuple[float, float]:
-    """Seconds, and core seconds, of the step on a batch that is there."""
+    """Return the seconds, and core seconds, of the step on a batch that is there."""
     count = 0
     _synchronise()
     began, began_cpu = now(), time.process_time()
@@ -274,11 +285,11 @@ def _mean(values: list[float]) -> float:
 
 
 def _steady(gaps: list[float], ahead: int) -> float:
-    """The mean without the first few, which had been made before anybody asked, where enough others are left."""
+    """Return the mean without the first few, which had been made before anybody asked, where enough others are left."""
     return _mean(gaps[ahead:] if len(gaps) > 3 * ahead else gaps[len(gaps) // 3 :])
 
 
-def _with_run(facts: Facts, spans: list[Span], ahead: int) -> Facts:
+def _with_run(facts: LoaderFacts, spans: list[Span], ahead: int) -> LoaderFacts:
     kept = spans[ahead:] if len(spans) > 3 * ahead else spans[len(spans) // 3 :]
     if not kept:
         return facts
@@ -288,21 +299,23 @@ def _with_run(facts: Facts, spans: list[Span], ahead: int) -> Facts:
     return replace(facts, cycle_s=wait_s + busy_s, wait_s=wait_s, busy_s=busy_s)
 
 
-def _with_stages(facts: Facts, subject: Subject, gaps: list[float], seconds: float, clock: Clock) -> Facts:
-    if subject.stages is not None:
-        return replace(facts, stages=subject.stages(seconds))
-    sampler = _sampler(subject)
-    if subject.once:
+def _with_stages(
+    facts: LoaderFacts, profiled: ProfiledLoader, gaps: list[float], seconds: float, clock: Clock
+) -> LoaderFacts:
+    if profiled.stages is not None:
+        return replace(facts, stages=profiled.stages(seconds))
+    sampler = _sampler(profiled)
+    if profiled.once:
         # Nothing is left of it that could be looked at.
         return replace(facts, stages=_shares(sampler, facts.load_s), produced_s=tuple(gaps))
-    feed = _Feed(subject.alone or subject.start, once=False, clock=clock)
-    with _closing(feed, subject):
-        untouched = [] if subject.alone is None else _run_alone(feed, seconds / 2)[0]
+    feed = _Feed(profiled.alone or profiled.start, once=False, clock=clock)
+    with _closing(feed, profiled):
+        untouched = [] if profiled.alone is None else _run_alone(feed, seconds / 2)[0]
         with sampler:
             sampled, _ = _run_alone(feed, seconds / 2 if untouched else seconds)
-    if subject.alone is not None:
+    if profiled.alone is not None:
         return replace(facts, stages=_shares(sampler, _mean(untouched)), produced_s=tuple(untouched))
-    if subject.setting.workers == 0:
+    if profiled.setting.workers == 0:
         return replace(facts, stages=_shares(sampler, facts.load_s), produced_s=tuple(gaps))
     batches = len(sampled) + 1
     stages = tuple(
@@ -314,7 +327,8 @@ def _with_stages(facts: Facts, subject: Subject, gaps: list[float], seconds: flo
 
 
 def _shares(sampler: StackSampler, batch_s: float) -> tuple[StageCost, ...]:
-    """The stages' costs where one thread does everything: what was sampled says how the measured time is shared."""
+    """Return the stages' costs where one thread does everything: what was sampled says how the measured time is
+    shared."""
     seen = sum(entry.seconds for entry in sampler.times.values())
     if seen == 0:
         return (StageCost("read", batch_s, batch_s),)
@@ -326,7 +340,7 @@ def _shares(sampler: StackSampler, batch_s: float) -> tuple[StageCost, ...]:
     )
 
 
-def _costs(facts: Facts, batch: Any) -> Costs:
+def _costs(facts: LoaderFacts, batch: Any) -> Costs:
     cores, memory = usable()
     handover_s, take_s = _handover_s(facts, batch)
     return Costs(
@@ -341,14 +355,14 @@ def _costs(facts: Facts, batch: Any) -> Costs:
     )
 
 
-def _handover_s(facts: Facts, batch: Any) -> tuple[float, float]:
+def _handover_s(facts: LoaderFacts, batch: Any) -> tuple[float, float]:
     if facts.setting.kind in {"keras", "tf.data"} or "torch" not in sys.modules:
         return measure_pickling(batch), 0.0  # threads of theirs take it, beside the step
     return measure_handover(batch)
 
 
 def _pack_s(path: str, samples: int) -> float | None:
-    """Seconds to read a batch of this HDF5 file by our own reader; `None` where it cannot."""
+    """Return the seconds to read a batch of this HDF5 file by our own reader; `None` where it cannot."""
     import numpy as np
 
     from colabstage.load.reading.joined import open_reader

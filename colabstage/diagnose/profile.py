@@ -1,21 +1,246 @@
-"""`profile_loader`: where the time of a training loop goes, and what to change."""
+"""`profile_loader`: where the time of a training loop goes, and what to change; and `LoaderProfile`, which says it as
+text, as HTML, as a picture and as JSON values.
+"""
 
 from __future__ import annotations
 
+import html
 from contextlib import ExitStack
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from colabstage.diagnose.advice import advise
-from colabstage.diagnose.keeping import kept_attributes, kept_randomness
-from colabstage.diagnose.measure import Wishes, measure
-from colabstage.diagnose.report import LoaderProfile
-from colabstage.diagnose.subject import subject_of
-from colabstage.diagnose.training import kept_training
-from colabstage.diagnose.verdict import judge
+from colabstage.diagnose.advice import advise, judge
+from colabstage.diagnose.drawing import new_figure
+from colabstage.diagnose.facts import STAGES
+from colabstage.diagnose.loaders import ProfiledLoader, profiled_iterable, profiled_keras, profiled_torch
+from colabstage.diagnose.measure import MeasureOptions, measure
+from colabstage.diagnose.restore import preserve_attributes, preserve_randomness, preserve_training
 from colabstage.errors import OptionError
+from colabstage.page import facts_table, heading, notes, page
+from colabstage.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from colabstage.diagnose.advice import Advice, Verdict
+    from colabstage.diagnose.facts import LoaderFacts, Span
+
+# Of middle lightness, to stand out from white and from black.
+COLOURS = {
+    "read": "#2a86b0",
+    "decode": "#b7791f",
+    "transform": "#8a5aa8",
+    "collate": "#c8553d",
+    "transfer": "#6a8a2a",
+    "step": "#2e8b57",
+}
+_WAIT = "#c3cad1"
+_INK = "#1f2933"
+_SHOWN = 12
+# Of the heading, at which it fills 9 inches.
+_LINE = 90
+
+
+def draw_profile(profile: LoaderProfile) -> Figure:
+    """Draw it, white, 9 inches wide.
+
+    Raises:
+        MissingDependencyError: matplotlib is not installed.
+    """
+    spans = _middle(profile.spans)
+    figure = new_figure(9.0, 4.6 if spans else 3.0)
+    figure.suptitle(_in_lines(profile.verdict.sentence), x=0.01, ha="left", fontsize=10.5, weight="bold", color=_INK)
+    if spans:
+        above, below = figure.subplots(2, 1, height_ratios=[max(2, len(profile.stage_seconds)), 1.6])
+        _draw_timeline(below, spans)
+    else:
+        above = figure.subplots()
+    _draw_stages(above, profile)
+    return figure
+
+
+def _draw_stages(axis: Axes, profile: LoaderProfile) -> None:
+    names = list(profile.stage_seconds)
+    milliseconds = [1000 * seconds for seconds in profile.stage_seconds.values()]
+    bars = axis.barh(names, milliseconds, color=[COLOURS[name] for name in names], height=0.66)
+    axis.bar_label(bars, [f"{value:,.2f} ms" for value in milliseconds], padding=4, fontsize=9, color=_INK)
+    axis.invert_yaxis()
+    axis.set_xlim(0, 1.18 * max([*milliseconds, 1e-6]))
+    axis.set_title("each stage alone, for one batch", loc="left", fontsize=9.5, color=_INK)
+    axis.set_xticks([])
+    axis.spines[["top", "right", "bottom"]].set_visible(False)
+    axis.tick_params(axis="y", length=0)
+
+
+def _draw_timeline(axis: Axes, spans: tuple[Span, ...]) -> None:
+    start = spans[0].asked_s
+    waits = [(1000 * (span.asked_s - start), 1000 * (span.given_s - span.asked_s)) for span in spans]
+    steps = [(1000 * (span.given_s - start), 1000 * (span.done_s - span.given_s)) for span in spans]
+    axis.broken_barh(waits, (0.55, 0.8), color=_WAIT, edgecolor="white", linewidth=0.6)
+    axis.broken_barh(steps, (-0.4, 0.8), color=COLOURS["step"], edgecolor="white", linewidth=0.6)
+    axis.set_yticks([0, 0.95], ["step", "wait"])
+    axis.set_ylim(1.5, -0.55)
+    axis.set_xlim(0, 1000 * (spans[-1].done_s - start))
+    axis.set_title(f"{len(spans)} batches of the run together", loc="left", fontsize=9.5, color=_INK)
+    axis.set_xlabel("milliseconds")
+    axis.spines[["top", "right", "left"]].set_visible(False)
+    axis.tick_params(axis="y", length=0)
+
+
+def _middle(spans: tuple[Span, ...]) -> tuple[Span, ...]:
+    """Return a few batches in a row, from where things run as they will."""
+    first = max(0, len(spans) // 2 - _SHOWN // 2)
+    return spans[first : first + _SHOWN]
+
+
+def _in_lines(sentence: str) -> str:
+    import textwrap
+
+    return "\n".join(textwrap.wrap(sentence, _LINE))
+
+
+@dataclass(frozen=True, slots=True)
+class LoaderProfile:
+    """Where the time of a training loop goes, and what to change. Made by `profile_loader`."""
+
+    facts: LoaderFacts
+    """All that was measured."""
+    verdict: Verdict
+    """What the loop is bound by."""
+    advice: tuple[Advice, ...]
+    """What to change, the best first; empty where nothing is worth it."""
+    spans: tuple[Span, ...]
+    """The batches of the run, when each was asked for, given and done with."""
+    notes: tuple[str, ...] = ()
+    """What else a person should know."""
+
+    @property
+    def batch_s(self) -> float:
+        """Return the seconds from batch to batch, each with its part of its epoch's start."""
+        return self.facts.cycle_s + self.facts.epoch_start_s
+
+    @property
+    def samples_per_s(self) -> float:
+        """Return the samples that the loop takes in a second."""
+        return self.facts.setting.batch_samples / self.batch_s
+
+    @property
+    def bytes_per_s(self) -> float:
+        """Return the bytes of batches that the loop takes in a second."""
+        return self.facts.setting.batch_bytes / self.batch_s
+
+    @property
+    def headroom_samples_per_s(self) -> float | None:
+        """Return the samples a second that the step alone takes, of a batch that is there; `None` without a step."""
+        alone_s = self.facts.step_alone_s
+        return None if not alone_s else self.facts.setting.batch_samples / alone_s
+
+    @property
+    def stage_seconds(self) -> dict[str, float]:
+        """Return the seconds of each stage for one batch, alone, in the order in which they come; only those that
+        were seen."""
+        seconds = {stage.name: stage.seconds for stage in self.facts.stages}
+        if self.facts.transfer_s is not None:
+            seconds["transfer"] = self.facts.transfer_s
+        if self.facts.step_alone_s is not None:
+            seconds["step"] = self.facts.step_alone_s
+        return {name: seconds[name] for name in STAGES if name in seconds}
+
+    def summary(self) -> str:
+        """Return the verdict, the stages, the shares, and the advice, as lines of text."""
+        lines = [self.verdict.sentence]
+        total = max(self.stage_seconds.values(), default=0.0) or 1.0
+        for name, seconds in self.stage_seconds.items():
+            bar = "#" * max(1, round(24 * seconds / total))
+            lines.append(f"  {name:<10}{_milliseconds(seconds):>10} a batch  {bar}")
+        lines += [f"  {name + ':':<24}{value}" for name, value in self._figures()]
+        if self.advice:
+            lines.append("What to change:")
+            lines += [f"  {_gain(advice):>13}  {advice.argument}\n{'':17}{advice.why}" for advice in self.advice]
+        return "\n".join([*lines, *(f"Note: {note}" for note in self.notes)])
+
+    def _figures(self) -> list[tuple[str, str]]:
+        facts = self.facts
+        together = f"{_milliseconds(self.batch_s)} a batch, {self.samples_per_s:,.0f} samples/s"
+        rows = [
+            ("together", f"{together}, {format_bytes(self.bytes_per_s)}/s"),
+            ("loader alone", f"{_milliseconds(facts.load_s)} a batch"),
+        ]
+        if self.headroom_samples_per_s is not None:
+            rows += [
+                ("step alone (head-room)", f"{self.headroom_samples_per_s:,.0f} samples/s"),
+                ("consumer waits", f"{facts.consumer_wait_share:.0%} of the time"),
+                ("loader waits", f"{facts.producer_wait_share:.0%} of the time"),
+            ]
+        if facts.start_s > 0.05:
+            rows.append(("start of an epoch", format_duration(facts.start_s)))
+        if facts.gpu_busy is not None:
+            rows.append(("GPU busy", f"{facts.gpu_busy:.0%}"))
+        return rows
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as JSON values."""
+        return {
+            "verdict": asdict(self.verdict),
+            "advice": [asdict(advice) for advice in self.advice],
+            "batch_seconds": self.batch_s,
+            "samples_per_second": self.samples_per_s,
+            "bytes_per_second": self.bytes_per_s,
+            "headroom_samples_per_second": self.headroom_samples_per_s,
+            "stage_seconds": self.stage_seconds,
+            "consumer_wait_share": self.facts.consumer_wait_share,
+            "producer_wait_share": self.facts.producer_wait_share,
+            "gpu_busy": self.facts.gpu_busy,
+            "facts": asdict(self.facts),
+            "spans": [asdict(span) for span in self.spans],
+            "notes": list(self.notes),
+        }
+
+    def plot(self) -> Figure:
+        """Return a bar for each stage, and a timeline of a few batches.
+
+        Returns:
+            A matplotlib figure, which a notebook shows; `.savefig("profile.png")` writes it.
+
+        Raises:
+            MissingDependencyError: matplotlib is not installed.
+        """
+
+        return draw_profile(self)
+
+    def __str__(self) -> str:
+        return self.summary()
+
+    def _repr_html_(self) -> str:
+
+        seconds = self.stage_seconds
+        longest = max(seconds.values(), default=0.0) or 1.0
+        bars = "".join(
+            f"<tr><th>{name}</th><td class='cs-number'>{_milliseconds(value)}</td><td style='width:22em'>"
+            f"<div style='background:{COLOURS[name]};height:.8em;margin-top:.25em;border-radius:2px;"
+            f"width:{max(0.5, 100 * value / longest):.1f}%'></div></td></tr>"
+            for name, value in seconds.items()
+        )
+        changes = "".join(
+            f"<tr><td class='cs-number'><b>{_gain(advice)}</b></td><td><code>{html.escape(advice.argument)}</code><br>"
+            f"<span class='cs-muted'>{html.escape(advice.why)}</span></td></tr>"
+            for advice in self.advice
+        )
+        body = f"<table>{bars}</table>{facts_table(self._figures())}"
+        if changes:
+            body += f"{heading('What to change')}<table>{changes}</table>"
+        return page(self.verdict.sentence, body + notes(self.notes))
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{1000 * seconds:,.2f} ms" if seconds < 0.1 else f"{1000 * seconds:,.0f} ms"
+
+
+def _gain(advice: Advice) -> str:
+    return f"at most {advice.gain:.1f}×" if advice.at_most else f"{advice.gain:.1f}×"
 
 
 def profile_loader(
@@ -33,8 +258,8 @@ def profile_loader(
 
     The loader is run alone, then with the step, then the step on one batch again and again, each for a part of
     `seconds`. Nothing is put around functions: while the loader runs alone, a thread looks at Python's stacks a few
-    hundred times a second and tells the stages from them (see `diagnose.naming`); a tf.data pipeline is measured link
-    by link. The gains that advice promises are computed from these times (see `diagnose.model`).
+    hundred times a second and tells the stages from them (see `diagnose.stages`); a tf.data pipeline is measured link
+    by link. The gains that advice promises are computed from these times (see `diagnose.advice`).
 
     Everything is left as it was: random numbers, the dataset's attributes, the loader's place, its worker processes,
     and what the step trains, wherever it is reached from the step: closures, globals, partials, dicts, lists,
@@ -54,15 +279,15 @@ def profile_loader(
     """
     _check(step, seconds)
     with ExitStack() as stack:
-        stack.enter_context(kept_randomness())
-        subject = subject_of(loader)
-        stack.enter_context(kept_attributes(subject.roots))
-        put_back = stack.enter_context(kept_training(step))
-        measured = measure(subject, Wishes(step, float(seconds), device))
+        stack.enter_context(preserve_randomness())
+        profiled = profiled_loader(loader)
+        stack.enter_context(preserve_attributes(profiled.roots))
+        put_back = stack.enter_context(preserve_training(step))
+        measured = measure(profiled, MeasureOptions(step, float(seconds), device))
     if put_back:
-        subject.notes.append(put_back)
+        profiled.notes.append(put_back)
     facts = measured.facts
-    return LoaderProfile(facts, judge(facts), advise(facts), measured.spans, tuple(subject.notes))
+    return LoaderProfile(facts, judge(facts), advise(facts), measured.spans, tuple(profiled.notes))
 
 
 def _check(step: object, seconds: float) -> None:
@@ -72,3 +297,21 @@ def _check(step: object, seconds: float) -> None:
     if not seconds > 0:
         msg = f"seconds={seconds!r} cannot work; expected a number above 0."
         raise OptionError(msg)
+
+
+def profiled_loader(loader: object) -> ProfiledLoader:
+    """Find out whose loader this is.
+
+    Raises:
+        OptionError: it cannot be iterated over.
+    """
+    names = {f"{base.__module__.partition('.')[0]}.{base.__name__}" for base in type(loader).__mro__}
+    if "torch.DataLoader" in names:
+        return profiled_torch(loader)
+    if {"keras.PyDataset", "keras.Sequence"} & names:
+        return profiled_keras(loader)
+    if "tensorflow.DatasetV2" in names:
+        from colabstage.diagnose.tf_loader import profiled_tf
+
+        return profiled_tf(loader)
+    return profiled_iterable(loader)

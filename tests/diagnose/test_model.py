@@ -12,24 +12,24 @@ from torch.utils.data import DataLoader
 
 import colabstage
 from colabstage import profile_loader
-from colabstage.diagnose.advice import advise
-from colabstage.diagnose.facts import Costs, Facts, Setting, StageCost
-from colabstage.diagnose.model import (
+from colabstage.diagnose.advice import (
+    advise,
     fewest_workers,
     in_background,
+    judge,
     simulate,
     smallest_ahead,
     with_processes,
     with_threads,
 )
-from colabstage.diagnose.subject import can_be_packed, can_be_staged, subject_of
-from colabstage.diagnose.verdict import judge
+from colabstage.diagnose.facts import Costs, LoaderFacts, Setting, StageCost
+from colabstage.diagnose.loaders import can_be_packed, can_be_staged, profiled_loader
 from tests.pictures import write_photos
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-DECODING = Facts(
+DECODING = LoaderFacts(
     Setting("torch", batches=100, batch_samples=8),
     (StageCost("read", 0.01, 0.001), StageCost("decode", 0.06, 0.06), StageCost("transform", 0.01, 0.01, 0.01)),
     load_s=0.08,
@@ -243,9 +243,9 @@ def test_what_is_advised_can_be_done(tmp_path: Path, monkeypatch: pytest.MonkeyP
     """It is looked at whether a folder can be staged, and a dataset packed; the words run as they stand."""
     monkeypatch.chdir(tmp_path)
     loader: Any = DataLoader(Blob(tmp_path / "blob"), 8)  # type: ignore[arg-type]
-    subject = subject_of(loader)
-    assert (subject.can_stage(), subject.can_pack(), subject.repeats()) == (False, True, True)
-    setting = replace(subject.setting, batch_samples=8, can_stage=False, can_pack=True, repeats=True)
+    profiled = profiled_loader(loader)
+    assert (profiled.can_stage(), profiled.can_pack(), profiled.repeats()) == (False, True, True)
+    setting = replace(profiled.setting, batch_samples=8, can_stage=False, can_pack=True, repeats=True)
     (pack,) = (one for one in advise(replace(DECODING, setting=setting)) if one.packs)
     *first, last = pack.argument.split("; ")
     known = {name: getattr(colabstage, name) for name in ("pack_dataset", "make_loader", "dataset_h5")}

@@ -24,15 +24,15 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 
 from benchmarks.bottlenecks import PIPELINES, is_named
 from colabstage import ColabstageError, dataset_h5, make_loader, profile_loader
-from colabstage.diagnose.measure import Wishes, _Feed, _spans, measure
-from colabstage.diagnose.subject import subject_of
-from colabstage.diagnose.verdict import judge
+from colabstage.diagnose.advice import judge
+from colabstage.diagnose.measure import MeasureOptions, _Feed, _spans, measure
+from colabstage.diagnose.profile import profiled_loader
 from tests.clocks import ManualClock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from colabstage.diagnose.report import LoaderProfile
+    from colabstage.diagnose.profile import LoaderProfile
 
 # More processes than cores, which is right where they wait; the advice says that torch warns.
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
@@ -213,7 +213,7 @@ def test_the_bound_follows_from_what_loader_and_step_take(load_s: float, step_s:
     """Side by side; the measured times are exact, so the verdict changes where it says."""
     clock = ManualClock()
     loader = Ahead(clock, load_s)
-    facts = measure(subject_of(loader), Wishes(lambda _: clock.sleep(step_s), 4.0, clock=clock)).facts
+    facts = measure(profiled_loader(loader), MeasureOptions(lambda _: clock.sleep(step_s), 4.0, clock=clock)).facts
     assert facts.load_s == pytest.approx(load_s)
     assert facts.step_alone_s == pytest.approx(step_s)
     assert facts.cycle_s == pytest.approx(max(load_s, step_s))
@@ -228,7 +228,9 @@ def test_it_ends_when_its_time_is_over(batch_s: float, seconds: float, most_s: f
     """Each part of what was asked, and never more than one batch longer; three batches where one takes longer."""
     clock = ManualClock()
     began = clock.now()
-    measure(subject_of(Ahead(clock, batch_s)), Wishes(lambda _: clock.sleep(batch_s), seconds, clock=clock))
+    measure(
+        profiled_loader(Ahead(clock, batch_s)), MeasureOptions(lambda _: clock.sleep(batch_s), seconds, clock=clock)
+    )
     assert seconds - 4 * batch_s <= clock.now() - began <= most_s
 
 
@@ -309,7 +311,7 @@ def test_nothing_is_left_running() -> None:
 def test_a_look_at_the_clock_is_all_that_is_added_to_a_batch() -> None:
     """Four of them for each batch with its step, so that the run that counts is the one without a profile."""
     clock = ManualClock()
-    feed = _Feed(subject_of([0] * 4000).start, once=False, clock=clock)
+    feed = _Feed(profiled_loader([0] * 4000).start, once=False, clock=clock)
     before = clock.looks
     spans = _spans(feed, lambda _: clock.sleep(0.001), None, 2.0)
     assert len(spans) == 2000
@@ -324,9 +326,9 @@ def test_measuring_costs_less_than_two_percent() -> None:
     for batch in iter(batches):
         str(batch)
     plain_s = time.thread_time() - began
-    subject = subject_of(batches)
+    profiled = profiled_loader(batches)
     began = time.thread_time()
-    spans = _spans(_Feed(subject.start, once=False), str, None, 0.2)
+    spans = _spans(_Feed(profiled.start, once=False), str, None, 0.2)
     measured_s = time.thread_time() - began
     assert measured_s / len(spans) - plain_s / len(batches) < 0.02 * 0.0005
 

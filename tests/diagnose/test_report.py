@@ -7,12 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from colabstage.diagnose.advice import advise
-from colabstage.diagnose.facts import Costs, Facts, Setting, Span, StageCost
-from colabstage.diagnose.report import LoaderProfile
-from colabstage.diagnose.verdict import judge
+from colabstage.diagnose.advice import advise, judge
+from colabstage.diagnose.facts import Costs, LoaderFacts, Setting, Span, StageCost
+from colabstage.diagnose.profile import LoaderProfile
 
-FACTS = Facts(
+FACTS = LoaderFacts(
     Setting("torch", batches=100, batch_samples=8, batch_bytes=8000, source="<photos>"),
     (StageCost("decode", 0.06, 0.06),),
     load_s=0.06,

@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from colabstage import autotune_loader, profile_loader
-from colabstage.diagnose.training import kept_training
+from colabstage.diagnose.restore import preserve_training
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -149,7 +149,7 @@ def test_what_a_step_trains_is_put_back(way: str) -> None:
     held = Held()
     step = WAYS[way](held)
     before = held.state()
-    with kept_training(step) as said:
+    with preserve_training(step) as said:
         for _ in range(3):
             step(BATCH)
         assert held.state() != before
@@ -171,7 +171,7 @@ def test_what_was_replaced_is_put_back() -> None:
         trainer.steps += 1
         model.train()
 
-    with kept_training(step):
+    with preserve_training(step):
         step(None)
         assert (state, trainer.steps) == (2, 1)
     assert (state, entries, trainer.steps) == (1, {"weights": 1}, 0)
@@ -182,11 +182,11 @@ def test_nothing_found_is_said() -> None:
     held = Held()
     hidden = iter([held])
 
-    with kept_training(lambda batch: (hidden, batch)) as said:
+    with preserve_training(lambda batch: (hidden, batch)) as said:
         assert said.startswith("Nothing that trains was found in the step")
-    with kept_training(print) as said:
+    with preserve_training(print) as said:
         assert said.startswith("Nothing that trains was found in the step")
-    with kept_training(None) as said:
+    with preserve_training(None) as said:
         assert said == ""
 
 

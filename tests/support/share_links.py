@@ -61,7 +61,7 @@ class SharedItem:
     id: str
     name: str
     kind: str = "file"
-    """"file", "folder", or what stands in a document's link: "document", "spreadsheets", "presentation", "forms"."""
+    """`"file"`, `"folder"`, or what stands in a document's link: `"document"`, `"spreadsheets"`, `"forms"` …"""
     content: bytes = b""
     entries: tuple[str, ...] = ()
     state: FileState = "public"

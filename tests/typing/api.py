@@ -10,10 +10,10 @@ from typing import Any, assert_type
 from matplotlib.figure import Figure
 
 import colabstage
-from colabstage.diagnose.compare.comparison import SourceComparison
-from colabstage.diagnose.gpu.figures import GpuSample
-from colabstage.diagnose.gpu.monitor import GpuMonitor
-from colabstage.diagnose.health.doctor import DoctorReport
+from colabstage.diagnose.comparison import SourceComparison
+from colabstage.diagnose.doctor import DoctorReport
+from colabstage.diagnose.gpu_figures import GpuSample
+from colabstage.diagnose.gpu_monitor import GpuMonitor
 from colabstage.errors import ColabstageError
 from colabstage.fetch.extract.archive import ExtractReport
 from colabstage.fetch.report import FetchReport

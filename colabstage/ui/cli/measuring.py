@@ -17,7 +17,7 @@ from colabstage.ui.cli.outcome import NOTHING_DONE, NOTHING_LEFT, exit_codes, fa
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from colabstage.diagnose.gpu.monitor import GpuMonitor
+    from colabstage.diagnose.gpu_monitor import GpuMonitor
 
 _REDRAW_S = 0.5
 
@@ -49,7 +49,7 @@ def doctor(
       colabstage doctor photos.h5 --json
     """
     with exit_codes(debug=debug, kept=NOTHING_DONE):
-        from colabstage.diagnose.health.doctor import doctor as look
+        from colabstage.diagnose.doctor import doctor as look
 
         report = look(path, num_workers=workers, batch_size=batch_size, timeout_s=timeout)
         if as_json:
@@ -86,7 +86,7 @@ def compare(
       colabstage compare photos.zip --seconds 20 --json
     """
     with exit_codes(debug=debug, kept=NOTHING_LEFT):
-        from colabstage.diagnose.compare.run import compare_sources
+        from colabstage.diagnose.compare import compare_sources
 
         found = compare_sources(
             path,
@@ -121,7 +121,7 @@ def gpu(
       colabstage gpu --seconds 60 --json
     """
     with exit_codes(debug=debug, kept=NOTHING_DONE):
-        from colabstage.diagnose.gpu.monitor import GpuMonitor
+        from colabstage.diagnose.gpu_monitor import GpuMonitor
         from colabstage.machine.gpu import PROGRAM
 
         # Without it there is no GPU, which is a fact and no failure.

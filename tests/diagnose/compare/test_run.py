@@ -20,7 +20,7 @@ from colabstage.simulate.knobs import DriveKnobs
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from colabstage.diagnose.compare.comparison import SourceComparison
+    from colabstage.diagnose.comparison import SourceComparison
     from colabstage.progress import ProgressStep
 
 

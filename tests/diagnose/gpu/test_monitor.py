@@ -143,7 +143,7 @@ def test_a_monitor_that_is_dropped_ends(smi: FakeSmi) -> None:
 
 def test_a_long_watch_stays_small(smi: FakeSmi, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where there are many samples every second one goes, and they come half as often."""
-    monkeypatch.setattr("colabstage.diagnose.gpu.monitor._MOST_SAMPLES", 8)
+    monkeypatch.setattr("colabstage.diagnose.gpu_monitor._MOST_SAMPLES", 8)
     with GpuMonitor(0.005) as monitor:
         seen = 0
         deadline = time.monotonic() + 10

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from colabstage.diagnose.health.checks import (
+from colabstage.diagnose.doctor import (
     ALL_CHECKS,
     CoresCheck,
     CrowdedFolderCheck,
@@ -25,14 +25,14 @@ from colabstage.diagnose.health.checks import (
     PlatformCheck,
     ResidencyCheck,
     SharedMemoryCheck,
+    judge,
     remedy_of,
 )
-from colabstage.diagnose.health.doctor import judge
-from colabstage.diagnose.health.facts import (
+from colabstage.diagnose.health import (
     DatasetFacts,
     DiskFacts,
-    Facts,
     GpuFacts,
+    MachineFacts,
     MountFacts,
     PackageFacts,
     PackFacts,
@@ -41,7 +41,7 @@ from colabstage.diagnose.health.facts import (
 from colabstage.machine.gpu import GpuProcess, GpuReading
 
 if TYPE_CHECKING:
-    from colabstage.diagnose.health.checks import Check, Status
+    from colabstage.diagnose.doctor import Check, Status
 
 GB = 1_000_000_000
 PLATFORM = PlatformFacts("colab", "Google Colab", "linux", "3.12.13", "/content")
@@ -58,7 +58,7 @@ PACKAGES = {
     "torch": PackageFacts("2.11.0+cu128"),
     "gdown": PackageFacts("6.5.1"),
 }
-WELL = Facts(
+WELL = MachineFacts(
     platform=PLATFORM,
     disk=DiskFacts(60 * GB, 115 * GB, drive_cache_bytes=2 * GB),
     cores=2,

@@ -24,7 +24,7 @@ from tests.diagnose.nvidia_smi import IDLE_T4, T4, FakeSmi
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from colabstage.diagnose.health.doctor import DoctorReport, Finding
+    from colabstage.diagnose.doctor import DoctorReport, Finding
     from colabstage.simulate.drive import SimulatedDrive
 
 pytestmark = pytest.mark.usefixtures("machine")

@@ -10,8 +10,16 @@ import time
 import weakref
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from colabstage.diagnose.gpu.figures import GpuSample, figure_out, history, summarise
-from colabstage.diagnose.gpu.strip import Strip, draw_svg, in_notebook, show
+from colabstage.diagnose.gpu_figures import (
+    GpuSample,
+    LiveUsage,
+    draw_svg,
+    figure_out,
+    history,
+    in_notebook,
+    show_live,
+    summarise,
+)
 from colabstage.errors import NotSupportedHereError, OptionError
 from colabstage.machine.gpu import gpu_problem, open_gpus
 from colabstage.page import page
@@ -23,7 +31,7 @@ if TYPE_CHECKING:
 
     from matplotlib.figure import Figure
 
-    from colabstage.diagnose.gpu.figures import GpuFigures
+    from colabstage.diagnose.gpu_figures import GpuFigures
     from colabstage.machine.gpu import GpuSource
 
 _log = logging.getLogger(__name__)
@@ -85,17 +93,17 @@ class GpuMonitor:
 
     @property
     def samples(self) -> tuple[GpuSample, ...]:
-        """All samples so far, in order; empty where there is no GPU."""
+        """Return all samples so far, in order; empty where there is no GPU."""
         return self._earlier + (() if self._run is None else self._run.taken())
 
     @property
     def figures(self) -> tuple[GpuFigures, ...]:
-        """Means and maxima of each GPU so far."""
+        """Return means and maxima of each GPU so far."""
         return figure_out(self.samples)
 
     @property
     def problem(self) -> str | None:
-        """Why nothing is sampled, or sampling ended early; `None` where all is well."""
+        """Return why nothing is sampled, or sampling ended early; `None` where all is well."""
         return self._problem if self._run is None else self._run.problem
 
     def start(self) -> Self:
@@ -108,7 +116,7 @@ class GpuMonitor:
             self._problem = f"Nothing to watch: {problem}."
             self._say(self._problem)
             return self
-        handle = show(Strip((), None)) if self._live else None
+        handle = show_live(LiveUsage((), None)) if self._live else None
         began = self._earlier[-1].seconds + self._interval_s if self._earlier else 0.0
         self._run = _Run(self._interval_s, self._timeout_s, began, handle)
         self._run.start()
@@ -134,15 +142,15 @@ class GpuMonitor:
         self._notice(problem)
 
     def strip(self) -> str:
-        """How busy each GPU has been, a line of block characters each."""
-        return repr(Strip(self.samples, self.problem))
+        """Return how busy each GPU has been, a line of block characters each."""
+        return repr(LiveUsage(self.samples, self.problem))
 
     def summary(self) -> str:
-        """A line for each GPU, and what to do where one waits."""
+        """Return a line for each GPU, and what to do where one waits."""
         return summarise(self.samples, self.problem)
 
     def to_dict(self) -> dict[str, Any]:
-        """The figures, and every sample, as JSON values."""
+        """Return the figures, and every sample, as JSON values."""
         from dataclasses import asdict
 
         return {
@@ -152,7 +160,7 @@ class GpuMonitor:
         }
 
     def plot(self) -> Figure:
-        """Utilisation and memory over time, a line for each GPU.
+        """Draw utilisation and memory over time, a line for each GPU.
 
         Returns:
             A matplotlib figure, which a notebook shows; `.savefig("gpu.png")` writes it.
@@ -160,7 +168,7 @@ class GpuMonitor:
         Raises:
             MissingDependencyError: matplotlib is not installed.
         """
-        from colabstage.diagnose.gpu.plot import draw_samples
+        from colabstage.diagnose.gpu_figures import draw_samples
 
         return draw_samples(self.samples)
 
@@ -280,4 +288,4 @@ class _Run:
             return
         # A page that was closed meanwhile must not end the sampling.
         with contextlib.suppress(Exception):
-            self._handle.update(Strip(self.taken(), self.problem))
+            self._handle.update(LiveUsage(self.taken(), self.problem))

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from colabstage.diagnose.facts import LOADER_STAGES, Setting, StageCost
-from colabstage.diagnose.subject import Subject
+from colabstage.diagnose.loaders import ProfiledLoader
 
 if TYPE_CHECKING:
     from colabstage.diagnose.facts import StageName
@@ -27,7 +27,7 @@ _THROUGH = ("Prefetch", "Shuffle", "Repeat", "Options", "Take", "Skip", "Shard",
 _LEAST_TRIES = 3
 
 
-def tf_subject(dataset: Any) -> Subject:
+def profiled_tf(dataset: Any) -> ProfiledLoader:
     """Look at a `tf.data.Dataset` of batches."""
     chain = _chain(dataset)
     maps = [link for link in chain if hasattr(link, "_map_func")]
@@ -47,7 +47,7 @@ def tf_subject(dataset: Any) -> Subject:
     except Exception as error:  # noqa: BLE001 - whatever TensorFlow says of a graph that it cannot write down
         copied = dataset
         notes.append(f"The pipeline could not be copied ({type(error).__name__}), so shuffling in it has moved on.")
-    return Subject(
+    return ProfiledLoader(
         setting,
         start=lambda: iter(copied),
         stages=lambda seconds: _measure_chain(chain, seconds, python=python),
@@ -63,7 +63,7 @@ def _batches(dataset: Any) -> int | None:
 
 
 def _chain(dataset: Any) -> list[Any]:
-    """The pipeline's links, from the source on; of links with several inputs, the first."""
+    """Return the pipeline's links, from the source on; of links with several inputs, the first."""
     chain = [dataset]
     while inputs := chain[-1]._inputs():
         chain.append(inputs[0])
@@ -129,12 +129,12 @@ def _measure_chain(chain: list[Any], seconds: float, *, python: bool) -> tuple[S
 def _copy_or_same(link: Any) -> Any:
     try:
         return _copy(link)
-    except Exception:  # noqa: BLE001 - as in tf_subject, which says so
+    except Exception:  # noqa: BLE001 - as in profiled_tf, which says so
         return link
 
 
 def _time_of(dataset: Any, per_batch: int, seconds: float) -> tuple[float, float]:
-    """Seconds, and core seconds, that this beginning of the pipeline takes for one batch.
+    """Return the seconds, and core seconds, that this beginning of the pipeline takes for one batch.
 
     From the difference of a short run and one of twice its length, so that what happens once, such as the filling of
     buffers, drops out. Each is the shortest of several, because anything else on the machine only adds to them.
@@ -169,20 +169,23 @@ class _Run:
     """What a run of so many elements took, in seconds and core seconds."""
 
     seconds: float
+    """By the clock."""
     cpu_s: float
+    """Of all cores."""
     elements: int
+    """How many elements came."""
 
     def least(self, other: _Run) -> _Run:
-        """The shorter times of two runs of as many elements."""
+        """Return the shorter times of two runs of as many elements."""
         return _Run(min(self.seconds, other.seconds), min(self.cpu_s, other.cpu_s), self.elements)
 
     def less(self, other: _Run) -> _Run:
-        """What a shorter run leaves of this one."""
+        """Return what a shorter run leaves of this one."""
         elements = self.elements - other.elements
         return _Run(max(0.0, self.seconds - other.seconds), max(0.0, self.cpu_s - other.cpu_s), elements)
 
     def of(self, elements: int) -> tuple[float, float]:
-        """Seconds and core seconds of so many elements."""
+        """Return the seconds and core seconds of so many elements."""
         scale = elements / max(1, self.elements)
         return self.seconds * scale, self.cpu_s * scale
 
@@ -192,11 +195,13 @@ class _Beginning:
     """The first so many elements of a dataset, or all where it has fewer, made and thrown away in TensorFlow."""
 
     thrown_away: Any
+    """The dataset, which filters out all that it makes."""
     elements: int
+    """How many it makes."""
 
     @classmethod
     def of(cls, dataset: Any, count: int) -> _Beginning:
-        """Traced here, so that a run is no more than the work; by one thread, whatever TensorFlow would try."""
+        """Trace it here, so that a run is no more than the work; by one thread, whatever TensorFlow would try."""
         import numpy as np
         import tensorflow as tf
 

@@ -1,4 +1,7 @@
-"""What a step trains: found wherever the step reaches, and put back when it has been run for measuring.
+"""Leaving everything as it was found: random numbers, a dataset's attributes, and what a step trains.
+
+A profile runs the caller's loader and step for a while. What they draw, open and learn on the way is put back, so that
+a training run gives the same numbers with a profile before it and without.
 
 A step is a function, and a model may be in its closure, its globals, its arguments' defaults, a partial, a dict, an
 attribute of an object, a function that it calls, or a module of the user's. All of these are walked. Libraries are not:
@@ -10,6 +13,7 @@ from __future__ import annotations
 import copy
 import dis
 import functools
+import random
 import sys
 import sysconfig
 import types
@@ -17,13 +21,14 @@ from collections import deque
 from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-from colabstage.diagnose.keeping import put_back
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    Found = Iterable[tuple[str, object]]
-
+# Datasets wrap each other (a subset of a concatenation of folders), each with transforms made of transforms.
+_DEPTH = 5
+_MOST_PARTS = 500
+_FOREIGN = ("builtins", "torch", "numpy", "h5py", "PIL", "pandas", "keras", "tensorflow", "threading", "pathlib",
+                "collections", "colabstage", "functools", "re", "types", "_thread", "_io", "io")  # fmt: skip
 # Enough for any training script; a step that reaches a dataset's million objects is not searched to the end.
 _MOST_OBJECTS = 20_000
 # A list that is longer holds data.
@@ -38,7 +43,104 @@ _STORES = {"STORE_GLOBAL", "DELETE_GLOBAL"}
 
 
 @contextmanager
-def kept_training(step: Callable[..., object] | None) -> Iterator[str]:
+def preserve_randomness(generators: Iterable[object] = ()) -> Iterator[None]:
+    """Put back the state of Python's, numpy's and torch's random numbers, and of these generators, at the end."""
+    with ExitStack() as stack:
+        stack.callback(random.setstate, random.getstate())
+        if (numpy := sys.modules.get("numpy")) is not None:
+            stack.callback(numpy.random.set_state, numpy.random.get_state())
+        if (torch := sys.modules.get("torch")) is not None:
+            stack.callback(torch.set_rng_state, torch.get_rng_state())
+            if torch.cuda.is_initialized():
+                stack.callback(torch.cuda.set_rng_state_all, torch.cuda.get_rng_state_all())
+        for generator in generators:
+            if (restore := _generator_restorer(generator)) is not None:
+                stack.callback(restore)
+        yield
+
+
+def _generator_restorer(generator: object) -> Callable[[], object] | None:
+    """Return what puts a generator of random numbers back to its state of now; `None` of anything else."""
+    if isinstance(generator, random.Random):
+        state = generator.getstate()
+        return lambda: generator.setstate(state)
+    numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
+    if numpy is not None and isinstance(generator, numpy.random.Generator):
+        bits: Any = generator.bit_generator
+        saved = copy.deepcopy(bits.state)
+        return lambda: setattr(bits, "state", saved)
+    if numpy is not None and isinstance(generator, numpy.random.RandomState):
+        old: Any = generator
+        legacy = old.get_state()
+        return lambda: old.set_state(legacy)
+    if torch is not None and isinstance(generator, torch.Generator):
+        torch_generator: Any = generator
+        tensor = torch_generator.get_state()
+        return lambda: torch_generator.set_state(tensor)
+    return None
+
+
+@contextmanager
+def preserve_attributes(roots: Iterable[object]) -> Iterator[None]:
+    """Put back the attributes of these objects, and of those that they are made of, at the end.
+
+    A dataset that opens its file with its first sample keeps the handle, and worker processes that are forked later
+    would share it: so the handle goes again. What is inside arrays, lists and dicts is not looked after.
+    """
+    with ExitStack() as stack:
+        generators, objects = _parts(roots)
+        stack.enter_context(preserve_randomness(generators))
+        for part in objects:
+            stack.callback(put_back, part, dict(vars(part)))
+        yield
+
+
+def put_back(part: Any, attributes: dict[str, Any]) -> None:
+    """Give an object the attributes that it had."""
+    now = vars(part)
+    if now.keys() == attributes.keys() and all(now[name] is value for name, value in attributes.items()):
+        return
+    now.clear()
+    now.update(attributes)
+
+
+def _parts(roots: Iterable[object]) -> tuple[list[Any], list[Any]]:
+    """Find random generators, and objects of the user's own classes, that can be reached from `roots`."""
+    seen: set[int] = set()
+    generators: list[Any] = []
+    found: list[Any] = []
+    queue: list[tuple[object, int]] = [(root, 0) for root in roots]
+    while queue and len(found) < _MOST_PARTS:
+        part, depth = queue.pop(0)
+        if id(part) in seen or depth > _DEPTH:
+            continue
+        seen.add(id(part))
+        if isinstance(part, list | tuple) and len(part) <= 64:
+            queue += [(item, depth + 1) for item in part]
+        elif _generator_restorer(part) is not None:
+            generators.append(part)
+        elif _enters(part):
+            found.append(part)
+            queue += [(value, depth + 1) for value in vars(part).values()]
+    return generators, found
+
+
+def _enters(part: object) -> bool:
+    if isinstance(part, type) or callable(getattr(part, "__get__", None)) or not hasattr(part, "__dict__"):
+        return False
+    module = type(part).__module__ or ""
+    # torch's own wrappers of datasets and samplers are entered, for users' datasets are inside.
+    return module.startswith("torch.utils.data") or module.partition(".")[0] not in _FOREIGN
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    Found = Iterable[tuple[str, object]]
+
+
+@contextmanager
+def preserve_training(step: Callable[..., object] | None) -> Iterator[str]:
     """Put back, at the end, what a step trains: models, optimizers, parameters, and the attributes, entries and
     variables that hold them.
 
@@ -83,7 +185,7 @@ class _Walk:
 
     def _visit(self, name: str, part: Any) -> Found:
         found: Found = ()
-        if not isinstance(part, type) and (restore := _restorer(part)) is not None:
+        if not isinstance(part, type) and (restore := _trained_restorer(part)) is not None:
             self._stack.callback(restore)
             self.names.append(name)
             found = _behind(name, part)
@@ -157,12 +259,12 @@ class _Walk:
 
 
 def _enumerated(name: str, parts: Iterable[object]) -> Found:
-    """The parts of a sequence, by name."""
+    """Return the parts of a sequence, by name."""
     return [(f"{name}[{number}]", part) for number, part in enumerate(parts)]
 
 
 def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
-    """A function's code, and that of the functions inside of it."""
+    """Yield a function's code, and that of the functions inside of it."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
@@ -170,7 +272,7 @@ def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
 
 
 def _is_library(kind: type) -> bool:
-    """Whether a class is of Python's or of an installed package, not of the user's."""
+    """Tell whether a class is of Python's or of an installed package, not of the user's."""
     root = kind.__module__.partition(".")[0]
     if root in _NOT_ENTERED:
         return True
@@ -193,7 +295,7 @@ def _reset(items: list[Any], before: list[Any]) -> None:
 
 
 def _behind(name: str, part: Any) -> Found:
-    """What something that trains holds beyond what it puts back itself."""
+    """Return what something that trains holds beyond what it puts back itself."""
     groups = getattr(part, "param_groups", None)
     if isinstance(groups, list):
         # An optimizer's state has no values of its parameters, and their model may be out of reach.
@@ -203,7 +305,7 @@ def _behind(name: str, part: Any) -> Found:
     return public if not _is_library(type(part)) else ()
 
 
-def _restorer(part: Any) -> Callable[[], None] | None:
+def _trained_restorer(part: Any) -> Callable[[], None] | None:
     if callable(getattr(part, "load_state_dict", None)) and callable(getattr(part, "state_dict", None)):
         return _torch_restorer(part)
     if callable(getattr(part, "set_weights", None)) and callable(getattr(part, "get_weights", None)):

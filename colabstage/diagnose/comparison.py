@@ -21,53 +21,57 @@ _BAR_PX = 220
 
 @dataclass(frozen=True, slots=True)
 class SourceRate:
-    """One way to the samples.
-
-    `way`: `"source"`, each file for the first time; `"again"`, the same files once more; `"local"`, copies of them on
-    the local disk; `"pack"`, one HDF5 file on the local disk. `title`: the same for people.
-    `samples`: read, some of them several times. `seconds`: in how long. `nbytes`: length of what was read for them.
-    """
+    """One way to the samples."""
 
     way: Way
+    """`"source"`, each file for the first time; `"again"`, the same files once more; `"local"`, copies of them on
+    the local disk; `"pack"`, one HDF5 file on the local disk."""
     title: str
+    """What people call it."""
     samples: int
+    """How many were read, some of them several times."""
     seconds: float
+    """How long that took."""
     nbytes: int
+    """The length of what was read for them."""
 
     @property
     def per_second(self) -> float:
-        """Samples a second."""
+        """Return the samples a second."""
         return self.samples / self.seconds if self.seconds > 0 else 0.0
 
     def epoch_s(self, dataset_samples: int) -> float:
-        """Seconds that so many samples would take at this rate."""
+        """Return the seconds that so many samples would take at this rate."""
         return dataset_samples / self.per_second if self.per_second > 0 else float("inf")
 
 
 @dataclass(frozen=True, slots=True)
 class SourceComparison:
-    """What `compare_sources` found. Prints as text, and as a table in a notebook.
-
-    `path`: the dataset. `place`: where it lies ("Google Drive"). `dataset_samples`: how many samples it has.
-    `compared`: how many different ones were read. `rates`: one for each way, the slowest first as a rule.
-    `num_workers`: threads that read and decoded files at once. `image_size`: `(height, width)`, or `None` as they are.
-    `pack_bytes`: what a pack of the whole dataset would take, in bytes, by the samples. `encoding`: how it would store
-    them. `notes`: what else a person should know.
-    """
+    """What `compare_sources` found. Prints as text, and as a table in a notebook."""
 
     path: Path
+    """The dataset."""
     place: str
+    """Where it lies ("Google Drive")."""
     dataset_samples: int
+    """How many samples it has."""
     compared: int
+    """How many different ones were read."""
     rates: tuple[SourceRate, ...]
+    """One for each way, the slowest first as a rule."""
     num_workers: int
+    """Threads that read and decoded files at once."""
     image_size: tuple[int, int] | None
+    """`(height, width)`, or `None` as they are."""
     pack_bytes: int
+    """What a pack of the whole dataset would take, in bytes, by the samples."""
     encoding: str
+    """How it would store them."""
     notes: tuple[str, ...] = ()
+    """What else a person should know."""
 
     def rate(self, way: Way) -> SourceRate:
-        """The figures of one way.
+        """Return the figures of one way.
 
         Raises:
             KeyError: it was not measured.
@@ -76,12 +80,12 @@ class SourceComparison:
 
     @property
     def speedup(self) -> float:
-        """How many times faster the pack is than the source, read for the second time and later."""
+        """Return how many times faster the pack is than the source, read for the second time and later."""
         again = self.rate("again").per_second
         return self.rate("pack").per_second / again if again > 0 else float("inf")
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as JSON values."""
+        """Return everything as JSON values."""
         return {
             "path": str(self.path),
             "place": self.place,
@@ -155,7 +159,7 @@ class SourceComparison:
         return page(self._headline(), f"<table>{rows}</table>{notes(self._lines())}")
 
     def plot(self) -> Figure:
-        """Images a second and the epoch's length, a bar for each way.
+        """Return the images a second and the epoch's length, a bar for each way.
 
         Returns:
             A matplotlib figure, which a notebook shows; `.savefig("sources.png")` writes it.

@@ -1,21 +1,28 @@
-"""The checks of `doctor`: facts in, verdict out, nothing touched.
+"""`doctor`: what is wrong with this machine, or with where a dataset lies, and what to do about it.
 
-Each check is a class. Its `check` is pure; its docstring is the remedy that a person reads when the verdict is not
-`ok`, so it is written to them and begins with what to do.
+It judges by checks, each of them a class: facts in, verdict out, nothing touched. A check's docstring is the remedy
+that a person reads when the verdict is not `ok`, so it is written to them and begins with what to do.
 """
 
 from __future__ import annotations
 
+import html
 import inspect
 import re
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+import textwrap
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from colabstage.diagnose.health import gather_facts
+from colabstage.errors import OptionError
 from colabstage.fetch.shared.gdown_file import gdown_problem
+from colabstage.page import COLOURS, page
 from colabstage.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
-    from colabstage.diagnose.health.facts import DatasetFacts, Facts
+    import os
+
+    from colabstage.diagnose.health import DatasetFacts, MachineFacts
     from colabstage.machine.gpu import GpuReading
 
 Status = Literal["ok", "warn", "fail", "skip"]
@@ -38,15 +45,19 @@ _HELD_PART = 0.2
 _CROWDED = 10_000
 # Lower bounds of pyproject.toml.
 OLDEST = {"numpy": "1.26", "h5py": "3.12", "torch": "2.4"}
+_WORDS: dict[Status, str] = {"ok": "fine", "warn": "costs", "fail": "broken", "skip": ""}
+_MARKS: dict[Status, str] = {"ok": "✓", "warn": "!", "fail": "✗", "skip": "–"}
+_WIDTH = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """`status`: `ok`; `warn`, it works but costs; `fail`, it does not work; `skip`, there was nothing to judge.
-    `message`: one sentence with the figures."""
+class Ruling:
+    """What one check says of the facts."""
 
     status: Status
+    """`ok`; `warn`, it works but costs; `fail`, it does not work; `skip`, there was nothing to judge."""
     message: str
+    """One sentence with the figures."""
 
 
 class Check(Protocol):
@@ -54,12 +65,12 @@ class Check(Protocol):
 
     title: str
 
-    def check(self, facts: Facts) -> Verdict:
+    def check(self, facts: MachineFacts) -> Ruling:
         """Judge it."""
 
 
 def remedy_of(check: Check) -> str:
-    """What a person should do about it: the check's docstring, as one paragraph."""
+    """Return what a person should do about it: the check's docstring, as one paragraph."""
     return " ".join((inspect.getdoc(type(check)) or "").split())
 
 
@@ -69,15 +80,15 @@ class PlatformCheck:
 
     title = "platform"
 
-    def check(self, facts: Facts) -> Verdict:
-        """Whether this is Linux, and datasets have a fast place."""
+    def check(self, facts: MachineFacts) -> Ruling:
+        """Tell whether this is Linux, and datasets have a fast place."""
         here = facts.platform
         what = f"{here.title}, Python {here.python} on {here.system}"
         if here.fast_dir_problem is not None:
-            return Verdict("fail", f"{what}; nothing can be written to '{here.fast_dir}': {here.fast_dir_problem}")
+            return Ruling("fail", f"{what}; nothing can be written to '{here.fast_dir}': {here.fast_dir_problem}")
         if here.fast_dir_mount is not None:
-            return Verdict("warn", f"{what}; datasets are staged to '{here.fast_dir}', which is {here.fast_dir_mount}")
-        return Verdict("ok" if here.system == "linux" else "warn", f"{what}; datasets are staged to '{here.fast_dir}'")
+            return Ruling("warn", f"{what}; datasets are staged to '{here.fast_dir}', which is {here.fast_dir_mount}")
+        return Ruling("ok" if here.system == "linux" else "warn", f"{what}; datasets are staged to '{here.fast_dir}'")
 
 
 class DiskCheck:
@@ -86,23 +97,21 @@ class DiskCheck:
 
     title = "disk"
 
-    def check(self, facts: Facts) -> Verdict:
-        """Whether a dataset has room."""
+    def check(self, facts: MachineFacts) -> Ruling:
+        """Tell whether a dataset has room."""
         free, data = facts.disk.free_bytes, facts.dataset
         if free is None:
-            return Verdict("fail", f"The disk of '{facts.platform.fast_dir}' does not say how much of it is free.")
+            return Ruling("fail", f"The disk of '{facts.platform.fast_dir}' does not say how much of it is free.")
         # Through a Drive mount, everything is kept once more by the client.
         comes_twice = data is not None and data.slow_mount == "Google Drive"
         need = 0 if data is None or data.slow_mount is None else data.nbytes * (2 if comes_twice else 1)
         said = f"{format_bytes(free)} free where datasets are staged ('{facts.platform.fast_dir}')"
         if need > free:
             twice = " (twice its size: the Drive client keeps a copy)" if comes_twice else ""
-            return Verdict(
-                "fail", f"{said}, but copying '{data and data.path}' here takes {format_bytes(need)}{twice}."
-            )
+            return Ruling("fail", f"{said}, but copying '{data and data.path}' here takes {format_bytes(need)}{twice}.")
         if free < _NO_DISK_BYTES:
-            return Verdict("fail", f"Only {said}.")
-        return Verdict("warn" if free < _LITTLE_DISK_BYTES else "ok", f"{said}.")
+            return Ruling("fail", f"Only {said}.")
+        return Ruling("warn" if free < _LITTLE_DISK_BYTES else "ok", f"{said}.")
 
 
 class DriveCacheCheck:
@@ -112,17 +121,17 @@ class DriveCacheCheck:
 
     title = "Drive client's cache"
 
-    def check(self, facts: Facts) -> Verdict:
-        """Whether the Drive client has taken the disk."""
+    def check(self, facts: MachineFacts) -> Ruling:
+        """Tell whether the Drive client has taken the disk."""
         cached, free = facts.disk.drive_cache_bytes, facts.disk.free_bytes
         if cached is None:
-            return Verdict("skip", "No Drive client keeps anything on this machine.")
+            return Ruling("skip", "No Drive client keeps anything on this machine.")
         said = f"{'' if facts.disk.drive_cache_counted else 'at least '}{format_bytes(cached)}"
         rest = "" if free is None else f", {format_bytes(free)} of the disk are free"
         if free is not None and cached > free:
             status: Status = "fail" if free < _NO_DISK_BYTES else "warn"
-            return Verdict(status, f"The Drive client holds {said}{rest}: more than is left.")
-        return Verdict("ok", f"The Drive client holds {said}{rest}.")
+            return Ruling(status, f"The Drive client holds {said}{rest}: more than is left.")
+        return Ruling("ok", f"The Drive client holds {said}{rest}.")
 
 
 class MountCheck:
@@ -132,21 +141,21 @@ class MountCheck:
 
     title = "mounts"
 
-    def check(self, facts: Facts) -> Verdict:
-        """Whether every network and user-space mount answers, and at once."""
+    def check(self, facts: MachineFacts) -> Ruling:
+        """Tell whether every network and user-space mount answers, and at once."""
         if not facts.mounts:
-            return Verdict("skip", "Nothing is mounted here over a network or by a user-space client.")
+            return Ruling("skip", "Nothing is mounted here over a network or by a user-space client.")
         broken = [mount for mount in facts.mounts if mount.state != "alive"]
         if broken:
             said = "; ".join(
                 f"'{mount.mountpoint}' ({mount.kind}): {mount.reason}, after {format_duration(mount.seconds)}"
                 for mount in broken
             )
-            return Verdict("fail", f"{said}.")
+            return Ruling("fail", f"{said}.")
         slowest = max(facts.mounts, key=lambda mount: mount.seconds)
         count = f"{len(facts.mounts)} mount{'s' if len(facts.mounts) > 1 else ''}"
         said = f"{count} answered, the slowest ('{slowest.mountpoint}', {slowest.kind}) after "
-        return Verdict(
+        return Ruling(
             "warn" if slowest.seconds > _SLOW_ANSWER_S else "ok", f"{said}{format_duration(slowest.seconds)}."
         )
 
@@ -157,11 +166,11 @@ class CurrentFolderCheck:
 
     title = "current folder"
 
-    def check(self, facts: Facts) -> Verdict:
-        """Whether the current folder is a safe one."""
+    def check(self, facts: MachineFacts) -> Ruling:
+        """Tell whether the current folder is a safe one."""
         if facts.folder_mount is not None:
-            return Verdict("warn", f"The current folder '{facts.folder}' is on {facts.folder_mount}.")
-        return Verdict("ok", f"'{facts.folder}' is on a local disk.")
+            return Ruling("warn", f"The current folder '{facts.folder}' is on {facts.folder_mount}.")
+        return Ruling("ok", f"'{facts.folder}' is on a local disk.")
 
 
 class GdownCheck:
@@ -171,16 +180,16 @@ class GdownCheck:
 
     title = "gdown"
 
-    def check(self, facts: Facts) -> Verdict:
-        """Whether share links can be fetched and trusted."""
+    def check(self, facts: MachineFacts) -> Ruling:
+        """Tell whether share links can be fetched and trusted."""
         found = facts.packages.get("gdown")
         installed, imported = (None, None) if found is None else (found.installed, found.imported)
         problem = gdown_problem(installed, imported)
         if problem is None:
-            return Verdict("ok", f"gdown {imported or installed}.")
+            return Ruling("ok", f"gdown {imported or installed}.")
         missing = installed is None and imported is None
         # Share links are one source among many: without gdown only they do not work.
-        return Verdict("warn" if missing else "fail", problem.partition(" Run: ")[0])
+        return Ruling("warn" if missing else "fail", problem.partition(" Run: ")[0])
 
 
 class MemoryCheck:
@@ -190,17 +199,17 @@ class MemoryCheck:
 
     title = "memory"
 
-    def check(self, facts: Facts) -> Verdict:
-        """Whether the dataset can stay in memory."""
+    def check(self, facts: MachineFacts) -> Ruling:
+        """Tell whether the dataset can stay in memory."""
         free = facts.free_memory_bytes
         said = f"{format_bytes(free)} of {format_bytes(facts.memory_bytes)} free"
         data = facts.dataset
         if data is None or data.nbytes == 0:
-            return Verdict("ok" if free > _GB else "warn", f"{said}; no dataset to compare with.")
+            return Ruling("ok" if free > _GB else "warn", f"{said}; no dataset to compare with.")
         size = f"'{data.path}' has {'' if data.counted else 'at least '}{format_bytes(data.nbytes)}"
         # What the page cache holds of it already is counted as free, rightly: it gives way.
         fits = data.nbytes <= _MEMORY_PART * free
-        return Verdict("ok" if fits else "warn", f"{said}; {size}: {'it fits' if fits else 'it does not fit'}.")
+        return Ruling("ok" if fits else "warn", f"{said}; {size}: {'it fits' if fits else 'it does not fit'}.")
 
 
 class SharedMemoryCheck:
@@ -210,14 +219,14 @@ class SharedMemoryCheck:
 
     title = "shared memory"
 
-    def check(self, facts: Facts) -> Verdict:
-        """Whether the batches of worker processes fit in /dev/shm."""
+    def check(self, facts: MachineFacts) -> Ruling:
+        """Tell whether the batches of worker processes fit in /dev/shm."""
         room, pack = facts.shared_memory_bytes, None if facts.dataset is None else facts.dataset.pack
         if room is None:
-            return Verdict("skip", "There is no /dev/shm here.")
+            return Ruling("skip", "There is no /dev/shm here.")
         workers = max(1, facts.cores - 1) if facts.workers is None else facts.workers
         if workers == 0:
-            return Verdict("ok", f"{format_bytes(room)} free in /dev/shm, and no worker process needs it.")
+            return Ruling("ok", f"{format_bytes(room)} free in /dev/shm, and no worker process needs it.")
         row = pack.row_bytes if pack is not None else _USUAL_ROW_BYTES
         # Each worker makes one, has some ahead, and one is on its way.
         need = (workers * (_AHEAD + 1) + 1) * facts.batch_size * row
@@ -225,7 +234,7 @@ class SharedMemoryCheck:
             f"{format_bytes(room)} free in /dev/shm; batches of {facts.batch_size} from {workers} "
             f"worker{'s' if workers > 1 else ''} take up to {format_bytes(need)}"
         )
-        return Verdict("fail" if need > room else "warn" if need > room / 2 else "ok", f"{said}.")
+        return Ruling("fail" if need > room else "warn" if need > room / 2 else "ok", f"{said}.")
 
 
 class CoresCheck:
@@ -234,15 +243,15 @@ class CoresCheck:
 
     title = "cores"
 
-    def check(self, facts: Facts) -> Verdict:
-        """Whether worker processes have cores to run on."""
+    def check(self, facts: MachineFacts) -> Ruling:
+        """Tell whether worker processes have cores to run on."""
         cores = f"{facts.cores} core{'s' if facts.cores > 1 else ''}"
         best = max(1, facts.cores - 1)
         if facts.workers is None:
-            return Verdict("ok", f"{cores}: at most {best} worker{'s' if best > 1 else ''} beside the training loop.")
+            return Ruling("ok", f"{cores}: at most {best} worker{'s' if best > 1 else ''} beside the training loop.")
         how = "running" if facts.workers_from == "running" else "asked about"
         said = f"{cores}, {facts.workers} worker{'s' if facts.workers != 1 else ''} {how}"
-        return Verdict("warn" if facts.workers > best else "ok", f"{said}.")
+        return Ruling("warn" if facts.workers > best else "ok", f"{said}.")
 
 
 class NetworkMountCheck:
@@ -251,22 +260,22 @@ class NetworkMountCheck:
 
     title = "where it lies"
 
-    def check(self, facts: Facts) -> Verdict:
-        """Whether the dataset is on a local disk."""
+    def check(self, facts: MachineFacts) -> Ruling:
+        """Tell whether the dataset is on a local disk."""
         data = facts.dataset
         if data is None:
-            return Verdict("skip", "No path was given.")
+            return Ruling("skip", "No path was given.")
         if data.state == "missing":
-            return Verdict("fail", f"There is nothing at '{data.path}'.")
+            return Ruling("fail", f"There is nothing at '{data.path}'.")
         if data.state == "unreachable":
-            return Verdict("fail", f"'{data.path}' could not be looked at: {data.problem}.")
+            return Ruling("fail", f"'{data.path}' could not be looked at: {data.problem}.")
         if data.slow_mount is None:
-            return Verdict("ok", f"'{data.path}' is on a local disk.")
+            return Ruling("ok", f"'{data.path}' is on a local disk.")
         is_single = data.state == "file"
         # One archive is read once, as a stream; thousands of files, or an HDF5 file, are what hurts.
         hurts = not is_single or data.pack is not None or data.problem is not None
         what = "" if is_single else f" ({data.files:,} files)"
-        return Verdict("fail" if hurts else "warn", f"'{data.path}'{what} is on {data.slow_mount}.")
+        return Ruling("fail" if hurts else "warn", f"'{data.path}'{what} is on {data.slow_mount}.")
 
 
 def _why_skipped(data: DatasetFacts | None, otherwise: str) -> str:
@@ -283,15 +292,15 @@ class CrowdedFolderCheck:
 
     title = "crowded folders"
 
-    def check(self, facts: Facts) -> Verdict:
-        """Whether a folder on a slow mount has too many entries to be listed."""
+    def check(self, facts: MachineFacts) -> Ruling:
+        """Tell whether a folder on a slow mount has too many entries to be listed."""
         data = facts.dataset
         if data is None or data.state != "folder":
-            return Verdict("skip", _why_skipped(data, "No folder was given."))
+            return Ruling("skip", _why_skipped(data, "No folder was given."))
         if data.slow_mount is None:
-            return Verdict("ok", f"'{data.path}' is on a local disk, which lists folders of any size.")
+            return Ruling("ok", f"'{data.path}' is on a local disk, which lists folders of any size.")
         said = f"The fullest folder has {'' if data.counted else 'at least '}{data.largest_folder:,} entries"
-        return Verdict("warn" if data.largest_folder >= _CROWDED else "ok", f"{said}, on {data.slow_mount}.")
+        return Ruling("warn" if data.largest_folder >= _CROWDED else "ok", f"{said}, on {data.slow_mount}.")
 
 
 class ResidencyCheck:
@@ -301,13 +310,13 @@ class ResidencyCheck:
 
     title = "page cache"
 
-    def check(self, facts: Facts) -> Verdict:
-        """How much of a local file is in memory."""
+    def check(self, facts: MachineFacts) -> Ruling:
+        """Return how much of a local file is in memory."""
         resident = None if facts.dataset is None else facts.dataset.resident
         if resident is None:
-            return Verdict("skip", _why_skipped(facts.dataset, "No local file was given."))
+            return Ruling("skip", _why_skipped(facts.dataset, "No local file was given."))
         said = f"{resident:.0%} of the file are in the page cache."
-        return Verdict("ok" if resident >= _MOSTLY else "warn", said)
+        return Ruling("ok" if resident >= _MOSTLY else "warn", said)
 
 
 class PackCheck:
@@ -317,22 +326,22 @@ class PackCheck:
 
     title = "pack"
 
-    def check(self, facts: Facts) -> Verdict:
-        """Whether an HDF5 file is whole, as far as can be told at once."""
+    def check(self, facts: MachineFacts) -> Ruling:
+        """Tell whether an HDF5 file is whole, as far as can be told at once."""
         data = facts.dataset
         if data is None or (data.pack is None and data.problem is None) or data.state == "unreachable":
-            return Verdict("skip", _why_skipped(data, "No HDF5 file was given."))
+            return Ruling("skip", _why_skipped(data, "No HDF5 file was given."))
         pack = data.pack
         if pack is None:
-            return Verdict("fail", str(data.problem))
+            return Ruling("fail", str(data.problem))
         rows = f"{pack.rows:,} samples"
         if pack.manifest == "agrees":
             sealed = {True: "; untouched since it was staged here", False: "; changed since it was staged here"}
             said = f"{rows}; {pack.manifest_detail}{sealed.get(pack.sealed, '') if pack.sealed is not None else ''}."
-            return Verdict("warn" if pack.sealed is False else "ok", said)
+            return Ruling("warn" if pack.sealed is False else "ok", said)
         if pack.manifest == "missing":
-            return Verdict("warn" if pack.ours else "ok", f"{rows}; {pack.manifest_detail}.")
-        return Verdict("fail", f"{rows}; {pack.manifest_detail}.")
+            return Ruling("warn" if pack.ours else "ok", f"{rows}; {pack.manifest_detail}.")
+        return Ruling("fail", f"{rows}; {pack.manifest_detail}.")
 
 
 class LibrariesCheck:
@@ -341,8 +350,8 @@ class LibrariesCheck:
 
     title = "libraries"
 
-    def check(self, facts: Facts) -> Verdict:
-        """Whether numpy, h5py and torch are as new as they must be."""
+    def check(self, facts: MachineFacts) -> Ruling:
+        """Tell whether numpy, h5py and torch are as new as they must be."""
         versions = {name: facts.packages[name].version for name in OLDEST if name in facts.packages}
         said = ", ".join(f"{name} {versions.get(name) or 'missing'}" for name in OLDEST)
         old = [
@@ -351,8 +360,8 @@ class LibrariesCheck:
         lost = [name for name in OLDEST if name != "torch" and versions.get(name) is None]
         if old or lost:
             wanted = ", ".join(f"{name} {OLDEST[name]} or newer" for name in [*old, *lost])
-            return Verdict("fail", f"{said}; needed: {wanted}.")
-        return Verdict("ok", f"{said}.")
+            return Ruling("fail", f"{said}; needed: {wanted}.")
+        return Ruling("ok", f"{said}.")
 
 
 class GpuCheck:
@@ -362,20 +371,20 @@ class GpuCheck:
 
     title = "GPU"
 
-    def check(self, facts: Facts) -> Verdict:
-        """Whether there is a GPU, idle, that torch can use."""
+    def check(self, facts: MachineFacts) -> Ruling:
+        """Tell whether there is a GPU, idle, that torch can use."""
         gpu = facts.gpu
         if not gpu.gpus:
             chosen_by_person = facts.platform.name in {"colab", "kaggle"}
-            return Verdict("warn" if chosen_by_person else "skip", gpu.problem or "There is no NVIDIA GPU here.")
+            return Ruling("warn" if chosen_by_person else "skip", gpu.problem or "There is no NVIDIA GPU here.")
         names = ", ".join(f"{one.name} ({format_bytes(one.memory_total_bytes or 0)})" for one in gpu.gpus)
         torch = facts.packages.get("torch")
         if torch is not None and torch.version is not None and torch.version.endswith("+cpu"):
-            return Verdict("fail", f"{names}, but torch {torch.version} was built for CPUs only.")
+            return Ruling("fail", f"{names}, but torch {torch.version} was built for CPUs only.")
         busy = [one for one in gpu.gpus if (one.utilisation or 0) > _BUSY or _others_hold(one, gpu.ours)]
         if busy:
-            return Verdict("warn", f"{names}; in use already: {', '.join(map(_describe_use, busy))}.")
-        return Verdict("ok", f"{names}, idle.")
+            return Ruling("warn", f"{names}; in use already: {', '.join(map(_describe_use, busy))}.")
+        return Ruling("ok", f"{names}, idle.")
 
 
 def _others_hold(one: GpuReading, ours: int) -> bool:
@@ -390,7 +399,7 @@ def _describe_use(one: GpuReading) -> str:
 
 
 def numbers(version: str) -> tuple[int, ...]:
-    """The leading numbers of a version.
+    """Return the leading numbers of a version.
 
     >>> numbers("2.11.0+cpu") < numbers("2.4")
     False
@@ -415,3 +424,128 @@ ALL_CHECKS: tuple[Check, ...] = (
     ResidencyCheck(),
     PackCheck(),
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What one check found."""
+
+    title: str
+    """What was checked."""
+    status: Status
+    """How it went."""
+    message: str
+    """What was found."""
+    remedy: str
+    """What to do about it; empty where nothing is to be done."""
+
+
+@dataclass(frozen=True, slots=True)
+class DoctorReport:
+    """What `doctor` found, check by check. Prints as text, and as a table in a notebook."""
+
+    findings: tuple[Finding, ...]
+    """One for each check, in the order of the checks."""
+    facts: MachineFacts
+    """What they rest on."""
+
+    @property
+    def exit_code(self) -> int:
+        """Return what `colabstage doctor` ends with: 0 where nothing is broken (there may be warnings), 1 otherwise."""
+        return int(any(finding.status == "fail" for finding in self.findings))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as JSON values."""
+        return {
+            "exit_code": self.exit_code,
+            "findings": [asdict(finding) for finding in self.findings],
+            "facts": asdict(self.facts),
+        }
+
+    def __str__(self) -> str:
+        width = max(len(finding.title) for finding in self.findings)
+        indent = " " * (width + 4)
+        lines = [self._headline()]
+        for finding in self.findings:
+            head = f"{_MARKS[finding.status]} {finding.title:<{width}}  "
+            lines += _wrap(finding.message, head, indent)
+            if finding.remedy:
+                lines += _wrap(finding.remedy, f"{indent}→ ", f"{indent}  ")
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f"<tr><td style='color:{COLOURS[finding.status]};font-weight:600;white-space:nowrap'>"
+            f"{_MARKS[finding.status]} {_WORDS[finding.status]}</td>"
+            f"<th>{html.escape(finding.title)}</th><td>{html.escape(finding.message)}"
+            + (f"<div class='cs-muted'>{html.escape(finding.remedy)}</div>" if finding.remedy else "")
+            + "</td></tr>"
+            for finding in self.findings
+        )
+        return page(self._headline(), f"<table>{rows}</table>")
+
+    def _headline(self) -> str:
+        counts = {status: sum(finding.status == status for finding in self.findings) for status in _WORDS}
+        if not counts["fail"] and not counts["warn"]:
+            return f"All well: {counts['ok']} checks passed."
+        parts = [f"{counts['fail']} broken"] if counts["fail"] else []
+        parts += [f"{counts['warn']} that cost{'s' if counts['warn'] == 1 else ''} time or may go wrong"] * bool(
+            counts["warn"]
+        )
+        return f"{' and '.join(parts)}; {counts['ok']} fine."
+
+
+def _wrap(text: str, first: str, further: str) -> list[str]:
+    """Fold a paragraph; paths and commands stay whole, to be copied."""
+    return textwrap.wrap(
+        text, _WIDTH, initial_indent=first, subsequent_indent=further, break_long_words=False, break_on_hyphens=False
+    )
+
+
+def doctor(
+    path: str | os.PathLike[str] | None = None,
+    *,
+    num_workers: int | None = None,
+    batch_size: int = 64,
+    timeout_s: float = 10.0,
+) -> DoctorReport:
+    """Find out what is wrong here: the platform, the disk, the mounts, the versions, the GPU, and a dataset's place.
+
+    Nothing is changed, and a mount that hangs costs the deadline, no more: it is asked from a child process.
+
+    Args:
+        path: a dataset: a folder, an archive or an HDF5 file. `None` looks at the machine alone.
+        num_workers: of a loader of yours, to be held against the cores and `/dev/shm`; `None` for the worker processes
+            that run now, if any.
+        batch_size: of that loader.
+        timeout_s: seconds that each look may take; they are taken beside each other.
+
+    Returns:
+        The findings: `print` it, or let a notebook show it. `.exit_code` is 1 where something is broken.
+
+    Raises:
+        OptionError: `timeout_s` or `batch_size` is not above 0, or `num_workers` is negative.
+
+    >>> report = doctor("photos.zip")  # doctest: +SKIP
+    >>> [finding.title for finding in report.findings if finding.status == "fail"]  # doctest: +SKIP
+    []
+    """
+    for name, value, fine in (
+        ("timeout_s", timeout_s, timeout_s > 0),
+        ("batch_size", batch_size, batch_size > 0),
+        ("num_workers", num_workers, num_workers is None or num_workers >= 0),
+    ):
+        if not fine:
+            msg = f"{name}={value!r} cannot work; expected {'0 or more' if name == 'num_workers' else 'more than 0'}."
+            raise OptionError(msg)
+    return judge(gather_facts(path, num_workers=num_workers, batch_size=batch_size, timeout_s=timeout_s))
+
+
+def judge(facts: MachineFacts) -> DoctorReport:
+    """Let every check look at the facts."""
+    findings = []
+    for check in ALL_CHECKS:
+        verdict = check.check(facts)
+        remedy = remedy_of(check) if verdict.status in {"warn", "fail"} else ""
+        findings.append(Finding(check.title, verdict.status, verdict.message, remedy))
+    return DoctorReport(tuple(findings), facts)

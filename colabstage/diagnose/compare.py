@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from colabstage.diagnose.compare.comparison import SourceComparison, SourceRate
+from colabstage.diagnose.comparison import SourceComparison, SourceRate
 from colabstage.errors import (
     CancelledError,
     DecodeError,
@@ -129,7 +129,7 @@ def _check_numbers(numbers: Mapping[str, float]) -> None:
 
 
 def _check_answers(path: Path) -> str | None:
-    """Why the path lies on a slow mount, `None` for a local disk.
+    """Return why the path lies on a slow mount, `None` for a local disk.
 
     Raises:
         DriveDisconnectedError: that mount does not answer.
@@ -146,7 +146,7 @@ def _check_answers(path: Path) -> str | None:
 
 @contextlib.contextmanager
 def _temporary_folder(local: Path) -> Iterator[Path]:
-    """A folder below `local` that is gone afterwards, with every folder that had to be made for it."""
+    """Make a folder below `local` that is gone afterwards, with every folder that had to be made for it."""
     missing = [place for place in (local, *local.parents) if not place.exists()]
     make_folder(local)
     model = local / "compare"
@@ -163,12 +163,16 @@ def _temporary_folder(local: Path) -> Iterator[Path]:
 
 @dataclass(frozen=True, slots=True)
 class _Pass:
-    """What one pass did: samples and bytes read, in so many seconds; `broken` could not be decoded."""
+    """One pass over the sample's files."""
 
     samples: int
+    """How many samples were read."""
     seconds: float
+    """How long that took."""
     nbytes: int
+    """The bytes of their files."""
     broken: int = 0
+    """How many could not be decoded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,11 +180,17 @@ class _Comparing:
     """One comparison: its options, and a local folder that is its own."""
 
     options: PackOptions
+    """How samples are packed."""
     folder: Path
+    """The temporary folder on the local disk."""
     workers: int
+    """How many files are read at once."""
     batch_size: int
+    """How many samples a batch of the pack has."""
     seconds: float
+    """About how long all passes may take."""
     progress: Progress
+    """Where the steps are shown."""
 
     def compare(self, path: Path, place: str, samples: int, seed: int) -> SourceComparison:
         """Read in every way and put the figures together."""

@@ -1,1 +1,0 @@
-"""Watching a GPU while a model trains."""

@@ -1,0 +1,527 @@
+"""What `doctor` knows about this machine and a dataset before it judges any of it, as plain JSON values, and how it
+comes to know it. This is the only part of `doctor` that touches anything, each touch under a deadline.
+
+A dataset's path is looked at in a process of its own, because a path on a mount that hangs takes whoever touches it.
+Run as a program (the path, and the seconds that counting files may take) this module prints `DatasetFacts` as JSON.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import multiprocessing
+import os
+import platform
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field, replace
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from colabstage.errors import ColabstageError, NotSupportedHereError
+from colabstage.fileops import read_json
+from colabstage.machine.gpu import open_gpus
+from colabstage.machine.mounts import follow_links, list_mounts, mount_of, probe_mount, slow_reason
+from colabstage.machine.platforms import detect_platform, system_root
+from colabstage.machine.resources import free_space, read_resources
+from colabstage.units import format_duration
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from colabstage.machine.gpu import GpuReading
+    from colabstage.machine.mounts import Mount
+
+ProbeState = Literal["alive", "missing", "dead", "failing", "silent"]
+_HDF5_MARK = b"\x89HDF\r\n\x1a\n"
+_HDF5_SUFFIXES = {".h5", ".hdf5"}
+_END_S = 1.0
+# Of a deadline, for counting files: the rest is for starting the process, for its answer, and for what comes besides.
+_COUNTING_PART = 0.5
+PACKAGES = ("numpy", "h5py", "torch", "gdown")
+_SHARED_MEMORY = Path("/dev/shm")  # where torch puts results of worker processes
+_DRIVE_CLIENT = "root/.config/Google/DriveFS"
+_DRIVE_TYPE = "fuse.drive"
+# A machine with more mounts than this is no notebook; their probes would take each other's time.
+_MOST_MOUNTS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class PlatformFacts:
+    """What this computer is."""
+
+    name: str
+    """The platform's short name, as `detect_platform` has it."""
+    title: str
+    """What people call the platform."""
+    system: str
+    """`sys.platform`."""
+    python: str
+    """The version of Python."""
+    fast_dir: str
+    """Where datasets are staged."""
+    fast_dir_problem: str | None = None
+    """Why nothing can be written there, `None` when it can."""
+    fast_dir_mount: str | None = None
+    """Why that folder is a slow one ("Google Drive"), `None` on a local disk."""
+
+
+@dataclass(frozen=True, slots=True)
+class DiskFacts:
+    """The disk that datasets are staged on, and what Drive's client keeps."""
+
+    free_bytes: int | None
+    """The free bytes of that disk; `None` where it does not tell."""
+    total_bytes: int | None
+    """Its size; `None` where it does not tell."""
+    drive_cache_bytes: int | None = None
+    """What the Drive client keeps on this machine of all that went through the mount, `None` without such a client;
+    at least so much where `drive_cache_counted` is `False`."""
+    drive_cache_counted: bool = True
+    """Whether all of Drive's cache could be counted in time."""
+
+
+@dataclass(frozen=True, slots=True)
+class MountFacts:
+    """A slow mount, and whether it answers."""
+
+    mountpoint: str
+    """Where it is mounted."""
+    kind: str
+    """Why it is a slow one."""
+    state: ProbeState
+    """Whether it answered."""
+    reason: str
+    """What went wrong, in words."""
+    seconds: float
+    """How long it took to answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class PackageFacts:
+    """A package that matters here."""
+
+    installed: str | None
+    """The version that pip knows."""
+    imported: str | None = None
+    """The version that this process has loaded; `None` for none."""
+
+    @property
+    def version(self) -> str | None:
+        """Return the version that counts in this process."""
+        return self.imported or self.installed
+
+
+@dataclass(frozen=True, slots=True)
+class PackFacts:
+    """An HDF5 file of `X_<split>`."""
+
+    rows: int
+    """The samples of all splits."""
+    row_bytes: int
+    """The bytes of one input as it is handed over."""
+    ours: bool
+    """Whether colabstage wrote it."""
+    manifest: Literal["agrees", "differs", "missing", "unreadable", "newer"]
+    """Whether what vouches for its bytes is beside it and speaks of a file of this length."""
+    manifest_detail: str
+    """The same as a sentence."""
+    sealed: bool | None = None
+    """Whether the file is untouched since it was staged here, by its record; `None` where no record stands beside
+    it."""
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetFacts:
+    """What the path that a person named is."""
+
+    path: str
+    """What the person named."""
+    state: Literal["missing", "unreachable", "file", "folder"]
+    """`"missing"`; `"unreachable"`, nothing could be asked before the deadline; else what it is."""
+    nbytes: int = 0
+    """Its bytes on disk; a lower bound where `counted` is `False`."""
+    files: int = 0
+    """How many files it has; a lower bound where `counted` is `False`."""
+    largest_folder: int = 0
+    """Entries of the folder with the most of them."""
+    counted: bool = True
+    """Whether all files could be counted in time."""
+    slow_mount: str | None = None
+    """Why the mount that it lies on is a slow one, or `None`."""
+    resident: float | None = None
+    """Part of the file, 0 to 1, that is in the page cache; `None` for what is no local file."""
+    pack: PackFacts | None = None
+    """What the file holds."""
+    problem: str | None = None
+    """Why it could not be read as a pack, where it is HDF5."""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuFacts:
+    """The GPUs, as the driver tells."""
+
+    gpus: tuple[GpuReading, ...] = ()
+    """What each says of itself."""
+    problem: str | None = None
+    """Why there are none."""
+    ours: int = 0
+    """This process's number among their users."""
+
+
+@dataclass(frozen=True, slots=True)
+class MachineFacts:
+    """Everything that the checks look at."""
+
+    platform: PlatformFacts
+    """What this computer is."""
+    disk: DiskFacts
+    """The fast local disk."""
+    cores: int
+    """As `read_resources`."""
+    memory_bytes: int
+    """As `read_resources`."""
+    free_memory_bytes: int
+    """As `read_resources`."""
+    shared_memory_bytes: int | None
+    """Free in `/dev/shm`; `None` where there is none."""
+    workers: int | None
+    """Processes that load data: as the caller said, else those that run now; `workers_from` says which."""
+    batch_size: int
+    """Samples of a batch, for what goes through `/dev/shm`."""
+    folder: str
+    """The current folder, as the kernel names it."""
+    folder_mount: str | None
+    """Why that is a slow one, or `None`."""
+    workers_from: Literal["asked", "running"] = "asked"
+    """Whether the number of workers was given, or is that of those that run."""
+    mounts: tuple[MountFacts, ...] = ()
+    """Mounts on which a dataset may lie."""
+    packages: Mapping[str, PackageFacts] = field(default_factory=dict)
+    """By name."""
+    gpu: GpuFacts = field(default_factory=GpuFacts)
+    """The GPUs."""
+    dataset: DatasetFacts | None = None
+    """What the caller asked about, if anything."""
+
+
+def inspect_dataset(path: Path, *, timeout_s: float) -> DatasetFacts:
+    """Look at a path from a child process; never takes much longer than `timeout_s` seconds.
+
+    Args:
+        path: absolute.
+        timeout_s: after so many seconds the child is ended, and the path is `unreachable`.
+    """
+    root = str(Path(__file__).parents[3])
+    places = [place for place in (root, os.environ.get("PYTHONPATH")) if place]
+    child = subprocess.Popen(
+        [sys.executable, "-m", __name__, os.fspath(path), str(timeout_s * _COUNTING_PART)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd="/",
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(places)},
+    )
+    try:
+        answer, complaint = child.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        return _unreachable(path, "no answer before the deadline")
+    finally:
+        _end_child(child)
+    if child.returncode:
+        last = complaint.decode(errors="replace").strip().splitlines()[-1:]
+        return _unreachable(path, last[0] if last else f"exit code {child.returncode}")
+    return dataset_from_json(json.loads(answer))
+
+
+def dataset_from_json(raw: dict[str, Any]) -> DatasetFacts:
+    """Return what `dataclasses.asdict` made JSON of."""
+    pack = raw.pop("pack")
+    return DatasetFacts(**raw, pack=None if pack is None else PackFacts(**pack))
+
+
+def _unreachable(path: Path, why: str) -> DatasetFacts:
+    return DatasetFacts(str(path), "unreachable", slow_mount=slow_reason(mount_of(path)), problem=why)
+
+
+def _end_child(child: subprocess.Popen[bytes]) -> None:
+    """Kill the child if it still runs. One that hangs in the kernel for good is left to the kernel."""
+    for stream in (child.stdout, child.stderr):
+        if stream is not None:
+            stream.close()
+    if child.poll() is None:
+        child.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(_END_S)
+
+
+def look_here(path: Path, *, counting_s: float) -> DatasetFacts:
+    """Look at a path from this process; takes as long as its mount does."""
+    slow = slow_reason(mount_of(path))
+    facts = DatasetFacts(str(path), "missing", slow_mount=slow)
+    try:
+        if path.is_dir():
+            return _inspect_folder(replace(facts, state="folder"), path, counting_s)
+        if not path.exists():
+            return facts
+        facts = replace(facts, state="file", nbytes=path.stat().st_size, files=1)
+        facts = replace(facts, resident=None if slow else _resident_part(path))
+        return _inspect_pack(facts, path) if _is_hdf5(path) else facts
+    except OSError as error:
+        return replace(facts, state="unreachable", problem=error.strerror or str(error))
+
+
+def _inspect_folder(facts: DatasetFacts, folder: Path, counting_s: float) -> DatasetFacts:
+    """Count what is in a folder until the time is up."""
+    deadline = time.monotonic() + counting_s
+    nbytes = files = largest = 0
+    todo, counted = [os.fspath(folder)], True
+    while todo and counted:
+        entries = 0
+        with os.scandir(todo.pop()) as scan:
+            for entry in scan:
+                entries += 1
+                if entry.is_dir(follow_symlinks=False):
+                    todo.append(entry.path)
+                elif entry.is_file():
+                    files += 1
+                    nbytes += entry.stat().st_size
+                if time.monotonic() > deadline:
+                    counted = False
+                    break
+        largest = max(largest, entries)
+    return replace(facts, nbytes=nbytes, files=files, largest_folder=largest, counted=counted)
+
+
+def _is_hdf5(path: Path) -> bool:
+    with path.open("rb") as handle:
+        return handle.read(len(_HDF5_MARK)) == _HDF5_MARK or path.suffix.lower() in _HDF5_SUFFIXES
+
+
+def _resident_part(path: Path) -> float:
+    import numpy as np
+
+    from colabstage.load.reading.memory import resident_part
+
+    if path.stat().st_size == 0:
+        return 1.0
+    return resident_part(np.memmap(path, np.uint8, "r"))
+
+
+def _inspect_pack(facts: DatasetFacts, path: Path) -> DatasetFacts:
+    from colabstage.fetch.record import file_seal
+    from colabstage.h5.info import read_info
+    from colabstage.h5.manifest import look_at_manifest
+    from colabstage.load.reading.reader import SplitReader
+
+    try:
+        info = read_info(path)
+        readers = [SplitReader(path, split) for split in info.splits]
+        row_bytes = max(reader.estimate_row_bytes() for reader in readers)
+    except ColabstageError as error:
+        return replace(facts, problem=str(error))
+    manifest = look_at_manifest(path, facts.nbytes)
+    record = read_json(path.with_name("stage.json"))
+    seal = record.get("seal") if isinstance(record, dict) else None
+    pack = PackFacts(
+        rows=sum(split.rows for split in info.splits.values()),
+        row_bytes=row_bytes,
+        ours=info.format_version is not None,
+        manifest=manifest.state,
+        manifest_detail=f"its manifest: {manifest.detail}",
+        sealed=seal == file_seal(path) if seal else None,
+    )
+    for reader in readers:
+        reader.close()
+    return replace(facts, pack=pack)
+
+
+def main() -> None:
+    """Look at the path in the arguments and print what is there."""
+    facts = look_here(Path(sys.argv[1]), counting_s=float(sys.argv[2]))
+    sys.stdout.write(json.dumps(asdict(facts)))
+
+
+def gather_facts(
+    path: str | os.PathLike[str] | None, *, num_workers: int | None, batch_size: int, timeout_s: float
+) -> MachineFacts:
+    """Look at this machine, and at a dataset.
+
+    Args:
+        path: of the dataset; `None` for the machine alone.
+        num_workers: of the loader that is asked about; `None` for the worker processes that run now.
+        batch_size: samples of one batch.
+        timeout_s: deadline of each look, in seconds; they are taken beside each other.
+    """
+    folder = current_folder()
+    with ThreadPoolExecutor(3, "colabstage-doctor") as pool:
+        dataset = None if path is None else pool.submit(_look, folder / Path(path).expanduser(), timeout_s)
+        mounts = pool.submit(_probe_mounts, timeout_s)
+        gpu = pool.submit(_inspect_gpus, timeout_s)
+        here, resources = _inspect_platform(timeout_s), read_resources()
+        workers, workers_from = (num_workers, "asked") if num_workers is not None else (_running_workers(), "running")
+        return MachineFacts(
+            platform=here,
+            disk=_inspect_disk(here, timeout_s),
+            cores=resources.cores,
+            memory_bytes=resources.memory_bytes,
+            free_memory_bytes=resources.free_memory_bytes,
+            shared_memory_bytes=_free(_SHARED_MEMORY) if _SHARED_MEMORY.is_dir() else None,
+            workers=workers,
+            workers_from="asked" if workers_from == "asked" else "running",
+            batch_size=batch_size,
+            folder=str(folder),
+            folder_mount=slow_reason(mount_of(folder)),
+            mounts=mounts.result(),
+            packages={name: _inspect_package(name) for name in PACKAGES},
+            gpu=gpu.result(),
+            dataset=None if dataset is None else dataset.result(),
+        )
+
+
+def current_folder() -> Path:
+    """Return the current folder by the kernel's own record: asking for it fails where it lies on a mount that has
+    died."""
+    try:
+        # The kernel marks a folder that it has lost sight of, as those of a dead mount are.
+        return Path(str(Path("/proc/self/cwd").readlink()).removesuffix(" (deleted)"))
+    except OSError:
+        return Path.cwd()
+
+
+def _look(path: Path, timeout_s: float) -> DatasetFacts:
+    return inspect_dataset(Path(os.path.normpath(path)), timeout_s=timeout_s)
+
+
+def _inspect_platform(timeout_s: float) -> PlatformFacts:
+    here = detect_platform()
+    place = follow_links(here.fast_dir)
+    slow = slow_reason(mount_of(place))
+    answers = slow is None or probe_mount(mount_of(place).mountpoint, timeout_s).state == "alive"
+    return PlatformFacts(
+        name=here.name,
+        title=here.title,
+        system=sys.platform,
+        python=platform.python_version(),
+        fast_dir=str(here.fast_dir),
+        fast_dir_problem=_write_problem(place) if answers else "its mount does not answer",
+        fast_dir_mount=slow,
+    )
+
+
+def _write_problem(folder: Path) -> str | None:
+    """Return why nothing can be written below `folder`, which need not exist; nothing is made or changed to find
+    out."""
+    there = next(place for place in (folder, *folder.parents) if os.path.lexists(place))
+    if not there.is_dir():
+        return f"'{there}' is no folder"
+    return None if os.access(there, os.W_OK | os.X_OK) else f"'{there}' is read-only for this user"
+
+
+def _inspect_disk(here: PlatformFacts, timeout_s: float) -> DiskFacts:
+    cached, counted = _drive_cache(timeout_s * _COUNTING_PART)
+    if here.fast_dir_problem is not None:
+        return DiskFacts(None, None, cached, counted)
+    place = Path(here.fast_dir)
+    return DiskFacts(_free(place), _total(place), cached, counted)
+
+
+def _free(place: Path) -> int | None:
+    try:
+        return free_space(place)
+    except OSError:
+        return None
+
+
+def _total(place: Path) -> int | None:
+    try:
+        facts = os.statvfs(next(folder for folder in (place, *place.parents) if folder.exists()))
+    except OSError:
+        return None
+    return facts.f_blocks * facts.f_frsize
+
+
+def _drive_cache(counting_s: float) -> tuple[int | None, bool]:
+    """Return the bytes that the Drive client's folder takes on the disk, and whether all of it could be counted in
+    time."""
+    deadline = time.monotonic() + counting_s
+    root = system_root() / _DRIVE_CLIENT
+    if not root.is_dir():
+        return None, True
+    total = 0
+    for blocks in _blocks_below(root):
+        total += 512 * blocks
+        if time.monotonic() > deadline:
+            return total, False
+    return total, True
+
+
+def _blocks_below(root: Path) -> Iterator[int]:
+    for folder, _, names in os.walk(root):
+        for name in names:
+            try:
+                yield os.lstat(f"{folder}/{name}").st_blocks
+            except OSError:  # evicted meanwhile
+                continue
+
+
+def _probe_mounts(timeout_s: float) -> tuple[MountFacts, ...]:
+    """Ask every slow mount that can be seen; on a practice machine only those below its root count."""
+    visible = {mount.mountpoint: mount for mount in list_mounts() if mount.mountpoint.is_relative_to(system_root())}
+    slow = [mount for mount in visible.values() if slow_reason(mount) is not None][:_MOST_MOUNTS]
+    if not slow:
+        return ()
+    with ThreadPoolExecutor(len(slow), "colabstage-probe") as pool:
+        return tuple(pool.map(_probe, slow, [timeout_s] * len(slow)))
+
+
+def _probe(mount: Mount, timeout_s: float) -> MountFacts:
+    # The folder that people use: the root of a Drive is answered without asking Google.
+    place = mount.mountpoint / "MyDrive" if mount.fstype == _DRIVE_TYPE else mount.mountpoint
+    began = time.monotonic()
+    answer = probe_mount(place, timeout_s)
+    kind = slow_reason(mount) or mount.fstype
+    return MountFacts(str(mount.mountpoint), kind, answer.state, answer.reason, time.monotonic() - began)
+
+
+def _inspect_package(name: str) -> PackageFacts:
+    try:
+        installed: str | None = metadata.version(name)
+    except metadata.PackageNotFoundError:
+        installed = None
+    loaded = sys.modules.get(name)
+    return PackageFacts(installed, None if loaded is None else str(getattr(loaded, "__version__", "")) or None)
+
+
+def _running_workers() -> int | None:
+    """Count the processes that multiprocessing has started here and that still run, `DataLoader` workers as a rule."""
+    return len(multiprocessing.active_children()) or None
+
+
+def _inspect_gpus(timeout_s: float) -> GpuFacts:
+    """Ask the driver, from a thread that is left behind where the driver never answers: a library has no deadline."""
+    found: list[GpuFacts] = []
+    asker = threading.Thread(target=lambda: found.append(_ask_gpus(timeout_s)), name="colabstage-gpu", daemon=True)
+    asker.start()
+    # nvidia-smi is called three times, and keeps its own deadline.
+    asker.join(4 * timeout_s)
+    return found[0] if found else GpuFacts(problem=f"The driver did not answer in {format_duration(4 * timeout_s)}.")
+
+
+def _ask_gpus(timeout_s: float) -> GpuFacts:
+    try:
+        source = open_gpus(timeout_s=timeout_s)
+        try:
+            return GpuFacts(source.read(processes=True), ours=os.getpid())
+        finally:
+            source.close()
+    except NotSupportedHereError as error:
+        return GpuFacts(problem=str(error))
+
+
+if __name__ == "__main__":
+    main()

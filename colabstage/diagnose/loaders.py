@@ -1,0 +1,348 @@
+"""What is profiled: any loader, seen as something that starts epochs and tells how it is set up.
+
+Of a torch `DataLoader`, stock or ours, a shallow copy is iterated: it shares dataset, sampler and functions, but has
+its own iterator, its own worker processes and, if it is ours, its own place in training. Where batches are made in
+processes, which cannot be looked into from here, a second copy without processes shows the stages. A Keras `PyDataset`
+is iterated as `fit` does it, with its threads or processes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import os
+import sys
+import tempfile
+from dataclasses import dataclass, field
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from colabstage.diagnose.facts import Setting, arrays_of
+from colabstage.errors import ColabstageError, OptionError
+from colabstage.layouts.detect import detect_layout
+from colabstage.layouts.items import read_dataset
+from colabstage.machine.mounts import is_slow_mount
+from colabstage.trees.open import open_tree
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from types import CodeType
+
+    from colabstage.diagnose.facts import StageCost, StageName
+
+# Reading the annotations of more takes longer than an answer is worth.
+_MOST_FILES = 2_000
+# What a DataLoader that makes its batches itself has in these places.
+_ALONE = {
+    "num_workers": 0,
+    "prefetch_factor": None,
+    "persistent_workers": False,
+    "pin_memory": False,
+    "timeout": 0,
+    "worker_init_fn": None,
+    "_iterator": None,
+    "_DataLoader__multiprocessing_context": None,
+}
+
+
+@dataclass(slots=True)
+class ProfiledLoader:
+    """A loader to profile."""
+
+    setting: Setting
+    """How it is set up."""
+    start: Callable[[], Iterator[Any]]
+    """Begins an epoch."""
+    alone: Callable[[], Iterator[Any]] | None = None
+    """Begins one whose batches are made in this thread, where the loader's own are made in other processes."""
+    close: Callable[[], object] = lambda: None
+    """Ends what the loader keeps between epochs."""
+    known: dict[CodeType, StageName] = field(default_factory=dict)
+    """The stages of functions that the loader names."""
+    roots: tuple[object, ...] = ()
+    """The objects whose attributes are put back."""
+    stages: Callable[[float], tuple[StageCost, ...]] | None = None
+    """Measures the stages, within so many seconds, where stacks do not tell them."""
+    repeats: Callable[[], bool] = lambda: False
+    """Looks whether a sample is the same each time."""
+    can_stage: Callable[[], bool | None] = lambda: None
+    """Looks whether staging could replace it, as in `Setting`."""
+    can_pack: Callable[[], bool] = lambda: False
+    """Looks whether its items could be packed, as in `Setting`."""
+    consumer_seen: bool = True
+    """Whether the consumer's stack tells stages."""
+    once: bool = False
+    """Whether it can be iterated only once."""
+    notes: list[str] = field(default_factory=list)
+    """What a person should know about the profile."""
+
+
+def profiled_iterable(loader: Any) -> ProfiledLoader:
+    if not hasattr(type(loader), "__iter__") and not hasattr(type(loader), "__getitem__"):
+        msg = f"loader={loader!r} cannot be iterated over; expected a loader of batches."
+        raise OptionError(msg)
+    inner = getattr(loader, "loader", None)
+    ours = type(loader).__module__.startswith("colabstage.")
+    once = hasattr(type(loader), "__next__")
+    workers = _count(loader, "num_workers") or _count(loader, "num_threads") or (1 if ours else 0)
+    setting = Setting("iterable", workers=workers, prefetch=2 if workers else 0, batches=_length(loader))
+    known = known_stages(getattr(inner, "dataset", None), getattr(loader, "dataset", None))
+    profiled = ProfiledLoader(setting, lambda: iter(loader), known=known, once=once, roots=() if ours else (loader,))
+    if once:
+        profiled.roots = ()
+        profiled.notes.append("The loader can be iterated only once: the batches that were measured are gone from it.")
+    return profiled
+
+
+def _count(owner: object, name: str) -> int:
+    value = getattr(owner, name, 0)
+    return value if isinstance(value, int) else 0
+
+
+def _length(loader: Any) -> int | None:
+    try:
+        return len(loader)
+    except (TypeError, NotImplementedError, AttributeError):
+        return None
+
+
+def known_stages(*datasets: object) -> dict[CodeType, StageName]:
+    """Return the transforms and loading functions that datasets name, also inside of what wraps them."""
+    known: dict[CodeType, StageName] = {}
+    for dataset in datasets:
+        layer, depth = dataset, 0
+        while layer is not None and depth < 5:
+            for name in ("transform", "target_transform", "transforms", "transform_fn", "augment"):
+                _note(known, getattr(layer, name, None), "transform")
+            layer, depth = getattr(layer, "dataset", None), depth + 1
+    return known
+
+
+def _note(known: dict[CodeType, StageName], function: object, stage: StageName) -> None:
+    for part in (function, *_members(function)):
+        bound = getattr(part, "__func__", part)
+        code = getattr(bound, "__code__", None)
+        if code is None and part is not None:
+            call = type(part).__call__ if callable(part) else None
+            code = getattr(call, "__code__", None)
+            # A class from a library, whose `__call__` many objects share, is told by its file.
+            if code is not None and "site-packages" in code.co_filename:
+                code = None
+        if code is not None:
+            known[code] = stage
+
+
+def note_collate(known: dict[CodeType, StageName], function: object) -> None:
+    """Take note of what makes batches of samples."""
+    _note(known, function, "collate")
+
+
+def _members(function: object) -> list[object]:
+    members = getattr(function, "transforms", None)
+    return list(members) if isinstance(members, list | tuple) else []
+
+
+def gives_the_same(dataset: Any) -> bool:
+    """Tell whether a dataset's first item is the same when it is asked for again: nothing in it is drawn at random."""
+    import numpy as np
+
+    try:
+        first, again = dataset[0], dataset[0]
+        pairs = zip(arrays_of(first), arrays_of(again), strict=True)
+        same = [np.array_equal(np.asarray(one), np.asarray(other)) for one, other in pairs]
+    except Exception:  # noqa: BLE001 - whatever a dataset raises where nobody else asks it; then nobody knows
+        return False
+    return bool(same) and all(same)
+
+
+def source_of(dataset: Any) -> str | None:
+    """Return the folder that a dataset says it is of, as torchvision's do; `None` of others."""
+    layer = dataset
+    for _ in range(5):
+        root = getattr(layer, "root", None)
+        if isinstance(root, str | PathLike):
+            return str(root)
+        layer = getattr(layer, "dataset", None)
+    return None
+
+
+def can_be_staged(folder: str | None) -> bool | None:
+    """Tell whether a folder's samples are found by a layout; `None` where that would take long to find out."""
+    if folder is None or is_slow_mount(Path(folder)):
+        return None
+    count = 0
+    for _, _, files in os.walk(folder):
+        count += len(files)
+        if count > _MOST_FILES:
+            return None
+    try:
+        with tempfile.TemporaryDirectory() as spool, open_tree(Path(folder), spool=Path(spool) / "spool") as tree:
+            detect_layout(tree)
+    except ColabstageError:
+        return False
+    return True
+
+
+def can_be_packed(dataset: Any) -> bool:
+    """Tell whether a dataset's items, by the look of the first, can be packed as they are."""
+    try:
+        read_dataset(dataset)
+    except Exception:  # noqa: BLE001 - as in gives_the_same
+        return False
+    return True
+
+
+def h5_behind(dataset: object) -> str | None:
+    """Return the path of an HDF5 file that a dataset, or what it wraps, has open as an attribute; `None` without
+    one."""
+    h5py = sys.modules.get("h5py")
+    layer: Any = dataset
+    for _ in range(5):
+        if layer is None or h5py is None or type(layer).__module__.startswith("colabstage."):
+            return None
+        for value in vars(layer).values() if hasattr(layer, "__dict__") else ():
+            handle = value.file if isinstance(value, h5py.Dataset | h5py.Group) and value.id.valid else None
+            if handle is not None:
+                with contextlib.suppress(ValueError, OSError):
+                    return str(handle.filename)
+        layer = getattr(layer, "dataset", None)
+    return None
+
+
+def profiled_torch(loader: Any) -> ProfiledLoader:
+    """Look at a `DataLoader`."""
+    machine = getattr(loader, "_machine", None)
+    copied = _copy(loader, {"_iterator": None})
+    if machine is not None:
+        # Places move on as batches are handed out, so the copy has its own.
+        places = {"_running": None, "_done": copy.copy(loader._done), "_next": copy.copy(loader._next)}
+        return _profiled_ours(loader, _copy(loader, places))
+    known = known_stages(loader.dataset)
+    note_collate(known, loader.collate_fn)
+    workers = loader.num_workers
+    setting = Setting(
+        "torch",
+        workers=workers,
+        processes=workers > 0,
+        prefetch=loader.prefetch_factor or 0,
+        persistent=loader.persistent_workers,
+        batches=_batches(loader),
+        h5_file=h5_behind(loader.dataset),
+        source=(source := source_of(loader.dataset)),
+    )
+    return ProfiledLoader(
+        setting,
+        start=lambda: iter(copied),
+        alone=(lambda: iter(_copy(loader, _ALONE))) if workers else None,
+        close=lambda: _end(copied),
+        repeats=lambda: gives_the_same(loader.dataset),
+        can_stage=lambda: can_be_staged(source),
+        can_pack=lambda: can_be_packed(loader.dataset),
+        known=known,
+        roots=(loader.dataset, loader.sampler, loader.batch_sampler, loader.generator, loader.collate_fn),
+    )
+
+
+def _profiled_ours(loader: Any, copied: Any) -> ProfiledLoader:
+    plan = loader.plan
+    processes = plan.strategy == "workers"
+    setting = Setting(
+        "colabstage",
+        # Where the consumer calls transforms, what is read ahead is the smaller part.
+        workers=plan.workers.value if processes else int(not loader.dataset.per_sample),
+        processes=processes,
+        prefetch=max(1, plan.prefetch.value),
+        persistent=True,
+        batches=len(loader),
+        strategy=plan.strategy,
+    )
+    known = known_stages(loader.dataset)
+    note_collate(known, loader.collate_fn)
+    for function in (getattr(loader._machine.finish, "batch_transform", None),):
+        if (code := getattr(function, "__code__", None)) is not None:
+            known[code] = "transform"
+    sampler = loader._machine.sampler
+    asked = sampler.asked
+
+    def close() -> None:
+        copied.close()
+        sampler.asked = asked
+
+    return ProfiledLoader(
+        setting,
+        start=lambda: iter(copied),
+        # Without its machine it is the plain DataLoader that other frameworks build of it.
+        alone=(lambda: iter(_copy(loader, {**_ALONE, "_machine": None}))) if processes else None,
+        close=close,
+        known=known,
+        roots=(loader.dataset.transform, loader.dataset.target_transform, loader._machine.finish.batch_transform),
+    )
+
+
+def _copy(loader: Any, changes: dict[str, Any]) -> Any:
+    copied = copy.copy(loader)
+    # Past `DataLoader.__setattr__`, which guards what belongs to the sampler.
+    copied.__dict__.update(changes)
+    return copied
+
+
+def _batches(loader: Any) -> int | None:
+    try:
+        return len(loader)
+    except (TypeError, NotImplementedError):
+        return None
+
+
+def _end(loader: Any) -> None:
+    iterator, loader.__dict__["_iterator"] = loader.__dict__.get("_iterator"), None
+    end_iterator(iterator)
+
+
+def end_iterator(iterator: Iterator[Any] | None) -> None:
+    """End an iterator with the threads or processes behind it."""
+    for name in ("close", "_shutdown_workers"):
+        if callable(end := getattr(iterator, name, None)):
+            end()
+            return
+
+
+def profiled_keras(dataset: Any) -> ProfiledLoader:
+    """Look at a `PyDataset`."""
+    workers, processes = int(dataset.workers), bool(dataset.use_multiprocessing)
+    pooled = workers > 1 or (workers > 0 and processes)
+    ours = type(dataset).__module__.startswith("colabstage.")
+    setting = Setting(
+        "keras",
+        workers=workers if pooled else int(ours),
+        processes=processes and pooled,
+        prefetch=max(1, int(dataset.max_queue_size) // max(1, workers)) if pooled else 2 * ours,
+        batches=len(dataset),
+        strategy=dataset.plan.strategy if ours else None,
+        h5_file=h5_behind(dataset),
+    )
+    return ProfiledLoader(
+        setting,
+        start=lambda: _pooled(dataset) if pooled else _each(dataset),
+        alone=(lambda: _each(dataset)) if processes and pooled else None,
+        known=known_stages(dataset),
+        repeats=lambda: not ours and gives_the_same(dataset),
+        roots=(dataset,),
+    )
+
+
+def _each(dataset: Any) -> Iterator[Any]:
+    for number in range(dataset.num_batches):
+        yield dataset[number]
+
+
+def _pooled(dataset: Any) -> Iterator[Any]:
+    # What `fit` itself uses; Keras 3 has no public name for it.
+    from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
+
+    adapter = PyDatasetAdapter(dataset)
+    try:
+        yield from adapter._get_iterator()
+    finally:
+        if adapter.enqueuer is not None:
+            adapter.enqueuer.stop()

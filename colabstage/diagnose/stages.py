@@ -1,0 +1,301 @@
+"""How long each stage of a loader took, told from samples of all threads' Python stacks.
+
+A sampler looks at stacks instead of putting timers around functions: nothing has to be patched, which a user's code
+might hold under another name already, and it costs the same however often a function is called. The innermost frame
+that says something decides: by its file, where that is a library's with one purpose; by the text of the call that it is
+at, which also names functions in C; or by its own name. Names are those that people use (`_read`, `augment`,
+`collate_fn`). Python looks for waiting threads right after each call, so a call in C that holds Python's lock is seen
+in the frame that made it, not in whatever comes next.
+
+A thread looks a few hundred times a second at what every other thread is doing (`sys._current_frames`). It needs
+Python's lock for that, and would get it where another thread lets go of it anyway: at reads and in numpy, never in
+Python code that runs for less than the interpreter's switch interval. So that interval is short while it samples, and
+no other times are taken in that run.
+
+How long a thread had a core, and how long it had to wait for one, is the kernel's word. The same for the sampler itself
+tells whether the lock was held: it wakes up late, and not because others had the cores.
+"""
+
+from __future__ import annotations
+
+import linecache
+import os
+import re
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
+
+if TYPE_CHECKING:
+    from types import CodeType, FrameType, TracebackType
+
+    from colabstage.diagnose.facts import StageName
+
+# A file and a function in it (any if empty). First match wins.
+_LIBRARY_STAGES: tuple[tuple[str, str, StageName], ...] = (
+    (r"/PIL/Image\.py$", r"^(open|preinit|init|_open_core)$", "read"),
+    (r"/PIL/(ImageFile|\w+ImagePlugin)\.py$", r"", "decode"),
+    (r"/PIL/Image\.py$", r"^(load|tobytes|__array_interface__|frombytes|_decompression_bomb_check)$", "decode"),
+    (r"/PIL/Image(Ops|Filter|Enhance|Chops|Transform)?\.py$", r"", "transform"),
+    (r"/(simplejpeg|imageio|tifffile|soundfile|librosa|audioread|decord|pydicom|nibabel)(/|\.py$)", r"", "decode"),
+    (r"/numpy/lib/_?(npyio|npyio_impl|format|_format_impl)\.py$", r"", "decode"),
+    (r"/(pandas/io|pyarrow|json/decoder|pickle|csv)(/|\.py$)", r"", "decode"),
+    (r"/colabstage/images/", r"", "decode"),
+    (r"/(torchvision/transforms|monai/transforms|scipy/ndimage)/", r"", "transform"),
+    (r"/(albumentations|kornia|skimage|imgaug)/", r"", "transform"),
+    (r"/colabstage/load/(augment|geometry)\.py$", r"", "transform"),
+    (r"/torch/utils/data/_utils/collate\.py$", r"", "collate"),
+    (r"/numpy/_core/shape_base\.py$", r"^(stack|vstack|concatenate)$", "collate"),
+    (r"/colabstage/load/(batches|device|prefetch|strategies|window)\.py$", r"", "collate"),
+    (r"/(h5py|zarr|lmdb|fsspec|s3fs|gcsfs|aiohttp|requests|urllib|urllib3|http)(/|\.py$)", r"", "read"),
+    (r"/(zipfile|tarfile|gzip|bz2|lzma|pathlib|socket|ssl|shutil|tempfile|_pyio)(/|\.py$)", r"", "read"),
+    (r"/colabstage/(load/reading|fetch|trees|simulate|h5)/", r"", "read"),
+)
+_LIBRARIES = tuple((re.compile(path), re.compile(function), stage) for path, function, stage in _LIBRARY_STAGES)
+
+# What functions are called. Decoding first, for `imread` does both and decoding is the larger part.
+_NAME_STAGES: tuple[tuple[str, StageName], ...] = (
+    (r"imread|im_?decode|decode|decompress|parse|frombuffer|np\.load|numpy\.load|loads\b|read_csv", "decode"),
+    (r"collate|default_convert|pad_sequence|pad_batch|(^|[._])(stack|cat|concat(enate)?)$|make_batch", "collate"),
+    (r"transform|augment|resi[sz]e|crop|flip|rotat|normali[sz]e|jitter|preprocess|to_?tensor|blur|astype", "transform"),
+    (r"(^|[._])(read|pread|readv|open|fetch|load|download|recv|seek|get_?bytes|get_object)(_|$|[a-z]*\d*$)", "read"),
+)
+_NAMES = tuple((re.compile(pattern, re.IGNORECASE), stage) for pattern, stage in _NAME_STAGES)
+
+_LIBRARY_PATH = re.compile(r"/(site-packages|dist-packages|lib/python3[.\d]*)/|^<frozen ")
+# Above the profiler itself, a stack tells of whoever called it.
+_OURS = re.compile(r"/colabstage/diagnose/\w+\.py$")
+_SLEEP = re.compile(r"(^|\.)sleep$")
+_IDLE: tuple[tuple[str, frozenset[str]], ...] = (
+    ("/threading.py", frozenset({"wait", "join", "_wait_for_tstate_lock", "acquire"})),
+    ("/queue.py", frozenset({"get", "put"})),
+    ("/concurrent/futures/thread.py", frozenset({"_worker"})),
+    ("/selectors.py", frozenset({"select"})),
+    # Servers for other processes, such as the one that torch hands tensors over with.
+    ("/socket.py", frozenset({"accept"})),
+    ("/multiprocessing/connection.py", frozenset({"_recv", "wait", "_poll"})),
+    ("/multiprocessing/pool.py", frozenset({"worker", "wait", "_handle_tasks", "_handle_results", "next"})),
+    ("/multiprocessing/queues.py", frozenset({"_feed", "get"})),
+)
+# Enough for 5 % of a stage in two seconds, and half a percent of one core.
+_INTERVAL_S = 0.004
+# What other threads may keep Python's lock for when the sampler wants it.
+_SWITCH_S = 0.00002
+# Waking up takes 0.05 to 0.1 ms by itself.
+_LATE_S = 0.00015
+_OWN = "colabstage-profile"
+_OTHERS_OF_OURS = ("colabstage-profile", "colabstage-gpu")
+
+
+def is_idle(frame: FrameType) -> bool:
+    """Tell whether a thread with this innermost frame waits for other threads."""
+    file, name = frame.f_code.co_filename, frame.f_code.co_name
+    return any(file.endswith(tail) and name in names for tail, names in _IDLE)
+
+
+def has_own_code(frame: FrameType | None) -> bool:
+    """Tell whether a stack runs code that is in no library, below the profiler itself."""
+    while frame is not None and not _OURS.search(frame.f_code.co_filename):
+        if not _LIBRARY_PATH.search(frame.f_code.co_filename):
+            return True
+        frame = frame.f_back
+    return False
+
+
+class StageNames:
+    """Names stages, and remembers what it found of each place in the code."""
+
+    def __init__(self, known: dict[CodeType, StageName]) -> None:
+        """Begin with `known` functions, whose stage the loader itself tells, such as its `collate_fn`."""
+        self._known = known
+        self._places: dict[tuple[CodeType, int], StageName | None] = {}
+
+    def stage_of(self, frame: FrameType | None) -> StageName | None:
+        """Return the stage of a thread with this innermost frame; `None` where nothing on its stack says."""
+        while frame is not None and not _OURS.search(frame.f_code.co_filename):
+            place = (frame.f_code, frame.f_lasti)
+            if place not in self._places:
+                self._places[place] = self._look(frame)
+            if (found := self._places[place]) is not None:
+                return found
+            frame = frame.f_back
+        return None
+
+    def _look(self, frame: FrameType) -> StageName | None:
+        code = frame.f_code
+        if code in self._known:
+            return self._known[code]
+        path = code.co_filename.replace("\\", "/")
+        for file, function, of_library in _LIBRARIES:
+            if file.search(path) and function.search(code.co_name):
+                return of_library
+        if _LIBRARY_PATH.search(path):
+            return None
+        call = called_name(frame)
+        if call and not _SLEEP.search(call) and (named := _named(call)):
+            return named
+        return _named(own_name(code))
+
+
+def _named(name: str) -> StageName | None:
+    return next((stage for pattern, stage in _NAMES if pattern.search(name)), None)
+
+
+def own_name(code: CodeType) -> str:
+    """Return a function's name; of `__call__` and `forward` the class's, which is what says something."""
+    parts = [part for part in code.co_qualname.split(".") if part != "<locals>"]
+    return parts[-2] if len(parts) > 1 and parts[-1] in {"__call__", "forward"} else parts[-1]
+
+
+def called_name(frame: FrameType) -> str:
+    """Return the dotted name of what a frame is calling, as its source has it; empty where there is no source."""
+    positions = list(frame.f_code.co_positions())
+    number = frame.f_lasti // 2
+    if not 0 <= number < len(positions):
+        return ""
+    line, end_line, column, end_column = positions[number]
+    if line is None or end_line is None or column is None or end_column is None:
+        return ""
+    text = linecache.getline(frame.f_code.co_filename, line).encode()
+    segment = text[column : end_column if line == end_line else None].decode(errors="replace")
+    match = re.match(r"\s*(?:await\s+)?([\w.\[\]'\"()]*?[\w\]])\s*\(", segment)
+    return "" if match is None else match.group(1)
+
+
+@dataclass(slots=True)
+class StageTime:
+    """Seconds that threads were in a stage, that cores were busy with it, and that it held Python's lock."""
+
+    seconds: float = 0.0
+    """How long threads were in it."""
+    cpu_s: float = 0.0
+    """How long a core was busy with it."""
+    gil_s: float = 0.0
+    """How long it held Python's lock."""
+
+
+class StackSampler:
+    """Samples while it is entered. `times` has what it saw; `own_cpu_s` what it cost."""
+
+    def __init__(self, known: dict[CodeType, StageName], consumer: int | None) -> None:
+        """Begin with functions whose stage the loader tells, and the thread that takes batches, where its stack
+        tells stages."""
+        self.times: dict[StageName, StageTime] = {}
+        self.own_cpu_s = 0.0
+        self._names = StageNames(known)
+        self._consumer = consumer
+        # A thread that waits for a lock of C code shows only the frame that called it, so those that were here before,
+        # a notebook's for example, count only where their stack names a stage. `threading` does not know all of them.
+        self._before = set(sys._current_frames()) - {consumer}
+        self._clocks: dict[int, _Clock] = {}
+        self._switch_s = sys.getswitchinterval()
+        self._stop = False
+        self._thread = threading.Thread(target=self._run, name=_OWN, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._switch_s = sys.getswitchinterval()
+        sys.setswitchinterval(_SWITCH_S)
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop = True
+        self._thread.join(10.0)
+        sys.setswitchinterval(self._switch_s)
+
+    def _run(self) -> None:
+        began = time.thread_time()
+        own = _Clock(threading.get_native_id())
+        last = time.perf_counter()
+        try:
+            while not self._stop:
+                due = time.perf_counter() + _INTERVAL_S
+                time.sleep(_INTERVAL_S)
+                now = time.perf_counter()
+                _, waited_s = own.passed()
+                self._look(now - last, held=now - due - waited_s > _LATE_S)
+                last = now
+        finally:
+            for clock in (own, *self._clocks.values()):
+                clock.close()
+        self.own_cpu_s = time.thread_time() - began
+
+    def _look(self, passed_s: float, *, held: bool) -> None:
+        own = threading.get_ident()
+        frames = sys._current_frames()
+        threads = {thread.ident: thread for thread in threading.enumerate()}
+        for ident, frame in frames.items():
+            thread = threads.get(ident)
+            if ident == own or (thread is not None and thread.name.startswith(_OTHERS_OF_OURS)):
+                continue
+            if is_idle(frame):
+                continue
+            self._note(ident, frame, passed_s, self._core_s(None if thread is None else thread.native_id), held=held)
+        del frames
+
+    def _note(
+        self, ident: int, frame: FrameType, passed_s: float, core_s: tuple[float, float] | None, *, held: bool
+    ) -> None:
+        stage = self._names.stage_of(frame)
+        if stage is None and ident in self._before:
+            return
+        busy_s, waited_s = (passed_s, 0.0) if core_s is None else core_s
+        if stage is None:
+            stage = self._unnamed(frame, waits=busy_s + waited_s <= 0.3 * passed_s)
+        entry = self.times.setdefault(stage, StageTime())
+        entry.seconds += passed_s
+        entry.cpu_s += min(passed_s, busy_s)
+        # A thread that is kept waiting for a core keeps the lock meanwhile.
+        entry.gil_s += min(passed_s, busy_s + waited_s) if held else 0.0
+
+    @staticmethod
+    def _unnamed(frame: FrameType, *, waits: bool) -> StageName:
+        """Name the stage of a stack that says nothing of itself: Python on samples is work on them, what uses no
+        core waits for its input, and where there is no code of the user's, a library gets batches together."""
+        if not has_own_code(frame):
+            return "collate"
+        return "read" if waits else "transform"
+
+    def _core_s(self, native_id: int | None) -> tuple[float, float] | None:
+        """Return the seconds that a thread had a core, and waited for one, since the last look; `None` where nobody
+        tells."""
+        if native_id is None or not sys.platform.startswith("linux"):
+            return None
+        if native_id not in self._clocks:
+            self._clocks[native_id] = _Clock(native_id)
+        return self._clocks[native_id].passed()
+
+
+class _Clock:
+    """The kernel's account of one thread: time on a core, and time in the queue for one."""
+
+    def __init__(self, native_id: int) -> None:
+        try:
+            self._file = os.open(f"/proc/self/task/{native_id}/schedstat", os.O_RDONLY)
+        except OSError:
+            self._file = -1
+        self._last = self._read()
+
+    def passed(self) -> tuple[float, float]:
+        """Return the seconds on a core, and in the queue, since the last call."""
+        now, before = self._read(), self._last
+        self._last = now
+        return now[0] - before[0], now[1] - before[1]
+
+    def _read(self) -> tuple[float, float]:
+        if self._file < 0:
+            return 0.0, 0.0
+        try:
+            busy, queued, *_ = os.pread(self._file, 100, 0).split()
+        except (OSError, ValueError):
+            return getattr(self, "_last", (0.0, 0.0))  # the thread has ended
+        return int(busy) / 1e9, int(queued) / 1e9
+
+    def close(self) -> None:
+        """Let go of the kernel's file."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
