@@ -29,7 +29,7 @@ from colabstage import profile_loader
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from colabstage.diagnose.verdict import Verdict
+    from colabstage.diagnose.advice import Verdict
 
 KEPT = 0.8
 TRIES = 3

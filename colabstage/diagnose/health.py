@@ -216,7 +216,7 @@ def inspect_dataset(path: Path, *, timeout_s: float) -> DatasetFacts:
         path: absolute.
         timeout_s: after so many seconds the child is ended, and the path is `unreachable`.
     """
-    root = str(Path(__file__).parents[3])
+    root = str(Path(__file__).parents[2])
     places = [place for place in (root, os.environ.get("PYTHONPATH")) if place]
     child = subprocess.Popen(
         [sys.executable, "-m", __name__, os.fspath(path), str(timeout_s * _COUNTING_PART)],

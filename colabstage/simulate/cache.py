@@ -136,6 +136,7 @@ class ContentCache:
         self, folder: Path, *, knobs: DriveKnobs, traffic: Traffic, stats: DriveStats, clock: Clock = SYSTEM_CLOCK
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
+        # Which of their blocks had arrived was known to the client that died, and to nobody else.
         for leftover in folder.glob("*.part"):
             leftover.unlink(missing_ok=True)
         self._folder = folder
@@ -161,6 +162,7 @@ class ContentCache:
             if content is None:
                 blocks = -(-stat.st_size // self._block_bytes)
                 content = Content(stat, blocks=blocks, stream=self._traffic.open_stream())
+                # Before the cloud's file is opened: what is here whole needs none.
                 self._find_whole(content)
             if not content.complete and content.cloud_fd < 0:
                 content.cloud_fd = os.open(cloud_path, os.O_RDONLY)
@@ -180,6 +182,7 @@ class ContentCache:
                 if handle >= 0:
                     os.close(handle)
             content.fd = content.cloud_fd = -1
+            # What is partly here is remembered, because its blocks are good for as long as this client lives.
             if content.complete or not content.here:
                 self._contents.pop(content.key, None)
 
@@ -187,6 +190,7 @@ class ContentCache:
         """Return the bytes of a file, at most to its end, once they had the time they take to get here."""
         length = min(length, content.size - offset)
         data = None if content.complete else self._fill(content, visit, length, offset)
+        # A read of one whole block has it in memory already, and most reads are that.
         if data is None or len(data) != length:
             data = os.pread(content.fd, length, content.base + offset)
         if not visit.cold_paid:
@@ -204,6 +208,7 @@ class ContentCache:
             visit.counted = True
             self._stats.warm_opens += first
             self._stats.bytes_warm += nbytes
+            # Each open has a pipe of its own: local reads do not wait for each other.
             ready = visit.warm.reserve(self._clock.now() + self._warm_open_latency_s * first, nbytes)
         sleep_until(ready, self._clock)
 
@@ -235,6 +240,7 @@ class ContentCache:
             if block in content.here:
                 return None
             arrival = content.coming.get(block)
+            # One fetches; whoever else wants the block waits for that, as the real client's readers do.
             mine = arrival is None
             if arrival is None:
                 arrival = content.coming[block] = threading.Event()
@@ -259,8 +265,10 @@ class ContentCache:
                 content.stream, self._clock.now(), block=block, nbytes=nbytes, first_of_open=first
             )
             self._stats.bytes_cold += nbytes
+        # Without any lock, so that other files go on meanwhile.
         sleep_until(arrived, self._clock)
         data = pread_exactly(content.cloud_fd, nbytes, offset)
+        # Somebody else's client replaced it; the real one answers with an error of input or output as well.
         if len(data) != nbytes:
             raise OSError(errno.EIO, "the file became shorter in the cloud")
         self._keep(content, block, data)
@@ -279,11 +287,13 @@ class ContentCache:
             content.here.add(block)
             if len(content.here) == content.blocks:
                 if content.blocks > 1:
+                    # Only a whole entry has its name, so that a client that starts again can trust it.
                     self._file(content.key, ".part").rename(self._file(content.key))
                 content.complete = True
 
     def adopt(self, file: Path, stat: os.stat_result) -> None:
         """Make a file that was written here, and has just been uploaded, the entry of its cloud file."""
+        # Without a copy: what was just written is read warm.
         if stat.st_size > self._block_bytes:
             file.rename(self._file(content_key(stat)))
             return

@@ -30,6 +30,7 @@ _TELLTALES = re.compile(
     "COLAB|KAGGLE|VERTEX_|TBE_|SAGEMAKER_|PAPERSPACE_|LIGHTNING_|DATABRICKS_|DEEPNOTE_|CODESPACES|DATALORE_|HEX_|"
     "CLOUD_SHELL|JPY_PARENT_PID|CLOUDSDK_CONFIG|USE_AUTH_EPHEM|ENABLE_DIRECTORYPREFETCHER"
 )
+# A real one's form, because programs take the date out of it.
 _RELEASE = "release-colab_20250902-060100_RC00"
 
 
@@ -97,6 +98,7 @@ def make_machine(preset: Preset, root: Path) -> None:
 
 def wipe_machine(preset: Preset, root: Path) -> None:
     """Take the machine's own disk away, and give a fresh one."""
+    # By name, and nothing else below the root: the practice Drive may lie there as well.
     for name in ("root", "content", "kaggle", "tmp", "var"):
         shutil.rmtree(root / name, ignore_errors=True)
     make_machine(preset, root)
@@ -107,6 +109,7 @@ def environment(preset: Preset, root: Path) -> Iterator[None]:
     """Give this process the platform's environment variables, and its own ones back afterwards."""
     before = dict(os.environ)
     try:
+        # A test in a container of such a platform would else be on two platforms at once.
         for name in [name for name in os.environ if _TELLTALES.match(name)]:
             del os.environ[name]
         os.environ.update(variables_of(preset, root))
@@ -263,6 +266,7 @@ class SimulatedColab:
         was not uploaded are gone. (A mere restart of the kernel changes nothing here.)"""
         if self.drive is not None:
             if self.drive.mountpoint is not None:
+                # Killed and not closed: a machine that is deleted flushes nothing.
                 self.drive.kill()
                 self.drive.unmount()
             self.drive.new_machine()

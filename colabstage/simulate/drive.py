@@ -44,12 +44,14 @@ def fuse_problem() -> str | None:
     if ctypes.util.find_library("fuse3") is None or shutil.which("fusermount3") is None:
         return f"The FUSE library or its fusermount3 is not installed. {_INSTALL}."
     try:
+        # Opened and not only looked for: a container may have the device without the right to it.
         os.close(os.open("/dev/fuse", os.O_RDWR))
     except OSError as error:
         return (
             f"/dev/fuse cannot be opened ({error.strerror}). Start a container with "
             "'--device /dev/fuse --cap-add SYS_ADMIN'; on a machine of your own, run 'modprobe fuse'."
         )
+    # Other users mount through fusermount3, which has the right for them.
     if os.geteuid() == 0 and not _may_mount():
         return "This container's root is not allowed to mount. Start the container with '--cap-add SYS_ADMIN'."
     return None

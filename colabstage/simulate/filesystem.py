@@ -180,6 +180,7 @@ class DriveFileSystem:
         self._handles: dict[int, ReadHandle | LocalHandle] = {}
         self._listings: dict[int, list[tuple[str, int, int]]] = {}
         self._numbers = itertools.count(1)
+        # Drive keeps no modes; what `chmod` said is true for as long as this client lives, as with the real one.
         self._modes: dict[str, int] = {}
         self._downloads: dict[Key, int] = {}
         self._folders = Folders(cloud, knobs=knobs, stats=self.stats)
@@ -193,6 +194,7 @@ class DriveFileSystem:
             is_dropped=lambda path: self.ledger.drops_upload(path[1:]),
             is_stalled=lambda: self.ledger.faults.stall_uploads,
         )
+        # Beside the cloud and not in it: ids are the service's, and no file of the person's.
         self._attributes = Attributes(home / "ids")
         # Where locks work, the kernel keeps them by itself once these calls do not exist.
         self.flock = self.lock = None if knobs.flock_errno is None else self._refuse_lock
@@ -201,6 +203,7 @@ class DriveFileSystem:
         """Let a call pass that is not to fail."""
         if self.dying:
             _fail(errno.ENOENT, path)
+        # Asked first without a lock, because nearly all runs have no faults and each call comes by here.
         if self.ledger.faults.ops:
             with self._lock:
                 number = self.ledger.errno_for(op, path[1:])
@@ -210,6 +213,7 @@ class DriveFileSystem:
 
     def _enter_change(self, op: FaultOp, path: str) -> None:
         self._enter(op, path)
+        # Above `MyDrive` are Drive's own folders, in which nobody can make anything.
         if not is_below_root(path):
             _fail(errno.EOPNOTSUPP, path)
 
@@ -271,8 +275,10 @@ class DriveFileSystem:
         path = canonical(path)
         self._enter("list", path)
         self._count_open(path)
+        # Taken here and handed out later, so that one listing is of one moment.
         names = self._list_roots() if path == "/" else self._list(path)
         with self._lock:
+            # The mounted Drive lists a part at times, without a word; that is what this imitates.
             kept = self.ledger.kept_of_listing(path[1:], len(names))
         number = next(self._numbers)
         folder, file = stat_bits.S_IFDIR | 0o700, stat_bits.S_IFREG | 0o600
@@ -308,6 +314,7 @@ class DriveFileSystem:
         path = canonical(path)
         self._enter("open", path)
         self._count_open(path)
+        # Documents of Google's editors have no bytes; the real client refuses to open them too.
         if path.endswith(_NATIVE):
             _fail(errno.EOPNOTSUPP, path)
         self._find(path)

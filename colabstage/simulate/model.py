@@ -194,6 +194,7 @@ class ThrottledTree:
 
     def _arrival(self, entry: FileEntry, now: float) -> float:
         if entry.name in self._cached:
+            # A pipe for each read: warm reads do not share a rate.
             warm = Meter(self._knobs.warm_bytes_per_s)
             return warm.reserve(now + self._knobs.warm_open_latency_s, entry.size)
         self._cached.add(entry.name)

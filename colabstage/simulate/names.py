@@ -77,6 +77,7 @@ class Entry:
             "st_gid": os.getgid(),
             "st_mtime": self.mtime_ns,
             "st_ctime": self.mtime_ns,
+            # Drive tells one time only.
             "st_atime": self.mtime_ns,
         }
 
@@ -118,6 +119,7 @@ class Folders:
         with self._lock:
             snapshot = self._snapshots.setdefault(folder, Snapshot())
         entries = snapshot.entries
+        # Without the lock, for the many calls that find it fresh.
         if entries is not None and self._clock.now() < snapshot.taken_at + self._knobs.visibility_s:
             return snapshot
         with snapshot.lock:
@@ -173,6 +175,7 @@ class Folders:
             known = folder in self._snapshots and self._snapshots[folder].entries is not None
         snapshot = self.snapshot(folder)
         entries = dict(snapshot.entries or {})
+        # Of a folder with too many entries the first attempts fail, and a later one comes through, as people report it.
         snapshot.attempts += 1
         if listing_gives_up(self._knobs, len(entries), snapshot.attempts):
             raise OSError(errno.EIO, os.strerror(errno.EIO), folder)
@@ -193,6 +196,7 @@ class Folders:
         entry = self._stat(path)
         with self._lock:
             snapshot = self._snapshots.get(folder)
+        # Nothing is known of the folder, so nothing can be out of date.
         if snapshot is None or snapshot.entries is None:
             return
         with snapshot.lock:
@@ -206,6 +210,7 @@ class Folders:
             known = list(self._snapshots)
             for folder in known:
                 if folder == old or folder.startswith(f"{old}/"):
+                    # Listed again, a renamed tree of thousands would cost minutes, which the real client does not take.
                     self._snapshots[new + folder[len(old) :]] = self._snapshots.pop(folder)
         self.patch(old)
         self.patch(new)

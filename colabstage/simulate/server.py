@@ -106,6 +106,7 @@ class Server:
         self._parent_pid = config["parent_pid"]
         self._knobs = DriveKnobs(**config["knobs"]).scaled()
         self._control = socket.socket(fileno=config["control_fd"])
+        # So that the end of the parent is noticed, which tells nobody.
         self._control.settimeout(_LOOK_AT_PARENT_S)
         self._files = DriveFileSystem(Path(config["home"]), knobs=self._knobs, die=self.die)
         self._files.ledger = FaultLedger(DriveFaults.from_json(config["faults"]))
@@ -114,6 +115,7 @@ class Server:
     def run(self) -> None:
         """Mount, and serve until unmounted."""
         threading.Thread(target=self._listen, name="control", daemon=True).start()
+        # Never longer than changes elsewhere take to show.
         kernel_s = min(ATTRIBUTES_S, self._knobs.visibility_s)
         options: dict[str, Any] = {"max_idle_threads": _THREADS}
         if (mfusepy.fuse_version_major, mfusepy.fuse_version_minor) >= (3, 12):
@@ -126,15 +128,17 @@ class Server:
             fsname=PRACTICE_SOURCE,
             subtype="drive",
             ro=self._readonly,
+            # Else libfuse renames an open file that is removed, and the cloud would show a name that nobody gave.
             hard_remove=True,
             attr_timeout=kernel_s,
             entry_timeout=kernel_s,
+            # A file that is not there yet is what callers wait for.
             negative_timeout=0,
             **options,
         )
 
     def _connected(self, connection: Any, config: Any) -> None:
-        """Called by libfuse when the kernel has accepted the mount."""
+        """Take up earlier uploads, once the kernel has accepted the mount, and say that all is ready."""
         if connection is not None:
             # Read-ahead counts as background work; the kernel's default of 12 would cap parallel readers.
             connection.max_background = 2 * _THREADS
@@ -189,6 +193,7 @@ class Server:
 
     def die(self) -> None:
         """Deny everything for a moment, then vanish without a word, the mount left dangling."""
+        # The real client, too, answers "no such file" to everything for a moment before it is gone.
         self._files.dying = True
         threading.Thread(target=self._vanish, name="death", daemon=True).start()
 

@@ -29,8 +29,10 @@ if TYPE_CHECKING:
     from colabstage.simulate.knobs import DriveKnobs, DriveStats
 
 _BLOCK_BYTES = 4096
+# Walking the cloud's folder for each block that is written would be slower than the uploads.
 _FRESH_S = 0.5
 log = logging.getLogger(__name__)
+# How soon a stall that is switched off is noticed.
 _STALL_LOOK_S = 0.02
 _RETRY_S = 1.0
 
@@ -56,6 +58,7 @@ class Account:
         self, cloud: Path, *, knobs: DriveKnobs, pending_bytes: Callable[[], int], clock: Clock = SYSTEM_CLOCK
     ) -> None:
         self._cloud = cloud
+        # It counts against the account until it is emptied, as in Drive.
         self._trash = cloud / "Trash"
         self._quota_bytes = knobs.quota_bytes
         self._pending_bytes = pending_bytes
@@ -76,6 +79,7 @@ class Account:
     def take(self, nbytes: int) -> bool:
         """Take up `nbytes` more; return whether they fit."""
         with self._lock:
+            # By what was measured last; only where that refuses is it measured again.
             fits = self._used + nbytes <= self._quota_bytes and self._measured_at > 0
             if fits:
                 self._used += nbytes
@@ -143,6 +147,7 @@ class Pending:
 
     def forget(self) -> None:
         """Take both files off the disk."""
+        # The label first: data without one is nobody's, and the next client drops it.
         self.label.unlink(missing_ok=True)
         self.data.unlink(missing_ok=True)
 
@@ -162,6 +167,7 @@ class UploadQueue:
     ) -> None:
         """`finish(pending, copy)` puts an uploaded copy into its place in the cloud, with the lock held."""
         folder.mkdir(parents=True, exist_ok=True)
+        # Entered again by what `finish` calls.
         self.lock = threading.RLock()
         self.by_path: dict[str, Pending] = {}
         self._folder = folder
@@ -182,6 +188,7 @@ class UploadQueue:
         self._next = numbers[-1] + 1 if numbers else 0
         for number in numbers:
             pending = Pending(number, "", folder=self._folder)
+            # Its client was killed before the file counted.
             if not pending.label.exists():
                 pending.forget()
                 continue
@@ -218,6 +225,7 @@ class UploadQueue:
             own = self.by_path.pop(old, None)
             if own is not None:
                 self.remove(new)
+                # Before it is uploaded, a rename is a matter of this machine alone.
                 self._relabel(own, new)
                 return True
             for path in [path for path in self.by_path if path.startswith(f"{old}/")]:
@@ -240,6 +248,7 @@ class UploadQueue:
     def enqueue(self, pending: Pending) -> None:
         """Have it uploaded, unless somebody still writes to it or it is gone."""
         with self.lock:
+            # A file that is being written has no version that could be uploaded.
             if not pending.writers and not pending.removed:
                 self._pool.submit(self._upload, pending, pending.generation)
 
@@ -291,6 +300,7 @@ class UploadQueue:
         stat = pending.data.stat()
         os.utime(copy, ns=(stat.st_mtime_ns, stat.st_mtime_ns))
         with self.lock:
+            # Asked again with the lock held: it may have been opened, replaced or removed while the copy was made.
             if self._is_current(pending, generation):
                 self._finish(pending, copy)
                 self._stats.uploads_done += 1
@@ -307,10 +317,12 @@ class UploadQueue:
         while self._is_current(pending, generation):
             wait_s = done_at - time.monotonic()
             if self._is_stalled():
+                # A stalled upload goes on where it was, so its end moves on with the clock.
                 done_at += _STALL_LOOK_S
                 wait_s = _STALL_LOOK_S
             if wait_s <= 0:
                 break
+            # Short, because a file that is opened again must not be held up by its own upload.
             time.sleep(min(wait_s, 0.25))
         with self.lock:
             if not self._is_current(pending, generation):

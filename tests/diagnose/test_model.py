@@ -23,7 +23,8 @@ from colabstage.diagnose.advice import (
     with_threads,
 )
 from colabstage.diagnose.facts import Costs, LoaderFacts, Setting, StageCost
-from colabstage.diagnose.loaders import can_be_packed, can_be_staged, profiled_loader
+from colabstage.diagnose.loaders import can_be_packed, can_be_staged
+from colabstage.diagnose.profile import profiled_loader
 from tests.pictures import write_photos
 
 if TYPE_CHECKING:

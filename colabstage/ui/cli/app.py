@@ -25,6 +25,7 @@ _MARK = "Examples:"
 _HELP = {"help_option_names": ["-h", "--help"]}
 _PANELS: dict[str, tuple[Callable[..., None], ...]] = {
     "Make a dataset ready": (stage, plan),
+    # Panels stand in the help in this order: first what most people came for.
     "Packed files": (pack, info, verify),
     "Plain files": (fetch, extract),
     "Where the time goes": (doctor, compare, profile, gpu),
@@ -33,6 +34,7 @@ _PANELS: dict[str, tuple[Callable[..., None], ...]] = {
 app = typer.Typer(
     name="colabstage",
     no_args_is_help=True,
+    # A traceback is for --debug, and there it is Python's own.
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     context_settings=_HELP,
@@ -45,6 +47,7 @@ def help_of(command: Callable[..., None]) -> str:
 
     They are indented inside the markup, because typer takes away what stands before it.
     """
+    # One text is docstring and help, so the two cannot differ.
     text, _, _ = inspect.cleandoc(command.__doc__ or "").partition(_MARK)
     paragraphs = [_escaped(" ".join(paragraph.split())) for paragraph in text.strip().split("\n\n")]
     shown = "\n".join(f"[green]  {_escaped(line)}[/green]" for line in examples_of(command))
@@ -58,6 +61,7 @@ def examples_of(command: Callable[..., None]) -> list[str]:
 
 
 def _escaped(text: str) -> str:
+    # Rich would take what stands in brackets for a style, and show nothing of it.
     return text.replace("[", r"\[")
 
 
@@ -68,10 +72,14 @@ def run() -> None:
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
     try:
+        # Typer's own way to end prints boxes around mistakes and takes several lines; ours is one line that scripts can
+        # read.
         code = app(prog_name="colabstage", standalone_mode=False)
     except (typer.Abort, KeyboardInterrupt):
         code = say_interrupted()
     except Exception as error:
+        # Commands turn what they raise into exit codes themselves; what still comes here is typer's word on the
+        # arguments.
         if not is_usage_error(error):
             raise
         say_usage_error(error)
@@ -81,6 +89,7 @@ def run() -> None:
 
 def _print_version(wanted: bool) -> None:
     if wanted:
+        # Read from what is installed, so that the version is written down in one place.
         from importlib.metadata import version
 
         print(f"colabstage {version('colabstage')}")
@@ -112,6 +121,7 @@ def cache_commands() -> None:
     """
 
 
+# Registered here and not by decorators, so that each module of commands can be imported alone.
 app.callback(help=help_of(colabstage))(colabstage)
 cache.callback(help=help_of(cache_commands))(cache_commands)
 for _panel, _commands in _PANELS.items():

@@ -148,14 +148,22 @@ def purge(
 
         places = {"local_dir": local_dir, "cache_dir": o.read_cache_dir(cache_dir)}
         chosen = select_datasets(
-            list_datasets(**places), names=names or (), older_than_days=older_than, everything=everything, place=only
+            # Chosen before anything is removed, and by one function, so that without --yes exactly the same is named.
+            list_datasets(**places),
+            names=names or (),
+            older_than_days=older_than,
+            everything=everything,
+            place=only,
         )
         if not yes:
             _show(chosen, "Would remove", as_json=as_json)
             return
+        # It removes only what carries our marks, whatever its name is.
         done = purge_datasets(chosen)
+        # After, because a dataset that goes may leave temporaries of its own behind.
         sweep_leftovers(**places)
         _show(done.removed, "Removed", as_json=as_json)
+        # A scheduled purge that removed half of what it was asked for must not look like one that removed all.
         if done.kept:
             fail(f"Not removed: {'; '.join(done.reasons)}.")
 

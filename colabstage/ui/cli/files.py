@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+# Only where it is asked for: the report prints itself otherwise.
 from dataclasses import asdict
 from pathlib import Path  # noqa: TC003 - typer reads the annotations
 from typing import Annotated
@@ -108,6 +109,7 @@ def pack(
     out: Annotated[
         Path | None,
         typer.Argument(
+            # Not required, because with --append-to the name follows from the pack that is added to.
             metavar="[OUT]",
             show_default=False,
             autocompletion=complete_files,

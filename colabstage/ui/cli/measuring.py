@@ -57,6 +57,7 @@ def doctor(
         else:
             print(report)
         if report.exit_code:
+            # What merely costs time is no failure, so that a script can ask whether this machine works at all.
             broken = [finding.title for finding in report.findings if finding.status == "fail"]
             fail(f"Broken: {', '.join(broken)}.")
 
@@ -125,6 +126,7 @@ def gpu(
         from colabstage.machine.gpu import PROGRAM
 
         # Without it there is no GPU, which is a fact and no failure.
+        # A machine without the driver's program has no GPU to watch.
         has_driver = shutil.which(PROGRAM) is not None
         # The command says itself what is wrong, so the monitor's own notice goes nowhere.
         monitor = GpuMonitor(interval, live=False, notice=lambda _: None)
@@ -134,6 +136,7 @@ def gpu(
             print_json(monitor.to_dict())
         elif monitor.samples or not has_driver:
             print(monitor.summary())
+        # There is a GPU and nothing could be asked of it: that is broken.
         if not monitor.samples and has_driver:
             fail(monitor.summary())
 
@@ -146,6 +149,7 @@ def _follow(monitor: GpuMonitor, seconds: float) -> None:
         while monitor.problem is None and (left := deadline - time.monotonic()) > 0:
             time.sleep(min(_REDRAW_S, left))
             if shown:
+                # One line that replaces itself; the terminal's history keeps only the summary.
                 print(f"\r\x1b[K{monitor.strip().splitlines()[0]}", end="", file=sys.stderr, flush=True)
     except KeyboardInterrupt:
         pass  # seen enough
@@ -207,6 +211,7 @@ def profile(
 
 def _waiting(step_ms: float | None) -> Callable[[object], None] | None:
     """Return a step that waits as long as the model is said to take, as this computer does while a GPU works."""
+    # Sleeping leaves all cores to the loader, as a GPU's work does.
     return None if step_ms is None else lambda _: time.sleep(step_ms / 1000)
 
 
@@ -233,9 +238,11 @@ def demo(
         from colabstage.ui.demo.report import Narrator
         from colabstage.ui.demo.run import FULL, QUICK, run_demo
 
+        # With --json nothing but JSON may be on stdout.
         stream: TextIO = sys.stderr if as_json else sys.stdout
         result = run_demo(QUICK if quick else FULL, out=out, time_scale=time_scale, narrator=Narrator(stream))
         if as_json:
             print_json(result.to_dict())
+        # A demo that shows less than it promises is a failure, so that it cannot go wrong unseen.
         if result.broken_claims:
             fail("The demo did not show what it claims: " + " ".join(result.broken_claims))

@@ -119,6 +119,7 @@ def complete_splits(ctx: typer.Context, incomplete: str) -> list[str]:
     from colabstage.h5.info import read_info
 
     # A line that ends in an option without its word is not parsed to the end; then the file is among the rest.
+    # Whichever word can be opened is the file; a wrong guess offers nothing.
     for word in (ctx.params.get("file"), *ctx.args):
         with suppress(ColabstageError, OSError):
             return _beginning(read_info(Path(str(word))).splits, incomplete)
@@ -147,6 +148,7 @@ class ImageSize(NamedTuple):
     """Columns of pixels."""
 
 
+# Typer takes no `dict` as the type of an option; a class of its own, with a parser, it does.
 class Fractions(dict[str, float]):
     """Fraction of the samples by split name."""
 
@@ -154,6 +156,7 @@ class Fractions(dict[str, float]):
 def read_image_size(text: str) -> ImageSize:
     """Read `256x320`, `256,320`, or `256` for a square."""
     parts = text.lower().replace(",", "x").split("x")
+    # Both ways to write a size are in use; a mistake is told here, before anything is read.
     if len(parts) not in (1, 2) or not all(part.strip().isdecimal() for part in parts):
         msg = f"{text!r} is not a size. Write HEIGHTxWIDTH in pixels, for example 256x256."
         raise typer.BadParameter(msg)
@@ -168,6 +171,7 @@ def read_fractions(text: str) -> Fractions:
         try:
             fraction = float(number)
         except ValueError:
+            # Told below with all other ways to be wrong, in one sentence with an example.
             equals = ""
         if not equals or name.strip() in fractions:
             msg = f"{text!r} gives no fractions. Write NAME=FRACTION,… with each name once: train=0.8,dev=0.1,test=0.1."
@@ -293,6 +297,7 @@ Verifying = Annotated[
 
 def read_cache_dir(text: str) -> str | Literal["auto"] | None:
     """Turn `--cache-dir` into the Python argument; a folder called none is written `./none`."""
+    # The shell has no way to write None.
     return None if text == "none" else text
 
 
@@ -335,6 +340,7 @@ def with_flags(kind: type[_Flags]) -> Callable[[Callable[..., None]], Callable[.
     """Give a command, in place of its parameter `flags`, one option for each field of `kind`."""
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        # Typer reads signatures; so the options of a dataclass are spelt once and every command that takes them agrees.
         signature = inspect.signature(command, eval_str=True)
         hints = get_type_hints(kind, include_extras=True)
         options = [
@@ -343,6 +349,7 @@ def with_flags(kind: type[_Flags]) -> Callable[[Callable[..., None]], Callable[.
         ]
         others = [one for one in signature.parameters.values() if one.name != "flags"]
         first = [one for one in others if one.default is inspect.Parameter.empty]
+        # What has a default comes after all options, in the order in which the command names it.
         last = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in others if one not in first]
 
         def run(**given: Any) -> None:
@@ -350,6 +357,7 @@ def with_flags(kind: type[_Flags]) -> Callable[[Callable[..., None]], Callable[.
             command(**given, flags=flags)
 
         run.__name__, run.__doc__ = command.__name__, command.__doc__
+        # Typer asks `inspect.signature`, which looks here first.
         vars(run)["__signature__"] = inspect.Signature([*first, *options, *last])
         run.__annotations__ = {one.name: one.annotation for one in (*first, *options, *last)}
         return run
@@ -359,4 +367,5 @@ def with_flags(kind: type[_Flags]) -> Callable[[Callable[..., None]], Callable[.
 
 def read_sources(texts: list[str]) -> str | list[str]:
     """Return one source as itself, several as a list."""
+    # A list of one would be a list to Python: its key and its names would be those of several sources.
     return texts[0] if len(texts) == 1 else texts

@@ -30,6 +30,7 @@ NOTHING_LEFT = "Nothing of it is kept, and nothing that was there before has cha
 NOTHING_DONE = "Nothing was changed."
 
 _QUOTES = "'\""
+# Messages are written once, in Python's words; on the command line the same arguments have other names.
 _ARGUMENT = re.compile(
     r"\b(?P<name>append_to|color_mode|encoding|group_by|hash|image_size|keep|layout|on_error|overwrite|refresh|resize"
     r"|shards|verify)=(?P<value>True|'[\w:.%]+'|\"[\w:.%]+\"|\d+|\(height, width\)|(?=\s))"
@@ -87,6 +88,7 @@ def in_shell_words(message: str) -> str:
 
 
 def _end(reason: str, code: int, debug: bool) -> NoReturn:
+    # The traceback first, so that the line that says what to do is the last on the screen.
     if debug and sys.exc_info()[0] is not None:
         traceback.print_exc()
     _say(in_shell_words(" ".join(reason.split())))
@@ -108,6 +110,7 @@ def is_usage_error(error: Exception) -> bool:
 
     Its class is click's or typer's own copy of that, by typer's version; what typer shows of it is a subclass.
     """
+    # Typer vendors click from some version on, so the class is found from one that both have.
     complaint = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
     return isinstance(error, complaint)
 
@@ -139,6 +142,7 @@ def say_interrupted() -> int:
 
 def shows_progress() -> bool:
     """Tell whether somebody watches: bars are for terminals that can redraw a line."""
+    # A log file would hold each drawing of the bar on a line of its own.
     return sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
 
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 # More names than this tell nobody anything; --json has them all.
 _MOST_CLASSES = 12
 _MOST_SKIPPED = 10
+# Columns of a table that goes into a pipe or a file; nobody's names are longer than that allows.
 _WIDE = 200
 # Blocks hashed between two looks at the bar and at Ctrl-C: 512 MiB.
 _BLOCKS_AT_ONCE = 64
@@ -100,6 +101,7 @@ def encoding_of(info: PackInfo) -> str:
     if info.encoding is not None:
         return info.encoding
     fields = [split.x for split in info.splits.values()]
+    # One split of encoded images is enough: the file then needs decoding when it is read.
     if any(field.kind == "encoded" for field in fields):
         return "encoded"
     return "pixels" if all(_are_pixels(field) for field in fields) else "arrays"
@@ -108,6 +110,7 @@ def encoding_of(info: PackInfo) -> str:
 def _are_pixels(field: FieldInfo) -> bool:
     """Tell whether rows look like images: of bytes, with as many channels as images have."""
     shape = field.shape or ()
+    # Signed bytes and floats may be anything; unsigned ones of this shape are images in every program's files.
     return field.dtype.kind == "u" and (len(shape) == 2 or (len(shape) == 3 and shape[2] in (1, 2, 3, 4)))
 
 
@@ -129,6 +132,7 @@ def print_description(described: Description) -> None:
 def _facts(described: Description) -> list[tuple[str, str]]:
     info = described.info
     by = f", written by colabstage {described.manifest.written_by}" if described.manifest.written_by else ""
+    # It is read all the same; only nothing vouches for its bytes.
     form = "HDF5 that colabstage did not write" if info.format_version is None else f"pack {info.format_version}{by}"
     reason = f", because {info.encoding_reason}" if info.encoding_reason else ""
     names, more = info.classes, ", …" if len(info.classes) > _MOST_CLASSES else ""
@@ -152,11 +156,13 @@ def _print_table(info: PackInfo) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    # Without a frame, so that lines can be cut out of it.
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for name in ("split", "rows", "dataset", "one row", "dtype", "size"):
         table.add_column(name, justify="right" if name in ("rows", "size") else "left")
     for name, split in info.splits.items():
         for number, field in enumerate(field for field in (split.x, split.y) if field is not None):
+            # A split's name once, beside its first dataset.
             first = (printable(name), f"{split.rows:,}") if number == 0 else ("", "")
             table.add_row(*first, printable(field.name), _one_row(field), str(field.dtype), format_bytes(field.nbytes))
     # A pipe has no width; rich would fold the table to 80 columns.
@@ -170,6 +176,7 @@ def _one_row(field: FieldInfo) -> str:
         return " x ".join(map(str, field.shape or ())) or "one number"
     if field.kind in ("ragged", "texts"):
         return "a text" if field.kind == "texts" else "any number of values"
+    # What is left are encoded files, which need not have one size.
     what = "an image file" if field.mask is None else "a mask file"
     how = field.image or field.mask
     size = getattr(how, "size", None)
@@ -219,6 +226,7 @@ class VerifiedFile:
             size, took = format_bytes(self.nbytes), format_duration(self.seconds)
             compared = f"{self.blocks:,} block{'s' if self.blocks != 1 else ''} of {size} in all"
             return f"'{self.path}' is whole: {compared}, each as it was written (compared in {took}, {rate})."
+        # Both may be true: a copy that was cut off also ends within a block.
         faults = []
         if self.nbytes != self.expected_bytes:
             faults.append(f"it has {self.nbytes:,} bytes instead of {self.expected_bytes:,}")
@@ -244,6 +252,7 @@ def verify_file(path: Path, *, progress: Progress) -> VerifiedFile:
     if not path.is_file():
         msg = f"There is no file '{path}'."
         raise SourceNotFoundError(msg)
+    # Refused before hashing: hours of reading would tell nothing without something to compare with.
     manifest = read_manifest(path)
     if manifest is None:
         msg = (
@@ -265,11 +274,13 @@ def verify_file(path: Path, *, progress: Progress) -> VerifiedFile:
 
 
 def _damaged_blocks(path: Path, manifest: Manifest, progress: Progress) -> list[int]:
+    # Hashing lets go of Python's lock, so threads use all cores.
     threads = usable_cores()
     damaged: list[int] = []
     with progress.step(f"verify {path.name}", total=manifest.size, unit="B") as step:
         for first in range(0, len(manifest.ranges), _BLOCKS_AT_ONCE):
             part = manifest.ranges[first : first + _BLOCKS_AT_ONCE]
+            # In parts, so that the bar moves and Ctrl-C is heard.
             found = hash_ranges(path, part, threads=threads)
             expected = manifest.hashes[first : first + len(part)]
             damaged += [first + i for i, pair in enumerate(zip(found, expected, strict=True)) if pair[0] != pair[1]]
@@ -283,6 +294,7 @@ def join_ranges(numbers: Sequence[int]) -> str:
     >>> join_ranges([0, 1, 2, 7])
     '0-2, 7'
     """
+    # A disk fails in stretches; thousands of numbers in a row say less than their ends.
     runs: list[list[int]] = []
     for number in numbers:
         if runs and number == runs[-1][1] + 1:

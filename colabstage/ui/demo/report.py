@@ -116,6 +116,7 @@ def broken_claims(result: DemoResult, size: DemoSize) -> list[str]:
             ("the first epoch", training.first.seconds, straight.first.seconds),
             ("a later epoch", training.later_s, straight.later_s),
         )
+        # Each epoch has to be faster, not only their sum: a slow first one is what people complain of.
         broken += [
             f"{session.name}: {which} took {own_s:.2f} s, straight from Drive {straight_s:.2f} s."
             for which, own_s, straight_s in epochs
@@ -135,6 +136,7 @@ class Narrator:
         from rich.console import Console
 
         wide = None if stream.isatty() else _WIDTH
+        # No markup, because names of sessions and paths may hold brackets.
         self._console = Console(file=stream, highlight=False, width=wide, markup=False, emoji=False)
         self._epochs = 0
         self._opening_s = 0.0
@@ -176,6 +178,7 @@ class Narrator:
 
     def foretell_opening(self, workers: int) -> None:
         """Say how long the next epoch will be silent, because it opens every file for the first time."""
+        # Said beforehand: half a minute without a line looks like a hang.
         least = format_duration(self._opening_s / max(workers, 1))
         self.say(f"  The first epoch opens every file, which takes {least} or more; this is what people wait for …")
 
@@ -242,6 +245,7 @@ def _figures(knobs: DriveKnobs, *, mounted: bool) -> list[tuple[str, str]]:
 
 
 def _meaning(result: DemoResult, size: DemoSize) -> str:
+    # What the figures mean in sentences, because readers of a table take the wrong columns.
     straight, first, second = (session.training for session in result.sessions)
     first_gain, later_gain = straight.first.seconds / first.first.seconds, straight.later_s / first.later_s
     lines = [

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 _PACKAGES = {"torch": "torch", "sklearn": "scikit-learn", "matplotlib": "matplotlib"}
 # Imported beforehand, so that no session pays for it.
 _MODULES = ("colabstage.load.loader", "colabstage.stage.run", "PIL.Image")
+# One for the division, the weights and the order, so that sessions differ only in where images come from.
 _SEED = 0
 _CHART_DPI = 150
 
@@ -74,6 +75,7 @@ def run_demo(size: DemoSize, *, out: Path, time_scale: float, narrator: Narrator
         msg = f"The demo needs {', '.join(missing)}. Install what it needs with: pip install 'colabstage[demo]'"
         raise MissingDependencyError(msg)
     make_folder(out)
+    # After what could refuse, because it takes seconds.
     for name in _MODULES:
         import_module(name)
     from colabstage.ui.demo.train import one_thread
@@ -106,10 +108,12 @@ def _run_sessions(size: DemoSize, time_scale: float, home: Path, chart: Path, na
 
     written: list[tuple[int, int]] = []
     problem = fuse_problem()
+    # What can be shown here is shown: without FUSE the waiting of single reads, with it all of Drive.
     open_machines = mounted_machines if problem is None else throttled_machines
     knobs = replace(KNOBS if problem is None else THROTTLED_KNOBS, time_scale=time_scale)
 
     def fill(folder: Path) -> None:
+        # The folder exists only once the machines are open; the numbers are for the table.
         written.append(write_digits(folder, images=size.images, seed=_SEED))
 
     with open_machines(home, knobs, fill) as machines:
@@ -174,6 +178,7 @@ class _Demo:
                     told=self.narrator.epoch,
                 )
             self.narrator.tested(training)
+            # Only the session that packed has anything to upload.
             upload_s = self._upload(machine) if data.report.origin == "source" else 0.0
         return Session(name, training, data.report), upload_s
 
@@ -292,6 +297,7 @@ class _Colabs:
                 flush=lambda: flush_drive(timeout_s=_FLUSH_TIMEOUT_S, remount=False).seconds,
             )
         finally:
+            # Nothing of this session may be warm for the next one.
             self.colab.delete_machine()
 
 
@@ -330,4 +336,5 @@ class _Throttled:
                     flush=None,
                 )
             finally:
+                # The cache stays: it is what the second session starts from.
                 shutil.rmtree(local, ignore_errors=True)

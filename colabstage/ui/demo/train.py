@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 
 BATCH_SIZE = 32
+# Twice torch's own default: people who wait for Drive turn it up.
 _PREFETCH_FACTOR = 4
 
 
@@ -109,6 +110,7 @@ class FolderOfImages(GreyImages):
     """Images in one folder a class, found and read as torchvision's `ImageFolder` does it."""
 
     def __init__(self, root: Path) -> None:
+        # Listing through the mount is part of what people wait for.
         classes = sorted(entry.name for entry in root.iterdir() if entry.is_dir())
         self.samples = [(path, label) for label, name in enumerate(classes) for path in sorted((root / name).iterdir())]
 
@@ -153,6 +155,7 @@ def stock_loader(images: GreyImages, *, workers: int, shuffle: bool, seed: int) 
         BATCH_SIZE,
         shuffle=shuffle,
         num_workers=workers,
+        # Else each epoch would start processes anew, which no careful person does.
         persistent_workers=workers > 0,
         prefetch_factor=_PREFETCH_FACTOR if workers else None,
         generator=torch.Generator().manual_seed(seed),
@@ -185,6 +188,7 @@ def one_thread() -> Iterator[None]:
     Trains on noise first, so that no session pays for what torch does only once,
     the import of its optimizers above all.
     """
+    # With all cores the network and the readers would take each other's turn, and the table would show that.
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -216,12 +220,14 @@ def train(
     """
     network = build_network(seed=seed)
     optimizer = torch.optim.Adam(network.parameters())
+    # One cycle learns the digits in four epochs, which is all the time a demo has.
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.01, total_steps=epochs * len(train_batches))
     done = Training()
     for number in range(epochs):
         epoch = Epoch()
         start = time.perf_counter()
         for x, y in _timed(train_batches, epoch):
+            # Whatever had to be prepared before it counts: listing, or staging.
             if number == 0 and epoch.images == 0:
                 done.first_batch_s = time.perf_counter() - began
             optimizer.zero_grad()
@@ -250,6 +256,7 @@ def _timed(batches: Batches, epoch: Epoch) -> Iterator[tuple[Tensor, Tensor]]:
 
 @torch.no_grad()
 def _accuracy(network: nn.Module, batches: Batches) -> float:
+    # Its batch norms shall not learn from the test images.
     network.eval()
     right = seen = 0
     for x, y in batches:

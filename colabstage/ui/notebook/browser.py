@@ -73,6 +73,7 @@ line-height:20px;height:24px}
 .cs-large .cs-text{max-width:640px}
 </style>"""
 )
+# What stands beside the first rows of the grid; more would make the page longer than its pictures do.
 _AT_A_TIME = 14
 _MOST_ON_A_PAGE = 100
 _EVERY_CLASS = "all classes"
@@ -100,6 +101,7 @@ class Browsing:
     def labels(self) -> Labels:
         """Return the split's classes; its targets are read when they are first asked for."""
         if self.split not in self._labels:
+            # Kept, because targets are all read for it, while pages turn by the row.
             self._labels[self.split] = read_labels(self.source, self.split)
         return self._labels[self.split]
 
@@ -133,6 +135,7 @@ class Browsing:
 
     def choose_split(self, split: str) -> None:
         """Show another split, from its first page, of all classes."""
+        # Refuses a name that is none before anything has changed.
         self.source.reader(split)
         self.split, self.chosen = split, None
         self.turn_to(0)
@@ -161,6 +164,7 @@ class Browsing:
         row = min(max(0, row), max(0, self.source.rows[self.split] - 1))
         if self.chosen is not None:
             rows = self.labels.rows_of(self.chosen)
+            # Rows of a class ascend, so one of 200,000 is found without looking at all.
             place = int(rows.searchsorted(row))
             if place < len(rows) and rows[place] == row:
                 self.enlarge(place)
@@ -177,6 +181,8 @@ class Browsing:
         try:
             return list(read_samples(self.source, self.split, rows, longest_px=longest_px))
         except DecodeError as error:
+            # A page is read at once, which is quick; only a page with a broken image is read one by one, to show the
+            # others.
             if len(rows) == 1:
                 return [str(error)]
             return [sample for row in rows for sample in self.read([row], longest_px)]
@@ -205,6 +211,7 @@ class Bars:
         self._chosen: int | None = None
         self._start = 0
         self._drawn = widgets.HTML()
+        # Made once and shown or hidden: a widget that is made anew costs the page a message and a flicker.
         self._buttons = [widgets.Button(tooltip="Show only this class, or all again") for _ in range(_AT_A_TIME)]
         for place, button in enumerate(self._buttons):
             button.on_click(lambda _, place=place: self._press(place))
@@ -222,6 +229,7 @@ class Bars:
 
     def show(self, labels: Labels, chosen: int | None) -> None:
         """Draw the bars of a split."""
+        # Another split: its bars begin at the first again.
         if labels is not self._labels:
             self._start = 0
         self._labels, self._chosen = labels, chosen
@@ -314,6 +322,7 @@ class DatasetBrowser:
         self._make_large(widgets)
         right = widgets.VBox([self._filters, self._message, self._grid_box, self._large_box])
         right.layout.flex = "1 1 360px"
+        # Else a long name of a class would push the grid out of the cell.
         right.layout.min_width = "0"
         body = widgets.HBox([self._bars.widget, right])
         body.layout.flex_flow = "row wrap"
@@ -341,6 +350,7 @@ class DatasetBrowser:
         layout = state.source.layout
         large = state.row is not None
         self._grid_box.layout.display = "none" if large else ""
+        # Hidden and not taken away, so that the page behind is there at once.
         self._large_box.layout.display = "" if large else "none"
         if state.row is not None:
             (sample,) = state.read([state.row], LARGE_PX)
@@ -352,6 +362,7 @@ class DatasetBrowser:
             return
         rows = state.rows
         samples = state.read(rows, THUMB_PX)
+        # Kept for where widgets do not render: a notebook that is only read shows the page that was shown last.
         self._page_html = draw_grid(samples, classes=state.classes, layout=layout)
         self._grid.value = self._page_html
         self._legend.value = draw_legend([one for one in samples if isinstance(one, Sample)], classes=state.classes)
@@ -419,6 +430,7 @@ class DatasetBrowser:
         """Make a reaction to people, which our own changes of the widgets do not set off."""
 
         def react(change: Any) -> None:
+            # What we write into a widget is told like what a person chooses.
             if not self._quiet:
                 act(change["new"])
 

@@ -15,8 +15,10 @@ from colabstage.stage.request import Keep, Verify
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+# The width that most formatters wrap at.
 _LONGEST_LINE = 88
 _IMPORT = "from colabstage import stage_dataset"
+# Qualities that people use; another one can be given in code.
 _ENCODINGS = ("auto", "pixels", "encoded", "jpeg:90", "jpeg:75")
 _ERRORS = ("raise", "skip", "skip:1%")
 # Wide enough for the longest name, so that all fields begin in one line.
@@ -46,6 +48,7 @@ def read_size(text: str) -> tuple[int, int] | None:
     """Read `256x320` as (height, width), `256` as a square, nothing as `None`."""
     from colabstage.ui.cli.options import read_image_size
 
+    # The command line's own reader, so that both take the same words and refuse the same.
     return None if not text.strip() else tuple(_read(read_image_size, text, "image_size"))
 
 
@@ -101,6 +104,7 @@ def changed(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments whose values are not the defaults of `stage_dataset`."""
     from colabstage.stage.run import stage_dataset
 
+    # The function itself says what its defaults are, so that the line is right after a change of one.
     usual = inspect.signature(stage_dataset).parameters
     return {name: value for name, value in arguments.items() if value != usual[name].default}
 
@@ -108,6 +112,7 @@ def changed(arguments: Mapping[str, Any]) -> dict[str, Any]:
 def _literal(value: object) -> str:
     """Spell a value as `repr` does, with double quotes where that needs no escape."""
     if isinstance(value, str):
+        # What Python itself writes, so that the line means the same value, whatever signs are in it.
         plain = repr(value)
         return f'"{plain[1:-1]}"' if plain[0] == "'" and not {'"', "'"} & set(value) else plain
     if isinstance(value, dict):

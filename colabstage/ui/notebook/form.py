@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from colabstage.stage.dataset import StagedDataset
     from colabstage.stage.request import Keep, Verify
 
+# What most people change; the rest is behind a fold.
 _FIRST = ("layout", "image_size", "resize", "color_mode", "encoding", "splits", "keep")
 _MORE = ("group_by", "seed", "on_error", "local_dir", "cache_dir", "verify", "hash", "refresh")
 _WIDTH = "720px"
@@ -39,6 +40,7 @@ class Worker:
     """Runs one piece of work at a time."""
 
     def __init__(self) -> None:
+        # Two presses may come before the first has begun.
         self._lock = threading.Lock()
         self._busy = False
 
@@ -152,6 +154,7 @@ class StageForm:
         self._cancel_button = _button(widgets, "Cancel", "Stop, and keep what is finished", self.cancel)
         self._cancel_button.disabled = True
         self.widget = self._arranged(widgets)
+        # After the first drawing is ready to be called: a value that is set from code counts too.
         for field in self._fields.values():
             field.widget.observe(lambda _: self._changed(), names="value")
         self._show_line()
@@ -202,6 +205,7 @@ class StageForm:
                 if self.busy
                 else "The form has staged nothing yet. Press its button Stage first, or call stage_dataset."
             )
+            # What the last try failed with is the reason, and a traceback shows it.
             raise NotStagedError(msg) from self._error
         return self._dataset
 
@@ -293,6 +297,7 @@ class StageForm:
 
     def _draw(self, rows: Sequence[Row]) -> None:
         self._panel.value = panel_html(rows)
+        # "Cancelling …" stands until the work has ended.
         if not self._cancellation.cancelled:
             self._outcome.value = ""
 
@@ -327,6 +332,7 @@ def _line_html(words: str, *, muted: bool = False, colour: str = "") -> str:
 
 def _error_html(error: Exception) -> str:
     words = (
+        # Ours are written to be shown; another library's may quote an address with a token in it.
         str(error) if isinstance(error, ColabstageError) else f"{hide_secrets(str(error))} (form.error has all of it)"
     )
     return (

@@ -31,7 +31,9 @@ if TYPE_CHECKING:
 
     from colabstage.ui.samples.source import Sample
 
+# Units of the drawing, which is stretched to its place.
 _WAVE = (240, 120)
+# More cover the picture, and make pages of megabytes.
 _MOST_BOXES = 200
 _SHOWN_NUMBERS = 40
 _SHOWN_TOKENS = 400
@@ -100,11 +102,13 @@ def _large_width(height: int, width: int, longest_px: int) -> int:
 def _boxes(boxes: dict[str, NDArray[Any]], classes: Sequence[str], longest: int, *, large: bool) -> str:
     """Draw rectangles with names; lines are as thick on a thumbnail as on a large picture."""
     labels = boxes.get("labels", np.full(len(boxes["boxes"]), -1))
+    # In pixels of the image, which a thumbnail shrinks.
     font = longest / (34 if large else 14)
     parts = []
     for (x0, y0, x1, y1), label in zip(
         boxes["boxes"][:_MOST_BOXES].tolist(), labels[:_MOST_BOXES].tolist(), strict=True
     ):
+        # Boxes without classes all have one colour.
         colour = css_colour(max(0, int(label)))
         name = class_name(int(label), classes) if "labels" in boxes else ""
         parts.append(
@@ -119,6 +123,7 @@ def _boxes(boxes: dict[str, NDArray[Any]], classes: Sequence[str], longest: int,
 
 def _wave(x: NDArray[Any]) -> str:
     """Draw the least and the most of each stretch of a signal, a band for each channel."""
+    # Whichever axis is longer is time: files of both orders are about.
     channels = x.reshape(len(x), -1).T if x.ndim == 2 and x.shape[0] >= x.shape[1] else np.atleast_2d(x)
     width, height = _WAVE
     band = height / len(channels)
@@ -127,10 +132,12 @@ def _wave(x: NDArray[Any]) -> str:
 
 
 def _band(channel: NDArray[Any], top: float, height: float, width: int) -> str:
+    # A stretch that is not a number would leave a hole in the path, and some browsers then draw nothing.
     values = np.nan_to_num(channel.astype(np.float32))
     count = min(width, len(values))
     if not count:
         return ""
+    # Least and most of each stretch: a sample here and there would miss every peak.
     starts = (np.arange(count) * len(values)) // count
     low, high = np.minimum.reduceat(values, starts), np.maximum.reduceat(values, starts)
     most = max(float(np.abs(values).max()), 1e-9)
@@ -147,7 +154,9 @@ def _tokens(x: NDArray[Any], most: int) -> str:
     """Show bytes that are text as text, other tokens as their numbers."""
     flat = x.reshape(-1)
     if flat.dtype == np.uint8 and len(flat):
+        # Rows of one length are filled up with zeros.
         text = flat.tobytes().rstrip(b"\0").decode("utf-8", errors="replace")
+        # Bytes may be anything; what is nine tenths readable was meant to be read.
         if text and sum(sign.isprintable() or sign.isspace() for sign in text) >= 0.9 * len(text):
             return text if len(text) <= 4 * most else f"{text[: 4 * most]} …"
     shown = " ".join(map(str, flat[:most].tolist()))
@@ -201,6 +210,7 @@ def caption(sample: Sample, classes: Sequence[str]) -> str:
     if isinstance(y, str):
         return y
     if isinstance(y, np.ndarray):
+        # A zero or a one for each class says which of them hold.
         several = y.ndim == 1 and len(y) == len(classes) and bool(((y == 0) | (y == 1)).all())
         names = [classes[number] for number in np.flatnonzero(y).tolist()] if several else []
         return (", ".join(names) or "none") if several else f"{' x '.join(map(str, y.shape))} {y.dtype}"
@@ -218,6 +228,7 @@ def mask_shares(mask: NDArray[Any]) -> list[tuple[int, float]]:
         counts = every[values]
     else:
         values, counts = np.unique(mask, return_counts=True)
+    # Stable, so that equal shares stand in label order each time.
     order = np.argsort(-counts, kind="stable")
     return [(int(values[number]), float(counts[number] / mask.size)) for number in order.tolist()]
 
@@ -267,6 +278,7 @@ def _input_facts(sample: Sample, layout: str | None) -> list[tuple[str, str]]:
     x = sample.x
     facts = [("input", f"{' x '.join(map(str, x.shape))} {x.dtype}")]
     if sample.size is not None and kind_of(x.shape, x.dtype, layout) == "image":
+        # Read at the size it is shown; the facts tell of the image itself.
         if sample.size != x.shape[:2] and sample.size != x.shape[1:]:
             facts[0] = ("input", f"{sample.size[0]} x {sample.size[1]} {x.dtype}, shown smaller")
         _, note = to_rgb(x, longest_px=LARGE_PX)
@@ -280,6 +292,7 @@ def _input_facts(sample: Sample, layout: str | None) -> list[tuple[str, str]]:
 def _details(sample: Sample, classes: Sequence[str]) -> str:
     boxes, mask = boxes_of(sample), mask_of(sample)
     if boxes is not None:
+        # Columns that a layout brought along are shown as they are.
         others = [name for name in boxes if name not in ("boxes", "labels")]
         labels = boxes.get("labels", np.full(len(boxes["boxes"]), -1))
         rows = [

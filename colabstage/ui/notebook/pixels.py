@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 # Images of fewer pixels a side are kept as they are, lossless, and enlarged in squares.
+# Digits of 28 pixels and CIFAR's 32 are looked at pixel by pixel; filtered they would be a blur.
 _SMALL_PX = 96
+# Thumbnails of photographs show no blocks at it.
 _JPEG_QUALITY = 82
 _MASK_OPACITY = 0.5
 # No class, as masks of ours say it.
@@ -60,6 +62,7 @@ def to_rgb(x: NDArray[Any], *, longest_px: int) -> tuple[NDArray[np.uint8], str]
         uint8 `(H, W, 3)`, and in words how values became grey levels, empty where they are those.
     """
     pixels = np.moveaxis(x, 0, -1) if channels_first(x.shape) else x
+    # Twice as large as shown: the filter that follows needs something to take the mean of.
     step = max(1, max(pixels.shape[:2]) // (2 * longest_px))
     pixels = pixels[::step, ::step]
     pixels = pixels[..., None] if pixels.ndim == 2 else pixels
@@ -79,8 +82,10 @@ def to_bytes(values: NDArray[Any]) -> tuple[NDArray[np.uint8], str]:
         return values, ""
     if values.dtype == np.bool_:
         return values.astype(np.uint8) * np.uint8(255), ""
+    # One pixel that is no number must not make all others black.
     numbers = np.nan_to_num(values.astype(np.float32), nan=0.0, posinf=0.0, neginf=0.0)
     least, most = (float(numbers.min()), float(numbers.max())) if numbers.size else (0.0, 0.0)
+    # What nearly every program means by floats in an image.
     if values.dtype.kind == "f" and least >= 0 and most <= 1:
         return (numbers * 255 + 0.5).astype(np.uint8), ""
     scaled = (numbers - least) * (255.0 / (most - least)) if most > least else np.zeros_like(numbers)
@@ -98,6 +103,7 @@ def paint_mask(image: NDArray[np.uint8], mask: NDArray[Any], classes: Sequence[s
     height, width = image.shape[:2]
     rows = (np.arange(height) * mask.shape[0]) // height
     columns = (np.arange(width) * mask.shape[1]) // width
+    # By the nearest pixel: between two classes there is none.
     near = mask[rows[:, None], columns]
     painted = image.copy()
     for value in np.unique(near).tolist():

@@ -44,6 +44,7 @@ def plot_class_balance(data: Samples, *, title: str = "Samples of each class") -
     """
     source = open_source(data)
     labels = {split: read_labels(source, split) for split in source.rows}
+    # One split without classes is enough to refuse: half a figure would be read as all of it.
     why = next((one.why_none for one in labels.values() if one.why_none), None)
     if why is not None:
         msg = f"'{source.name}' has no classes to count: {why}."
@@ -62,6 +63,7 @@ def plot_class_balance(data: Samples, *, title: str = "Samples of each class") -
         bars = axis.barh(range(len(shown)), values, color=SERIES[number % len(SERIES)], height=0.7)
         axis.bar_label(bars, [f"{value:,}" for value in values], padding=4, color=INK, fontsize=9)
         axis.set_title(f"{split} ({source.rows[split]:,})", loc="left", color=INK, fontsize=10.5)
+        # Room for the number behind the longest bar.
         axis.set_xlim(0, max(*values, 1) * 1.25)
         axis.set_yticks(range(len(shown)), shown)
         plain_bars(axis)
@@ -75,6 +77,7 @@ def _shown(counts: dict[str, dict[str, int]]) -> tuple[list[str], int]:
     """Return the classes that are drawn, and how many are not: all, or the most and the least frequent."""
     if len(counts) <= _MOST_CLASSES:
         return list(counts), 0
+    # The two ends are what a balance is about.
     by_count = sorted(counts, key=lambda name: -sum(counts[name].values()))
     half = _MOST_CLASSES // 2
     return [*by_count[:half], *by_count[-half:]], len(counts) - _MOST_CLASSES
@@ -117,7 +120,9 @@ def plot_image_sizes(
 def _of_split(data: Samples, split: str | None, most: int) -> tuple[NDArray[np.int64], int]:
     source = open_source(data)
     reader = source.reader(next(iter(source.rows)) if split is None else split)
+    # Spread over all rows, because files are often sorted by class, and classes differ in size.
     rows = np.unique(np.linspace(0, max(0, len(reader) - 1), min(most, len(reader))).astype(np.int64))
+    # Headers tell the size of files; pixels are all of one, which the file says.
     if reader.encoded and reader.row_shape is None:
         return reader.image_sizes(rows), len(reader)
     shape = reader.row_shape
@@ -137,6 +142,7 @@ def _of_folder(folder: Path, most: int) -> tuple[NDArray[np.int64], int]:
         try:
             with Image.open(paths[number]) as image:
                 sizes.append((image.height, image.width))
+        # A folder may hold a broken file; staging is what tells of it.
         except (OSError, UnidentifiedImageError):
             continue
     if not sizes:
@@ -153,10 +159,12 @@ def _draw(sizes: NDArray[np.int64], of: int, title: str) -> Figure:
     add_title(figure, title, f"{looked}; width x height is {middle} in the middle (×).")
     axis = figure.subplots()
     points, counts = np.unique(np.stack([widths, heights], axis=1), axis=0, return_counts=True)
+    # The area, and not the width, of a dot is what people compare; its root keeps rare sizes visible.
     area = 14 + 220 * np.sqrt(counts / counts.sum())
     axis.scatter(points[:, 0], points[:, 1], s=area, color=FAST, alpha=0.45, linewidths=0)
     axis.plot(np.median(widths), np.median(heights), marker="x", color=SLOW, markersize=9, markeredgewidth=2)
     longest = float(sizes.max()) * 1.08 + 1
+    # Above it stand portraits, below it landscapes: what `resize="stretch"` would distort.
     axis.plot([0, longest], [0, longest], color=MUTED, linewidth=0.8, linestyle=":")
     axis.text(longest * 0.985, longest * 0.94, "square", color=MUTED, fontsize=8.5, ha="right")
     axis.set_xlim(0, longest)

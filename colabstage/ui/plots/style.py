@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 
 INK = "#1f2933"
 MUTED = "#66727f"
+# Told apart by people who see red and green alike, and in grey as well.
 SLOW = "#c8553d"
 FAST = "#2a7f9e"
 SERIES = ("#2a7f9e", "#c8553d", "#2e8b57", "#8a5aa8", "#b7791f", "#4a5a6a")
@@ -18,6 +19,7 @@ SERIES = ("#2a7f9e", "#c8553d", "#2e8b57", "#8a5aa8", "#b7791f", "#4a5a6a")
 def add_title(figure: Figure, title: str, note: str) -> None:
     """Write a headline at the left, and a muted line below it; neither where it is empty."""
     if title or note:
+        # Room for the note, which is a text of its own because a title has one colour.
         lines = "\n" * (2 if note else 1)
         figure.suptitle(f"{title}{lines}", color=INK, weight="bold", x=0.01, ha="left", fontsize=13)
     if note:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from colabstage.progress import Progress, ProgressStep
 
 _WIDTH = 11.0
+# Finer than a person sees in a figure of minutes, and 600 numbers a minute.
 _MARK_S = 0.1
 # Points of one line; where more were noted, rates are of longer stretches.
 _MOST_POINTS = 300
@@ -68,6 +69,7 @@ def plot_epochs(
     panels = _panels(list(times.values()))
     figure = new_figure(_WIDTH, 1.9 + 0.66 * len(times))
     add_title(figure, title, note)
+    # What is compared with stands out from what is compared.
     colours = [SLOW, *[FAST] * (len(times) - 1)]
     for number, (axis, (heading, seconds)) in enumerate(
         zip(figure.subplots(1, len(panels), sharey=True, squeeze=False)[0], panels, strict=True)
@@ -87,6 +89,7 @@ def _panels(times: Sequence[SessionTimes]) -> list[tuple[str, list[float]]]:
     """Return what is known of all sessions, from the first batch to the end."""
     panels = []
     first_batches = [one.first_batch_s for one in times if one.first_batch_s is not None]
+    # A panel in which one bar is missing would say that it took no time.
     if len(first_batches) == len(times):
         panels.append(("Until the first batch", first_batches))
     panels.append(("First epoch", [one.epochs_s[0] for one in times]))
@@ -151,6 +154,7 @@ class _Recording:
         now = time.monotonic() - self._began
         with self._lock:
             self._done += amount
+            # Readers call this for every few kilobytes, from many threads.
             if now - self._step.seconds[-1] >= _MARK_S:
                 self._note(now)
 
@@ -209,6 +213,7 @@ def _steps_of(work: StageReport | ThroughputRecorder) -> list[RecordedStep]:
     else:
         steps, start = [], 0.0
         for step in work.steps:
+            # A report knows how long each step took, and that they followed each other.
             end = start + step.seconds
             if step.moves and step.unit:
                 steps.append(RecordedStep(step.name, step.unit, [start, end], [0, step.amount]))
@@ -234,12 +239,14 @@ def _draw_unit(axis: Axes, unit: str, steps: Sequence[RecordedStep]) -> None:
 
 def rates_of(step: RecordedStep) -> tuple[list[float], list[float]]:
     """Return the edges of stretches of time, in seconds, and what was done in a second in each."""
+    # Over longer stretches the rate is their mean, so nothing that was done is left out.
     stride = max(1, -(-(len(step.seconds) - 1) // _MOST_POINTS))
     places = sorted({*range(0, len(step.seconds), stride), len(step.seconds) - 1})
     edges, rates = [step.seconds[0]], []
     last = places[0]
     for place in places[1:]:
         took = step.seconds[place] - step.seconds[last]
+        # Two marks may fall on one tick of the clock.
         if took > 0:
             edges.append(step.seconds[place])
             rates.append((step.amounts[place] - step.amounts[last]) / took)

@@ -88,9 +88,11 @@ def _of_values(values: NDArray[Any], classes: Sequence[str]) -> Labels:
         return Labels(why_none=f"targets are {values.dtype} numbers, not classes")
     if values.dtype.kind not in "biuf":
         return Labels(why_none=f"targets are {values.dtype}, not classes")
+    # Sorted and counted in one pass over all targets.
     found, numbers = np.unique(values.astype(np.int64), return_inverse=True)
     if not classes and len(found) > _MOST_UNNAMED:
         return Labels(why_none=f"targets have {len(found):,} different values, so they are not classes")
+    # A class that no sample has is shown with none: that is what a balance is asked for.
     known = np.union1d(found, np.arange(len(classes)))
     places = np.searchsorted(known, found)
     return _sorted(np.arange(len(values)), places[numbers], known, classes)
@@ -135,6 +137,7 @@ def _of_boxes(source: Source, split: str, classes: Sequence[str]) -> Labels:
         rows.append(before + np.repeat(np.arange(info.rows), np.diff(offsets)))
         before += info.rows
     joined = np.concatenate(labels) if labels else np.empty(0, np.int64)
+    # A row with three boxes of a class is one row of it.
     pairs = np.unique(np.stack([joined, np.concatenate(rows) if rows else joined]), axis=1)
     known = np.union1d(np.unique(pairs[0]), np.arange(len(classes)))
     return _sorted(pairs[1], np.searchsorted(known, pairs[0]), known, classes)
@@ -155,6 +158,7 @@ def _sorted(
     rows: NDArray[np.int64], numbers: NDArray[np.int64], values: NDArray[np.int64], classes: Sequence[str]
 ) -> Labels:
     """Return labels of `rows`, whose classes are at the places `numbers` among `values`, sorted by class."""
+    # Stable, so that the rows of a class ascend.
     order = np.argsort(numbers, kind="stable")
     return Labels(
         names=tuple(class_name(int(value), classes) for value in values),
@@ -168,6 +172,7 @@ def class_name(value: int, classes: Sequence[str]) -> str:
     """Return what people call a class: its name where the file has one, else its number."""
     if 0 <= value < len(classes):
         return classes[value]
+    # What test splits say that have no labels.
     return "no label" if value == -1 else str(value)
 
 

@@ -85,6 +85,7 @@ class Source:
                 return reader.keys(list(rows))
             if split not in self._keys:
                 self._keys[split] = reader.keys()
+        # Files of other programs keep no names; their samples are shown all the same.
         except PackFormatError:
             return [""] * len(rows)
         return [self._keys[split][row] for row in rows]
@@ -112,6 +113,7 @@ def open_source(data: Samples) -> Source:
             msg = f"Only plain files were kept ({data.path}); stage with keep='pack' or keep='both' to look at samples."
             raise OptionError(msg)
         return _of_paths((data.info.path,))
+    # By what it has and not by its class, because that would import torch.
     reader = getattr(data, "reader", None)
     if isinstance(reader, SplitReader | JoinedReader):
         paths = reader.paths if isinstance(reader, JoinedReader) else (reader.path,)
@@ -167,6 +169,7 @@ def read_samples(source: Source, split: str, rows: Sequence[int], *, longest_px:
     """
     reader = source.reader(split)
     samples: list[Sample] = []
+    # A page of large images is read in parts, so that memory does not follow the page's size.
     step = max(1, _HELD_BYTES // max(1, reader.estimate_row_bytes()))
     keys = source.keys(split, rows)
     with ThreadPool(usable_cores()) as pool:
@@ -192,6 +195,7 @@ def _read_reduced(
     sizes = [(int(height), int(width)) for height, width in reader.image_sizes(rows)]
     shown = [_fit(size, longest_px) for size in sizes]
     images: list[Any] = [None] * len(rows)
+    # Images that end up in one size are decoded in one call, which uses all cores.
     for target in dict.fromkeys(shown):
         places = [place for place, size in enumerate(shown) if size == target]
         group = reader.read_crops([rows[place] for place in places], target, _whole, pool=pool)
