@@ -58,8 +58,10 @@ def simulate(made_s: Sequence[float], step_s: float, workers: int, ahead: int) -
     `made_s`: how long making each takes, repeated as long as needed. As torch's `DataLoader` does it: whenever the
     consumer takes a batch, one more is ordered.
     """
+    # Nothing overlaps: a batch is made, then used.
     if workers == 0:
         return sum(made_s) / len(made_s) + step_s
+    # At least twice through what was measured, so that one slow batch counts as often as it came.
     count = max(_SIMULATED, 2 * len(made_s))
     in_flight = workers * ahead
     taken: list[float] = []
@@ -67,11 +69,13 @@ def simulate(made_s: Sequence[float], step_s: float, workers: int, ahead: int) -
     consumer_free = 0.0
     for number in range(count):
         ordered = taken[number - in_flight] if number >= in_flight else 0.0
+        # In turn, as torch does it: a slow batch holds up those behind it, whoever made them.
         worker = number % workers
         ready = max(ordered, worker_free[worker]) + made_s[number % len(made_s)]
         worker_free[worker] = ready
         taken.append(max(ready, consumer_free))
         consumer_free = taken[-1] + step_s
+    # From where the queue has filled.
     first = count // 4
     return (taken[-1] - taken[first]) / (count - 1 - first)
 
@@ -85,6 +89,7 @@ def with_processes(facts: LoaderFacts, workers: int, ahead: int) -> float:
     slower = max(1.0, facts.cpu_s / facts.serial_s) if facts.serial_s else 1.0
     chain_s = simulate([seconds * slower + handover_s for seconds in made], step_s, workers, ahead)
     cores_s = (facts.cpu_s + handover_s + max(handover_s, take_s) + facts.step_cpu_s) / facts.costs.cores
+    # Alone, loading and step share a core by turns, which the chain says already.
     return max(chain_s, cores_s if workers else 0.0)
 
 
@@ -106,6 +111,7 @@ def in_background(facts: LoaderFacts, load_s: float, load_cpu_s: float) -> float
 
 def fewest_workers(facts: LoaderFacts, most: int, ahead: int) -> tuple[int, float]:
     """Return the smallest number of worker processes, 1 to `most`, within 5 % of the best, and its time."""
+    # A worker costs memory and a core, so the last 5 % are not worth one.
     times = {workers: with_processes(facts, workers, ahead) for workers in range(1, most + 1)}
     best = min(times.values())
     return next((workers, seconds) for workers, seconds in times.items() if seconds <= 1.05 * best)
@@ -164,6 +170,7 @@ def _threads_wait(facts: LoaderFacts) -> Cause | None:
 
 def _cause(facts: LoaderFacts, now_s: float) -> Cause:
     step_s = facts.step_alone_s or 0.0
+    # Asked first: where workers start anew each epoch, all else looks slow as well.
     if facts.epoch_start_s > 0.5 * (now_s - step_s):
         return "start"
     if (waiting := _threads_wait(facts)) is not None:
@@ -183,6 +190,7 @@ def _queue_is_short(facts: LoaderFacts) -> bool:
         return False
     as_is, longest = (
         simulate(facts.produced_s, facts.step_alone_s or 0.0, setting.workers, ahead)
+        # 64 is as good as any number: what does not come in time then comes too slowly in the mean.
         for ahead in (setting.prefetch, 64)
     )
     return as_is > _SLOWER * longest
@@ -254,6 +262,7 @@ def advise(facts: LoaderFacts) -> tuple[Advice, ...]:
     """Return all changes that are worth it: promises before bounds, the largest gain first, and of about equal ones
     what is least work."""
     kind = facts.setting.kind
+    # By whose loader it is, because advice is written in its arguments.
     found = {"torch": _torch, "colabstage": _ours, "keras": _keras, "tf.data": _tf, "iterable": _iterable}[kind](facts)
     now_s = now(facts)
     worth = [replace(advice, gain=now_s / advice.cycle_s) for advice in found if advice.cycle_s > 0]

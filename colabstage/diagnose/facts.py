@@ -228,6 +228,7 @@ def image_size_of(batch: Any) -> tuple[int, int] | None:
     shape = next((tuple(array.shape) for array in arrays_of(batch)), ())
     if len(shape) != 4:
         return None
+    # Colours are four at the most; heights of so few pixels are nobody's.
     height, width = shape[2:] if shape[1] <= 4 else shape[1:3]
     return int(height), int(width)
 
@@ -239,6 +240,7 @@ def measure_cores(cores: int) -> float:
     Two cores that share one's units are fewer than two, and so are those that other programs use now.
     """
     threads = min(cores, _MOST_THREADS)
+    # Core time, because others may use this core as well; that is what is to be found out of all of them together.
     began = time.thread_time()
     _work(_ROUNDS)
     alone_s = (time.thread_time() - began) / _ROUNDS
@@ -278,7 +280,9 @@ def measure_gather(batch: Any) -> float:
         return 0.0
     first = next(arrays_of(batch))
     floats = "float" in str(first.dtype)
+    # Packs store bytes: a quarter of what the floats of a batch take.
     row_bytes = max(1, size // max(1, samples) // (4 if floats else 1))
+    # More rows than a batch has, so that the processor's cache does not hold all of them.
     rows = np.ones((max(2, min(4 * samples, (256 << 20) // row_bytes)), row_bytes), np.uint8)
     chosen = np.random.default_rng(0).integers(0, len(rows), samples)
     out = np.empty((samples, row_bytes), np.uint8)
@@ -301,6 +305,7 @@ def measure_handover(batch: Any) -> tuple[float, float]:
     import torch
     import torch.multiprocessing  # says how tensors are pickled
 
+    # Without a batch of arrays there is nothing to copy, and only the pipe is left.
     tensors = [torch.as_tensor(np.asarray(array)) for array in arrays_of(batch) if array.nbytes]
     if not tensors:
         return 0.0005, 0.0002

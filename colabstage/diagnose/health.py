@@ -216,6 +216,7 @@ def inspect_dataset(path: Path, *, timeout_s: float) -> DatasetFacts:
         path: absolute.
         timeout_s: after so many seconds the child is ended, and the path is `unreachable`.
     """
+    # The child runs our code wherever it lies, also from a checkout that is not installed.
     root = str(Path(__file__).parents[2])
     places = [place for place in (root, os.environ.get("PYTHONPATH")) if place]
     child = subprocess.Popen(
@@ -223,6 +224,7 @@ def inspect_dataset(path: Path, *, timeout_s: float) -> DatasetFacts:
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
+        # The current folder may lie on the very mount that hangs.
         cwd="/",
         env={**os.environ, "PYTHONPATH": os.pathsep.join(places)},
     )
@@ -233,6 +235,7 @@ def inspect_dataset(path: Path, *, timeout_s: float) -> DatasetFacts:
     finally:
         _end_child(child)
     if child.returncode:
+        # A traceback's last line says what went wrong.
         last = complaint.decode(errors="replace").strip().splitlines()[-1:]
         return _unreachable(path, last[0] if last else f"exit code {child.returncode}")
     return dataset_from_json(json.loads(answer))
@@ -269,6 +272,7 @@ def look_here(path: Path, *, counting_s: float) -> DatasetFacts:
         if not path.exists():
             return facts
         facts = replace(facts, state="file", nbytes=path.stat().st_size, files=1)
+        # Asking which pages are cached means mapping the file; on a mount that would read it.
         facts = replace(facts, resident=None if slow else _resident_part(path))
         return _inspect_pack(facts, path) if _is_hdf5(path) else facts
     except OSError as error:
@@ -285,6 +289,7 @@ def _inspect_folder(facts: DatasetFacts, folder: Path, counting_s: float) -> Dat
         with os.scandir(todo.pop()) as scan:
             for entry in scan:
                 entries += 1
+                # A link to a folder above would be walked for ever.
                 if entry.is_dir(follow_symlinks=False):
                     todo.append(entry.path)
                 elif entry.is_file():
@@ -299,6 +304,7 @@ def _inspect_folder(facts: DatasetFacts, folder: Path, counting_s: float) -> Dat
 
 def _is_hdf5(path: Path) -> bool:
     with path.open("rb") as handle:
+        # By its first bytes, because people name HDF5 files as they like.
         return handle.read(len(_HDF5_MARK)) == _HDF5_MARK or path.suffix.lower() in _HDF5_SUFFIXES
 
 
@@ -320,6 +326,7 @@ def _inspect_pack(facts: DatasetFacts, path: Path) -> DatasetFacts:
 
     try:
         info = read_info(path)
+        # Opened, because a file that was cut off says so only then.
         readers = [SplitReader(path, split) for split in info.splits]
         row_bytes = max(reader.estimate_row_bytes() for reader in readers)
     except ColabstageError as error:
@@ -401,6 +408,7 @@ def _inspect_platform(timeout_s: float) -> PlatformFacts:
     here = detect_platform()
     place = follow_links(here.fast_dir)
     slow = slow_reason(mount_of(place))
+    # Before anything is asked of the folder itself, which would wait as long as its mount does.
     answers = slow is None or probe_mount(mount_of(place).mountpoint, timeout_s).state == "alive"
     return PlatformFacts(
         name=here.name,
@@ -416,6 +424,7 @@ def _inspect_platform(timeout_s: float) -> PlatformFacts:
 def _write_problem(folder: Path) -> str | None:
     """Return why nothing can be written below `folder`, which need not exist; nothing is made or changed to find
     out."""
+    # What is not there yet is made in the nearest folder that is.
     there = next(place for place in (folder, *folder.parents) if os.path.lexists(place))
     if not there.is_dir():
         return f"'{there}' is no folder"
@@ -464,6 +473,7 @@ def _blocks_below(root: Path) -> Iterator[int]:
     for folder, _, names in os.walk(root):
         for name in names:
             try:
+                # Blocks and not sizes: the client's files have holes.
                 yield os.lstat(f"{folder}/{name}").st_blocks
             except OSError:  # evicted meanwhile
                 continue
@@ -475,6 +485,7 @@ def _probe_mounts(timeout_s: float) -> tuple[MountFacts, ...]:
     slow = [mount for mount in visible.values() if slow_reason(mount) is not None][:_MOST_MOUNTS]
     if not slow:
         return ()
+    # At once, so that several mounts that hang cost one deadline.
     with ThreadPoolExecutor(len(slow), "colabstage-probe") as pool:
         return tuple(pool.map(_probe, slow, [timeout_s] * len(slow)))
 
@@ -493,6 +504,7 @@ def _inspect_package(name: str) -> PackageFacts:
         installed: str | None = metadata.version(name)
     except metadata.PackageNotFoundError:
         installed = None
+    # Not imported to find out: torch alone takes seconds, and a broken one would end the check.
     loaded = sys.modules.get(name)
     return PackageFacts(installed, None if loaded is None else str(getattr(loaded, "__version__", "")) or None)
 

@@ -111,6 +111,7 @@ def known_stages(*datasets: object) -> dict[CodeType, StageName]:
     """Return the transforms and loading functions that datasets name, also inside of what wraps them."""
     known: dict[CodeType, StageName] = {}
     for dataset in datasets:
+        # Subsets and concatenations wrap each other; five deep is more than anybody has, and a circle ends there.
         layer, depth = dataset, 0
         while layer is not None and depth < 5:
             for name in ("transform", "target_transform", "transforms", "transform_fn", "augment"):
@@ -160,6 +161,7 @@ def source_of(dataset: Any) -> str | None:
     """Return the folder that a dataset says it is of, as torchvision's do; `None` of others."""
     layer = dataset
     for _ in range(5):
+        # What torchvision calls the folder of a dataset.
         root = getattr(layer, "root", None)
         if isinstance(root, str | PathLike):
             return str(root)
@@ -344,5 +346,6 @@ def _pooled(dataset: Any) -> Iterator[Any]:
     try:
         yield from adapter._get_iterator()
     finally:
+        # Its threads do not end with the generator.
         if adapter.enqueuer is not None:
             adapter.enqueuer.stop()

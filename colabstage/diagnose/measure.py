@@ -120,6 +120,7 @@ def measure(profiled: ProfiledLoader, options: MeasureOptions) -> Measured:
     Raises:
         OptionError: the loader has no batch.
     """
+    # Runs of their own: sampling stacks slows a loader, so no time that counts is taken while it goes on.
     alone, together, step, stages = _parts_of(options)
     feed = _Feed(profiled.start, once=profiled.once, clock=options.clock)
     with _closing(feed, profiled):
@@ -131,6 +132,7 @@ def measure(profiled: ProfiledLoader, options: MeasureOptions) -> Measured:
         batch_samples=samples,
         batch_bytes=size,
         image_size=image_size_of(batch),
+        # Asked last, because it calls the dataset once more, which may open files.
         repeats=profiled.repeats(),
         can_stage=profiled.can_stage(),
         can_pack=profiled.can_pack(),
@@ -206,8 +208,10 @@ def _run_together(
     step(_moved(batch, options.device))
     if not options.watch_gpu or gpu_problem() is not None:
         return _spans(feed, step, options.device, seconds), transfer_s, None
+    # Five times a second is enough for a mean, and little work beside the loop.
     with GpuMonitor(_GPU_EVERY_S, live=False) as monitor:
         spans = _spans(feed, step, options.device, seconds)
+    # The busiest: a step uses one GPU as a rule, and others on the machine are idle.
     shares = [one.utilisation for one in monitor.figures if one.utilisation is not None]
     return spans, transfer_s, max(shares, default=None)
 
@@ -310,6 +314,7 @@ def _with_stages(
         return replace(facts, stages=_shares(sampler, facts.load_s), produced_s=tuple(gaps))
     feed = _Feed(profiled.alone or profiled.start, once=False, clock=clock)
     with _closing(feed, profiled):
+        # Half of the time without a sampler, for how long a batch really takes; half with it, for how that is shared.
         untouched = [] if profiled.alone is None else _run_alone(feed, seconds / 2)[0]
         with sampler:
             sampled, _ = _run_alone(feed, seconds / 2 if untouched else seconds)
@@ -330,6 +335,7 @@ def _shares(sampler: StackSampler, batch_s: float) -> tuple[StageCost, ...]:
     """Return the stages' costs where one thread does everything: what was sampled says how the measured time is
     shared."""
     seen = sum(entry.seconds for entry in sampler.times.values())
+    # All batches came between two looks of the sampler.
     if seen == 0:
         return (StageCost("read", batch_s, batch_s),)
     scale = batch_s / seen
@@ -368,6 +374,7 @@ def _pack_s(path: str, samples: int) -> float | None:
     from colabstage.load.reading.joined import open_reader
 
     try:
+        # Under the name that nearly all such files use; another one is no advice that could be pasted.
         reader = open_reader(path, "train", in_memory=False)
         rows = np.random.default_rng(0).integers(0, len(reader), samples)
         seconds = []

@@ -68,6 +68,7 @@ def _draw_stages(axis: Axes, profile: LoaderProfile) -> None:
     bars = axis.barh(names, milliseconds, color=[COLOURS[name] for name in names], height=0.66)
     axis.bar_label(bars, [f"{value:,.2f} ms" for value in milliseconds], padding=4, fontsize=9, color=_INK)
     axis.invert_yaxis()
+    # Room for the number behind the longest bar.
     axis.set_xlim(0, 1.18 * max([*milliseconds, 1e-6]))
     axis.set_title("each stage alone, for one batch", loc="left", fontsize=9.5, color=_INK)
     axis.set_xticks([])
@@ -279,6 +280,7 @@ def profile_loader(
     """
     _check(step, seconds)
     with ExitStack() as stack:
+        # First in and last out: looking at the loader may already draw numbers.
         stack.enter_context(preserve_randomness())
         profiled = profiled_loader(loader)
         stack.enter_context(preserve_attributes(profiled.roots))
@@ -305,6 +307,7 @@ def profiled_loader(loader: object) -> ProfiledLoader:
     Raises:
         OptionError: it cannot be iterated over.
     """
+    # By name, so that no framework is imported to find out that a loader is not its.
     names = {f"{base.__module__.partition('.')[0]}.{base.__name__}" for base in type(loader).__mro__}
     if "torch.DataLoader" in names:
         return profiled_torch(loader)

@@ -228,6 +228,7 @@ class _Walk:
         known = function.__globals__
         used: set[str] = set()
         for code in _codes(function.__code__):
+            # Names of globals and attributes alike; one that is no global is not found among them.
             used.update(code.co_names)
             for instruction in dis.get_instructions(code):
                 if instruction.opname in _STORES and instruction.argval in known:
@@ -330,6 +331,7 @@ def _tensor_restorer(tensor: Any) -> Callable[[], None]:
 
 
 def _torch_restorer(part: Any) -> Callable[[], None]:
+    # A state names the tensors themselves, which the step would change under it.
     saved = copy.deepcopy(part.state_dict())
     parameters = list(part.parameters()) if callable(getattr(part, "parameters", None)) else []
     gradients = [None if p.grad is None else p.grad.clone() for p in parameters]

@@ -111,12 +111,14 @@ def _measure_chain(chain: list[Any], seconds: float, *, python: bool) -> tuple[S
     before_s = before_cpu_s = 0.0
     for number, link in enumerate(links):
         later = [other for other in links[number + 1 :] if "Batch" in type(other).__name__]
+        # Elements of this link that one batch of the end takes.
         per_batch = 1
         for other in later:
             per_batch *= int(getattr(other, "_batch_size", 1))
         took_s, cpu_s = _time_of(_copy_or_same(link), per_batch, seconds / len(links))
         name = type(link).__name__
         stage = _stage(link, name)
+        # Measuring scatters: a link that seems to take less than what comes before it takes nothing.
         own_s, own_cpu_s = max(0.0, took_s - before_s), max(0.0, cpu_s - before_cpu_s)
         calls_python = "Generator" in name or (hasattr(link, "_map_func") and bool(_PYTHON & _operations(link)))
         gil_s = min(own_s, own_cpu_s) if python and calls_python else 0.0
