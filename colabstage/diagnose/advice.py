@@ -143,9 +143,9 @@ def judge(facts: LoaderFacts) -> Verdict:
     stage = heaviest(facts)
     if facts.step_alone_s is None:
         share = facts.seconds(stage) / facts.serial_s if facts.serial_s else 1.0
-        sentence = (
-            f"Of loading, {WHAT[stage]} take{_s(stage)} most: {share:.0%}. Without a step there is no more to say."
-        )
+        # "Transforms" is the one plural among the names.
+        takes = "take" if stage == "transform" else "takes"
+        sentence = f"Of loading, {WHAT[stage]} {takes} most: {share:.0%}. Without a step there is no more to say."
         return Verdict("input-bound", stage, _threads_wait(facts) or "work", sentence)
     now_s = facts.cycle_s + facts.epoch_start_s
     lost = max(0.0, 1 - facts.step_alone_s / now_s)
@@ -154,7 +154,12 @@ def judge(facts: LoaderFacts) -> Verdict:
     cause = _cause(facts, now_s)
     if cause == "work" and (facts.transfer_s or 0.0) > max(facts.seconds(stage), 0.5 * (now_s - facts.step_alone_s)):
         stage = "transfer"
-    return Verdict("input-bound", stage, cause, f"Input-bound by {_reason(facts, stage, cause)}: {_lost(facts, lost)}.")
+    rate, headroom = (facts.setting.batch_samples / (seconds or 1.0) for seconds in (now_s, facts.step_alone_s))
+    sentence = (
+        f"Input-bound by {_reason(facts, stage, cause)}: {lost:.0%} of the time is lost, {rate:,.0f} samples/s where "
+        f"the step could take {headroom:,.0f}."
+    )
+    return Verdict("input-bound", stage, cause, sentence)
 
 
 def heaviest(facts: LoaderFacts) -> StageName:
@@ -222,16 +227,6 @@ def _reason(facts: LoaderFacts, stage: StageName, cause: Cause) -> str:
     if cause == "start":
         return f"starting each epoch ({format_duration(facts.start_s)} until its first batch)"
     return what if facts.setting.overlapped else f"{what} (nothing is loaded while the step runs)"
-
-
-def _lost(facts: LoaderFacts, lost: float) -> str:
-    rate = facts.setting.batch_samples / (facts.cycle_s + facts.epoch_start_s)
-    headroom = facts.setting.batch_samples / (facts.step_alone_s or 1.0)
-    return f"{lost:.0%} of the time is lost, {rate:,.0f} samples/s where the step could take {headroom:,.0f}"
-
-
-def _s(stage: StageName) -> str:
-    return "" if stage == "transform" else "s"
 
 
 @dataclass(frozen=True, slots=True)

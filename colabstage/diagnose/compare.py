@@ -111,7 +111,11 @@ def compare_sources(
     >>> print(compare_sources("/content/drive/MyDrive/photos", image_size=(224, 224)))  # doctest: +SKIP
     An epoch of 12,500 images: 42 min 10 s from Google Drive, 1.02 s from a pack (2,480 times as fast)
     """
-    _check_numbers({"samples": samples, "num_workers": num_workers, "batch_size": batch_size, "seconds": seconds})
+    numbers = {"samples": samples, "num_workers": num_workers, "batch_size": batch_size, "seconds": seconds}
+    for name, value in numbers.items():
+        if not value > 0:
+            msg = f"{name}={value!r} cannot work; expected more than 0."
+            raise OptionError(msg)
     options = PackOptions(layout=layout, image=ImageOptions(image_size, color_mode, resize), encoding=encoding)
     place = Path(path).expanduser()
     slow = _check_answers(place)
@@ -119,13 +123,6 @@ def compare_sources(
     with _temporary_folder(local) as folder:
         run = _Comparing(options, folder, num_workers, batch_size, seconds, resolve_progress(progress))
         return run.compare(place, slow or "the local disk", samples, seed)
-
-
-def _check_numbers(numbers: Mapping[str, float]) -> None:
-    for name, value in numbers.items():
-        if not value > 0:
-            msg = f"{name}={value!r} cannot work; expected more than 0."
-            raise OptionError(msg)
 
 
 def _check_answers(path: Path) -> str | None:
@@ -194,9 +191,15 @@ class _Comparing:
 
     def compare(self, path: Path, place: str, samples: int, seed: int) -> SourceComparison:
         """Read in every way and put the figures together."""
-        _warm_up(self.options.image)
+        from colabstage.images.encode import encode_jpeg
+
+        # Once beforehand, so that the decoders are imported before the clock starts.
+        decode_image(encode_jpeg(np.zeros((8, 8, 3), np.uint8), 90), self.options.image)
         with open_source(path, self.options, beside=self.folder / "unpacked") as opened:
-            source = _image_files(opened.table.inputs, path)
+            inputs = opened.table.inputs
+            if not isinstance(inputs, Images) or inputs.decoded:
+                raise _no_images(str(path))
+            source = inputs.source
             rows = len(source)
             chosen = np.random.default_rng(seed).permutation(rows)[:samples].tolist()
             kept: dict[int, bytes] = {}
@@ -410,24 +413,11 @@ def _timed_pass(
     return _Pass(done, last - began, nbytes, broken)
 
 
-def _image_files(inputs: object, path: Path) -> SampleSource:
-    if isinstance(inputs, Images) and not inputs.decoded:
-        return inputs.source
-    raise _no_images(str(path))
-
-
 def _no_images(name: str) -> LayoutError:
     msg = (
         f"'{name}' holds no image files, and only those can be compared. profile_loader measures a loader of anything."
     )
     return LayoutError(msg)
-
-
-def _warm_up(options: ImageOptions) -> None:
-    """Have the decoders imported before the clock starts."""
-    from colabstage.images.encode import encode_jpeg
-
-    decode_image(encode_jpeg(np.zeros((8, 8, 3), np.uint8), 90), options)
 
 
 def _notes(broken: int, encoding: str, pack_bytes: int, options: PackOptions) -> Iterator[str]:

@@ -85,7 +85,7 @@ class GpuMonitor:
         self._interval_s = interval_s
         self._live = in_notebook() if live == "auto" else live
         self._timeout_s = timeout_s
-        self._notice = _warn if notice is None else notice
+        self._notice = (lambda problem: _log.warning("GpuMonitor: %s", problem)) if notice is None else notice
         self._run: _Run | None = None
         self._earlier: tuple[GpuSample, ...] = ()
         self._problem: str | None = None
@@ -202,10 +202,6 @@ def _processes(one: GpuFigures) -> str:
         f"{process.pid} {process.name} ({format_bytes(process.memory_bytes or 0)})" for process in one.processes[:6]
     )
     return f"<div class='cs-muted'>processes: {html.escape(shown)}</div>" if shown else ""
-
-
-def _warn(problem: str) -> None:
-    _log.warning("GpuMonitor: %s", problem)
 
 
 class _Run:

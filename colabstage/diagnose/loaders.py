@@ -229,7 +229,7 @@ def profiled_torch(loader: Any) -> ProfiledLoader:
         processes=workers > 0,
         prefetch=loader.prefetch_factor or 0,
         persistent=loader.persistent_workers,
-        batches=_batches(loader),
+        batches=_length(loader),
         h5_file=h5_behind(loader.dataset),
         source=(source := source_of(loader.dataset)),
     )
@@ -287,13 +287,6 @@ def _copy(loader: Any, changes: dict[str, Any]) -> Any:
     # Past `DataLoader.__setattr__`, which guards what belongs to the sampler.
     copied.__dict__.update(changes)
     return copied
-
-
-def _batches(loader: Any) -> int | None:
-    try:
-        return len(loader)
-    except (TypeError, NotImplementedError):
-        return None
 
 
 def _end(loader: Any) -> None:

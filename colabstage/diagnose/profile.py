@@ -5,6 +5,7 @@ text, as HTML, as a picture and as JSON values.
 from __future__ import annotations
 
 import html
+import textwrap
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -50,9 +51,12 @@ def draw_profile(profile: LoaderProfile) -> Figure:
     Raises:
         MissingDependencyError: matplotlib is not installed.
     """
-    spans = _middle(profile.spans)
+    # A few batches in a row, from where things run as they will.
+    first = max(0, len(profile.spans) // 2 - _SHOWN // 2)
+    spans = profile.spans[first : first + _SHOWN]
     figure = new_figure(9.0, 4.6 if spans else 3.0)
-    figure.suptitle(_in_lines(profile.verdict.sentence), x=0.01, ha="left", fontsize=10.5, weight="bold", color=_INK)
+    heading_lines = "\n".join(textwrap.wrap(profile.verdict.sentence, _LINE))
+    figure.suptitle(heading_lines, x=0.01, ha="left", fontsize=10.5, weight="bold", color=_INK)
     if spans:
         above, below = figure.subplots(2, 1, height_ratios=[max(2, len(profile.stage_seconds)), 1.6])
         _draw_timeline(below, spans)
@@ -89,18 +93,6 @@ def _draw_timeline(axis: Axes, spans: tuple[Span, ...]) -> None:
     axis.set_xlabel("milliseconds")
     axis.spines[["top", "right", "left"]].set_visible(False)
     axis.tick_params(axis="y", length=0)
-
-
-def _middle(spans: tuple[Span, ...]) -> tuple[Span, ...]:
-    """Return a few batches in a row, from where things run as they will."""
-    first = max(0, len(spans) // 2 - _SHOWN // 2)
-    return spans[first : first + _SHOWN]
-
-
-def _in_lines(sentence: str) -> str:
-    import textwrap
-
-    return "\n".join(textwrap.wrap(sentence, _LINE))
 
 
 @dataclass(frozen=True, slots=True)

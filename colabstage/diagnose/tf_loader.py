@@ -37,7 +37,7 @@ def profiled_tf(dataset: Any) -> ProfiledLoader:
         "tf.data",
         workers=int(prefetched),
         prefetch=2 if prefetched else 0,
-        batches=_batches(dataset),
+        batches=count if (count := int(dataset.cardinality())) >= 0 else None,
         parallel_map=not any(type(link).__name__ in {"_MapDataset", "MapDataset"} for link in maps),
         prefetched=prefetched,
     )
@@ -55,11 +55,6 @@ def profiled_tf(dataset: Any) -> ProfiledLoader:
         consumer_seen=False,
         notes=notes,
     )
-
-
-def _batches(dataset: Any) -> int | None:
-    count = int(dataset.cardinality())
-    return count if count >= 0 else None
 
 
 def _chain(dataset: Any) -> list[Any]:
