@@ -179,6 +179,7 @@ def autotune_loader(
         raise OptionError(msg)
     cores, memory = usable()
     began = time.monotonic()
+    # Ours has strategies to choose from; of any other dataset only torch's loader can be tried.
     if _is_ours(dataset):
         make, name = _our_maker(dataset, batch_size, device, shuffle), "make_loader"
         roots: tuple[object, ...] = (dataset.transform, dataset.target_transform)

@@ -201,9 +201,12 @@ class _Comparing:
                 raise _no_images(str(path))
             source = inputs.source
             rows = len(source)
+            # Drawn at random, because neighbours in a folder are often read ahead together and of one size.
             chosen = np.random.default_rng(seed).permutation(rows)[:samples].tolist()
+            # What was read is kept, so that all other ways read the same images.
             kept: dict[int, bytes] = {}
             first = self._read(source, chosen, "from where they lie", _SOURCE_PART, keep=kept)
+            # Later epochs find what the mount's client keeps on the local disk, which is the fair comparison.
             again = self._read(source, list(kept), "once more", _AGAIN_PART)
         files = self._write_down(kept, source)
         local = self._read_repeatedly(files)
@@ -259,8 +262,10 @@ class _Comparing:
 
     def _write_down(self, kept: Mapping[int, bytes], source: SampleSource) -> list[Path]:
         """Write what was read as plain files on the local disk, in a folder that packs."""
+        # Copies and a pack of them, at the most.
         check_space(self.folder, 2 * sum(map(len, kept.values())), "Comparing with local copies")
         folder = self.folder / "files" / "images"
+        # Below two folders, so that it is an image folder with one class.
         folder.mkdir(parents=True)
         files = []
         for number, (index, data) in enumerate(kept.items()):
@@ -274,6 +279,7 @@ class _Comparing:
         passes: list[_Pass] = []
         deadline = time.monotonic() + self.seconds * _OTHER_PART
         with self.progress.step("read local files", total=None, unit="images") as step:
+            # A few hundred local files are read in less time than a clock tells well.
             while not passes or (time.monotonic() < deadline and sum(one.seconds for one in passes) < _LEAST_S):
                 passes.append(
                     _timed_pass(

@@ -137,6 +137,7 @@ def _figures(readings: Sequence[GpuReading], seconds: float) -> GpuFigures:
 
 
 def _processes(readings: Sequence[GpuReading]) -> tuple[GpuProcess, ...]:
+    # By process, because one may be seen in every sample; the most it held is what matters.
     most: dict[int, GpuProcess] = {}
     for process in (process for reading in readings for process in reading.processes):
         before = most.get(process.pid)

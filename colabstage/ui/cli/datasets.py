@@ -73,6 +73,7 @@ def plan(
     with exit_codes(debug=debug, kept=NOTHING_DONE):
         from colabstage.stage.run import plan_stage
 
+        # The library's own plan, so that what is said here is what `stage` then does.
         planned = plan_stage(o.read_sources(source), **flags.arguments())
         if as_json:
             print_json(planned.to_dict())
@@ -155,6 +156,7 @@ def purge(
             everything=everything,
             place=only,
         )
+        # Removing is the one thing that cannot be run again, so it has to be asked for in words.
         if not yes:
             _show(chosen, "Would remove", as_json=as_json)
             return

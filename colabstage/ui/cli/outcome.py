@@ -45,8 +45,10 @@ def exit_codes(*, debug: bool, kept: str = GOES_ON) -> Iterator[None]:
     """
     try:
         yield
+    # Before all others: Ctrl-C is the person's word, and what it leaves depends on the command.
     except KeyboardInterrupt:
         _end(f"Interrupted. {kept}", INTERRUPTED, debug)
+    # Before its base: a wrong argument is the caller's to mend, and ends with a code of its own.
     except OptionError as error:
         _end(str(error), WRONG_ARGUMENTS, debug)
     except ColabstageError as error:
@@ -55,6 +57,7 @@ def exit_codes(*, debug: bool, kept: str = GOES_ON) -> Iterator[None]:
         if error.errno == errno.EPIPE:  # who read our output has left; typer ends quietly then
             raise
         _end(str(error), FAILED, debug)
+    # Its own text is empty.
     except MemoryError:
         _end("This needs more memory than there is.", FAILED, debug)
     except (typer.Exit, typer.Abort, typer.BadParameter):

@@ -148,6 +148,7 @@ def _facts(described: Description) -> list[tuple[str, str]]:
         ("resized by", info.resizer or ""),
         ("manifest", described.manifest.detail),
     ]
+    # Files of other programs know less of themselves; lines without a value say nothing.
     return [(name, value) for name, value in facts if value]
 
 

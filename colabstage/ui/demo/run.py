@@ -192,6 +192,7 @@ class _Demo:
     def stage_zip(self) -> tuple[StageReport | None, float]:
         """Stage the same images from the zip, on a machine of its own; and how many seconds that took."""
         with self.machines.fresh() as machine:
+            # Archives are not throttled, so their time would say nothing of Drive.
             if machine.zip_source is None:
                 return None, 0.0
             began = time.perf_counter()
@@ -289,10 +290,12 @@ class _Colabs:
         try:
             yield Machine(
                 images=lambda split: FolderOfImages(my_drive / "digits" / split),
+                # What torch suggests on Colab's two cores.
                 workers=2,
                 source=my_drive / "digits",
                 zip_source=my_drive / "digits.zip",
                 local_dir=None,
+                # As a person would leave it: on Drive, so that the next machine finds the pack.
                 cache_dir="auto",
                 flush=lambda: flush_drive(timeout_s=_FLUSH_TIMEOUT_S, remount=False).seconds,
             )

@@ -137,6 +137,7 @@ class Browsing:
         """Show another split, from its first page, of all classes."""
         # Refuses a name that is none before anything has changed.
         self.source.reader(split)
+        # Classes are a split's own; the place of one means another in the next split.
         self.split, self.chosen = split, None
         self.turn_to(0)
 
@@ -150,6 +151,7 @@ class Browsing:
 
     def turn_to(self, page: int) -> None:
         """Show a page, the nearest there is, as a grid."""
+        # The nearest there is, because buttons at the ends are pressed as well.
         self.page = min(max(0, page), self.pages - 1)
         self.place = None
 
@@ -367,6 +369,7 @@ class DatasetBrowser:
         self._grid.value = self._page_html
         self._legend.value = draw_legend([one for one in samples if isinstance(one, Sample)], classes=state.classes)
         for number, button in enumerate(self._pictures):
+            # The last page has fewer; a button over nothing would open the wrong sample.
             button.layout.display = "" if number < len(rows) else "none"
 
     def _sentence(self) -> str:

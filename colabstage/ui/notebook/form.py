@@ -241,6 +241,7 @@ class StageForm:
         first = widgets.Box([self.fields[name] for name in _FIRST], layout=wrap)
         more = widgets.Accordion([widgets.Box([self.fields[name] for name in _MORE], layout=wrap)])
         more.set_title(0, "more")
+        # Folded at first.
         more.selected_index = None
         buttons = widgets.HBox([self._plan_button, self._stage_button, self._cancel_button])
         rows = [self.fields["source"], first, more, self._line, buttons, self._panel, self._outcome]

@@ -132,6 +132,7 @@ def _of_paths(paths: tuple[Path, ...]) -> Source:
     rows: dict[str, int] = {}
     for info in infos:
         for name, split in info.splits.items():
+            # One dataset in several files: a split is that of all of them together.
             rows[name] = rows.get(name, 0) + split.rows
     name = infos[0].path.name + (f" and {len(infos) - 1} more" if len(infos) > 1 else "")
     return Source(name, infos[0].layout, rows, tuple(info.path for info in infos))
@@ -211,6 +212,7 @@ def _whole(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
 
 def _fit(size: tuple[int, int], longest_px: int) -> tuple[int, int]:
     scale = min(1.0, longest_px / max(size))
+    # A panorama of 1 : 500 still has a pixel of height.
     return max(1, round(size[0] * scale)), max(1, round(size[1] * scale))
 
 
