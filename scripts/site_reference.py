@@ -90,12 +90,12 @@ REFERENCE = {
         "Layouts of your own",
         "Options of a layout, and what a function that is one returns.",
         (
-            *(f"colabstage.layouts.options.{name}" for name in ("array_rows", "table_rows", "audio_clips")),
-            "colabstage.layouts.options.token_blocks",
+            *(f"colabstage.layouts.detect.{name}" for name in ("array_rows", "table_rows", "audio_clips")),
+            "colabstage.layouts.detect.token_blocks",
             "colabstage.layouts.table.SampleTable",
-            *(f"colabstage.layouts.fields.{name}" for name in ("Images", "Arrays", "Values", "Masks", "Boxes")),
-            "colabstage.layouts.sources.SampleSource",
-            "colabstage.layouts.sources.TreeFiles",
+            *(f"colabstage.layouts.table.{name}" for name in ("Images", "Arrays", "Values", "Masks", "Boxes")),
+            "colabstage.layouts.table.SampleSource",
+            "colabstage.layouts.table.TreeFiles",
         ),
     ),
     "faces": ReferencePage(

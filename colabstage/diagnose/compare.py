@@ -28,7 +28,7 @@ from colabstage.errors import (
 from colabstage.fileops import make_folder
 from colabstage.images.decode import decode_image
 from colabstage.images.options import ImageOptions
-from colabstage.layouts.fields import Images
+from colabstage.layouts.table import Images
 from colabstage.load.reading.joined import open_reader
 from colabstage.load.reading.threads import ThreadPool
 from colabstage.machine.mounts import mount_of, probe_mount, slow_reason
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
     from colabstage.images.options import ColorMode, Resize
     from colabstage.layouts.detect import LayoutFunction
-    from colabstage.layouts.sources import SampleSource
+    from colabstage.layouts.table import SampleSource
     from colabstage.pack.options import Encoding
     from colabstage.progress import Progress
 

@@ -1,24 +1,66 @@
-"""Which layout the files of a tree form: each reader is asked in turn, the weakest last."""
+"""Which layout the files of a tree form: each reader is asked in turn, the weakest last.
+
+What each function returns goes wherever a layout does, to other processes too. Whoever gives the same options again
+gets the pack that was made with them.
+"""
 
 from __future__ import annotations
 
+import functools
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from colabstage.errors import EmptySourceError, LayoutError, MissingDependencyError, OptionError
-from colabstage.layouts import evidence
-from colabstage.layouts.arrays import row_arrays
-from colabstage.layouts.boxes import detection
-from colabstage.layouts.folders import file_names, image_folder, pairs
-from colabstage.layouts.sequences import audio, tokens
-from colabstage.layouts.shards import arrow_tables, lmdb_folder, tfrecord, webdataset
+from colabstage.layouts import arrow, audio, csv_table, evidence, lmdb, pairs, row_arrays, tfrecord, tokens, webdataset
+from colabstage.layouts.audio import AudioOptions, read_audio
+from colabstage.layouts.class_folders import FILE_NAMES, IMAGE_FOLDER, read_file_names, read_image_folder
+from colabstage.layouts.coco import read_coco
+from colabstage.layouts.csv_table import read_table
+from colabstage.layouts.image_boxes import NAME as DETECTION
+from colabstage.layouts.kitti import read_kitti
+from colabstage.layouts.names import IMAGE_EXTENSIONS
+from colabstage.layouts.row_arrays import read_arrays
 from colabstage.layouts.table import ClaimedTreeError, NearMissError
-from colabstage.layouts.tables import csv_table
+from colabstage.layouts.tokens import TokenOptions, read_tokens
+from colabstage.layouts.voc import read_voc
+from colabstage.layouts.yolo import read_yolo
+from colabstage.trees.entries import files_ending_in
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from colabstage.layouts.audio import SoundDtype
     from colabstage.layouts.table import SampleTable
+    from colabstage.layouts.tokens import TokenDtype
     from colabstage.trees.tree import Tree
+
+# The more a format demands, the earlier: a YOLO export often has a JSON or XML of the same boxes beside it.
+_FORMATS = {"KITTI": read_kitti, "Pascal VOC": read_voc, "COCO": read_coco, "YOLO": read_yolo}
+
+
+def read_detection(tree: Tree) -> SampleTable:
+    """Make a table of images with boxes: labels of KITTI, Pascal VOC, COCO or YOLO, whichever there are.
+
+    Raises:
+        EmptySourceError: there are no images.
+        LayoutError: there are no labels of any of these forms; the message has the reason of each.
+        ClaimedTreeError: there are, and one is broken; it is named.
+    """
+    if not files_ending_in(tree.entries, IMAGE_EXTENSIONS):
+        msg = f"'{tree.label}' holds no images."
+        raise EmptySourceError(msg)
+    declined = []
+    for name, read in _FORMATS.items():
+        try:
+            return read(tree)
+        except ClaimedTreeError:
+            raise
+        except LayoutError as error:
+            declined.append(f"{name}: {error}")
+    msg = f"'{tree.label}' has no boxes beside its images. {' '.join(declined)}"
+    raise LayoutError(msg)
 
 
 LayoutFunction = Callable[["Tree"], "SampleTable"]
@@ -39,16 +81,16 @@ class LayoutReader(NamedTuple):
 
 # Asked in this order: the more a layout demands of a tree, the earlier it stands.
 READERS: tuple[LayoutReader, ...] = (
-    LayoutReader(detection.NAME, detection.read_detection),
+    LayoutReader(DETECTION, read_detection),
     LayoutReader(webdataset.NAME, webdataset.read_webdataset),
     LayoutReader(tfrecord.NAME, tfrecord.read_tfrecord),
-    LayoutReader(lmdb_folder.NAME, lmdb_folder.read_lmdb),
-    LayoutReader(arrow_tables.NAME, arrow_tables.read_arrow),
+    LayoutReader(lmdb.NAME, lmdb.read_lmdb),
+    LayoutReader(arrow.NAME, arrow.read_arrow),
     LayoutReader(csv_table.NAME, csv_table.read_table, evidence.guess_table),
     LayoutReader(pairs.NAME, pairs.read_pairs),
-    LayoutReader(image_folder.NAME, image_folder.read_image_folder, evidence.guess_image_folder),
+    LayoutReader(IMAGE_FOLDER, read_image_folder, evidence.guess_image_folder),
     LayoutReader(row_arrays.NAME, row_arrays.read_arrays),
-    LayoutReader(file_names.NAME, file_names.read_file_names),
+    LayoutReader(FILE_NAMES, read_file_names),
     LayoutReader(audio.NAME, audio.read_audio, evidence.guess_audio),
     LayoutReader(tokens.NAME, tokens.read_tokens),
 )
@@ -115,3 +157,118 @@ def check_layout_name(layout: str) -> None:
     if layout not in names:
         msg = f"There is no layout {layout!r}. Choose one of {', '.join(names)}."
         raise OptionError(msg)
+
+
+def audio_clips(
+    *,
+    seconds: float | None = None,
+    length: int | None = None,
+    rate: int | None = None,
+    dtype: SoundDtype = "float32",
+    mono: bool = False,
+    labels: Sequence[str] | None = None,
+) -> LayoutFunction:
+    """Clips of sound, in folders of classes or named by a table, as rows of one length.
+
+    >>> layout = audio_clips(seconds=1.0, rate=16_000, mono=True)
+
+    Args:
+        seconds, length: how long each row is, in seconds (then `rate` says how many samples those are) or in samples;
+            longer clips are cut, shorter ones filled with zeros, both at the end. With neither, all must have one.
+        rate: samples in a second that each clip must have; `None` takes that of the first. Nothing is resampled.
+        dtype: "float32" from -1 to 1, or "int16".
+        mono: the mean of the channels, rows `(length,)`; else clips of several channels are `(length, channels)`.
+        labels: the columns of a table that hold the labels; found by name and content where `None`.
+
+    Raises:
+        OptionError: an option that cannot work.
+    """
+    if seconds is not None:
+        if length is not None or rate is None:
+            msg = f"seconds={seconds:g} needs rate=, the samples in a second; or give length= alone, in samples."
+            raise OptionError(msg)
+        length = round(seconds * rate)
+    options = AudioOptions(length=length, dtype=dtype, mono=mono, rate=rate)
+    return functools.partial(read_audio, options=options, labels=_names(labels))
+
+
+def token_blocks(
+    length: int = 1024,
+    *,
+    dtype: TokenDtype = "uint16",
+    next_tokens: bool = True,
+    tokenizer: Callable[[str], Sequence[int]] | None = None,
+    separator: int | None = None,
+    field: str = "text",
+) -> LayoutFunction:
+    """Tokens or text as rows of one number of tokens.
+
+    >>> layout = token_blocks(256, dtype="uint32")
+
+    Args:
+        length: tokens of each row.
+        dtype: "uint16" or "uint32", of tokens in .bin files and in the rows.
+        next_tokens: whether each row has as its target the same number of tokens, each the one that follows.
+        tokenizer: makes numbers of a text; without one, tokens are the bytes of UTF-8.
+        separator: the token between documents (files, or lines of a .jsonl); none by default.
+        field: where a line of a .jsonl has its text.
+
+    Raises:
+        OptionError: an option that cannot work.
+    """
+    options = TokenOptions(length, next_tokens, dtype, tokenizer, separator, field)
+    return functools.partial(read_tokens, options=options)
+
+
+def array_rows(x: str | None = None, y: str | None = None) -> LayoutFunction:
+    """Rows of arrays in .npy, .npz and HDF5 files.
+
+    >>> layout = array_rows(x="spectra", y="concentration")
+
+    Args:
+        x, y: names of the arrays, or keys in their file, that hold inputs and targets, where nobody would guess.
+    """
+    return functools.partial(read_arrays, x=x, y=y)
+
+
+def table_rows(
+    labels: Sequence[str] | None = None, *, table: str | None = None, separator: str | None = None
+) -> LayoutFunction:
+    """Images that a table (.csv, .tsv, .parquet) names.
+
+    >>> layout = table_rows(labels=["age", "height"], table="people.csv")
+
+    Args:
+        labels: the columns that hold the labels; found by name and content where `None`.
+        table: the table that counts where there are several, by its path in the source or its bare name.
+        separator: what stands between several labels in one cell (" ", ","); "" where each cell is one label, whatever
+            is in it; "|" and ";" are found where `None`.
+    """
+    return functools.partial(read_table, labels=_names(labels), table=table, separator=separator)
+
+
+def file_names(pattern: str | None = None) -> LayoutFunction:
+    """Images whose names say their class.
+
+    >>> layout = file_names(r"([A-Za-z_]+)_\\d+\\.jpg$")  # Abyssinian_12.jpg
+
+    Args:
+        pattern: a regular expression that is searched in each image's path; its first group is the class, or all that
+            it matches. Names such as cat.0.jpg need none.
+
+    Raises:
+        OptionError: `pattern` is no regular expression.
+    """
+    try:
+        re.compile(pattern or "")
+    except re.error as error:
+        msg = f"pattern={pattern!r} is no regular expression: {error}."
+        raise OptionError(msg) from error
+    return functools.partial(read_file_names, pattern=pattern)
+
+
+def _names(labels: Sequence[str] | None) -> tuple[str, ...] | None:
+    if isinstance(labels, str):
+        msg = f"labels={labels!r} is a word; expected a list of columns, [{labels!r}]."
+        raise OptionError(msg)
+    return None if labels is None else tuple(labels)

@@ -12,15 +12,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from colabstage.errors import EmptySourceError, LayoutError
-from colabstage.layouts.fields import Values
-from colabstage.layouts.folders.image_folder import read_image_folder
-from colabstage.layouts.folders.pairs import read_pairs
-from colabstage.layouts.folders.split_lists import ListedSplits, read_listed_splits
-from colabstage.layouts.members import read_head
+from colabstage.layouts.audio import read_audio
+from colabstage.layouts.class_folders import read_image_folder
+from colabstage.layouts.csv_table import read_table
 from colabstage.layouts.names import is_role_folder, listed, split_name
-from colabstage.layouts.sequences.audio import read_audio
-from colabstage.layouts.table import ClaimedTreeError, NearMissError
-from colabstage.layouts.tables.csv_table import read_table
+from colabstage.layouts.pairs import read_pairs
+from colabstage.layouts.reading import read_head
+from colabstage.layouts.split_lists import ListedSplits, read_listed_splits
+from colabstage.layouts.table import ClaimedTreeError, NearMissError, Values
 from colabstage.trees.entries import files_ending_in
 
 if TYPE_CHECKING:

@@ -10,15 +10,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from colabstage.errors import ColabstageError, DecodeError, EmptySourceError, LayoutError, OptionError
-from colabstage.layouts.fields import Arrays, Images, Masks
-from colabstage.layouts.masks import FOREGROUND_CLASSES, find_masks
-from colabstage.layouts.table import SampleTable
+from colabstage.layouts.pairs import FOREGROUND_CLASSES, find_masks
+from colabstage.layouts.table import Arrays, Images, Masks, SampleTable
 from colabstage.retry import RetryPolicy, read_with_retry
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from colabstage.layouts.fields import Inputs, Targets
+    from colabstage.layouts.table import Inputs, Targets
 
 NAME = "dataset"
 # As many items are kept as are looked at before packing begins.

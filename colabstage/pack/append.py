@@ -25,7 +25,7 @@ from colabstage.h5.parts import (
 )
 from colabstage.h5.schema import IMAGE_OPTIONS_ATTRIBUTE, MASK_OPTIONS_ATTRIBUTE
 from colabstage.images.options import ImageOptions
-from colabstage.layouts.fields import Boxes, Values
+from colabstage.layouts.table import Boxes, Values
 
 if TYPE_CHECKING:
     from pathlib import Path

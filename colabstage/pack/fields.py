@@ -15,7 +15,7 @@ import numpy as np
 from colabstage.h5.create import PackContent, ReservedDataset
 from colabstage.h5.schema import BOXES, BYTES, CLASSES, OFFSETS, SKIPPED, key_name, x_name, y_name
 from colabstage.images.geometry import fit_boxes
-from colabstage.layouts.fields import Boxes, Values
+from colabstage.layouts.table import Boxes, Values
 from colabstage.trees.entries import take_strings
 
 if TYPE_CHECKING:

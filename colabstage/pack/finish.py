@@ -15,7 +15,7 @@ from colabstage.fetch.copy import TargetFile
 from colabstage.fileops import block_ranges, pread_exactly
 from colabstage.h5.create import create_pack
 from colabstage.images.options import ImageOptions
-from colabstage.layouts.fields import Boxes
+from colabstage.layouts.table import Boxes
 from colabstage.machine.resources import check_space
 from colabstage.pack.fields import pack_content, split_boxes
 from colabstage.pack.samples import array_bytes

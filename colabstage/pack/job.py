@@ -16,10 +16,10 @@ from colabstage.images.decode import ImageFacts, decode_image, fit_pixels, probe
 from colabstage.images.options import ImageOptions
 from colabstage.images.resample import can_torch_resize
 from colabstage.layouts.detect import detect_layout
-from colabstage.layouts.fields import Arrays, Boxes, Masks
 from colabstage.layouts.items import read_dataset
 from colabstage.layouts.reading import read_each
-from colabstage.layouts.tables.table_file import TableFile, is_table_file
+from colabstage.layouts.table import Arrays, Boxes, Masks
+from colabstage.layouts.table_file import TableFile, is_table_file
 from colabstage.machine.mounts import is_slow_mount
 from colabstage.machine.resources import release_freed_memory
 from colabstage.ownership import remove_own, sweep_orphans, temp_beside
@@ -33,8 +33,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from colabstage.layouts.items import IndexableDataset
-    from colabstage.layouts.sources import Content
-    from colabstage.layouts.table import SampleTable
+    from colabstage.layouts.table import Content, SampleTable
     from colabstage.pack.options import PackOptions
     from colabstage.trees.tree import Tree
 

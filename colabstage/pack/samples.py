@@ -13,15 +13,14 @@ from colabstage.images.complete import check_complete
 from colabstage.images.decode import decode_sized, fit_pixels
 from colabstage.images.encode import encode_jpeg
 from colabstage.images.masks import fit_mask, read_mask
-from colabstage.layouts.fields import Arrays, Boxes, Images, Masks
+from colabstage.layouts.table import Arrays, Boxes, Images, Masks
 from colabstage.pack.plan import image_options, mask_options
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from colabstage.images.scratch import Scratch
-    from colabstage.layouts.sources import Content, SampleSource
-    from colabstage.layouts.table import SampleTable
+    from colabstage.layouts.table import Content, SampleSource, SampleTable
     from colabstage.pack.fields import StoredField
     from colabstage.pack.options import PackOptions
     from colabstage.pack.plan import PackPlan

@@ -14,8 +14,7 @@ import numpy as np
 import xxhash
 
 from colabstage.errors import LayoutError, OptionError
-from colabstage.layouts.fields import Values
-from colabstage.layouts.sources import TreeFiles
+from colabstage.layouts.table import TreeFiles, Values
 from colabstage.trees.entries import take_strings
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from colabstage.layouts.fields import Boxes, Values
+from colabstage.layouts.table import Boxes, Values
 from colabstage.pack.splits import SplitPlan
 from colabstage.trees.entries import take_strings
 
@@ -16,9 +16,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from colabstage.layouts.fields import Inputs, Targets
-    from colabstage.layouts.sources import Content, SampleSource
-    from colabstage.layouts.table import SampleTable
+    from colabstage.layouts.table import Content, Inputs, SampleSource, SampleTable, Targets
     from colabstage.pack.plan import PackPlan
 
 

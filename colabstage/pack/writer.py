@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from colabstage.layouts.sources import Content, SampleSource
+    from colabstage.layouts.table import Content, SampleSource
     from colabstage.pack.journal import Journal
     from colabstage.progress import Cancellation, ProgressStep
 

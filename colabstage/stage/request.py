@@ -128,7 +128,7 @@ def make_request(
             msg = f"{name}={value!r} is unknown; expected one of {', '.join(map(repr, get_args(kind)))}."
             raise OptionError(msg)
     # Here, because the command line makes options where only its help is wanted, and layouts need numpy.
-    from colabstage.layouts.tables.table_file import TableFile, is_table_file
+    from colabstage.layouts.table_file import TableFile, is_table_file
 
     parsed = parse_source(source)
     if isinstance(parsed, LocalSource) and is_table_file(parsed.path, layout):

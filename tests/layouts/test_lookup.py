@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from colabstage.layouts.lookup import FileLookup
-from colabstage.layouts.names import is_split_folder, same_split, split_name, split_of_path
+from colabstage.layouts.names import FileLookup, is_split_folder, same_split, split_name, split_of_path
 from colabstage.trees.tree import FileEntry
 
 

@@ -14,11 +14,9 @@ from PIL import Image, ImageFilter
 
 from colabstage.images.masks import read_mask
 from colabstage.images.options import MaskOptions
-from colabstage.layouts.fields import Images, Masks
-from colabstage.layouts.folders.pairs import read_pairs
 from colabstage.layouts.items import read_dataset
-from colabstage.layouts.masks import meaning_of
-from colabstage.layouts.table import ClaimedTreeError
+from colabstage.layouts.pairs import meaning_of, read_pairs
+from colabstage.layouts.table import ClaimedTreeError, Images, Masks
 from colabstage.load.reading.reader import SplitReader
 from colabstage.pack.run import pack_dataset
 from colabstage.trees.folder import FolderTree

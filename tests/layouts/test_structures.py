@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from colabstage.errors import LayoutError, MissingDependencyError
-from colabstage.layouts.detect import detect_layout
-from colabstage.layouts.fields import Boxes, Values
-from colabstage.layouts.options import file_names, table_rows
+from colabstage.layouts.detect import detect_layout, file_names, table_rows
+from colabstage.layouts.table import Boxes, Values
 from colabstage.trees.folder import FolderTree
 
 if TYPE_CHECKING:

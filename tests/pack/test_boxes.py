@@ -11,9 +11,7 @@ from PIL import Image
 
 from colabstage.errors import LayoutError
 from colabstage.h5.info import read_info
-from colabstage.layouts.fields import Boxes, Images
-from colabstage.layouts.sources import TreeFiles
-from colabstage.layouts.table import SampleTable
+from colabstage.layouts.table import Boxes, Images, SampleTable, TreeFiles
 from colabstage.pack.run import pack_dataset
 
 if TYPE_CHECKING:

@@ -7,9 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from colabstage.layouts.fields import Arrays, Boxes, Images, Masks, Values
-from colabstage.layouts.sources import TreeFiles
-from colabstage.layouts.table import SampleTable
+from colabstage.layouts.table import Arrays, Boxes, Images, Masks, SampleTable, TreeFiles, Values
 from colabstage.pack import execute
 from colabstage.pack.run import pack_dataset
 from colabstage.pipeline import PipelineLimits

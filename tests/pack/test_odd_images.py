@@ -11,9 +11,7 @@ import pytest
 from PIL import Image, ImageOps
 
 from colabstage.errors import DecodeError
-from colabstage.layouts.fields import Images
-from colabstage.layouts.sources import TreeFiles
-from colabstage.layouts.table import SampleTable
+from colabstage.layouts.table import Images, SampleTable, TreeFiles
 from colabstage.load.reading.joined import open_reader
 from colabstage.pack.run import pack_dataset
 from tests.pack.odd_images import odd_images

@@ -10,9 +10,7 @@ import pytest
 from colabstage.errors import LayoutError
 from colabstage.images.decode import ImageFacts
 from colabstage.images.options import ImageOptions
-from colabstage.layouts.fields import Images, Values
-from colabstage.layouts.sources import TreeFiles
-from colabstage.layouts.table import SampleTable
+from colabstage.layouts.table import Images, SampleTable, TreeFiles, Values
 from colabstage.pack.fields import pack_content
 from colabstage.pack.options import PackOptions
 from colabstage.pack.plan import TORCH_BYTES, TORCH_SAMPLES, gains_by_torch, needs_facts, plan_pack

@@ -10,9 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from colabstage.errors import LayoutError, OptionError
-from colabstage.layouts.fields import Images, Values
-from colabstage.layouts.sources import TreeFiles
-from colabstage.layouts.table import SampleTable
+from colabstage.layouts.table import Images, SampleTable, TreeFiles, Values
 from colabstage.pack.splits import assign_groups, assign_splits, key_hashes, split_rows
 from colabstage.trees.tree import FileEntry
 

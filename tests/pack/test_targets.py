@@ -10,9 +10,7 @@ import pytest
 from PIL import Image
 
 from colabstage.errors import DecodeError, LayoutError
-from colabstage.layouts.fields import Arrays, Images, Masks, Values
-from colabstage.layouts.sources import FileSlices, TreeFiles
-from colabstage.layouts.table import SampleTable
+from colabstage.layouts.table import Arrays, FileSlices, Images, Masks, SampleTable, TreeFiles, Values
 from colabstage.pack.run import pack_dataset
 from colabstage.trees.archive_bytes import LocalBytes
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from colabstage.errors import OptionError
-from colabstage.layouts.folders.image_folder import read_image_folder
+from colabstage.layouts.class_folders import read_image_folder
 from colabstage.pack.run import pack_dataset
 from colabstage.stage.request import make_request
 from colabstage.stage.run import plan_stage, stage_dataset

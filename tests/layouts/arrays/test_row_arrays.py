@@ -14,12 +14,10 @@ import numpy as np
 import pytest
 
 from colabstage.errors import DecodeError, EmptySourceError, LayoutError
-from colabstage.layouts.arrays import hdf5_arrays
-from colabstage.layouts.arrays.array_roles import find_splits
-from colabstage.layouts.arrays.row_arrays import read_arrays
+from colabstage.layouts import hdf5_arrays
 from colabstage.layouts.detect import detect_layout
-from colabstage.layouts.fields import Arrays, Images, Masks, Values
-from colabstage.layouts.sources import FileSlices
+from colabstage.layouts.row_arrays import find_splits, read_arrays
+from colabstage.layouts.table import Arrays, FileSlices, Images, Masks, Values
 from colabstage.pack.run import pack_dataset
 from colabstage.trees.archive_bytes import LocalBytes
 from colabstage.trees.folder import FolderTree

@@ -14,12 +14,10 @@ import pytest
 from PIL import Image
 
 from colabstage.errors import DecodeError, EmptySourceError, LayoutError
-from colabstage.layouts.boxes.class_names import parse_class_file
-from colabstage.layouts.boxes.detection import read_detection
-from colabstage.layouts.boxes.voc import POSES
-from colabstage.layouts.detect import detect_layout
-from colabstage.layouts.fields import Boxes
-from colabstage.layouts.table import ClaimedTreeError
+from colabstage.layouts.detect import detect_layout, read_detection
+from colabstage.layouts.table import Boxes, ClaimedTreeError
+from colabstage.layouts.voc import POSES
+from colabstage.layouts.yolo import parse_class_file
 from colabstage.pack.run import pack_dataset
 from colabstage.trees.archive_bytes import LocalBytes
 from colabstage.trees.folder import FolderTree

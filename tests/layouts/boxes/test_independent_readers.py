@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from colabstage.errors import ColabstageError, LayoutError
-from colabstage.layouts.boxes.coco import read_coco
-from colabstage.layouts.boxes.voc import read_voc
-from colabstage.layouts.boxes.yolo import read_yolo
+from colabstage.layouts.coco import read_coco
 from colabstage.layouts.detect import detect_layout
-from colabstage.layouts.fields import Boxes
+from colabstage.layouts.table import Boxes
+from colabstage.layouts.voc import read_voc
+from colabstage.layouts.yolo import read_yolo
 from colabstage.pack.run import pack_dataset
 from colabstage.trees.folder import FolderTree
 

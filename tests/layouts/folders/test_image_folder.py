@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from colabstage.errors import EmptySourceError, LayoutError
+from colabstage.layouts.class_folders import read_image_folder
 from colabstage.layouts.detect import detect_layout
-from colabstage.layouts.fields import Values
-from colabstage.layouts.folders.image_folder import read_image_folder
 from colabstage.layouts.names import IMAGE_EXTENSIONS
+from colabstage.layouts.table import Values
 from colabstage.trees.archive_bytes import LocalBytes
 from colabstage.trees.folder import FolderTree
 from colabstage.trees.joined import JoinedTree

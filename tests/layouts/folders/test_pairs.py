@@ -8,9 +8,8 @@ import pytest
 
 from colabstage.errors import EmptySourceError, LayoutError
 from colabstage.layouts.detect import detect_layout
-from colabstage.layouts.fields import Masks
-from colabstage.layouts.folders.pairs import read_pairs
-from colabstage.layouts.sources import TreeFiles
+from colabstage.layouts.pairs import read_pairs
+from colabstage.layouts.table import Masks, TreeFiles
 from colabstage.trees.folder import FolderTree
 
 if TYPE_CHECKING:

@@ -14,12 +14,10 @@ import numpy as np
 import pytest
 
 from colabstage.errors import DecodeError, EmptySourceError, LayoutError, MissingDependencyError, OptionError
+from colabstage.layouts import audio as sound
+from colabstage.layouts.audio import AudioOptions, read_audio, read_clip
 from colabstage.layouts.detect import detect_layout
-from colabstage.layouts.fields import Arrays, Values
-from colabstage.layouts.sequences import sound
-from colabstage.layouts.sequences.audio import AudioOptions, read_audio
-from colabstage.layouts.sequences.sound import read_clip
-from colabstage.layouts.table import ClaimedTreeError
+from colabstage.layouts.table import Arrays, ClaimedTreeError, Values
 from colabstage.pack.run import pack_dataset
 from colabstage.trees.folder import FolderTree
 

@@ -11,12 +11,10 @@ import numpy as np
 import pytest
 
 from colabstage.errors import EmptySourceError, LayoutError, OptionError
+from colabstage.layouts import tokens as token_streams
 from colabstage.layouts.detect import detect_layout
-from colabstage.layouts.fields import Arrays
-from colabstage.layouts.sequences import token_streams
-from colabstage.layouts.sequences.token_streams import TokenOptions
-from colabstage.layouts.sequences.tokens import read_tokens
-from colabstage.layouts.table import ClaimedTreeError
+from colabstage.layouts.table import Arrays, ClaimedTreeError
+from colabstage.layouts.tokens import TokenOptions, read_tokens
 from colabstage.pack.run import pack_dataset
 from colabstage.trees.folder import FolderTree
 

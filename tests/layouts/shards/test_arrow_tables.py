@@ -12,8 +12,7 @@ from PIL import Image
 
 from colabstage.errors import CorruptArchiveError, EmptySourceError, LayoutError
 from colabstage.layouts.detect import detect_layout
-from colabstage.layouts.fields import Values
-from colabstage.layouts.table import ClaimedTreeError
+from colabstage.layouts.table import ClaimedTreeError, Values
 from colabstage.pack.run import pack_dataset
 from colabstage.trees.folder import FolderTree
 from colabstage.trees.open import open_tree

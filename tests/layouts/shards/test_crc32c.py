@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from colabstage.layouts.shards.crc32c import crc32c, crc32c_by_lanes, masked_crc32c
+from colabstage.layouts.tfrecord_file import crc32c, crc32c_by_lanes, masked_crc32c
 
 
 def bit_by_bit(data: bytes) -> int:

@@ -12,9 +12,8 @@ from PIL import Image
 
 from colabstage.errors import CorruptArchiveError, EmptySourceError, LayoutError
 from colabstage.layouts.detect import detect_layout
-from colabstage.layouts.fields import Values
-from colabstage.layouts.shards.lmdb_file import scan_values
-from colabstage.layouts.table import ClaimedTreeError
+from colabstage.layouts.lmdb import scan_values
+from colabstage.layouts.table import ClaimedTreeError, Values
 from colabstage.pack.run import pack_dataset
 from colabstage.trees.archive_bytes import LocalBytes
 from colabstage.trees.folder import FolderTree

@@ -17,9 +17,8 @@ from PIL import Image
 
 from colabstage.errors import CorruptArchiveError, EmptySourceError, LayoutError
 from colabstage.layouts.detect import detect_layout
-from colabstage.layouts.fields import Values
-from colabstage.layouts.shards.shard_source import ScanWindow, split_of_shard
-from colabstage.layouts.table import ClaimedTreeError
+from colabstage.layouts.shards import ScanWindow, split_of_shard
+from colabstage.layouts.table import ClaimedTreeError, Values
 from colabstage.pack.run import pack_dataset
 from colabstage.trees.folder import FolderTree
 from colabstage.trees.joined import JoinedTree

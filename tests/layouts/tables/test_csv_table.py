@@ -13,9 +13,9 @@ from hypothesis import event, example, given, settings
 from hypothesis import strategies as st
 
 from colabstage.errors import EmptySourceError, LayoutError
+from colabstage.layouts.csv_table import read_table
 from colabstage.layouts.detect import detect_layout
-from colabstage.layouts.fields import Values
-from colabstage.layouts.tables.csv_table import read_table
+from colabstage.layouts.table import Values
 from colabstage.trees.folder import FolderTree
 
 if TYPE_CHECKING:

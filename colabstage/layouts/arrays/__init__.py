@@ -1,1 +1,0 @@
-"""Samples that are rows of arrays: .npy, .npz, and HDF5 files of other makers."""

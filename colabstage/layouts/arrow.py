@@ -1,0 +1,414 @@
+"""One parquet or Arrow file: its schema, where its images lie, and the column of labels; batch by batch, by pyarrow.
+
+Images in an Arrow file lie in it as they are, so only their places are noted. Those in parquet are compressed by pages:
+they are unpacked once, to the local disk.
+"""
+
+from __future__ import annotations
+
+import json
+import posixpath
+import tempfile
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from colabstage.errors import (
+    ColabstageError,
+    CorruptArchiveError,
+    EmptySourceError,
+    LayoutError,
+    MissingDependencyError,
+)
+from colabstage.layouts.names import IMAGE_EXTENSIONS
+from colabstage.layouts.reading import SeekableBytes, spool_folder
+from colabstage.layouts.shards import (
+    Label,
+    Part,
+    ScanWindow,
+    Shard,
+    ShardParts,
+    make_labels,
+    open_shard,
+    rest_shard,
+    scan_each,
+    shard_of,
+    splits_of_shards,
+)
+from colabstage.layouts.table import ClaimedTreeError, Images, SampleTable
+from colabstage.retry import RetryPolicy, read_with_retry
+from colabstage.trees.archive_bytes import LocalBytes
+from colabstage.trees.entries import files_ending_in
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from typing import IO
+
+    from colabstage.trees.tree import FileEntry, Tree
+
+# Rows of a parquet file that are in memory at once; as many as `datasets` writes into a batch of images.
+_ROWS = 100
+_COLUMN_BUFFER_BYTES = 1 << 20
+# How a stream ends; the second is that of streams that do not begin with the first half of it.
+_END, _OLD_END = b"\xff\xff\xff\xff\0\0\0\0", b"\0\0\0\0"
+_PARQUET, _FEATHER = b"PAR1", b"ARROW1"
+
+
+class FileFacts(NamedTuple):
+    """What a file says before its rows are read.
+
+    `schema`: pyarrow's. `unpacked_bytes`: about what its images take when they have to be unpacked, 0 where they lie in
+    the file as they are.
+    """
+
+    schema: Any
+    unpacked_bytes: int
+
+
+class FoundRows(NamedTuple):
+    """Where each row's image lies, in the file or in the spool, and its label."""
+
+    images: list[Part]
+    labels: list[Any]
+    spooled: bool
+
+
+class ImageSpool:
+    """Images that were unpacked, one after the other in one file; from several threads."""
+
+    def __init__(self, out: IO[bytes]) -> None:
+        self._out = out
+        self._end = 0
+        self._lock = threading.Lock()
+
+    def append(self, image: bytes) -> int:
+        """Keep an image; where it begins."""
+        with self._lock:
+            start, self._end = self._end, self._end + len(image)
+            self._out.write(image)
+        return start
+
+
+def import_arrow(name: str) -> Any:
+    """The module pyarrow.
+
+    Raises:
+        MissingDependencyError: it is not installed; `name` is the file that needs it.
+    """
+    try:
+        import pyarrow
+        import pyarrow.ipc
+        import pyarrow.parquet
+    except ImportError as error:
+        msg = f"'{name}' is read by pyarrow. Install it with: pip install 'colabstage[arrow]'"
+        raise MissingDependencyError(msg) from error
+    return pyarrow
+
+
+def read_facts(shard: Shard) -> FileFacts:
+    """Look at a file's schema, and at how much its images take.
+
+    Raises:
+        CorruptArchiveError: it is truncated or damaged, or neither parquet nor Arrow.
+    """
+    arrow = import_arrow(shard.name)
+    with _Opened(arrow, shard) as opened:
+        if opened.head.startswith(_PARQUET):
+            file = opened.parquet()
+            return FileFacts(file.schema_arrow, _column_bytes(file.metadata))
+        if opened.head.startswith(_FEATHER):
+            return FileFacts(arrow.ipc.open_file(opened.file).schema, 2 * shard.content.size)
+        facts = FileFacts(arrow.ipc.open_stream(opened.file).schema, 0)
+        _check_end(shard, opened.head)
+        return facts
+
+
+def find_rows(shard: Shard, number: int, image: str, label: str | None, spool: ImageSpool) -> FoundRows:
+    """Find every row's image and label, in one pass over the file.
+
+    Args:
+        shard: the file.
+        number: which of the shards it is.
+        image: the column of images: bytes, or a struct with `bytes` as `datasets` writes it.
+        label: the column of labels.
+        spool: takes the images that do not lie in the file as they are.
+
+    Raises:
+        ClaimedTreeError: a row has no image; it is named.
+        CorruptArchiveError: the file is truncated or damaged.
+    """
+    arrow = import_arrow(shard.name)
+    with _Opened(arrow, shard) as opened:
+        if not opened.head.startswith((_PARQUET, _FEATHER)):
+            found = _in_place(arrow, opened, number, image, label)
+            if found is not None:
+                return found
+    with _Opened(arrow, shard) as opened:
+        images: list[Part] = []
+        labels: list[Any] = []
+        for batch in opened.batches(image, label):
+            for content in _bytes_column(batch.column(image)).to_pylist():
+                if content is None:
+                    raise _no_image(shard, len(images))
+                images.append(Part(number, spool.append(content), len(content)))
+            labels += batch.column(label).to_pylist() if label else [None] * len(batch)
+    return FoundRows(images, labels, spooled=True)
+
+
+class _Opened:
+    """A file as pyarrow reads it; what goes wrong inside becomes one typed error."""
+
+    def __init__(self, arrow: Any, shard: Shard) -> None:
+        self._arrow = arrow
+        self.shard = shard
+        window = ScanWindow(shard.content)
+        self.head = window.pread(8, 0)
+        self.file = arrow.PythonFile(SeekableBytes(window), mode="r")
+
+    def parquet(self) -> Any:
+        """The file as a table; a column is read as a stream, not by whole row groups."""
+        return self._arrow.parquet.ParquetFile(self.file, pre_buffer=False, buffer_size=_COLUMN_BUFFER_BYTES)
+
+    def batches(self, image: str, label: str | None) -> Iterator[Any]:
+        """The rows, some at a time."""
+        if self.head.startswith(_PARQUET):
+            columns = [image, label] if label else [image]
+            yield from self.parquet().iter_batches(batch_size=_ROWS, columns=columns, use_threads=False)
+        elif self.head.startswith(_FEATHER):
+            reader = self._arrow.ipc.open_file(self.file)
+            yield from map(reader.get_batch, range(reader.num_record_batches))
+        else:
+            yield from self._arrow.ipc.open_stream(self.file)
+
+    def __enter__(self) -> _Opened:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        rest_shard(self.shard)
+        if error is not None and self._is_about_format(error):
+            msg = f"'{self.shard.name}' is truncated, damaged or of an unknown kind: {error}. Copy or upload it again."
+            raise CorruptArchiveError(msg) from error
+
+    def _is_about_format(self, error: BaseException) -> bool:
+        """Whether pyarrow complains of what it read; what a mount answers has a number, and what we raise is typed."""
+        if isinstance(error, ColabstageError):
+            return False
+        return isinstance(error, self._arrow.ArrowException) or (isinstance(error, OSError) and error.errno is None)
+
+
+def _check_end(shard: Shard, head: bytes) -> None:
+    """Refuse a stream that stops between two batches, which pyarrow takes for its end."""
+    end = _END if head.startswith(_END[:4]) else _OLD_END
+    size = shard.content.size
+    if read_with_retry(lambda: shard.content.pread(len(end), size - len(end)), shard.name, policy=RetryPolicy()) != end:
+        msg = f"'{shard.name}' is truncated: it stops without the mark of its end. Copy or upload it again."
+        raise CorruptArchiveError(msg)
+
+
+def _column_bytes(metadata: Any) -> int:
+    return sum(
+        metadata.row_group(group).column(column).total_uncompressed_size
+        for group in range(metadata.num_row_groups)
+        for column in range(metadata.num_columns)
+    )
+
+
+def _in_place(arrow: Any, opened: _Opened, number: int, image: str, label: str | None) -> FoundRows | None:
+    """Rows of an Arrow stream by their places in the file; `None` where images are compressed or of another type."""
+    reader = arrow.ipc.MessageReader.open_stream(opened.file)
+    schema = arrow.ipc.read_schema(reader.read_next_message())
+    images: list[Part] = []
+    labels: list[Any] = []
+    while True:
+        try:
+            message = reader.read_next_message()
+        except StopIteration:
+            break
+        if message.type != "record batch":
+            return None
+        body = message.body
+        start = opened.file.tell() - body.size
+        batch = arrow.ipc.read_record_batch(message, schema)
+        column = _bytes_column(batch.column(image))
+        if column.null_count:
+            raise _no_image(opened.shard, len(images) + column.is_null().to_pylist().index(True))
+        offsets = _offsets(arrow, column)
+        data = column.buffers()[2]
+        if offsets is None or data is None or not body.address <= data.address <= body.address + body.size - data.size:
+            return None
+        first = start + data.address - body.address
+        for begin, end in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True):
+            images.append(Part(number, first + begin, end - begin))
+        labels += batch.column(label).to_pylist() if label else [None] * len(batch)
+    return FoundRows(images, labels, spooled=False)
+
+
+def _bytes_column(column: Any) -> Any:
+    return column.field("bytes") if hasattr(column, "field") else column
+
+
+def _offsets(arrow: Any, column: Any) -> Any:
+    kinds = ((arrow.binary(), np.int32), (arrow.large_binary(), np.int64))
+    dtype = next((dtype for kind, dtype in kinds if column.type == kind), None)
+    if dtype is None:
+        return None
+    return np.frombuffer(column.buffers()[1], dtype)[column.offset : column.offset + len(column) + 1]
+
+
+def _no_image(shard: Shard, row: int) -> ClaimedTreeError:
+    return ClaimedTreeError(
+        f"Row {row:,} of '{shard.name}' has no bytes in its image: it may name a file instead. Embed the images before "
+        "saving, as datasets' push_to_hub and save_to_disk do, or stage the folder of images."
+    )
+
+
+NAME = "arrow"
+
+_IMAGES = ("image", "img", "jpg", "png", "picture", "photo")
+_LABELS = ("label", "labels", "class", "fine_label", "target", "category", "class_id", "class_name")
+
+
+class _Columns(NamedTuple):
+    """The columns that matter: names of classes where the file has them; `others` are left out."""
+
+    image: str
+    label: str | None
+    classes: tuple[str, ...]
+    others: list[str]
+
+
+def read_arrow(tree: Tree) -> SampleTable:
+    """Make a table of a tree with parquet or Arrow files that have a column of images.
+
+    x is that column; y the first ClassLabel of `datasets`, or the column label: whole numbers, numbers or words. Splits
+    are those that all files, or the folders they lie in, are called after (train-00000-of-00002.parquet).
+
+    Raises:
+        EmptySourceError: there are no such files.
+        MissingDependencyError: pyarrow is not installed.
+        LayoutError: they have no column of images.
+        ClaimedTreeError: files have different columns, or a row has no image; it is named.
+        CorruptArchiveError: a file is damaged or truncated.
+        NotEnoughSpaceError: the unpacked images of parquet files do not fit on the local disk.
+    """
+    entries = _data_files(tree)
+    import_arrow(entries[0].name)
+    shards = scan_each(len(entries), lambda number: shard_of(entries[number], open_shard(tree, entries[number])))
+    facts = scan_each(len(shards), lambda number: read_facts(shards[number]))
+    columns = _find_columns(tree, facts[0])
+    _check_same(shards, facts, columns)
+    found, shards = _find(tree, shards, facts, columns)
+    parts = [part for rows in found for part in rows.images]
+    names = [f"{shards[part.shard].name}[{row}]" for rows in found for row, part in enumerate(rows.images)]
+    labels = [_label(value, names[0]) for rows in found for value in rows.labels]
+    targets, classes = make_labels(labels, names, names=dict(enumerate(columns.classes)))
+    splits = splits_of_shards([shard.name for shard in shards])
+    return SampleTable(
+        layout=NAME,
+        keys=tuple(names),
+        inputs=Images(ShardParts(shards, parts, names)),
+        targets=targets,
+        splits=None if splits is None else tuple(splits[part.shard] for part in parts),
+        classes=classes,
+        notes=(f"Columns that are left out: {', '.join(columns.others)}.",) if columns.others else (),
+    )
+
+
+def _data_files(tree: Tree) -> list[FileEntry]:
+    found = [
+        entry
+        for entry in files_ending_in(tree.entries, (".parquet", ".arrow"))
+        # What `datasets` computes and keeps beside the data.
+        if not posixpath.basename(entry.name).startswith(("cache-", "indices"))
+    ]
+    if not found:
+        msg = f"'{tree.label}' holds no parquet or Arrow files."
+        raise EmptySourceError(msg)
+    if files_ending_in(tree.entries, IMAGE_EXTENSIONS):
+        msg = f"'{tree.label}' holds images as files of their own beside its parquet or Arrow files."
+        raise LayoutError(msg)
+    return found
+
+
+def _find_columns(tree: Tree, facts: FileFacts) -> _Columns:
+    features = _features(facts.schema)
+    names = list(facts.schema.names)
+    images = [name for name in names if features.get(name, {}).get("_type") == "Image"]
+    images = images or [name for name in names if _holds_bytes(facts.schema.field(name).type)]
+    if not images:
+        msg = f"The files of '{tree.label}' have no column of images, but {', '.join(names)}."
+        raise LayoutError(msg)
+    image = next((name for name in _IMAGES if name in images), images[0])
+    labels = [name for name in names if features.get(name, {}).get("_type") == "ClassLabel"]
+    called = [name for name in _LABELS if name in names and name != image]
+    labels = labels or [name for name in called if _is_label(facts.schema.field(name).type)]
+    label = "label" if "label" in labels else next(iter(labels), None)
+    if label is None and called:
+        kind = facts.schema.field(called[0]).type
+        msg = (
+            f"The column '{called[0]}' of '{tree.label}' holds {kind} values, which are no labels; expected one number "
+            "or word in each row. Rename it, or add a column of labels."
+        )
+        raise ClaimedTreeError(msg)
+    classes = features.get(label or "", {}).get("names") or ()
+    return _Columns(image, label, tuple(map(str, classes)), [name for name in names if name not in (image, label)])
+
+
+def _features(schema: Any) -> dict[str, Any]:
+    """What `datasets` notes of each column; nothing where another tool wrote the file."""
+    try:
+        found = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))["info"]["features"]
+    except (ValueError, KeyError, TypeError):
+        return {}
+    return {name: one for name, one in found.items() if isinstance(one, dict)} if isinstance(found, dict) else {}
+
+
+def _holds_bytes(kind: Any) -> bool:
+    text = str(kind)
+    return text in ("binary", "large_binary") or text.startswith(("struct<bytes: binary", "struct<bytes: large_binary"))
+
+
+def _is_label(kind: Any) -> bool:
+    # As pandas writes a column of the type category.
+    kind = getattr(kind, "value_type", kind) if str(kind).startswith("dictionary") else kind
+    return str(kind).startswith(("int", "uint", "float", "double", "halffloat", "string", "large_string", "bool"))
+
+
+def _check_same(shards: Sequence[Shard], facts: Sequence[FileFacts], columns: _Columns) -> None:
+    wanted = [name for name in (columns.image, columns.label) if name is not None]
+    for shard, one in zip(shards, facts, strict=True):
+        missing = [name for name in wanted if name not in one.schema.names]
+        if missing or _features(one.schema).get(columns.label or "") != _features(facts[0].schema).get(
+            columns.label or ""
+        ):
+            msg = (
+                f"'{shard.name}' and '{shards[0].name}' have different columns or classes "
+                f"({', '.join(one.schema.names)}); expected files of one dataset."
+            )
+            raise ClaimedTreeError(msg)
+
+
+def _find(
+    tree: Tree, shards: list[Shard], facts: Sequence[FileFacts], columns: _Columns
+) -> tuple[list[FoundRows], list[Shard]]:
+    """The rows of each file, and the files to read their images from."""
+    folder = spool_folder(sum(one.unpacked_bytes for one in facts), f"The unpacked images of '{tree.label}'")
+    with tempfile.NamedTemporaryFile(dir=folder, prefix="colabstage-") as out:
+        spool = ImageSpool(out.file)
+        found = scan_each(
+            len(shards), lambda number: find_rows(shards[number], number, columns.image, columns.label, spool)
+        )
+        out.flush()
+        content = LocalBytes(Path(out.name), label=tree.label)
+    return found, [
+        shard._replace(content=content) if rows.spooled else shard for shard, rows in zip(shards, found, strict=True)
+    ]
+
+
+def _label(value: Any, name: str) -> Label:
+    if value is None or isinstance(value, int | float | str):
+        return value
+    msg = f"'{name}' has a label of the kind {type(value).__name__}; expected a number or a word."
+    raise ClaimedTreeError(msg)

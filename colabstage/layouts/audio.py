@@ -1,0 +1,342 @@
+"""Clips of sound from their files' bytes: WAV here, FLAC and others by soundfile where it is installed."""
+
+from __future__ import annotations
+
+import io
+import struct
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+
+import numpy as np
+
+from colabstage.errors import DecodeError, EmptySourceError, LayoutError, MissingDependencyError, OptionError
+from colabstage.layouts.class_folders import FileKind, find_class_folders
+from colabstage.layouts.csv_table import FileTable, TableChoice, find_file_table
+from colabstage.layouts.reading import read_each
+from colabstage.layouts.table import Arrays, ClaimedTreeError, SampleTable, TreeFiles, Values
+from colabstage.trees.entries import files_ending_in
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from numpy.typing import NDArray
+
+    from colabstage.layouts.table import Content
+    from colabstage.trees.tree import Tree
+
+SoundDtype = Literal["float32", "int16"]
+SOUND_EXTENSIONS = (".wav", ".flac", ".ogg", ".opus", ".mp3", ".aif", ".aiff")
+
+_PCM, _FLOAT, _EXTENSIBLE = 1, 3, 0xFFFE
+# What a program writes that does not know the length yet, and then never does.
+_UNKNOWN_SIZES = (0, 0xFFFFFFFF)
+
+
+class Clip(NamedTuple):
+    """`values`: `(N, channels)`, float32 from -1 to 1, or int16. `rate`: samples in a second."""
+
+    values: NDArray[Any]
+    rate: int
+
+
+class _Wav(NamedTuple):
+    """What the header says, and where the samples are."""
+
+    code: int
+    channels: int
+    rate: int
+    bits: int
+    data: memoryview
+
+
+def read_clip(content: bytes, dtype: SoundDtype) -> Clip:
+    """Decode a whole file.
+
+    Whole numbers become floats by dividing by the largest of their kind (a power of two), and lose their lower bits
+    where int16 is asked for; floats become int16 by rounding 32,767 times their value, cut at -1 and 1.
+
+    Raises:
+        DecodeError: it is damaged, or no sound of a kind known here.
+        MissingDependencyError: it is no WAV of plain numbers, and soundfile is not installed.
+    """
+    wav = _parse_wav(content) if content[:4] == b"RIFF" and content[8:12] == b"WAVE" else None
+    if wav is None:
+        return _by_soundfile(content, dtype)
+    values = _KNOWN[wav.code, wav.bits](wav.data)
+    return Clip(_convert(values, dtype).reshape(-1, wav.channels), wav.rate)
+
+
+def _parse_wav(content: bytes) -> _Wav | None:
+    """What a WAV holds; `None` where its samples are packed, or of another kind."""
+    code = channels = rate = align = bits = at = 0
+    at = 12
+    while at + 8 <= len(content):
+        name, size = struct.unpack_from("<4sI", content, at)
+        at += 8
+        if name == b"fmt " and size >= 16:
+            if at + size > len(content):
+                break
+            code, channels, rate, _, align, bits = struct.unpack_from("<HHIIHH", content, at)
+            if code == _EXTENSIBLE and size >= 40:
+                (code,) = struct.unpack_from("<H", content, at + 24)
+        elif name == b"data":
+            if code and (code, bits) not in _KNOWN:
+                return None
+            if not channels or align != channels * bits // 8:
+                msg = f"The WAV has {channels} channels of {bits} bits in blocks of {align} bytes, which cannot be."
+                raise DecodeError(msg)
+            return _Wav(code, channels, rate, bits, _samples(content, at, size, align))
+        at += size + size % 2
+    msg = "The WAV was cut: it ends before its samples begin."
+    raise DecodeError(msg)
+
+
+def _samples(content: bytes, at: int, size: int, align: int) -> memoryview:
+    there = len(content) - at
+    if size in _UNKNOWN_SIZES:
+        size = there - there % align
+    if size > there or size % align:
+        msg = f"The WAV was cut: it should have {size:,} bytes of samples and has {there:,}."
+        raise DecodeError(msg)
+    return memoryview(content)[at : at + size]
+
+
+def _unpacked_24(data: memoryview) -> NDArray[np.int32]:
+    """Numbers of 24 bits as the upper part of int32."""
+    wide = np.zeros((len(data) // 3, 4), np.uint8)
+    wide[:, 1:] = np.frombuffer(data, np.uint8).reshape(-1, 3)
+    return wide.view("<i4").reshape(-1).astype(np.int32, copy=False)
+
+
+_KNOWN: dict[tuple[int, int], Callable[[memoryview], NDArray[Any]]] = {
+    (_PCM, 8): lambda data: (np.frombuffer(data, np.uint8).astype(np.int16) - 128) << 8,
+    (_PCM, 16): lambda data: np.frombuffer(data, "<i2"),
+    (_PCM, 24): _unpacked_24,
+    (_PCM, 32): lambda data: np.frombuffer(data, "<i4"),
+    (_FLOAT, 32): lambda data: np.frombuffer(data, "<f4"),
+    (_FLOAT, 64): lambda data: np.frombuffer(data, "<f8"),
+}
+
+
+def _convert(values: NDArray[Any], dtype: SoundDtype) -> NDArray[Any]:
+    if dtype == "float32":
+        floats: NDArray[Any] = values.astype(np.float32)
+        if values.dtype.kind != "f":
+            floats /= np.float32(2 ** (8 * values.dtype.itemsize - 1))
+        return floats
+    if values.dtype.kind == "f":
+        values = np.rint(np.clip(values, -1, 1) * 32767)
+    elif values.dtype.itemsize == 4:
+        values = values >> 16
+    whole: NDArray[Any] = values.astype(np.int16)
+    return whole
+
+
+def _by_soundfile(content: bytes, dtype: SoundDtype) -> Clip:
+    try:
+        import soundfile  # type: ignore[import-untyped, import-not-found, unused-ignore]
+    except (ImportError, OSError) as error:  # OSError: the package is there, the library it wraps is not
+        msg = (
+            "This sound is no WAV of plain numbers, so soundfile is needed to decode it. Install it with: "
+            "pip install soundfile"
+        )
+        raise MissingDependencyError(msg) from error
+    try:
+        values, rate = soundfile.read(io.BytesIO(content), dtype="float32", always_2d=True)
+        if dtype == "int16":
+            whole = soundfile.info(io.BytesIO(content)).subtype.startswith("PCM")
+            values = (
+                soundfile.read(io.BytesIO(content), dtype="int16", always_2d=True)[0]
+                if whole
+                else _convert(values, dtype)
+            )
+    except (soundfile.LibsndfileError, RuntimeError) as error:
+        msg = f"The sound cannot be decoded: {error}"
+        raise DecodeError(msg) from error
+    return Clip(values, int(rate))
+
+
+NAME = "audio"
+
+# Clips that are looked at to learn rate, channels and length, the shortest and the longest file among them.
+_PROBES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class AudioOptions:
+    """How clips become rows: `layout=functools.partial(read_audio, options=AudioOptions(length=16_000))`.
+
+    `length`: samples of each row; longer clips are cut, shorter ones filled with zeros, both at the end. `None` takes
+    the length that all clips have.
+    `dtype`: "float32" from -1 to 1, or "int16".
+    `mono`: the mean of the channels, `(length,)`; else a clip of several channels is `(length, channels)`.
+    `rate`: samples in a second that each clip must have; `None` takes that of the first. Nothing is resampled.
+    """
+
+    length: int | None = None
+    dtype: SoundDtype = "float32"
+    mono: bool = False
+    rate: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.dtype not in get_args(SoundDtype):
+            msg = f"dtype={self.dtype!r} is unknown; expected one of {', '.join(get_args(SoundDtype))}."
+            raise OptionError(msg)
+        for name, value in (("length", self.length), ("rate", self.rate)):
+            if value is not None and value < 1:
+                msg = f"{name}={value}; expected a number of samples above 0."
+                raise OptionError(msg)
+
+
+def read_audio(
+    tree: Tree,
+    *,
+    options: AudioOptions = AudioOptions(),
+    labels: Sequence[str] | None = None,
+) -> SampleTable:
+    """Make a table of a tree with clips of sound, in folders of classes or named by a table of paths and labels.
+
+    Args:
+        tree: the dataset's files.
+        options: what the rows are.
+        labels: the columns of a table that hold the labels; found by name and content where `None`.
+
+    Raises:
+        EmptySourceError: there are no clips.
+        LayoutError: they are neither in folders of classes nor named by a table.
+        ClaimedTreeError: they have different lengths, rates or channels, and the options do not say what to do.
+        MissingDependencyError: they are FLAC or the like, and soundfile is not installed.
+    """
+    if not files_ending_in(tree.entries, SOUND_EXTENSIONS):
+        msg = f"'{tree.label}' holds no clips of sound ({', '.join(SOUND_EXTENSIONS)})."
+        raise EmptySourceError(msg)
+    found = _find(tree, labels)
+    source = TreeFiles(tree, found.files)
+    seen = _look_at(source, options)
+    decoder = _plan(seen, options)
+    sound = f"{decoder.rate:,} Hz, {decoder.length:,} samples ({decoder.length / decoder.rate:.2f} s)"
+    return SampleTable(
+        layout=NAME,
+        keys=found.keys,
+        inputs=Arrays(source, decoder.shape, np.dtype(options.dtype), decode=decoder),
+        targets=found.targets,
+        splits=found.splits,
+        groups=found.groups,
+        classes=found.classes,
+        notes=(*found.notes, f"Clips are stored as {options.dtype}: {sound}, {decoder.channels} channels."),
+    )
+
+
+def _find(tree: Tree, labels: Sequence[str] | None) -> FileTable:
+    kind = FileKind(NAME, "clips", SOUND_EXTENSIONS)
+    try:
+        return find_file_table(tree, kind, TableChoice(None if labels is None else tuple(labels)))
+    except ClaimedTreeError:
+        raise
+    except LayoutError as by_table:
+        if labels is not None:
+            raise
+        try:
+            found = find_class_folders(tree, kind)
+        except LayoutError as error:
+            msg = f"{error} Nor does a table name them: {by_table}"
+            raise LayoutError(msg) from error
+    return FileTable(
+        found.files.names, found.files, Values(found.labels), found.splits, None, found.classes, found.notes
+    )
+
+
+class _Seen(NamedTuple):
+    """What one clip turned out to be."""
+
+    name: str
+    length: int
+    channels: int
+    rate: int
+
+
+def _look_at(source: TreeFiles, options: AudioOptions) -> list[_Seen]:
+    order = np.argsort(source.sizes, kind="stable")
+    chosen = sorted({int(order[place]) for place in np.linspace(0, len(order) - 1, _PROBES).astype(int)})
+
+    def look(index: int, content: Content) -> _Seen:
+        clip = read_clip(bytes(content), options.dtype)
+        return _Seen(source.name(index), len(clip.values), clip.values.shape[1], clip.rate)
+
+    # What is broken is named when it is packed.
+    seen = read_each(source, chosen, look, readers=4, skip_broken=True)
+    if not seen:
+        msg = f"None of the clips that were looked at can be decoded (first '{source.name(chosen[0])}')."
+        raise ClaimedTreeError(msg)
+    return seen
+
+
+def _plan(seen: Sequence[_Seen], options: AudioOptions) -> _ClipDecoder:
+    """What all rows are, by those clips."""
+    rates = Counter(one.rate for one in seen)
+    rate = options.rate or seen[0].rate
+    if set(rates) != {rate}:
+        found = ", ".join(f"{count} of {one:,} Hz" for one, count in rates.most_common())
+        msg = f"Of {len(seen)} clips that were looked at there are {found}; expected {rate:,} Hz. Resample them first."
+        raise ClaimedTreeError(msg)
+    channels = {one.channels for one in seen}
+    if len(channels) > 1 and not options.mono:
+        msg = (
+            f"Clips have {' and '.join(map(str, sorted(channels)))} channels. Take their mean: {_example('mono=True')}."
+        )
+        raise ClaimedTreeError(msg)
+    lengths = sorted((one.length, one.name) for one in seen)
+    if options.length is None and lengths[0][0] != lengths[-1][0]:
+        (short, first), (long, last) = lengths[0], lengths[-1]
+        msg = (
+            f"Clips have different lengths ('{first}' {short:,} samples, '{last}' {long:,}). Say which they shall "
+            f"have: {_example(f'length={long}')}."
+        )
+        raise ClaimedTreeError(msg)
+    length = options.length or lengths[0][0]
+    return _ClipDecoder(options, length, 1 if options.mono else channels.pop(), rate)
+
+
+def _example(option: str) -> str:
+    return f"layout=functools.partial(read_audio, options=AudioOptions({option}))"
+
+
+@dataclass(frozen=True, slots=True)
+class _ClipDecoder:
+    """Makes a row of a file's bytes."""
+
+    options: AudioOptions
+    length: int
+    channels: int
+    rate: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.length,) if self.channels == 1 else (self.length, self.channels)
+
+    def __call__(self, content: bytes) -> NDArray[Any]:
+        clip = read_clip(content, self.options.dtype)
+        values = self._mixed(clip)
+        if clip.rate != self.rate or values.shape[1] != self.channels:
+            msg = (
+                f"The clip has {clip.rate:,} Hz and {values.shape[1]} channels; expected {self.rate:,} Hz and "
+                f"{self.channels}, as the others."
+            )
+            raise DecodeError(msg)
+        if self.options.length is None and len(values) != self.length:
+            msg = (
+                f"The clip has {len(values):,} samples and the others {self.length:,}. Say which length all shall "
+                f"have: {_example(f'length={self.length}')}."
+            )
+            raise DecodeError(msg)
+        row: NDArray[Any] = np.zeros((self.length, self.channels), values.dtype)
+        row[: len(values)] = values[: self.length]
+        return row.reshape(self.shape)
+
+    def _mixed(self, clip: Clip) -> NDArray[Any]:
+        values = clip.values
+        if not self.options.mono or values.shape[1] == 1:
+            return values
+        mean: NDArray[np.float64] = values.mean(axis=1, keepdims=True, dtype=np.float64)
+        return (np.rint(mean) if values.dtype.kind == "i" else mean).astype(values.dtype)

@@ -1,1 +1,0 @@
-"""Images with boxes: KITTI, YOLO, COCO and Pascal VOC."""

@@ -1,0 +1,445 @@
+"""Files of one kind in folders of classes, with or without folders of splits above: images, clips of sound.
+
+As torchvision documents it for `ImageFolder`: a class is the first folder level, classes are numbered in the order of
+`sorted` names, files are found at any depth below, and samples come sorted by class, then folder, then file name. On
+top of that: folders of splits are recognised, and a folder that merely wraps the dataset is looked through.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from colabstage.errors import EmptySourceError, LayoutError
+from colabstage.layouts.names import (
+    IMAGE_EXTENSIONS,
+    SPLIT_NAMES,
+    count_kinds,
+    is_foreign_folder,
+    is_image_folder,
+    is_role_folder,
+    is_split_folder,
+    listed,
+    split_name,
+    split_of_path,
+)
+from colabstage.layouts.table import ClaimedTreeError, Images, SampleTable, TreeFiles, Values
+from colabstage.retry import RetryPolicy, read_with_retry
+from colabstage.trees.entries import FileEntries, extension_of, files_ending_in
+from colabstage.trees.tree import empty_folders
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from colabstage.trees.tree import FileEntry, Tree
+
+_SPLIT_ORDER = {split: order for order, split in enumerate(dict.fromkeys(SPLIT_NAMES.values()))}
+# Pictures that torchvision passes over as well: a folder of them is a class whose samples cannot be read.
+_OTHER_PICTURES = frozenset({".gif", ".jfif", ".avif", ".heic", ".heif", ".jp2"})
+
+
+@dataclass(frozen=True, slots=True)
+class FileKind:
+    """What samples are: `layout` is the layout's name, `noun` what several are called, `extensions` those of files."""
+
+    layout: str
+    noun: str
+    extensions: tuple[str, ...]
+
+
+class FoundFiles(NamedTuple):
+    """The files in order, N of them. `labels`: int64 `(N,)`, indices into `classes`. `splits`: N names, or `None`."""
+
+    files: FileEntries
+    labels: NDArray[np.int64]
+    classes: tuple[str, ...]
+    splits: tuple[str, ...] | None
+    notes: tuple[str, ...]
+
+
+class _Folder(NamedTuple):
+    """A folder with files of the kind, or an empty one: the folders it lies in and its own name, below the wrapping
+    ones; and its number among those that have files, -1 for an empty one."""
+
+    parts: tuple[str, ...]
+    number: int
+
+
+class _ClassFolder(NamedTuple):
+    """What samples are sorted by, all those of one folder alike, and that folder's number. `split`: its name, or ""."""
+
+    split_order: int
+    class_name: str
+    path: str
+    split: str
+    number: int
+
+
+def find_class_folders(tree: Tree, kind: FileKind) -> FoundFiles:
+    """The files of a kind by class and split.
+
+    Split folders (train or training, val, valid, validation, dev, test or testing, in any case; also training_set,
+    seg_train, test1 and the like) may lie above the class folders; then the classes are those of all splits together.
+    A split whose images all lie in one folder `images` takes their classes from a list of names and classes beside it,
+    as Tiny ImageNet has it. A class folder without files keeps its number, as in torchvision, where the tree knows of
+    it: folders do, and zips and tars that list them.
+
+    Raises:
+        EmptySourceError: there are no files of the kind at all; the message says what there is instead.
+        LayoutError: they are not in folders of classes; the message says how they lie.
+    """
+    files = _find_files(tree, kind)
+    with_files, folder_of = _folders(files)
+    folders = _unwrap([*with_files, *_without_files(tree, kind, with_files)])
+    filled = [folder for folder in folders if folder.number >= 0]
+    splits = _split_folders(tree, filled, kind)
+    found = sorted(_with_splits(folders, splits) if splits else _without_splits(folders))
+    found, flat = _without_flat(found) if splits else (found, [])
+    if not any(folder.number >= 0 for folder in found):
+        raise _flat(tree, files, splits, kind)
+    classes = sorted({folder.class_name for folder in found})
+    notes = _notes_on_empty(found, kind)
+    found = [folder for folder in found if folder.number >= 0]
+    told = _listed_classes(tree, files, folder_of, flat, classes)
+    numbers = {name: number for number, name in enumerate(classes)}
+    # The files of one folder come by name already, as all of a tree do.
+    all_found = sorted([*found, *(folder for folder in flat if folder.split in told)])
+    ranks = np.full(len(with_files), len(all_found), np.int32)
+    ranks[[folder.number for folder in all_found]] = np.arange(len(all_found))
+    ranks = ranks[folder_of]
+    order = np.argsort(ranks, kind="stable")[: np.count_nonzero(ranks < len(all_found))]
+    ranks = ranks[order]
+    chosen = files.take(order)
+    labels = np.array([numbers.get(folder.class_name, -1) for folder in all_found], np.int64)[ranks]
+    names = {name: numbers[label] for split in told.values() for name, label in split.items()}
+    for place in np.flatnonzero(labels < 0).tolist():
+        labels[place] = names[chosen.names[place]]
+    return FoundFiles(
+        files=chosen,
+        labels=labels,
+        classes=tuple(classes),
+        splits=tuple(all_found[rank].split for rank in ranks.tolist()) if splits else None,
+        notes=(*_notes(tree, len(files) - len(order), found, kind), *notes),
+    )
+
+
+def _find_files(tree: Tree, kind: FileKind) -> FileEntries:
+    files = files_ending_in(tree.entries, kind.extensions)
+    if len(files):
+        return files
+    if not tree.entries:
+        msg = f"'{tree.label}' holds no files. {' '.join(tree.notes)}".rstrip()
+        raise EmptySourceError(msg)
+    msg = (
+        f"'{tree.label}' holds no {kind.noun} but {count_kinds(tree.entries)}. "
+        f"{kind.noun.capitalize()} are files that end in {', '.join(kind.extensions)}."
+    )
+    raise EmptySourceError(msg)
+
+
+def _folders(files: FileEntries) -> tuple[list[_Folder], NDArray[np.int32]]:
+    """The folders that hold files, and for each file the number of its own, int32 `(N,)`."""
+    known: dict[str, int] = {}
+    places = (known.setdefault(name.rpartition("/")[0], len(known)) for name in files.names)
+    folder_of = np.fromiter(places, np.int32, len(files))
+    folders = [_Folder(tuple(path.split("/")) if path else (), number) for path, number in known.items()]
+    return [folder._replace(parts=()) if any(map(is_foreign_folder, folder.parts)) else folder for folder in folders], (
+        folder_of
+    )
+
+
+def _without_files(tree: Tree, kind: FileKind, with_files: list[_Folder]) -> list[_Folder]:
+    """Folders that hold nothing, or pictures of a kind that is not read, where nothing in them is of the kind."""
+    names = {*empty_folders(tree), *_of_other_pictures(tree, kind)}
+    used = {folder.parts[:depth] for folder in with_files for depth in range(1, len(folder.parts) + 1)}
+    found = {tuple(name.split("/")) for name in names}
+    return [
+        _Folder(parts, -1)
+        for parts in sorted(found - used)
+        if not any(map(is_foreign_folder, parts)) and not is_split_folder(parts[-1]) and not is_role_folder(parts[-1])
+    ]
+
+
+def _of_other_pictures(tree: Tree, kind: FileKind) -> set[str]:
+    if kind.layout == "audio":
+        return set()
+    others = files_ending_in(tree.entries, tuple(_OTHER_PICTURES - set(kind.extensions)))
+    return {folder for name in others.names if (folder := posixpath.dirname(name))}
+
+
+def _unwrap(folders: list[_Folder]) -> list[_Folder]:
+    """Take away the folders that all files share, down to the one with the folders of classes or splits."""
+    while True:
+        # Files beside the wrapping folder (a preview, a logo) do not make it a class.
+        nested = [folder for folder in folders if folder.parts and folder.number >= 0]
+        tops = {folder.parts[0] for folder in nested}
+        if len(tops) != 1:
+            return folders
+        top = next(iter(tops))
+        if top.lower() in SPLIT_NAMES or any(len(one.parts) == 1 for one in nested):
+            return folders
+        # One class with a folder in it, beside classes without files, looks the same as a wrapper of one class.
+        empty = any(folder.number < 0 and folder.parts[0] != top for folder in folders)
+        if empty and len({folder.parts[1] for folder in nested}) == 1:
+            return folders
+        folders = [folder._replace(parts=folder.parts[1:]) for folder in folders if folder.parts[:1] in ((), (top,))]
+
+
+def _split_folders(tree: Tree, folders: list[_Folder], kind: FileKind) -> dict[str, str]:
+    """The folders of splits with the name that each is stored under; empty where the folders are those of classes."""
+    tops = {folder.parts[0] for folder in folders if folder.parts}
+    deep = {folder.parts[0] for folder in folders if _has_classes(folder)}
+    splits = {top: SPLIT_NAMES[top.lower()] for top in tops if top.lower() in SPLIT_NAMES}
+    if len(splits) < 2:
+        splits = _spelled_splits(tops, deep) or splits
+    # What holds no folders of classes beside splits that do is what nobody has labelled: seg_pred, single_prediction.
+    others = sorted(tops - splits.keys())
+    if len(splits) < 2 and others:
+        return {}  # Among other folders a single "train" is a class of vehicles.
+    others = [top for top in others if top in deep or not deep & splits.keys()]
+    if others:
+        msg = (
+            f"'{tree.label}' mixes folders of splits ({listed(sorted(splits))}) with others that hold {kind.noun} "
+            f"({listed(others)}). Move the others away, or into the splits."
+        )
+        raise LayoutError(msg)
+    if len(set(splits.values())) < len(splits):
+        msg = (
+            f"'{tree.label}' holds the folders {listed(sorted(splits))}, of which several mean the same split. "
+            "Rename or join them."
+        )
+        raise LayoutError(msg)
+    return splits
+
+
+def _has_classes(folder: _Folder) -> bool:
+    """Whether there is more below the outermost folder than that name again, or one that merely says images."""
+    below = [name for name in folder.parts[1:] if not is_image_folder(name)]
+    return any(split_name(name) != split_name(folder.parts[0]) for name in below)
+
+
+def _spelled_splits(tops: set[str], deep: set[str]) -> dict[str, str]:
+    """Splits by other spellings than the plain words, where the folders say the same beside the split: seg_train and
+    seg_test; rps, which is then what to train on, and rps-test-set. Empty where that is not so."""
+    read = {top: split_name(top) for top in tops}
+    named = {top: name for top, name in read.items() if name.split and top in deep}
+    rests = {name.rest for name in named.values()}
+    if len(rests) != 1:
+        return {}
+    bare = [top for top in deep - named.keys() if read[top].rest == next(iter(rests)) and read[top].rest]
+    splits = {top: name.split for top, name in read.items() if name.split and name.rest in rests}
+    if len(bare) == 1 and "train" not in splits.values():
+        splits[bare[0]] = "train"
+    return splits if len(splits) > 1 else {}
+
+
+def _without_splits(folders: list[_Folder]) -> list[_ClassFolder]:
+    return [_class_folder(folder, 0, "", folder.parts) for folder in folders if folder.parts]
+
+
+def _with_splits(folders: list[_Folder], splits: dict[str, str]) -> list[_ClassFolder]:
+    found = []
+    for top, split in splits.items():
+        below = [folder._replace(parts=folder.parts[1:]) for folder in folders if folder.parts[:1] == (top,)]
+        below = _unwrap_split(below, top)
+        found += [_class_folder(one, _SPLIT_ORDER[split], split, one.parts) for one in below if one.parts]
+    return found
+
+
+def _unwrap_split(folders: list[_Folder], split: str) -> list[_Folder]:
+    """Take away the folder that a split is in once more, or that merely says images: seg_train/seg_train/forest."""
+    inner = {folder.parts[0] for folder in folders if folder.parts and folder.number >= 0}
+    deep = all(len(folder.parts) > 1 for folder in folders if folder.parts)
+    if len(inner) != 1 or not deep:
+        return folders
+    name = next(iter(inner))
+    if split_name(name) != split_name(split) and not is_image_folder(name):
+        return folders
+    return _unwrap_split([folder._replace(parts=folder.parts[1:]) for folder in folders], split)
+
+
+def _without_flat(found: list[_ClassFolder]) -> tuple[list[_ClassFolder], list[_ClassFolder]]:
+    """The folders of classes, and those of splits whose only folder merely says images or repeats the split's name
+    while other splits have folders of classes."""
+    by_split: dict[str, set[str]] = {}
+    for folder in found:
+        by_split.setdefault(folder.split, set()).add(folder.class_name)
+    flat = {
+        split
+        for split, names in by_split.items()
+        if len(names) == 1 and (is_image_folder(name := next(iter(names))) or split_name(name).split == split)
+    }
+    others = {name for split, names in by_split.items() if split not in flat for name in names}
+    flat = {split for split in flat if others and not by_split[split] & others}
+    return [one for one in found if one.split not in flat], [one for one in found if one.split in flat]
+
+
+def _listed_classes(
+    tree: Tree, files: FileEntries, folder_of: NDArray[np.int32], flat: list[_ClassFolder], classes: list[str]
+) -> dict[str, dict[str, str]]:
+    """The class of each file of the splits whose folder has a list of names and classes beside the images.
+
+    Raises:
+        ClaimedTreeError: a list leaves out a file, or names a class that no folder is called.
+    """
+    found: dict[str, dict[str, str]] = {}
+    texts = files_ending_in(tree.entries, (".txt",)) if flat else ()
+    for folder in flat:
+        names = [files.names[number] for number in np.flatnonzero(folder_of == folder.number).tolist()]
+        above = posixpath.dirname(posixpath.dirname(names[0]))
+        for entry in texts:
+            if posixpath.dirname(entry.name) == above:
+                listed_here = _read_list(tree, entry)
+                if posixpath.basename(names[0]) in listed_here:
+                    found[folder.split] = _classes_of(entry, names, listed_here, classes)
+                    break
+    return found
+
+
+def _read_list(tree: Tree, entry: FileEntry) -> dict[str, str]:
+    """The first two words of each line: a file's bare name, and its class."""
+    data = read_with_retry(lambda: tree.read(entry), entry.name, policy=RetryPolicy())
+    lines = (line.split("\t" if "\t" in line else None) for line in data.decode("utf-8", "replace").splitlines())
+    return {words[0].strip(): words[1].strip() for words in lines if len(words) > 1}
+
+
+def _classes_of(entry: FileEntry, names: list[str], told: dict[str, str], classes: list[str]) -> dict[str, str]:
+    known = set(classes)
+    found = {name: told.get(posixpath.basename(name), "") for name in names}
+    wrong = next((name for name, label in found.items() if label not in known), None)
+    if wrong is not None:
+        what = f"the class '{found[wrong]}', which no folder is called" if found[wrong] else "no class"
+        msg = f"'{entry.name}' gives {what} to '{wrong}'; expected one of {listed(classes)}. Correct the list."
+        raise ClaimedTreeError(msg)
+    return found
+
+
+def _class_folder(folder: _Folder, order: int, split: str, below: tuple[str, ...]) -> _ClassFolder:
+    # ImageFolder sorts the paths of a class's folders as strings, so "a-b" comes before "a/c".
+    return _ClassFolder(order, below[0], "/".join(below), split, folder.number)
+
+
+def _flat(tree: Tree, files: FileEntries, splits: dict[str, str], kind: FileKind) -> LayoutError:
+    where = f"the folders {listed(sorted(splits))}" if splits else "one folder"
+    return LayoutError(
+        f"'{tree.label}' holds {len(files):,} {kind.noun} directly in {where} (first '{files.names[0]}'), but the "
+        f"layout {kind.layout} needs one folder for each class, with the {kind.noun} of the class in it."
+    )
+
+
+def _notes(tree: Tree, outside: int, found: list[_ClassFolder], kind: FileKind) -> tuple[str, ...]:
+    notes = []
+    if outside:
+        notes.append(f"{outside:,} {kind.noun} that lie in no class folder were left out.")
+    others = FileEntries.of(tree.entries).where(lambda name: extension_of(name) not in kind.extensions)
+    if others:
+        notes.append(f"{len(others):,} files that are no {kind.noun} were left out ({count_kinds(others)}).")
+    return (*notes, *_missing_classes(found, kind))
+
+
+def _notes_on_empty(found: list[_ClassFolder], kind: FileKind) -> list[str]:
+    empty = {folder.class_name for folder in found} - {folder.class_name for folder in found if folder.number >= 0}
+    if not empty:
+        return []
+    names = listed(sorted(empty))
+    return [f"The folders {names} hold no {kind.noun}; they are classes all the same, as torchvision numbers them."]
+
+
+def _missing_classes(folders: list[_ClassFolder], kind: FileKind) -> list[str]:
+    """A note for each split that has no files of some class."""
+    by_split: dict[str, set[str]] = {}
+    for folder in folders:
+        by_split.setdefault(folder.split, set()).add(folder.class_name)
+    everything = set().union(*by_split.values())
+    return [
+        f"The split '{split}' has no {kind.noun} of {len(everything) - len(found):,} classes: "
+        f"{listed(sorted(everything - found))}."
+        for split, found in by_split.items()
+        if found != everything
+    ]
+
+
+FILE_NAMES = "file_names"
+
+# The one form that is not anybody's guess: a word, a dot and a number.
+_WORD_AND_NUMBER = re.compile(r"(?:^|/)([A-Za-z][A-Za-z_ -]*)\.\d+\.[A-Za-z]+$")
+
+
+def read_file_names(tree: Tree, *, pattern: str | None = None) -> SampleTable:
+    """Make a table of images by what their names say: without a pattern, label.number.extension in every one.
+
+    Images of a test folder whose names say nothing are left out. Folders of splits are recognised. Samples come sorted
+    by name; classes are numbered in the order of their sorted names.
+
+    Args:
+        tree: the dataset's files.
+        pattern: a regular expression that is searched in each image's path; its first group is the class, or all that
+            it matches.
+
+    Raises:
+        EmptySourceError: there are no images.
+        LayoutError: a name does not say its class, or all say the same.
+    """
+    images = files_ending_in(tree.entries, IMAGE_EXTENSIONS)
+    images = images.where(lambda name: not any(map(is_foreign_folder, name.split("/")[:-1])))
+    if not images:
+        msg = f"'{tree.label}' holds no images."
+        raise EmptySourceError(msg)
+    wanted = _WORD_AND_NUMBER if pattern is None else re.compile(pattern)
+    found = [wanted.search(name) for name in images.names]
+    silent = [name for name, match in zip(images.names, found, strict=True) if match is None]
+    odd = next((name for name in silent if split_of_path(name) != "test"), None)
+    if odd is not None:
+        expected = f"{pattern!r} in it" if pattern is not None else "a name such as cat.0.jpg"
+        msg = f"The name of '{odd}' in '{tree.label}' does not say its class; expected {expected}."
+        raise LayoutError(msg)
+    words = [(match[1] or "") if wanted.groups else match[0] for match in found if match is not None]
+    classes = tuple(sorted(set(words)))
+    if len(classes) < 2:
+        msg = f"The names of the images in '{tree.label}' do not tell two classes: all say {list(classes)}."
+        raise LayoutError(msg)
+    files = images.take(np.flatnonzero([match is not None for match in found]))
+    numbers = {name: number for number, name in enumerate(classes)}
+    splits = tuple(split_of_path(name) for name in files.names)
+    notes = [f"Classes are what the files are called, as in '{posixpath.basename(files.names[0])}'."]
+    if silent:
+        notes.append(f"{len(silent):,} images of a test folder whose names say no class were left out.")
+    return SampleTable(
+        layout=FILE_NAMES,
+        keys=files.names,
+        inputs=Images(TreeFiles(tree, files)),
+        targets=Values(np.array([numbers[word] for word in words], np.int64)),
+        splits=splits if all(splits) else None,
+        classes=classes,
+        notes=tuple(notes),
+    )
+
+
+IMAGE_FOLDER = "image_folder"
+
+
+def read_image_folder(tree: Tree) -> SampleTable:
+    """Make a table of a tree in which every image lies in the folder of its class.
+
+    Split folders (train or training, val, valid, validation, dev, test or testing, in any case) may lie above the
+    class folders; then the classes are those of all splits together. Samples come in the order of `ImageFolder`,
+    split after split.
+
+    Raises:
+        EmptySourceError: there are no images at all; the message says what there is instead.
+        LayoutError: the images are not in folders of classes; the message says how they lie.
+    """
+    found = find_class_folders(tree, FileKind(IMAGE_FOLDER, "images", IMAGE_EXTENSIONS))
+    return SampleTable(
+        layout=IMAGE_FOLDER,
+        keys=found.files.names,
+        inputs=Images(TreeFiles(tree, found.files)),
+        targets=Values(found.labels),
+        splits=found.splits,
+        classes=found.classes,
+        notes=found.notes,
+    )

@@ -1,0 +1,232 @@
+"""COCO's JSON: images, annotations and categories in one file, or in one for each split."""
+
+from __future__ import annotations
+
+import json
+import posixpath
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from colabstage.errors import LayoutError
+from colabstage.layouts.image_boxes import Column, LabelledImage, detection_table, split_of_folders, split_of_word
+from colabstage.layouts.names import IMAGE_EXTENSIONS, FileLookup, listed
+from colabstage.layouts.table import ClaimedTreeError
+from colabstage.retry import RetryPolicy, read_with_retry
+from colabstage.trees.entries import files_ending_in
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from colabstage.layouts.table import SampleTable
+    from colabstage.trees.entries import FileEntries
+    from colabstage.trees.tree import FileEntry, Tree
+
+# More JSON files than this are one for each image: another tool's.
+_MAX_FILES = 24
+_COLUMNS = (Column("iscrowd", np.uint8), Column("area", np.float32))
+
+
+class _Box(NamedTuple):
+    """What is kept of an annotation while its file is read; polygons, most of the file, are not."""
+
+    image: Any
+    category: Any
+    bbox: Any
+    iscrowd: Any
+    area: Any
+    number: Any
+
+
+class _CocoFile(NamedTuple):
+    """One file, with the split that it is called after ("" for none)."""
+
+    entry: FileEntry
+    split: str
+    images: list[Any]
+    boxes: list[Any]
+    categories: list[Any]
+
+
+def read_coco(tree: Tree) -> SampleTable:
+    """Make a table of a tree with COCO's instances in JSON, and the images that they name.
+
+    Boxes are x0, y0, x1, y1 in pixels. Labels are indices into the classes, which are the categories by ascending id:
+    the ids themselves may have gaps. Columns: iscrowd (0 or 1), area (in pixels of the image as it came). Images
+    without annotations are kept. Several files called after splits (instances_train2017.json,
+    valid/_annotations.coco.json) are the splits.
+
+    Raises:
+        LayoutError: there is no such file.
+        ClaimedTreeError: an annotation is broken, or most images of a file are not there; they are named.
+    """
+    images = files_ending_in(tree.entries, IMAGE_EXTENSIONS)
+    found = _read_files(tree) if images else []
+    if not found:
+        msg = f"'{tree.label}' has no JSON file with images, annotations and categories, as COCO has it, and images."
+        raise LayoutError(msg)
+    names = _category_names(found)
+    numbers = {key: number for number, key in enumerate(sorted(names, key=_sortable))}
+    samples: list[LabelledImage] = []
+    notes: list[str] = []
+    for file in found:
+        placed, missing = _place_images(file, images)
+        if missing:
+            notes.append(f"{missing:,} images that '{file.entry.name}' names are not there and were left out.")
+        rows = _rows(file, numbers)
+        sizes = {image["id"]: _size_of(image) for image in file.images}
+        samples += [
+            LabelledImage(image, rows.get(key, []), file.split or split_of_folders(image.name), sizes[key])
+            for key, image in placed
+        ]
+    _check_once(samples, found)
+    unused = len(images) - len(samples)
+    if unused:
+        notes.append(f"{unused:,} images that no file of annotations names were left out.")
+    return detection_table(tree, samples, [names[key] for key in numbers], _COLUMNS, notes=notes)
+
+
+def _read_files(tree: Tree) -> list[_CocoFile]:
+    entries = list(files_ending_in(tree.entries, (".json",)))
+    instances = [entry for entry in entries if posixpath.basename(entry.name).startswith("instances_")]
+    chosen = instances or (entries if len(entries) <= _MAX_FILES else [])
+    return [file for entry in chosen if (file := _read_file(tree, entry)) is not None]
+
+
+def _read_file(tree: Tree, entry: FileEntry) -> _CocoFile | None:
+    content = read_with_retry(lambda: tree.read(entry), entry.name, policy=RetryPolicy())
+    looks_right = all(word in content for word in (b'"images"', b'"annotations"', b'"categories"'))
+    if not looks_right:
+        return None
+    try:
+        found = json.loads(content, object_pairs_hook=_slim)
+    except (ValueError, RecursionError) as error:
+        msg = f"'{entry.name}' looks like COCO's annotations but is no JSON: {error}."
+        raise ClaimedTreeError(msg) from error
+    if not isinstance(found, dict):
+        return None
+    parts = [found.get(name) for name in ("images", "annotations", "categories")]
+    images, annotations, categories = parts
+    if not (isinstance(images, list) and isinstance(annotations, list) and isinstance(categories, list)):
+        return None
+    # Captions and panoptic segments lie in the same folder and have no boxes.
+    if annotations and not any(isinstance(box, _Box) for box in annotations):
+        return None
+    return _CocoFile(entry, _split_of(entry.name), images, annotations, categories)
+
+
+def _slim(pairs: list[tuple[str, Any]]) -> Any:
+    """A JSON object; of an annotation only what is needed, which spares most of the memory that polygons take."""
+    found = dict(pairs)
+    if "image_id" in found and "bbox" in found:
+        keys = ("image_id", "category_id", "bbox", "iscrowd", "area", "id")
+        return _Box(*(found.get(key) for key in keys))
+    return found
+
+
+def _split_of(name: str) -> str:
+    stem = posixpath.splitext(posixpath.basename(name))[0]
+    words = {split for word in stem.replace("-", "_").replace(".", "_").split("_") if (split := split_of_word(word))}
+    return words.pop() if len(words) == 1 else split_of_folders(name)
+
+
+def _category_names(files: Sequence[_CocoFile]) -> dict[Any, str]:
+    names: dict[Any, str] = {}
+    for file in files:
+        for category in file.categories:
+            if not isinstance(category, dict) or not {"id", "name"} <= category.keys():
+                msg = f"'{file.entry.name}' has a category without id or name: {str(category)[:80]}."
+                raise ClaimedTreeError(msg)
+            key, name = category["id"], str(category["name"])
+            if not _is_id(key):
+                msg = f"'{file.entry.name}' has a category with the id {str(key)[:60]}; expected a number or a word."
+                raise ClaimedTreeError(msg)
+            if names.setdefault(key, name) != name:
+                msg = f"'{file.entry.name}' calls the category {key} '{name}', another file '{names[key]}'."
+                raise ClaimedTreeError(msg)
+    return names
+
+
+def _is_id(value: Any) -> bool:
+    return isinstance(value, int | str)
+
+
+def _sortable(key: Any) -> tuple[bool, Any]:
+    return (isinstance(key, str), key)
+
+
+def _place_images(file: _CocoFile, images: FileEntries) -> tuple[list[tuple[Any, FileEntry]], int]:
+    lookup = FileLookup(images, posixpath.dirname(file.entry.name))
+    placed = []
+    seen: set[Any] = set()
+    first = ""
+    for image in file.images:
+        named = isinstance(image, dict) and _is_id(image.get("id")) and isinstance(image.get("file_name"), str)
+        if not named or image["id"] in seen:
+            trouble = "an id that another one has" if named else "no id, a number or a word, or no file_name"
+            msg = f"'{file.entry.name}' has an image with {trouble}: {str(image)[:80]}."
+            raise ClaimedTreeError(msg)
+        seen.add(image["id"])
+        found = lookup.find(image["file_name"], split=file.split)
+        if found is not None:
+            placed.append((image["id"], found))
+        else:
+            first = first or image["file_name"]
+    if 2 * len(placed) < len(file.images):
+        msg = (
+            f"Of {len(file.images):,} images that '{file.entry.name}' names, {len(placed):,} are there (first missing "
+            f"or not to be told from others: '{first}'); expected at least half."
+        )
+        raise ClaimedTreeError(msg)
+    return placed, len(file.images) - len(placed)
+
+
+def _size_of(image: dict[str, Any]) -> tuple[int, int]:
+    """Height and width that a file says its image has; zeros where it does not."""
+    height, width = image.get("height"), image.get("width")
+    if isinstance(height, int) and isinstance(width, int) and height > 0 and width > 0:
+        return height, width
+    return 0, 0
+
+
+def _rows(file: _CocoFile, numbers: dict[Any, int]) -> dict[Any, list[list[float]]]:
+    """The boxes of each image, by its id, in the file's order."""
+    known = {image["id"] for image in file.images}
+    rows: dict[Any, list[list[float]]] = {}
+    for place, box in enumerate(file.boxes):
+        if not isinstance(box, _Box):
+            if isinstance(box, dict) and "image_id" in box:
+                raise _broken(file, place, box.get("id"), "has no bbox")
+            raise _broken(file, place, None, "is no annotation")
+        if not (_is_id(box.image) and _is_id(box.category)):
+            raise _broken(file, place, box.number, "has an image_id or category_id that is no number and no word")
+        if box.image not in known:
+            raise _broken(file, place, box.number, f"is of the image {box.image!r}, which is not listed")
+        if box.category not in numbers:
+            raise _broken(file, place, box.number, f"is of the category {box.category!r}, which is not listed")
+        try:
+            x, y, width, height = (float(value) for value in box.bbox)
+            area = float(width * height if box.area is None else box.area)
+        except (TypeError, ValueError) as error:
+            raise _broken(file, place, box.number, f"has a bbox {str(box.bbox)[:60]}") from error
+        if not (np.isfinite([x, y, width, height]).all() and width >= 0 and height >= 0):
+            raise _broken(file, place, box.number, f"has a bbox {box.bbox}")
+        row = [x, y, x + width, y + height, float(numbers[box.category]), float(bool(box.iscrowd)), area]
+        rows.setdefault(box.image, []).append(row)
+    return rows
+
+
+def _broken(file: _CocoFile, place: int, number: Any, what: str) -> ClaimedTreeError:
+    return ClaimedTreeError(
+        f"'{file.entry.name}': annotation {place} (id {number!r}) {what}; expected image_id, category_id and "
+        "bbox [x, y, width, height] in pixels."
+    )
+
+
+def _check_once(samples: Sequence[LabelledImage], files: Sequence[_CocoFile]) -> None:
+    seen: set[str] = set()
+    twice = next((s.file.name for s in samples if s.file.name in seen or seen.add(s.file.name)), None)  # type: ignore[func-returns-value]
+    if twice is not None:
+        names = listed([file.entry.name for file in files])
+        msg = f"The image '{twice}' is listed twice in {names}. Move all but one file of annotations of it away."
+        raise ClaimedTreeError(msg)

@@ -1,0 +1,449 @@
+"""A table file as columns of text: CSV and its relatives, and parquet where pyarrow is installed."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from colabstage.errors import LayoutError, MissingDependencyError
+from colabstage.layouts.names import SPLIT_NAMES, listed
+from colabstage.layouts.table import Boxes, Values
+from colabstage.retry import RetryPolicy, read_with_retry
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from colabstage.trees.tree import FileEntry, Tree
+
+TABLE_EXTENSIONS = (".csv", ".tsv", ".parquet")
+_DELIMITERS = (",", ";", "\t", "|")
+
+
+def is_table(name: str) -> bool:
+    """Whether a file of this name is a table."""
+    return name.lower().endswith(TABLE_EXTENSIONS)
+
+
+class TableRows(NamedTuple):
+    """The cells of a table, the header's among them. `fault`: what keeps it from being used, "" for nothing."""
+
+    rows: list[list[str]]
+    fault: str = ""
+
+
+def read_rows(tree: Tree, entry: FileEntry) -> list[list[str]]:
+    """Read a table's rows, each with as many cells as the first, which may be a header.
+
+    Raises:
+        LayoutError: it has rows of different lengths, or is no text.
+        MissingDependencyError: it is parquet and pyarrow is not there.
+    """
+    found = read_some_rows(tree, entry)
+    if found.fault:
+        raise LayoutError(found.fault)
+    return found.rows
+
+
+def read_some_rows(tree: Tree, entry: FileEntry) -> TableRows:
+    """Read what can be read of a table's rows: whether a fault matters shows only when it is known what the table is.
+
+    Raises:
+        MissingDependencyError: it is parquet and pyarrow is not there.
+    """
+    data = read_with_retry(lambda: tree.read(entry), entry.name, policy=RetryPolicy())
+    if entry.name.lower().endswith(".parquet"):
+        return TableRows(_parquet_rows(data, entry.name))
+    text = _decode(data)
+    first = text.split("\n", 1)[0]
+    delimiter = "\t" if entry.name.lower().endswith(".tsv") else max(_DELIMITERS, key=first.count)
+    rows: list[list[str]] = []
+    try:
+        reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
+        rows.extend([cell.strip() for cell in row] for row in reader if any(row))
+    except csv.Error as error:
+        return TableRows(rows, f"'{entry.name}' cannot be read as a table behind row {len(rows)}: {error}.")
+    width = len(rows[0]) if rows else 0
+    odd = next((number for number, row in enumerate(rows) if len(row) != width), None)
+    if odd is None:
+        return TableRows(rows)
+    fault = (
+        f"'{entry.name}' has {len(rows[odd])} cells in row {odd + 1} and {width} in the first; expected as many. Cells "
+        'that hold the delimiter need "quotes".'
+    )
+    return TableRows(rows, fault)
+
+
+def _decode(data: bytes) -> str:
+    if data.startswith((b"\xff\xfe", b"\xfe\xff")):
+        return data.decode("utf-16", "replace")  # what spreadsheets save as "Unicode text"
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        return data.decode("latin-1")  # what spreadsheets of western Europe still write
+
+
+def _parquet_rows(data: bytes, name: str) -> list[list[str]]:
+    try:
+        from pyarrow import parquet  # type: ignore[import-not-found, import-untyped, unused-ignore]
+    except ImportError as error:
+        msg = f"'{name}' is a parquet table, which needs pyarrow. Install it with: pip install pyarrow"
+        raise MissingDependencyError(msg) from error
+    table = parquet.read_table(io.BytesIO(data))
+    columns = [["" if cell is None else str(cell) for cell in column.to_pylist()] for column in table.columns]
+    return [list(table.column_names), *(list(row) for row in zip(*columns, strict=True))]
+
+
+# What a label is called where nobody says which column it is. Of two that say the same, the first here counts.
+_LABELS = (
+    "label", "labels", "class", "class_name", "classname", "class_label", "label_name", "category", "target", "targets",
+    "tags", "diagnosis", "dx", "finding_labels", "species", "breed", "class_id", "classid", "label_id", "category_id",
+)  # fmt: skip
+_SETS_OF_LABELS = ("labels", "tags", "targets", "finding_labels")
+_PERSONS = re.compile(r"(patient|subject|participant|person|lesion)(_?id)?|(group|session|scene)_?id")
+# As likely a label as what samples belong together by.
+_SCENES = re.compile(r"group|session|scene")
+_SPLITS = ("split", "subset", "partition", "data_split", "dataset_split")
+_PATHS = (
+    "path", "image_path", "img_path", "file_path", "filepath", "file", "file_name", "filename", "image", "img",
+    "image_name", "image_id", "image_index", "img_name", "picture", "audio", "clip",
+)  # fmt: skip
+_IDS = ("id", "index", "uuid", "row")
+_SEPARATORS = ("|", ";")
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?|nan", re.IGNORECASE | re.ASCII)
+_CODE = re.compile(r"0\d+", re.ASCII)
+
+
+class ColumnRoles(NamedTuple):
+    """Names of columns by what they are; of a table without one, `None`."""
+
+    labels: tuple[str, ...]
+    split: str | None
+    group: str | None
+
+
+def plain_name(column: str) -> str:
+    """Write a column's name as the lists of known ones do: "Patient ID" is patient_id."""
+    return re.sub(r"[\s.-]+", "_", column.strip().lower())
+
+
+def is_label_name(column: str) -> bool:
+    """Whether a column is called a label, so that it is never the path."""
+    return plain_name(column) in _LABELS
+
+
+def is_path_name(column: str) -> bool:
+    """Whether a column is called a path."""
+    return plain_name(column) in _PATHS
+
+
+def find_roles(columns: Mapping[str, Sequence[str]], *, labels: Sequence[str] | None) -> ColumnRoles:
+    """Tell what the columns of a table are, the path's left out.
+
+    Args:
+        columns: cells by column name.
+        labels: the columns that hold the labels, where somebody says so.
+
+    Raises:
+        LayoutError: the labels cannot be told from the rest, or are not there.
+    """
+    missing = [name for name in labels or () if name not in columns]
+    if missing:
+        msg = f"There is no column {listed(missing)}; there are {listed(sorted(columns)) or 'no others'}."
+        raise LayoutError(msg)
+    free = [name for name in columns if name not in (labels or ())]
+    split = next((name for name in free if not is_label_name(name) and _is_split(name, columns[name])), None)
+    rest = [name for name in free if name != split]
+    group = next((name for name in rest if _PERSONS.fullmatch(plain_name(name))), None)
+    scene = next((name for name in rest if _SCENES.fullmatch(plain_name(name))), None) if group is None else None
+    if labels:
+        return ColumnRoles(tuple(labels), split, group or scene)
+    told = {name: columns[name] for name in rest if name != group and _is_told(name, columns[name])}
+    named = _named_labels(told)
+    if named is not None:
+        return ColumnRoles((named,), split, group or scene)
+    return ColumnRoles(_find_labels(told), split, group)
+
+
+def _is_split(name: str, cells: Sequence[str]) -> bool:
+    """Whether a column holds nothing but names of splits.
+
+    Raises:
+        LayoutError: it is called a split, and some of its cells are none.
+    """
+    found = {cell.lower() for cell in cells}
+    others = found - SPLIT_NAMES.keys()
+    if others and found & SPLIT_NAMES.keys() and plain_name(name) in _SPLITS:
+        msg = (
+            f"The column '{name}' names splits and others that are none: {listed(sorted(others))}. Expected "
+            f"{listed(list(SPLIT_NAMES))} in every row."
+        )
+        raise LayoutError(msg)
+    return bool(cells) and not others
+
+
+def _is_told(name: str, cells: Sequence[str]) -> bool:
+    """Whether a column can be a label: it has a name, and not another word in every row as an id has."""
+    # "Unnamed: 0" is what pandas calls the index it has written.
+    if not name or name.lower().startswith("unnamed") or plain_name(name) in _IDS or is_path_name(name):
+        return False
+    return is_label_name(name) or len(cells) < 3 or is_numeric(cells) or len(set(cells)) < len(cells)
+
+
+def _named_labels(columns: Mapping[str, Sequence[str]]) -> str | None:
+    """The column that is called a label; of several that say the same, the one in words.
+
+    Raises:
+        LayoutError: two are called so, and say different things.
+    """
+    named = sorted((name for name in columns if is_label_name(name)), key=lambda name: _LABELS.index(plain_name(name)))
+    if not named:
+        return None
+    first = columns[named[0]]
+    for other in named[1:]:
+        pairs = set(zip(first, columns[other], strict=True))
+        if not len(pairs) == len(set(first)) == len(set(columns[other])):
+            raise _which(named)
+    return next((name for name in named if not is_numeric(columns[name])), named[0])
+
+
+def _find_labels(columns: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
+    numbers = [name for name, cells in columns.items() if is_numeric(cells)]
+    words = [name for name in columns if name not in numbers and not is_numeric(columns[name])]
+    if len(words) == 1:
+        return (words[0],)
+    if not words and numbers:
+        return tuple(numbers)
+    if columns:
+        raise _which(sorted(columns))
+    msg = "There is no column beside the paths that could be a label. Say which is: layout=table_rows(labels=['NAME'])."
+    raise LayoutError(msg)
+
+
+def _which(columns: list[str]) -> LayoutError:
+    return LayoutError(
+        f"Which of the columns {listed(columns)} is the label? Say so: layout=table_rows(labels=['NAME']), from "
+        "colabstage.layouts.detect."
+    )
+
+
+def is_numeric(cells: Sequence[str]) -> bool:
+    """Whether every cell that is not empty is a number, and there are some. "01" is a code, no number."""
+    filled = [cell for cell in cells if cell]
+    return (
+        bool(filled)
+        and all(map(_NUMBER.fullmatch, filled))
+        and not any(map(_CODE.fullmatch, filled))
+        and bool(np.isfinite([float(cell) for cell in filled if cell.lower() != "nan"]).all())
+    )
+
+
+def make_targets(
+    columns: Mapping[str, Sequence[str]], *, separator: str | None = None
+) -> tuple[Values, tuple[str, ...]]:
+    """Targets of label columns, and the names of their classes.
+
+    One column of words: int64 `(N,)`, index into the sorted words; with "|" or ";" in them, uint8 `(N, K)`, one column
+    for each word. One of numbers: int64 or float32 `(N,)`; whole ones that count classes from 0 name them. Several of
+    numbers: `(N, K)` in their order, uint8 where all are 0 or 1, NaN for an empty cell.
+
+    Args:
+        columns: cells by column name.
+        separator: what stands between the labels of one cell; "" where each cell is one label, whatever is in it;
+            `None` to find out.
+
+    Raises:
+        LayoutError: several columns of words; a cell of a single column is empty; two spellings of one number; words
+            with blanks between them that may be one label or several.
+    """
+    if len(columns) == 1:
+        name, cells = next(iter(columns.items()))
+        if separator is not None:
+            return _sets(cells, separator) if separator else _words(name, cells)
+        if is_numeric(cells):
+            return _numbers(name, cells)
+        found = next((mark for mark in _SEPARATORS if any(mark in cell for cell in cells)), None)
+        if found is not None:
+            return _sets(cells, found)
+        _check_blanks(name, cells)
+        return _words(name, cells)
+    words = [name for name, cells in columns.items() if not is_numeric(cells)]
+    if words:
+        msg = f"Of several label columns each has to be numbers; {listed(words)} have words. Choose one of them."
+        raise LayoutError(msg)
+    table = np.array([[float(cell or "nan") for cell in cells] for cells in columns.values()], np.float64).T
+    if np.isin(table, (0, 1)).all():
+        return Values(np.ascontiguousarray(table.astype(np.uint8))), tuple(columns)
+    return Values(np.ascontiguousarray(table.astype(np.float32))), ()
+
+
+def _check_filled(name: str, missing: Iterable[bool]) -> None:
+    found = list(missing)
+    if any(found):
+        msg = (
+            f"{sum(found):,} of {len(found):,} rows have no label in '{name}' (the first is number "
+            f"{found.index(True) + 1} of those with a file). Fill them in, or take the rows out."
+        )
+        raise LayoutError(msg)
+
+
+def _numbers(name: str, cells: Sequence[str]) -> tuple[Values, tuple[str, ...]]:
+    _check_filled(name, (not cell or cell.lower() == "nan" for cell in cells))
+    values = np.array([float(cell) for cell in cells], np.float64)
+    if np.any(values != np.rint(values)) or np.abs(values).max() >= 2**53:
+        return Values(values.astype(np.float32)), ()
+    whole = values.astype(np.int64)
+    return Values(whole), class_numbers(whole)
+
+
+def class_numbers(whole: NDArray[np.int64]) -> tuple[str, ...]:
+    """The numbers of classes as their names, where whole numbers count classes from 0; else nothing."""
+    found = np.unique(whole)
+    if not len(found) or found[0] != 0 or found[-1] != len(found) - 1 or 2 * len(found) > len(whole):
+        return ()
+    return tuple(str(number) for number in found.tolist())
+
+
+def _words(name: str, cells: Sequence[str]) -> tuple[Values, tuple[str, ...]]:
+    _check_filled(name, (not cell for cell in cells))
+    classes = sorted(set(cells))
+    _check_spelling(name, classes)
+    numbers = {cell: number for number, cell in enumerate(classes)}
+    return Values(np.fromiter((numbers[cell] for cell in cells), np.int64, len(cells))), tuple(classes)
+
+
+def _check_spelling(name: str, classes: Sequence[str]) -> None:
+    """Refuse '01' beside '1': one program takes them for two classes, the next for one."""
+    seen: dict[int, str] = {}
+    for cell in classes:
+        if cell.isascii() and cell.isdecimal() and seen.setdefault(int(cell), cell) != cell:
+            msg = (
+                f"'{name}' has the labels '{seen[int(cell)]}' and '{cell}', which are the same number. Write it in one "
+                "way."
+            )
+            raise LayoutError(msg)
+
+
+def _check_blanks(name: str, cells: Sequence[str]) -> None:
+    """Refuse words with blanks between them that are several labels as likely as one."""
+    several = {cell for cell in set(cells) if len(cell.split()) > 1}
+    if not several:
+        return
+    words = {word for cell in several for word in cell.split()}
+    if plain_name(name) in _SETS_OF_LABELS or words <= set(cells):
+        msg = (
+            f"'{name}' has labels such as '{min(several)}'. Is that one class, or several labels? Say so: "
+            "layout=table_rows(separator='') for one class, table_rows(separator=' ') for several labels."
+        )
+        raise LayoutError(msg)
+
+
+def _sets(cells: Sequence[str], separator: str) -> tuple[Values, tuple[str, ...]]:
+    sets = [{word.strip() for word in cell.split(separator)} - {""} for cell in cells]
+    classes = sorted(set().union(*sets))
+    table = np.array([[word in found for word in classes] for found in sets], np.uint8)
+    return Values(table.reshape(len(cells), len(classes))), tuple(classes)
+
+
+# As Roboflow, TensorFlow's converters, OpenImages and RetinaNet write them.
+_CORNERS = (("xmin", "ymin", "xmax", "ymax"), ("x_min", "y_min", "x_max", "y_max"), ("x1", "y1", "x2", "y2"))
+_OTHER_FORMS = ("bbox", "bboxes", "bounding_box", "predictionstring")
+_BOX_LABELS = ("labelname", "name")
+
+
+class BoxColumns(NamedTuple):
+    """The columns that boxes are in: x0, y0, x1, y1 and what is in the box."""
+
+    corners: tuple[str, ...]
+    label: str
+
+
+class PlacedBoxes(NamedTuple):
+    """The boxes of M files in the order of their first rows, whose numbers are `firsts`, and their classes."""
+
+    firsts: list[int]
+    boxes: Boxes
+    classes: tuple[str, ...]
+
+
+def box_columns(header: Sequence[str]) -> BoxColumns | None:
+    """The columns of a table that are boxes; `None` of a table without.
+
+    Raises:
+        LayoutError: there are boxes in a form that is not read, or nothing that says what is in them.
+    """
+    by_name = {plain_name(name): name for name in header}
+    corners = next((names for names in _CORNERS if all(name in by_name for name in names)), None)
+    other = next((by_name[name] for name in _OTHER_FORMS if name in by_name), None)
+    if corners is None:
+        if other is None:
+            return None
+        msg = (
+            f"Its column '{other}' holds boxes, which are read from columns xmin, ymin, xmax, ymax and class, one box "
+            "in each row. Write them so, or name the columns that are labels of whole images: "
+            "layout=table_rows(labels=['NAME'])."
+        )
+        raise LayoutError(msg)
+    label = next((name for name in header if is_label_name(name) or plain_name(name) in _BOX_LABELS), None)
+    if label is None:
+        msg = f"It has boxes in {', '.join(corners)} and no column 'class' that says what is in them. Add one."
+        raise LayoutError(msg)
+    return BoxColumns(tuple(by_name[name] for name in corners), label)
+
+
+def make_boxes(rows: Sequence[tuple[str, Mapping[str, str]]], columns: BoxColumns) -> PlacedBoxes:
+    """Put the boxes of every file together, in the order of its rows.
+
+    A row whose cells are all empty says that its file has no box. Numbers are pixels, or parts of width and height
+    where none is above 1 and some are no whole numbers.
+
+    Args:
+        rows: the name of the file and the cells by column name, of each row.
+        columns: which columns are boxes.
+
+    Raises:
+        LayoutError: a cell is no number, or a box ends before it begins.
+    """
+    numbers: dict[str, int] = {}
+    firsts: list[int] = []
+    boxes: list[list[list[float]]] = []
+    classes = sorted({label for _, cells in rows if (label := cells[columns.label])}, key=_number_or_word)
+    index = {name: number for number, name in enumerate(classes)}
+    for row, (file, cells) in enumerate(rows):
+        if file not in numbers:
+            numbers[file] = len(firsts)
+            firsts.append(row)
+            boxes.append([])
+        written = [cells[name] for name in columns.corners]
+        if any(written) or cells[columns.label]:
+            boxes[numbers[file]].append([*_corners(file, written), index.get(cells[columns.label], -1)])
+    flat = np.array([box for found in boxes for box in found], np.float64).reshape(-1, 5)
+    if np.any(flat[:, 4] < 0):
+        msg = f"A box has nothing in '{columns.label}' that says what is in it. Fill it in, or take the row out."
+        raise LayoutError(msg)
+    corners = np.ascontiguousarray(flat[:, :4])
+    relative = bool(len(corners)) and float(corners.max()) <= 1 and bool(np.any(corners != np.rint(corners)))
+    offsets = np.concatenate([[0], np.cumsum([len(found) for found in boxes])]).astype(np.int64)
+    labels = flat[:, 4].astype(np.int64)
+    return PlacedBoxes(firsts, Boxes(offsets, corners, {"labels": labels}, relative=relative), tuple(classes))
+
+
+def _number_or_word(name: str) -> tuple[bool, int, str]:
+    is_number = name.isascii() and name.isdecimal()
+    return (not is_number, int(name) if is_number else 0, name)
+
+
+def _corners(file: str, written: list[str]) -> list[float]:
+    try:
+        x0, y0, x1, y1 = (float(cell) for cell in written)
+    except ValueError:
+        x0, y0, x1, y1 = (float("nan"),) * 4
+    if not (np.isfinite([x0, y0, x1, y1]).all() and x0 <= x1 and y0 <= y1):
+        msg = f"A box of '{file}' is {', '.join(written)}; expected numbers, left before right and top before bottom."
+        raise LayoutError(msg)
+    return [x0, y0, x1, y1]

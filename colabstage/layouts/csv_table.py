@@ -1,0 +1,414 @@
+"""A table of paths and labels beside the images: CSV, TSV, parquet.
+
+Which column is what is found by its content: the paths are those that lead to images, a split column holds nothing but
+names of splits, and labels are known by their name, or are the one thing left. A table that leads to images claims the
+tree: what is wrong with it from there on is an error, never a reason to take weaker evidence.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from colabstage.errors import EmptySourceError, LayoutError
+from colabstage.layouts.class_folders import FileKind
+from colabstage.layouts.columns import (
+    TABLE_EXTENSIONS,
+    box_columns,
+    find_roles,
+    is_label_name,
+    is_path_name,
+    make_boxes,
+    make_targets,
+    read_some_rows,
+)
+from colabstage.layouts.names import IMAGE_EXTENSIONS, SPLIT_NAMES, FileLookup, listed, split_name, split_of_path
+from colabstage.layouts.table import ClaimedTreeError, Images, NearMissError, SampleTable, TreeFiles
+from colabstage.trees.entries import files_ending_in
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from colabstage.layouts.columns import ColumnRoles
+    from colabstage.layouts.table import Targets
+    from colabstage.trees.entries import FileEntries
+    from colabstage.trees.tree import FileEntry, Tree
+
+NAME = "table"
+
+
+class _Row(NamedTuple):
+    """A row whose file there is, by number: its cells, and the places of the columns by name."""
+
+    file: int
+    cells: list[str]
+    places: dict[str, int]
+    split: str
+
+    def cell(self, name: str) -> str:
+        return self.cells[self.places[name]]
+
+
+class _Found(NamedTuple):
+    """One table file that leads to files: its columns' names, its rows, and which column it is.
+
+    `leads`: the numbers of the files that each cell of that column may mean, as far as there are any.
+    """
+
+    name: str
+    header: list[str]
+    rows: list[list[str]]
+    path: int
+    fault: str
+    lookup: FileLookup
+    leads: dict[str, Sequence[int]]
+
+    @property
+    def files(self) -> set[int]:
+        return {number for numbers in self.leads.values() for number in numbers}
+
+    @property
+    def split(self) -> str:
+        """The split that the table is called after, or lies in: train.csv, labels_train.csv, valid/_classes.csv."""
+        stem = posixpath.splitext(posixpath.basename(self.name))[0]
+        return split_name(stem).split or split_of_path(self.name)
+
+    def column(self, name: str) -> list[str]:
+        place = self.header.index(name)
+        return [row[place] for row in self.rows]
+
+
+class FileTable(NamedTuple):
+    """What tables say of files: N samples. `targets`, `splits`, `groups`, `classes`, `notes` as in `SampleTable`."""
+
+    keys: Sequence[str]
+    files: Sequence[FileEntry]
+    targets: Targets
+    splits: tuple[str, ...] | None
+    groups: tuple[str, ...] | None
+    classes: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+class TableChoice(NamedTuple):
+    """What a caller says of the tables of a tree, rather than have it found out.
+
+    `labels`: the columns that hold the labels. `table`: the one table that counts, by its path or bare name.
+    `separator`: what stands between several labels in one cell, "" where each cell is one label.
+    """
+
+    labels: tuple[str, ...] | None = None
+    table: str | None = None
+    separator: str | None = None
+
+
+def read_table(
+    tree: Tree, *, labels: Sequence[str] | None = None, table: str | None = None, separator: str | None = None
+) -> SampleTable:
+    """Make a table of a tree that holds one: a path and labels in every row.
+
+    Several tables called after splits (train.csv, test.csv) are the splits; one of them without labels, and examples
+    of what to submit to a competition, are left out. Columns xmin, ymin, xmax, ymax are boxes, one in each row, in
+    pixels. Samples come in the table's order.
+
+    Args:
+        tree: the dataset's files.
+        labels: the columns that hold the labels; found by name and content where `None`.
+        table: the table that counts, where there are several.
+        separator: what stands between several labels in one cell; "" where each cell is one label.
+
+    Raises:
+        EmptySourceError: there are no images.
+        LayoutError: no table has a column of paths to images.
+        ClaimedTreeError: a table has, and cannot be used: its labels cannot be told, a row is broken, others compete.
+    """
+    choice = TableChoice(None if labels is None else tuple(labels), table, separator)
+    found = find_file_table(tree, FileKind(NAME, "images", IMAGE_EXTENSIONS), choice)
+    return SampleTable(
+        layout=NAME,
+        keys=found.keys,
+        inputs=Images(TreeFiles(tree, found.files)),
+        targets=found.targets,
+        splits=found.splits,
+        groups=found.groups,
+        classes=found.classes,
+        notes=found.notes,
+    )
+
+
+def find_file_table(tree: Tree, kind: FileKind, choice: TableChoice) -> FileTable:
+    """The files of a kind that the tables of a tree name, with what they say of them.
+
+    Raises:
+        As `read_table`.
+    """
+    files = files_ending_in(tree.entries, kind.extensions)
+    tables = list(files_ending_in(tree.entries, TABLE_EXTENSIONS))
+    if not files or not tables:
+        msg = f"'{tree.label}' holds no {kind.noun if not files else 'tables (.csv, .tsv, .parquet)'}."
+        raise EmptySourceError(msg) if not files else LayoutError(msg)
+    found = _with_paths(tree, _chosen(tree, tables, choice.table), files, kind)
+    try:
+        return _read(found, files, kind, choice)
+    except ClaimedTreeError:
+        raise
+    except LayoutError as error:
+        msg = f"'{found[0].name}' leads to the {kind.noun} of '{tree.label}'. {error}"
+        raise ClaimedTreeError(msg) from error
+
+
+def _read(found: list[_Found], files: FileEntries, kind: FileKind, choice: TableChoice) -> FileTable:
+    notes: list[str] = []
+    found = _that_count(found, choice, notes)
+    faulty = next((table.fault for table in found if table.fault), "")
+    if faulty:
+        raise LayoutError(faulty)
+    for table in found:
+        twice = next((name for name in table.header if name and table.header.count(name) > 1), None)
+        if twice is not None:
+            msg = f"'{table.name}' has two columns called '{twice}'. Give them different names."
+            raise LayoutError(msg)
+    boxes = box_columns(found[0].header) if choice.labels is None and kind.layout == NAME else None
+    first = found[0]
+    columns = {name: first.column(name) for i, name in enumerate(first.header) if i != first.path}
+    if boxes is not None:
+        roles = find_roles(columns, labels=[boxes.label])
+    else:
+        roles = find_roles(columns, labels=choice.labels)
+    found = _labelled(found, roles, notes, kind)
+    rows = [row for table in found for row in _rows(table, files, roles, several=len(found) > 1)]
+    notes += _notes(found, rows, len(files), roles, kind)
+    if boxes is not None:
+        names = files.names
+        wanted = [boxes.label, *boxes.corners]
+        placed = make_boxes([(names[row.file], {name: row.cell(name) for name in wanted}) for row in rows], boxes)
+        rows = [rows[number] for number in placed.firsts]
+        targets: Targets = placed.boxes
+        classes = placed.classes
+    else:
+        cells = {name: [row.cell(name) for row in rows] for name in roles.labels}
+        targets, classes = make_targets(cells, separator=choice.separator)
+    chosen = files.take(np.array([row.file for row in rows], np.int64))
+    return FileTable(
+        keys=_unique(chosen.names),
+        files=chosen,
+        targets=targets,
+        splits=tuple(row.split for row in rows) if rows and all(row.split for row in rows) else None,
+        groups=None if roles.group is None else tuple(row.cell(roles.group) for row in rows),
+        classes=classes,
+        notes=tuple(notes),
+    )
+
+
+def _chosen(tree: Tree, tables: list[FileEntry], wanted: str | None) -> list[FileEntry]:
+    """The tables that count.
+
+    Raises:
+        LayoutError: that which was chosen is not there.
+    """
+    if wanted is None:
+        return tables
+    exact = [entry for entry in tables if entry.name == wanted]
+    chosen = exact or [entry for entry in tables if posixpath.basename(entry.name) == wanted]
+    if len(chosen) == 1:
+        return chosen
+    there = listed([entry.name for entry in chosen or tables])
+    msg = f"table={wanted!r} is {'several' if chosen else 'none'} of the tables in '{tree.label}': {there}. Name one."
+    raise ClaimedTreeError(msg)
+
+
+def _with_paths(tree: Tree, tables: list[FileEntry], files: FileEntries, kind: FileKind) -> list[_Found]:
+    """The tables that lead to files of the kind.
+
+    Raises:
+        LayoutError: there are none.
+        ClaimedTreeError: a table leads to files by two columns, and to different ones.
+    """
+    found = []
+    lookups: dict[str, FileLookup] = {}
+    for entry in tables:
+        if _is_submission(entry.name):
+            continue
+        folder = posixpath.dirname(entry.name)
+        if folder not in lookups:
+            lookups[folder] = FileLookup(files, folder)
+        lookup = lookups[folder]
+        rows, fault = read_some_rows(tree, entry)
+        path = _path_column(entry.name, rows, lookup, kind.extensions)
+        if path is not None:
+            number, leads = path
+            first = lookup.search(rows[0][number])
+            has_header = is_path_name(rows[0][number]) or not first
+            leads |= {} if has_header else {rows[0][number]: first}
+            header = rows[0] if has_header else [f"column{column}" for column in range(1, len(rows[0]) + 1)]
+            found.append(_Found(entry.name, header, rows[1:] if has_header else rows, number, fault, lookup, leads))
+    if not found:
+        names = listed([entry.name for entry in tables])
+        msg = f"None of the tables {names} has a column in which most rows lead to {kind.noun} of '{tree.label}'."
+        raise NearMissError(msg)
+    return found
+
+
+def _is_submission(name: str) -> bool:
+    """Whether a table is an example of what to submit to a competition: its labels are made up."""
+    return "submission" in posixpath.basename(name).lower()
+
+
+def _path_column(
+    name: str, rows: list[list[str]], lookup: FileLookup, extensions: tuple[str, ...]
+) -> tuple[int, dict[str, Sequence[int]]] | None:
+    """The column that leads to files, and to which: most of its rows do, or it leads to most of the files.
+
+    A column called a label never is: "2" may be a class, and also the stem of 2.png.
+    """
+    leading: dict[int, tuple[bool, int, bool]] = {}
+    leads: dict[int, dict[str, Sequence[int]]] = {}
+    body = rows[1:] or rows
+    for column in range(len(rows[0]) if rows else 0):
+        if is_label_name(rows[0][column]):
+            continue
+        cells = [row[column] for row in body if len(row) > column]
+        known = {cell for cell in set(cells) if cell and lookup.may_find(cell)}
+        hits = sum(cell in known for cell in cells)
+        if 2 * hits <= len(cells) and 2 * len(known) <= len(lookup):
+            continue
+        found = {cell: numbers for cell in known if (numbers := lookup.search(cell))}
+        whole = 2 * sum(lookup.is_base(cell) for cell in known) > len(known)
+        if found:
+            reached = len({number for numbers in found.values() for number in numbers})
+            leading[column] = (whole, reached, is_path_name(rows[0][column]))
+            leads[column] = found
+    if not leading:
+        return None
+    best = max(leading, key=lambda column: leading[column])
+    if not leading[best][0]:
+        _check_no_better(name, rows, best, extensions)
+    for other in leading.keys() - {best}:
+        # An index beside the paths counts as many files; only a name, or an extension, tells which is meant.
+        if leading[other] == leading[best] and _differ(body, best, other, lookup):
+            msg = (
+                f"'{name}' leads to files by the columns '{rows[0][best]}' and '{rows[0][other]}', and not to the same "
+                "ones. Call the one that is meant 'path'."
+            )
+            raise ClaimedTreeError(msg)
+    return best, leads[best]
+
+
+def _check_no_better(name: str, rows: list[list[str]], best: int, extensions: tuple[str, ...]) -> None:
+    """Refuse stems as paths where another column has what is written as files: a count of 2 is no 2.png then.
+
+    Raises:
+        ClaimedTreeError: there is such a column, and it leads nowhere.
+    """
+    header, body = rows[0], rows[1:] or rows
+    for column in set(range(len(header))) - {best}:
+        cells = [row[column] for row in body if len(row) > column]
+        written = [cell for cell in cells if cell.lower().endswith(extensions)]
+        if written and 2 * len(written) > len(cells) and not is_label_name(header[column]):
+            msg = (
+                f"'{name}' names files in the column '{header[column]}' (first '{written[0]}'), and most of them are "
+                f"not there; only '{header[best]}' could be read as names of files without their extensions. Bring the "
+                "files that are missing, or correct the paths."
+            )
+            raise ClaimedTreeError(msg)
+
+
+def _differ(rows: list[list[str]], one: int, other: int, lookup: FileLookup) -> bool:
+    return any(lookup.search(row[one]) != lookup.search(row[other]) for row in rows[:100] if len(row) > max(one, other))
+
+
+def _that_count(found: list[_Found], choice: TableChoice, notes: list[str]) -> list[_Found]:
+    """One table, or those of the splits: what speaks of other files is left out, what speaks of the same competes.
+
+    Raises:
+        LayoutError: several tables speak of the same files.
+    """
+    if len(found) == 1 or choice.table is not None:
+        return found
+    splits = [table for table in found if table.split]
+    names = [table.split for table in splits]
+    others = [table for table in found if not table.split]
+    if "train" in names and len(set(names)) == len(names):
+        told: set[int] = set().union(*(table.files for table in splits))
+        if not any(table.files & told for table in others):
+            notes += [f"'{table.name}' leads to other files than {listed_names(splits)}: left out." for table in others]
+            return sorted(splits, key=lambda table: list(SPLIT_NAMES.values()).index(table.split))
+    msg = (
+        f"Several tables do ({listed_names(found)}), and they are not the splits of one dataset, called train, test "
+        f"and so on. Say which counts: layout=table_rows(table={found[0].name!r}), from colabstage.layouts.detect."
+    )
+    raise LayoutError(msg)
+
+
+def listed_names(tables: list[_Found]) -> str:
+    """Write the names of some tables."""
+    return listed([table.name for table in tables])
+
+
+def _labelled(found: list[_Found], roles: ColumnRoles, notes: list[str], kind: FileKind) -> list[_Found]:
+    """The tables with all columns that count; test.csv of a competition has no labels, and is left out."""
+    if len(found) == 1:
+        return found
+    needed = {found[0].header[found[0].path], *roles.labels, *filter(None, (roles.group,))}
+    kept = [table for table in found if needed <= set(table.header)]
+    for table in found:
+        if table not in kept:
+            lacks = listed(sorted(needed - set(table.header)))
+            notes.append(
+                f"The {len(table.files):,} {kind.noun} of '{table.name}', which has no {lacks}, were left out."
+            )
+    return kept
+
+
+def _rows(table: _Found, files: FileEntries, roles: ColumnRoles, *, several: bool) -> list[_Row]:
+    """The rows whose file there is.
+
+    Raises:
+        LayoutError: a path leads to several files that nothing tells apart.
+    """
+    places = {name: place for place, name in enumerate(table.header)}
+    at, of_table, of_row = table.path, table.split, places.get(roles.split or "")
+    found = []
+    for cells in table.rows:
+        own = SPLIT_NAMES[cells[of_row].lower()] if of_row is not None else ""
+        if table.lookup.has_splits and (own or of_table):
+            there = table.lookup.search(cells[at], split=own or of_table)
+        else:
+            there = table.leads.get(cells[at], ())
+        if len(there) > 1:
+            names = listed([files.names[number] for number in there])
+            msg = (
+                f"'{cells[at]}' in '{table.name}' may be {names}. Write the folder before the name, or move the copies "
+                "away."
+            )
+            raise LayoutError(msg)
+        if there:
+            found.append(_Row(there[0], cells, places, own or (of_table if several else "")))
+    return found
+
+
+def _unique(names: Iterable[str]) -> tuple[str, ...]:
+    """Names with a number behind those that have been there before: an image may have several rows."""
+    seen: dict[str, int] = {}
+    keys = []
+    for name in names:
+        seen[name] = seen.get(name, 0) + 1
+        keys.append(name if seen[name] == 1 else f"{name}#{seen[name]}")
+    return tuple(keys)
+
+
+def _notes(found: list[_Found], rows: list[_Row], files: int, roles: ColumnRoles, kind: FileKind) -> list[str]:
+    path = found[0].header[found[0].path]
+    labels = listed(list(roles.labels))
+    notes = [f"Samples are the rows of {listed_names(found)}; paths are in '{path}', labels in {labels}."]
+    if roles.group is not None:
+        notes.append(f"Samples with the same '{roles.group}' stay in one split.")
+    missing = sum(len(table.rows) for table in found) - len(rows)
+    if missing:
+        notes.append(f"{missing:,} rows whose {kind.noun} are not there were left out.")
+    unused = files - len({row.file for row in rows})
+    if unused:
+        notes.append(f"{unused:,} {kind.noun} that no row names were left out.")
+    return notes

@@ -1,0 +1,101 @@
+"""The boxes of one image, as a label file has them, and how those of all images become one field."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from colabstage.layouts.names import SPLIT_NAMES
+from colabstage.layouts.table import Boxes, Images, SampleTable, TreeFiles
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from colabstage.trees.tree import FileEntry, Tree
+
+NAME = "detection"
+
+
+class Column(NamedTuple):
+    """What is known of each box beside its place: `width` numbers under one name."""
+
+    name: str
+    dtype: type[np.generic]
+    width: int = 1
+
+
+class LabelledImage(NamedTuple):
+    """An image and the rows of its boxes: x0, y0, x1, y1, then the label, then the further columns.
+
+    `split` is "" where no split is known of it. `size`: height and width in pixels that the label file says the image
+    has; zeros where it says none.
+    """
+
+    file: FileEntry
+    rows: Sequence[Sequence[float]]
+    split: str
+    size: tuple[int, int] = (0, 0)
+
+
+def detection_table(
+    tree: Tree,
+    images: Sequence[LabelledImage],
+    classes: Sequence[str],
+    columns: Sequence[Column] = (),
+    *,
+    relative: bool = False,
+    notes: Sequence[str] = (),
+) -> SampleTable:
+    """Put the boxes of all images into one table, the images in their order.
+
+    Splits are those of the images where each has one.
+    """
+    width = 5 + sum(column.width for column in columns)
+    offsets = np.concatenate([[0], np.cumsum([len(image.rows) for image in images])]).astype(np.int64)
+    rows = np.array([row for image in images for row in image.rows], np.float64).reshape(-1, width)
+    sizes = np.array([image.size for image in images], np.int64).reshape(-1, 2)
+    boxes = Boxes(
+        offsets,
+        np.ascontiguousarray(rows[:, :4]),
+        _columns(rows, columns),
+        relative=relative,
+        sizes=sizes if sizes.any() else None,
+    )
+    splits = tuple(image.split for image in images)
+    return SampleTable(
+        layout=NAME,
+        keys=tuple(image.file.name for image in images),
+        inputs=Images(TreeFiles(tree, [image.file for image in images])),
+        targets=boxes,
+        splits=splits if splits and all(splits) else None,
+        classes=tuple(classes),
+        notes=tuple(notes),
+    )
+
+
+def _columns(rows: NDArray[np.float64], columns: Sequence[Column]) -> dict[str, NDArray[Any]]:
+    found: dict[str, NDArray[Any]] = {"labels": rows[:, 4].astype(np.int64)}
+    start = 5
+    for column in columns:
+        values = rows[:, start : start + column.width].astype(column.dtype)
+        found[column.name] = np.ascontiguousarray(values[:, 0] if column.width == 1 else values)
+        start += column.width
+    return found
+
+
+def split_of_word(word: str) -> str | None:
+    """The split that a word names, years and numbers aside: train, train2017, Validation, instances_val2017's val."""
+    return SPLIT_NAMES.get(word.lower().rstrip("0123456789").rstrip("-_"))
+
+
+def split_of_folders(name: str) -> str:
+    """The split that a file's folders name, the outermost first; "" for none."""
+    return next((split for folder in name.split("/")[:-1] if (split := split_of_word(folder))), "")
+
+
+def without_boxes_note(count: int, what: str) -> list[str]:
+    """A note on images that nothing is known of; empty where there are none."""
+    return [f"{count:,} images have no {what}; they are kept without boxes."] if count else []

@@ -1,0 +1,335 @@
+"""The keys of an LMDB file, and where their values lie, read by position.
+
+Not through the lmdb package: that maps the file, which on a mount is slow and, where the file is cut, ends the process
+by a signal. Every value lies in one stretch of the file, so its place is all that reading needs. Format: LMDB 0.9
+(data version 1) on 64-bit machines, little-endian; a header of 16 bytes begins each page.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+import struct
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from colabstage.errors import CorruptArchiveError, EmptySourceError, LayoutError
+from colabstage.layouts.names import is_image
+from colabstage.layouts.shards import (
+    IMAGE_HEADS,
+    Label,
+    Part,
+    ScanWindow,
+    Shard,
+    ShardParts,
+    make_labels,
+    open_shard,
+    parse_label,
+    rest_shard,
+    scan_each,
+    shard_of,
+    splits_of_shards,
+)
+from colabstage.layouts.table import ClaimedTreeError, Images, SampleTable, Values
+from colabstage.trees.entries import files_ending_in
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from colabstage.trees.tree import ByteSource, Tree
+
+_PAGE = struct.Struct("<QHHHH")  # number, pad, flags, lower, upper
+_META = struct.Struct("<IIQQ 48s 48s QQ")  # magic, version, address, map size, free and main database, last page, txn
+_DATABASE = struct.Struct("<IHHQQQQQ")  # page size or pad, flags, depth, branch, leaf and overflow pages, entries, root
+_NODE = struct.Struct("<HHHH")
+_MAGIC, _VERSION = 0xBEEFC0DE, 1
+_BRANCH, _LEAF = 0x01, 0x02
+_BIG, _SUB, _DUPLICATES = 0x01, 0x02, 0x04
+_DUPSORT = 0x04
+_NO_PAGE = 0xFFFF_FFFF_FFFF_FFFF
+# Deeper trees than LMDB itself can make.
+_MAX_DEPTH = 32
+
+
+class Value(NamedTuple):
+    """One key, and where its value lies in the file, in bytes."""
+
+    key: bytes
+    start: int
+    size: int
+
+
+class _Meta(NamedTuple):
+    page_bytes: int
+    root: int
+    entries: int
+    flags: int
+    last_page: int
+    txn: int
+
+
+def is_lmdb_head(head: bytes) -> bool:
+    """Whether an LMDB file begins so."""
+    return len(head) >= 20 and int.from_bytes(head[16:20], "little") == _MAGIC
+
+
+def scan_values(source: ByteSource) -> Iterator[Value]:
+    """Every key of the file's main database, in order.
+
+    Raises:
+        LayoutError: it holds named databases or several values for a key, or is of another version.
+        CorruptArchiveError: it is truncated, damaged, or no LMDB file.
+    """
+    meta = _read_meta(source)
+    if meta.flags & _DUPSORT:
+        msg = f"'{source.label}' keeps several values for each key, which is not read here."
+        raise LayoutError(msg)
+    count = 0
+    stack = [] if meta.root == _NO_PAGE else [(meta.root, 1)]
+    pages = 0
+    while stack:
+        number, depth = stack.pop()
+        pages += 1
+        if depth > _MAX_DEPTH or pages > meta.last_page + 1:
+            raise _damaged(source, number)
+        page, flags, places = _read_page(source, meta, number)
+        if flags & _BRANCH:
+            stack += [(child, depth + 1) for child in reversed(_children(source, number, page, places))]
+            continue
+        for place in places:
+            yield _value(source, meta, number, page, place)
+            count += 1
+    if count != meta.entries:
+        msg = f"'{source.label}' is damaged: it holds {count:,} keys and says that it has {meta.entries:,}."
+        raise CorruptArchiveError(msg)
+
+
+def _read_meta(source: ByteSource) -> _Meta:
+    first = source.pread(_PAGE.size + _META.size, 0)
+    if not is_lmdb_head(first) or len(first) < _PAGE.size + _META.size:
+        msg = f"'{source.label}' is no LMDB file."
+        raise CorruptArchiveError(msg)
+    page_bytes = _DATABASE.unpack(_META.unpack_from(first, _PAGE.size)[4])[0]
+    if page_bytes < 512 or page_bytes > 65536 or page_bytes & (page_bytes - 1):
+        raise _damaged(source, 0)
+    second = source.pread(_PAGE.size + _META.size, page_bytes)
+    meta = max((_parse_meta(source, head, page_bytes) for head in (first, second)), key=lambda meta: meta.txn)
+    needed = (meta.last_page + 1) * page_bytes
+    if needed > source.size and meta.root != _NO_PAGE:
+        msg = (
+            f"'{source.label}' is truncated: it has {source.size:,} bytes, and its pages take {needed:,}. Copy or "
+            "upload it again."
+        )
+        raise CorruptArchiveError(msg)
+    return meta
+
+
+def _parse_meta(source: ByteSource, head: bytes, page_bytes: int) -> _Meta:
+    if not is_lmdb_head(head) or len(head) < _PAGE.size + _META.size:
+        raise _damaged(source, 1)
+    _, version, _, _, _, main, last_page, txn = _META.unpack_from(head, _PAGE.size)
+    if version != _VERSION:
+        msg = f"'{source.label}' is of LMDB's data version {version}; only version {_VERSION} (LMDB 0.9) is read here."
+        raise LayoutError(msg)
+    _, flags, _, _, _, _, entries, root = _DATABASE.unpack(main)
+    return _Meta(page_bytes, root, entries, flags, last_page, txn)
+
+
+def _read_page(source: ByteSource, meta: _Meta, number: int) -> tuple[bytes, int, list[int]]:
+    """A page, its flags, and where its nodes begin."""
+    page = source.pread(meta.page_bytes, number * meta.page_bytes) if number <= meta.last_page else b""
+    if len(page) != meta.page_bytes:
+        raise _damaged(source, number)
+    own, _, flags, lower, upper = _PAGE.unpack_from(page)
+    kind = flags & (_BRANCH | _LEAF)
+    if own != number or kind not in (_BRANCH, _LEAF) or not _PAGE.size <= lower <= upper <= len(page) or lower % 2:
+        raise _damaged(source, number)
+    places = list(struct.unpack_from(f"<{(lower - _PAGE.size) // 2}H", page, _PAGE.size))
+    if any(not upper <= place <= len(page) - _NODE.size for place in places):
+        raise _damaged(source, number)
+    return page, kind, places
+
+
+def _children(source: ByteSource, number: int, page: bytes, places: list[int]) -> list[int]:
+    found = []
+    for place in places:
+        low, high, top, _ = _NODE.unpack_from(page, place)
+        found.append(low | high << 16 | top << 32)
+    if not found:
+        raise _damaged(source, number)
+    return found
+
+
+def _value(source: ByteSource, meta: _Meta, number: int, page: bytes, place: int) -> Value:
+    low, high, flags, key_size = _NODE.unpack_from(page, place)
+    size = low | high << 16
+    key_at = place + _NODE.size
+    data_at = key_at + key_size
+    key = page[key_at:data_at]
+    if flags & (_SUB | _DUPLICATES):
+        msg = f"'{source.label}' holds named databases ({key[:40]!r}), which are not read here."
+        raise LayoutError(msg)
+    if not flags & _BIG:
+        if data_at + size > len(page):
+            raise _damaged(source, number)
+        return Value(key, number * meta.page_bytes + data_at, size)
+    if data_at + 8 > len(page):
+        raise _damaged(source, number)
+    start = int.from_bytes(page[data_at : data_at + 8], "little") * meta.page_bytes + _PAGE.size
+    if start + size > (meta.last_page + 1) * meta.page_bytes:
+        raise _damaged(source, number)
+    return Value(key, start, size)
+
+
+def _damaged(source: ByteSource, page: int) -> CorruptArchiveError:
+    return CorruptArchiveError(
+        f"'{source.label}' is damaged: its page {page:,} is not readable. Copy or upload it again; a copy that was "
+        "made while the database was written to is not whole."
+    )
+
+
+NAME = "lmdb"
+
+_NUMBERED = re.compile(rb"(image|img|label|lbl)[-_](.+)", re.DOTALL)
+# What writers note beside the samples.
+_NOTES = re.compile(rb"num[-_]samples|length|len|nsamples|keys|meta|__.*__", re.DOTALL)
+_MAX_LABEL_BYTES = 64 * 1024
+
+
+class _Scanned(NamedTuple):
+    """One database: its images by name, and their labels, where there are any."""
+
+    shard: Shard
+    images: dict[str, Part]
+    labels: dict[str, bytes]
+
+
+class _Targets(NamedTuple):
+    values: Values | None
+    classes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def read_lmdb(tree: Tree) -> SampleTable:
+    """Make a table of a tree with LMDB databases (data.mdb, or a file .lmdb) whose values are image files.
+
+    y: with keys as image-000000001 and label-000000001, whole numbers as they are, other numbers, or texts as uint8
+    `(N, L)`, UTF-8 with zeros up to the longest; with keys as cat/1.jpg the folder; else none. Splits are those that
+    all databases are called after (train/data.mdb, val.lmdb). Nothing is unpickled.
+
+    Raises:
+        EmptySourceError: there is no such database.
+        LayoutError: the values are no image files: arrays, pickles, named databases.
+        ClaimedTreeError: some images have a label and others none.
+        CorruptArchiveError: a database is damaged or truncated.
+    """
+    entries = files_ending_in(tree.entries, (".mdb", ".lmdb")).where(_is_database)
+    if not entries:
+        msg = f"'{tree.label}' holds no LMDB database (data.mdb, or a file .lmdb)."
+        raise EmptySourceError(msg)
+    scanned = scan_each(
+        len(entries), lambda number: _scan(shard_of(entries[number], open_shard(tree, entries[number])), number)
+    )
+    shards = [found.shard for found in scanned]
+    parts = [part for found in scanned for part in found.images.values()]
+    names = [f"{found.shard.name}[{name}]" for found in scanned for name in found.images]
+    if not parts:
+        msg = f"The databases in '{tree.label}' hold no values."
+        raise EmptySourceError(msg)
+    source = ShardParts(shards, parts, names)
+    targets = _targets(scanned, names)
+    splits = splits_of_shards([shard.name for shard in shards])
+    return SampleTable(
+        layout=NAME,
+        keys=tuple(names),
+        inputs=Images(source),
+        targets=targets.values,
+        splits=None if splits is None else tuple(splits[part.shard] for part in parts),
+        classes=targets.classes,
+        notes=targets.notes,
+    )
+
+
+def _is_database(name: str) -> bool:
+    base = posixpath.basename(name).lower()
+    return base == "data.mdb" or (base.endswith((".lmdb", ".mdb")) and base != "lock.mdb")
+
+
+def _scan(shard: Shard, number: int) -> _Scanned:
+    window = ScanWindow(shard.content)
+    found = _Scanned(shard, {}, {})
+    for value in scan_values(window):
+        if _NOTES.fullmatch(value.key):
+            continue
+        match = _NUMBERED.fullmatch(value.key)
+        name = _key_name(match[2] if match else value.key)
+        if match and match[1] in (b"label", b"lbl"):
+            if value.size > _MAX_LABEL_BYTES:
+                msg = f"'{shard.name}[{name}]' has a label of {value.size:,} bytes; expected a number or a text."
+                raise ClaimedTreeError(msg)
+            found.labels[name] = window.pread(value.size, value.start)
+            continue
+        if not found.images:
+            # Every other value is looked at when it is decoded.
+            _check_image(shard, name, window.pread(min(value.size, 16), value.start))
+        found.images[name] = Part(number, value.start, value.size)
+    rest_shard(shard)
+    return found
+
+
+def _key_name(key: bytes) -> str:
+    """A key as text; as hexadecimal digits where it is none."""
+    try:
+        text = key.decode()
+    except UnicodeDecodeError:
+        return f"0x{key.hex()}"
+    return text if text.isprintable() else f"0x{key.hex()}"
+
+
+def _check_image(shard: Shard, name: str, head: bytes) -> None:
+    if head.startswith(IMAGE_HEADS):
+        return
+    is_pickle = head[:1] == b"\x80" and head[1:2] in (b"\2", b"\3", b"\4", b"\5")
+    what = "a pickle, which is never loaded here because it can run any program" if is_pickle else f"{head!r}…"
+    msg = (
+        f"'{shard.name}' does not hold image files: the value of '{name}' is {what}. Read it with your own code: give "
+        "pack_dataset the dataset object that you train with."
+    )
+    raise LayoutError(msg)
+
+
+def _targets(scanned: Sequence[_Scanned], names: Sequence[str]) -> _Targets:
+    if not any(found.labels for found in scanned):
+        targets, classes = make_labels(_folders(scanned), names)
+        return _Targets(targets, classes)
+    texts = [found.labels.get(name) for found in scanned for name in found.images]
+    missing = [name for name, text in zip(names, texts, strict=True) if text is None]
+    if missing:
+        msg = f"{len(missing):,} of {len(names):,} images have no label (first '{missing[0]}')."
+        raise ClaimedTreeError(msg)
+    words = [text or b"" for text in texts]
+    labels = [parse_label(_decode(name, word)) for name, word in zip(names, words, strict=True)]
+    if not any(label is None or isinstance(label, str) for label in labels):
+        targets, classes = make_labels(labels, names)
+        return _Targets(targets, classes)
+    width = max(1, *map(len, words))
+    rows = b"".join(word.ljust(width, b"\0") for word in words)
+    note = f"Labels are texts: rows of {width} bytes, UTF-8, with zeros up to the end."
+    return _Targets(Values(np.frombuffer(rows, np.uint8).reshape(len(words), width)), notes=(note,))
+
+
+def _folders(scanned: Sequence[_Scanned]) -> list[Label]:
+    """The folder of each key that is written like the path of an image, where all are."""
+    keys = [name for found in scanned for name in found.images]
+    if all("/" in key and is_image(key) for key in keys):
+        return [posixpath.basename(posixpath.dirname(key)) for key in keys]
+    return [None] * len(keys)
+
+
+def _decode(name: str, text: bytes) -> str:
+    try:
+        return text.decode()
+    except UnicodeDecodeError as error:
+        msg = f"The label of '{name}' is no text: {text[:20]!r}."
+        raise ClaimedTreeError(msg) from error

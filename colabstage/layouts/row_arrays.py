@@ -1,0 +1,304 @@
+"""Which arrays of a dataset are inputs and which targets, of which split, by what people call them. Pure."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from colabstage.errors import EmptySourceError, LayoutError
+from colabstage.layouts.columns import class_numbers, make_targets
+from colabstage.layouts.hdf5_arrays import array_files, find_arrays
+from colabstage.layouts.image_boxes import split_of_word
+from colabstage.layouts.names import SPLIT_NAMES, listed
+from colabstage.layouts.pairs import FOREGROUND_CLASSES, find_masks
+from colabstage.layouts.stored_arrays import join_sources
+from colabstage.layouts.table import Arrays, Images, SampleTable, Values
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from numpy.typing import NDArray
+
+    from colabstage.layouts.stored_arrays import StoredArray
+    from colabstage.layouts.table import Inputs, Targets
+    from colabstage.trees.tree import Tree
+
+_X = {
+    "x",
+    "xs",
+    "image",
+    "images",
+    "img",
+    "imgs",
+    "data",
+    "feature",
+    "features",
+    "input",
+    "inputs",
+    "samples",
+    "signals",
+}
+_Y = {"y", "ys", "label", "labels", "target", "targets", "class", "mask", "masks", "output", "outputs"}
+_CLASSES = {"classes", "class_names", "classnames", "label_names", "list_classes", "target_names", "categories"}
+_SUFFIXES = (".npy", ".npz", ".h5", ".hdf5", ".hdf", ".he5", ".mat")
+
+
+class SplitArrays(NamedTuple):
+    """Names of the arrays of one split; `split` is "" where there is just one set, `y` `None` without targets."""
+
+    split: str
+    x: str
+    y: str | None
+
+
+class _Part(NamedTuple):
+    split: str
+    role: str
+
+
+def find_splits(names: Iterable[str], *, x: str | None = None, y: str | None = None) -> list[SplitArrays]:
+    """Pair inputs with targets.
+
+    >>> find_splits(["mnist.npz/x_train", "mnist.npz/y_train"])
+    [SplitArrays(split='train', x='mnist.npz/x_train', y='mnist.npz/y_train')]
+
+    Args:
+        names: paths of all arrays, the key in a file as the last part.
+        x, y: last parts of the names of inputs and targets, where somebody says which they are.
+
+    Raises:
+        LayoutError: no array is called like inputs, or several are for one split.
+    """
+    every = list(names)
+    if x is not None:
+        return [_given(every, x, y)]
+    by_split: dict[str, dict[str, list[str]]] = {}
+    for name in every:
+        part = _part(name)
+        by_split.setdefault(part.split, {"x": [], "y": [], "": []})[part.role].append(name)
+    found = [_pair(split, roles["x"], roles["y"]) for split, roles in by_split.items() if roles["x"]]
+    if found:
+        alone = len(found) == 1
+        order = list(dict.fromkeys(SPLIT_NAMES.values()))
+        named = [one if alone or one.split else one._replace(split="train") for one in found]
+        if len({one.split for one in named}) == len(named):
+            return sorted(named, key=lambda one: order.index(one.split) if one.split else 0)
+    elif len(every) == 1:
+        return [SplitArrays("", every[0], None)]
+    msg = (
+        f"Which of the arrays {listed(every)} are inputs and which targets? Expected names such as X and y, x_train "
+        "and y_train, images and labels. Or say so: layout=functools.partial(read_arrays, x='NAME', y='NAME')."
+    )
+    raise LayoutError(msg)
+
+
+def is_class_names(name: str) -> bool:
+    """Whether an array is called like a list of the names of classes."""
+    last = _bare(name.rpartition("/")[2]).lower()
+    return last in _CLASSES or last.removeprefix("train_").removeprefix("test_") in _CLASSES
+
+
+def _given(names: list[str], x: str, y: str | None) -> SplitArrays:
+    def one(wanted: str) -> str:
+        found = [
+            name
+            for name in names
+            if name == wanted or _bare(name).endswith(f"/{_bare(wanted)}") or _bare(name) == _bare(wanted)
+        ]
+        if len(found) != 1:
+            msg = f"{len(found)} arrays are called '{wanted}'; there are {listed(names)}."
+            raise LayoutError(msg)
+        return found[0]
+
+    return SplitArrays("", one(x), None if y is None else one(y))
+
+
+def _pair(split: str, xs: list[str], ys: list[str]) -> SplitArrays:
+    if len(xs) > 1 or len(ys) > 1:
+        msg = (
+            f"Several arrays are called like {'inputs' if len(xs) > 1 else 'targets'}: "
+            f"{listed(xs if len(xs) > 1 else ys)}. Say which to take: "
+            "layout=functools.partial(read_arrays, x='NAME', y='NAME')."
+        )
+        raise LayoutError(msg)
+    return SplitArrays(split, xs[0], ys[0] if ys else None)
+
+
+def _part(name: str) -> _Part:
+    """The split and role that a path's parts name; the last part that names one counts."""
+    split = role = ""
+    if is_class_names(name):
+        return _Part("", "")
+    for part in reversed(name.split("/")):
+        words = _words(part)
+        role = role or next(("x" if word in _X else "y" for word in reversed(words) if word in _X | _Y), "")
+        split = split or next((found for word in words if (found := split_of_word(word))), "")
+    return _Part(split, role)
+
+
+def _words(part: str) -> list[str]:
+    """train_images, X-train, xTrain, XTrain and Xtrain in words."""
+    text = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=\b[XY])(?=[A-Z])", "_", _bare(part))
+    words = [word.lower() for word in re.split(r"[^A-Za-z0-9]+", text) if word]
+    split = [
+        [word[0], word[1:]] if word[0] in "xy" and split_of_word(word[1:]) else
+        [word[:-1], word[-1]] if word[-1] in "xy" and split_of_word(word[:-1]) else [word]
+        for word in words
+    ]  # fmt: skip
+    return [word for pair in split for word in pair]
+
+
+def _bare(name: str) -> str:
+    stem, suffix = posixpath.splitext(name)
+    return stem if suffix.lower() in _SUFFIXES else name
+
+
+NAME = "arrays"
+
+# Targets up to so much are read when the table is made; larger ones come with their samples.
+_KNOWN_BYTES = 64 * 1024 * 1024
+
+
+def read_arrays(tree: Tree, *, x: str | None = None, y: str | None = None) -> SampleTable:
+    """Make a table of a tree that holds arrays whose first axis counts samples.
+
+    Inputs and targets are told by name (X and y, x_train and y_train, images and labels, data and target, train.npz
+    with any of these), and so are splits. uint8 inputs of shape `(N, H, W)` or `(N, H, W, C)` with 1, 3 or 4 channels
+    are images; all others are stored as they are. Targets of one number for each sample become `(N,)`, integers int64;
+    words become classes; integers of the shape of the images' pixels are masks.
+
+    Args:
+        tree: the dataset's files.
+        x, y: names of the arrays, or keys in their file, that hold inputs and targets, where nobody would guess.
+
+    Raises:
+        EmptySourceError: there are no files of arrays.
+        LayoutError: which array is which cannot be told, one cannot be read, or they are not of one length.
+    """
+    files = array_files(tree)
+    if not files:
+        msg = f"'{tree.label}' holds no arrays (.npy, .npz, .h5, .mat)."
+        raise EmptySourceError(msg)
+    stored = {array.name: array for array in find_arrays(tree)}
+    named = [name for name, array in stored.items() if array.shape and not is_class_names(name)]
+    chosen = find_splits(named, x=x, y=y)
+    xs = [_usable(stored[one.x]) for one in chosen]
+    ys = [_usable(stored[one.y]) for one in chosen if one.y is not None]
+    _check_lengths(chosen, stored)
+    inputs = _inputs(xs)
+    targets, classes = _targets(ys, inputs, xs) if len(ys) == len(xs) else (None, ())
+    return SampleTable(
+        layout=NAME,
+        keys=tuple(f"{array.name}[{row}]" for array in xs for row in range(array.shape[0])),
+        inputs=inputs,
+        targets=targets,
+        splits=_splits(chosen, xs),
+        classes=_class_names(stored, len(classes)) or classes,
+        notes=_notes(chosen, stored, len(ys)),
+    )
+
+
+def _usable(array: StoredArray) -> StoredArray:
+    if array.trouble:
+        msg = f"'{array.name}' cannot be used: {array.trouble}."
+        raise LayoutError(msg)
+    return array
+
+
+def _check_lengths(chosen: Sequence[SplitArrays], stored: dict[str, StoredArray]) -> None:
+    for one in chosen:
+        if not stored[one.x].shape or not stored[one.x].shape[0]:
+            msg = f"'{one.x}' has the shape {stored[one.x].shape}; expected at least one sample along its first axis."
+            raise LayoutError(msg)
+        if one.y is not None and stored[one.y].shape[0] != stored[one.x].shape[0]:
+            msg = (
+                f"'{one.x}' has the shape {stored[one.x].shape} and '{one.y}' {stored[one.y].shape}; expected as many "
+                "targets as inputs along their first axes."
+            )
+            raise LayoutError(msg)
+
+
+def _inputs(xs: Sequence[StoredArray]) -> Inputs:
+    if any(array.is_text for array in xs):
+        msg = f"'{next(array.name for array in xs if array.is_text)}' holds words; expected numbers as inputs."
+        raise LayoutError(msg)
+    if all(_is_images(array) for array in xs):
+        return Images(join_sources([array.rows() for array in xs]), decoded=True, own_channels=True)
+    return _arrays(xs)
+
+
+def _is_images(array: StoredArray) -> bool:
+    shape = array.shape
+    return array.dtype == np.uint8 and (len(shape) == 3 or (len(shape) == 4 and shape[3] in (1, 3, 4)))
+
+
+def _arrays(parts: Sequence[StoredArray]) -> Arrays:
+    first = parts[0]
+    for other in parts:
+        if (other.shape[1:], other.dtype) != (first.shape[1:], first.dtype):
+            msg = (
+                f"Rows of '{other.name}' are {other.dtype} {other.shape[1:]}, those of '{first.name}' {first.dtype} "
+                f"{first.shape[1:]}; expected the same."
+            )
+            raise LayoutError(msg)
+    return Arrays(join_sources([part.rows() for part in parts]), first.shape[1:], first.dtype)
+
+
+def _targets(ys: Sequence[StoredArray], inputs: Inputs, xs: Sequence[StoredArray]) -> tuple[Targets, tuple[str, ...]]:
+    if isinstance(inputs, Images) and all(_is_mask(y, x) for y, x in zip(ys, xs, strict=True)):
+        masks = find_masks(join_sources([y.rows() for y in ys]), decoded=True)
+        return masks, FOREGROUND_CLASSES if masks.foreground else ()
+    is_vector = all(np.prod(y.shape[1:], dtype=np.int64) == 1 for y in ys)
+    nbytes = sum(int(np.prod(y.shape, dtype=np.int64)) * y.dtype.itemsize for y in ys)
+    if not is_vector and nbytes > _KNOWN_BYTES:
+        return _arrays(ys), ()
+    values = [y.whole() for y in ys]
+    if is_vector:
+        return _labels(np.concatenate([part.reshape(-1) for part in values]))
+    if len({(part.shape[1:], part.dtype) for part in values}) > 1:
+        return _arrays(ys), ()  # which says what differs
+    return Values(np.ascontiguousarray(np.concatenate(values))), ()
+
+
+def _is_mask(y: StoredArray, x: StoredArray) -> bool:
+    shape = y.shape[:-1] if len(y.shape) == 4 and y.shape[3] == 1 else y.shape
+    return y.dtype.kind in "biu" and len(shape) == 3 and shape == x.shape[:3]
+
+
+def _labels(values: NDArray[Any]) -> tuple[Values, tuple[str, ...]]:
+    if values.dtype.kind in "US":
+        words = np.char.decode(values, "utf-8", "replace") if values.dtype.kind == "S" else values
+        return make_targets({"y": [str(word) for word in words.tolist()]})
+    if values.dtype.kind in "iu":
+        whole = values.astype(np.int64)
+        return Values(whole), class_numbers(whole)
+    return Values(values), ()
+
+
+def _splits(chosen: Sequence[SplitArrays], xs: Sequence[StoredArray]) -> tuple[str, ...] | None:
+    if not all(one.split for one in chosen):
+        return None
+    return tuple(one.split for one, array in zip(chosen, xs, strict=True) for _ in range(array.shape[0]))
+
+
+def _class_names(stored: dict[str, StoredArray], at_least: int) -> tuple[str, ...]:
+    for name, array in stored.items():
+        if is_class_names(name) and array.is_text and len(array.shape) == 1 and not array.trouble:
+            values = array.whole()
+            words = np.char.decode(values, "utf-8", "replace") if values.dtype.kind == "S" else values
+            if len(words) >= at_least:
+                return tuple(str(word) for word in words.tolist())
+    return ()
+
+
+def _notes(chosen: Sequence[SplitArrays], stored: dict[str, StoredArray], targets: int) -> tuple[str, ...]:
+    xs, ys = [one.x for one in chosen], [one.y for one in chosen if one.y is not None]
+    notes = [f"Inputs are the rows of {listed(xs)}, targets those of {listed(ys)}." if targets == len(chosen) else
+             f"Inputs are the rows of {listed(xs)}; there are no targets for all of them."]  # fmt: skip
+    rest = [name for name in stored if name not in {*xs, *ys} and not is_class_names(name)]
+    if rest:
+        notes.append(f"Other arrays were left out: {listed(rest)}.")
+    return tuple(notes)

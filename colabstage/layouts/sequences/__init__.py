@@ -1,1 +1,0 @@
-"""Sound and tokens as rows of one length."""

@@ -1,0 +1,407 @@
+"""Labels as packed samples carry them, one by one, made into targets: class indices, words, numbers. Pure."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections import OrderedDict
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar, runtime_checkable
+
+import numpy as np
+
+from colabstage.errors import SourceReadError
+from colabstage.layouts.names import SPLIT_NAMES
+from colabstage.layouts.reading import open_member, spool_folder, stamp_of
+from colabstage.layouts.table import ClaimedTreeError, Values
+from colabstage.pipeline import PipelineLimits, run_pipeline
+from colabstage.progress import Cancellation
+from colabstage.retry import RetryPolicy, read_with_retry
+from colabstage.trees.archive_bytes import LocalBytes, SharedBytes
+from colabstage.trees.contents import HEAD_BYTES, compression_of
+from colabstage.trees.decompress import unpack_into
+from colabstage.trees.folder import FolderTree
+from colabstage.trees.joined import JoinedTree
+from colabstage.trees.names import DEFAULT_LIMITS
+from colabstage.trees.single_file import CompressedFileTree
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from colabstage.trees.tree import ByteSource, FileEntry, Tree
+
+Label = int | float | str | None
+
+# More classes than this, and the numbers are no class indices.
+_MAX_CLASSES = 1_000_000
+
+
+class Labels(NamedTuple):
+    """Targets, `None` where there are none, and the classes' names in label order."""
+
+    targets: Values | None
+    classes: tuple[str, ...]
+
+
+def make_labels(labels: Sequence[Label], samples: Sequence[str], *, names: Mapping[int, str] | None = None) -> Labels:
+    """Make targets of the labels of N samples.
+
+    Whole numbers stay what they are, int64 `(N,)`, also where they count from 1. Words are int64 indices into the
+    sorted words. Other numbers are float32 `(N,)`.
+
+    Args:
+        labels: of each sample; `None` where it has none.
+        samples: what each is called, for messages.
+        names: what whole numbers mean, where that is known; a number without a name is named by its digits.
+
+    Raises:
+        ClaimedTreeError: some samples have a label and others none, or words are mixed with numbers.
+    """
+    without = [sample for sample, label in zip(samples, labels, strict=True) if label is None]
+    if len(without) == len(labels):
+        return Labels(None, ())
+    if without:
+        msg = f"{len(without):,} of {len(labels):,} samples have no label (first '{without[0]}'); expected all or none."
+        raise ClaimedTreeError(msg)
+    kinds = {_kind(label) for label in labels}
+    if kinds == {str}:
+        return _words([str(label) for label in labels])
+    if str in kinds:
+        first = next(sample for sample, label in zip(samples, labels, strict=True) if isinstance(label, str))
+        msg = f"The label of '{first}' is a word, that of others a number; expected one kind for all."
+        raise ClaimedTreeError(msg)
+    if kinds == {int}:
+        values = _whole(labels, samples)
+        return Labels(Values(values), _class_names(values, names or {}))
+    return Labels(Values(np.array(labels, np.float32)), ())
+
+
+def names_of(labels: Sequence[Label], texts: Sequence[str | None]) -> dict[int, str]:
+    """What whole numbers mean, by the text that stands beside each; nothing where one number has two texts."""
+    found: dict[int, str] = {}
+    for label, text in zip(labels, texts, strict=True):
+        if not isinstance(label, int) or not text:
+            continue
+        if found.setdefault(label, text) != text:
+            return {}
+    return found
+
+
+def parse_label(text: str) -> Label:
+    """A label as people write it: a whole number, another number, a word; `None` for nothing.
+
+    >>> parse_label(" 7\\n"), parse_label("0.5"), parse_label("cat"), parse_label("")
+    (7, 0.5, 'cat', None)
+    """
+    text = text.strip()
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text or None
+
+
+def _kind(label: Label) -> type:
+    return str if isinstance(label, str) else float if isinstance(label, float) else int
+
+
+def _words(words: list[str]) -> Labels:
+    classes = sorted(set(words))
+    numbers = {word: number for number, word in enumerate(classes)}
+    return Labels(Values(np.fromiter((numbers[word] for word in words), np.int64, len(words))), tuple(classes))
+
+
+def _whole(labels: Sequence[Label], samples: Sequence[str]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    try:
+        return np.array([int(label or 0) for label in labels], np.int64)
+    except OverflowError as error:
+        large = next(i for i, label in enumerate(labels) if not -(2**63) <= int(label or 0) < 2**63)
+        msg = f"The label of '{samples[large]}' is {labels[large]}, which no 64-bit number can be."
+        raise ClaimedTreeError(msg) from error
+
+
+def _class_names(values: np.ndarray[tuple[int], np.dtype[np.int64]], names: Mapping[int, str]) -> tuple[str, ...]:
+    top = max([int(values.max()), *names])
+    # -1 is what test sets have whose labels are kept secret.
+    if not names or min(names) < 0 or values.min() < -1 or top >= _MAX_CLASSES:
+        return ()
+    return tuple(names.get(number, str(number)) for number in range(top + 1))
+
+
+@runtime_checkable
+class _ReadsParts(Protocol):
+    """A tree of a remote service, which gives any part of a file."""
+
+    def read_part(self, entry: FileEntry, offset: int, length: int) -> bytes:
+        """Up to `length` bytes at `offset`."""
+
+
+def open_shard(tree: Tree, entry: FileEntry) -> ByteSource:
+    """As `open_member`, but a file of a folder takes a handle only while it is in use, parts of a remote file are asked
+    for one by one, and what is compressed as a whole is unpacked.
+
+    Raises:
+        As `open_member`, and UnsafeArchiveError: it unpacks to more than an honest file does.
+    """
+    file = _open_stored(tree, entry)
+    head = read_with_retry(lambda: file.pread(HEAD_BYTES, 0), entry.name, policy=RetryPolicy())
+    if compression_of(head) is None:
+        return file
+    return unpack_into(spool_folder(0, entry.name), file, DEFAULT_LIMITS)
+
+
+def _open_stored(tree: Tree, entry: FileEntry) -> ByteSource:
+    if isinstance(tree, JoinedTree):
+        return _open_stored(*tree.origin(entry))
+    if isinstance(tree, FolderTree):
+        return FolderFile(Path(tree.label) / entry.name, entry.size)
+    if isinstance(tree, CompressedFileTree):
+        return SharedBytes(tree.source)
+    if isinstance(tree, _ReadsParts):
+        return _RemoteFile(tree, f"{tree.label}/{entry.name}", entry)
+    return open_member(tree, entry)
+
+
+class FolderFile:
+    """A file of a folder: opened when it is read, and again after `close`."""
+
+    def __init__(self, path: Path, size: int) -> None:
+        self._path = path
+        self._size = size
+        self._open: LocalBytes | None = None
+
+    @property
+    def label(self) -> str:
+        """The file's path."""
+        return str(self._path)
+
+    @property
+    def size(self) -> int:
+        """Its length in bytes, as it was listed."""
+        return self._size
+
+    def pread(self, length: int, offset: int) -> bytes:
+        """Up to `length` bytes at `offset`.
+
+        Raises:
+            OSError: as the disk or mount answers.
+            SourceReadError: the file is not as long any more as it was listed.
+        """
+        # A name of this thread's own keeps the handle open while it reads, also when another one lets go of the file.
+        file = self._open
+        if file is None:
+            file = LocalBytes(self._path)
+            if file.size != self._size:
+                msg = (
+                    f"'{self._path}' was listed with {self._size:,} bytes and has {file.size:,} now: it changed while "
+                    "being read. Wait until its upload or copy is complete, then stage again."
+                )
+                raise SourceReadError(msg)
+            self._open = file
+        return file.pread(length, offset)
+
+    def close(self) -> None:
+        """Let go of the handle, as soon as no thread reads from it. Calling it twice is fine."""
+        self._open = None
+
+
+class _RemoteFile:
+    """A file of a remote folder, each part asked for when it is read."""
+
+    def __init__(self, tree: _ReadsParts, label: str, entry: FileEntry) -> None:
+        self._tree = tree
+        self._label = label
+        self._entry = entry
+
+    @property
+    def label(self) -> str:
+        return self._label
+
+    @property
+    def size(self) -> int:
+        return self._entry.size
+
+    def pread(self, length: int, offset: int) -> bytes:
+        length = min(length, self.size - offset)
+        return self._tree.read_part(self._entry, offset, length) if length > 0 else b""
+
+    def close(self) -> None:
+        """The tree keeps the connection."""
+
+
+T = TypeVar("T")
+
+# How image files begin: JPEG, PNG, GIF, BMP, TIFF, WebP.
+IMAGE_HEADS = (b"\xff\xd8\xff", b"\x89PNG", b"GIF8", b"BM", b"II*\0", b"MM\0*", b"RIFF")
+
+# A disk answers in microseconds, and reading on would only cost; a mount takes milliseconds and more for an answer,
+# in which time it could have sent megabytes.
+_NEAR_BYTES = 32 * 1024
+_FAR_BYTES = 4 * 1024 * 1024
+_FAR_S = 0.001
+# Reading goes from shard to shard, so only a few are in use at once.
+_OPEN_FILES = 64
+_MAX_SCANNERS = 16
+# One scan may read a file of a hundred gigabytes, over a mount.
+_SCAN_STALL_S = 3600.0
+
+
+class Shard(NamedTuple):
+    """One of the files. `name`: in its tree. `stamp`: differs whenever the file does."""
+
+    name: str
+    stamp: str
+    content: ByteSource
+
+
+class Part(NamedTuple):
+    """Where one piece of content lies: in which shard, from which byte, how many bytes."""
+
+    shard: int
+    start: int
+    size: int
+
+
+def shard_of(entry: FileEntry, content: ByteSource) -> Shard:
+    """A file of a tree as a shard."""
+    return Shard(entry.name, stamp_of(entry), content)
+
+
+def rest_shard(shard: Shard) -> None:
+    """Let go of the handle of a shard that can be opened again; it is when it is read again."""
+    if isinstance(shard.content, FolderFile):
+        shard.content.close()
+
+
+def split_of_shard(name: str) -> str | None:
+    """The split that a shard, or the folder it lies in, is called after.
+
+    >>> split_of_shard("imagenet-train-000012.tar"), split_of_shard("data/validation-00000-of-00014.parquet")
+    ('train', 'validation')
+    >>> split_of_shard("test/data-00000-of-00001.arrow"), split_of_shard("shard-000.tar")
+    ('test', None)
+    """
+    *folders, base = name.lower().split("/")
+    for text in (base, *reversed(folders)):
+        found = {SPLIT_NAMES[word] for word in re.split(r"[^a-z]+", text) if word in SPLIT_NAMES}
+        if len(found) == 1:
+            return found.pop()
+    return None
+
+
+def splits_of_shards(names: Sequence[str]) -> list[str] | None:
+    """The split of each shard, or `None` where not all of them are called after one."""
+    found = [split_of_shard(name) for name in names]
+    named = [split for split in found if split is not None]
+    return named if named and len(named) == len(found) else None
+
+
+def scan_each(count: int, scan: Callable[[int], T]) -> list[T]:
+    """`scan(number)` for each of `count` files, in order; in two threads, more of them where that proves slow.
+
+    Raises:
+        Everything that `scan` raises; the first stops the others.
+    """
+    found: dict[int, T] = {}
+    run_pipeline(
+        range(count),
+        read=scan,
+        use=found.__setitem__,
+        cost=lambda _: 1,
+        limits=PipelineLimits(readers=2, max_readers=_MAX_SCANNERS, workers=1, stall_timeout_s=_SCAN_STALL_S),
+        cancellation=Cancellation(),
+    )
+    return [found[number] for number in range(count)]
+
+
+class ScanWindow:
+    """A `ByteSource` over another one for a single pass by small reads, by one thread: few large reads where each
+    takes its time, small ones where it does not. Reads that fail in a way that passes are tried again."""
+
+    def __init__(self, source: ByteSource) -> None:
+        self._source = source
+        self._start = 0
+        self._data = b""
+        self._window = _NEAR_BYTES
+
+    @property
+    def label(self) -> str:
+        """The source's address."""
+        return self._source.label
+
+    @property
+    def size(self) -> int:
+        """The source's length in bytes."""
+        return self._source.size
+
+    def pread(self, length: int, offset: int) -> bytes:
+        """Up to `length` bytes at `offset`; shorter only at the end."""
+        end = min(offset + length, self.size)
+        if not self._start <= offset <= end <= self._start + len(self._data):
+            self._fetch(max(length, self._window), offset)
+        begin = offset - self._start
+        return self._data[begin : begin + length]
+
+    def _fetch(self, length: int, offset: int) -> None:
+        started = time.perf_counter()
+        self._data = read_with_retry(lambda: self._source.pread(length, offset), self.label, policy=RetryPolicy())
+        self._start = offset
+        if time.perf_counter() - started > _FAR_S:
+            self._window = _FAR_BYTES
+
+    def close(self) -> None:
+        """Let go of the source's handle."""
+        self._source.close()
+
+
+class ShardParts:
+    """A part of one of several files for each sample: a `SampleSource` of bytes.
+
+    Args:
+        shards: the files.
+        parts: where each sample's content lies.
+        names: what each sample is called.
+    """
+
+    def __init__(self, shards: Sequence[Shard], parts: Sequence[Part], names: Sequence[str]) -> None:
+        self._shards = tuple(shards)
+        table = np.array(parts, np.int64).reshape(-1, 3)
+        bases = np.concatenate([[0], np.cumsum([shard.content.size for shard in shards])]).astype(np.int64)
+        self._numbers, self._starts, self.sizes = (np.ascontiguousarray(column) for column in table.T)
+        self.positions = bases[self._numbers] + self._starts
+        self._names = tuple(names)
+        self._lock = threading.Lock()
+        self._in_use: OrderedDict[int, None] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def name(self, index: int) -> str:
+        """The sample's name."""
+        return self._names[index]
+
+    def stamp(self, index: int) -> str:
+        """The shard's stamp, and where in it the part lies."""
+        return f"{self._shards[self._numbers[index]].stamp} {self._starts[index]} {self.sizes[index]}"
+
+    def read(self, index: int) -> bytes:
+        """The part's bytes."""
+        number, start, size = int(self._numbers[index]), int(self._starts[index]), int(self.sizes[index])
+        content = self._shards[number].content
+        self._touch(number)
+        data = content.pread(size, start) if size else b""
+        if len(data) != size:
+            msg = f"'{content.label}' ends before byte {start + size:,}, where '{self._names[index]}' does."
+            raise SourceReadError(msg)
+        return data
+
+    def _touch(self, number: int) -> None:
+        """Note that a shard is read, and let go of the handle of the one that was not for the longest time."""
+        with self._lock:
+            self._in_use[number] = None
+            self._in_use.move_to_end(number)
+            idle = self._in_use.popitem(last=False)[0] if len(self._in_use) > _OPEN_FILES else None
+        if idle is not None:
+            rest_shard(self._shards[idle])

@@ -1,1 +1,0 @@
-"""Samples that others packed: WebDataset, TFRecord, LMDB, Arrow and parquet."""

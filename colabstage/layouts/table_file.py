@@ -1,0 +1,92 @@
+"""One table, named by itself, in a folder that may hold others: the source `photos/labels.csv`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
+
+from colabstage.errors import LayoutError
+from colabstage.layouts.audio import read_audio
+from colabstage.layouts.columns import is_table
+from colabstage.layouts.csv_table import NAME, read_table
+from colabstage.layouts.table import ClaimedTreeError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+    from types import TracebackType
+
+    from colabstage.layouts.table import SampleTable
+    from colabstage.trees.tree import FileEntry, Tree, TreeKind
+
+_SUFFIXES = (".csv", ".tsv")
+
+
+@dataclass(frozen=True, slots=True)
+class TableFile:
+    """The layout of a folder whose table `name` lists the samples; other tables do not count."""
+
+    name: str
+
+    def __call__(self, tree: Tree) -> SampleTable:
+        """The samples that the table names: images, or else clips of sound.
+
+        Raises:
+            LayoutError: it leads to neither.
+        """
+        seen = _OneTable(tree, self.name)
+        try:
+            return read_table(seen)
+        except ClaimedTreeError:
+            raise
+        except LayoutError as error:
+            try:
+                return read_audio(seen)
+            except LayoutError:
+                raise error from None
+
+
+def is_table_file(path: Path, layout: object) -> bool:
+    """Whether a path names a table that lists samples beside it, and the layout asked for says nothing else."""
+    return layout in ("auto", NAME) and path.suffix.lower() in _SUFFIXES and not path.is_dir()
+
+
+class _OneTable:
+    """A tree without its other tables."""
+
+    def __init__(self, tree: Tree, name: str) -> None:
+        self._tree = tree
+        self._entries = tuple(entry for entry in tree.entries if entry.name == name or not is_table(entry.name))
+
+    @property
+    def kind(self) -> TreeKind:
+        return self._tree.kind
+
+    @property
+    def label(self) -> str:
+        return self._tree.label
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return self._tree.notes
+
+    @property
+    def entries(self) -> Sequence[FileEntry]:
+        return self._entries
+
+    def read(self, entry: FileEntry) -> bytes:
+        return self._tree.read(entry)
+
+    def chunks(self, entry: FileEntry) -> Iterator[bytes]:
+        return self._tree.chunks(entry)
+
+    def close(self) -> None:
+        """The tree is its opener's to close."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """As `close`."""

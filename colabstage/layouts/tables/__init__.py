@@ -1,1 +1,0 @@
-"""Samples that a table of paths and labels names."""

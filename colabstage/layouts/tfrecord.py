@@ -1,0 +1,321 @@
+"""TFRecord files of image examples: one tf.train.Example for each sample, as TensorFlow's tools and TFDS write them."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, NamedTuple, cast
+
+import numpy as np
+
+from colabstage.errors import CorruptArchiveError, EmptySourceError, LayoutError
+from colabstage.layouts.pairs import FOREGROUND_CLASSES, find_masks
+from colabstage.layouts.shards import (
+    IMAGE_HEADS,
+    Label,
+    Part,
+    ScanWindow,
+    Shard,
+    ShardParts,
+    make_labels,
+    names_of,
+    open_shard,
+    rest_shard,
+    scan_each,
+    shard_of,
+    splits_of_shards,
+)
+from colabstage.layouts.table import Boxes, ClaimedTreeError, Images, SampleTable
+from colabstage.layouts.tfrecord_file import (
+    FOOTER_BYTES,
+    Feature,
+    MessageError,
+    Span,
+    check_record,
+    is_record_head,
+    parse_example,
+    scan_records,
+)
+from colabstage.retry import RetryPolicy, read_with_retry
+from colabstage.trees.entries import files_ending_in
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from colabstage.layouts.table import Targets
+    from colabstage.trees.tree import FileEntry, Tree
+
+NAME = "tfrecord"
+
+# x.tfrecord, x.tfrecord-00000-of-00008, x.tfrec.gz; and train-00000-of-01024, which may be anything.
+_NAMED = re.compile(r".*\.(tfrecords?|tfrec)(-\d+-of-\d+)?(\.(gz|zst))?", re.IGNORECASE)
+_NUMBERED = re.compile(r".*-\d{5}-of-\d{5}")
+_EXTENSIONS = (".tfrecord", ".tfrecords", ".tfrec", ".gz", ".zst", "")
+_IMAGES = ("image/encoded", "image", "image_raw", "img", "encoded", "jpeg", "image/data", "image_bytes")
+_LABELS = ("image/class/label", "label", "class", "class_id", "image/class/index", "target", "category")
+_TEXTS = ("image/class/text", "class_name", "label_name", "label_text", "class/text", "image/class/synset", "text")
+_CORNERS = tuple(f"image/object/bbox/{side}" for side in ("xmin", "ymin", "xmax", "ymax"))
+_MASKS = ("image/segmentation/class/encoded", "segmentation_mask", "image/mask", "mask", "label/encoded")
+_BOX_LABEL, _BOX_TEXT = "image/object/class/label", "image/object/class/text"
+
+
+class _Box(NamedTuple):
+    """Corners in parts of width and height, the label as a number and in words."""
+
+    corners: tuple[float, ...]
+    label: Label
+    text: str | None
+
+
+class _Record(NamedTuple):
+    """A record that has an image.
+
+    `stored`: its data and checksum, in its shard. `image`: where in the data. `boxes`: `None` where it has none of
+    their features. `mask`: where in the data, `None` where it has none.
+    """
+
+    name: str
+    stored: Part
+    image: Span
+    label: Label
+    text: str | None
+    boxes: list[_Box] | None
+    mask: Span | None
+
+
+class _Scanned(NamedTuple):
+    shard: Shard
+    records: list[_Record]
+    without: int
+
+
+class RecordImages:
+    """The image in each of N records; reading one verifies its whole record."""
+
+    def __init__(self, records: ShardParts, spans: Sequence[Span]) -> None:
+        self._records = records
+        self._spans = tuple(spans)
+        self.sizes: NDArray[np.int64] = np.array([span.end - span.start for span in spans], np.int64)
+        self.positions = records.positions
+
+    def __len__(self) -> int:
+        return len(self._spans)
+
+    def name(self, index: int) -> str:
+        """The file and the number of the record."""
+        return self._records.name(index)
+
+    def stamp(self, index: int) -> str:
+        """The file's stamp, and where in it the record lies."""
+        return self._records.stamp(index)
+
+    def read(self, index: int) -> bytes:
+        """The image's bytes.
+
+        Raises:
+            CorruptArchiveError: the record does not meet its checksum.
+        """
+        data = check_record(self._records.read(index), self.name(index))
+        return data[slice(*self._spans[index])]
+
+
+def read_tfrecord(tree: Tree) -> SampleTable:
+    """Make a table of a tree of TFRecord files with an encoded image in each Example.
+
+    x is image/encoded, image or another feature that holds an image file; y the boxes in image/object/bbox, or a mask
+    (image/segmentation/class/encoded), or else image/class/label or label. Whole numbers stay what they are, also where
+    they count from 1; image/class/text names them. Splits are those that all files are called after
+    (train-00000-of-01024).
+
+    Raises:
+        EmptySourceError: there are no such files.
+        LayoutError: they hold no images.
+        ClaimedTreeError: an Example is not like the others; it is named.
+        CorruptArchiveError: a file is damaged or truncated.
+    """
+    shards = _record_files(tree)
+    image = _image_feature(tree, shards)
+    scanned = scan_each(len(shards), lambda number: _scan(shards[number], number, image))
+    records = [record for found in scanned for record in found.records]
+    names = [record.name for record in records]
+    splits = splits_of_shards([shard.name for shard in shards])
+    parts = ShardParts(shards, [record.stored for record in records], names)
+    without = sum(found.without for found in scanned)
+    notes = [f"{without:,} records have no '{image}' and were left out."] if without else []
+    targets, classes = _targets(records, parts, notes)
+    return SampleTable(
+        layout=NAME,
+        keys=tuple(names),
+        inputs=Images(RecordImages(parts, [record.image for record in records])),
+        targets=targets,
+        splits=None if splits is None else tuple(splits[record.stored.shard] for record in records),
+        classes=classes,
+        notes=tuple(notes),
+    )
+
+
+def _record_files(tree: Tree) -> list[Shard]:
+    files = files_ending_in(tree.entries, _EXTENSIONS)
+    named = files.where(lambda name: _NAMED.fullmatch(name) is not None)
+    entries = named or files.where(lambda name: _NUMBERED.fullmatch(name) is not None)
+    if not entries:
+        msg = f"'{tree.label}' holds no TFRecord files (.tfrecord, .tfrec, train-00000-of-00008)."
+        raise EmptySourceError(msg)
+    filled = [entry for entry in entries if entry.size]
+    shards = scan_each(len(filled), lambda number: _open(tree, filled[number]))
+    wrong = next((shard for shard, fits in shards if not fits), None)
+    if wrong is None and shards:
+        return [shard for shard, _ in shards]
+    if not named or wrong is None:
+        msg = f"'{tree.label}' holds no TFRecord files that have any record."
+        raise LayoutError(msg)
+    msg = (
+        f"'{wrong.name}' is no TFRecord file, or its beginning is damaged. Of compressed ones those by gzip and "
+        "Zstandard are read, those by ZLIB are not."
+    )
+    raise CorruptArchiveError(msg)
+
+
+def _open(tree: Tree, entry: FileEntry) -> tuple[Shard, bool]:
+    shard = shard_of(entry, open_shard(tree, entry))
+    head = read_with_retry(lambda: shard.content.pread(12, 0), shard.name, policy=RetryPolicy())
+    rest_shard(shard)
+    return shard, is_record_head(head)
+
+
+def _image_feature(tree: Tree, shards: Sequence[Shard]) -> str:
+    """The feature of the first record that holds an image file."""
+    window = ScanWindow(shards[0].content)
+    start, length = next(scan_records(window))
+    data = window.pread(length, start)
+    features = _parse(data, f"{shards[0].name}[0]")
+    order = [*_IMAGES, *(name for name in features if name not in _IMAGES)]
+    for name in order:
+        first = next(iter(features.get(name, [])), None)
+        if isinstance(first, Span) and data[slice(*first)].startswith(IMAGE_HEADS):
+            return name
+    msg = (
+        f"The first record of '{tree.label}' holds no image file (JPEG, PNG, GIF, BMP, TIFF, WebP) but the features "
+        f"{', '.join(sorted(features)) or 'of no Example'}. Give layout= a function that reads it."
+    )
+    raise LayoutError(msg)
+
+
+def _parse(data: bytes, name: str) -> dict[str, Feature]:
+    try:
+        return parse_example(data)
+    except MessageError as error:
+        msg = f"'{name}' is no tf.train.Example: {error}."
+        raise ClaimedTreeError(msg) from error
+
+
+def _scan(shard: Shard, number: int, image: str) -> _Scanned:
+    """Every record of a file, in one pass over it."""
+    window = ScanWindow(shard.content)
+    records = []
+    count = 0
+    for start, length in scan_records(window):
+        name = f"{shard.name}[{count}]"
+        data = window.pread(length, start)
+        try:
+            features = parse_example(data)
+        except MessageError as error:
+            check_record(window.pread(length + FOOTER_BYTES, start), name)
+            msg = f"'{name}' is no tf.train.Example: {error}."
+            raise ClaimedTreeError(msg) from error
+        found = next(iter(features.get(image, [])), None)
+        if isinstance(found, Span) and found.end > found.start:
+            stored = Part(number, start, length + FOOTER_BYTES)
+            label = _one(data, features, _LABELS, name)
+            text, boxes, mask = _text(data, features, name), _boxes(data, features, name), _mask(data, features)
+            records.append(_Record(name, stored, found, label, text, boxes, mask))
+        count += 1
+    rest_shard(shard)
+    return _Scanned(shard, records, count - len(records))
+
+
+def _one(data: bytes, features: dict[str, Feature], names: Sequence[str], record: str) -> Label:
+    """The one value of the first of some features that there is."""
+    name = next((name for name in names if features.get(name)), None)
+    if name is None:
+        return None
+    values = _values(data, features[name], record)
+    if len(values) != 1:
+        msg = f"'{record}' has {len(values):,} values in '{name}'; expected one label. Give layout= a function."
+        raise ClaimedTreeError(msg)
+    return values[0]
+
+
+def _text(data: bytes, features: dict[str, Feature], record: str) -> str | None:
+    text = _one(data, features, _TEXTS, record)
+    return text if isinstance(text, str) else None
+
+
+def _values(data: bytes, feature: Feature, record: str) -> list[Label]:
+    try:
+        return [data[slice(*value)].decode() if isinstance(value, Span) else value for value in feature]
+    except UnicodeDecodeError as error:
+        msg = f"'{record}' has a label that is no text."
+        raise ClaimedTreeError(msg) from error
+
+
+def _boxes(data: bytes, features: dict[str, Feature], record: str) -> list[_Box] | None:
+    if not any(name in features for name in _CORNERS):
+        return None
+    corners = [cast("list[float]", features.get(name, [])) for name in _CORNERS]
+    labels = _values(data, features.get(_BOX_LABEL, []), record)
+    texts = _values(data, features.get(_BOX_TEXT, []), record)
+    counts = {len(values) for values in (*corners, labels or corners[0], texts or corners[0])}
+    if len(counts) != 1 or not (labels or texts or not corners[0]):
+        msg = f"'{record}' has corners, labels and names of boxes in different numbers."
+        raise ClaimedTreeError(msg)
+    rows = zip(zip(*corners, strict=True), labels or texts, texts or labels, strict=True)
+    return [_Box(corner, label, text if isinstance(text, str) else None) for corner, label, text in rows]
+
+
+def _mask(data: bytes, features: dict[str, Feature]) -> Span | None:
+    """The first feature that is called like a mask and holds an image file."""
+    found = (next(iter(features.get(name, [])), None) for name in _MASKS)
+    return next((span for span in found if isinstance(span, Span) and data[slice(*span)].startswith(IMAGE_HEADS)), None)
+
+
+def _targets(records: Sequence[_Record], parts: ShardParts, notes: list[str]) -> tuple[Targets | None, tuple[str, ...]]:
+    with_boxes = sum(record.boxes is not None for record in records)
+    masks = [record.mask for record in records if record.mask is not None]
+    if with_boxes and masks:
+        msg = (
+            f"The records have boxes ('{_CORNERS[0]}', …) and masks as well (first '{records[0].name}'); which are "
+            "meant? Give layout= a function that reads one of them."
+        )
+        raise ClaimedTreeError(msg)
+    if with_boxes:
+        # A feature of no values is often not written at all.
+        if with_boxes < len(records):
+            notes.append(
+                f"{len(records) - with_boxes:,} records have no features of boxes; they are kept without boxes."
+            )
+        return _box_targets(records)
+    if masks:
+        if len(masks) < len(records):
+            bare = next(record.name for record in records if record.mask is None)
+            msg = f"'{bare}' has no mask and {len(masks):,} other records have; expected all or none."
+            raise ClaimedTreeError(msg)
+        found = find_masks(RecordImages(parts, masks), spread=False)
+        return found, FOREGROUND_CLASSES if found.foreground else ()
+    # Without a label, a text is one where it is a class's name; the features called so say that it is.
+    labels = [record.text if record.label is None else record.label for record in records]
+    return make_labels(
+        labels, [record.name for record in records], names=names_of(labels, [record.text for record in records])
+    )
+
+
+def _box_targets(records: Sequence[_Record]) -> tuple[Targets, tuple[str, ...]]:
+    boxes = [box for record in records for box in record.boxes or []]
+    labels = [box.label for box in boxes]
+    owners = [record.name for record in records for _ in record.boxes or []]
+    values, classes = make_labels(labels, owners, names=names_of(labels, [box.text for box in boxes]))
+    offsets = np.concatenate([[0], np.cumsum([len(record.boxes or []) for record in records])]).astype(np.int64)
+    corners = np.array([box.corners for box in boxes], np.float64).reshape(-1, 4)
+    numbers = np.zeros(0, np.int64) if values is None else values.values
+    return Boxes(offsets, corners, {"labels": numbers}, relative=True), classes

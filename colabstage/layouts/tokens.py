@@ -1,0 +1,347 @@
+"""Streams of tokens: files that hold them already, and text that is turned into them, a piece at a time."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import posixpath
+import re
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import numpy as np
+
+from colabstage.errors import EmptySourceError, LayoutError, OptionError
+from colabstage.layouts.image_boxes import split_of_folders, split_of_word
+from colabstage.layouts.names import SPLIT_NAMES, count_kinds
+from colabstage.layouts.reading import open_member, read_head, spool_folder, stamp_of
+from colabstage.layouts.stored_arrays import ConvertedRows, join_sources
+from colabstage.layouts.table import Arrays, ClaimedTreeError, FileSlices, SampleTable
+from colabstage.retry import RetryPolicy, read_with_retry
+from colabstage.trees.archive_bytes import LocalBytes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from colabstage.layouts.table import SampleSource
+    from colabstage.trees.tree import ByteSource, FileEntry, Tree
+
+TokenDtype = Literal["uint16", "uint32"]
+
+# Text is handed to a tokenizer in pieces of about so much, which end where a line does.
+_PIECE_BYTES = 1024 * 1024
+# llm.c writes 256 int32 before its tokens; the first is one of these.
+_HEADERS: dict[int, TokenDtype] = {20240520: "uint16", 20240801: "uint32"}
+_HEADER_BYTES = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class TokenOptions:
+    """How text becomes rows: `layout=functools.partial(read_tokens, options=TokenOptions(length=256))`.
+
+    `length`: tokens of each row.
+    `next_tokens`: whether each row has as its target the same number of tokens, each the one that follows; they take
+    as much again in the file. Without, there are no targets.
+    `dtype`: "uint16" or "uint32", of tokens in .bin files and in the rows.
+    `tokenizer`: makes numbers of a text; without one, tokens are the bytes of UTF-8. It sees at least a megabyte of a
+    file at a time, cut where a line ends, or one document of a .jsonl.
+    `separator`: the token between documents (files, or lines of a .jsonl); none by default.
+    `field`: where a line of a .jsonl has its text.
+    """
+
+    length: int = 1024
+    next_tokens: bool = True
+    dtype: TokenDtype = "uint16"
+    tokenizer: Callable[[str], Sequence[int]] | None = None
+    separator: int | None = None
+    field: str = "text"
+
+    def __post_init__(self) -> None:
+        if self.length < 1:
+            msg = f"length={self.length}; expected a number of tokens above 0."
+            raise OptionError(msg)
+        if self.dtype not in get_args(TokenDtype):
+            msg = f"dtype={self.dtype!r} is unknown; expected one of {', '.join(get_args(TokenDtype))}."
+            raise OptionError(msg)
+        if self.separator is not None and not 0 <= self.separator <= np.iinfo(self.dtype).max:
+            msg = f"separator={self.separator} does not fit in {self.dtype}."
+            raise OptionError(msg)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenStream:
+    """Tokens one behind the other. `start`: where the first is, in bytes. `count`: how many there are."""
+
+    name: str
+    content: ByteSource
+    start: int
+    count: int
+    dtype: np.dtype[Any]
+    stamp: str
+
+
+def open_tokens(tree: Tree, entry: FileEntry, options: TokenOptions) -> TokenStream:
+    """A .bin file of tokens: as numpy's `tofile` writes them, or with the header of llm.c.
+
+    Raises:
+        ClaimedTreeError: its length is no whole number of tokens.
+    """
+    head = read_with_retry(lambda: read_head(tree, entry, 4), entry.name, policy=RetryPolicy())
+    known = _HEADERS.get(int.from_bytes(head, "little"))
+    start = _HEADER_BYTES if known else 0
+    dtype = np.dtype(known or options.dtype).newbyteorder("<")
+    if (entry.size - start) % dtype.itemsize or entry.size < start:
+        msg = f"'{entry.name}' has {entry.size:,} bytes, which is no whole number of {dtype.name} tokens."
+        raise ClaimedTreeError(msg)
+    count = (entry.size - start) // dtype.itemsize
+    return TokenStream(entry.name, open_member(tree, entry), start, count, dtype, stamp_of(entry))
+
+
+def make_tokens(tree: Tree, entries: Sequence[FileEntry], options: TokenOptions) -> TokenStream:
+    """The tokens of texts, one behind the other, in a file without a name on the local disk.
+
+    Raises:
+        ClaimedTreeError: a file is no text, or a line of a .jsonl has none.
+        LayoutError: the tokenizer gave what is no token of the options' dtype.
+        NotEnoughSpaceError: there is no room for them.
+    """
+    dtype = np.dtype(options.dtype).newbyteorder("<")
+    needed = dtype.itemsize * sum(entry.size for entry in entries)  # a byte is one token, and more text gives fewer
+    count = 0
+    folder = spool_folder(needed, f"The tokens of '{tree.label}'")
+    with tempfile.NamedTemporaryFile(dir=folder, prefix="colabstage-", buffering=1 << 20) as file:
+        for entry in entries:
+            for tokens in _tokens_of(tree, entry, options):
+                count += len(tokens)
+                file.write(tokens.astype(dtype).tobytes())
+        file.flush()
+        content = LocalBytes(Path(file.name), label=f"tokens of {tree.label}")
+    stamp = " ".join(stamp_of(entry) for entry in entries)
+    return TokenStream(entries[0].name, content, 0, count, dtype, f"{_hash(stamp)} {options!r}")
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:16]
+
+
+def _tokens_of(tree: Tree, entry: FileEntry, options: TokenOptions) -> Iterator[NDArray[Any]]:
+    if options.tokenizer is None and not entry.name.lower().endswith(".jsonl"):
+        for piece in tree.chunks(entry):
+            yield np.frombuffer(piece, np.uint8)
+        yield from _separator(options)
+        return
+    for text in _texts(tree, entry, options):
+        tokens = text.encode() if options.tokenizer is None else options.tokenizer(text)
+        yield np.frombuffer(tokens, np.uint8) if isinstance(tokens, bytes) else _checked(tokens, entry, options)
+        if entry.name.lower().endswith(".jsonl"):
+            yield from _separator(options)
+    if not entry.name.lower().endswith(".jsonl"):
+        yield from _separator(options)
+
+
+def _separator(options: TokenOptions) -> Iterator[NDArray[Any]]:
+    if options.separator is not None:
+        yield np.array([options.separator], np.int64)
+
+
+def _checked(tokens: Sequence[int], entry: FileEntry, options: TokenOptions) -> NDArray[Any]:
+    values = np.asarray(tokens)
+    if not values.size:
+        return np.zeros(0, np.int64)
+    limit = int(np.iinfo(options.dtype).max)
+    if values.ndim != 1 or values.dtype.kind not in "iu" or not 0 <= int(values.min()) <= int(values.max()) <= limit:
+        whole = values.ndim == 1 and values.dtype.kind in "iu"
+        odd = f"from {values.min()} to {values.max()}" if whole else f"{values.dtype} of shape {values.shape}"
+        msg = (
+            f"The tokenizer made tokens {odd} of '{entry.name}'; expected whole numbers from 0 to {limit:,}"
+            f"{', or pass dtype=' + repr('uint32') if options.dtype == 'uint16' else ''}."
+        )
+        raise LayoutError(msg)
+    return values
+
+
+def _texts(tree: Tree, entry: FileEntry, options: TokenOptions) -> Iterator[str]:
+    """The documents of a .jsonl; of other text, pieces that end where a line does."""
+    is_jsonl = entry.name.lower().endswith(".jsonl")
+    number = 0
+    for piece in _lines(tree, entry):
+        lines = piece.split(b"\n") if is_jsonl else [piece]
+        for line in lines:
+            number += 1
+            if is_jsonl and line.strip():
+                yield _document(entry, number, line, options.field)
+            elif not is_jsonl:
+                yield _decoded(entry, line)
+        number -= is_jsonl  # what follows the last line end of a piece is the next one's first line
+
+
+def _lines(tree: Tree, entry: FileEntry) -> Iterator[bytes]:
+    """The content in pieces that end behind a line, or where the file does."""
+    rest: list[bytes] = []
+    held = 0
+    for chunk in tree.chunks(entry):
+        for start in range(0, len(chunk), _PIECE_BYTES):
+            part = chunk[start : start + _PIECE_BYTES]
+            end = part.rfind(b"\n") + 1
+            if end and held + end >= _PIECE_BYTES:
+                yield b"".join([*rest, part[:end]])
+                rest, held = [part[end:]], len(part) - end
+            else:
+                rest.append(part)
+                held += len(part)
+    if held:
+        yield b"".join(rest)
+
+
+def _decoded(entry: FileEntry, data: bytes) -> str:
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        msg = f"'{entry.name}' is no text in UTF-8: {error}."
+        raise ClaimedTreeError(msg) from error
+
+
+def _document(entry: FileEntry, number: int, line: bytes, field: str) -> str:
+    try:
+        found = json.loads(line)
+        text = found if isinstance(found, str) else found[field]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        msg = f"'{entry.name}', line {number}, has no text under '{field}': {error!r}."
+        raise ClaimedTreeError(msg) from error
+    if not isinstance(text, str):
+        msg = f"'{entry.name}', line {number}, has {type(text).__name__} under '{field}', expected text."
+        raise ClaimedTreeError(msg)
+    return text
+
+
+NAME = "tokens"
+
+_TOKENS = (".bin",)
+_TEXTS = (".txt", ".jsonl")
+# Of the names of files that hold something else.
+_ARRAY_WORDS = frozenset(("x", "y", "image", "images", "label", "labels", "target", "targets", "batch"))
+# What may lie beside without making the tree another one.
+_BESIDE = (".md", ".pkl", ".json", ".py", ".rst", ".yaml", ".yml", ".log")
+
+
+def read_tokens(tree: Tree, *, options: TokenOptions = TokenOptions()) -> SampleTable:  # frozen
+    """Make a table of a tree that holds tokens or text and nothing else.
+
+    Files train.bin and val.bin are tokens as nanoGPT and llm.c write them, and are taken as they are; else .txt and
+    .jsonl files are text. Each split is one stream, its files in the order of their names, cut into rows of one length;
+    what is left at its end is left out.
+
+    Args:
+        tree: the dataset's files.
+        options: what the rows are.
+
+    Raises:
+        EmptySourceError: there is neither.
+        LayoutError: there is something else, or no stream is as long as a row.
+        ClaimedTreeError: a file is broken.
+    """
+    tokens, texts = _with(tree, _TOKENS), _with(tree, _TEXTS)
+    if not tokens and not texts:
+        msg = f"'{tree.label}' holds neither tokens (.bin) nor text ({', '.join(_TEXTS)})."
+        raise EmptySourceError(msg)
+    others = [entry for entry in tree.entries if not entry.name.lower().endswith((*_TOKENS, *_TEXTS, *_BESIDE))]
+    if any("." in posixpath.basename(other.name) for other in others):
+        msg = f"'{tree.label}' holds more than text and tokens: {count_kinds(others)}."
+        raise LayoutError(msg)
+    named = [entry for entry in tokens if _split_of(entry.name)]
+    parts = [entry for entry in tokens if _ARRAY_WORDS & set(_words(entry.name))]
+    if parts:
+        msg = (
+            f"'{parts[0].name}' is called like the inputs or labels of arrays (STL10's files are), not like tokens. "
+            "Read it by numpy.fromfile, and save it as .npy."
+        )
+        raise LayoutError(msg)
+    if len(named) < len(tokens) and (named or not texts):
+        msg = f"'{next(e.name for e in tokens if e not in named)}' may hold anything; expected train.bin and val.bin."
+        raise LayoutError(msg)
+    if named:
+        streams = {
+            split: [open_tokens(tree, entry, options) for entry in entries]
+            for split, entries in _by_split(named).items()
+        }
+    else:
+        streams = {split: [make_tokens(tree, entries, options)] for split, entries in _by_split(texts).items()}
+    return _table(tree, streams, options)
+
+
+def _with(tree: Tree, suffixes: tuple[str, ...]) -> list[FileEntry]:
+    names = ((entry, posixpath.basename(entry.name).lower()) for entry in tree.entries)
+    return [entry for entry, base in names if base.endswith(suffixes) and not base.startswith(("readme", "license"))]
+
+
+def _split_of(name: str) -> str:
+    words = (split for word in _words(name) if (split := split_of_word(word)))
+    return next(words, "") or split_of_folders(name)
+
+
+def _words(name: str) -> list[str]:
+    stem = posixpath.splitext(posixpath.basename(name))[0]
+    return re.split(r"[^a-z0-9]+", stem.lower())
+
+
+def _by_split(entries: Sequence[FileEntry]) -> dict[str, list[FileEntry]]:
+    """Files by split, in the usual order; those that name none are for training."""
+    found: dict[str, list[FileEntry]] = {}
+    for entry in entries:
+        found.setdefault(_split_of(entry.name), []).append(entry)
+    if len(found) > 1 and "" in found:
+        found["train"] = sorted(found.pop("") + found.get("train", []), key=lambda entry: entry.name)
+    order = list(dict.fromkeys(SPLIT_NAMES.values()))
+    return dict(sorted(found.items(), key=lambda item: order.index(item[0]) if item[0] else 0))
+
+
+def _table(tree: Tree, streams: dict[str, list[TokenStream]], options: TokenOptions) -> SampleTable:
+    extra = 1 if options.next_tokens else 0
+    rows = [
+        (split, stream, (stream.count - extra) // options.length)
+        for split, parts in streams.items()
+        for stream in parts
+        if stream.count - extra >= options.length
+    ]
+    total = sum(stream.count for parts in streams.values() for stream in parts)
+    if not rows:
+        msg = f"'{tree.label}' holds {total:,} tokens, too few for a row of {options.length:,}. Choose a shorter one."
+        raise LayoutError(msg)
+    dtype = np.result_type(*(stream.dtype for _, stream, _ in rows)).newbyteorder("=")
+
+    def side(shift: int) -> Arrays:
+        parts = [_rows(stream, count, options.length, shift, dtype) for _, stream, count in rows]
+        return Arrays(join_sources(parts), (options.length,), dtype)
+
+    used = sum(count for _, _, count in rows)
+    return SampleTable(
+        layout=NAME,
+        keys=tuple(f"{stream.name}[{row}]" for _, stream, count in rows for row in range(count)),
+        inputs=side(0),
+        targets=side(1) if options.next_tokens else None,
+        splits=tuple(split for split, _, count in rows for _ in range(count)) if rows[0][0] else None,
+        notes=(_note(total, used, options, str(dtype)),),
+    )
+
+
+def _note(total: int, rows: int, options: TokenOptions, dtype: str) -> str:
+    targets = ", with the next ones as targets" if options.next_tokens else ""
+    left = total - rows * options.length
+    return (
+        f"{total:,} tokens are {rows:,} rows of {options.length:,} {dtype} tokens{targets}; {left:,} at the ends were "
+        "left out."
+    )
+
+
+def _rows(stream: TokenStream, count: int, length: int, shift: int, dtype: np.dtype[np.generic]) -> SampleSource:
+    row_bytes = length * stream.dtype.itemsize
+    starts = stream.start + shift * stream.dtype.itemsize + np.arange(count, dtype=np.int64) * row_bytes
+    source = FileSlices(
+        stream.content, starts, np.full(count, row_bytes, np.int64), stamp=stream.stamp, shape=(length,),
+        dtype=stream.dtype,
+    )  # fmt: skip
+    return source if stream.dtype == dtype else ConvertedRows(source, lambda row: row.astype(dtype))

@@ -1,0 +1,266 @@
+"""Pascal VOC's XML: JPEGImages/a.jpg with Annotations/a.xml, and lists of splits in ImageSets/Main."""
+
+from __future__ import annotations
+
+import posixpath
+from typing import TYPE_CHECKING, NamedTuple
+from xml.parsers import expat
+
+import numpy as np
+
+from colabstage.errors import LayoutError
+from colabstage.layouts.image_boxes import (
+    Column,
+    LabelledImage,
+    detection_table,
+    split_of_folders,
+    without_boxes_note,
+)
+from colabstage.layouts.names import IMAGE_EXTENSIONS, SPLIT_NAMES, is_image
+from colabstage.layouts.reading import read_files
+from colabstage.layouts.table import ClaimedTreeError
+from colabstage.trees.entries import files_ending_in
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import NoReturn
+
+    from colabstage.layouts.table import SampleTable
+    from colabstage.trees.tree import FileEntry, Tree
+
+_ANNOTATIONS, _LISTS = "Annotations", "ImageSets/Main"
+# Numbers of poses, as the column has them; the first for what says nothing, or something else.
+POSES = ("Unspecified", "Frontal", "Rear", "Left", "Right")
+_COLUMNS = (Column("difficult", np.uint8), Column("truncated", np.uint8), Column("pose", np.int64))
+_EDGES = ("xmin", "ymin", "xmax", "ymax")
+# Of lists that name an image twice, the first counts; trainval is what is left when there are no lists of its parts.
+_LIST_ORDER = ("train", "val", "test", "trainval")
+_MAX_DEPTH = 32
+_FLAGS = {"": 0.0, "unspecified": 0.0, "unknown": 0.0, "false": 0.0, "no": 0.0, "true": 1.0, "yes": 1.0}
+# Folders that only say what is in them, in any spelling: images/train/a.jpg goes with annotations/train/a.xml.
+_ROLES = frozenset(
+    ("annotations", "annotation", "annots", "annot", "xmls", "xml", "labels", "label", "images", "image", "imgs", "img",
+     "jpegimages", "photos", "pictures")
+)  # fmt: skip
+
+
+class _Object(NamedTuple):
+    name: str
+    values: list[float]
+
+
+class _Annotation(NamedTuple):
+    """What one file says. `size`: height and width of the image; zeros where it says none."""
+
+    objects: list[_Object]
+    size: tuple[int, int]
+
+
+_NOTHING = _Annotation([], (0, 0))
+
+
+def read_voc(tree: Tree) -> SampleTable:
+    """Make a table of a tree with one XML file of Pascal VOC's form for each image, in `Annotations` or beside it.
+
+    VOC counts pixels from 1 and its last one is part of the box; here boxes are x0 = xmin - 1, y0 = ymin - 1,
+    x1 = xmax, y1 = ymax, so that x1 - x0 is the width. Columns: difficult, truncated (0 or 1), pose (number of
+    `POSES`). Splits are those of ImageSets/Main, else of folders; with lists, images of none of them are left out.
+
+    Raises:
+        LayoutError: no image has such a file.
+        ClaimedTreeError: a file is broken; it is named with the line.
+    """
+    annotations = files_ending_in(tree.entries, (".xml",))
+    xml = {posixpath.splitext(entry.name)[0]: entry for entry in annotations}
+    images = list(files_ending_in(tree.entries, IMAGE_EXTENSIONS).where(_is_photo)) if xml else []
+    by_role = _by_role(annotations)
+    labels = {image.name: label for image in images if (label := _label_of(image.name, xml, by_role)) is not None}
+    if not labels or not any(read_files(tree, list(labels.values())[:4], _is_annotation)):
+        msg = (
+            f"'{tree.label}' has no XML file of Pascal VOC's form: neither in a folder such as {_ANNOTATIONS}, by the "
+            "name of its image, nor beside it."
+        )
+        raise LayoutError(msg)
+    lists = _read_lists(tree)
+    if lists:
+        listed = [image for image in images if _place(image.name) in lists]
+    else:
+        # Images without a file of their own count where others have one, and nowhere else.
+        folders = {posixpath.dirname(name) for name in labels}
+        listed = [image for image in images if posixpath.dirname(image.name) in folders]
+    if not listed:
+        msg = f"The lists in {_LISTS} of '{tree.label}' name none of its images."
+        raise ClaimedTreeError(msg)
+    files = [labels[image.name] for image in listed if image.name in labels]
+    parsed = dict(zip([file.name for file in files], read_files(tree, files, _parse), strict=True))
+    classes = sorted({found.name for each in parsed.values() for found in each.objects})
+    numbers = {name: float(number) for number, name in enumerate(classes)}
+    said = [parsed[labels[image.name].name] if image.name in labels else _NOTHING for image in listed]
+    samples = [
+        LabelledImage(
+            image,
+            [[*each.values[:4], numbers[each.name], *each.values[4:]] for each in one.objects],
+            lists[_place(image.name)] if lists else split_of_folders(image.name),
+            one.size,
+        )
+        for image, one in zip(listed, said, strict=True)
+    ]
+    notes = without_boxes_note(len(listed) - len(files), "XML file")
+    unlisted = sum(image.name in labels for image in images) - len(files)
+    if unlisted:
+        notes.append(f"{unlisted:,} images with boxes that no list in {_LISTS} names were left out.")
+    return detection_table(tree, samples, classes, _COLUMNS, notes=notes)
+
+
+def _is_photo(name: str) -> bool:
+    """Whether a file is an image: masks lie in SegmentationClass and SegmentationObject by the same stems."""
+    return is_image(name) and not posixpath.basename(posixpath.dirname(name)).startswith("Segmentation")
+
+
+def _place(image: str) -> tuple[str, str]:
+    """The dataset's folder and the stem of an image in JPEGImages."""
+    folder, base = posixpath.split(image)
+    return posixpath.dirname(folder), posixpath.splitext(base)[0]
+
+
+def _label_of(image: str, xml: dict[str, FileEntry], by_role: dict[tuple[str, ...], FileEntry]) -> FileEntry | None:
+    root, stem = _place(image)
+    moved = posixpath.join(root, _ANNOTATIONS, stem)
+    return xml.get(moved) or xml.get(posixpath.splitext(image)[0]) or by_role.get(_without_roles(image))
+
+
+def _by_role(annotations: Iterable[FileEntry]) -> dict[tuple[str, ...], FileEntry]:
+    """The XML files by their paths without the folders that only say what is in them; those that share one are none."""
+    found: dict[tuple[str, ...], FileEntry] = {}
+    shared: set[tuple[str, ...]] = set()
+    for entry in annotations:
+        place = _without_roles(entry.name)
+        if found.setdefault(place, entry) is not entry:
+            shared.add(place)
+    return {place: entry for place, entry in found.items() if place not in shared}
+
+
+def _without_roles(name: str) -> tuple[str, ...]:
+    *folders, base = name.split("/")
+    return (*(folder for folder in folders if folder.lower() not in _ROLES), posixpath.splitext(base)[0])
+
+
+def _is_annotation(_file: FileEntry, content: bytes) -> bool:
+    return b"<annotation" in content
+
+
+def _read_lists(tree: Tree) -> dict[tuple[str, str], str]:
+    """The split of every listed image, by the dataset's folder and the image's stem."""
+    files = {}
+    for entry in tree.entries:
+        folder, base = posixpath.split(entry.name)
+        stem = posixpath.splitext(base)[0].lower()
+        if (
+            f"/{folder}".endswith(f"/{_LISTS}")
+            and base.endswith(".txt")
+            and (stem in _LIST_ORDER or stem in SPLIT_NAMES)
+        ):
+            files[entry.name] = (stem, folder.removesuffix(_LISTS).rstrip("/"))
+    order = sorted(
+        files, key=lambda name: (_LIST_ORDER.index(files[name][0]) if files[name][0] in _LIST_ORDER else 9, name)
+    )
+    entries = {entry.name: entry for entry in tree.entries}
+    found: dict[tuple[str, str], str] = {}
+    for name, stems in zip(order, read_files(tree, [entries[name] for name in order], _stems), strict=True):
+        stem, root = files[name]
+        for listed in stems:
+            found.setdefault((root, listed), SPLIT_NAMES.get(stem, "train"))
+    return found
+
+
+def _stems(_file: FileEntry, content: bytes) -> list[str]:
+    return [line.split()[0] for line in content.decode("utf-8-sig", "replace").splitlines() if line.strip()]
+
+
+def _parse(file: FileEntry, content: bytes) -> _Annotation:
+    return _AnnotationParser(file.name).parse(content)
+
+
+def _flag(text: str) -> float:
+    """A yes or no as people write it; what is unspecified is no."""
+    return _FLAGS[text.lower()] if text.lower() in _FLAGS else float(int(text))
+
+
+class _AnnotationParser:
+    """Reads one file. Entities, by which a small file grows to gigabytes or reads others, are refused."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._path: list[str] = []
+        self._text: list[str] = []
+        self._object: dict[str, str] = {}
+        self._size: dict[str, str] = {}
+        self._found: list[_Object] = []
+        self._parser = expat.ParserCreate()
+        self._parser.buffer_text = True
+        self._parser.StartElementHandler = self._start
+        self._parser.EndElementHandler = self._end
+        self._parser.CharacterDataHandler = self._text.append
+        self._parser.EntityDeclHandler = self._refuse
+        self._parser.ExternalEntityRefHandler = self._refuse
+
+    def parse(self, content: bytes) -> _Annotation:
+        try:
+            self._parser.Parse(content, True)
+        except expat.ExpatError as error:
+            self._fail(f"it is no XML ({expat.ErrorString(error.code)})", error.lineno, error)
+        return _Annotation(self._found, self._finished_size())
+
+    def _fail(self, reason: str, line: int | None = None, cause: Exception | None = None) -> NoReturn:
+        msg = f"'{self._name}', line {line or self._parser.CurrentLineNumber}: {reason}."
+        raise ClaimedTreeError(msg) from cause
+
+    def _refuse(self, *_: object) -> NoReturn:
+        self._fail("it declares an entity, which no annotation needs; refused")
+
+    def _start(self, tag: str, attributes: object) -> None:
+        self._path.append(tag)
+        self._text.clear()
+        if len(self._path) == 1 and tag != "annotation":
+            self._fail(f"it is a file of '{tag}', expected 'annotation'")
+        if len(self._path) > _MAX_DEPTH:
+            self._fail(f"elements lie in one another {_MAX_DEPTH} deep")
+        if self._path[1:] == ["object"]:
+            self._object = {}
+
+    def _end(self, tag: str) -> None:
+        # Parts of an object (a person's head) are objects of their own, and no boxes of the image.
+        inside = self._path[1:]
+        if len(inside) == 2 and inside[0] == "object":
+            self._object[tag] = "".join(self._text).strip()
+        elif len(inside) == 3 and inside[:2] == ["object", "bndbox"]:
+            self._object[f"bndbox/{tag}"] = "".join(self._text).strip()
+        elif inside == ["object"]:
+            self._found.append(self._finished())
+        elif len(inside) == 2 and inside[0] == "size":
+            self._size[tag] = "".join(self._text).strip()
+        self._path.pop()
+        self._text.clear()
+
+    def _finished_size(self) -> tuple[int, int]:
+        try:
+            height, width = (int(float(self._size.get(side) or 0)) for side in ("height", "width"))
+        except (ValueError, OverflowError) as error:
+            self._fail(f"the image's size is no number of pixels ({error})", cause=error)
+        # Some tools write zeros for a size that they do not know.
+        return (height, width) if height > 0 and width > 0 else (0, 0)
+
+    def _finished(self) -> _Object:
+        if not self._object.get("name"):
+            self._fail("an object has no name")
+        try:
+            x0, y0, x1, y1 = (float(self._object[f"bndbox/{edge}"]) for edge in _EDGES)
+            flags = [_flag(self._object.get(name, "")) for name in ("difficult", "truncated")]
+        except (KeyError, ValueError) as error:
+            self._fail(f"an object has no readable bndbox or flags ({error})", cause=error)
+        if not np.isfinite([x0, y0, x1, y1]).all():
+            self._fail("an edge of an object's bndbox is no number")
+        pose = self._object.get("pose", "").capitalize()
+        number = float(POSES.index(pose)) if pose in POSES else 0.0
+        # Tools that count from 0 write 0 here, and mean the first pixel as well.
+        return _Object(self._object["name"], [max(x0 - 1, 0.0), max(y0 - 1, 0.0), x1, y1, *flags, number])

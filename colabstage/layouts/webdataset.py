@@ -1,0 +1,286 @@
+"""One of WebDataset's tars, scanned once: where its images lie, and the labels that lie between them.
+
+One tar may be the tree itself, several may be joined to it, or any number of them lie in it.
+"""
+
+from __future__ import annotations
+
+import json
+import posixpath
+import re
+from typing import TYPE_CHECKING, NamedTuple
+
+from colabstage.errors import EmptySourceError, LayoutError
+from colabstage.layouts.names import IMAGE_EXTENSIONS
+from colabstage.layouts.shards import (
+    Label,
+    Part,
+    ScanWindow,
+    Shard,
+    ShardParts,
+    make_labels,
+    names_of,
+    open_shard,
+    parse_label,
+    rest_shard,
+    scan_each,
+    shard_of,
+    splits_of_shards,
+)
+from colabstage.layouts.table import ClaimedTreeError, Images, SampleTable
+from colabstage.trees.entries import extension_of, file_names, files_ending_in
+from colabstage.trees.joined import JoinedTree
+from colabstage.trees.names import clean_member_name, is_junk
+from colabstage.trees.tar import TarTree, scan_members
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from colabstage.trees.tree import FileEntry, Tree
+
+_KEY_AND_REST = re.compile(r"((?:.*/|)[^.]+)[.]([^/]*)", re.DOTALL)
+# By preference; WebDataset's own examples ask for "jpg;png".
+_IMAGES = tuple(dict.fromkeys(("jpg", "jpeg", "png", "webp", *(ending[1:] for ending in IMAGE_EXTENSIONS))))
+_NUMBERS, _DOCUMENT, _TEXT = ("cls", "class", "label"), "json", "txt"
+_LABELS = frozenset({*_NUMBERS, _DOCUMENT, _TEXT})
+_LABELS_IN_JSON = ("label", "cls", "class_id", "class_index", "class", "target", "category")
+_NAMES_IN_JSON = ("class_name", "classname", "label_name", "label_text", "class", "category")
+# What is longer is no label.
+_MAX_LABEL_BYTES = 1 << 20
+
+
+class PackedSample(NamedTuple):
+    """Files that share a name up to the first dot, one of them an image.
+
+    `name`: of the image, in its shard. `image`: where that lies. `label`: from its cls or json. `text`: the label in
+    words, where the json has both. `caption`: its txt. `annotated`: whether it has a cls, json or txt at all.
+    """
+
+    name: str
+    image: Part
+    label: Label
+    text: str | None
+    caption: str | None
+    annotated: bool
+
+
+class ShardSamples(NamedTuple):
+    """The samples of one shard that have an image, and how many have none."""
+
+    samples: list[PackedSample]
+    without: int
+
+
+class _Files(NamedTuple):
+    """The files of one sample by the rest of their names: places of images, contents of labels."""
+
+    images: dict[str, tuple[str, Part]]
+    labels: dict[str, bytes]
+    others: set[str]
+
+
+def has_samples(names: Iterable[str]) -> bool:
+    """Whether, of files of these names, an image and a possible label share theirs up to the first dot."""
+    images: set[str] = set()
+    labels: set[str] = set()
+    for key, rest in filter(None, map(_split_name, names)):
+        if rest in _IMAGES:
+            images.add(key)
+        elif rest in _LABELS:
+            labels.add(key)
+    return not images.isdisjoint(labels)
+
+
+def scan_shard(shard: Shard, number: int) -> ShardSamples:
+    """Find every sample of a shard, in one pass over it.
+
+    Args:
+        shard: a tar, not compressed.
+        number: which of the shards it is.
+
+    Raises:
+        ClaimedTreeError: a sample has two files of one kind, or a json that is none.
+        CorruptArchiveError, UnsafeArchiveError, ArchiveError: as for `trees.TarTree`.
+        OSError, SourceReadError: it cannot be read.
+    """
+    window = ScanWindow(shard.content)
+    groups: dict[str, _Files] = {}
+    for member in scan_members(window):
+        name = clean_member_name(window.label, member.name) if member.kind == "file" else ""
+        split = _split_name(name)
+        if split is None or is_junk(name):
+            continue
+        key, rest = split
+        files = groups.setdefault(key, _Files({}, {}, set()))
+        if rest in files.images or rest in files.labels or rest in files.others:
+            msg = f"'{shard.name}' holds '{name}' twice; expected one file of each kind for each sample."
+            raise ClaimedTreeError(msg)
+        if rest in _IMAGES:
+            files.images[rest] = (name, Part(number, member.offset, member.size))
+        elif rest in _LABELS and member.size <= _MAX_LABEL_BYTES:
+            files.labels[rest] = window.pread(member.size, member.offset)
+        else:
+            files.others.add(rest)
+    rest_shard(shard)
+    samples = [_sample(f"{shard.name}/{key}", files) for key, files in groups.items() if files.images]
+    return ShardSamples(samples, len(groups) - len(samples))
+
+
+def _split_name(name: str) -> tuple[str, str] | None:
+    """What WebDataset takes for the sample's key, and the rest in lower case."""
+    match = _KEY_AND_REST.fullmatch(name)
+    return None if match is None else (match[1], match[2].lower())
+
+
+def _sample(address: str, files: _Files) -> PackedSample:
+    name, image = next(files.images[rest] for rest in _IMAGES if rest in files.images)
+    written = next((files.labels[rest] for rest in _NUMBERS if rest in files.labels), None)
+    label, text = None, None
+    if _DOCUMENT in files.labels:
+        label, text = _document_label(address, files.labels[_DOCUMENT], needed=written is None)
+    if written is not None:
+        label = parse_label(_decode(address, written))
+    caption = _decode(address, files.labels[_TEXT]).strip() if _TEXT in files.labels else None
+    return PackedSample(name, image, label, text, caption, annotated=bool(files.labels))
+
+
+def _decode(address: str, content: bytes) -> str:
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        msg = f"The label of '{address}' is no text: {content[:20]!r}."
+        raise ClaimedTreeError(msg) from error
+
+
+def _document_label(address: str, content: bytes, *, needed: bool) -> tuple[Label, str | None]:
+    """The label in a json, and what it is called there; where that is `needed`, one that is no label is an error."""
+    try:
+        found = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        msg = f"'{address}.json' is no JSON: {error}."
+        raise ClaimedTreeError(msg) from error
+    if not isinstance(found, dict):
+        return (found, None) if isinstance(found, int | str) else (None, None)
+    label = next((found[key] for key in _LABELS_IN_JSON if isinstance(found.get(key), int | float | str)), None)
+    odd = next((key for key in _LABELS_IN_JSON if found.get(key) is not None), None)
+    if needed and label is None and odd is not None:
+        msg = (
+            f"'{address}.json' has {str(found[odd])[:60]} under '{odd}', which is no label; expected one number or "
+            "word. Give layout= a function that reads it."
+        )
+        raise ClaimedTreeError(msg)
+    text = next((found[key] for key in _NAMES_IN_JSON if isinstance(found.get(key), str)), None)
+    return label, text
+
+
+NAME = "webdataset"
+
+_SHARDS = (".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst")
+# A txt longer than this, in characters, is a caption.
+_MAX_CLASS_NAME = 100
+
+
+def read_webdataset(tree: Tree) -> SampleTable:
+    """Make a table of a tar, or of the tars in a tree, as WebDataset's `TarWriter` makes them.
+
+    x is a sample's jpg, jpeg, png, webp or other image; y its cls, the label in its json, or its txt, where that is a
+    class and no caption. Splits are those that all shards are called after (train-000001.tar, val/000.tar). Keys name
+    the shard and the image in it; the samples' own need not be unique.
+
+    Raises:
+        EmptySourceError: there are no tars.
+        LayoutError: they hold no images with files of the same name beside them.
+        ClaimedTreeError: a sample is broken; it is named.
+        CorruptArchiveError, UnsafeArchiveError: a shard is no whole tar.
+    """
+    openers = _shard_openers(tree)
+    first = _scan(openers, 0)
+    if not any(sample.annotated for sample in first[1].samples):
+        raise _declined(tree)
+    scanned = [first, *scan_each(len(openers) - 1, lambda number: _scan(openers, number + 1))]
+    shards = [shard for shard, _ in scanned]
+    samples = [sample for _, found in scanned for sample in found.samples]
+    names = [f"{shards[sample.image.shard].name}/{sample.name}" for sample in samples]
+    labels = _labels(samples)
+    targets, classes = make_labels(labels, names, names=names_of(labels, [sample.text for sample in samples]))
+    splits = splits_of_shards([shard.name for shard in shards])
+    return SampleTable(
+        layout=NAME,
+        keys=tuple(names),
+        inputs=Images(ShardParts(shards, [sample.image for sample in samples], names)),
+        targets=targets,
+        splits=None if splits is None else tuple(splits[sample.image.shard] for sample in samples),
+        classes=classes,
+        notes=_notes(sum(found.without for _, found in scanned), labelled=targets is not None),
+    )
+
+
+def _shard_openers(tree: Tree) -> list[Callable[[], Shard]]:
+    """How to open each tar: the tree itself, the parts that it is joined of, or those that lie in it."""
+    own = _own_tars(tree)
+    if own:
+        if not has_samples(file_names(tree.entries)):
+            raise _declined(tree)
+        names = _unique([posixpath.basename(part.label) for part in own])
+        return [_own_opener(name, part) for name, part in zip(names, own, strict=True)]
+    files = files_ending_in(tree.entries, tuple(extension_of(shard) for shard in _SHARDS))
+    inside = files.where(lambda name: name.lower().endswith(_SHARDS))
+    if not inside:
+        msg = f"'{tree.label}' holds no tars."
+        raise EmptySourceError(msg)
+    if files_ending_in(tree.entries, IMAGE_EXTENSIONS):
+        raise _declined(tree)
+    return [_inner_opener(tree, entry) for entry in inside]
+
+
+def _own_tars(tree: Tree) -> list[TarTree]:
+    """The tars that a tree is made of, where it is made of tars only."""
+    parts = [tree]
+    if isinstance(tree, JoinedTree):
+        parts = list(dict.fromkeys(tree.origin(entry)[0] for entry in tree.entries))
+    tars = [part for part in parts if isinstance(part, TarTree)]
+    return tars if len(tars) == len(parts) else []
+
+
+def _own_opener(name: str, tree: TarTree) -> Callable[[], Shard]:
+    return lambda: Shard(name, f"{name!r} {tree.source.size}", tree.source)
+
+
+def _inner_opener(tree: Tree, entry: FileEntry) -> Callable[[], Shard]:
+    return lambda: shard_of(entry, open_shard(tree, entry))
+
+
+def _unique(names: Sequence[str]) -> list[str]:
+    """Names of which none is there twice: tars of several folders may be called the same."""
+    return [name if names.count(name) == 1 else f"{number}/{name}" for number, name in enumerate(names)]
+
+
+def _scan(openers: Sequence[Callable[[], Shard]], number: int) -> tuple[Shard, ShardSamples]:
+    shard = openers[number]()
+    return shard, scan_shard(shard, number)
+
+
+def _declined(tree: Tree) -> LayoutError:
+    return LayoutError(
+        f"'{tree.label}' is no WebDataset: expected tars in which images have a .cls, .json or .txt of the same name "
+        "beside them, and no images outside of them."
+    )
+
+
+def _labels(samples: Sequence[PackedSample]) -> list[Label]:
+    """Labels of cls and json, or else the texts, where they are classes: short, and fewer than samples."""
+    labels = [sample.label for sample in samples]
+    if any(label is not None for label in labels):
+        return labels
+    texts = [sample.caption or "" for sample in samples]
+    are_classes = all(0 < len(text) <= _MAX_CLASS_NAME for text in texts) and 2 * len(set(texts)) <= len(texts)
+    return [parse_label(text) for text in texts] if are_classes else labels
+
+
+def _notes(without: int, *, labelled: bool) -> tuple[str, ...]:
+    notes = []
+    if without:
+        notes.append(f"{without:,} samples of the shards have no image and were left out.")
+    if not labelled:
+        notes.append("The samples have no label in a cls or json, and texts that are captions; only images are kept.")
+    return tuple(notes)
