@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING
 
 from benchmarks._fetch_rows import OURS, Row
 from benchmarks._photographs import write_photographs
-from colabstage.fetch.run import fetch_files
 from colabstage.simulate.drive import SimulatedDrive
 from colabstage.simulate.knobs import DriveKnobs
+from colabstage.sources.fetching import fetch_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -37,8 +37,8 @@ _OURS = """
 import sys, time
 from pathlib import Path
 import requests
-from colabstage.fetch.transfer.file import fetch_file
-from colabstage.fetch.web.http import open_http
+from colabstage.sources.transfer.whole_file import fetch_file
+from colabstage.sources.http_file import open_http
 from colabstage.progress import Cancellation, NullProgress
 from colabstage.retry import RetryPolicy
 url, target, connections = sys.argv[1:]

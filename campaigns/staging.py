@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from campaigns.campaign import State, WrongError, leftovers, same_bytes
 from campaigns.material import write_photographs, zip_folder
 from campaigns.packing import check_pack, look_at_pack
-from colabstage.fetch.plan import SLOW_READERS
 from colabstage.h5.manifest import manifest_path, read_manifest
 from colabstage.pack.journal import BLOCK_SAMPLES
 from colabstage.simulate.drive import SimulatedDrive
 from colabstage.simulate.knobs import DriveFaults, DriveKnobs, OpFault
+from colabstage.sources.tree import SLOW_READERS
 from colabstage.stage.run import stage_dataset
 
 if TYPE_CHECKING:

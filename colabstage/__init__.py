@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from colabstage.diagnose.gpu_monitor import GpuMonitor
     from colabstage.diagnose.profile import LoaderProfile, profile_loader
     from colabstage.errors import ColabstageError
-    from colabstage.fetch.extract.archive import extract_archive
-    from colabstage.fetch.run import fetch_files
     from colabstage.load.cuda import CudaDataLoader
     from colabstage.load.dataset import dataset_h5
     from colabstage.load.frameworks.keras import to_keras
@@ -25,6 +23,8 @@ if TYPE_CHECKING:
     from colabstage.load.loader import make_loader
     from colabstage.machine.drive import flush_drive, mount_drive, refresh_drive
     from colabstage.pack.run import pack_dataset
+    from colabstage.sources.extract.archive import extract_archive
+    from colabstage.sources.fetching import fetch_files
     from colabstage.stage.dataset import StagedDataset
     from colabstage.stage.publish import publish_file
     from colabstage.stage.restore import restore_file
@@ -81,8 +81,8 @@ _HOMES = {
     "compare_sources": "diagnose.compare",
     "dataset_h5": "load.dataset",
     "doctor": "diagnose.doctor",
-    "extract_archive": "fetch.extract.archive",
-    "fetch_files": "fetch.run",
+    "extract_archive": "sources.extract.archive",
+    "fetch_files": "sources.fetching",
     "flush_drive": "machine.drive",
     "make_loader": "load.loader",
     "mount_drive": "machine.drive",

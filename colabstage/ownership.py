@@ -141,7 +141,7 @@ def _check_own(path: Path) -> None:
         raise ValueError(msg)
 
 
-def disown(temp: Path) -> None:
+def leave_for_next(temp: Path) -> None:
     """Leave a temporary file or folder of ours for whoever comes next, this process included.
 
     Where that is not possible it is removed: nobody could tell that it is given up.

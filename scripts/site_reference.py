@@ -41,9 +41,9 @@ REFERENCE = {
         "The two halves of plain files, usable alone.",
         (
             "colabstage.fetch_files",
-            "colabstage.fetch.report.FetchReport",
+            "colabstage.sources.fetching.FetchReport",
             "colabstage.extract_archive",
-            "colabstage.fetch.extract.archive.ExtractReport",
+            "colabstage.sources.extract.archive.ExtractReport",
             "colabstage.trees.names.ArchiveLimits",
         ),
     ),

@@ -28,7 +28,7 @@ FLOORS = {
     ),
     **dict.fromkeys(("machine", "trees", "images"), 1),
     "h5": 2,
-    **dict.fromkeys(("fetch", "layouts"), 3),
+    **dict.fromkeys(("sources", "layouts"), 3),
     **dict.fromkeys(("pack", "load"), 4),
     "stage": 5,
     "diagnose": 6,

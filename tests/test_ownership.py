@@ -15,7 +15,7 @@ from colabstage import ownership
 
 # The simulated Drive is a file system: what it removes, a user asked it to. The demo clears its own temporary machine,
 # fsspec's stores have no names of ours, and a file's target is opened by whoever has asked before.
-_MAY_REMOVE = ("simulate/", "ui/demo/machines.py", "fetch/objects/writing.py", "fetch/copy.py")
+_MAY_REMOVE = ("simulate/", "ui/demo/run.py", "sources/objects_fsspec.py", "sources/copy.py")
 _REMOVE = {"unlink", "rmtree", "rmdir", "truncate", "ftruncate", "rename", "renames", "removedirs"}
 
 
@@ -221,7 +221,7 @@ class TestAdoption:
         """After an error a process leaves its work to its own next try."""
         target, temp = tmp_path / "data.h5", ownership.temp_beside(tmp_path / "data.h5")
         temp.write_text("half", encoding="utf-8")
-        ownership.disown(temp)
+        ownership.leave_for_next(temp)
         assert not temp.exists()
         assert ownership.adopt_orphan(target, ownership.temp_beside(target)) is True
 

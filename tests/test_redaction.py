@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from colabstage.errors import OptionError
-from colabstage.fetch.sources import LocalSource, parse_source
 from colabstage.fileops import lock_holder
 from colabstage.redaction import hide_secrets, is_signed_address, secrets_in, show_address, show_command
+from colabstage.sources.parse import LocalSource, parse_source
 
 if TYPE_CHECKING:
     from pathlib import Path

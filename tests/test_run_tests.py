@@ -118,7 +118,7 @@ def test_a_change_concerns_its_package_and_all_above_it() -> None:
     users = users_of()
     assert users["stage"] == {"stage", "ui"}
     assert {"pack", "stage", "ui"} < users["layouts"]
-    assert not {"trees", "fetch", "h5"} & users["layouts"]
+    assert not {"trees", "sources", "h5"} & users["layouts"]
     places = list(places_of(["colabstage/layouts/yolo.py", "tests/h5/test_info.py", "tests/fetch/servers.py"]))
     assert places[:3] == ["tests/fetch", "tests/h5/test_info.py", "tests/layouts"]
     assert places[-1] == "tests/ui"

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from colabstage.fileops import disk_use
-from colabstage.ownership import disown, find_orphans, remove_own, sweep_orphans, take_orphan, temp_beside
+from colabstage.ownership import find_orphans, leave_for_next, remove_own, sweep_orphans, take_orphan, temp_beside
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -79,7 +79,7 @@ def open_workspace(
     except BaseException as error:
         # The block may have put the folder itself in its place.
         if folder.exists() and keeps(folder, error):
-            disown(folder)
+            leave_for_next(folder)
         else:
             remove_own(folder)
         raise

@@ -37,7 +37,7 @@ from colabstage.layouts.shards import (
     shard_of,
     splits_of_shards,
 )
-from colabstage.layouts.table import ClaimedTreeError, Images, SampleTable
+from colabstage.layouts.table import BrokenDatasetError, Images, SampleTable
 from colabstage.retry import RetryPolicy, read_with_retry
 from colabstage.trees.archive_bytes import LocalBytes
 from colabstage.trees.entries import files_ending_in
@@ -136,7 +136,7 @@ def find_rows(shard: Shard, number: int, image: str, label: str | None, spool: I
         spool: takes the images that do not lie in the file as they are.
 
     Raises:
-        ClaimedTreeError: a row has no image; it is named.
+        BrokenDatasetError: a row has no image; it is named.
         CorruptArchiveError: the file is truncated or damaged.
     """
     arrow = import_arrow(shard.name)
@@ -257,8 +257,8 @@ def _offsets(arrow: Any, column: Any) -> Any:
     return np.frombuffer(column.buffers()[1], dtype)[column.offset : column.offset + len(column) + 1]
 
 
-def _no_image(shard: Shard, row: int) -> ClaimedTreeError:
-    return ClaimedTreeError(
+def _no_image(shard: Shard, row: int) -> BrokenDatasetError:
+    return BrokenDatasetError(
         f"Row {row:,} of '{shard.name}' has no bytes in its image: it may name a file instead. Embed the images before "
         "saving, as datasets' push_to_hub and save_to_disk do, or stage the folder of images."
     )
@@ -289,7 +289,7 @@ def read_arrow(tree: Tree) -> SampleTable:
         EmptySourceError: there are no such files.
         MissingDependencyError: pyarrow is not installed.
         LayoutError: they have no column of images.
-        ClaimedTreeError: files have different columns, or a row has no image; it is named.
+        BrokenDatasetError: files have different columns, or a row has no image; it is named.
         CorruptArchiveError: a file is damaged or truncated.
         NotEnoughSpaceError: the unpacked images of parquet files do not fit on the local disk.
     """
@@ -351,7 +351,7 @@ def _find_columns(tree: Tree, facts: FileFacts) -> _Columns:
             f"The column '{called[0]}' of '{tree.label}' holds {kind} values, which are no labels; expected one number "
             "or word in each row. Rename it, or add a column of labels."
         )
-        raise ClaimedTreeError(msg)
+        raise BrokenDatasetError(msg)
     classes = features.get(label or "", {}).get("names") or ()
     return _Columns(image, label, tuple(map(str, classes)), [name for name in names if name not in (image, label)])
 
@@ -387,7 +387,7 @@ def _check_same(shards: Sequence[Shard], facts: Sequence[FileFacts], columns: _C
                 f"'{shard.name}' and '{shards[0].name}' have different columns or classes "
                 f"({', '.join(one.schema.names)}); expected files of one dataset."
             )
-            raise ClaimedTreeError(msg)
+            raise BrokenDatasetError(msg)
 
 
 def _find(
@@ -411,4 +411,4 @@ def _label(value: Any, name: str) -> Label:
     if value is None or isinstance(value, int | float | str):
         return value
     msg = f"'{name}' has a label of the kind {type(value).__name__}; expected a number or a word."
-    raise ClaimedTreeError(msg)
+    raise BrokenDatasetError(msg)

@@ -14,7 +14,7 @@ from colabstage.errors import DecodeError, EmptySourceError, LayoutError, Missin
 from colabstage.layouts.class_folders import FileKind, find_class_folders
 from colabstage.layouts.csv_table import FileTable, TableChoice, find_file_table
 from colabstage.layouts.reading import read_each
-from colabstage.layouts.table import Arrays, ClaimedTreeError, SampleTable, TreeFiles, Values
+from colabstage.layouts.table import Arrays, BrokenDatasetError, SampleTable, TreeFiles, Values
 from colabstage.trees.entries import files_ending_in
 
 if TYPE_CHECKING:
@@ -205,7 +205,7 @@ def read_audio(
     Raises:
         EmptySourceError: there are no clips.
         LayoutError: they are neither in folders of classes nor named by a table.
-        ClaimedTreeError: they have different lengths, rates or channels, and the options do not say what to do.
+        BrokenDatasetError: they have different lengths, rates or channels, and the options do not say what to do.
         MissingDependencyError: they are FLAC or the like, and soundfile is not installed.
     """
     if not files_ending_in(tree.entries, SOUND_EXTENSIONS):
@@ -232,7 +232,7 @@ def _find(tree: Tree, labels: Sequence[str] | None) -> FileTable:
     kind = FileKind(NAME, "clips", SOUND_EXTENSIONS)
     try:
         return find_file_table(tree, kind, TableChoice(None if labels is None else tuple(labels)))
-    except ClaimedTreeError:
+    except BrokenDatasetError:
         raise
     except LayoutError as by_table:
         if labels is not None:
@@ -268,7 +268,7 @@ def _look_at(source: TreeFiles, options: AudioOptions) -> list[_Seen]:
     seen = read_each(source, chosen, look, readers=4, skip_broken=True)
     if not seen:
         msg = f"None of the clips that were looked at can be decoded (first '{source.name(chosen[0])}')."
-        raise ClaimedTreeError(msg)
+        raise BrokenDatasetError(msg)
     return seen
 
 
@@ -279,13 +279,13 @@ def _plan(seen: Sequence[_Seen], options: AudioOptions) -> _ClipDecoder:
     if set(rates) != {rate}:
         found = ", ".join(f"{count} of {one:,} Hz" for one, count in rates.most_common())
         msg = f"Of {len(seen)} clips that were looked at there are {found}; expected {rate:,} Hz. Resample them first."
-        raise ClaimedTreeError(msg)
+        raise BrokenDatasetError(msg)
     channels = {one.channels for one in seen}
     if len(channels) > 1 and not options.mono:
         msg = (
             f"Clips have {' and '.join(map(str, sorted(channels)))} channels. Take their mean: {_example('mono=True')}."
         )
-        raise ClaimedTreeError(msg)
+        raise BrokenDatasetError(msg)
     lengths = sorted((one.length, one.name) for one in seen)
     if options.length is None and lengths[0][0] != lengths[-1][0]:
         (short, first), (long, last) = lengths[0], lengths[-1]
@@ -293,7 +293,7 @@ def _plan(seen: Sequence[_Seen], options: AudioOptions) -> _ClipDecoder:
             f"Clips have different lengths ('{first}' {short:,} samples, '{last}' {long:,}). Say which they shall "
             f"have: {_example(f'length={long}')}."
         )
-        raise ClaimedTreeError(msg)
+        raise BrokenDatasetError(msg)
     length = options.length or lengths[0][0]
     return _ClipDecoder(options, length, 1 if options.mono else channels.pop(), rate)
 

@@ -27,7 +27,7 @@ from colabstage.layouts.names import (
     split_name,
     split_of_path,
 )
-from colabstage.layouts.table import ClaimedTreeError, Images, SampleTable, TreeFiles, Values
+from colabstage.layouts.table import BrokenDatasetError, Images, SampleTable, TreeFiles, Values
 from colabstage.retry import RetryPolicy, read_with_retry
 from colabstage.trees.entries import FileEntries, extension_of, files_ending_in
 from colabstage.trees.tree import empty_folders
@@ -284,7 +284,7 @@ def _listed_classes(
     """The class of each file of the splits whose folder has a list of names and classes beside the images.
 
     Raises:
-        ClaimedTreeError: a list leaves out a file, or names a class that no folder is called.
+        BrokenDatasetError: a list leaves out a file, or names a class that no folder is called.
     """
     found: dict[str, dict[str, str]] = {}
     texts = files_ending_in(tree.entries, (".txt",)) if flat else ()
@@ -314,7 +314,7 @@ def _classes_of(entry: FileEntry, names: list[str], told: dict[str, str], classe
     if wrong is not None:
         what = f"the class '{found[wrong]}', which no folder is called" if found[wrong] else "no class"
         msg = f"'{entry.name}' gives {what} to '{wrong}'; expected one of {listed(classes)}. Correct the list."
-        raise ClaimedTreeError(msg)
+        raise BrokenDatasetError(msg)
     return found
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from colabstage.errors import LayoutError
 from colabstage.layouts.image_boxes import Column, LabelledImage, detection_table, split_of_folders, split_of_word
 from colabstage.layouts.names import IMAGE_EXTENSIONS, FileLookup, listed
-from colabstage.layouts.table import ClaimedTreeError
+from colabstage.layouts.table import BrokenDatasetError
 from colabstage.retry import RetryPolicy, read_with_retry
 from colabstage.trees.entries import files_ending_in
 
@@ -58,7 +58,7 @@ def read_coco(tree: Tree) -> SampleTable:
 
     Raises:
         LayoutError: there is no such file.
-        ClaimedTreeError: an annotation is broken, or most images of a file are not there; they are named.
+        BrokenDatasetError: an annotation is broken, or most images of a file are not there; they are named.
     """
     images = files_ending_in(tree.entries, IMAGE_EXTENSIONS)
     found = _read_files(tree) if images else []
@@ -102,7 +102,7 @@ def _read_file(tree: Tree, entry: FileEntry) -> _CocoFile | None:
         found = json.loads(content, object_pairs_hook=_slim)
     except (ValueError, RecursionError) as error:
         msg = f"'{entry.name}' looks like COCO's annotations but is no JSON: {error}."
-        raise ClaimedTreeError(msg) from error
+        raise BrokenDatasetError(msg) from error
     if not isinstance(found, dict):
         return None
     parts = [found.get(name) for name in ("images", "annotations", "categories")]
@@ -136,14 +136,14 @@ def _category_names(files: Sequence[_CocoFile]) -> dict[Any, str]:
         for category in file.categories:
             if not isinstance(category, dict) or not {"id", "name"} <= category.keys():
                 msg = f"'{file.entry.name}' has a category without id or name: {str(category)[:80]}."
-                raise ClaimedTreeError(msg)
+                raise BrokenDatasetError(msg)
             key, name = category["id"], str(category["name"])
             if not _is_id(key):
                 msg = f"'{file.entry.name}' has a category with the id {str(key)[:60]}; expected a number or a word."
-                raise ClaimedTreeError(msg)
+                raise BrokenDatasetError(msg)
             if names.setdefault(key, name) != name:
                 msg = f"'{file.entry.name}' calls the category {key} '{name}', another file '{names[key]}'."
-                raise ClaimedTreeError(msg)
+                raise BrokenDatasetError(msg)
     return names
 
 
@@ -165,7 +165,7 @@ def _place_images(file: _CocoFile, images: FileEntries) -> tuple[list[tuple[Any,
         if not named or image["id"] in seen:
             trouble = "an id that another one has" if named else "no id, a number or a word, or no file_name"
             msg = f"'{file.entry.name}' has an image with {trouble}: {str(image)[:80]}."
-            raise ClaimedTreeError(msg)
+            raise BrokenDatasetError(msg)
         seen.add(image["id"])
         found = lookup.find(image["file_name"], split=file.split)
         if found is not None:
@@ -177,7 +177,7 @@ def _place_images(file: _CocoFile, images: FileEntries) -> tuple[list[tuple[Any,
             f"Of {len(file.images):,} images that '{file.entry.name}' names, {len(placed):,} are there (first missing "
             f"or not to be told from others: '{first}'); expected at least half."
         )
-        raise ClaimedTreeError(msg)
+        raise BrokenDatasetError(msg)
     return placed, len(file.images) - len(placed)
 
 
@@ -216,8 +216,8 @@ def _rows(file: _CocoFile, numbers: dict[Any, int]) -> dict[Any, list[list[float
     return rows
 
 
-def _broken(file: _CocoFile, place: int, number: Any, what: str) -> ClaimedTreeError:
-    return ClaimedTreeError(
+def _broken(file: _CocoFile, place: int, number: Any, what: str) -> BrokenDatasetError:
+    return BrokenDatasetError(
         f"'{file.entry.name}': annotation {place} (id {number!r}) {what}; expected image_id, category_id and "
         "bbox [x, y, width, height] in pixels."
     )
@@ -229,4 +229,4 @@ def _check_once(samples: Sequence[LabelledImage], files: Sequence[_CocoFile]) ->
     if twice is not None:
         names = listed([file.entry.name for file in files])
         msg = f"The image '{twice}' is listed twice in {names}. Move all but one file of annotations of it away."
-        raise ClaimedTreeError(msg)
+        raise BrokenDatasetError(msg)

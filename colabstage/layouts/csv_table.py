@@ -25,7 +25,7 @@ from colabstage.layouts.columns import (
     read_some_rows,
 )
 from colabstage.layouts.names import IMAGE_EXTENSIONS, SPLIT_NAMES, FileLookup, listed, split_name, split_of_path
-from colabstage.layouts.table import ClaimedTreeError, Images, NearMissError, SampleTable, TreeFiles
+from colabstage.layouts.table import BrokenDatasetError, Images, NearMissError, SampleTable, TreeFiles
 from colabstage.trees.entries import files_ending_in
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ def read_table(
     Raises:
         EmptySourceError: there are no images.
         LayoutError: no table has a column of paths to images.
-        ClaimedTreeError: a table has, and cannot be used: its labels cannot be told, a row is broken, others compete.
+        BrokenDatasetError: a table has, and cannot be used: its labels cannot be told, a row is broken, others compete.
     """
     choice = TableChoice(None if labels is None else tuple(labels), table, separator)
     found = find_file_table(tree, FileKind(NAME, "images", IMAGE_EXTENSIONS), choice)
@@ -152,11 +152,11 @@ def find_file_table(tree: Tree, kind: FileKind, choice: TableChoice) -> FileTabl
     found = _with_paths(tree, _chosen(tree, tables, choice.table), files, kind)
     try:
         return _read(found, files, kind, choice)
-    except ClaimedTreeError:
+    except BrokenDatasetError:
         raise
     except LayoutError as error:
         msg = f"'{found[0].name}' leads to the {kind.noun} of '{tree.label}'. {error}"
-        raise ClaimedTreeError(msg) from error
+        raise BrokenDatasetError(msg) from error
 
 
 def _read(found: list[_Found], files: FileEntries, kind: FileKind, choice: TableChoice) -> FileTable:
@@ -216,7 +216,7 @@ def _chosen(tree: Tree, tables: list[FileEntry], wanted: str | None) -> list[Fil
         return chosen
     there = listed([entry.name for entry in chosen or tables])
     msg = f"table={wanted!r} is {'several' if chosen else 'none'} of the tables in '{tree.label}': {there}. Name one."
-    raise ClaimedTreeError(msg)
+    raise BrokenDatasetError(msg)
 
 
 def _with_paths(tree: Tree, tables: list[FileEntry], files: FileEntries, kind: FileKind) -> list[_Found]:
@@ -224,7 +224,7 @@ def _with_paths(tree: Tree, tables: list[FileEntry], files: FileEntries, kind: F
 
     Raises:
         LayoutError: there are none.
-        ClaimedTreeError: a table leads to files by two columns, and to different ones.
+        BrokenDatasetError: a table leads to files by two columns, and to different ones.
     """
     found = []
     lookups: dict[str, FileLookup] = {}
@@ -292,7 +292,7 @@ def _path_column(
                 f"'{name}' leads to files by the columns '{rows[0][best]}' and '{rows[0][other]}', and not to the same "
                 "ones. Call the one that is meant 'path'."
             )
-            raise ClaimedTreeError(msg)
+            raise BrokenDatasetError(msg)
     return best, leads[best]
 
 
@@ -300,7 +300,7 @@ def _check_no_better(name: str, rows: list[list[str]], best: int, extensions: tu
     """Refuse stems as paths where another column has what is written as files: a count of 2 is no 2.png then.
 
     Raises:
-        ClaimedTreeError: there is such a column, and it leads nowhere.
+        BrokenDatasetError: there is such a column, and it leads nowhere.
     """
     header, body = rows[0], rows[1:] or rows
     for column in set(range(len(header))) - {best}:
@@ -312,7 +312,7 @@ def _check_no_better(name: str, rows: list[list[str]], best: int, extensions: tu
                 f"not there; only '{header[best]}' could be read as names of files without their extensions. Bring the "
                 "files that are missing, or correct the paths."
             )
-            raise ClaimedTreeError(msg)
+            raise BrokenDatasetError(msg)
 
 
 def _differ(rows: list[list[str]], one: int, other: int, lookup: FileLookup) -> bool:

@@ -22,7 +22,7 @@ from colabstage.layouts.image_boxes import NAME as DETECTION
 from colabstage.layouts.kitti import read_kitti
 from colabstage.layouts.names import IMAGE_EXTENSIONS
 from colabstage.layouts.row_arrays import read_arrays
-from colabstage.layouts.table import ClaimedTreeError, NearMissError
+from colabstage.layouts.table import BrokenDatasetError, NearMissError
 from colabstage.layouts.tokens import TokenOptions, read_tokens
 from colabstage.layouts.voc import read_voc
 from colabstage.layouts.yolo import read_yolo
@@ -46,7 +46,7 @@ def read_detection(tree: Tree) -> SampleTable:
     Raises:
         EmptySourceError: there are no images.
         LayoutError: there are no labels of any of these forms; the message has the reason of each.
-        ClaimedTreeError: there are, and one is broken; it is named.
+        BrokenDatasetError: there are, and one is broken; it is named.
     """
     if not files_ending_in(tree.entries, IMAGE_EXTENSIONS):
         msg = f"'{tree.label}' holds no images."
@@ -55,7 +55,7 @@ def read_detection(tree: Tree) -> SampleTable:
     for name, read in _FORMATS.items():
         try:
             return read(tree)
-        except ClaimedTreeError:
+        except BrokenDatasetError:
             raise
         except LayoutError as error:
             declined.append(f"{name}: {error}")
@@ -69,7 +69,7 @@ LayoutFunction = Callable[["Tree"], "SampleTable"]
 class LayoutReader(NamedTuple):
     """One layout.
 
-    `read` makes the table, or raises LayoutError with the reason why the tree is not of this layout; ClaimedTreeError
+    `read` makes the table, or raises LayoutError with the reason why the tree is not of this layout; BrokenDatasetError
     where it is and cannot be read. `guess` is what "auto" asks instead, where more speaks for a layout, or against it,
     than whoever names it needs to know; and whether the samples are more of a dataset that is there.
     """
@@ -108,7 +108,7 @@ def detect_layout(tree: Tree, layout: str | LayoutFunction = "auto", *, is_more:
         OptionError: there is no layout of that name.
         EmptySourceError: the tree holds no sample of any layout.
         LayoutError: no layout fits; the message says first which would nearly, and then why each other does not.
-        ClaimedTreeError: the layout is found, but something in the tree is broken, or speaks for another as well.
+        BrokenDatasetError: the layout is found, but something in the tree is broken, or speaks for another as well.
         MissingDependencyError: folders or a table could be meant, and a file that may say more needs a package.
     """
     if not isinstance(layout, str):
@@ -121,7 +121,7 @@ def detect_layout(tree: Tree, layout: str | LayoutFunction = "auto", *, is_more:
     for reader in READERS:
         try:
             table = reader.read(tree) if reader.guess is None else reader.guess(tree, is_more)
-        except ClaimedTreeError:
+        except BrokenDatasetError:
             raise
         except MissingDependencyError as error:
             declined.append((reader.name, NearMissError(str(error))))

@@ -19,7 +19,7 @@ from colabstage.layouts.names import is_role_folder, listed, split_name
 from colabstage.layouts.pairs import read_pairs
 from colabstage.layouts.reading import read_head
 from colabstage.layouts.split_lists import ListedSplits, read_listed_splits
-from colabstage.layouts.table import ClaimedTreeError, NearMissError, Values
+from colabstage.layouts.table import BrokenDatasetError, NearMissError, Values
 from colabstage.trees.entries import files_ending_in
 
 if TYPE_CHECKING:
@@ -49,29 +49,29 @@ def guess_table(tree: Tree, _is_more: bool) -> SampleTable:
 
     Raises:
         LayoutError: no table leads to images, or one that cannot be read as labels stands beside masks.
-        ClaimedTreeError: a table leads to images and cannot be used, or there are masks too; both are named.
+        BrokenDatasetError: a table leads to images and cannot be used, or there are masks too; both are named.
     """
     try:
         found = read_table(tree)
-    except ClaimedTreeError as error:
+    except BrokenDatasetError as error:
         if _has_masks(tree):
             msg = f"The images of '{tree.label}' have masks, and the table beside them no labels: {error}"
             raise LayoutError(msg) from error
         msg = f'{error} layout="image_folder" takes folders as classes, and leaves tables out.'
-        raise ClaimedTreeError(msg) from error
+        raise BrokenDatasetError(msg) from error
     if _has_masks(tree):
         msg = (
             f"The images of '{tree.label}' have labels in a table and masks beside them. Say which are meant: "
             'layout="table" or layout="pairs".'
         )
-        raise ClaimedTreeError(msg)
+        raise BrokenDatasetError(msg)
     return found
 
 
 def _has_masks(tree: Tree) -> bool:
     try:
         read_pairs(tree)
-    except ClaimedTreeError:
+    except BrokenDatasetError:
         return True
     except LayoutError:
         return False
@@ -86,12 +86,12 @@ def guess_image_folder(tree: Tree, is_more: bool) -> SampleTable:
         is_more: whether the samples are more of a dataset that is there, so that one class is as good as any.
 
     Raises:
-        EmptySourceError, ClaimedTreeError: as `read_image_folder`.
+        EmptySourceError, BrokenDatasetError: as `read_image_folder`.
         NearMissError: something else could; the message says what, and what to write.
     """
     try:
         found = read_image_folder(tree)
-    except (EmptySourceError, ClaimedTreeError):
+    except (EmptySourceError, BrokenDatasetError):
         raise
     except LayoutError as error:
         raise NearMissError(str(error)) from error
@@ -102,7 +102,7 @@ def guess_audio(tree: Tree, is_more: bool) -> SampleTable:
     """Read clips of sound; those in folders of classes as `guess_image_folder` does with images.
 
     Raises:
-        EmptySourceError, LayoutError, ClaimedTreeError, MissingDependencyError: as `read_audio`.
+        EmptySourceError, LayoutError, BrokenDatasetError, MissingDependencyError: as `read_audio`.
         NearMissError: as `guess_image_folder`.
     """
     found = read_audio(tree)
@@ -114,7 +114,7 @@ def _undoubted(tree: Tree, found: SampleTable, *, is_more: bool) -> SampleTable:
     """The table of folders of classes, with splits where lists say them, or a note on lists that are not read.
 
     Raises:
-        ClaimedTreeError: lists of splits contradict the folders, or each other.
+        BrokenDatasetError: lists of splits contradict the folders, or each other.
         NearMissError: a person would not take the folders for classes.
     """
     below = _folders_below(found)

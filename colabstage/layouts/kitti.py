@@ -17,7 +17,7 @@ from colabstage.layouts.image_boxes import (
 )
 from colabstage.layouts.names import IMAGE_EXTENSIONS
 from colabstage.layouts.reading import read_files
-from colabstage.layouts.table import ClaimedTreeError
+from colabstage.layouts.table import BrokenDatasetError
 from colabstage.trees.entries import files_ending_in
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def read_kitti(tree: Tree) -> SampleTable:
 
     Raises:
         LayoutError: there is no folder label_2 beside one called image_2.
-        ClaimedTreeError: a line is not of fifteen columns of numbers; it is named.
+        BrokenDatasetError: a line is not of fifteen columns of numbers; it is named.
     """
     texts = files_ending_in(tree.entries, (".txt",))
     labels = {
@@ -108,6 +108,6 @@ def _parse(file: FileEntry, content: bytes) -> list[tuple[str, list[float]]]:
                 f"'{file.name}', line {number}: {line.strip()[:120]!r} is no object of KITTI; expected its type and "
                 "fourteen numbers."
             )
-            raise ClaimedTreeError(msg)
+            raise BrokenDatasetError(msg)
         found.append((words[0], values[:14]))
     return found

@@ -31,7 +31,7 @@ from colabstage.layouts.shards import (
     shard_of,
     splits_of_shards,
 )
-from colabstage.layouts.table import ClaimedTreeError, Images, SampleTable, Values
+from colabstage.layouts.table import BrokenDatasetError, Images, SampleTable, Values
 from colabstage.trees.entries import files_ending_in
 
 if TYPE_CHECKING:
@@ -221,7 +221,7 @@ def read_lmdb(tree: Tree) -> SampleTable:
     Raises:
         EmptySourceError: there is no such database.
         LayoutError: the values are no image files: arrays, pickles, named databases.
-        ClaimedTreeError: some images have a label and others none.
+        BrokenDatasetError: some images have a label and others none.
         CorruptArchiveError: a database is damaged or truncated.
     """
     entries = files_ending_in(tree.entries, (".mdb", ".lmdb")).where(_is_database)
@@ -267,7 +267,7 @@ def _scan(shard: Shard, number: int) -> _Scanned:
         if match and match[1] in (b"label", b"lbl"):
             if value.size > _MAX_LABEL_BYTES:
                 msg = f"'{shard.name}[{name}]' has a label of {value.size:,} bytes; expected a number or a text."
-                raise ClaimedTreeError(msg)
+                raise BrokenDatasetError(msg)
             found.labels[name] = window.pread(value.size, value.start)
             continue
         if not found.images:
@@ -307,7 +307,7 @@ def _targets(scanned: Sequence[_Scanned], names: Sequence[str]) -> _Targets:
     missing = [name for name, text in zip(names, texts, strict=True) if text is None]
     if missing:
         msg = f"{len(missing):,} of {len(names):,} images have no label (first '{missing[0]}')."
-        raise ClaimedTreeError(msg)
+        raise BrokenDatasetError(msg)
     words = [text or b"" for text in texts]
     labels = [parse_label(_decode(name, word)) for name, word in zip(names, words, strict=True)]
     if not any(label is None or isinstance(label, str) for label in labels):
@@ -332,4 +332,4 @@ def _decode(name: str, text: bytes) -> str:
         return text.decode()
     except UnicodeDecodeError as error:
         msg = f"The label of '{name}' is no text: {text[:20]!r}."
-        raise ClaimedTreeError(msg) from error
+        raise BrokenDatasetError(msg) from error

@@ -14,7 +14,7 @@ from colabstage.images.options import VOID
 from colabstage.layouts.columns import TABLE_EXTENSIONS, read_rows
 from colabstage.layouts.names import IMAGE_EXTENSIONS, SPLIT_NAMES
 from colabstage.layouts.reading import read_each
-from colabstage.layouts.table import ClaimedTreeError, Images, Masks, SampleTable, TreeFiles
+from colabstage.layouts.table import BrokenDatasetError, Images, Masks, SampleTable, TreeFiles
 from colabstage.trees.entries import files_ending_in
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def find_masks(source: SampleSource, *, decoded: bool = False, spread: bool = Tr
         spread: whether to look at some among all, or at the first ones of the medium.
 
     Raises:
-        ClaimedTreeError: their values are no class indices: shades of grey, or a lossy file's.
+        BrokenDatasetError: their values are no class indices: shades of grey, or a lossy file's.
     """
     counts, example = _look(source, spread=spread)
     meaning = meaning_of(counts)
@@ -58,7 +58,7 @@ def find_masks(source: SampleSource, *, decoded: bool = False, spread: bool = Tr
             f"Masks such as '{example}' have {len(levels)} shades of grey ({shown}), which are no class indices: edges "
             f"were smoothed, or classes painted. {_REMEDY}"
         )
-        raise ClaimedTreeError(msg)
+        raise BrokenDatasetError(msg)
     return Masks(source, decoded=decoded, foreground=meaning == "foreground")
 
 
@@ -87,7 +87,7 @@ def _look(source: SampleSource, *, spread: bool) -> tuple[NDArray[np.int64], str
     def look(index: int, content: Content) -> NDArray[np.int64]:
         if isinstance(content, bytes) and is_lossy(content):
             msg = f"The mask '{source.name(index)}' is a JPEG, which has lost the exact values of its pixels. {_REMEDY}"
-            raise ClaimedTreeError(msg)
+            raise BrokenDatasetError(msg)
         return count_levels(content)
 
     # What is broken is met again, and named, when it is packed.
@@ -128,7 +128,7 @@ def read_pairs(tree: Tree) -> SampleTable:
     Raises:
         EmptySourceError: there are no images.
         LayoutError: less than half of the images have a mask, or several.
-        ClaimedTreeError: masks are JPEGs or shades of grey, which are no classes.
+        BrokenDatasetError: masks are JPEGs or shades of grey, which are no classes.
     """
     files = files_ending_in(tree.entries, _MASK_EXTENSIONS)
     if not files:

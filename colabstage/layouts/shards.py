@@ -14,7 +14,7 @@ import numpy as np
 from colabstage.errors import SourceReadError
 from colabstage.layouts.names import SPLIT_NAMES
 from colabstage.layouts.reading import open_member, spool_folder, stamp_of
-from colabstage.layouts.table import ClaimedTreeError, Values
+from colabstage.layouts.table import BrokenDatasetError, Values
 from colabstage.pipeline import PipelineLimits, run_pipeline
 from colabstage.progress import Cancellation
 from colabstage.retry import RetryPolicy, read_with_retry
@@ -56,21 +56,21 @@ def make_labels(labels: Sequence[Label], samples: Sequence[str], *, names: Mappi
         names: what whole numbers mean, where that is known; a number without a name is named by its digits.
 
     Raises:
-        ClaimedTreeError: some samples have a label and others none, or words are mixed with numbers.
+        BrokenDatasetError: some samples have a label and others none, or words are mixed with numbers.
     """
     without = [sample for sample, label in zip(samples, labels, strict=True) if label is None]
     if len(without) == len(labels):
         return Labels(None, ())
     if without:
         msg = f"{len(without):,} of {len(labels):,} samples have no label (first '{without[0]}'); expected all or none."
-        raise ClaimedTreeError(msg)
+        raise BrokenDatasetError(msg)
     kinds = {_kind(label) for label in labels}
     if kinds == {str}:
         return _words([str(label) for label in labels])
     if str in kinds:
         first = next(sample for sample, label in zip(samples, labels, strict=True) if isinstance(label, str))
         msg = f"The label of '{first}' is a word, that of others a number; expected one kind for all."
-        raise ClaimedTreeError(msg)
+        raise BrokenDatasetError(msg)
     if kinds == {int}:
         values = _whole(labels, samples)
         return Labels(Values(values), _class_names(values, names or {}))
@@ -119,7 +119,7 @@ def _whole(labels: Sequence[Label], samples: Sequence[str]) -> np.ndarray[tuple[
     except OverflowError as error:
         large = next(i for i, label in enumerate(labels) if not -(2**63) <= int(label or 0) < 2**63)
         msg = f"The label of '{samples[large]}' is {labels[large]}, which no 64-bit number can be."
-        raise ClaimedTreeError(msg) from error
+        raise BrokenDatasetError(msg) from error
 
 
 def _class_names(values: np.ndarray[tuple[int], np.dtype[np.int64]], names: Mapping[int, str]) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ import numpy as np
 
 from colabstage.layouts.names import same_split, split_name
 from colabstage.layouts.reading import read_files
-from colabstage.layouts.table import ClaimedTreeError, TreeFiles, Values
+from colabstage.layouts.table import BrokenDatasetError, TreeFiles, Values
 from colabstage.trees.entries import files_ending_in, take_strings
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def read_listed_splits(tree: Tree, found: SampleTable) -> ListedSplits:
         found: the samples; a file each.
 
     Raises:
-        ClaimedTreeError: a list names a file in another class, split or several at once; or two lists name one file.
+        BrokenDatasetError: a list names a file in another class, split or several at once; or two lists name one file.
     """
     candidates = [entry for entry in files_ending_in(tree.entries, _EXTENSIONS) if _split_of(entry.name)]
     if not candidates or len(candidates) > _MOST_LISTS or not isinstance(found.inputs.source, TreeFiles):
@@ -160,4 +160,4 @@ def _apply(tree: Tree, found: SampleTable, lists: list[_SplitList]) -> SampleTab
 
 def _refuse(name: str, what: str, layout: str) -> NoReturn:
     msg = f"The list '{name}' {what}. Correct the list, or have none read: layout='{layout}' takes folders alone."
-    raise ClaimedTreeError(msg)
+    raise BrokenDatasetError(msg)

@@ -278,7 +278,7 @@ Inputs = Images | Arrays
 Targets = Values | Arrays | Masks | Boxes
 
 
-class ClaimedTreeError(LayoutError):
+class BrokenDatasetError(LayoutError):
     """The tree is of this layout beyond doubt, and something in it is wrong: no other layout is to be asked."""
 
 

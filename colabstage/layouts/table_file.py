@@ -9,7 +9,7 @@ from colabstage.errors import LayoutError
 from colabstage.layouts.audio import read_audio
 from colabstage.layouts.columns import is_table
 from colabstage.layouts.csv_table import NAME, read_table
-from colabstage.layouts.table import ClaimedTreeError
+from colabstage.layouts.table import BrokenDatasetError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -37,7 +37,7 @@ class TableFile:
         seen = _OneTable(tree, self.name)
         try:
             return read_table(seen)
-        except ClaimedTreeError:
+        except BrokenDatasetError:
             raise
         except LayoutError as error:
             try:

@@ -24,7 +24,7 @@ from colabstage.layouts.shards import (
     shard_of,
     splits_of_shards,
 )
-from colabstage.layouts.table import Boxes, ClaimedTreeError, Images, SampleTable
+from colabstage.layouts.table import Boxes, BrokenDatasetError, Images, SampleTable
 from colabstage.layouts.tfrecord_file import (
     FOOTER_BYTES,
     Feature,
@@ -131,7 +131,7 @@ def read_tfrecord(tree: Tree) -> SampleTable:
     Raises:
         EmptySourceError: there are no such files.
         LayoutError: they hold no images.
-        ClaimedTreeError: an Example is not like the others; it is named.
+        BrokenDatasetError: an Example is not like the others; it is named.
         CorruptArchiveError: a file is damaged or truncated.
     """
     shards = _record_files(tree)
@@ -207,7 +207,7 @@ def _parse(data: bytes, name: str) -> dict[str, Feature]:
         return parse_example(data)
     except MessageError as error:
         msg = f"'{name}' is no tf.train.Example: {error}."
-        raise ClaimedTreeError(msg) from error
+        raise BrokenDatasetError(msg) from error
 
 
 def _scan(shard: Shard, number: int, image: str) -> _Scanned:
@@ -223,7 +223,7 @@ def _scan(shard: Shard, number: int, image: str) -> _Scanned:
         except MessageError as error:
             check_record(window.pread(length + FOOTER_BYTES, start), name)
             msg = f"'{name}' is no tf.train.Example: {error}."
-            raise ClaimedTreeError(msg) from error
+            raise BrokenDatasetError(msg) from error
         found = next(iter(features.get(image, [])), None)
         if isinstance(found, Span) and found.end > found.start:
             stored = Part(number, start, length + FOOTER_BYTES)
@@ -243,7 +243,7 @@ def _one(data: bytes, features: dict[str, Feature], names: Sequence[str], record
     values = _values(data, features[name], record)
     if len(values) != 1:
         msg = f"'{record}' has {len(values):,} values in '{name}'; expected one label. Give layout= a function."
-        raise ClaimedTreeError(msg)
+        raise BrokenDatasetError(msg)
     return values[0]
 
 
@@ -257,7 +257,7 @@ def _values(data: bytes, feature: Feature, record: str) -> list[Label]:
         return [data[slice(*value)].decode() if isinstance(value, Span) else value for value in feature]
     except UnicodeDecodeError as error:
         msg = f"'{record}' has a label that is no text."
-        raise ClaimedTreeError(msg) from error
+        raise BrokenDatasetError(msg) from error
 
 
 def _boxes(data: bytes, features: dict[str, Feature], record: str) -> list[_Box] | None:
@@ -269,7 +269,7 @@ def _boxes(data: bytes, features: dict[str, Feature], record: str) -> list[_Box]
     counts = {len(values) for values in (*corners, labels or corners[0], texts or corners[0])}
     if len(counts) != 1 or not (labels or texts or not corners[0]):
         msg = f"'{record}' has corners, labels and names of boxes in different numbers."
-        raise ClaimedTreeError(msg)
+        raise BrokenDatasetError(msg)
     rows = zip(zip(*corners, strict=True), labels or texts, texts or labels, strict=True)
     return [_Box(corner, label, text if isinstance(text, str) else None) for corner, label, text in rows]
 
@@ -288,7 +288,7 @@ def _targets(records: Sequence[_Record], parts: ShardParts, notes: list[str]) ->
             f"The records have boxes ('{_CORNERS[0]}', …) and masks as well (first '{records[0].name}'); which are "
             "meant? Give layout= a function that reads one of them."
         )
-        raise ClaimedTreeError(msg)
+        raise BrokenDatasetError(msg)
     if with_boxes:
         # A feature of no values is often not written at all.
         if with_boxes < len(records):
@@ -300,7 +300,7 @@ def _targets(records: Sequence[_Record], parts: ShardParts, notes: list[str]) ->
         if len(masks) < len(records):
             bare = next(record.name for record in records if record.mask is None)
             msg = f"'{bare}' has no mask and {len(masks):,} other records have; expected all or none."
-            raise ClaimedTreeError(msg)
+            raise BrokenDatasetError(msg)
         found = find_masks(RecordImages(parts, masks), spread=False)
         return found, FOREGROUND_CLASSES if found.foreground else ()
     # Without a label, a text is one where it is a class's name; the features called so say that it is.

@@ -18,7 +18,7 @@ from colabstage.layouts.image_boxes import split_of_folders, split_of_word
 from colabstage.layouts.names import SPLIT_NAMES, count_kinds
 from colabstage.layouts.reading import open_member, read_head, spool_folder, stamp_of
 from colabstage.layouts.stored_arrays import ConvertedRows, join_sources
-from colabstage.layouts.table import Arrays, ClaimedTreeError, FileSlices, SampleTable
+from colabstage.layouts.table import Arrays, BrokenDatasetError, FileSlices, SampleTable
 from colabstage.retry import RetryPolicy, read_with_retry
 from colabstage.trees.archive_bytes import LocalBytes
 
@@ -88,7 +88,7 @@ def open_tokens(tree: Tree, entry: FileEntry, options: TokenOptions) -> TokenStr
     """A .bin file of tokens: as numpy's `tofile` writes them, or with the header of llm.c.
 
     Raises:
-        ClaimedTreeError: its length is no whole number of tokens.
+        BrokenDatasetError: its length is no whole number of tokens.
     """
     head = read_with_retry(lambda: read_head(tree, entry, 4), entry.name, policy=RetryPolicy())
     known = _HEADERS.get(int.from_bytes(head, "little"))
@@ -96,7 +96,7 @@ def open_tokens(tree: Tree, entry: FileEntry, options: TokenOptions) -> TokenStr
     dtype = np.dtype(known or options.dtype).newbyteorder("<")
     if (entry.size - start) % dtype.itemsize or entry.size < start:
         msg = f"'{entry.name}' has {entry.size:,} bytes, which is no whole number of {dtype.name} tokens."
-        raise ClaimedTreeError(msg)
+        raise BrokenDatasetError(msg)
     count = (entry.size - start) // dtype.itemsize
     return TokenStream(entry.name, open_member(tree, entry), start, count, dtype, stamp_of(entry))
 
@@ -105,7 +105,7 @@ def make_tokens(tree: Tree, entries: Sequence[FileEntry], options: TokenOptions)
     """The tokens of texts, one behind the other, in a file without a name on the local disk.
 
     Raises:
-        ClaimedTreeError: a file is no text, or a line of a .jsonl has none.
+        BrokenDatasetError: a file is no text, or a line of a .jsonl has none.
         LayoutError: the tokenizer gave what is no token of the options' dtype.
         NotEnoughSpaceError: there is no room for them.
     """
@@ -202,7 +202,7 @@ def _decoded(entry: FileEntry, data: bytes) -> str:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
         msg = f"'{entry.name}' is no text in UTF-8: {error}."
-        raise ClaimedTreeError(msg) from error
+        raise BrokenDatasetError(msg) from error
 
 
 def _document(entry: FileEntry, number: int, line: bytes, field: str) -> str:
@@ -211,10 +211,10 @@ def _document(entry: FileEntry, number: int, line: bytes, field: str) -> str:
         text = found if isinstance(found, str) else found[field]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         msg = f"'{entry.name}', line {number}, has no text under '{field}': {error!r}."
-        raise ClaimedTreeError(msg) from error
+        raise BrokenDatasetError(msg) from error
     if not isinstance(text, str):
         msg = f"'{entry.name}', line {number}, has {type(text).__name__} under '{field}', expected text."
-        raise ClaimedTreeError(msg)
+        raise BrokenDatasetError(msg)
     return text
 
 
@@ -242,7 +242,7 @@ def read_tokens(tree: Tree, *, options: TokenOptions = TokenOptions()) -> Sample
     Raises:
         EmptySourceError: there is neither.
         LayoutError: there is something else, or no stream is as long as a row.
-        ClaimedTreeError: a file is broken.
+        BrokenDatasetError: a file is broken.
     """
     tokens, texts = _with(tree, _TOKENS), _with(tree, _TEXTS)
     if not tokens and not texts:

@@ -18,7 +18,7 @@ from colabstage.layouts.image_boxes import (
 )
 from colabstage.layouts.names import IMAGE_EXTENSIONS, SPLIT_NAMES, is_image
 from colabstage.layouts.reading import read_files
-from colabstage.layouts.table import ClaimedTreeError
+from colabstage.layouts.table import BrokenDatasetError
 from colabstage.trees.entries import files_ending_in
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def read_voc(tree: Tree) -> SampleTable:
 
     Raises:
         LayoutError: no image has such a file.
-        ClaimedTreeError: a file is broken; it is named with the line.
+        BrokenDatasetError: a file is broken; it is named with the line.
     """
     annotations = files_ending_in(tree.entries, (".xml",))
     xml = {posixpath.splitext(entry.name)[0]: entry for entry in annotations}
@@ -90,7 +90,7 @@ def read_voc(tree: Tree) -> SampleTable:
         listed = [image for image in images if posixpath.dirname(image.name) in folders]
     if not listed:
         msg = f"The lists in {_LISTS} of '{tree.label}' name none of its images."
-        raise ClaimedTreeError(msg)
+        raise BrokenDatasetError(msg)
     files = [labels[image.name] for image in listed if image.name in labels]
     parsed = dict(zip([file.name for file in files], read_files(tree, files, _parse), strict=True))
     classes = sorted({found.name for each in parsed.values() for found in each.objects})
@@ -213,7 +213,7 @@ class _AnnotationParser:
 
     def _fail(self, reason: str, line: int | None = None, cause: Exception | None = None) -> NoReturn:
         msg = f"'{self._name}', line {line or self._parser.CurrentLineNumber}: {reason}."
-        raise ClaimedTreeError(msg) from cause
+        raise BrokenDatasetError(msg) from cause
 
     def _refuse(self, *_: object) -> NoReturn:
         self._fail("it declares an entity, which no annotation needs; refused")

@@ -27,7 +27,7 @@ from colabstage.layouts.shards import (
     shard_of,
     splits_of_shards,
 )
-from colabstage.layouts.table import ClaimedTreeError, Images, SampleTable
+from colabstage.layouts.table import BrokenDatasetError, Images, SampleTable
 from colabstage.trees.entries import extension_of, file_names, files_ending_in
 from colabstage.trees.joined import JoinedTree
 from colabstage.trees.names import clean_member_name, is_junk
@@ -99,7 +99,7 @@ def scan_shard(shard: Shard, number: int) -> ShardSamples:
         number: which of the shards it is.
 
     Raises:
-        ClaimedTreeError: a sample has two files of one kind, or a json that is none.
+        BrokenDatasetError: a sample has two files of one kind, or a json that is none.
         CorruptArchiveError, UnsafeArchiveError, ArchiveError: as for `trees.TarTree`.
         OSError, SourceReadError: it cannot be read.
     """
@@ -114,7 +114,7 @@ def scan_shard(shard: Shard, number: int) -> ShardSamples:
         files = groups.setdefault(key, _Files({}, {}, set()))
         if rest in files.images or rest in files.labels or rest in files.others:
             msg = f"'{shard.name}' holds '{name}' twice; expected one file of each kind for each sample."
-            raise ClaimedTreeError(msg)
+            raise BrokenDatasetError(msg)
         if rest in _IMAGES:
             files.images[rest] = (name, Part(number, member.offset, member.size))
         elif rest in _LABELS and member.size <= _MAX_LABEL_BYTES:
@@ -149,7 +149,7 @@ def _decode(address: str, content: bytes) -> str:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         msg = f"The label of '{address}' is no text: {content[:20]!r}."
-        raise ClaimedTreeError(msg) from error
+        raise BrokenDatasetError(msg) from error
 
 
 def _document_label(address: str, content: bytes, *, needed: bool) -> tuple[Label, str | None]:
@@ -158,7 +158,7 @@ def _document_label(address: str, content: bytes, *, needed: bool) -> tuple[Labe
         found = json.loads(content)
     except (ValueError, RecursionError) as error:
         msg = f"'{address}.json' is no JSON: {error}."
-        raise ClaimedTreeError(msg) from error
+        raise BrokenDatasetError(msg) from error
     if not isinstance(found, dict):
         return (found, None) if isinstance(found, int | str) else (None, None)
     label = next((found[key] for key in _LABELS_IN_JSON if isinstance(found.get(key), int | float | str)), None)
@@ -168,7 +168,7 @@ def _document_label(address: str, content: bytes, *, needed: bool) -> tuple[Labe
             f"'{address}.json' has {str(found[odd])[:60]} under '{odd}', which is no label; expected one number or "
             "word. Give layout= a function that reads it."
         )
-        raise ClaimedTreeError(msg)
+        raise BrokenDatasetError(msg)
     text = next((found[key] for key in _NAMES_IN_JSON if isinstance(found.get(key), str)), None)
     return label, text
 
@@ -190,7 +190,7 @@ def read_webdataset(tree: Tree) -> SampleTable:
     Raises:
         EmptySourceError: there are no tars.
         LayoutError: they hold no images with files of the same name beside them.
-        ClaimedTreeError: a sample is broken; it is named.
+        BrokenDatasetError: a sample is broken; it is named.
         CorruptArchiveError, UnsafeArchiveError: a shard is no whole tar.
     """
     openers = _shard_openers(tree)

@@ -17,7 +17,7 @@ from colabstage.errors import LayoutError
 from colabstage.layouts.image_boxes import LabelledImage, detection_table, split_of_folders, without_boxes_note
 from colabstage.layouts.names import IMAGE_EXTENSIONS
 from colabstage.layouts.reading import read_files
-from colabstage.layouts.table import ClaimedTreeError
+from colabstage.layouts.table import BrokenDatasetError
 from colabstage.retry import RetryPolicy, read_with_retry
 from colabstage.trees.entries import files_ending_in
 
@@ -44,7 +44,7 @@ def read_class_file(tree: Tree) -> ClassFile:
     """Return what a tree says of its classes.
 
     Raises:
-        ClaimedTreeError: a YAML file has names in a form that is not read here.
+        BrokenDatasetError: a YAML file has names in a form that is not read here.
     """
     files = files_ending_in(tree.entries, _EXTENSIONS).where(_may_name_classes)
     for entry in sorted(files, key=lambda entry: (entry.name.count("/"), entry.name)):
@@ -77,7 +77,7 @@ def parse_class_file(text: str, name: str) -> ClassFile:
     (17, 3)
 
     Raises:
-        ClaimedTreeError: there are names, but in another form.
+        BrokenDatasetError: there are names, but in another form.
     """
     import yaml
 
@@ -114,8 +114,8 @@ def _keypoints(shape: Any, file: str) -> tuple[int, int]:
     return count, width
 
 
-def _odd(name: str, what: str) -> ClaimedTreeError:
-    return ClaimedTreeError(
+def _odd(name: str, what: str) -> BrokenDatasetError:
+    return BrokenDatasetError(
         f"'{name}' has class names in a form that is not read here ({what}); expected names: ['car', 'dog'], or one in "
         "each line below it, as '- car' or '0: car', numbered from 0 without a gap, and kpt_shape: [17, 3] for poses."
     )
@@ -142,7 +142,7 @@ def read_yolo(tree: Tree) -> SampleTable:
 
     Raises:
         LayoutError: no image has such a file.
-        ClaimedTreeError: a line is not of this form, or its class has no name; it is named.
+        BrokenDatasetError: a line is not of this form, or its class has no name; it is named.
     """
     texts = {entry.name: entry for entry in files_ending_in(tree.entries, (".txt",)) if entry.name.endswith(".txt")}
     images = list(files_ending_in(tree.entries, IMAGE_EXTENSIONS)) if texts else []
@@ -169,7 +169,7 @@ def read_yolo(tree: Tree) -> SampleTable:
         worst = next(name for name, found in rows.items() if any(row[4] >= len(names) for row in found))
         line = 1 + next(i for i, row in enumerate(rows[worst]) if row[4] >= len(names))
         msg = f"'{worst}', box {line}: there is no class {count - 1}; {len(names)} are named ({names[0]}, …)."
-        raise ClaimedTreeError(msg)
+        raise BrokenDatasetError(msg)
     samples = [
         LabelledImage(image, [] if label is None else rows[label.name], split_of_folders(image.name))
         for image, label in zip(images, labels, strict=True)
@@ -203,7 +203,7 @@ def _check_form(tree: Tree, files: Sequence[FileEntry], parse: Callable[[FileEnt
     def is_right(file: FileEntry, content: bytes) -> bool:
         try:
             parse(file, content)
-        except ClaimedTreeError:
+        except BrokenDatasetError:
             return False
         return True
 
@@ -222,7 +222,7 @@ def _refuse_keypoints(files: Sequence[FileEntry], parsed: Sequence[_Rows]) -> No
                 f"The lines of '{files[0].name}' and all others have {1 + 2 * min(counts)} numbers: polygons, or boxes "
                 "with keypoints inside. For poses, say kpt_shape: [COUNT, 2] in data.yaml."
             )
-            raise ClaimedTreeError(msg)
+            raise BrokenDatasetError(msg)
 
 
 def _parse(file: FileEntry, content: bytes, *, pose: int = 0) -> _Rows:
@@ -247,7 +247,7 @@ def _parse(file: FileEntry, content: bytes, *, pose: int = 0) -> _Rows:
                 f"'{file.name}', line {number}: {line.strip()[:120]!r} is no box of YOLO; expected a class and four "
                 f"numbers from 0 to 1 (centre x, centre y, width, height){shape}."
             )
-            raise ClaimedTreeError(msg)
+            raise BrokenDatasetError(msg)
         row = [*_corners(values[1:]), values[0]]
         if len(values) > 5:
             row += [len(values) // 2, float(_holds_rest(values[1:]))]

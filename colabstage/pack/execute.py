@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from colabstage.errors import CancelledError, ColabstageError, DecodeError, DriveError, LayoutError, SourceError
-from colabstage.fetch.copy import translate_write_error
-from colabstage.fetch.plan import SLOW_READERS
 from colabstage.fileops import disk_use
 from colabstage.h5.create import create_pack, reserved_offsets
 from colabstage.h5.manifest import (
@@ -34,8 +32,8 @@ from colabstage.layouts.table import Boxes, Images, Values
 from colabstage.machine.resources import check_space, free_space, release_freed_memory, usable_cores
 from colabstage.ownership import (
     adopt_orphan,
-    disown,
     find_orphans,
+    leave_for_next,
     put_file,
     remove_own,
     sweep_orphans,
@@ -51,6 +49,8 @@ from colabstage.pack.samples import MixedImagesError, SampleCoder
 from colabstage.pack.writer import SampleFacts, Spool, WriteJob, write_samples
 from colabstage.pipeline import PipelineLimits
 from colabstage.retry import RetryPolicy
+from colabstage.sources.copy import translate_write_error
+from colabstage.sources.tree import SLOW_READERS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -108,10 +108,10 @@ def run_pack(
         if job.options.encoding == "pixels":
             msg = f"These images cannot be stored as pixels: {error}."
             raise LayoutError(msg) from error
-    return _PackRun(as_they_came(job), out, slow, origin).execute(progress, cancellation, began)
+    return _PackRun(keeps_files(job), out, slow, origin).execute(progress, cancellation, began)
 
 
-def as_they_came(job: PackJob) -> PackJob:
+def keeps_files(job: PackJob) -> PackJob:
     """The same job, every image kept as it came.
 
     What "auto" promises when the few images that were looked at had one size, and another then has not.
@@ -179,7 +179,7 @@ class _PackRun:
                 _take_over(self.out, workspace)
                 report = self._fill(workspace, progress, cancellation, began)
         except (KeyboardInterrupt, CancelledError, SourceError, DriveError, DecodeError):
-            disown(workspace)
+            leave_for_next(workspace)
             raise
         except BaseException:
             remove_own(workspace)

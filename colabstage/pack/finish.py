@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from colabstage.errors import LayoutError
-from colabstage.fetch.copy import TargetFile
 from colabstage.fileops import block_ranges, pread_exactly
 from colabstage.h5.create import create_pack
 from colabstage.images.options import ImageOptions
@@ -20,6 +19,7 @@ from colabstage.machine.resources import check_space
 from colabstage.pack.fields import pack_content, split_boxes
 from colabstage.pack.samples import array_bytes
 from colabstage.pack.splits import SplitPlan
+from colabstage.sources.copy import TargetFile
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from colabstage.errors import LayoutError, OptionError
-from colabstage.fetch.plan import SLOW_READERS
 from colabstage.images.decode import ImageFacts, decode_image, fit_pixels, probe_image
 from colabstage.images.options import ImageOptions
 from colabstage.images.resample import can_torch_resize
@@ -25,6 +24,7 @@ from colabstage.machine.resources import release_freed_memory
 from colabstage.ownership import remove_own, sweep_orphans, temp_beside
 from colabstage.pack.plan import PackPlan, gains_by_torch, needs_facts, plan_pack
 from colabstage.retry import RetryPolicy, read_with_retry
+from colabstage.sources.tree import SLOW_READERS
 from colabstage.trees.open import open_tree
 
 if TYPE_CHECKING:

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from colabstage.fetch.copy import TargetFile, translate_write_error
 from colabstage.fileops import block_ranges, pread_exactly
 from colabstage.h5.create import PackContent, ReservedDataset, create_pack
 from colabstage.h5.manifest import BLOCK_BYTES, Manifest, make_hashes, write_manifest
@@ -33,10 +32,11 @@ from colabstage.h5.schema import (
     y_name,
 )
 from colabstage.machine.resources import check_space, usable_cores
-from colabstage.ownership import adopt_orphan, disown, remove_own, sweep_orphans, temp_beside
+from colabstage.ownership import adopt_orphan, leave_for_next, remove_own, sweep_orphans, temp_beside
 from colabstage.pack.execute import place_pack
 from colabstage.pack.finish import OVERHEAD_BYTES
 from colabstage.pack.shards import ShardSet
+from colabstage.sources.copy import TargetFile, translate_write_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -105,7 +105,7 @@ def pack_by_executor(
         write_manifest(joined, manifest)
         place_pack(joined, out)
     except BaseException:
-        disown(workspace)
+        leave_for_next(workspace)
         raise
     remove_own(workspace)
     seconds = time.monotonic() - began

@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from colabstage.errors import OptionError, SourceError, TargetExistsError
-from colabstage.fetch.objects.writing import WritableStore
 from colabstage.h5.manifest import manifest_path, read_manifest
 from colabstage.h5.parts import PartName, shard_path, shard_pattern
-from colabstage.ownership import adopt_orphan, disown, remove_own, sweep_orphans, temp_beside
+from colabstage.ownership import adopt_orphan, leave_for_next, remove_own, sweep_orphans, temp_beside
 from colabstage.pack.dispatch import run_tasks
 from colabstage.pack.samples import MixedImagesError
 from colabstage.pack.shards import WANTED, ShardResult, check_share, set_report, write_shard, write_shard_of
 from colabstage.redaction import show_address
+from colabstage.sources.objects_fsspec import WritableStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
@@ -75,11 +75,11 @@ class RemoteTarget:
         return Path(tempfile.gettempdir()) / self.url.rpartition("/")[2]
 
     @contextlib.contextmanager
-    def open(self) -> Iterator[_Shelf]:
+    def open(self) -> Iterator[_SetFolder]:
         """The storage, for as long as it is asked."""
         store = WritableStore(self.url)
         try:
-            yield _Shelf(store)
+            yield _SetFolder(store)
         finally:
             store.close()
 
@@ -118,7 +118,7 @@ class RemoteTarget:
         return set_report(plan.job, results, pattern=pattern, files=files, nbytes=nbytes, began=began)
 
     def _run(
-        self, plan: SetPlan, tasks: list[RemoteTask], shelf: _Shelf, first: ShardName
+        self, plan: SetPlan, tasks: list[RemoteTask], shelf: _SetFolder, first: ShardName
     ) -> Generator[tuple[ShardTask, ShardResult]]:
         if plan.wanted.executor is None:
             for task in tasks:
@@ -150,7 +150,7 @@ def write_remote_shard(task: RemoteTask) -> ShardResult:
         return _write(task, shelf, write_shard)
 
 
-def _write(task: RemoteTask, shelf: _Shelf, write: Callable[[ShardTask], ShardResult]) -> ShardResult:
+def _write(task: RemoteTask, shelf: _SetFolder, write: Callable[[ShardTask], ShardResult]) -> ShardResult:
     name = task.shard.name
     done = shelf.finished(shelf.part(name), name) or shelf.finished(shelf.final(name), name)
     if done is not None:
@@ -169,14 +169,14 @@ def _write(task: RemoteTask, shelf: _Shelf, write: Callable[[ShardTask], ShardRe
             if shelf.has_all(name):
                 shelf.discard(name)
     except BaseException:
-        disown(workspace)
+        leave_for_next(workspace)
         raise
     remove_own(workspace)
     return result
 
 
 @contextlib.contextmanager
-def _as_long_as_wanted(shelf: _Shelf, name: ShardName, file: Path) -> Iterator[None]:
+def _as_long_as_wanted(shelf: _SetFolder, name: ShardName, file: Path) -> Iterator[None]:
     """A file that goes when the caller, wherever it is, wants the shards no longer."""
     file.touch()
     ending = threading.Event()
@@ -197,7 +197,7 @@ def _as_long_as_wanted(shelf: _Shelf, name: ShardName, file: Path) -> Iterator[N
         watcher.join()
 
 
-class _Shelf:
+class _SetFolder:
     """The folder that shards go to."""
 
     def __init__(self, store: WritableStore) -> None:

@@ -32,7 +32,7 @@ from colabstage.images.resample import can_torch_resize
 from colabstage.machine.resources import check_space, free_space
 from colabstage.ownership import (
     adopt_orphan,
-    disown,
+    leave_for_next,
     remove_own,
     remove_vouched,
     sweep_orphans,
@@ -40,7 +40,7 @@ from colabstage.ownership import (
     whatever_is_there,
 )
 from colabstage.pack.dispatch import run_tasks
-from colabstage.pack.execute import ShardName, animation_notes, as_they_came, place_pack, run_pack, target_arrays
+from colabstage.pack.execute import ShardName, animation_notes, keeps_files, place_pack, run_pack, target_arrays
 from colabstage.pack.job import open_source, plan_job, seen_facts
 from colabstage.pack.report import PackReport
 from colabstage.pack.samples import MixedImagesError
@@ -192,7 +192,7 @@ def write_shard(task: ShardTask) -> ShardResult:
             facts=task.facts,
             has_torch=has_torch,
         )
-        return write_shard_of(as_they_came(job) if task.encoded else job, opened, task)
+        return write_shard_of(keeps_files(job) if task.encoded else job, opened, task)
 
 
 def _check_torch() -> None:
@@ -298,7 +298,7 @@ class ShardSet:
                 if self.options.encoding == "pixels":
                     msg = f"These images cannot be stored as pixels: {error}."
                     raise LayoutError(msg) from error
-            return write(replace(plan, job=as_they_came(job), encoded=True), progress, began)
+            return write(replace(plan, job=keeps_files(job), encoded=True), progress, began)
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,7 +347,7 @@ class SetPlan:
             raise
         except BaseException:
             remove_own(folder / WANTED)
-            disown(folder)
+            leave_for_next(folder)
             raise
         remove_own(folder)
         files = [shard_path(target, number, self.count) for number in range(self.count)]

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 
 from colabstage.errors import CorruptArchiveError, DecodeError
-from colabstage.fetch.copy import TargetFile
 from colabstage.images.scratch import PixelRoom, Scratch
 from colabstage.ownership import cut_own
 from colabstage.pack.samples import BrokenSampleError, RawSample, SampleCoder
 from colabstage.pipeline import PipelineLimits, PipelineResult, run_pipeline
 from colabstage.retry import RetryPolicy, read_with_retry
+from colabstage.sources.copy import TargetFile
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from colabstage.errors import CancelledError, ColabstageError, DriveError, SourceError
-from colabstage.fetch.copy import copy_blocks
 from colabstage.fileops import disk_use, make_folder
 from colabstage.h5.manifest import Manifest, manifest_path, read_manifest, remove_manifest, write_manifest
 from colabstage.machine.drive import ask_drives, drive_root
@@ -16,7 +15,7 @@ from colabstage.machine.platforms import detect_platform
 from colabstage.machine.resources import check_space
 from colabstage.ownership import (
     adopt_orphan,
-    disown,
+    leave_for_next,
     move_vouched,
     put_file,
     remove_own,
@@ -25,6 +24,7 @@ from colabstage.ownership import (
     whatever_is_there,
 )
 from colabstage.retry import RetryPolicy
+from colabstage.sources.copy import copy_blocks
 from colabstage.stage.publish import PREVIOUS_SUFFIX
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ def restore_pack(
         remove_manifest(target)
         put_file(temp, target, replaces=whatever_is_there)  # in the dataset's own folder, under its own name
     except (KeyboardInterrupt, CancelledError, SourceError, DriveError):
-        disown(temp)
+        leave_for_next(temp)
         raise
     except BaseException:
         remove_own(temp)

@@ -12,13 +12,13 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
 from colabstage.errors import CancelledError, ColabstageError
-from colabstage.fetch.identity import SourceIdentity, compare, is_same
-from colabstage.fetch.record import file_seal
 from colabstage.fileops import read_json, write_json
 from colabstage.h5.manifest import check_whole, read_manifest
 from colabstage.machine.resources import usable_cores
 from colabstage.ownership import look_at
 from colabstage.records import read_fields
+from colabstage.sources.identity import SourceIdentity, compare, is_same
+from colabstage.sources.record import file_seal
 from colabstage.stage.request import RECORD_NAME
 
 if TYPE_CHECKING:

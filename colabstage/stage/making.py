@@ -5,7 +5,6 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from colabstage.fetch.folder import fetch_folder
 from colabstage.fileops import make_folder
 from colabstage.h5.manifest import remove_manifest
 from colabstage.machine.resources import check_space, free_space
@@ -14,6 +13,7 @@ from colabstage.pack.execute import pipeline_limits, run_pack, space_for
 from colabstage.pack.job import prepare_pack
 from colabstage.pack.join import pack_by_executor
 from colabstage.retry import RetryPolicy
+from colabstage.sources.folder import fetch_folder
 from colabstage.stage.cache import restore_name
 from colabstage.stage.local import StagedFiles, files_record, files_staged, write_record
 from colabstage.stage.plan import StageFigures

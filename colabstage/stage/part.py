@@ -9,13 +9,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Self
 
 from colabstage.errors import ChecksumMismatchError
-from colabstage.fetch.download import Download
-from colabstage.fetch.transfer.arriving import ArrivingFile
-from colabstage.fetch.transfer.file import fetch_file
 from colabstage.fileops import disk_use
 from colabstage.machine.resources import check_space
 from colabstage.ownership import find_orphans, sweep_orphans
 from colabstage.retry import RetryPolicy
+from colabstage.sources.opening import Download
+from colabstage.sources.transfer.streaming_copy import StreamingCopy
+from colabstage.sources.transfer.whole_file import fetch_file
 from colabstage.trees.archive_bytes import LocalBytes
 from colabstage.trees.open import open_archive, recognise_archive
 
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
 
-    from colabstage.fetch.checksum import Checksum
-    from colabstage.fetch.identity import SourceIdentity
-    from colabstage.fetch.opening import Opened, Opener
     from colabstage.progress import Progress, ProgressStep
+    from colabstage.sources.identity import SourceIdentity
+    from colabstage.sources.opening import Opened, Opener
+    from colabstage.sources.remote import Checksum
     from colabstage.trees.tree import ByteSource, Tree
 
 _HASH_BYTES = 8 * 1024 * 1024
@@ -57,7 +57,7 @@ class SourcePart:
         self._opener = opener
         self._stack = contextlib.ExitStack()
         self._download = opened.download
-        self._arriving: ArrivingFile | None = None
+        self._arriving: StreamingCopy | None = None
         self._bytes: ByteSource | None = None
         self._tree = opened.tree
         with contextlib.ExitStack() as undo:
@@ -203,7 +203,7 @@ class SourcePart:
         assert facts.size is not None
         step = self._stack.enter_context(_LateStep(self._opener.progress, f"copy {facts.name}", facts.size))
         self._arriving = self._stack.enter_context(
-            ArrivingFile(
+            StreamingCopy(
                 opened.file,
                 self._copy_path,
                 step=step,

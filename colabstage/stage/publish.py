@@ -28,8 +28,6 @@ from colabstage.errors import (
     SourceReadError,
     TargetExistsError,
 )
-from colabstage.fetch.copy import copy_blocks, translate_write_error
-from colabstage.fetch.sources import absolute_path
 from colabstage.fileops import block_ranges, disk_use, hash_ranges, make_folder, target_file
 from colabstage.h5.manifest import (
     BLOCK_BYTES,
@@ -58,6 +56,8 @@ from colabstage.ownership import (
 )
 from colabstage.progress import cancellation_of, resolve_progress
 from colabstage.retry import RetryPolicy, read_with_retry
+from colabstage.sources.copy import copy_blocks, translate_write_error
+from colabstage.sources.parse import absolute_path
 from colabstage.units import format_bytes, format_duration, format_rate
 
 if TYPE_CHECKING:

@@ -10,22 +10,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast, get_args
 
 from colabstage.errors import OptionError
-from colabstage.fetch.checksum import parse_checksum
-from colabstage.fetch.sources import LocalSource, ManySource, absolute_path, drive_path_of, parse_source, paths_of
 from colabstage.images.options import ImageOptions
 from colabstage.machine.drive import drive_root, list_drives
 from colabstage.machine.platforms import detect_platform
 from colabstage.pack.options import PackOptions, split_fractions
+from colabstage.sources.parse import LocalSource, ManySource, absolute_path, drive_path_of, parse_source, paths_of
+from colabstage.sources.remote import parse_checksum
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from colabstage.fetch.checksum import Checksum
-    from colabstage.fetch.sources import SingleSource, Source, SourceArgument
     from colabstage.images.options import ColorMode, Resize
     from colabstage.layouts.detect import LayoutFunction
     from colabstage.pack.job import Prepare
     from colabstage.pack.options import Encoding, OnError
+    from colabstage.sources.parse import SingleSource, Source, SourceArgument
+    from colabstage.sources.remote import Checksum
 
 Keep = Literal["pack", "files", "both"]
 Verify = Literal["fast", "full"]

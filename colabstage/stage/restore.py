@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from colabstage.errors import DamagedPackError, SourceNotFoundError, TargetExistsError
-from colabstage.fetch.copy import copy_blocks
-from colabstage.fetch.sources import absolute_path
 from colabstage.fileops import make_folder, target_file
 from colabstage.h5.manifest import damaged_blocks, manifest_path, read_manifest
 from colabstage.machine.drive import drive_root
@@ -23,6 +21,8 @@ from colabstage.machine.resources import check_space, usable_cores
 from colabstage.ownership import atomic_path, sweep_orphans
 from colabstage.progress import cancellation_of, resolve_progress
 from colabstage.retry import RetryPolicy
+from colabstage.sources.copy import copy_blocks
+from colabstage.sources.parse import absolute_path
 from colabstage.stage.publish import previous_path
 from colabstage.units import format_bytes
 

@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from concurrent.futures import Executor
 
-    from colabstage.fetch.sources import SourceArgument
     from colabstage.images.options import ColorMode, Resize
     from colabstage.layouts.detect import LayoutFunction
     from colabstage.pack.job import Prepare
     from colabstage.pack.options import Encoding, OnError
     from colabstage.progress import Progress
+    from colabstage.sources.parse import SourceArgument
     from colabstage.stage.dataset import StagedDataset
     from colabstage.stage.plan import StagePlan
     from colabstage.stage.request import Keep, StageRequest, Verify

@@ -7,13 +7,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Self
 
 from colabstage.errors import OptionError, SourceChangedError
-from colabstage.fetch.globbing import expand_pattern
-from colabstage.fetch.identity import SourceIdentity, identify_many
-from colabstage.fetch.loose import LooseFile, LooseFiles, name_loose_files
-from colabstage.fetch.opening import Opener, remote_opener
-from colabstage.fetch.sources import LocalSource, ManySource, ObjectSource, WebSource
 from colabstage.machine.drive_attributes import ask_md5s
 from colabstage.pipeline import DaemonPool
+from colabstage.sources.identity import SourceIdentity, identify_many
+from colabstage.sources.opening import Opener, remote_opener
+from colabstage.sources.parse import LocalSource, ManySource, ObjectSource, WebSource, expand_pattern
+from colabstage.sources.remote_files import RemoteFileEntry, RemoteFileTree, name_remote_files
 from colabstage.stage.part import SourcePart
 from colabstage.trees.joined import JoinedTree
 
@@ -22,8 +21,8 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
 
-    from colabstage.fetch.sources import SingleSource, Source
     from colabstage.progress import Cancellation, Progress
+    from colabstage.sources.parse import SingleSource, Source
     from colabstage.stage.request import StageRequest
     from colabstage.trees.tree import Tree
 
@@ -57,7 +56,7 @@ class OpenSource:
         self._cancellation = cancellation
         self._stack = contextlib.ExitStack()
         self._parts: list[SourcePart] = []
-        self._loose: LooseFiles | None = None
+        self._loose: RemoteFileTree | None = None
         self._loose_sources: Sequence[SingleSource] = ()
         self._tree: Tree | None = None
         # Beside the dataset's own folder: the same source with other options goes on with it.
@@ -174,7 +173,7 @@ class OpenSource:
             return replace(self._parts[0].identity, address=address)
         return identify_many([part.identity for part in self._parts], address=address)
 
-    def _identify_loose(self, files: LooseFiles) -> list[SourceIdentity]:
+    def _identify_loose(self, files: RemoteFileTree) -> list[SourceIdentity]:
         found = files.identities([part.address for part in self._loose_sources])
         local = (part for part in self._loose_sources if isinstance(part, LocalSource))
         on_drive = {part.address: str(part.path) for part in local if part.on_drive}
@@ -229,7 +228,7 @@ def _can_be_loose(parts: Sequence[SingleSource]) -> bool:
     return all(isinstance(part, LocalSource | WebSource | ObjectSource) for part in parts)
 
 
-def _open_loose(label: str, parts: Sequence[SingleSource], cancellation: Cancellation) -> LooseFiles:
-    names = name_loose_files([part.label for part in parts])
-    files = [LooseFile(name, remote_opener(part)) for name, part in zip(names, parts, strict=True)]
-    return LooseFiles(label, files, cancellation=cancellation)
+def _open_loose(label: str, parts: Sequence[SingleSource], cancellation: Cancellation) -> RemoteFileTree:
+    names = name_remote_files([part.label for part in parts])
+    files = [RemoteFileEntry(name, remote_opener(part)) for name, part in zip(names, parts, strict=True)]
+    return RemoteFileTree(label, files, cancellation=cancellation)

@@ -19,11 +19,6 @@ from colabstage.errors import (
     NotEnoughSpaceError,
     SourceError,
 )
-from colabstage.fetch.identity import compare, proof_of
-from colabstage.fetch.look import look_quickly
-from colabstage.fetch.opening import SLOW_LISTERS, comes_whole
-from colabstage.fetch.record import file_seal
-from colabstage.fetch.sources import ManySource
 from colabstage.fileops import make_folder, make_own_folder
 from colabstage.h5.info import read_info
 from colabstage.h5.manifest import read_manifest
@@ -33,6 +28,11 @@ from colabstage.pack.execute import space_for
 from colabstage.pack.job import prepare_pack
 from colabstage.pack.plan import lacked_room
 from colabstage.progress import NullProgress, Progress, cancellation_of
+from colabstage.sources.identity import compare, proof_of
+from colabstage.sources.look import check_freshness
+from colabstage.sources.opening import SLOW_LISTERS, comes_whole
+from colabstage.sources.parse import ManySource
+from colabstage.sources.record import file_seal
 from colabstage.stage.cache import CachedPack, choose_cache_dir, find_cached, restore_pack
 from colabstage.stage.dataset import StagedDataset
 from colabstage.stage.local import (
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
     from types import TracebackType
 
-    from colabstage.fetch.identity import SourceIdentity
+    from colabstage.sources.identity import SourceIdentity
     from colabstage.stage.plan import Action
     from colabstage.stage.request import StageRequest
 
@@ -321,7 +321,7 @@ class Staging:
             if request.verify == "fast":
                 return True  # whatever the source is now: what is here is what was asked for
         if request.verify == "fast" and self._source is None:
-            look = look_quickly(request.source, recorded, workers=SLOW_LISTERS if request.drive_path else 1)
+            look = check_freshness(request.source, recorded, workers=SLOW_LISTERS if request.drive_path else 1)
             if look.state == "gone":
                 self.report.note(f"The source cannot be reached now; what was made of it before is used. {look.detail}")
             if look.state == "silent":

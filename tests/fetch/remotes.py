@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from colabstage.errors import SourceChangedError
-from colabstage.fetch.remote import PassingError, RemoteFacts
-from colabstage.fetch.transfer.file import fetch_file
 from colabstage.progress import Cancellation, NullProgress
 from colabstage.retry import RetryPolicy
+from colabstage.sources.remote import RemoteFacts, TransientError
+from colabstage.sources.transfer.whole_file import fetch_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from colabstage.fetch.checksum import Checksum
+    from colabstage.sources.remote import Checksum
 
 PIECE = 256 * 1024
 MIB = 1024 * 1024
@@ -103,7 +103,7 @@ class MemoryFile:
             position += len(piece)
             yield piece
         if stop < end:
-            raise PassingError("the connection was cut")
+            raise TransientError("the connection was cut")
 
     def close(self) -> None:
         """Remember it."""

@@ -20,11 +20,11 @@ from colabstage.errors import (
     SourceReadError,
     TargetNotWritableError,
 )
-from colabstage.fetch.copy import copy_blocks
 from colabstage.fileops import block_ranges, hash_ranges
 from colabstage.progress import Cancellation
 from colabstage.retry import RetryPolicy
 from colabstage.simulate.knobs import ContentFault, DriveFaults, OpFault
+from colabstage.sources.copy import copy_blocks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -20,12 +20,12 @@ from colabstage.errors import (
     TargetNotWritableError,
     UnsafeArchiveError,
 )
-from colabstage.fetch import files
-from colabstage.fetch.files import fetch_tree
 from colabstage.pipeline import PipelineLimits
 from colabstage.progress import Cancellation
 from colabstage.retry import RetryPolicy
 from colabstage.simulate.knobs import DriveFaults, OpFault
+from colabstage.sources import tree as files
+from colabstage.sources.tree import fetch_tree
 from colabstage.trees.archive_bytes import LocalBytes
 from colabstage.trees.folder import FolderTree
 from colabstage.trees.zip import ZipTree

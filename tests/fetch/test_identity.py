@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from colabstage.fetch.identity import SourceIdentity, as_loose_file, identify_many, is_same
+from colabstage.sources.identity import SourceIdentity, as_loose_file, identify_many, is_same
 
 WEB = SourceIdentity("archive", 1, 100, address="https://e.org/a.zip", version='"abc"', mtime_ns=5)
 DISK = SourceIdentity("archive", 1, 100, address="/a.zip", mtime_ns=5, ends="ff")

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING
 import pytest
 
 from colabstage.errors import SourceNotFoundError, SourceReadError
-from colabstage.fetch.loose import LooseFile, LooseFiles, name_loose_files
-from colabstage.fetch.web.http import open_http
 from colabstage.retry import RetryPolicy
+from colabstage.sources.http_file import open_http
+from colabstage.sources.remote_files import RemoteFileEntry, RemoteFileTree, name_remote_files
 from tests.support.http_knobs import WebFault, WebKnobs
 from tests.support.http_server import WebServer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from colabstage.fetch.remote import RemoteFile
+    from colabstage.sources.remote import RemoteFile
 
 QUICK = RetryPolicy(attempts=2, first_wait_s=0.01)
 FILES = {f"pets/{kind}/{n}.bin": f"{kind}{n}".encode() * 1000 for kind in ("cat", "dog") for n in range(3)}
@@ -38,7 +38,7 @@ FILES = {f"pets/{kind}/{n}.bin": f"{kind}{n}".encode() * 1000 for kind in ("cat"
 )
 def test_names_are_what_addresses_do_not_share(addresses: list[str], names: list[str]) -> None:
     """The folders that files do not have in common stay; no name is there twice, none leads out."""
-    assert name_loose_files(addresses) == names
+    assert name_remote_files(addresses) == names
 
 
 @pytest.fixture
@@ -48,16 +48,16 @@ def server() -> Iterator[WebServer]:
         yield running
 
 
-def open_all(server: WebServer) -> LooseFiles:
+def open_all(server: WebServer) -> RemoteFileTree:
     """All files of the server as a tree."""
 
-    def opener(name: str) -> LooseFile:
+    def opener(name: str) -> RemoteFileEntry:
         def open_it() -> RemoteFile:
             return open_http(server.url(name), policy=QUICK)
 
-        return LooseFile(name.removeprefix("pets/"), open_it)
+        return RemoteFileEntry(name.removeprefix("pets/"), open_it)
 
-    return LooseFiles("six files", [opener(name) for name in FILES], policy=QUICK)
+    return RemoteFileTree("six files", [opener(name) for name in FILES], policy=QUICK)
 
 
 @pytest.mark.parametrize(

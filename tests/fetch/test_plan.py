@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from colabstage.fetch.plan import LARGE_BYTES, SLOW_READERS, TransferFacts, Transport, plan_transfer
+from colabstage.sources.tree import LARGE_BYTES, SLOW_READERS, TransferFacts, Transport, plan_transfer
 
 MIB = 1024 * 1024
 

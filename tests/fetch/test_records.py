@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from colabstage.errors import TargetExistsError
-from colabstage.fetch.extract.archive import extract_archive
-from colabstage.fetch.record import record_path
-from colabstage.fetch.run import fetch_files
+from colabstage.sources.extract.archive import extract_archive
+from colabstage.sources.fetching import fetch_files
+from colabstage.sources.record import record_path
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -21,9 +21,9 @@ from colabstage.errors import (
     SourceNotFoundError,
     TargetExistsError,
 )
-from colabstage.fetch.record import read_record, record_path
-from colabstage.fetch.run import fetch_files
 from colabstage.simulate.knobs import DriveFaults, OpFault
+from colabstage.sources.fetching import fetch_files
+from colabstage.sources.record import read_record, record_path
 from tests.support.http_knobs import WebFault, WebKnobs
 from tests.support.http_server import WebServer
 from tests.support.share_links import DriveShares, SharedItem
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from colabstage.fetch.report import FetchReport
     from colabstage.simulate.drive import SimulatedDrive
+    from colabstage.sources.fetching import FetchReport
     from tests.fetch.servers import BucketService
 
 MIB = 1024 * 1024
@@ -349,7 +349,7 @@ def test_wrong_targets_are_refused(server: WebServer, tmp_path: Path) -> None:
 
 def kill_when(source: object, target: Path, is_time: Callable[[], bool]) -> None:
     """Run `fetch_files` in a process of its own and kill it when it is time."""
-    code = f"from colabstage.fetch.run import fetch_files\nfetch_files({source!r}, {str(target)!r}, progress=False)"
+    code = f"from colabstage.sources.fetching import fetch_files as f; f({source!r}, {str(target)!r}, progress=False)"
     process = subprocess.Popen([sys.executable, "-c", code])
     deadline = time.monotonic() + 60
     while not is_time() and process.poll() is None and time.monotonic() < deadline:

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from colabstage.errors import OptionError, SourceNotFoundError
-from colabstage.fetch.globbing import expand_pattern
-from colabstage.fetch.sources import (
+from colabstage.sources.parse import (
     KaggleSource,
     LocalSource,
     ManySource,
@@ -20,6 +19,7 @@ from colabstage.fetch.sources import (
     Source,
     TreeSource,
     WebSource,
+    expand_pattern,
     parse_source,
 )
 from colabstage.trees.folder import FolderTree

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from colabstage.io.journal import Journal, read_journal
 from colabstage.io.workspace import Workspace, always, only_for, open_workspace, unless
-from colabstage.ownership import disown, temp_beside
+from colabstage.ownership import leave_for_next, temp_beside
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -125,7 +125,7 @@ class TestWorkspace:
             folder = temp_beside(tmp_path / "target")
             folder.mkdir()
             (folder / name).write_bytes(bytes(size))
-            disown(folder)
+            leave_for_next(folder)
         with open_workspace(tmp_path / "target", accepts=lambda left: not (left / "old").exists()) as workspace:
             assert [path.name for path in workspace.path.iterdir()] == ["large"]
             assert list(tmp_path.iterdir()) == [workspace.path]
@@ -134,7 +134,7 @@ class TestWorkspace:
         """A leftover file, which work of another kind made, is not gone on with."""
         left = temp_beside(tmp_path / "target")
         left.write_text("half", encoding="utf-8")
-        disown(left)
+        leave_for_next(left)
         with open_workspace(tmp_path / "target") as workspace:
             assert workspace.path.is_dir()
             assert not workspace.resumed

@@ -16,7 +16,7 @@ from colabstage.images.masks import read_mask
 from colabstage.images.options import MaskOptions
 from colabstage.layouts.items import read_dataset
 from colabstage.layouts.pairs import meaning_of, read_pairs
-from colabstage.layouts.table import ClaimedTreeError, Images, Masks
+from colabstage.layouts.table import BrokenDatasetError, Images, Masks
 from colabstage.load.reading.reader import SplitReader
 from colabstage.pack.run import pack_dataset
 from colabstage.trees.folder import FolderTree
@@ -82,7 +82,7 @@ def test_masks_mean_what_pillow_reads_or_are_refused(form: str, classes: int, *,
             Image.new("RGB", (36, 40)).save(folder / f"images/{number}.png")
             meant.append(save(mask, folder / f"masks/{number}.png", form))
         if meant[0] is None:
-            with pytest.raises(ClaimedTreeError, match=r"masks/\d\.png.*class_dict\.csv"):
+            with pytest.raises(BrokenDatasetError, match=r"masks/\d\.png.*class_dict\.csv"):
                 read_pairs(FolderTree(folder))
             return
         table = read_pairs(FolderTree(folder))

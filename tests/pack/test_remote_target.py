@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from colabstage.errors import CancelledError, OptionError, TargetExistsError, TargetNotWritableError
-from colabstage.fetch.run import fetch_files
 from colabstage.h5.parts import shards_beside
 from colabstage.load.reading.joined import open_reader
 from colabstage.pack.run import pack_dataset
+from colabstage.sources.fetching import fetch_files
 from tests.fetch.servers import BucketService, moto_service, use_login
 
 if TYPE_CHECKING:

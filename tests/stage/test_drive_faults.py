@@ -18,9 +18,9 @@ from colabstage.errors import (
     SourceChangedError,
     SourceReadError,
 )
-from colabstage.fetch.run import fetch_files
 from colabstage.simulate.drive import SimulatedDrive
 from colabstage.simulate.knobs import ContentFault, DriveFaults, DriveKnobs, ListingFault, OpFault
+from colabstage.sources.fetching import fetch_files
 from colabstage.stage.run import stage_dataset
 from colabstage.trees.folder import FolderTree
 

@@ -25,13 +25,13 @@ import pytest
 
 from colabstage import extract_archive, fetch_files, pack_dataset, plan_stage, publish_file, restore_file, stage_dataset
 from colabstage.errors import CancelledError, ColabstageError, DriveDisconnectedError, OptionError, SourceNotFoundError
-from colabstage.fetch.download import Download
 from colabstage.fileops import hash_ranges, local_lock
 from colabstage.load.reading.joined import open_reader
 from colabstage.machine import mounts
 from colabstage.machine.watched import run_watched
 from colabstage.progress import Cancellation, NullProgress
 from colabstage.simulate.knobs import DriveFaults, FaultOp, OpFault
+from colabstage.sources.opening import Download
 from colabstage.stage.purge import list_datasets
 from colabstage.stage.request import lock_path, make_request
 from tests.support.http_knobs import WebKnobs

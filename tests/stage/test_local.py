@@ -29,7 +29,7 @@ from colabstage.errors import (
     UnsafeArchiveError,
 )
 from colabstage.h5.manifest import manifest_path, read_manifest
-from colabstage.ownership import disown, temp_beside
+from colabstage.ownership import leave_for_next, temp_beside
 from colabstage.progress import NullProgress, ProgressStep
 from colabstage.stage.run import plan_stage, stage_dataset
 
@@ -296,7 +296,7 @@ def test_leftovers_of_the_dead_are_swept(photos: Path) -> None:
     leftover = temp_beside(staged.path.parent / "spool")
     leftover.mkdir()
     (leftover / "half").write_bytes(b"x")
-    disown(leftover)
+    leave_for_next(leftover)
     stage(photos, refresh=True)
     assert not [p for p in staged.path.parent.iterdir() if p.name.startswith(".colabstage-")]
 

@@ -10,8 +10,8 @@ import pytest
 from PIL import Image
 
 from colabstage.errors import ArchiveError, LayoutError
-from colabstage.fetch.extract.archive import extract_archive
 from colabstage.pack.run import pack_dataset
+from colabstage.sources.extract.archive import extract_archive
 from colabstage.stage.run import plan_stage, stage_dataset
 
 if TYPE_CHECKING:

@@ -21,11 +21,11 @@ from hypothesis import strategies as st
 
 from colabstage import ownership
 from colabstage.errors import NotEnoughSpaceError, TargetExistsError, TargetNotWritableError
-from colabstage.fetch.extract.archive import extract_archive
-from colabstage.fetch.run import fetch_files
 from colabstage.fileops import make_folder
 from colabstage.machine.drive import _drives, find_drive
 from colabstage.machine.platforms import SYSTEM_ROOT_VARIABLE
+from colabstage.sources.extract.archive import extract_archive
+from colabstage.sources.fetching import fetch_files
 from colabstage.stage.publish import previous_path, publish_file
 from colabstage.stage.purge import list_datasets, purge_datasets
 from colabstage.stage.restore import restore_file
@@ -230,7 +230,7 @@ _KILLED_AT = """
 import os, shutil, sys
 from pathlib import Path
 from colabstage import ownership
-from colabstage.fetch.run import fetch_files
+from colabstage.sources.fetching import fetch_files
 source, target, step = sys.argv[1:]
 if step == "removing":
     def rmtree(folder, **_):
@@ -282,7 +282,9 @@ class TestOursIsNoSource:
         """Half of an extraction, its record and its deed are left out."""
         source = tmp_path / "source"
         extract_archive(write_zip(tmp_path / "a.zip", {"cat/1.txt": "1"}), source / "train", progress=False)
-        ownership.disown(write(ownership.temp_beside(source / "test") / "tree" / "dog" / "1.txt", "2").parents[2])
+        ownership.leave_for_next(
+            write(ownership.temp_beside(source / "test") / "tree" / "dog" / "1.txt", "2").parents[2]
+        )
         assert read(fetch(source, tmp_path / "here")) == {"train": "", "train/cat": "", "train/cat/1.txt": "1"}
 
     @pytest.mark.parametrize("local", [".", "staged"])
@@ -315,7 +317,7 @@ class TestOursIsNoSource:
         }
         stage_dataset(source, **options)
         left = write(ownership.temp_beside(tmp_path / "local" / f"{_copy_prefix(str(source))}a.zip") / "data", "half")
-        ownership.disown(left.parent)
+        ownership.leave_for_next(left.parent)
         stage_dataset(source, **options)
         assert list((tmp_path / "local").glob(".colabstage-*.tmp")) == []
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from colabstage.errors import NotEnoughSpaceError
-from colabstage.fetch.extract.archive import extract_archive
-from colabstage.fetch.run import fetch_files
+from colabstage.sources.extract.archive import extract_archive
+from colabstage.sources.fetching import fetch_files
 from colabstage.stage.run import stage_dataset
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import pytest
 from colabstage.errors import OptionError
 from colabstage.fileops import local_lock
 from colabstage.h5.manifest import manifest_path
-from colabstage.ownership import disown, temp_beside
+from colabstage.ownership import leave_for_next, temp_beside
 from colabstage.stage.publish import publish_file
 from colabstage.stage.purge import list_datasets, purge_datasets, select_datasets, sweep_leftovers
 from colabstage.stage.run import stage_dataset
@@ -135,7 +135,7 @@ def test_leftovers_of_the_dead_are_swept_and_of_the_living_not(photos: Path, cac
     dead, living = temp_beside(cache / "a.h5"), temp_beside(tmp_path / "fast" / "colabstage" / "b")
     for path in (dead, living):
         path.write_bytes(b"half")
-    disown(dead)
+    leave_for_next(dead)
     lock = tmp_path / "fast" / "colabstage" / ".colabstage-c.lock"
     lock.touch()
     removed = sweep_leftovers(cache_dir=cache)

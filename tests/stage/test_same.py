@@ -20,12 +20,12 @@ import pytest
 from PIL import Image
 
 from colabstage.errors import NotEnoughSpaceError
-from colabstage.fetch import look as looking
-from colabstage.fetch.identity import MD5_PROOF
-from colabstage.fetch.look import look_quickly
-from colabstage.fetch.run import fetch_files
-from colabstage.fetch.sources import parse_source
 from colabstage.simulate.knobs import DriveFaults, DriveKnobs
+from colabstage.sources import look as looking
+from colabstage.sources.fetching import fetch_files
+from colabstage.sources.identity import MD5_PROOF
+from colabstage.sources.look import check_freshness
+from colabstage.sources.parse import parse_source
 from colabstage.stage.local import read_record
 from colabstage.stage.request import make_request
 from colabstage.stage.run import stage_dataset
@@ -34,8 +34,8 @@ from colabstage.trees.tree import FileEntry, TreeKind
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from colabstage.fetch.identity import SourceIdentity
     from colabstage.simulate.drive import SimulatedDrive
+    from colabstage.sources.identity import SourceIdentity
     from colabstage.stage.dataset import StagedDataset
 
 MakeImages = Callable[..., Path]
@@ -223,7 +223,7 @@ def test_slow_is_not_gone(colours: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     (colours / "c7" / "0.bmp").unlink()
     pause = threading.Event()
     slow_stat(monkeypatch, colours, lambda: pause.wait(0.02))
-    assert look_quickly(source, identity, workers=1, silence_s=0.3).state == "changed"
+    assert check_freshness(source, identity, workers=1, silence_s=0.3).state == "changed"
 
 
 def staged_identity(source: Path) -> SourceIdentity:
@@ -357,7 +357,7 @@ class TestToldByDrive:
         self, drive: SimulatedDrive, my_drive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """As after a remount: the content is the same, so nothing is read again, here or on a new machine."""
-        monkeypatch.setattr("colabstage.fetch.identity._GROUPS", 4)
+        monkeypatch.setattr("colabstage.sources.identity._GROUPS", 4)
         cloud = write_colours(drive.cloud / "MyDrive" / "colours", COLOURS)
         stage(my_drive / "colours", cache_dir="auto")
         for path in (*cloud.rglob("*"), cloud):
@@ -543,7 +543,7 @@ class TestOnDrive:
         self, drive: SimulatedDrive, my_drive: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """As after a remount: many files are taken for the same with a word of it, and read again on request."""
-        monkeypatch.setattr("colabstage.fetch.identity._GROUPS", 4)
+        monkeypatch.setattr("colabstage.sources.identity._GROUPS", 4)
         cloud = write_colours(drive.cloud / "MyDrive" / "colours", COLOURS)
         stage(my_drive / "colours")
         for path in cloud.rglob("*.bmp"):

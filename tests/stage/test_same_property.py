@@ -16,8 +16,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from colabstage.fetch.run import fetch_files
 from colabstage.h5 import manifest
+from colabstage.sources.fetching import fetch_files
 from colabstage.stage import local
 from colabstage.stage.run import stage_dataset
 

@@ -15,8 +15,6 @@ from colabstage.diagnose.doctor import DoctorReport
 from colabstage.diagnose.gpu_figures import GpuSample
 from colabstage.diagnose.gpu_monitor import GpuMonitor
 from colabstage.errors import ColabstageError
-from colabstage.fetch.extract.archive import ExtractReport
-from colabstage.fetch.report import FetchReport
 from colabstage.h5.info import PackInfo
 from colabstage.load.cuda import CudaDataLoader
 from colabstage.load.dataset import dataset_h5
@@ -24,6 +22,8 @@ from colabstage.load.frameworks.keras_dataset import KerasBatches
 from colabstage.load.loader import Loader
 from colabstage.machine.drive import FlushReport
 from colabstage.pack.report import PackReport
+from colabstage.sources.extract.archive import ExtractReport
+from colabstage.sources.fetching import FetchReport
 from colabstage.stage.dataset import StagedDataset
 from colabstage.stage.plan import StagePlan
 from colabstage.stage.publish import PublishReport

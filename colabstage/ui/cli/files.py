@@ -52,7 +52,7 @@ def fetch(
       colabstage fetch /content/drive/MyDrive/photos /content/photos --json
     """
     with exit_codes(debug=debug):
-        from colabstage.fetch.run import fetch_files
+        from colabstage.sources.fetching import fetch_files
 
         done = fetch_files(
             o.read_sources(source),
@@ -94,7 +94,7 @@ def extract(
       colabstage extract photos.tar.zst photos --overwrite --json
     """
     with exit_codes(debug=debug):
-        from colabstage.fetch.extract.archive import extract_archive
+        from colabstage.sources.extract.archive import extract_archive
 
         done = extract_archive(archive, target, overwrite=overwrite, progress=shows_progress())
         if as_json:

@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Mapping, Sequence
 
-    from colabstage.fetch.sources import SourceArgument
     from colabstage.images.options import ColorMode, Resize
     from colabstage.pack.options import Encoding, OnError
     from colabstage.progress.board import Row
+    from colabstage.sources.parse import SourceArgument
     from colabstage.stage.dataset import StagedDataset
     from colabstage.stage.request import Keep, Verify
 

@@ -28,11 +28,11 @@ from colabstage.errors import (
     SourceNotFoundError,
     TargetExistsError,
 )
-from colabstage.fetch.extract.archive import extract_archive, extract_bytes
-from colabstage.fetch.extract.plan import plan_extract
-from colabstage.fetch.extract.record import identify
 from colabstage.progress import Cancellation, NullProgress
 from colabstage.simulate.knobs import DriveFaults, OpFault
+from colabstage.sources.extract.archive import extract_archive, extract_bytes
+from colabstage.sources.extract.batches import plan_extract
+from colabstage.sources.extract.record import identify
 from colabstage.trees.archive_bytes import TemporaryBytes
 from colabstage.trees.names import DEFAULT_LIMITS
 from colabstage.trees.tree import FileEntry
@@ -264,7 +264,7 @@ _RAR = zlib.decompress(
 
 _KILLED = """
 import os, signal, sys
-from colabstage.fetch.extract.archive import extract_archive
+from colabstage.sources.extract.archive import extract_archive
 from tests_progress import Dying
 extract_archive(sys.argv[1], sys.argv[2], progress=Dying(int(sys.argv[3])))
 """
@@ -409,7 +409,7 @@ def test_a_file_that_is_still_arriving_is_extracted_meanwhile(tmp_path: Path) ->
 
 _LARGE = """
 import resource, sys
-from colabstage.fetch.extract.archive import extract_archive
+from colabstage.sources.extract.archive import extract_archive
 extract_archive(sys.argv[1], sys.argv[2], progress=False)
 # Not ru_maxrss for this process: that begins with what the process that started it has held.
 own = next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM"))

@@ -22,8 +22,11 @@ from colabstage.errors import (
     SourceReadError,
     TargetExistsError,
 )
-from colabstage.fetch.kaggle import dataset as kaggle
-from colabstage.fetch.kaggle.dataset import (
+from colabstage.progress import Cancellation, NullProgress
+from colabstage.redaction import hide_secrets
+from colabstage.retry import RetryPolicy
+from colabstage.sources import kaggle_datasets as kaggle
+from colabstage.sources.kaggle_datasets import (
     KaggleDataset,
     KaggleFiles,
     credentials_in,
@@ -31,10 +34,7 @@ from colabstage.fetch.kaggle.dataset import (
     open_kaggle,
     parse_kaggle,
 )
-from colabstage.fetch.remote import PassingError
-from colabstage.progress import Cancellation, NullProgress
-from colabstage.redaction import hide_secrets
-from colabstage.retry import RetryPolicy
+from colabstage.sources.remote import TransientError
 from tests.support.kaggle_service import HostedDataset, KaggleService, zip_archive
 
 if TYPE_CHECKING:
@@ -260,7 +260,7 @@ def test_a_cancellation_ends_the_worker(service: KaggleService, out: Path) -> No
 _CHILD = """
 import sys
 from pathlib import Path
-from colabstage.fetch.kaggle.dataset import KaggleDataset, open_kaggle
+from colabstage.sources.kaggle_datasets import KaggleDataset, open_kaggle
 from colabstage.progress import Cancellation, NullProgress
 open_kaggle(KaggleDataset("ann", "cats"), Path(sys.argv[1]), progress=NullProgress(), cancellation=Cancellation())
 """
@@ -396,9 +396,9 @@ def test_a_missing_kagglehub_has_its_install_line(
 def test_a_full_disk_and_a_lost_connection_are_told_apart() -> None:
     """What another try may cure passes; what it cannot does not."""
     assert isinstance(judge_failure(CATS, {"kinds": ["OSError"], "errno": 28}), NotEnoughSpaceError)
-    assert isinstance(judge_failure(CATS, {"kinds": ["ReadTimeout", "Timeout", "OSError"]}), PassingError)
-    assert isinstance(judge_failure(CATS, {"kinds": ["HTTPError"], "status": 429}), PassingError)
-    assert not isinstance(judge_failure(CATS, {"kinds": ["ValueError"], "message": "x"}), PassingError)
+    assert isinstance(judge_failure(CATS, {"kinds": ["ReadTimeout", "Timeout", "OSError"]}), TransientError)
+    assert isinstance(judge_failure(CATS, {"kinds": ["HTTPError"], "status": 429}), TransientError)
+    assert not isinstance(judge_failure(CATS, {"kinds": ["ValueError"], "message": "x"}), TransientError)
 
 
 def test_messages_carry_no_credentials() -> None:

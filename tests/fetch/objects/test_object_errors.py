@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from colabstage.errors import SourceAccessError, SourceNotFoundError, SourceReadError
-from colabstage.fetch.objects.errors import judge_error, translate_error, wait_asked
-from colabstage.fetch.remote import PassingError
+from colabstage.sources.object_store import judge_error, translate_error, wait_asked
+from colabstage.sources.remote import TransientError
 
 
 class NoCredentialsError(Exception):
@@ -75,7 +75,7 @@ def test_an_error_says_what_to_do() -> None:
     kinds: list[tuple[Exception, type[Exception], str]] = [
         (FileNotFoundError("gone"), SourceNotFoundError, "There is nothing at 's3://b/x' (gone)"),
         (PermissionError("Forbidden"), SourceAccessError, "AWS_SECRET_ACCESS_KEY"),
-        (TimeoutError("slow"), PassingError, "slow"),
+        (TimeoutError("slow"), TransientError, "slow"),
         (ValueError("odd"), SourceReadError, "ValueError: odd"),
     ]
     for raised, kind, text in kinds:

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from colabstage.fetch.checksum import Checksum
-from colabstage.fetch.objects.file import checksum_of, mtime_ns_of, version_of
+from colabstage.sources.objects_fsspec import checksum_of, mtime_ns_of, version_of
+from colabstage.sources.remote import Checksum
 
 NOON = datetime(2026, 3, 1, 12, 0, 0, 250_000, tzinfo=UTC)
 NOON_NS = 1_772_366_400_250_000_000

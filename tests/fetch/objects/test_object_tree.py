@@ -16,11 +16,11 @@ from colabstage.errors import (
     SourceReadError,
     UnsafeArchiveError,
 )
-from colabstage.fetch.files import fetch_tree
-from colabstage.fetch.objects.open import ObjectTree
 from colabstage.pipeline import PipelineLimits
 from colabstage.progress import Cancellation
 from colabstage.retry import RetryPolicy
+from colabstage.sources.objects_fsspec import ObjectTree
+from colabstage.sources.tree import fetch_tree
 from colabstage.trees.tree import FileEntry
 from tests.fetch.servers import BucketService, FolderService, ftp_service, use_login
 

@@ -19,10 +19,9 @@ from colabstage.errors import (
     SourceNotFoundError,
     SourceReadError,
 )
-from colabstage.fetch.checksum import Checksum
-from colabstage.fetch.objects.dialects import PIECE_BYTES, call_within, cut_spans
-from colabstage.fetch.objects.open import ObjectFile, object_kind, open_object
-from colabstage.fetch.remote import PassingError
+from colabstage.sources.objects_fsspec import ObjectFile, object_kind, open_object
+from colabstage.sources.remote import Checksum, TransientError
+from colabstage.sources.store_adapters import PIECE_BYTES, call_within, cut_spans
 from tests.fetch.servers import PASSWORD, USER, BucketService, FolderService, ftp_service, use_login
 
 if TYPE_CHECKING:
@@ -262,7 +261,7 @@ def test_storage_options_reach_the_service(s3: BucketService, monkeypatch: pytes
 def test_a_service_that_does_not_answer_may_answer_later(s3: BucketService, monkeypatch: pytest.MonkeyPatch) -> None:
     """A connection that is refused is worth another try."""
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
-    with pytest.raises(PassingError, match="s3://data/x"):
+    with pytest.raises(TransientError, match="s3://data/x"):
         open_object("s3://data/x", storage_options=FEW_TRIES)
 
 

@@ -28,14 +28,13 @@ from colabstage.errors import (
     TargetExistsError,
     WebPageError,
 )
-from colabstage.fetch.checksum import Checksum
-from colabstage.fetch.remote import PassingError
-from colabstage.fetch.shared.gdown_file import gdown_problem
-from colabstage.fetch.shared.link import ShareLink, download_share_link, parse_share_link, share_link_facts
-from colabstage.fetch.shared.pages import WebAnswer, disposition_name, judge_answer, safe_name
-from colabstage.fetch.shared.service import SharedFile, distinct_names
 from colabstage.progress import Cancellation, NullProgress
 from colabstage.retry import RetryPolicy
+from colabstage.sources.remote import Checksum, TransientError
+from colabstage.sources.share_download import gdown_problem
+from colabstage.sources.share_links import ShareLink, download_share_link, parse_share_link, share_link_facts
+from colabstage.sources.share_pages import WebAnswer, disposition_name, judge_answer, safe_name
+from colabstage.sources.share_service import SharedFile, distinct_names
 from tests.support.https_hosts import answer_page
 from tests.support.share_links import DriveShares, SharedItem
 
@@ -327,7 +326,7 @@ def test_an_unknown_page_in_place_of_data_is_recognised() -> None:
     answer = WebAnswer(200, "https://drive.google.com/x", {}, "<html><title>Hello</title></html>")
     assert judge_answer("link", answer) is None
     assert isinstance(judge_answer("link", WebAnswer(418, "https://drive.google.com/x", {})), WebPageError)
-    assert isinstance(judge_answer("link", WebAnswer(502, "https://drive.google.com/x", {})), PassingError)
+    assert isinstance(judge_answer("link", WebAnswer(502, "https://drive.google.com/x", {})), TransientError)
 
 
 def test_a_page_without_a_file_is_no_download(drive: DriveShares, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -380,7 +379,7 @@ def test_what_is_there_already_stays(drive: DriveShares, out: Path) -> None:
 _CHILD = """
 import sys
 from pathlib import Path
-from colabstage.fetch.shared.link import ShareLink, download_share_link
+from colabstage.sources.share_links import ShareLink, download_share_link
 from colabstage.progress import Cancellation, NullProgress
 download_share_link(ShareLink(*sys.argv[1:3]), Path(sys.argv[3]), progress=NullProgress(), cancellation=Cancellation())
 """

@@ -23,12 +23,12 @@ from colabstage.errors import (
     SourceReadError,
     TargetNotWritableError,
 )
-from colabstage.fetch.remote import PassingError
-from colabstage.fetch.transfer.arriving import ArrivingFile
-from colabstage.fetch.transfer.mounted import MountedFile
 from colabstage.fileops import hash_block
 from colabstage.retry import RetryPolicy
 from colabstage.simulate.knobs import ContentFault, DriveFaults, DriveKnobs, OpFault
+from colabstage.sources.remote import TransientError
+from colabstage.sources.transfer.mounted import MountedFile
+from colabstage.sources.transfer.streaming_copy import StreamingCopy
 from colabstage.trees.zip import ZipTree
 from tests.clocks import ManualClock
 from tests.fetch.remotes import MemoryFile, changed
@@ -65,14 +65,14 @@ def target(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def open_arriving(source: Path, target: Path, step: Any) -> Iterator[Callable[..., ArrivingFile]]:
-    """An `ArrivingFile` from the source to the target by one connection, if nothing else is said."""
+def open_arriving(source: Path, target: Path, step: Any) -> Iterator[Callable[..., StreamingCopy]]:
+    """An `StreamingCopy` from the source to the target by one connection, if nothing else is said."""
     with ExitStack() as stack:
 
-        def make(origin: Path | MemoryFile = source, place: Path = target, **changes: Any) -> ArrivingFile:
+        def make(origin: Path | MemoryFile = source, place: Path = target, **changes: Any) -> StreamingCopy:
             options: dict[str, Any] = {"step": step, "policy": POLICY, **changes}
             remote = origin if isinstance(origin, MemoryFile) else stack.enter_context(closing(MountedFile(origin)))
-            return ArrivingFile(remote, place, **options)
+            return StreamingCopy(remote, place, **options)
 
         yield make
 
@@ -128,7 +128,7 @@ def copy_threads() -> list[threading.Thread]:
 
 
 def test_reads_before_the_start_create_nothing(
-    open_arriving: Callable[..., ArrivingFile], target: Path, content: bytes, step: Any
+    open_arriving: Callable[..., StreamingCopy], target: Path, content: bytes, step: Any
 ) -> None:
     """A plan can be made from the source alone: no target, no thread, nothing counted."""
     with open_arriving() as arriving:
@@ -143,7 +143,7 @@ def test_reads_before_the_start_create_nothing(
 
 
 def test_wait_returns_when_all_is_here(
-    open_arriving: Callable[..., ArrivingFile], target: Path, content: bytes, step: Any
+    open_arriving: Callable[..., StreamingCopy], target: Path, content: bytes, step: Any
 ) -> None:
     """Waiting starts the copy; afterwards it can be moved to the target, which is the source byte by byte."""
     with open_arriving() as arriving:
@@ -160,7 +160,7 @@ def test_wait_returns_when_all_is_here(
     assert arriving.block_hashes == tuple(map(hash_block, blocks))
 
 
-def test_empty_file_is_here_at_once(tmp_path: Path, open_arriving: Callable[..., ArrivingFile], target: Path) -> None:
+def test_empty_file_is_here_at_once(tmp_path: Path, open_arriving: Callable[..., StreamingCopy], target: Path) -> None:
     """Nothing to copy is no reason to wait."""
     (tmp_path / "empty").touch()
     with open_arriving(tmp_path / "empty") as arriving:
@@ -171,7 +171,7 @@ def test_empty_file_is_here_at_once(tmp_path: Path, open_arriving: Callable[...,
 
 
 def test_near_read_waits_for_the_copy(
-    open_arriving: Callable[..., ArrivingFile], source: Path, content: bytes, step: Any
+    open_arriving: Callable[..., StreamingCopy], source: Path, content: bytes, step: Any
 ) -> None:
     """What is about to arrive is waited for and comes from the local copy, not by another request to the source."""
     with open_arriving() as arriving, held_after(step, 2 * MIB) as release, ThreadPoolExecutor(1) as pool:
@@ -185,7 +185,7 @@ def test_near_read_waits_for_the_copy(
 
 
 def test_far_read_does_not_wait_for_the_copy(
-    open_arriving: Callable[..., ArrivingFile], content: bytes, step: Any
+    open_arriving: Callable[..., StreamingCopy], content: bytes, step: Any
 ) -> None:
     """The table of contents at the end is read from the source while the copy is at the beginning."""
     with open_arriving() as arriving, held_after(step, MIB):
@@ -196,7 +196,7 @@ def test_far_read_does_not_wait_for_the_copy(
 
 
 def test_arrived_bytes_come_from_the_local_copy(
-    open_arriving: Callable[..., ArrivingFile], source: Path, content: bytes, step: Any
+    open_arriving: Callable[..., StreamingCopy], source: Path, content: bytes, step: Any
 ) -> None:
     """Once bytes are here, the source is not asked for them again: it may be gone by then."""
     with open_arriving() as arriving:
@@ -205,7 +205,7 @@ def test_arrived_bytes_come_from_the_local_copy(
         assert arriving.pread(5000, 3 * MIB - 100) == content[3 * MIB - 100 : 3 * MIB + 4900]
 
 
-def test_many_readers_get_exact_bytes(open_arriving: Callable[..., ArrivingFile], content: bytes, step: Any) -> None:
+def test_many_readers_get_exact_bytes(open_arriving: Callable[..., StreamingCopy], content: bytes, step: Any) -> None:
     """Eight threads that read all over the file while it arrives get what the source holds."""
     step.notice = lambda _: time.sleep(0.01)
     dice = np.random.default_rng(1)
@@ -221,7 +221,7 @@ def test_many_readers_get_exact_bytes(open_arriving: Callable[..., ArrivingFile]
 
 
 def test_zip_is_unpacked_while_it_arrives(
-    tmp_path: Path, open_arriving: Callable[..., ArrivingFile], content: bytes, step: Any
+    tmp_path: Path, open_arriving: Callable[..., StreamingCopy], content: bytes, step: Any
 ) -> None:
     """A zip's tree works on an arriving file: its directory by direct reads, its members as they come."""
     with zipfile.ZipFile(tmp_path / "a.zip", "w", zipfile.ZIP_STORED) as archive:
@@ -236,7 +236,7 @@ def test_zip_is_unpacked_while_it_arrives(
             assert data == content[number * 500_000 : (number + 1) * 500_000]
 
 
-def failures(arriving: ArrivingFile, offsets: range) -> list[BaseException | None]:
+def failures(arriving: StreamingCopy, offsets: range) -> list[BaseException | None]:
     """What readers that all wait at once get in the end."""
     with ThreadPoolExecutor(len(offsets)) as pool:
         futures = [pool.submit(arriving.pread, 10, offset) for offset in offsets]
@@ -245,7 +245,7 @@ def failures(arriving: ArrivingFile, offsets: range) -> list[BaseException | Non
 
 
 def test_source_that_shrinks_is_an_error_for_all_readers(
-    open_arriving: Callable[..., ArrivingFile], source: Path, content: bytes, step: Any
+    open_arriving: Callable[..., StreamingCopy], source: Path, content: bytes, step: Any
 ) -> None:
     """Every reader gets an error of its own that names the file; what had arrived can still be read."""
     with open_arriving() as arriving, held_after(step, 2 * MIB) as release, ThreadPoolExecutor(1) as pool:
@@ -266,7 +266,7 @@ def test_source_that_shrinks_is_an_error_for_all_readers(
 
 
 def test_full_disk_is_an_error_for_readers_and_for_waiting(
-    small_disk: Path, open_arriving: Callable[..., ArrivingFile]
+    small_disk: Path, open_arriving: Callable[..., StreamingCopy]
 ) -> None:
     """The disk fills up midway: whoever waits for the bytes learns that there is no room."""
     with open_arriving(place=small_disk / "copy") as arriving:
@@ -276,7 +276,7 @@ def test_full_disk_is_an_error_for_readers_and_for_waiting(
             arriving.pread(10, 3 * MIB)
 
 
-def test_target_that_cannot_be_made_is_named(open_arriving: Callable[..., ArrivingFile], tmp_path: Path) -> None:
+def test_target_that_cannot_be_made_is_named(open_arriving: Callable[..., StreamingCopy], tmp_path: Path) -> None:
     """Starting fails with the target's name; the source can still be read."""
     with open_arriving(place=tmp_path / "no" / "copy") as arriving:
         with pytest.raises(TargetNotWritableError, match="no/copy"):
@@ -285,13 +285,13 @@ def test_target_that_cannot_be_made_is_named(open_arriving: Callable[..., Arrivi
     assert copy_threads() == []
 
 
-def test_missing_source_is_named(open_arriving: Callable[..., ArrivingFile], tmp_path: Path) -> None:
+def test_missing_source_is_named(open_arriving: Callable[..., StreamingCopy], tmp_path: Path) -> None:
     """There is nothing to copy, and that is said at once."""
     with pytest.raises(SourceNotFoundError, match="nowhere"):
         open_arriving(tmp_path / "nowhere")
 
 
-def test_copy_that_stands_still_is_an_error_for_readers(open_arriving: Callable[..., ArrivingFile], step: Any) -> None:
+def test_copy_that_stands_still_is_an_error_for_readers(open_arriving: Callable[..., StreamingCopy], step: Any) -> None:
     """When nothing arrives for the deadline, a waiting reader and `wait` get an error that says what to do."""
     clock = ManualClock()
     with open_arriving(clock=clock) as arriving, held_after(step, MIB), ThreadPoolExecutor(3) as pool:
@@ -310,7 +310,7 @@ def test_copy_that_stands_still_is_an_error_for_readers(open_arriving: Callable[
         assert "force_remount=True" in str(errors[0])
 
 
-def test_a_stall_is_noticed_in_real_time_too(open_arriving: Callable[..., ArrivingFile], step: Any) -> None:
+def test_a_stall_is_noticed_in_real_time_too(open_arriving: Callable[..., StreamingCopy], step: Any) -> None:
     """By the computer's clock, without one that is passed in."""
     with (
         open_arriving(stall_timeout_s=0.3) as arriving,
@@ -320,7 +320,7 @@ def test_a_stall_is_noticed_in_real_time_too(open_arriving: Callable[..., Arrivi
         arriving.wait()
 
 
-def test_slow_copy_is_no_stalled_one(open_arriving: Callable[..., ArrivingFile], step: Any, content: bytes) -> None:
+def test_slow_copy_is_no_stalled_one(open_arriving: Callable[..., StreamingCopy], step: Any, content: bytes) -> None:
     """A reader waits longer than the deadline while every piece comes within it."""
     clock = ManualClock()
 
@@ -335,7 +335,7 @@ def test_slow_copy_is_no_stalled_one(open_arriving: Callable[..., ArrivingFile],
 
 
 def test_closing_midway_ends_the_copy_and_its_readers(
-    open_arriving: Callable[..., ArrivingFile], target: Path, step: Any
+    open_arriving: Callable[..., StreamingCopy], target: Path, step: Any
 ) -> None:
     """Readers that wait get an error at once, the thread ends, and with no block finished nothing is left."""
     step.notice = lambda _: time.sleep(0.05)
@@ -350,7 +350,7 @@ def test_closing_midway_ends_the_copy_and_its_readers(
     assert leftovers(target) == []
 
 
-def test_closed_file_answers_with_an_error(open_arriving: Callable[..., ArrivingFile], source: Path) -> None:
+def test_closed_file_answers_with_an_error(open_arriving: Callable[..., StreamingCopy], source: Path) -> None:
     """Reading, waiting and starting after the end are errors, never bytes of whatever file has the number now."""
     arriving = open_arriving()
     arriving.wait()
@@ -365,7 +365,7 @@ def test_closed_file_answers_with_an_error(open_arriving: Callable[..., Arriving
             call()
 
 
-def test_error_of_the_progress_reaches_the_caller(open_arriving: Callable[..., ArrivingFile], step: Any) -> None:
+def test_error_of_the_progress_reaches_the_caller(open_arriving: Callable[..., StreamingCopy], step: Any) -> None:
     """What the progress raises, for example to cancel, comes out of `wait` as what it is."""
 
     def cancel(total: int) -> None:
@@ -391,7 +391,7 @@ def drive_with(make_drive: Callable[..., SimulatedDrive], content: bytes) -> Cal
 
 @pytest.mark.fuse
 def test_readers_of_a_throttled_drive_get_exact_bytes(
-    drive_with: Callable[..., tuple[SimulatedDrive, Path]], open_arriving: Callable[..., ArrivingFile], content: bytes
+    drive_with: Callable[..., tuple[SimulatedDrive, Path]], open_arriving: Callable[..., StreamingCopy], content: bytes
 ) -> None:
     """Through a mount of 20 MB/s, with readers in front of, beside and behind the copy, every byte is right."""
     _, path = drive_with(time_scale=1.0, stream_bytes_per_s=20e6, cold_open_latency_s=0.02, listing_latency_s=0.0)
@@ -404,7 +404,7 @@ def test_readers_of_a_throttled_drive_get_exact_bytes(
 
 @pytest.mark.fuse
 def test_passing_errors_of_a_drive_do_not_show(
-    drive_with: Callable[..., tuple[SimulatedDrive, Path]], open_arriving: Callable[..., ArrivingFile], content: bytes
+    drive_with: Callable[..., tuple[SimulatedDrive, Path]], open_arriving: Callable[..., StreamingCopy], content: bytes
 ) -> None:
     """A failing open and single failing reads cost another try each."""
     drive, path = drive_with()
@@ -417,7 +417,7 @@ def test_passing_errors_of_a_drive_do_not_show(
 
 @pytest.mark.fuse
 def test_drive_that_dies_midway_is_said_to_be_dead(
-    drive_with: Callable[..., tuple[SimulatedDrive, Path]], open_arriving: Callable[..., ArrivingFile], step: Any
+    drive_with: Callable[..., tuple[SimulatedDrive, Path]], open_arriving: Callable[..., StreamingCopy], step: Any
 ) -> None:
     """Readers learn that the Drive client died and how to mount again."""
     drive, path = drive_with()
@@ -432,7 +432,7 @@ def test_drive_that_dies_midway_is_said_to_be_dead(
 
 @pytest.mark.fuse
 def test_drive_that_ends_a_file_early_is_an_error(
-    drive_with: Callable[..., tuple[SimulatedDrive, Path]], open_arriving: Callable[..., ArrivingFile]
+    drive_with: Callable[..., tuple[SimulatedDrive, Path]], open_arriving: Callable[..., StreamingCopy]
 ) -> None:
     """Bytes that run out before the listed size are no end of the file."""
     drive, path = drive_with()
@@ -448,7 +448,7 @@ def in_memory(content: bytes, **options: Any) -> MemoryFile:
 
 @pytest.mark.parametrize("connections", [1, 3, 8])
 def test_several_connections_bring_every_byte_once(
-    open_arriving: Callable[..., ArrivingFile], target: Path, content: bytes, step: Any, connections: int
+    open_arriving: Callable[..., StreamingCopy], target: Path, content: bytes, step: Any, connections: int
 ) -> None:
     """However many connections, the result is the content, and nothing was fetched twice."""
     source = in_memory(content, latency_s=0.01, bytes_per_s=30e6)
@@ -462,7 +462,7 @@ def test_several_connections_bring_every_byte_once(
     assert copy_threads() == []
 
 
-def test_the_front_arrives_first(open_arriving: Callable[..., ArrivingFile], content: bytes) -> None:
+def test_the_front_arrives_first(open_arriving: Callable[..., StreamingCopy], content: bytes) -> None:
     """A reader that follows in order is served long before the end is here."""
     seen: list[int] = []
     source = in_memory(content * 4, bytes_per_s=40e6, connections=4, at=seen.append)
@@ -475,7 +475,7 @@ def test_the_front_arrives_first(open_arriving: Callable[..., ArrivingFile], con
 
 @pytest.mark.parametrize("cut", [0, 1, 100_000, 3 * MIB])
 def test_connections_that_are_cut_go_on_at_the_byte(
-    open_arriving: Callable[..., ArrivingFile], content: bytes, cut: int
+    open_arriving: Callable[..., StreamingCopy], content: bytes, cut: int
 ) -> None:
     """Every connection is cut in turn, at whatever byte; with progress in between it never ends the copy."""
     source = in_memory(content, connections=4, answer=lambda number, offset: None if number % 2 else cut)
@@ -485,7 +485,7 @@ def test_connections_that_are_cut_go_on_at_the_byte(
     assert len(source.requests) > 4
 
 
-def test_budget_of_tries_begins_anew_with_progress(open_arriving: Callable[..., ArrivingFile], content: bytes) -> None:
+def test_budget_of_tries_begins_anew_with_progress(open_arriving: Callable[..., StreamingCopy], content: bytes) -> None:
     """Ninety cuts, each after some progress, are no failure with two tries."""
     source = in_memory(content, connections=1, answer=lambda number, offset: 190_000)
     with open_arriving(source, policy=RetryPolicy(attempts=2, first_wait_s=0.0)) as arriving:
@@ -494,24 +494,24 @@ def test_budget_of_tries_begins_anew_with_progress(open_arriving: Callable[..., 
     assert len(source.requests) >= SIZE // 190_000
 
 
-def test_no_progress_is_final_after_the_tries(open_arriving: Callable[..., ArrivingFile], content: bytes) -> None:
+def test_no_progress_is_final_after_the_tries(open_arriving: Callable[..., StreamingCopy], content: bytes) -> None:
     """When no connection gets a byte any more, the error says how often it was tried, and what the failure was."""
-    source = in_memory(content, connections=3, answer=lambda number, offset: PassingError("busy, says the server"))
+    source = in_memory(content, connections=3, answer=lambda number, offset: TransientError("busy, says the server"))
     with open_arriving(source, policy=RetryPolicy(attempts=3, first_wait_s=0.001)) as arriving:
         with pytest.raises(SourceReadError, match=r"busy, says the server.*3 tries without a byte") as caught:
             arriving.wait()
-        assert not isinstance(caught.value, PassingError)
+        assert not isinstance(caught.value, TransientError)
     assert 3 <= len(source.requests) <= 9
 
 
 def test_refused_connections_leave_the_work_to_the_others(
-    open_arriving: Callable[..., ArrivingFile], content: bytes
+    open_arriving: Callable[..., StreamingCopy], content: bytes
 ) -> None:
     """A server that takes three at once and answers the others 503 still gives everything, three at once to the end."""
     served: list[int] = []
 
     def refuse(number: int, offset: int) -> Exception | None:
-        return PassingError("503", wait_s=0.05) if far.open > 3 else None
+        return TransientError("503", wait_s=0.05) if far.open > 3 else None
 
     def note(position: int) -> None:
         served.append(far.open)
@@ -524,14 +524,14 @@ def test_refused_connections_leave_the_work_to_the_others(
     assert sum(count >= 3 for count in served) >= 0.7 * len(served)
 
 
-def test_server_is_left_alone_as_long_as_it_asks(open_arriving: Callable[..., ArrivingFile], content: bytes) -> None:
+def test_server_is_left_alone_as_long_as_it_asks(open_arriving: Callable[..., StreamingCopy], content: bytes) -> None:
     """`wait_s` is honoured: the second request comes no sooner, and not much later."""
     times: list[float] = []
     clock = ManualClock()
 
     def answer(number: int, offset: int) -> Exception | None:
         times.append(clock.now())
-        return PassingError("429", wait_s=40.0) if number == 0 else None
+        return TransientError("429", wait_s=40.0) if number == 0 else None
 
     source = in_memory(content, connections=1, answer=answer)
     with open_arriving(source, clock=clock) as arriving, ThreadPoolExecutor(1) as pool:
@@ -545,10 +545,10 @@ def test_server_is_left_alone_as_long_as_it_asks(open_arriving: Callable[..., Ar
 
 
 def test_wait_that_is_longer_than_patience_is_an_error_at_once(
-    open_arriving: Callable[..., ArrivingFile], content: bytes
+    open_arriving: Callable[..., StreamingCopy], content: bytes
 ) -> None:
     """A server that wants an hour of rest is not waited for."""
-    answer = lambda number, offset: PassingError("429", wait_s=3600.0)  # noqa: E731
+    answer = lambda number, offset: TransientError("429", wait_s=3600.0)  # noqa: E731
     with (
         open_arriving(in_memory(content, connections=1, answer=answer)) as arriving,
         pytest.raises(SourceReadError, match="asked to wait 3600 seconds"),
@@ -557,7 +557,7 @@ def test_wait_that_is_longer_than_patience_is_an_error_at_once(
 
 
 @pytest.mark.slow
-def test_hanging_connection_is_taken_over(open_arriving: Callable[..., ArrivingFile], content: bytes) -> None:
+def test_hanging_connection_is_taken_over(open_arriving: Callable[..., StreamingCopy], content: bytes) -> None:
     """One of four hangs in its first stretch; the others bring its bytes too."""
     release = threading.Event()
     source = in_memory(content, connections=4, at=lambda position: position == MIB and release.wait(30))
@@ -573,7 +573,7 @@ def test_hanging_connection_is_taken_over(open_arriving: Callable[..., ArrivingF
     until(lambda: copy_threads() == [])
 
 
-def test_changed_source_ends_it_for_all(open_arriving: Callable[..., ArrivingFile], content: bytes) -> None:
+def test_changed_source_ends_it_for_all(open_arriving: Callable[..., StreamingCopy], content: bytes) -> None:
     """A new version midway is final at once: no try again, no mixture."""
     source = in_memory(content, connections=4, answer=lambda number, offset: changed() if number == 5 else 2 * MIB)
     with open_arriving(source) as arriving, pytest.raises(SourceChangedError, match="another version"):
@@ -581,7 +581,7 @@ def test_changed_source_ends_it_for_all(open_arriving: Callable[..., ArrivingFil
 
 
 def test_source_that_sends_less_than_it_says_is_an_error(
-    open_arriving: Callable[..., ArrivingFile], content: bytes
+    open_arriving: Callable[..., StreamingCopy], content: bytes
 ) -> None:
     """A length that lies is found: nothing is made up for the bytes that are missing."""
     source = in_memory(content, size=SIZE + 1)
@@ -590,7 +590,7 @@ def test_source_that_sends_less_than_it_says_is_an_error(
 
 
 def test_source_without_ranges_comes_in_one_stream(
-    open_arriving: Callable[..., ArrivingFile], content: bytes, target: Path
+    open_arriving: Callable[..., StreamingCopy], content: bytes, target: Path
 ) -> None:
     """One request for all of it; far reads wait, and the first megabyte can be had before the start."""
     source = in_memory(content, ranges=False)
@@ -604,7 +604,7 @@ def test_source_without_ranges_comes_in_one_stream(
 
 
 def test_stream_that_is_cut_comes_from_its_beginning_and_has_to_be_the_same(
-    open_arriving: Callable[..., ArrivingFile], content: bytes, target: Path
+    open_arriving: Callable[..., StreamingCopy], content: bytes, target: Path
 ) -> None:
     """Without ranges a cut costs what had come; what comes the second time is compared with it."""
     source = in_memory(content, ranges=False, answer=lambda number, offset: 5 * MIB if number == 0 else None)
@@ -626,24 +626,24 @@ def test_stream_that_is_cut_comes_from_its_beginning_and_has_to_be_the_same(
 
 
 def test_far_read_that_is_refused_waits_for_the_copy(
-    open_arriving: Callable[..., ArrivingFile], content: bytes
+    open_arriving: Callable[..., StreamingCopy], content: bytes
 ) -> None:
     """A server without a connection to spare: the bytes at the end come with the rest."""
     far = 2 * SIZE - 500
-    answer = lambda number, offset: PassingError("503") if offset == far else None  # noqa: E731
+    answer = lambda number, offset: TransientError("503") if offset == far else None  # noqa: E731
     with open_arriving(in_memory(content * 2, bytes_per_s=20e6, connections=1, answer=answer)) as arriving:
         arriving.start()
         assert arriving.pread(500, far) == content[-500:]
 
 
-def test_source_of_unknown_length_is_refused(open_arriving: Callable[..., ArrivingFile], content: bytes) -> None:
+def test_source_of_unknown_length_is_refused(open_arriving: Callable[..., StreamingCopy], content: bytes) -> None:
     """Nobody can say where its end is to be read."""
     with pytest.raises(SourceReadError, match="does not say how long it is"):
         open_arriving(in_memory(content, size=None))
 
 
 def test_interrupted_copy_is_gone_on_with(
-    open_arriving: Callable[..., ArrivingFile], content: bytes, target: Path, step: Any
+    open_arriving: Callable[..., StreamingCopy], content: bytes, target: Path, step: Any
 ) -> None:
     """What is finished when the block ends is kept, verified, and not fetched a second time."""
     half = in_memory(content, connections=1, answer=lambda number, offset: changed() if offset else None)
@@ -662,7 +662,7 @@ def test_interrupted_copy_is_gone_on_with(
     assert leftovers(target) == []
 
 
-def test_discarding_leaves_nothing(open_arriving: Callable[..., ArrivingFile], target: Path) -> None:
+def test_discarding_leaves_nothing(open_arriving: Callable[..., StreamingCopy], target: Path) -> None:
     """Who does not need the file any more says so, as often as it likes."""
     with open_arriving() as arriving:
         arriving.wait()

@@ -22,19 +22,19 @@ from colabstage.errors import (
     SourceReadError,
     TargetExistsError,
 )
-from colabstage.fetch.checksum import Checksum
-from colabstage.fetch.transfer.file import fetch_file
 from colabstage.fileops import block_ranges, hash_ranges
 from colabstage.ownership import temp_beside
 from colabstage.progress import Cancellation
 from colabstage.retry import RetryPolicy
+from colabstage.sources.remote import Checksum
+from colabstage.sources.transfer.whole_file import fetch_file
 from tests.fetch import remotes
 from tests.fetch.remotes import MemoryFile, changed, random_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from colabstage.fetch.transfer.file import FetchedFile
+    from colabstage.sources.transfer.whole_file import FetchedFile
 
 MIB = 1024 * 1024
 BLOCK = 8 * MIB

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from colabstage.errors import DriveDisconnectedError, SourceChangedError, SourceNotFoundError, SourceReadError
-from colabstage.fetch.remote import PassingError
-from colabstage.fetch.transfer.file import fetch_file
-from colabstage.fetch.transfer.mounted import MountedFile
 from colabstage.progress import Cancellation
 from colabstage.retry import RetryPolicy
 from colabstage.simulate.knobs import ContentFault, DriveFaults, OpFault
+from colabstage.sources.remote import TransientError
+from colabstage.sources.transfer.mounted import MountedFile
+from colabstage.sources.transfer.whole_file import fetch_file
 from tests.fetch.remotes import random_bytes
 
 if TYPE_CHECKING:
@@ -118,9 +118,9 @@ def test_file_that_changes_is_found_out(path: Path, content: bytes, change: str)
 @pytest.mark.parametrize(
     ("number", "wanted"),
     [
-        (errno.EIO, PassingError),
-        (errno.EAGAIN, PassingError),
-        (errno.ENOENT, PassingError),
+        (errno.EIO, TransientError),
+        (errno.EAGAIN, TransientError),
+        (errno.ENOENT, TransientError),
         (errno.ENOTCONN, DriveDisconnectedError),
         (errno.EACCES, SourceReadError),
     ],

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from colabstage.fetch.transfer.ramp import Ramp
+from colabstage.sources.transfer.connections import ConnectionTuner
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-def settle(ramp: Ramp, rate: Callable[[int], float]) -> list[int]:
+def settle(ramp: ConnectionTuner, rate: Callable[[int], float]) -> list[int]:
     """Ten seconds at the rate that so many connections have; how many were wanted over time, without repeats."""
     seen, arrived = [ramp.wanted], 0.0
     for tick in range(1000):
@@ -39,4 +39,4 @@ def test_connections_grow_as_long_as_they_help(
     first: int, most: int, rate: Callable[[int], float], wanted: list[int]
 ) -> None:
     """One more at a time; the one that did not help goes again, and that is the end of it."""
-    assert settle(Ramp(first, most), rate) == wanted
+    assert settle(ConnectionTuner(first, most), rate) == wanted

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from colabstage.fetch.transfer.stretches import ByteRanges, Stretch, StretchPlan, preferred_bytes
+from colabstage.sources.transfer.byte_ranges import ByteRange, IntervalSet, RangeScheduler, preferred_bytes
 
 MIB = 1024 * 1024
 BLOCK = 8 * MIB
@@ -20,7 +20,7 @@ pairs = st.tuples(st.integers(0, 60), st.integers(0, 60)).map(sorted)
 @given(st.lists(pairs, max_size=12), pairs)
 def test_byte_ranges_are_a_set_of_numbers(ranges: list[list[int]], asked: list[int]) -> None:
     """Adding, counting and asking give what a plain set of byte numbers gives."""
-    ours, plain = ByteRanges(), set[int]()
+    ours, plain = IntervalSet(), set[int]()
     for begin, end in ranges:
         new = set(range(begin, end)) - plain
         assert ours.add(begin, end) == len(new)
@@ -36,7 +36,7 @@ def test_byte_ranges_are_a_set_of_numbers(ranges: list[list[int]], asked: list[i
 class Line:
     """Connections of given speeds that work through a plan, on a clock that jumps; no threads, no time."""
 
-    def __init__(self, plan: StretchPlan, speeds: list[float], latency_s: float, *, piece_s: float = 0.2) -> None:
+    def __init__(self, plan: RangeScheduler, speeds: list[float], latency_s: float, *, piece_s: float = 0.2) -> None:
         self._piece_s = piece_s
         self.plan, self.latency_s = plan, latency_s
         self.got: list[tuple[int, int]] = []
@@ -51,8 +51,8 @@ class Line:
 
     def run(self, until: int) -> None:
         """Go on until `until` bytes have come."""
-        arrived = ByteRanges()
-        events: list[tuple[float, int, Stretch | None]] = [(0.0, number, None) for number in range(len(self._speeds))]
+        arrived = IntervalSet()
+        events: list[tuple[float, int, ByteRange | None]] = [(0.0, number, None) for number in range(len(self._speeds))]
         for _ in range(200_000):
             if arrived.total >= until:
                 break
@@ -90,10 +90,10 @@ def test_every_missing_byte_comes_and_no_other(
     for hole, length in parts:
         gaps.append((at + hole, at + hole + length))
         at += hole + length
-    line = Line(StretchPlan(gaps, connections=len(speeds), block_bytes=BLOCK), speeds, latency_s)
+    line = Line(RangeScheduler(gaps, connections=len(speeds), block_bytes=BLOCK), speeds, latency_s)
     total = sum(end - begin for begin, end in gaps)
     line.run(total)
-    arrived = ByteRanges()
+    arrived = IntervalSet()
     for begin, end in line.got:
         assert any(low <= begin and end <= high for low, high in gaps)
         arrived.add(begin, end)
@@ -103,7 +103,7 @@ def test_every_missing_byte_comes_and_no_other(
 def test_equal_connections_end_within_four_percent_of_the_ideal() -> None:
     """Two gigabytes by sixteen connections of 20 MB/s, 50 ms away: requests are long and few, and all end at once."""
     size = 2_000_000_000
-    line = Line(StretchPlan([(0, size)], connections=16, block_bytes=BLOCK), [20e6] * 16, 0.05)
+    line = Line(RangeScheduler([(0, size)], connections=16, block_bytes=BLOCK), [20e6] * 16, 0.05)
     line.run(size)
     assert line.end_s < 1.04 * size / (16 * 20e6)
     assert len(line.requests) <= 16 * 6
@@ -112,7 +112,7 @@ def test_equal_connections_end_within_four_percent_of_the_ideal() -> None:
 def test_a_connection_a_hundred_times_slower_does_not_hold_up_the_end() -> None:
     """What the slow one was given is taken over by the others."""
     size = 400_000_000
-    line = Line(StretchPlan([(0, size)], connections=4, block_bytes=BLOCK), [20e6, 20e6, 20e6, 2e5], 0.05)
+    line = Line(RangeScheduler([(0, size)], connections=4, block_bytes=BLOCK), [20e6, 20e6, 20e6, 2e5], 0.05)
     line.run(size)
     assert line.end_s < 1.25 * size / 60e6
 
@@ -120,7 +120,7 @@ def test_a_connection_a_hundred_times_slower_does_not_hold_up_the_end() -> None:
 def test_connections_whose_pieces_take_long_do_not_rob_each_other() -> None:
     """A megabyte every ten seconds is slow, not silent: hardly anything is fetched twice."""
     size = 64 * MIB
-    line = Line(StretchPlan([(0, size)], connections=8, block_bytes=BLOCK), [1e5] * 8, 0.1, piece_s=100.0)
+    line = Line(RangeScheduler([(0, size)], connections=8, block_bytes=BLOCK), [1e5] * 8, 0.1, piece_s=100.0)
     line.run(size)
     assert sum(end - begin for begin, end in line.got) < 1.3 * size
     assert line.end_s < 1.5 * size / 8e5
@@ -128,7 +128,7 @@ def test_connections_whose_pieces_take_long_do_not_rob_each_other() -> None:
 
 def test_what_a_silent_connection_had_is_taken_over_whole() -> None:
     """A connection that brings nothing for seconds is left with nothing, so that the file can end without it."""
-    plan = StretchPlan([(0, 2 * BLOCK)], connections=2, block_bytes=BLOCK)
+    plan = RangeScheduler([(0, 2 * BLOCK)], connections=2, block_bytes=BLOCK)
     silent, quick = plan.take(0.0), plan.take(0.0)
     assert silent is not None
     assert quick is not None
@@ -148,7 +148,7 @@ def test_what_a_silent_connection_had_is_taken_over_whole() -> None:
 
 def test_what_is_given_back_is_handed_out_first() -> None:
     """A stretch whose connection was refused goes to the next one that is free, front first."""
-    plan = StretchPlan([(0, 10 * BLOCK)], connections=4, block_bytes=BLOCK)
+    plan = RangeScheduler([(0, 10 * BLOCK)], connections=4, block_bytes=BLOCK)
     first, second = plan.take(0.0), plan.take(0.0)
     assert first is not None
     assert second is not None

@@ -25,13 +25,12 @@ from colabstage.errors import (
     SourceReadError,
     WebPageError,
 )
-from colabstage.fetch.checksum import Checksum
-from colabstage.fetch.remote import PassingError, RemoteFile
-from colabstage.fetch.run import fetch_files
-from colabstage.fetch.transfer.file import fetch_file
-from colabstage.fetch.web.http import HttpFile, LeastRate, open_http
 from colabstage.progress import Cancellation, NullProgress
 from colabstage.retry import RetryPolicy
+from colabstage.sources.fetching import fetch_files
+from colabstage.sources.http_file import HttpFile, LeastRate, open_http
+from colabstage.sources.remote import Checksum, RemoteFile, TransientError
+from colabstage.sources.transfer.whole_file import fetch_file
 from tests.clocks import ManualClock
 from tests.support.http_knobs import WebFault, WebKnobs
 from tests.support.http_server import WebServer
@@ -192,7 +191,7 @@ def test_closing_wakes_whoever_reads(server: WebServer, look: Callable[..., Http
     reader.join(5)
     assert not reader.is_alive()
     assert "was closed" in str(failures[0])
-    assert not isinstance(failures[0], PassingError)
+    assert not isinstance(failures[0], TransientError)
     file.close()
     with pytest.raises(SourceReadError, match="was closed"):
         content(file)
@@ -291,7 +290,7 @@ def test_a_damaged_coding_is_noticed(server: WebServer, look: Callable[..., Http
         packed[-6] ^= 1
     server.put("data.bin", bytes(packed))
     server.set_knobs(WebKnobs(headers=(("Content-Encoding", "gzip"),), length="close"))
-    with pytest.raises(PassingError, match="compressed"):
+    with pytest.raises(TransientError, match="compressed"):
         content(look())
 
 
@@ -386,10 +385,10 @@ def test_a_server_that_stops_giving_parts(server: WebServer, look: Callable[...,
     file = look()
     server.set_knobs(WebKnobs(ranges="ignored"))
     assert content(file, 0, PART) == DATA[:PART]
-    with pytest.raises(PassingError, match="unchanged"):
+    with pytest.raises(TransientError, match="unchanged"):
         content(file, PART, PART)
     server.set_knobs(WebKnobs(ranges="ignored", etag="none", last_modified=False))
-    with pytest.raises(PassingError, match="nothing says"):
+    with pytest.raises(TransientError, match="nothing says"):
         content(file, 0, PART)
 
 
@@ -397,7 +396,7 @@ def test_a_416_for_what_is_there_may_pass(server: WebServer, look: Callable[...,
     """The size is still right, so it is the server that errs."""
     file = look()
     server.set_faults(WebFault(kind="status", status=416))
-    with pytest.raises(PassingError, match="416"):
+    with pytest.raises(TransientError, match="416"):
         content(file, 0, PART)
 
 
@@ -415,7 +414,7 @@ def test_what_came_before_a_break_is_given_out(
     file = look(timeout_s=0.5)
     server.set_faults(WebFault(kind=kind, at_byte=1_234_567, min_bytes=PART, first=1))
     got, error = read_broken(file)
-    assert type(error) is PassingError
+    assert type(error) is TransientError
     assert got == DATA[:1_234_567]
     if ranges == "honoured":
         assert got + content(file, len(got), None) == DATA
@@ -429,7 +428,7 @@ def test_failed_parts_do_not_cost_their_connection(
     file = look()
     server.set_faults(WebFault(kind="status", status=status, first=3))
     for _ in range(3):
-        with pytest.raises(PassingError):
+        with pytest.raises(TransientError):
             content(file, 0, PART)
     assert content(file, 0, PART) == DATA[:PART]
     assert len({request.connection for request in server.requests}) == 1
@@ -446,7 +445,7 @@ def test_a_part_with_a_wrong_range_is_refused(server: WebServer, look: Callable[
     assert type(read_broken(file, 0, PART)[1]) is SourceChangedError
 
 
-@pytest.mark.parametrize(("delta", "kind", "got"), [(-5, PassingError, PART - 5), (5, SourceReadError, 0)])
+@pytest.mark.parametrize(("delta", "kind", "got"), [(-5, TransientError, PART - 5), (5, SourceReadError, 0)])
 def test_a_part_with_a_wrong_length(
     server: WebServer, look: Callable[..., HttpFile], delta: int, kind: type[Exception], got: int
 ) -> None:
@@ -465,7 +464,7 @@ def test_a_whole_that_is_shorter_than_its_length(server: WebServer, look: Callab
     server.set_knobs(WebKnobs(ranges="none"))
     server.set_faults(WebFault(kind="length", delta=1))
     got, error = read_broken(look())
-    assert type(error) is PassingError
+    assert type(error) is TransientError
     assert got == DATA
 
 
@@ -474,7 +473,7 @@ def test_silence_ends_at_the_time_limit(server: WebServer, look: Callable[..., H
     file = look(timeout_s=0.3)
     server.set_faults(WebFault(kind="hang"))
     start = time.monotonic()
-    with pytest.raises(PassingError, match="too long"):
+    with pytest.raises(TransientError, match="too long"):
         content(file, 0, PART)
     assert 0.25 < time.monotonic() - start < 8
 
@@ -494,7 +493,7 @@ def test_nobody_listens(look: Callable[..., HttpFile]) -> None:
     """A refused connection may pass, and says so without the address's secrets."""
     with WebServer({}) as gone:
         url = gone.url("a.bin", login="ann:hunter2", query="token=s3cret")
-    with pytest.raises(PassingError, match="refused") as raised:
+    with pytest.raises(TransientError, match="refused") as raised:
         look(url=url)
     shown = "".join(traceback.format_exception(raised.value))
     assert "hunter2" not in shown
@@ -510,7 +509,7 @@ def test_nobody_listens(look: Callable[..., HttpFile]) -> None:
         *((status, SourceAccessError) for status in (401, 403, 451)),
         *((status, SourceNotFoundError) for status in (404, 410)),
         (418, SourceReadError),
-        *((status, PassingError) for status in (429, 503)),
+        *((status, TransientError) for status in (429, 503)),
     ],
 )
 def test_statuses_at_the_look_and_later(
@@ -523,7 +522,7 @@ def test_statuses_at_the_look_and_later(
         content(file, 0, PART)
     with pytest.raises(kind, match=str(status)):
         look()
-    if isinstance(raised.value, PassingError):
+    if isinstance(raised.value, TransientError):
         assert raised.value.wait_s == 9.0
         assert pickle.loads(pickle.dumps(raised.value)).wait_s == 9.0
 
@@ -532,7 +531,7 @@ def test_retry_after_may_be_a_date(server: WebServer, look: Callable[..., HttpFi
     """It is taken relative to the server's clock."""
     until = datetime.now(UTC) + timedelta(seconds=40)
     server.set_faults(WebFault(kind="status", status=503, retry_after=until.strftime("%a, %d %b %Y %H:%M:%S GMT")))
-    with pytest.raises(PassingError) as raised:
+    with pytest.raises(TransientError) as raised:
         look()
     assert 30 < (raised.value.wait_s or 0) <= 41
 
@@ -547,7 +546,7 @@ def test_the_look_is_tried_again(server: WebServer, look: Callable[..., HttpFile
     assert file.facts.size == len(DATA)
     assert clock.slept == [2.0, 1.0]
     server.set_faults(WebFault(kind="status", status=429, retry_after="1000"))
-    with pytest.raises(PassingError, match="1000 s"):
+    with pytest.raises(TransientError, match="1000 s"):
         look(policy=RetryPolicy(attempts=4), clock=clock)
     assert len(clock.slept) == 2
 
@@ -659,7 +658,7 @@ def test_redirects_out_of_the_web_are_refused(server: WebServer, look: Callable[
     server.set_faults(WebFault(kind="redirect", location=location))
     with pytest.raises(SourceReadError, match="Check it in a browser") as raised:
         look()
-    assert not isinstance(raised.value, PassingError)
+    assert not isinstance(raised.value, TransientError)
 
 
 def test_a_login_in_the_address_is_used_and_never_shown(server: WebServer, look: Callable[..., HttpFile]) -> None:
@@ -741,7 +740,7 @@ def test_https_never_leads_to_http(secure: WebServer, other: WebServer, look: Ca
     for read in (lambda: content(file, 0, PART), lambda: look(url=url)):
         with pytest.raises(SourceReadError, match="from https to 'http://127") as raised:
             read()
-        assert not isinstance(raised.value, PassingError)
+        assert not isinstance(raised.value, TransientError)
         assert "s3cret" not in str(raised.value)
     assert other.requests == ()
 
@@ -759,7 +758,7 @@ def test_an_unknown_certificate_is_no_passing_failure(
     monkeypatch.delenv("REQUESTS_CA_BUNDLE")
     with pytest.raises(SourceReadError, match="REQUESTS_CA_BUNDLE") as raised:
         look(url=secure.url("data.bin"))
-    assert not isinstance(raised.value, PassingError)
+    assert not isinstance(raised.value, TransientError)
 
 
 # What services tell besides.
@@ -822,7 +821,7 @@ def test_a_head_that_drips_ends_in_time(
     """Each byte comes soon after the one before, but all of them would take longer than anybody waits."""
     url = raw_server(lambda connection: _drip(connection, slowly, 0.2))
     began = time.monotonic()
-    with pytest.raises(PassingError, match="for too long"):
+    with pytest.raises(TransientError, match="for too long"):
         open_http(url, timeout_s=0.5, policy=ONCE)
     assert time.monotonic() - began < 0.2 * len(slowly) - 1
 
@@ -835,7 +834,7 @@ def test_a_size_line_that_drips_ends_in_time(raw_server: Callable[[Callable[[soc
         _drip(connection, b"0" * 1000, 0.1)
 
     began = time.monotonic()
-    with pytest.raises(PassingError):
+    with pytest.raises(TransientError):
         open_http(raw_server(answer), timeout_s=0.5, policy=ONCE)
     assert time.monotonic() - began < 50
 

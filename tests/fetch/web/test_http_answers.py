@@ -11,9 +11,7 @@ import pytest
 from requests.structures import CaseInsensitiveDict
 
 from colabstage.errors import SourceAccessError, SourceNotFoundError, SourceReadError
-from colabstage.fetch.checksum import Checksum
-from colabstage.fetch.remote import PassingError
-from colabstage.fetch.web.answers import (
+from colabstage.sources.http_answers import (
     ContentRange,
     Validators,
     coding_of,
@@ -26,6 +24,7 @@ from colabstage.fetch.web.answers import (
     retry_after_s,
     status_error,
 )
+from colabstage.sources.remote import Checksum, TransientError
 
 URL = "https://example.org/files/data.zip"
 SIGNED = f"{URL}?X-Amz-Signature=0f"
@@ -115,7 +114,7 @@ def test_retry_after_takes_seconds_and_dates() -> None:
     [
         *((status, SourceAccessError) for status in (401, 403, 407, 451)),
         *((status, SourceNotFoundError) for status in (404, 410)),
-        *((status, PassingError) for status in (202, 408, 425, 429, 500, 502, 503, 504, 599)),
+        *((status, TransientError) for status in (202, 408, 425, 429, 500, 502, 503, 504, 599)),
         *((status, SourceReadError) for status in (204, 304, 400, 418)),
     ],
 )
@@ -147,7 +146,7 @@ def test_a_refusal_says_what_to_do(status: int, url: str, text: str, remedy: str
 def test_passing_statuses_carry_the_wait() -> None:
     """Whoever tries again knows when."""
     error = status_error(429, headers(Retry_After="12"), URL, "label")
-    assert isinstance(error, PassingError)
+    assert isinstance(error, TransientError)
     assert error.wait_s == 12.0
     assert "12 s" in str(error)
 

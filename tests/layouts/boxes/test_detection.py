@@ -15,7 +15,7 @@ from PIL import Image
 
 from colabstage.errors import DecodeError, EmptySourceError, LayoutError
 from colabstage.layouts.detect import detect_layout, read_detection
-from colabstage.layouts.table import Boxes, ClaimedTreeError
+from colabstage.layouts.table import Boxes, BrokenDatasetError
 from colabstage.layouts.voc import POSES
 from colabstage.layouts.yolo import parse_class_file
 from colabstage.pack.run import pack_dataset
@@ -166,7 +166,7 @@ class TestKitti:
         """By file and line; no other layout takes the tree over."""
         file = folder / "training/label_2/000003.txt"
         file.write_text(f"{file.read_text()}{line}\n")
-        with pytest.raises(ClaimedTreeError, match=r"'training/label_2/000003\.txt', line 4"):
+        with pytest.raises(BrokenDatasetError, match=r"'training/label_2/000003\.txt', line 4"):
             detect_layout(FolderTree(folder))
 
 
@@ -260,14 +260,14 @@ class TestYolo:
         """Pixels in place of parts, a score, a class that is no number."""
         self.write(tmp_path, "{kind}/{split}/{stem}")
         put(tmp_path / "labels/val/05.txt", f"0 0.5 0.5 0.1 0.1\n\n{line}\n")
-        with pytest.raises(ClaimedTreeError, match=r"'labels/val/05\.txt', line 3"):
+        with pytest.raises(BrokenDatasetError, match=r"'labels/val/05\.txt', line 3"):
             detect_layout(FolderTree(tmp_path))
 
     def test_a_class_without_a_name_is_named(self, tmp_path: Path) -> None:
         """A label beyond the list of names is a mistake in one of the two."""
         self.write(tmp_path, "{kind}/{split}/{stem}")
         put(tmp_path / "classes.txt", "a\nb\n")
-        with pytest.raises(ClaimedTreeError, match=r"box \d+: there is no class 3; 2 are named"):
+        with pytest.raises(BrokenDatasetError, match=r"box \d+: there is no class 3; 2 are named"):
             detect_layout(FolderTree(tmp_path))
 
     @pytest.mark.parametrize(
@@ -292,7 +292,7 @@ class TestYolo:
     )
     def test_other_names_are_refused(self, text: str) -> None:
         """No class is named by guessing."""
-        with pytest.raises(ClaimedTreeError, match=r"'data\.yaml'"):
+        with pytest.raises(BrokenDatasetError, match=r"'data\.yaml'"):
             parse_class_file(text, "data.yaml")
 
 
@@ -396,7 +396,7 @@ class TestCoco:
         document = json.loads(file.read_text())
         document["annotations"][2] |= change
         file.write_text(json.dumps(document))
-        with pytest.raises(ClaimedTreeError, match=f"instances_train2017.json.*{says}"):
+        with pytest.raises(BrokenDatasetError, match=f"instances_train2017.json.*{says}"):
             detect_layout(FolderTree(folder))
 
     def test_a_cut_file_and_missing_images_are_named(self, folder: Path) -> None:
@@ -404,12 +404,12 @@ class TestCoco:
         file = folder / "annotations/instances_val2017.json"
         text = file.read_text()
         file.write_text(text[:-2])
-        with pytest.raises(ClaimedTreeError, match=r"instances_val2017\.json.*no JSON"):
+        with pytest.raises(BrokenDatasetError, match=r"instances_val2017\.json.*no JSON"):
             detect_layout(FolderTree(folder))
         file.write_text(text)
         for image in (folder / "val2017").iterdir():
             image.unlink()
-        with pytest.raises(ClaimedTreeError, match=r"Of 4 images .* 0 are there"):
+        with pytest.raises(BrokenDatasetError, match=r"Of 4 images .* 0 are there"):
             detect_layout(FolderTree(folder))
 
 
@@ -501,7 +501,7 @@ class TestVoc:
         put_image(tmp_path / "photos/1.jpg", 1)
         text = self.annotation(1).replace(b"<object>", b"<size><width>wide</width></size><object>", 1)
         put(tmp_path / "photos/1.xml", text)
-        with pytest.raises(ClaimedTreeError, match=r"1\.xml', line 1: the image's size"):
+        with pytest.raises(BrokenDatasetError, match=r"1\.xml', line 1: the image's size"):
             detect_layout(FolderTree(tmp_path))
 
     def test_without_lists_folders_are_the_splits(self, tmp_path: Path) -> None:
@@ -530,7 +530,7 @@ class TestVoc:
         """With its line; a file that declares entities is refused before any is expanded."""
         file = folder / "VOCdevkit/VOC2007/Annotations/000003.xml"
         file.write_bytes(file.read_bytes().replace(old, new, 1))
-        with pytest.raises(ClaimedTreeError, match=rf"000003\.xml', {'' if 'line' in says else '.*'}{says}"):
+        with pytest.raises(BrokenDatasetError, match=rf"000003\.xml', {'' if 'line' in says else '.*'}{says}"):
             detect_layout(FolderTree(folder))
 
 
@@ -552,8 +552,8 @@ def test_other_trees_are_declined(tmp_path: Path) -> None:
 
 def test_errors_travel_between_processes() -> None:
     """The class that stops the search for a layout pickles as all others."""
-    again = pickle.loads(pickle.dumps(ClaimedTreeError("x")))
-    assert (type(again), str(again)) == (ClaimedTreeError, "x")
+    again = pickle.loads(pickle.dumps(BrokenDatasetError("x")))
+    assert (type(again), str(again)) == (BrokenDatasetError, "x")
 
 
 @pytest.mark.parametrize("name", ["labels/1.txt", "labels/2.txt"])

@@ -17,7 +17,7 @@ from colabstage.errors import DecodeError, EmptySourceError, LayoutError, Missin
 from colabstage.layouts import audio as sound
 from colabstage.layouts.audio import AudioOptions, read_audio, read_clip
 from colabstage.layouts.detect import detect_layout
-from colabstage.layouts.table import Arrays, ClaimedTreeError, Values
+from colabstage.layouts.table import Arrays, BrokenDatasetError, Values
 from colabstage.pack.run import pack_dataset
 from colabstage.trees.folder import FolderTree
 
@@ -150,7 +150,7 @@ def rows_of(folder: Path, **options: Any) -> dict[str, NDArray[Any]]:
 def test_a_length_cuts_and_fills(commands: Path) -> None:
     """Long clips lose their end, short ones get zeros behind them."""
     short = write_wav(commands / "go/short.wav", tone(50, 100))
-    with pytest.raises(ClaimedTreeError, match=r"short\.wav' 100 samples.*400\).*AudioOptions\(length=400\)"):
+    with pytest.raises(BrokenDatasetError, match=r"short\.wav' 100 samples.*400\).*AudioOptions\(length=400\)"):
         detect_layout(FolderTree(commands))
     rows = rows_of(commands, length=250, dtype="int16")
     np.testing.assert_array_equal(rows["go/short.wav"], np.concatenate([short[:, 0], np.zeros(150, np.int16)]))
@@ -176,7 +176,7 @@ def test_channels_stay_or_are_mixed(tmp_path: Path) -> None:
     stereo = write_wav(tmp_path / "a/1.wav", tone(1, channels=2))
     np.testing.assert_array_equal(rows_of(tmp_path, dtype="int16")["a/1.wav"], stereo)
     mono = write_wav(tmp_path / "a/2.wav", tone(2))
-    with pytest.raises(ClaimedTreeError, match=r"1 and 2 channels.*mono=True"):
+    with pytest.raises(BrokenDatasetError, match=r"1 and 2 channels.*mono=True"):
         detect_layout(FolderTree(tmp_path))
     rows = rows_of(tmp_path, dtype="int16", mono=True)
     np.testing.assert_array_equal(rows["a/1.wav"], np.rint(stereo.mean(axis=1)).astype(np.int16))
@@ -186,10 +186,10 @@ def test_channels_stay_or_are_mixed(tmp_path: Path) -> None:
 def test_rates_are_not_mixed(commands: Path) -> None:
     """Nothing is resampled, so another rate is refused."""
     write_wav(commands / "go/fast.wav", tone(1), rate=16000)
-    with pytest.raises(ClaimedTreeError, match="1 of 16,000 Hz"):
+    with pytest.raises(BrokenDatasetError, match="1 of 16,000 Hz"):
         detect_layout(FolderTree(commands))
     (commands / "go/fast.wav").unlink()
-    with pytest.raises(ClaimedTreeError, match="expected 16,000 Hz"):
+    with pytest.raises(BrokenDatasetError, match="expected 16,000 Hz"):
         read_audio(FolderTree(commands), options=AudioOptions(rate=16000))
 
 

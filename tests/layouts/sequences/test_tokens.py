@@ -13,7 +13,7 @@ import pytest
 from colabstage.errors import EmptySourceError, LayoutError, OptionError
 from colabstage.layouts import tokens as token_streams
 from colabstage.layouts.detect import detect_layout
-from colabstage.layouts.table import Arrays, ClaimedTreeError
+from colabstage.layouts.table import Arrays, BrokenDatasetError
 from colabstage.layouts.tokens import TokenOptions, read_tokens
 from colabstage.pack.run import pack_dataset
 from colabstage.trees.folder import FolderTree
@@ -142,7 +142,7 @@ def test_lines_of_json_are_documents(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert x.tolist() == wanted[: len(x)]
     for broken, says in (("{", "line 22"), ('{"body": 3}', "int under 'body'"), ("[]", "line 22")):
         file.write_text("\n".join([*lines[:21], broken, *lines[22:]]))
-        with pytest.raises(ClaimedTreeError, match=rf"'a\.jsonl', line 22.*{'' if says == 'line 22' else says}"):
+        with pytest.raises(BrokenDatasetError, match=rf"'a\.jsonl', line 22.*{'' if says == 'line 22' else says}"):
             read_tokens(FolderTree(tmp_path), options=options)
 
 
@@ -173,13 +173,13 @@ def test_other_files_are_declined(tmp_path: Path) -> None:
     with pytest.raises(LayoutError, match=r"more than text and tokens: 1 \.jpg"):
         read_tokens(FolderTree(tmp_path / "b"))
     put(tmp_path / "c/train.bin", bytes(4097))
-    with pytest.raises(ClaimedTreeError, match=r"'train\.bin' has 4,097 bytes"):
+    with pytest.raises(BrokenDatasetError, match=r"'train\.bin' has 4,097 bytes"):
         detect_layout(FolderTree(tmp_path / "c"))
     put(tmp_path / "d/a.txt", "short")
     with pytest.raises(LayoutError, match="holds 5 tokens, too few"):
         read_tokens(FolderTree(tmp_path / "d"))
     put(tmp_path / "e/a.txt", b"\xff\xfe" * 100)
-    with pytest.raises(ClaimedTreeError, match=r"'a\.txt' is no text in UTF-8"):
+    with pytest.raises(BrokenDatasetError, match=r"'a\.txt' is no text in UTF-8"):
         read_tokens(FolderTree(tmp_path / "e"), options=TokenOptions(tokenizer=words))
 
 

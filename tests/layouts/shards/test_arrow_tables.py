@@ -12,7 +12,7 @@ from PIL import Image
 
 from colabstage.errors import CorruptArchiveError, EmptySourceError, LayoutError
 from colabstage.layouts.detect import detect_layout
-from colabstage.layouts.table import ClaimedTreeError, Values
+from colabstage.layouts.table import BrokenDatasetError, Values
 from colabstage.pack.run import pack_dataset
 from colabstage.trees.folder import FolderTree
 from colabstage.trees.open import open_tree
@@ -228,7 +228,7 @@ def test_labels_kept_secret_keep_the_classes(tmp_path: Path, hugging: Any) -> No
         ({"image": [{"bytes": None, "path": "1.jpg"}], "label": [1]}, LayoutError, "no column of images|no bytes"),
         (
             {"image": [{"bytes": b"x", "path": ""}, {"bytes": None, "path": "1.jpg"}]},
-            ClaimedTreeError,
+            BrokenDatasetError,
             "Row 1 of 'a.(arrow|parquet)' has no bytes",
         ),
     ],
@@ -247,7 +247,7 @@ def test_files_of_different_datasets_are_refused(tmp_path: Path) -> None:
     """By their columns, or by their classes."""
     write_parquet(tmp_path / "a.parquet", rows(0, 2))
     write_parquet(tmp_path / "b.parquet", {"image": rows(0, 2)["image"]})
-    with pytest.raises(ClaimedTreeError, match=r"'b\.parquet' and 'a\.parquet' have different columns"):
+    with pytest.raises(BrokenDatasetError, match=r"'b\.parquet' and 'a\.parquet' have different columns"):
         detect_layout(FolderTree(tmp_path))
 
 
@@ -296,5 +296,5 @@ def test_labels_that_pandas_calls_categories_are_words(tmp_path: Path) -> None:
 def test_a_column_of_labels_that_are_none_is_refused(tmp_path: Path, values: list[Any]) -> None:
     """Lists and structs under a label's name are never dropped."""
     write_parquet(tmp_path / "a" / "a.parquet", {**rows(0, 4), "label": values})
-    with pytest.raises(ClaimedTreeError, match=r"The column 'label' .* holds (list|struct)"):
+    with pytest.raises(BrokenDatasetError, match=r"The column 'label' .* holds (list|struct)"):
         detect_layout(FolderTree(tmp_path / "a"))

@@ -13,7 +13,7 @@ from PIL import Image
 from colabstage.errors import CorruptArchiveError, EmptySourceError, LayoutError
 from colabstage.layouts.detect import detect_layout
 from colabstage.layouts.lmdb import scan_values
-from colabstage.layouts.table import ClaimedTreeError, Values
+from colabstage.layouts.table import BrokenDatasetError, Values
 from colabstage.pack.run import pack_dataset
 from colabstage.trees.archive_bytes import LocalBytes
 from colabstage.trees.folder import FolderTree
@@ -158,7 +158,7 @@ def test_images_without_their_label_are_named(tmp_path: Path) -> None:
     values = ocr(4, ["1"])
     del values[b"label-000000003"]
     write(tmp_path / "db", values)
-    with pytest.raises(ClaimedTreeError, match=r"1 of 4 .*000000003"):
+    with pytest.raises(BrokenDatasetError, match=r"1 of 4 .*000000003"):
         detect_layout(FolderTree(tmp_path))
 
 

@@ -18,7 +18,7 @@ from PIL import Image
 from colabstage.errors import CorruptArchiveError, EmptySourceError, LayoutError
 from colabstage.layouts.detect import detect_layout
 from colabstage.layouts.shards import ScanWindow, split_of_shard
-from colabstage.layouts.table import ClaimedTreeError, Values
+from colabstage.layouts.table import BrokenDatasetError, Values
 from colabstage.pack.run import pack_dataset
 from colabstage.trees.folder import FolderTree
 from colabstage.trees.joined import JoinedTree
@@ -219,7 +219,7 @@ def test_a_cut_shard_is_named(tmp_path: Path, cut: int) -> None:
 def test_broken_samples_are_named(tmp_path: Path, files: list[tuple[str, bytes]], says: str) -> None:
     """One typed error; no other layout is asked."""
     write_tar(tmp_path / "d" / "a.tar", files)
-    with pytest.raises(ClaimedTreeError, match=says):
+    with pytest.raises(BrokenDatasetError, match=says):
         detect_layout(FolderTree(tmp_path / "d"))
 
 
@@ -297,7 +297,7 @@ def test_a_label_in_a_json_that_is_none_is_refused(tmp_path: Path) -> None:
     """A list is never dropped, unless a cls says the label."""
     files = [("a.png", picture(0)), ("a.json", json.dumps({"label": [0, 1]}).encode())]
     write_tar(tmp_path / "one" / "a.tar", files)
-    with pytest.raises(ClaimedTreeError, match=r"a\.json' has \[0, 1\] under 'label'"):
+    with pytest.raises(BrokenDatasetError, match=r"a\.json' has \[0, 1\] under 'label'"):
         detect_layout(FolderTree(tmp_path / "one"))
     write_tar(tmp_path / "two" / "a.tar", [*files, ("a.cls", b"1")])
     table = detect_layout(FolderTree(tmp_path / "two"))

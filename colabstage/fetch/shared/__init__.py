@@ -1,1 +1,0 @@
-"""What lies behind a Google Drive share link."""

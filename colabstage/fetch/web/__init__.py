@@ -1,1 +1,0 @@
-"""Files on web servers."""

@@ -1,0 +1,385 @@
+"""An archive to a folder on the local disk: planned, parallel, verified, in one step at the end, and never twice."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from colabstage.errors import (
+    ArchiveError,
+    CancelledError,
+    NotEnoughSpaceError,
+    OptionError,
+    SourceAccessError,
+    TargetExistsError,
+    TargetNotWritableError,
+    printable,
+)
+from colabstage.fileops import make_folder
+from colabstage.io.workspace import only_for, open_workspace
+from colabstage.machine.drive import drive_root
+from colabstage.machine.mounts import is_slow_mount, require_answer
+from colabstage.machine.remount import run_with_one_remount
+from colabstage.ownership import (
+    look_at,
+    put_back,
+    put_folder,
+    remove_own,
+    sweep_orphans,
+    temp_beside,
+)
+from colabstage.progress import cancellation_of, resolve_progress
+from colabstage.redaction import show_address
+from colabstage.retry import RetryPolicy
+from colabstage.sources.copy import typed_write_errors
+from colabstage.sources.extract.batches import ExtractPlan, plan_extract
+from colabstage.sources.extract.record import (
+    ArchiveIdentity,
+    ExtractRecord,
+    announce_record,
+    identify,
+    is_untouched,
+    read_record,
+    settle_record,
+)
+from colabstage.sources.extract.run import Extraction, archive_ends, bytes_of, released_by
+from colabstage.sources.parse import absolute_path
+from colabstage.sources.transfer.mounted import MountedFile
+from colabstage.sources.transfer.streaming_copy import StreamingCopy
+from colabstage.sources.tree import check_names_fit
+from colabstage.trees.archive_bytes import LocalBytes, SharedBytes
+from colabstage.trees.names import DEFAULT_LIMITS, ArchiveLimits, check_lengths
+from colabstage.trees.open import open_archive
+from colabstage.units import format_bytes, format_duration, format_rate
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from colabstage.progress import Cancellation, Progress
+    from colabstage.trees.tree import ByteSource, FileEntry, Tree
+
+_PATH_BYTES = 4095
+# What stays free on a disk beyond what the plan counts: folders, the journal, other programs' small needs.
+_RESERVE_BYTES = 32 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class ExtractReport:
+    """What an extraction did.
+
+    `target`: the folder. `members`, `content_bytes`: the files in it. `seconds`: of this call. `kept_members`: of
+    them, how many an earlier, interrupted call had written and verified. `reused`: the folder was there already, from
+    the same archive, and nothing was done. `workers`: how many worked at once. `notes`: what was left out, and why.
+    """
+
+    target: Path
+    members: int
+    content_bytes: int
+    seconds: float
+    kept_members: int
+    reused: bool
+    workers: int
+    notes: tuple[str, ...]
+
+    @property
+    def bytes_per_second(self) -> float:
+        """Content written by this call's work in a second; 0 where nothing was."""
+        return 0.0 if self.reused or self.seconds <= 0 else self.content_bytes / self.seconds
+
+    def __str__(self) -> str:
+        files = f"{self.members:,} files, {format_bytes(self.content_bytes)}"
+        if self.reused:
+            return f"'{self.target}' holds this archive's {files} already; nothing was done."
+        rate = format_rate(self.content_bytes, self.seconds, "B")
+        lines = [f"Extracted {files} to '{self.target}' in {format_duration(self.seconds)} ({rate})."]
+        if self.kept_members:
+            lines.append(f"{self.kept_members:,} of them were there from an interrupted run and were not done again.")
+        return "\n".join(map(printable, [*lines, *self.notes]))
+
+
+def extract_archive(
+    path: str | os.PathLike[str],
+    target: str | os.PathLike[str],
+    *,
+    limits: ArchiveLimits = DEFAULT_LIMITS,
+    overwrite: bool = False,
+    progress: bool | Progress = True,
+    cancellation: Cancellation | None = None,
+) -> ExtractReport:
+    """Extract an archive into a folder of its own.
+
+    What kind of archive it is, its content tells, never its name: zip, tar (also compressed by gzip, bzip2, xz or
+    Zstandard), 7z and rar where a tool or package for them is there, or one file compressed by itself. What no honest
+    archive holds refuses the whole archive before anything is written. The folder appears when it is complete and
+    every member has been verified; until then what stood there stays. A call that was interrupted goes on where it
+    stopped; the same archive into the same folder again does nothing.
+
+    Files get the mode 0644, or 0755 where the archive marks them as programs, and the archive's times. Links to files
+    of the archive become those files; links that lead nowhere are left out, with a note. Folders without files and
+    what operating systems leave (`__MACOSX`, `.DS_Store`) are left out.
+
+    Args:
+        path: the archive.
+        target: the folder to make. It may be there if it is empty, or what this function made of the same archive,
+            as it made it.
+        limits: what the archive's headers may promise, and its content hold.
+        overwrite: whether a folder at `target` that is anything else is replaced.
+        progress: `True` for a bar, `False` for silence, or an object with a method `step()`.
+        cancellation: to stop from another thread.
+
+    Returns:
+        What was done.
+
+    Raises:
+        SourceNotFoundError: there is no such archive.
+        TargetExistsError: something else stands at `target`, something in it was changed or added since, or the
+            archive itself lies in it.
+        ArchiveError: the file is no archive, needs a password, or uses a method that is not read here.
+        CorruptArchiveError: it is truncated or damaged.
+        UnsafeArchiveError: it names outside paths, devices, duplicates, or unpacks to more than `limits` allow.
+        MissingDependencyError: it is a 7z or rar, and there is neither tool nor package that reads it.
+        NotEnoughSpaceError: it does not fit; with figures, before the first byte where the archive tells its size.
+        TargetNotWritableError: nothing can be written there.
+        CancelledError: `cancellation` was used; another call goes on where this one stopped.
+    """
+    if "://" in os.fspath(path):
+        msg = f"path={show_address(os.fspath(path))!r} is an address; bring the archive here with fetch_files first."
+        raise OptionError(msg)
+    archive, place = absolute_path(path), absolute_path(target)
+    shown = resolve_progress(progress)
+
+    def extract() -> ExtractReport:
+        require_answer(archive, place)
+        _check_file(archive)
+        if os.path.lexists(place) and Path(os.path.realpath(archive)).is_relative_to(os.path.realpath(place)):
+            msg = f"'{place}' holds the archive '{archive}', which would go with it. Choose another target."
+            raise TargetExistsError(msg)
+        with _opened(archive, place, shown) as (source, mtime_ns):
+            return extract_bytes(
+                source,
+                place,
+                identity=identify(source, mtime_ns),
+                limits=limits,
+                overwrite=overwrite,
+                progress=shown,
+                cancellation=cancellation or cancellation_of(shown),
+            )
+
+    return run_with_one_remount(
+        extract, place=archive if drive_root(archive) is not None else place, touches=(archive, place)
+    )
+
+
+def extract_bytes(
+    source: ByteSource,
+    target: Path,
+    *,
+    identity: ArchiveIdentity,
+    limits: ArchiveLimits,
+    overwrite: bool,
+    progress: Progress,
+    cancellation: Cancellation,
+    stall_timeout_s: float = 180.0,
+) -> ExtractReport:
+    """`extract_archive` for an archive whose bytes come from anywhere: a file that is still being copied here too.
+
+    `TemporaryBytes` are consumed: the disk gets back what has been extracted, so that archive and folder never lie
+    there whole at the same time. The source stays open.
+    """
+    began = time.monotonic()
+    with SharedBytes(source) as lent:
+        found = _reusable(target, identity, overwrite=overwrite)
+        if found is not None:
+            # A run that died right after it put the folder in place could not clear up.
+            settle_record(target)
+            _sweep(target)
+            seconds = time.monotonic() - began
+            return ExtractReport(target, found.members, found.content_bytes, seconds, 0, True, 0, ())
+        make_folder(target.parent)
+        sweep_orphans(target.parent, name=_spool_name(target))
+        with _spool(target) as spool, open_archive(lent, spool=spool, limits=limits, cancellation=cancellation) as tree:
+            entries = sorted(tree.entries, key=lambda entry: (entry.position, entry.name))
+            _check_names(tree, target)
+            plan = plan_for(tree, entries)
+            work = _Work(tree, entries, plan, target, identity, overwrite)
+            done = _extract(work, progress, cancellation, stall_timeout_s)
+            notes = tree.notes
+    return ExtractReport(
+        target, plan.members, plan.content_bytes, time.monotonic() - began, done, False, plan.workers, notes
+    )
+
+
+def plan_for(tree: Tree, entries: list[FileEntry]) -> ExtractPlan:
+    """The plan for an open archive on this machine; `entries` by ascending position."""
+    own = released_by(tree)
+    local = isinstance(bytes_of(tree), LocalBytes)
+    return plan_extract(
+        entries,
+        archive_ends(tree, entries),
+        kind=tree.kind,
+        cores=len(os.sched_getaffinity(0)),
+        readable_by_others=local,
+        freed_bytes=own.size if own is not None else 0,
+    )
+
+
+def _check_file(path: Path) -> None:
+    if path.is_dir():
+        msg = f"'{path}' is a folder, not an archive. Copy it with fetch_files, or name the archive itself."
+        raise ArchiveError(msg)
+    if path.exists() and not path.is_file():
+        msg = f"'{path}' is no file but a device, a pipe or a socket. Name an archive."
+        raise ArchiveError(msg)
+
+
+@contextlib.contextmanager
+def _opened(path: Path, target: Path, progress: Progress) -> Iterator[tuple[ByteSource, int]]:
+    """The archive's bytes and its time. One on a slow mount is copied here in one pass, and read while it arrives."""
+    if not is_slow_mount(path):
+        with _local(path) as source:
+            yield source, os.fstat(source.fileno()).st_mtime_ns
+        return
+    with contextlib.closing(MountedFile(path)) as remote:
+        step = progress.step(f"Copying {path.name}", total=remote.facts.size, unit="B")
+        copy = target.with_name(f"{target.name}.archive")
+        with step, StreamingCopy(remote, copy, step=step, policy=RetryPolicy()) as arriving:
+            yield arriving, path.stat().st_mtime_ns
+            arriving.discard()
+
+
+def _local(path: Path) -> LocalBytes:
+    try:
+        return LocalBytes(path)
+    except PermissionError as error:
+        msg = f"'{path}' cannot be read by this user ({error.strerror}). Give yourself the right to read it."
+        raise SourceAccessError(msg) from error
+
+
+def _reusable(target: Path, identity: ArchiveIdentity, *, overwrite: bool) -> ExtractRecord | None:
+    """The record of a folder that is right as it stands; `None` when it has to be made.
+
+    Raises:
+        TargetExistsError: something stands there that is not ours to replace.
+    """
+    put_back(target)
+    here = look_at(target)
+    if here.kind in ("nothing", "empty folder"):
+        return None
+    record = read_record(target)
+    ours = record is not None and here.deed == record.deed
+    if record is not None and ours and here.is_as_made and record.archive.is_same_content(identity):
+        return record
+    # An archive that has changed is extracted anew; nothing is lost that is not in it or its earlier state.
+    same = record is not None and record.archive.address == identity.address
+    if overwrite or (ours and same and here.is_as_made):
+        return None
+    if not ours or here.kind != "folder":
+        what = "is a folder" if here.kind == "folder" else "is a file or link"
+    elif not here.is_as_made:
+        what = f"is an extracted folder and {here}"
+    else:
+        what = "is a folder extracted from another archive"
+    msg = f"'{target}' {what}. Choose another target, or pass overwrite=True to replace it."
+    raise TargetExistsError(msg)
+
+
+def _check_names(tree: Tree, target: Path) -> None:
+    names = [entry.name for entry in tree.entries]
+    check_names_fit(tree.label, names, target.parent)
+    # The work is done in a folder beside the target, with a longer name.
+    room = _PATH_BYTES - len(os.fsencode(temp_beside(target))) - len("/tree/")
+    check_lengths(tree.label, names, room_bytes=room)
+
+
+def _spool_name(target: Path) -> str:
+    return f"{target.name}.spool"
+
+
+def _sweep(target: Path) -> None:
+    for name in (target.name, _spool_name(target)):
+        sweep_orphans(target.parent, name=name)
+
+
+@contextlib.contextmanager
+def _spool(target: Path) -> Iterator[Path]:
+    """A folder beside the target for what must be unpacked before its members are known."""
+    place = temp_beside(target.with_name(_spool_name(target)))
+    try:
+        yield place
+    finally:
+        remove_own(place)
+
+
+class _Work(NamedTuple):
+    """One extraction: of what, how, and where to. `entries` are by ascending position."""
+
+    tree: Tree
+    entries: list[FileEntry]
+    plan: ExtractPlan
+    target: Path
+    identity: ArchiveIdentity
+    overwrite: bool
+
+
+def _extract(work: _Work, progress: Progress, cancellation: Cancellation, stall_timeout_s: float) -> int:
+    """Do it; returns how many members were there from an earlier run."""
+    passing = (CancelledError, KeyboardInterrupt, SystemExit, TargetExistsError)
+    with contextlib.ExitStack() as stack:
+        with typed_write_errors(work.target):
+            workspace = stack.enter_context(open_workspace(work.target, keeps=only_for(*passing)))
+        extraction = stack.enter_context(
+            Extraction(work.tree, work.entries, work.plan, workspace.path, fingerprint=work.identity.fingerprint)
+        )
+        arriving = _arriving_source(work.tree)
+        _check_room(work, extraction.kept_bytes, 0 if arriving is None else arriving.size)
+        if arriving is not None:
+            arriving.start()
+        title = f"Extracting {work.target.name}"
+        with progress.step(title, total=work.plan.content_bytes, unit="B") as step:
+            extraction.run(step, cancellation, stall_timeout_s)
+        cancellation.check()
+        _put_in_place(extraction.tree_path, work)
+    return extraction.kept_members
+
+
+def _arriving_source(tree: Tree) -> StreamingCopy | None:
+    """The archive itself where it is still to come and its members are read as it does."""
+    source = bytes_of(tree)
+    return source if isinstance(source, StreamingCopy) else None
+
+
+def _check_room(work: _Work, kept_bytes: int, archive_bytes: int) -> None:
+    free = shutil.disk_usage(work.target.parent).free
+    needed = max(0, work.plan.peak_bytes - kept_bytes) + archive_bytes
+    if needed + _RESERVE_BYTES > free:
+        msg = (
+            f"'{work.tree.label}' needs {format_bytes(needed)} in '{work.target.parent}' for its "
+            f"{work.plan.members:,} files, and {format_bytes(free)} are free there ({format_bytes(_RESERVE_BYTES)} of "
+            "it in reserve). Free some space, choose a target on another disk, or stage the archive without "
+            "extracting it: stage_dataset packs straight from it."
+        )
+        raise NotEnoughSpaceError(msg)
+
+
+def _put_in_place(made: Path, work: _Work) -> None:
+    target = work.target
+
+    def announce(deed: str) -> None:
+        announce_record(target, ExtractRecord(work.identity, work.plan.members, work.plan.content_bytes, deed))
+
+    try:
+        put_folder(made, target, overwrite=work.overwrite, announce=announce)
+    except TargetExistsError:
+        raise
+    except OSError as error:
+        found = read_record(target)
+        if found is not None and found.archive.is_same_content(work.identity) and is_untouched(target, found):
+            return  # another process extracted the same archive here meanwhile
+        msg = f"'{target}' cannot be put in place ({error.strerror}). Choose another target."
+        raise TargetNotWritableError(msg) from error
+    settle_record(target)

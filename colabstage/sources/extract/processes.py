@@ -1,0 +1,212 @@
+"""Several processes that write an archive's members: who does what, and what becomes of it.
+
+Inflating and writing ten thousands of small files is system calls with a little Python between them; threads would
+spend more on handing the interpreter to each other than on that.
+"""
+
+from __future__ import annotations
+
+import collections
+import itertools
+import marshal
+import os
+import pickle
+import selectors
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from colabstage.errors import SourceReadError
+from colabstage.sources.extract.worker import LENGTH, packed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from colabstage.progress import Cancellation, ProgressStep
+    from colabstage.sources.extract.batches import Batch, Job, Place
+
+# Batches that a process has in hand: the one it works at and the next.
+_IN_HAND = 2
+_LOOK_S = 0.25
+_END_S = 10.0
+_PROGRAM = """
+import sys
+sys.path[:] = {path!r}
+from colabstage.sources.extract.worker import main
+main({archive}, {label!r}, {place}, {folder!r}, {parent})
+"""
+
+
+class ProcessesNotStartedError(Exception):
+    """No process could be started here; threads can do the work."""
+
+
+class _Member:
+    """One process: the batches that it has in hand, and what of its answers has come."""
+
+    def __init__(self, archive: int, label: str, place: Place) -> None:
+        if not sys.executable:  # Python inside another program
+            raise ProcessesNotStartedError
+        program = _PROGRAM.format(
+            path=[*sys.path, str(Path(__file__).parents[3])],
+            archive=archive,
+            label=label,
+            place=place.handle,
+            folder=place.path,
+            parent=os.getpid(),
+        )
+        self.process = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", program],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            pass_fds=(archive, place.handle),
+            start_new_session=True,
+            bufsize=0,
+        )
+        self.in_hand: collections.deque[int] = collections.deque()
+        self.has_answered = False
+        self._answers = bytearray()
+
+    def send(self, number: int, message: object) -> None:
+        assert self.process.stdin is not None
+        data = memoryview(packed(message))
+        try:
+            while data:
+                data = data[self.process.stdin.write(data) or 0 :]
+        except BrokenPipeError:
+            if not self.has_answered:
+                raise ProcessesNotStartedError from None
+            raise
+        self.in_hand.append(number)
+
+    def answers(self) -> list[tuple[Any, ...]]:
+        """All that has come; an error if the process has ended."""
+        assert self.process.stdout is not None
+        data = os.read(self.process.stdout.fileno(), 1 << 16)
+        if not data and not self.has_answered:
+            raise ProcessesNotStartedError
+        if not data:
+            msg = f"A process that extracts ended unexpectedly (exit code {self.process.wait(_END_S)}). Run this again."
+            raise SourceReadError(msg)
+        self.has_answered = True
+        self._answers += data
+        found: list[tuple[Any, ...]] = []
+        while len(self._answers) >= LENGTH.size:
+            (length,) = LENGTH.unpack_from(self._answers)
+            if len(self._answers) < LENGTH.size + length:
+                break
+            found.append(marshal.loads(bytes(self._answers[LENGTH.size : LENGTH.size + length])))
+            del self._answers[: LENGTH.size + length]
+        return found
+
+    def end(self) -> None:
+        self.process.kill()
+        for stream in (self.process.stdin, self.process.stdout):
+            if stream is not None:
+                stream.close()
+        self.process.wait(_END_S)
+
+
+class ProcessPool:
+    """The processes of one extraction, as a context manager.
+
+    Args:
+        archive: a handle of the archive.
+        label: its address, for messages.
+        place: where members go.
+        workers: how many processes.
+
+    Raises:
+        ProcessesNotStartedError: on entering, when no process can be started here.
+    """
+
+    def __init__(self, archive: int, label: str, place: Place, *, workers: int) -> None:
+        self._archive = archive
+        self._label = label
+        self._place = place
+        self._workers = workers
+        self._members: list[_Member] = []
+
+    def __enter__(self) -> ProcessPool:
+        try:
+            for _ in range(self._workers):
+                self._members.append(_Member(self._archive, self._label, self._place))
+        except (OSError, ProcessesNotStartedError) as error:
+            self.__exit__(None, None, None)
+            raise ProcessesNotStartedError from error
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        while self._members:
+            self._members.pop().end()
+
+    def run(
+        self,
+        batches: Sequence[Batch],
+        jobs_of: Callable[[Batch], Sequence[Job]],
+        *,
+        done: Callable[[Batch], None],
+        step: ProgressStep,
+        cancellation: Cancellation,
+        stall_timeout_s: float,
+    ) -> None:
+        """Have all batches written; `done` is called in this thread for each one that is.
+
+        Raises:
+            SourceReadError: a process died, or none moved for `stall_timeout_s` seconds.
+            CancelledError: the caller asked to stop.
+            Exception: what a process found wrong.
+        """
+        shares = _share(len(batches), len(self._members))
+        finished = 0
+        last_sign = time.monotonic()
+        with selectors.DefaultSelector() as selector:
+            for member, share in zip(self._members, shares, strict=True):
+                assert member.process.stdout is not None
+                selector.register(member.process.stdout, selectors.EVENT_READ, (member, share))
+                _feed(member, share, shares, batches, jobs_of)
+            while finished < len(batches):
+                cancellation.check()
+                ready = selector.select(_LOOK_S)
+                if ready:
+                    last_sign = time.monotonic()
+                elif time.monotonic() - last_sign > stall_timeout_s:
+                    msg = f"Nothing was extracted for {stall_timeout_s:.0f} seconds. Is the disk gone? Run this again."
+                    raise SourceReadError(msg)
+                for key, _ in ready:
+                    member, share = key.data
+                    for answer in member.answers():
+                        if answer[0] == "bytes":
+                            step.advance(answer[1])
+                        elif answer[0] == "error":
+                            raise pickle.loads(answer[1])
+                        else:
+                            finished += 1
+                            done(batches[member.in_hand.popleft()])
+                    _feed(member, share, shares, batches, jobs_of)
+
+
+def _share(count: int, workers: int) -> list[collections.deque[int]]:
+    """A run of neighbours for each: two processes in one folder would wait for each other at every new file."""
+    edges = [count * worker // workers for worker in range(workers + 1)]
+    return [collections.deque(range(start, end)) for start, end in itertools.pairwise(edges)]
+
+
+def _feed(
+    member: _Member,
+    share: collections.deque[int],
+    shares: Sequence[collections.deque[int]],
+    batches: Sequence[Batch],
+    jobs_of: Callable[[Batch], Sequence[Job]],
+) -> None:
+    while len(member.in_hand) < _IN_HAND:
+        if share:
+            number = share.popleft()
+        elif richest := max(shares, key=len):
+            number = richest.pop()
+        else:
+            return
+        batch = batches[number]
+        member.send(number, (batch.start, batch.end, batch.is_large, list(jobs_of(batch))))

@@ -1,0 +1,454 @@
+"""What fetching did."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from colabstage.errors import DriveError, OptionError, SourceChangedError, SourceError, TargetExistsError, printable
+from colabstage.fileops import disk_use, make_folder
+from colabstage.machine.drive import drive_root
+from colabstage.machine.mounts import require_answer
+from colabstage.machine.remount import run_with_one_remount
+from colabstage.machine.resources import check_space, usable_cores
+from colabstage.ownership import find_orphans, look_at, put_back, put_file, put_folder
+from colabstage.progress import Cancellation, Progress, cancellation_of, resolve_progress
+from colabstage.retry import RetryPolicy
+from colabstage.sources.copy import typed_write_errors
+from colabstage.sources.folder import fetch_folder, unfinished_bytes
+from colabstage.sources.identity import compare
+from colabstage.sources.look import Look, check_freshness
+from colabstage.sources.opening import SLOW_LISTERS, Opener, comes_whole
+from colabstage.sources.parse import (
+    LocalSource,
+    ManySource,
+    absolute_path,
+    drive_path_of,
+    expand_pattern,
+    parse_source,
+    paths_of,
+)
+from colabstage.sources.record import (
+    FetchRecord,
+    announce_record,
+    file_seal,
+    find_record,
+    read_record,
+    settle_record,
+    write_record,
+)
+from colabstage.sources.remote import parse_checksum
+from colabstage.sources.remote_files import OpenedParts
+from colabstage.sources.transfer.whole_file import fetch_file
+from colabstage.sources.tree import TransferFacts, plan_transfer
+from colabstage.units import format_bytes, format_duration, format_rate
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from colabstage.sources.identity import SourceIdentity
+    from colabstage.sources.opening import Opened
+    from colabstage.sources.parse import Source, SourceArgument
+    from colabstage.sources.remote import Checksum
+    from colabstage.sources.tree import TransferPlan
+    from colabstage.trees.tree import Tree
+
+
+@dataclass(frozen=True, slots=True)
+class FetchReport:
+    """What one `fetch_files` did.
+
+    `path`: the file or folder that was made. `files`, `nbytes`: what it holds. `seconds`: of wall clock.
+    `kept_bytes`: those that were here already: all of them when nothing had changed, else what an interrupted run left.
+    `transport`: how the source was reached. `notes`: what else a person should know.
+    """
+
+    path: Path
+    files: int
+    nbytes: int
+    seconds: float
+    kept_bytes: int
+    transport: str
+    notes: tuple[str, ...] = ()
+
+    @property
+    def fetched_bytes(self) -> int:
+        """Bytes that were read from the source."""
+        return self.nbytes - self.kept_bytes
+
+    @property
+    def rate(self) -> float:
+        """Bytes a second read from the source; 0 when there was nothing to read."""
+        return self.fetched_bytes / self.seconds if self.fetched_bytes and self.seconds else 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as JSON values."""
+        return {
+            "path": str(self.path),
+            "files": self.files,
+            "nbytes": self.nbytes,
+            "seconds": self.seconds,
+            "rate": self.rate,
+            "kept_bytes": self.kept_bytes,
+            "transport": self.transport,
+            "notes": list(self.notes),
+        }
+
+    def __str__(self) -> str:
+        return "\n  ".join(map(printable, (self._summary(), *self.notes)))
+
+    def _summary(self) -> str:
+        size = format_bytes(self.nbytes)
+        what = size if self.files == 1 else f"{self.files:,} files, {size},"
+        if self.nbytes and self.kept_bytes == self.nbytes:
+            return f"{what} are in '{self.path}' already, and the source has not changed."
+        took = (
+            f"{format_duration(self.seconds)} ({format_rate(self.fetched_bytes, self.seconds, 'B')}, {self.transport})"
+        )
+        kept = f"; {format_bytes(self.kept_bytes)} were here from before" if self.kept_bytes else ""
+        return f"Fetched {what} to '{self.path}' in {took}{kept}."
+
+
+Verify = Literal["fast", "full"]
+
+
+def fetch_files(
+    source: SourceArgument,
+    target: str | os.PathLike[str],
+    *,
+    hash: str | None = None,  # noqa: A002 - the word that people know from other downloaders
+    overwrite: bool = False,
+    refresh: bool = False,
+    verify: Verify = "fast",
+    progress: bool | Progress = True,
+) -> FetchReport:
+    """Bring a file, or a whole folder of them, to the local disk; an archive stays an archive.
+
+        fetch_files("https://example.org/photos.zip", "/content/photos.zip", hash="sha256:…")
+        fetch_files("s3://bucket/train", "/content/train")
+
+    A large file comes in several parts at once, many small ones come tens at once, each tried again where that helps.
+    `target` appears when all of it is here and verified; until then what stood there stays. A call that was interrupted
+    goes on where it stopped. When neither source nor target has changed since, a second call returns at once: a hidden
+    record beside the target says what was fetched.
+
+    Args:
+        source: as for `stage_dataset`. Of a list, files come under their names and folders under theirs.
+        target: what the file, or the folder, is to become. For one file it may also be a folder, one that exists or
+            whose name ends in a slash, in which the file keeps its name.
+        hash: what one file must hash to, as `"sha256:…"`, `"md5:…"` or the digest alone.
+        overwrite: whether to replace what stands at `target` though this did not make it, though it was changed, or
+            though there is more in it now.
+        refresh: fetch again, whatever is here.
+        verify: `"fast"` looks whether source and target changed since; `"full"` opens or lists the source and compares
+            all that is known of it, and hashes a file that is here.
+        progress: `True` for a bar, `False` for silence, or a `Progress`.
+
+    Returns:
+        What was done, with time and rate.
+
+    Raises:
+        TargetExistsError: something stands at `target` that `fetch_files` did not put there as it is, or the source
+            itself lies in it.
+        ChecksumMismatchError: all of it came, but it is another file; it is kept beside the target under a name of
+            its own.
+        SourceNotFoundError, SourceAccessError, SourceReadError, SourceChangedError: the source cannot be read.
+        WebPageError: a web page came in place of the data.
+        DriveDisconnectedError, DriveQuotaError: Drive is away, or refuses for now.
+        MissingDependencyError: this kind of source needs a package; the message has the install line.
+        NotEnoughSpaceError: it does not fit; raised before the first byte, with figures.
+        TargetNotWritableError, OptionError: an argument cannot work.
+        CancelledError: the progress asked to stop.
+    """
+    if verify not in get_args(Verify):
+        msg = f"verify={verify!r} is unknown; expected one of {', '.join(map(repr, get_args(Verify)))}."
+        raise OptionError(msg)
+    checksum = None if hash is None else parse_checksum(hash)
+    parsed = parse_source(source)
+    if checksum is not None and isinstance(parsed, ManySource):
+        msg = "hash= is for one file, and source is a list. Fetch the file alone, or leave the hash out."
+        raise OptionError(msg)
+    place, into = _read_target(target), os.fspath(target).endswith(os.sep)
+    shown = resolve_progress(progress)
+    fetch = _Fetch(
+        parsed, place, checksum, overwrite, verify == "full", shown, cancellation_of(shown), time.monotonic(), into
+    )
+
+    def work() -> FetchReport:
+        require_answer(place)
+        here = None if refresh else fetch.reuse()
+        return here or fetch.run()
+
+    notes: list[str] = []
+    done = run_with_one_remount(
+        work, place=drive_path_of(parsed) or place, touches=(place, *paths_of(parsed)), notice=notes.append
+    )
+    return replace(done, notes=(*done.notes, *notes))
+
+
+def _read_target(target: str | os.PathLike[str]) -> Path:
+    text = os.fspath(target)
+    if "://" in text or not text:
+        msg = f"target={text!r} is no path; expected a file or folder on this machine."
+        raise OptionError(msg)
+    return absolute_path(text)
+
+
+@dataclass(frozen=True, slots=True)
+class _Fetch:
+    """One call of `fetch_files`. `into`: whether the target ends in a slash, so that one file goes into it."""
+
+    source: Source
+    target: Path
+    checksum: Checksum | None
+    overwrite: bool
+    thorough: bool
+    progress: Progress
+    cancellation: Cancellation
+    began: float
+    into: bool
+
+    def reuse(self) -> FetchReport | None:
+        """What is here, if it is whole and the source is still the same."""
+        place = self.target
+        put_back(place)
+        record = read_record(place)
+        if record is None and place.is_dir():
+            found = find_record(place, self.source.address)
+            place, record = (found, read_record(found)) if found is not None else (place, None)
+        if record is None or record.address != self.source.address or not record.fits(place, thorough=self.thorough):
+            return None
+        note = self._unchanged(record.identity)
+        if note is None:
+            return None
+        settle_record(place, record)
+        seconds = time.monotonic() - self.began
+        return FetchReport(
+            place, record.files, record.nbytes, seconds, record.nbytes, record.transport, (note,) if note else ()
+        )
+
+    def _unchanged(self, recorded: SourceIdentity) -> str | None:
+        """`None` when the source may have changed; else a note, which may be empty."""
+        if self.checksum is not None and (recorded.checksum != str(self.checksum) or not self.thorough):
+            # With the right checksum it need not be asked: what is here is what was asked for.
+            return "" if recorded.checksum == str(self.checksum) else None
+        look = Look("unsure") if self.thorough else check_freshness(self.source, recorded, workers=SLOW_LISTERS)
+        if look.state == "gone":
+            return f"The source cannot be reached now; what was fetched before is as it was. {look.detail}"
+        if look.state == "silent":
+            return f"Whether the source has changed is not known ({look.detail}); what was fetched is as it was."
+        if look.state == "unsure":
+            return self._compared(recorded)
+        return "" if look.state == "same" else None
+
+    def _compared(self, recorded: SourceIdentity) -> str | None:
+        """As `_unchanged`, by opening the source; what has to come whole to be looked at is fetched anew instead."""
+        if comes_whole(self.source):
+            return None
+        try:
+            with contextlib.ExitStack() as stack:
+                opener = Opener(self.target.parent, self.progress, self.cancellation)
+                source = expand_pattern(self.source) if isinstance(self.source, LocalSource) else self.source
+                if isinstance(source, ManySource):
+                    now = OpenedParts(source, opener, stack).identity
+                else:
+                    opened = opener.open(source)
+                    stack.callback(opened.close)
+                    now = opened.identify()
+        except (SourceError, DriveError) as error:
+            return f"The source cannot be read now ({error}); what was fetched before is as it was."
+        verdict = compare(recorded, now)
+        if verdict == "unproved" and not self.thorough:
+            return "Names and sizes are those that were fetched, but all times are other ones, as after a remount."
+        return "" if verdict == "same" else None
+
+    def run(self) -> FetchReport:
+        """Fetch.
+
+        Raises:
+            As `fetch_files`.
+        """
+        make_folder(self.target if self.into else self.target.parent)
+        opener = Opener(self.target.parent, self.progress, self.cancellation, self.checksum)
+        source = expand_pattern(self.source) if isinstance(self.source, LocalSource) else self.source
+        if isinstance(source, ManySource):
+            return self._run_many(source, opener)
+        opened = opener.open(source)
+        try:
+            report = self._run_file(opened) if opened.file is not None else self._run_tree(opened)
+            opened.discard()
+        finally:
+            opened.close()
+        return report
+
+    def _run_file(self, opened: Opened) -> FetchReport:
+        assert opened.file is not None
+        facts = opened.file.facts
+        place = self.target / facts.name if self.into or self.target.is_dir() else self.target
+        self._check_replaceable(place)
+        on_drive = opened.path is not None and drive_root(opened.path) is not None
+        kept = sum(map(disk_use, find_orphans(place)))
+        plan = self._plan([facts.size or 0], opened, connections=facts.connections, on_drive=on_drive, kept=kept)
+        self._check_space(plan)
+        identity = replace(opened.identify(), checksum=str(self.checksum or ""))
+        if opened.movable:
+            return self._move(opened, place, identity, 1, facts.size or 0)
+
+        def record_of(seal: dict[str, Any], hashes: tuple[str, ...], nbytes: int) -> FetchRecord:
+            return FetchRecord(self.source.address, identity, seal, hashes, 1, nbytes, opened.transport)
+
+        with self.progress.step(f"fetch {place.name}", total=facts.size, unit="B") as step:
+            fetched = fetch_file(
+                opened.file,
+                place,
+                step=step,
+                cancellation=self.cancellation,
+                policy=RetryPolicy(),
+                connections=plan.connections,
+                announce=lambda hashes, nbytes: announce_record(place, record_of({}, hashes, nbytes)),
+                replaces=self._may_replace,
+            )
+        record = record_of(file_seal(place), fetched.block_hashes, fetched.nbytes)
+        write_record(place, record)
+        return self._report(place, record, fetched.kept_bytes, [*opened.notes, *plan.reasons])
+
+    def _run_tree(self, opened: Opened) -> FetchReport:
+        assert opened.tree is not None
+        identity = opened.identify()
+        if opened.movable:
+            self._check_replaceable(self.target)
+            return self._move(opened, self.target, identity, len(opened.tree.entries), identity.nbytes)
+        return self._fetch_tree(opened.tree, identity, opened, [*opened.notes, *opened.tree.notes])
+
+    @staticmethod
+    def _check_listing(opened: Opened) -> None:
+        """A mount of Google Drive at times lists a part of a folder, without an error."""
+        problem = opened.relisted()
+        if problem:
+            msg = f"{problem} Nothing was put in its place. Wait until uploads are complete, then fetch again."
+            raise SourceChangedError(msg)
+
+    def _move(self, opened: Opened, place: Path, identity: SourceIdentity, files: int, nbytes: int) -> FetchReport:
+        """Put in its place what a service's own tool has brought beside it."""
+        assert opened.path is not None
+        seal = {} if opened.tree is not None else file_seal(opened.path)
+        coming = FetchRecord(self.source.address, identity, seal, (), files, nbytes, opened.transport)
+        with typed_write_errors(place):
+            if opened.tree is None:
+                announce_record(place, coming)
+                put_file(opened.path, place, replaces=self._may_replace)
+                record = replace(coming, seal=file_seal(place))
+            else:
+                deed = put_folder(
+                    opened.path,
+                    place,
+                    overwrite=self.overwrite,
+                    announce=lambda deed: announce_record(place, replace(coming, seal={"deed": deed})),
+                )
+                record = replace(coming, seal={"deed": deed})
+        write_record(place, record)
+        return self._report(place, record, nbytes if opened.resumed else 0, opened.notes)
+
+    def _run_many(self, source: ManySource, opener: Opener) -> FetchReport:
+        """Files under their names, folders under theirs."""
+        with contextlib.ExitStack() as stack:
+            parts = OpenedParts(source, opener, stack)
+            report = self._fetch_tree(parts.tree, parts.identity, parts.slowest, parts.notes)
+            parts.discard()
+        return report
+
+    def _fetch_tree(self, tree: Tree, identity: SourceIdentity, opened: Opened, notes: list[str]) -> FetchReport:
+        place = self.target
+        self._check_replaceable(place)
+        fingerprint = identity.fingerprint
+        sizes = [entry.size for entry in tree.entries]
+        on_drive = opened.path is not None and drive_root(opened.path) is not None
+        kept = unfinished_bytes(place, fingerprint)
+        plan = self._plan(sizes, opened, connections=1, on_drive=on_drive, kept=kept)
+        self._check_space(plan)
+        coming = FetchRecord(self.source.address, identity, {}, (), len(sizes), sum(sizes), opened.transport)
+
+        def announce(deed: str) -> None:
+            self._check_listing(opened)
+            announce_record(place, replace(coming, seal={"deed": deed}))
+
+        with self.progress.step(f"fetch {place.name}", total=plan.nbytes, unit="B") as step:
+            fetched = fetch_folder(
+                tree,
+                place,
+                fingerprint=fingerprint,
+                limits=plan.limits,
+                step=step,
+                cancellation=self.cancellation,
+                policy=RetryPolicy(),
+                overwrite=self.overwrite,
+                announce=announce,
+            )
+        record = replace(coming, seal={"deed": fetched.deed})
+        write_record(place, record)
+        return self._report(place, record, fetched.kept_bytes, [*notes, *plan.reasons])
+
+    def _plan(
+        self, sizes: Sequence[int], opened: Opened, *, connections: int, on_drive: bool, kept: int
+    ) -> TransferPlan:
+        facts = TransferFacts(
+            transport=opened.transport,
+            slow=opened.slow,
+            cores=usable_cores(),
+            connections=connections,
+            mount_copy=on_drive,
+            kept_bytes=kept,
+        )
+        return plan_transfer(sizes, facts)
+
+    def _check_space(self, plan: TransferPlan) -> None:
+        check_space(self.target.parent, plan.peak_bytes, f"Fetching '{self.source.label}'")
+
+    def _check_replaceable(self, place: Path) -> None:
+        """Refuse to replace what is not ours, or not as we left it, and the source itself."""
+        if not os.path.lexists(place):
+            return
+        real = os.path.realpath(place)
+        for part in self.source.parts if isinstance(self.source, ManySource) else (self.source,):
+            if isinstance(part, LocalSource) and Path(os.path.realpath(part.path)).is_relative_to(real):
+                msg = f"'{place}' holds the source '{part.path}', which would go with it. Choose another target."
+                raise TargetExistsError(msg)
+        if self._may_replace(place):
+            return
+        record = read_record(place)
+        if record is None:
+            what = "was not made by fetch_files"
+        elif record.address != self.source.address:
+            what = f"was fetched from another source ({record.address})"
+        elif place.is_dir():
+            what = str(look_at(place))
+        else:
+            what = "was changed since it was fetched"
+        msg = f"'{place}' {what}. Choose another target, or give overwrite=True to replace it."
+        raise TargetExistsError(msg)
+
+    def _may_replace(self, place: Path) -> bool:
+        """Whether what stands there is ours and as we left it, or is to be replaced whatever it is."""
+        if self.overwrite:
+            return True
+        record = read_record(place)
+        ours = record is not None and record.address == self.source.address and record.fits(place)
+        if place.is_dir() and not place.is_symlink():
+            return ours or look_at(place).kind == "empty folder"
+        return ours
+
+    def _report(self, place: Path, record: FetchRecord, kept_bytes: int, notes: Sequence[str]) -> FetchReport:
+        seconds = time.monotonic() - self.began
+        return FetchReport(
+            place,
+            record.files,
+            record.nbytes,
+            seconds,
+            kept_bytes,
+            record.transport,
+            tuple(dict.fromkeys(note for note in notes if note)),
+        )

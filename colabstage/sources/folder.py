@@ -1,0 +1,173 @@
+"""A whole folder to its place: fetched beside, noted piece by piece, then put there in one step.
+
+`.colabstage-NAME.OWNER.tmp/` holds `files`, and `ledger`: a line that says what is being fetched, then one for each
+piece that is whole, with its hash. Who takes over what a dead process left hashes what the ledger names, keeps what
+agrees, and reads only the rest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
+
+from colabstage.errors import CancelledError, DriveError, SourceError, TargetExistsError
+from colabstage.fileops import hash_ranges
+from colabstage.io.journal import Journal, read_journal
+from colabstage.io.workspace import only_for, open_workspace
+from colabstage.ownership import find_orphans, put_folder, remove_own
+from colabstage.sources.copy import typed_write_errors
+from colabstage.sources.tree import fetch_tree
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+    from types import TracebackType
+
+    from colabstage.pipeline import PipelineLimits
+    from colabstage.progress import Cancellation, ProgressStep
+    from colabstage.retry import RetryPolicy
+    from colabstage.trees.tree import Tree
+
+_FILES = "files"
+_LEDGER = "ledger"
+_FORMAT = 1
+# Hashing what is in the system's cache needs a core, reading from a disk needs two requests in flight.
+_HASH_THREADS = 2
+
+_Span = tuple[str, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class FetchedFolder:
+    """What was fetched: `files` and `nbytes`, and how many of the bytes an interrupted run had brought before.
+
+    `deed`: names what was put in place, as `ownership.look_at` finds it.
+    """
+
+    files: int
+    nbytes: int
+    kept_bytes: int
+    deed: str
+
+
+class FolderLedger:
+    """What of a folder is here. `kept_bytes`: what was found here and is right."""
+
+    def __init__(self, workspace: Path, fingerprint: str) -> None:
+        """Open the ledger of a workspace, which exists; whatever it knows of is hashed."""
+        self._files = workspace / _FILES
+        path = workspace / _LEDGER
+        recorded = read_ledger(path, fingerprint) or {}
+        with typed_write_errors(path):
+            if not recorded:
+                remove_own(self._files)
+            self._files.mkdir(exist_ok=True)
+        with ThreadPoolExecutor(_HASH_THREADS, thread_name_prefix="colabstage-hash") as pool:
+            found = zip(recorded, pool.map(self._hash, recorded), strict=True)
+            self._kept = {span: digest for span, digest in found if recorded[span] == digest}
+        self.kept_bytes = sum(length for _, _, length in self._kept)
+        with typed_write_errors(path):
+            self._journal = Journal(path, _head(fingerprint), ([*span, digest] for span, digest in self._kept.items()))
+
+    def has(self, name: str, offset: int, length: int) -> bool:
+        """Whether these bytes of a file were noted before, and are right."""
+        return (name, offset, length) in self._kept
+
+    def note(self, name: str, offset: int, length: int, digest: str) -> None:
+        """These bytes of a file are on the disk. Written in one go: a kill leaves whole lines, and at most one cut."""
+        with typed_write_errors(self._files):
+            self._journal.append([name, offset, length, digest])
+
+    def close(self) -> None:
+        """Let go of the file. Calling it twice is fine."""
+        self._journal.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _hash(self, span: _Span) -> str:
+        name, offset, length = span
+        try:
+            if (self._files / name).stat().st_size < offset + length:
+                return ""
+            return hash_ranges(self._files / name, [(offset, length)], threads=1)[0]
+        except OSError:
+            return ""
+
+
+def read_ledger(path: Path, fingerprint: str) -> dict[_Span, str] | None:
+    """Return what a ledger says is here, by name, offset and length; `None` when it is of something else, or none."""
+    try:
+        found = read_journal(path, _head(fingerprint)) if fingerprint else None
+        return None if found is None else {(name, offset, length): digest for name, offset, length, digest in found}
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def _head(fingerprint: str) -> dict[str, object]:
+    return {"format": _FORMAT, "fingerprint": fingerprint}
+
+
+def unfinished_bytes(target: Path, fingerprint: str) -> int:
+    """Bytes that an interrupted run left for a folder and that its ledger names; nothing is hashed."""
+    ledgers = [read_ledger(orphan / _LEDGER, fingerprint) for orphan in find_orphans(target)]
+    return max((sum(length for _, _, length in ledger) for ledger in ledgers if ledger), default=0)
+
+
+def fetch_folder(
+    tree: Tree,
+    target: Path,
+    *,
+    fingerprint: str,
+    limits: PipelineLimits,
+    step: ProgressStep,
+    cancellation: Cancellation,
+    policy: RetryPolicy,
+    overwrite: bool = False,
+    announce: Callable[[str], object] = lambda _: None,
+) -> FetchedFolder:
+    """Bring all files of a tree to `target`, a folder, replacing what stands there only at the very end.
+
+    Args:
+        tree: the files.
+        target: the folder to become; its parent exists.
+        fingerprint: of the tree's state; what an interrupted run left of the same one is gone on with. "" where
+            nothing can tell one state from another.
+        limits, step, cancellation, policy: as for `fetch_tree`.
+        overwrite: whether to replace what stands there though it is not ours, or not as we made it.
+        announce: told the name of the deed right before the folder is renamed to `target`.
+
+    Raises:
+        TargetExistsError: something stands there that is not ours, or not as we made it.
+        As `fetch_tree`; what stood at `target` is as it was.
+    """
+    with contextlib.ExitStack() as stack:
+        with typed_write_errors(target):
+            workspace = stack.enter_context(
+                open_workspace(
+                    target,
+                    accepts=lambda orphan: bool(read_ledger(orphan / _LEDGER, fingerprint)),
+                    keeps=only_for(KeyboardInterrupt, CancelledError, SourceError, DriveError, TargetExistsError),
+                )
+            )
+        with FolderLedger(workspace.path, fingerprint) as ledger:
+            kept = ledger.kept_bytes
+            fetch_tree(
+                tree,
+                workspace.path / _FILES,
+                limits=limits,
+                step=step,
+                cancellation=cancellation,
+                policy=policy,
+                ledger=ledger,
+            )
+        with typed_write_errors(target):
+            deed = put_folder(workspace.path / _FILES, target, overwrite=overwrite, announce=announce)
+    return FetchedFolder(len(tree.entries), sum(entry.size for entry in tree.entries), kept, deed)

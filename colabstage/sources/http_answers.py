@@ -1,0 +1,301 @@
+"""What a web server's answer means: the status, the range, the name, the time, the checksum, a page. Pure functions.
+
+Headers come as any mapping whose names are looked up without regard to case.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import html
+import re
+import time
+from dataclasses import dataclass
+from email.message import Message
+from email.utils import parsedate_to_datetime
+from http import HTTPStatus
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlsplit
+
+from colabstage.errors import OptionError, SourceAccessError, SourceError, SourceNotFoundError, SourceReadError
+from colabstage.redaction import is_signed_address
+from colabstage.sources.remote import Checksum, TransientError, parse_checksum
+from colabstage.trees.contents import is_html
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+# A server may ask for more patience than this; then the work is better begun again by a person.
+_MAX_WAIT_S = 3600.0
+_NAME_BYTES = 200
+_PASSING = frozenset({202, 408, 425, 429})
+_PAGE_TYPES = frozenset({"text/html", "application/xhtml+xml"})
+_BINARY = re.compile(rb"[\0-\x08\x0e-\x1a\x1c-\x1f]")
+# Files that are compressed themselves, and what careless servers then say of their transfer.
+_OWN_CODING = {"gzip": (".gz", ".tgz", ".svgz"), "x-gzip": (".gz", ".tgz"), "zstd": (".zst", ".tzst")}
+_OWN_CODING |= {"br": (".br",), "compress": (".z",), "x-bzip2": (".bz2", ".tbz2"), "bzip2": (".bz2", ".tbz2")}
+_OWN_TYPES = frozenset({"application/gzip", "application/x-gzip", "application/x-tgz", "application/x-gtar-compressed"})
+
+
+@dataclass(frozen=True, slots=True)
+class ContentRange:
+    """`Content-Range: bytes start-(stop-1)/total`; `total` is `None` where the server does not know it."""
+
+    start: int
+    stop: int
+    total: int | None
+
+
+def parse_content_range(text: str | None) -> ContentRange | None:
+    """Read a Content-Range header; `None` when it is missing, or says nothing or nonsense."""
+    match = re.fullmatch(r"\s*bytes\s+(\d+)-(\d+)/(\d+|\*)\s*", text or "", re.ASCII)
+    if not match:
+        return None
+    start, stop = int(match[1]), int(match[2]) + 1
+    total = None if match[3] == "*" else int(match[3])
+    return ContentRange(start, stop, total) if start < stop and (total is None or stop <= total) else None
+
+
+def parse_missed_total(text: str | None) -> int | None:
+    """The size that `Content-Range: bytes */SIZE` of a 416 tells."""
+    match = re.fullmatch(r"\s*bytes\s+\*/(\d+)\s*", text or "", re.ASCII)
+    return int(match[1]) if match else None
+
+
+def content_length(headers: Mapping[str, str]) -> int | None:
+    """The length told, where it is not overruled by sending in chunks.
+
+    Raises:
+        SourceReadError: what is told is no length, so that a body that was cut could not be told from a whole one.
+    """
+    text = headers.get("Content-Length", "").strip()
+    if not text or "chunked" in headers.get("Transfer-Encoding", "").lower():
+        return None
+    # RFC 9110, 8.6: several that agree are one, as some proxies make of it.
+    told = {part.strip() for part in text.split(",")}
+    if len(told) == 1 and re.fullmatch(r"[0-9]{1,19}", one := told.pop()):
+        return int(one)
+    msg = (
+        f"The server says that the file has {text[:40]!r} bytes (Content-Length), which is no length, so nothing would "
+        "tell whether all of it came. Use another link."
+    )
+    raise SourceReadError(msg)
+
+
+@dataclass(frozen=True, slots=True)
+class Validators:
+    """By what one content is told from another: `etag` with its quotes and, if weak, its `W/`; times as sent."""
+
+    etag: str = ""
+    last_modified: str = ""
+    date: str = ""
+
+    @property
+    def version(self) -> str:
+        """A text that is another one when the content is; "" where the server gives no sign."""
+        return self.etag or self.last_modified
+
+    @property
+    def if_range(self) -> str:
+        """What `If-Range` may be sent with by RFC 9110, 13.1.5; "" where nothing may.
+
+        A weak tag may not, and where there is one a date may not either. A date is strong only when the answer was
+        made at least a second after it (8.8.2.2): before, the file could have changed twice in that second.
+        """
+        if self.etag:
+            return "" if self.etag.startswith("W/") else self.etag
+        modified, made = parse_http_date(self.last_modified), parse_http_date(self.date)
+        return self.last_modified if modified is not None and made is not None and made - modified >= 1 else ""
+
+    def contradicts(self, other: Validators) -> bool:
+        """Whether the two cannot be of one content."""
+        if self.etag and other.etag:
+            return self.etag.removeprefix("W/") != other.etag.removeprefix("W/")
+        return bool(self.last_modified and other.last_modified) and self.last_modified != other.last_modified
+
+
+def validators(headers: Mapping[str, str]) -> Validators:
+    """The validators of an answer."""
+    etag = headers.get("ETag", "").strip()
+    usable = re.fullmatch(r'(?:W/)?"[^"]*"', etag) is not None
+    return Validators(etag if usable else "", headers.get("Last-Modified", "").strip(), headers.get("Date", "").strip())
+
+
+def parse_http_date(text: str) -> float | None:
+    """Seconds since 1970 of a date in a header; `None` where it is none."""
+    try:
+        return parsedate_to_datetime(text).timestamp()
+    except (ValueError, TypeError, OverflowError):
+        return None
+
+
+def retry_after_s(headers: Mapping[str, str]) -> float | None:
+    """Seconds that `Retry-After` asks to wait, from 0 to an hour; `None` without a sensible one.
+
+    A date is taken by the server's own clock where it tells it.
+    """
+    text = headers.get("Retry-After", "").strip()
+    if text.isdecimal() and text.isascii():
+        return min(float(text[:9]), _MAX_WAIT_S)
+    until = parse_http_date(text)
+    if until is None:
+        return None
+    now = parse_http_date(headers.get("Date", ""))
+    return min(max(until - (time.time() if now is None else now), 0.0), _MAX_WAIT_S)
+
+
+def status_error(status: int, headers: Mapping[str, str], url: str, label: str, text: str = "") -> SourceError:
+    """The typed error for an answer with this status. `text`: the beginning of what came with it."""
+    said = _status_words(status)
+    if status in {401, 403, 407, 451}:
+        return SourceAccessError(f"'{label}' is refused: {said}. {_access_remedy(status, url, text)}")
+    if status in {404, 410}:
+        msg = f"There is nothing at '{label}': {said}. Check the address, or open it in a browser."
+        return SourceNotFoundError(msg)
+    if status in _PASSING or status >= 500:
+        wait_s = retry_after_s(headers)
+        asked = "" if wait_s is None else f"; it asks to be left alone for {wait_s:.0f} s"
+        return TransientError(f"The server of '{label}' cannot answer now: {said}{asked}. Try again later.", wait_s)
+    msg = f"The server of '{label}' answered {said}, with which nothing can be done; expected the file or a part of it."
+    return SourceReadError(msg)
+
+
+def _status_words(status: int) -> str:
+    try:
+        return f"{status} {HTTPStatus(status).phrase}"
+    except ValueError:
+        return str(status)
+
+
+def _access_remedy(status: int, url: str, text: str) -> str:
+    if status == 407:
+        return "The proxy wants a login: put it into the variable HTTPS_PROXY, as http://user:password@host:port."
+    if status == 451:
+        return "It is withheld for legal reasons, perhaps only in this machine's country."
+    if is_signed_address(url) or re.search(r"(?i)\bexpired\b", text):
+        return "The link carries a signature or token, which has probably expired: get a fresh link."
+    if status == 401:
+        return (
+            "It needs a login: put it into ~/.netrc (machine HOST login USER password PASSWORD), "
+            "or use a link that needs none."
+        )
+    return (
+        "Either it needs a login or an accepted licence (log in with a browser, and see what it says), or the server "
+        "wants fewer downloads from this address: wait, or get a fresh link."
+    )
+
+
+def coding_of(headers: Mapping[str, str], name: str) -> str:
+    """The Content-Encoding that is to be undone: "" for none.
+
+    Many servers call a `.tar.gz` a tar that was compressed for the way. It was not: the file that people know, whose
+    size and hash are published, is the compressed one. Browsers see it so too.
+    """
+    coding = headers.get("Content-Encoding", "").strip().lower()
+    if coding in {"", "identity", "none", "aws-chunked"}:
+        return ""
+    is_own = name.lower().endswith(_OWN_CODING.get(coding, ())) if coding in _OWN_CODING else False
+    return "" if is_own or content_type(headers) in _OWN_TYPES else coding
+
+
+def content_type(headers: Mapping[str, str]) -> str:
+    """The media type, without its parameters, in lower case."""
+    return headers.get("Content-Type", "").partition(";")[0].strip().lower()
+
+
+def is_page_type(headers: Mapping[str, str]) -> bool:
+    """Whether the server calls it a web page."""
+    return content_type(headers) in _PAGE_TYPES
+
+
+def is_page(headers: Mapping[str, str], head: bytes) -> bool:
+    """Whether a web page came, by what the server calls it and what it begins with.
+
+    Bytes that no text contains are data whatever the server calls them.
+    """
+    return is_html(head) or (is_page_type(headers) and head != b"" and not _BINARY.search(head))
+
+
+def names_a_page(url: str, name: str) -> bool:
+    """Whether a web page is what the address asks for."""
+    suffixes = (".html", ".htm", ".xhtml", ".shtml")
+    return urlsplit(url).path.lower().endswith(suffixes) or name.lower().endswith(suffixes)
+
+
+def page_title(head: bytes) -> str:
+    """The title of a web page that begins so; "" where none is seen."""
+    match = re.search(rb"(?is)<title[^>]*>(.*?)(?:</title|\Z)", head)
+    text = html.unescape(match[1].decode("utf-8", "replace")) if match else ""
+    return "".join(character for character in " ".join(text.split()) if character.isprintable())[:120]
+
+
+def file_name(headers: Mapping[str, str], *urls: str) -> str:
+    """The name a file would have here: as the server says, else the last part of the first address that has one.
+
+    An address whose last part has a suffix comes before one without; never with folders, never hidden.
+    """
+    told = _clean_name(_disposition_name(headers.get("Content-Disposition", "")))
+    names = [_clean_name(unquote(urlsplit(url).path).rpartition("/")[2]) for url in urls]
+    with_suffix = [name for name in names if PurePosixPath(name).suffix]
+    return next(filter(None, [told, *with_suffix, *names]), "download")
+
+
+def _disposition_name(text: str) -> str:
+    """The file name of a Content-Disposition: `filename*` before `filename` (RFC 6266, 4.3)."""
+    extended = re.search(r"(?i)(?:^|;)\s*filename\*\s*=\s*\"?([\w-]+)'[^']*'([^;\"\s]+)", text)
+    if extended:
+        try:
+            return unquote(extended[2], encoding=extended[1], errors="strict")
+        except (LookupError, UnicodeDecodeError):
+            pass
+    message = Message()
+    # Otherwise a half-read `filename*` would be taken.
+    message["Content-Disposition"] = re.sub(r"(?i);\s*filename\*[^;]*", "", text)
+    name = message.get_filename("")
+    try:
+        # http.client reads headers as Latin-1; what servers mean is UTF-8.
+        return name.encode("latin-1").decode("utf-8")
+    except UnicodeError:
+        return name
+
+
+def _clean_name(name: str) -> str:
+    last = re.split(r"[/\\]", name)[-1]
+    clean = "".join(character for character in last if character.isprintable()).strip().lstrip(".").rstrip(". ")
+    if len(clean.encode("utf-8", "replace")) <= _NAME_BYTES:
+        return clean
+    suffix = PurePosixPath(clean).suffix[:20]
+    stem = clean.encode("utf-8", "replace")[: _NAME_BYTES - len(suffix.encode())].decode("utf-8", "ignore")
+    return stem + suffix
+
+
+def offered_checksum(headers: Mapping[str, str], *, whole: bool, first_hop: Mapping[str, str]) -> Checksum | None:
+    """The hash of the whole content that the service tells, the strongest of those.
+
+    `whole`: the answer has the whole content, not a part; some headers speak of the answer's own body only.
+    `first_hop`: the headers of the answer that redirected here; Hugging Face tells a file's SHA-256 there.
+    """
+    offers: list[tuple[str, str]] = []
+    for header in ("Repr-Digest", "Digest", *(("Content-Digest",) if whole else ())):
+        offers += re.findall(r"(?i)(sha-256|sha-512|md5)=:?([\w+/=]+)", headers.get(header, ""))
+    if headers.get("x-goog-stored-content-encoding", "identity") == "identity":
+        offers += re.findall(r"(?i)(md5)=([\w+/=]+)", headers.get("x-goog-hash", ""))
+    # The digest of an object that came in parts is one of their digests, and ends in their number.
+    if headers.get("x-amz-checksum-type", "FULL_OBJECT").upper() == "FULL_OBJECT":
+        offers.append(("sha256", headers.get("x-amz-checksum-sha256", "")))
+    offers.append(("md5", headers.get("x-ms-blob-content-md5", "")))
+    offers.append(("md5", headers.get("Content-MD5", "") if whole else ""))
+    found = {offer.algorithm: offer for offer in map(_from_base64, offers) if offer}
+    linked = re.fullmatch(r'"?([0-9a-f]{64})"?', first_hop.get("X-Linked-ETag", ""))
+    if linked:
+        found["sha256"] = Checksum("sha256", linked[1])
+    return next((found[name] for name in ("sha256", "sha512", "md5") if name in found), None)
+
+
+def _from_base64(offer: tuple[str, str]) -> Checksum | None:
+    algorithm, text = offer
+    try:
+        return parse_checksum(f"{algorithm}:{base64.b64decode(text, validate=True).hex()}")
+    except (binascii.Error, ValueError, OptionError):
+        return None

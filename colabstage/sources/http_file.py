@@ -1,0 +1,438 @@
+"""One file on a web server: what is known of it, and any part of it, checked against what was promised."""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from colabstage.clock import SYSTEM_CLOCK
+from colabstage.errors import OptionError, SourceChangedError, SourceReadError, WebPageError
+from colabstage.retry import RetryPolicy
+from colabstage.sources.http_answers import (
+    Validators,
+    coding_of,
+    content_length,
+    file_name,
+    is_page,
+    is_page_type,
+    names_a_page,
+    offered_checksum,
+    page_title,
+    parse_content_range,
+    parse_http_date,
+    parse_missed_total,
+    status_error,
+    validators,
+)
+from colabstage.sources.http_session import HttpSession
+from colabstage.sources.remote import LEAST_BYTES_PER_S, RemoteFacts, TransientError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import requests
+
+    from colabstage.clock import Clock
+    from colabstage.sources.remote import Checksum
+
+# The first look asks for so much: enough to see a page's title; it still comes in the first round trip.
+_LOOK_BYTES = 8 * 1024
+# A trickle is looked at for so long.
+_LOOK_S = 5.0
+_PIECE_BYTES = 256 * 1024
+# What servers give to one client at full speed; aria2 goes no further either.
+_CONNECTIONS = 16
+# Whoever asks for more patience before the first byte is better told so.
+_MAX_OPENING_WAIT_S = 60.0
+# Some servers answer a range they do not like so; the whole file may come all the same.
+_NO_RANGES = frozenset({400, 405, 412, 416, 501})
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """The first answer: `facts`, its `validators`, whether the server calls the data a page."""
+
+    facts: RemoteFacts
+    validators: Validators
+    is_page_type: bool
+
+
+def open_http(
+    url: str,
+    *,
+    checksum: Checksum | None = None,
+    timeout_s: float = 30.0,
+    least_bytes_per_s: float = LEAST_BYTES_PER_S,
+    policy: RetryPolicy | None = None,
+    clock: Clock = SYSTEM_CLOCK,
+) -> HttpFile:
+    """Look at a file on a web server.
+
+    A part of it is asked for, since nothing else proves that parts can be had; `HEAD` is never used, which signed
+    addresses and many services refuse. User and password in the address are used, and never shown.
+
+    Args:
+        url: `http://` or `https://`.
+        checksum: what the content should have, when the caller knows; otherwise the one the server tells, if any.
+        timeout_s: seconds of silence, at any time, after which the connection counts as failed; also for the whole
+            head of an answer.
+        least_bytes_per_s: what a body must bring on average in any `timeout_s` seconds of waiting for it.
+        policy: how often to try again when the first look fails in a way that passes.
+        clock: by which these tries wait, and bodies are timed; sockets have time limits of their own.
+
+    Raises:
+        OptionError: `url` is no web address.
+        SourceAccessError, SourceNotFoundError, WebPageError, SourceReadError: as they say.
+        TransientError: the server could not answer, after all tries.
+    """
+    session = HttpSession(url, timeout_s, least_bytes_per_s, clock)
+    try:
+        return HttpFile(session, _look_patiently(session, checksum, policy or RetryPolicy()))
+    except BaseException:
+        session.close()
+        raise
+
+
+class HttpFile:
+    """A `RemoteFile` on a web server. Made by `open_http`."""
+
+    def __init__(self, session: HttpSession, look: _Look) -> None:
+        self._session = session
+        self._look = look
+
+    @property
+    def facts(self) -> RemoteFacts:
+        """What the first answer said."""
+        return self._look.facts
+
+    def read_range(self, offset: int, length: int | None) -> Iterator[bytes]:
+        """See `RemoteFile.read_range`. Each call is one request on a connection that is kept for the next.
+
+        Raises:
+            OptionError: the file has no such part, or only its whole can be had.
+        """
+        size, label = self.facts.size, self.facts.label
+        stop = size if length is None else offset + length
+        known = size is None or stop is None or offset <= stop <= size
+        if offset < 0 or (length or 0) < 0 or not known or (offset and not self.facts.ranges):
+            whole = "" if self.facts.ranges else " Its server gives only the whole, from the beginning."
+            msg = f"'{label}' has no part of {length} bytes at {offset}; its size is {size}.{whole}"
+            raise OptionError(msg)
+        if stop == offset:
+            return iter(())
+        return self._part(offset, stop) if self.facts.ranges and stop is not None else self._beginning(stop)
+
+    def close(self) -> None:
+        """Hang up, also on parts that are being read."""
+        self._session.close()
+
+    def _part(self, offset: int, stop: int) -> Iterator[bytes]:
+        headers = {"Range": f"bytes={offset}-{stop - 1}"}
+        if self._look.validators.if_range:
+            headers["If-Range"] = self._look.validators.if_range
+        with self._session.get(headers) as response:
+            if response.status_code == 206:
+                promised = self._check_part(response, offset, stop)
+                yield from self._exactly(response, promised, ends=True)
+                if promised < stop - offset:
+                    raise TransientError(self._short(promised, stop - offset))
+                return
+            if response.status_code == 200:
+                self._check_whole_for_part(response, offset)
+                yield from self._exactly(response, stop, ends=False)
+                return
+            self._refuse(response)
+
+    def _beginning(self, stop: int | None) -> Iterator[bytes]:
+        """The whole file, or its beginning, where no parts can be had."""
+        with self._session.get({}) as response:
+            if response.status_code != 200:
+                self._refuse(response)
+            self._check_same(response)
+            coding, length = coding_of(response.headers, self.facts.name), content_length(response.headers)
+            if self.facts.size is not None and not coding and length not in {None, self.facts.size}:
+                raise SourceChangedError(self._changed(f"its size was {self.facts.size} and is {length} bytes"))
+            if coding:
+                yield from self._decoded(response, coding, stop)
+            elif stop is not None:
+                yield from self._exactly(response, stop, ends=stop == self.facts.size)
+            else:
+                yield from _pieces(response, self._session)
+
+    def _check_part(self, response: requests.Response, offset: int, stop: int) -> int:
+        """Bytes that the part has; raises when it is not the one that was asked for."""
+        self._check_same(response)
+        told, label = parse_content_range(response.headers.get("Content-Range")), self.facts.label
+        if told is None or told.start != offset or told.stop > stop:
+            msg = (
+                f"The server of '{label}' was asked for the bytes {offset} to {stop - 1} and sent others "
+                f"(Content-Range: {response.headers.get('Content-Range', 'none')}). It cannot be trusted with parts."
+            )
+            raise SourceReadError(msg)
+        if told.total is not None and told.total != self.facts.size:
+            raise SourceChangedError(self._changed(f"its size was {self.facts.size} and is {told.total} bytes"))
+        if coding_of(response.headers, self.facts.name):
+            msg = (
+                f"The server of '{label}' compressed a part of the file ({response.headers['Content-Encoding']}) "
+                "though asked not to; parts of compressed and of plain content do not fit together. Try again later."
+            )
+            raise SourceReadError(msg)
+        length = content_length(response.headers)
+        if length is not None and length > told.stop - offset:
+            raise SourceReadError(self._long(told.stop - offset, length))
+        return told.stop - offset
+
+    def _check_whole_for_part(self, response: requests.Response, offset: int) -> None:
+        """The whole came in answer to a part: refuse it, unless it is the same file and begins where we do."""
+        self._check_same(response)
+        length = content_length(response.headers)
+        if length is not None and length != self.facts.size:
+            raise SourceChangedError(self._changed(f"its size was {self.facts.size} and is {length} bytes"))
+        known = bool(validators(response.headers).version and self.facts.version)
+        if offset or not known or coding_of(response.headers, self.facts.name):
+            sign = "by its ETag or time it is unchanged" if known else "nothing says whether it has changed"
+            msg = (
+                f"The server of '{self.facts.label}' sent the whole file where a part was asked for; {sign}. Try again."
+            )
+            raise TransientError(msg)
+
+    def _check_same(self, response: requests.Response) -> None:
+        if response.status_code == 200 and is_page_type(response.headers) and not self._look.is_page_type:
+            coding = coding_of(response.headers, self.facts.name)
+            raise _page_error(self.facts.label, _head(response, self._session, coding))
+        now, before = validators(response.headers), self._look.validators
+        if now.contradicts(before):
+            raise SourceChangedError(self._changed(f"its version was {before.version} and is {now.version}"))
+
+    def _refuse(self, response: requests.Response) -> None:
+        """Raise what the status, not 200 nor 206, means."""
+        if response.status_code == 416:
+            size = parse_missed_total(response.headers.get("Content-Range"))
+            if size is not None and size != self.facts.size:
+                raise SourceChangedError(self._changed(f"its size was {self.facts.size} and is {size} bytes"))
+            msg = f"The server of '{self.facts.label}' says that it has no such part (416), which it has. Try again."
+            raise TransientError(msg)
+        raise _status_error(response, self._session)
+
+    def _exactly(self, response: requests.Response, count: int, *, ends: bool) -> Iterator[bytes]:
+        """The next `count` bytes; with `ends`, nothing may follow them."""
+        left = count
+        for piece in _pieces(response, self._session, count):
+            left -= len(piece)
+            yield piece
+        if left:
+            raise TransientError(self._short(count - left, count))
+        # This also takes the end of a body in chunks, so that the connection can be used again.
+        if ends and _read(response, 1):
+            raise SourceReadError(self._long(count, None))
+
+    def _decoded(self, response: requests.Response, coding: str, stop: int | None) -> Iterator[bytes]:
+        done = 0
+        for piece in _inflated(_pieces(response, self._session), coding, self.facts.label):
+            wanted = piece if stop is None else piece[: stop - done]
+            done += len(wanted)
+            if wanted:
+                yield wanted
+            if done == stop:
+                return
+        if stop is not None:
+            raise TransientError(self._short(done, stop))
+
+    def _changed(self, how: str) -> str:
+        return (
+            f"'{self.facts.label}' became another file while it was read: {how}. Start again; if it happens each time, "
+            "several servers with different copies may answer at this address."
+        )
+
+    def _short(self, got: int, promised: int) -> str:
+        return f"The server of '{self.facts.label}' sent {got} of the {promised} bytes it promised. Try again."
+
+    def _long(self, promised: int, got: int | None) -> str:
+        more = "more" if got is None else f"{got}"
+        return f"The server of '{self.facts.label}' sent {more} bytes where {promised} were asked for and promised."
+
+
+def _look_patiently(session: HttpSession, checksum: Checksum | None, policy: RetryPolicy) -> _Look:
+    for tries in range(1, policy.attempts):
+        try:
+            return _look(session, checksum)
+        except TransientError as error:
+            wait_s = max(error.wait_s or 0.0, policy.first_wait_s * 2 ** (tries - 1))
+            if wait_s > _MAX_OPENING_WAIT_S:
+                raise
+        session.clock.sleep(wait_s)
+    return _look(session, checksum)
+
+
+def _look(session: HttpSession, checksum: Checksum | None) -> _Look:
+    with session.get({"Range": f"bytes=0-{_LOOK_BYTES - 1}"}) as response:
+        told = parse_content_range(response.headers.get("Content-Range"))
+        coding = coding_of(response.headers, file_name(response.headers, session.url, response.url))
+        if response.status_code == 206 and told and not coding and told.start == 0 and told.total is not None:
+            size, stop = told.total, min(_LOOK_BYTES, told.total)
+            if told.stop == stop and content_length(response.headers) in {None, stop}:
+                head = _head(response, session, "")
+                # This also takes the end of a body in chunks, so that the connection can be used again.
+                if len(head) < stop or not _read(response, 1):
+                    return _judge(session, response, checksum, size, head, ranges=True)
+        if response.status_code == 416 and parse_missed_total(response.headers.get("Content-Range")) == 0:
+            return _judge(session, response, checksum, 0, b"", ranges=False)
+        if response.status_code == 200:
+            return _look_at_whole(session, response, checksum)
+        if response.status_code != 206 and response.status_code not in _NO_RANGES:
+            raise _status_error(response, session)
+    with session.get({}) as response:
+        if response.status_code != 200:
+            raise _status_error(response, session)
+        return _look_at_whole(session, response, checksum)
+
+
+def _look_at_whole(session: HttpSession, response: requests.Response, checksum: Checksum | None) -> _Look:
+    coding = coding_of(response.headers, file_name(response.headers, session.url, response.url))
+    size = None if coding else content_length(response.headers)
+    return _judge(session, response, checksum, size, _head(response, session, coding), ranges=False)
+
+
+def _judge(
+    session: HttpSession,
+    response: requests.Response,
+    checksum: Checksum | None,
+    size: int | None,
+    head: bytes,
+    *,
+    ranges: bool,
+) -> _Look:
+    headers = response.headers
+    name = file_name(headers, session.url, response.url)
+    found = validators(headers)
+    if is_page(headers, head) and not names_a_page(session.url, name):
+        raise _page_error(session.label, head)
+    modified = parse_http_date(found.last_modified)
+    first_hop = response.history[0].headers if response.history else {}
+    decoded = coding_of(headers, name) != ""
+    whole = response.status_code == 200
+    offered = None if decoded else offered_checksum(headers, whole=whole, first_hop=first_hop)
+    facts = RemoteFacts(
+        label=session.label,
+        name=name,
+        size=size,
+        version=found.version,
+        mtime_ns=int(modified * 1e9) if modified else 0,
+        checksum=checksum or offered,
+        ranges=ranges,
+        connections=_CONNECTIONS if ranges else 1,
+    )
+    return _Look(facts, found, is_page_type(headers) or names_a_page(session.url, name))
+
+
+def _page_error(label: str, head: bytes) -> WebPageError:
+    title = page_title(head)
+    named = f" with the title “{title}”" if title else ""
+    msg = (
+        f"'{label}' gives a web page{named} in place of data: perhaps a login, a confirmation, a preview or an error. "
+        "Open it in a browser, and copy the link of the download itself."
+    )
+    return WebPageError(msg)
+
+
+def _status_error(response: requests.Response, session: HttpSession) -> Exception:
+    text = "" if response.status_code < 400 else _head(response, session, "").decode("utf-8", "replace")
+    return status_error(response.status_code, response.headers, session.url, session.label, text)
+
+
+def _head(response: requests.Response, session: HttpSession, coding: str) -> bytes:
+    """The first `_LOOK_BYTES` bytes of the content, all of a smaller one, or what of them came in time."""
+    head, deadline = bytearray(), session.clock.now() + _LOOK_S
+    pieces = _pieces(response, session, None if coding else _LOOK_BYTES)
+    for piece in _inflated(pieces, coding, session.label) if coding else pieces:
+        head += piece
+        if len(head) >= _LOOK_BYTES or session.clock.now() > deadline:
+            break
+    return bytes(head[:_LOOK_BYTES])
+
+
+class LeastRate:
+    """Whether a body comes at a least rate, over stretches of `window_s` seconds of waiting for it: pure accounting.
+
+    `waited_s`, `came`: seconds and bytes of the stretch that is going on.
+    """
+
+    def __init__(self, bytes_per_s: float, window_s: float) -> None:
+        self.waited_s, self.came = 0.0, 0
+        self._bytes_per_s = bytes_per_s
+        self._window_s = window_s
+        self._begins = False
+
+    def is_too_slow(self, waited_s: float, nbytes: int) -> bool:
+        """Note that so many bytes came after so long; judge at the end of each stretch."""
+        if self._begins:
+            self.waited_s, self.came = 0.0, 0
+        self.waited_s, self.came = self.waited_s + waited_s, self.came + nbytes
+        self._begins = self.waited_s >= self._window_s
+        return self._begins and self.came < self._bytes_per_s * self.waited_s
+
+
+def _pieces(response: requests.Response, session: HttpSession, count: int | None = None) -> Iterator[bytes]:
+    """The body as it came over the line, as it comes, up to `count` bytes: no piece waits to be filled.
+
+    Raises:
+        TransientError: it comes more slowly than the session allows. Only the time of waiting for it counts.
+    """
+    left = _PIECE_BYTES if count is None else count
+    pace, now = LeastRate(session.least_bytes_per_s, session.timeout_s), session.clock.now
+    while left > 0:
+        began = now()
+        piece = _read(response, min(left, _PIECE_BYTES))
+        if pace.is_too_slow(now() - began, len(piece)):
+            msg = (
+                f"The server of '{session.label}' sent {pace.came:,} bytes in {pace.waited_s:.0f} s, which leads "
+                "nowhere."
+            )
+            raise TransientError(msg, slow=True)
+        if not piece:
+            return
+        if count is not None:
+            left -= len(piece)
+        yield piece
+
+
+def _read(response: requests.Response, count: int) -> bytes:
+    raw: Any = response.raw
+    # urllib3 1.26 has only the read that waits for all of it: smaller, so that less is lost with a connection.
+    piece: bytes = raw.read1(count, False) if hasattr(raw, "read1") else raw.read(min(count, 65536), False)
+    return piece
+
+
+def _inflated(pieces: Iterator[bytes], coding: str, label: str) -> Iterator[bytes]:
+    """Undo `gzip` or `deflate`, in pieces of bounded size.
+
+    Raises:
+        TransientError: the compressed stream ends too early, or is damaged.
+        SourceReadError: the coding is another one, which we never asked for.
+    """
+    if coding not in {"gzip", "x-gzip", "deflate"}:
+        msg = (
+            f"The server of '{label}' sends the file in the coding '{coding}', though asked for none. Use another link."
+        )
+        raise SourceReadError(msg)
+    # 47: zlib or gzip, by what the stream begins with.
+    unzip = zlib.decompressobj(47)
+    try:
+        for piece in pieces:
+            rest = piece
+            while rest:
+                if unzip.eof:
+                    unzip = zlib.decompressobj(47)
+                plain = unzip.decompress(rest, _PIECE_BYTES)
+                rest = unzip.unconsumed_tail or unzip.unused_data
+                if plain:
+                    yield plain
+    except zlib.error as error:
+        msg = f"What the server of '{label}' compressed on the way came damaged: {error}. Try again."
+        raise TransientError(msg) from error
+    while plain := unzip.decompress(unzip.unconsumed_tail, _PIECE_BYTES):
+        yield plain
+    if not unzip.eof:
+        msg = f"What the server of '{label}' compressed on the way ended too early. Try again."
+        raise TransientError(msg)

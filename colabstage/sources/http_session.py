@@ -1,0 +1,329 @@
+"""The connections to one file's web server: redirects, logins, time limits, and what failures of them mean."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import ssl
+import threading
+import time
+from typing import TYPE_CHECKING, Any, cast
+from urllib.parse import unquote, urlsplit
+
+from colabstage.clock import SYSTEM_CLOCK
+from colabstage.errors import ColabstageError, OptionError, SourceError, SourceReadError
+from colabstage.redaction import show_address
+from colabstage.sources.remote import LEAST_BYTES_PER_S, TransientError
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Iterator
+
+    import requests
+
+    from colabstage.clock import Clock
+
+# More than anybody has in flight at once, so that none is thrown away after each use.
+_POOL_CONNECTIONS = 64
+_CONNECT_TIMEOUT_S = 15.0
+# What a signed address that has expired is answered with, by one service or another.
+_EXPIRED = frozenset({400, 401, 403, 404, 410})
+
+
+class _Lines:
+    """A socket's stream whose lines come in bounded time, however slowly their bytes drip.
+
+    A socket's own timeout begins anew with every byte, so a server that sends one every twenty seconds would hold its
+    reader for as long as it likes. `deadline`: for all lines of a head; each line has its own where there is none.
+    """
+
+    def __init__(self, stream: Any, sock: socket.socket) -> None:
+        self._stream = stream
+        self._sock = sock
+        self._timeout_s = sock.gettimeout()
+        self._buffered = 0
+        self.deadline: float | None = None
+
+    def readline(self, limit: int = -1) -> bytes:
+        """As the stream's.
+
+        Raises:
+            TimeoutError: it does not end in time.
+        """
+        if self._timeout_s is None:
+            return bytes(self._stream.readline(limit))
+        deadline = time.monotonic() + self._timeout_s if self.deadline is None else self.deadline
+        # A head comes in one piece as a rule, and what has come is not asked of the socket: most lines need no clock.
+        buffered = self._buffered if self.deadline is not None else 0
+        line = b""
+        while not line.endswith(b"\n") and len(line) != limit:
+            there = self._stream.peek(1) if buffered else self._wait(deadline)
+            if not there:
+                break
+            wanted = there.find(b"\n") + 1 or len(there)
+            part = self._stream.read(wanted if limit < 0 else min(wanted, limit - len(line)))
+            buffered = len(there) - len(part)
+            line += part
+        self._buffered = buffered
+        return line
+
+    def _wait(self, deadline: float) -> bytes:
+        """What is there of the next line, after at most one read of the socket."""
+        assert self._timeout_s is not None
+        left_s = deadline - time.monotonic()
+        if left_s <= 0:
+            msg = "the server answers too slowly"
+            raise TimeoutError(msg)
+        self._sock.settimeout(min(left_s, self._timeout_s))
+        try:
+            return bytes(self._stream.peek(1))
+        finally:
+            self._sock.settimeout(self._timeout_s)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+class _PromptResponse(http.client.HTTPResponse):
+    """An answer whose head comes as a whole in the time that the socket gives a single read."""
+
+    def __init__(
+        self, sock: socket.socket, debuglevel: int = 0, method: str | None = None, url: str | None = None
+    ) -> None:
+        super().__init__(sock, debuglevel, method, url)
+        self._lines = _Lines(self.fp, sock)
+        self.fp = cast("Any", self._lines)
+
+    def begin(self) -> None:
+        timeout_s = self._lines._timeout_s
+        self._lines.deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        try:
+            super().begin()
+        finally:
+            self._lines.deadline = None
+
+
+class HttpSession:
+    """Answers of one address. May be used by many threads at once.
+
+    Redirects are followed once. Services that redirect (releases, data sets, mirrors) hand out an address that is good
+    for minutes or hours; going through the front door for each of hundreds of parts doubles the latency, runs into
+    the front door's limit of requests, and may end at another mirror each time, whose ETag is another. So parts are
+    asked of where the first answer came from, and only when that refuses is the way looked up anew, once.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        timeout_s: float,
+        least_bytes_per_s: float = LEAST_BYTES_PER_S,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self.timeout_s = timeout_s
+        self.least_bytes_per_s = least_bytes_per_s
+        self.clock = clock
+        self.label = show_address(url)
+        self.url, self._login = _without_login(url, self.label)
+        self._target = self.url
+        self._timeouts = (min(timeout_s, _CONNECT_TIMEOUT_S), timeout_s)
+        self._session = _new_session(self.label)
+        self._lock = threading.Lock()
+        self._open: set[requests.Response] = set()
+        self._closed = False
+
+    @contextlib.contextmanager
+    def get(self, headers: dict[str, str]) -> Iterator[requests.Response]:
+        """The answer to a GET, its body not yet read; hung up on at the end, unless it was read to its end.
+
+        Failures inside the block, too, become TransientError or the error they are.
+        """
+        with self._translated():
+            response = self._ask(headers)
+            try:
+                with self._lock:
+                    self._open.add(response)
+                yield response
+                # A body without a length ends like a whole one when it is hung up on.
+                self._check_open()
+            finally:
+                with self._lock:
+                    self._open.discard(response)
+                # Reads to its end have given the connection back already; else it is closed for good.
+                response.close()
+
+    def close(self) -> None:
+        """Hang up, also on those who are reading. Calling it twice is fine."""
+        with self._lock:
+            self._closed = True
+            reading = list(self._open)
+        for response in reading:
+            # Not there before urllib3 2.3: the reader then ends at its time limit. Fails for an answer that just ended.
+            with contextlib.suppress(AttributeError, OSError, ValueError, RuntimeError):
+                response.raw.shutdown()
+        self._session.close()
+
+    def _ask(self, headers: dict[str, str]) -> requests.Response:
+        target = self._target
+        response = self._send(target, headers)
+        if target != self.url and response.status_code in _EXPIRED:
+            response.close()
+            response = self._send(self.url, headers)
+        if response.ok:
+            self._target = response.url
+        return response
+
+    def _send(self, url: str, headers: dict[str, str]) -> requests.Response:
+        import requests
+        from requests.auth import HTTPBasicAuth
+
+        self._check_open()
+        login = self._login if _origin(url) == _origin(self.url) else None
+        try:
+            return self._session.get(
+                url, headers=headers, auth=login and HTTPBasicAuth(*login), timeout=self._timeouts, stream=True
+            )
+        except ValueError as error:
+            if isinstance(error, requests.exceptions.RequestException):
+                raise
+            # From the parsing of an address that a redirect named.
+            msg = f"'{self.label}' leads to an address that cannot be read. Check it in a browser."
+            raise SourceReadError(msg) from None
+
+    def _check_open(self) -> None:
+        if self._closed:
+            msg = f"'{self.label}' was closed, so nothing more can be read of it."
+            raise SourceReadError(msg)
+
+    @contextlib.contextmanager
+    def _translated(self) -> Iterator[None]:
+        """Raise ours for what requests, urllib3 and the system raise, whose texts may show the whole address."""
+        import requests
+        import urllib3
+
+        try:
+            yield
+        except ColabstageError:
+            raise
+        except (OSError, urllib3.exceptions.HTTPError, http.client.HTTPException) as error:
+            self._check_open()
+            if isinstance(error, requests.exceptions.TooManyRedirects):
+                msg = f"'{self.label}' redirects in a circle. Open it in a browser; it may want a login or cookies."
+                raise SourceReadError(msg) from None
+            raise connection_error(error, self.label) from None
+
+
+def connection_error(error: BaseException, label: str) -> SourceError:
+    """The typed error for a connection that failed. Only the innermost reason is told: outer ones show addresses."""
+    import requests
+
+    inner = _innermost(error)
+    if isinstance(inner, ssl.SSLCertVerificationError):
+        msg = (
+            f"The certificate of the server of '{label}' is not trusted: {inner.verify_message}. If it is your own, "
+            "name the file of its authority in the variable REQUESTS_CA_BUNDLE."
+        )
+        return SourceReadError(msg)
+    if isinstance(error, requests.exceptions.InvalidSchema | requests.exceptions.InvalidURL):
+        return SourceReadError(
+            f"'{label}' is, or leads to, an address that cannot be asked for. Check it in a browser."
+        )
+    msg = f"The connection to '{label}' failed: {_reason(error, inner)}. Finished work is kept; try again."
+    return TransientError(msg)
+
+
+def _reason(error: BaseException, inner: BaseException) -> str:
+    import requests
+    import urllib3
+
+    timeouts = (TimeoutError, requests.exceptions.Timeout, urllib3.exceptions.TimeoutError)
+    if isinstance(error, timeouts) or isinstance(inner, timeouts):
+        return "the server said nothing, or hardly anything, for too long"
+    if isinstance(
+        inner, http.client.IncompleteRead | urllib3.exceptions.IncompleteRead | http.client.RemoteDisconnected
+    ):
+        return "it was closed before everything had come"
+    if isinstance(inner, http.client.HTTPException | urllib3.exceptions.HTTPError):
+        return "what it answered is not understood"
+    return (isinstance(inner, OSError) and inner.strerror) or "it broke"
+
+
+def _innermost(error: BaseException) -> BaseException:
+    seen: set[int] = set()
+    while id(error) not in seen:
+        seen.add(id(error))
+        candidates: tuple[Any, ...] = (getattr(error, "reason", None), *error.args, error.__cause__, error.__context__)
+        error = next((inner for inner in candidates if isinstance(inner, BaseException)), error)
+    return error
+
+
+def _without_login(url: str, label: str) -> tuple[str, tuple[bytes, bytes] | None]:
+    """The address without user, password and fragment, and these two, as they are sent."""
+    try:
+        parts = urlsplit(url.strip())
+        usable = parts.scheme.lower() in {"http", "https"} and bool(parts.hostname) and (parts.port or 1) > 0
+    except ValueError:
+        usable = False
+    if not usable:
+        msg = f"'{label}' is no web address; expected https://HOST/PATH."
+        raise OptionError(msg)
+    login = None
+    if parts.username is not None:
+        login = (unquote(parts.username).encode(), unquote(parts.password or "").encode())
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2], fragment="").geturl(), login
+
+
+def _origin(url: str) -> tuple[str, str | None, int | None]:
+    parts = urlsplit(url)
+    return parts.scheme, parts.hostname, parts.port
+
+
+def _new_session(label: str) -> requests.Session:
+    import requests
+    import urllib3
+    from requests.adapters import HTTPAdapter
+
+    class Session(requests.Session):
+        """Never goes from https to http, nor to anything that is not the web."""
+
+        def get_redirect_target(self, resp: requests.Response) -> str | None:
+            target = super().get_redirect_target(resp)
+            if target is None or not resp.url.lower().startswith("https:"):
+                return target
+            if urlsplit(target).scheme.lower() in {"", "https"}:
+                return target
+            resp.close()
+            msg = (
+                f"'{label}' redirects from https to '{show_address(target)}', where anybody on the way could exchange "
+                "the data. If you trust the way, pass that address yourself."
+            )
+            raise SourceReadError(msg)
+
+    session = Session()
+
+    class Connection(urllib3.connection.HTTPConnection):
+        response_class = _PromptResponse
+
+    class SafeConnection(urllib3.connection.HTTPSConnection):
+        response_class = _PromptResponse
+
+    prompt = {
+        urllib3.connection.HTTPConnection: Connection,
+        urllib3.connectionpool.HTTPSConnectionPool.ConnectionCls: SafeConnection,
+    }
+
+    class Adapter(HTTPAdapter):
+        """Whose connections answer in time, through a proxy too."""
+
+        def get_connection_with_tls_context(
+            self, request: Any, verify: Any, proxies: Any = None, cert: Any = None
+        ) -> Any:
+            pool: Any = super().get_connection_with_tls_context(request, verify, proxies, cert)
+            pool.ConnectionCls = prompt.get(pool.ConnectionCls, pool.ConnectionCls)
+            return pool
+
+    adapter = Adapter(pool_connections=8, pool_maxsize=_POOL_CONNECTIONS, max_retries=0)
+    session.mount("https://", adapter)
+    session.mount("http://", adapter)
+    session.max_redirects = 10
+    session.headers.update({"User-Agent": "colabstage", "Accept": "*/*", "Accept-Encoding": "identity"})
+    return session

@@ -1,0 +1,265 @@
+"""The state of a source at one time: enough to tell later whether it is still the same.
+
+Two states are the same when something proves it: a service's version, the checksums of every member of a zip or of
+every file, or names, sizes and times of all files where times can be trusted. What is left open is said, not assumed.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from colabstage.fileops import hash_block
+from colabstage.records import read_fields
+from colabstage.trees.entries import FileEntries
+from colabstage.trees.folder import FolderTree
+from colabstage.trees.zip_directory import directory_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from colabstage.sources.remote import RemoteFacts
+    from colabstage.trees.tree import ByteSource, Tree
+
+# The first and last bytes of a file that are compared where nothing vouches for all of them.
+_END_BYTES = 64 * 1024
+_ZIP_MARK = b"PK"
+# Google Drive keeps milliseconds, a mount that has just written more.
+_SECOND_NS = 1_000_000_000
+# Times of a folder's files are kept in so many groups: few enough to be carried along, and one file each in small ones.
+_GROUPS = 256
+_GROUP_DIGITS = 8
+
+# What a quick look and an opened source say alike.
+MD5_PROOF = "the MD5 that Drive's client tells of all content is the recorded one"
+
+Verdict = Literal["same", "unproved", "changed"]
+
+
+@dataclass(frozen=True, slots=True)
+class SourceIdentity:
+    """The state of a source at one time.
+
+    `kind`: `"folder"`; `"archive"` for one file; `"file"` for one of many that are a dataset together; `"many"`.
+    `files`: regular files; 1 for an archive. `nbytes`: their bytes together.
+    `address`: which source it is.
+    `mtime_ns`: of an archive. `ends`: hash of an archive's first and last 64 KiB.
+    `version`: what a service calls this state of a file: an ETag, a generation; "" where there is none.
+    `checksum`: the hash of the whole file that was asked for and found, as `"sha256:…"`.
+    `digest`: what stands for every byte: `"zip:…"`, of a zip's whole directory with each member's checksum;
+    `"sha256:…"` of all content; "" where nothing does.
+    `md5`: what the client of a mounted Google Drive tells of all bytes: of one file its MD5, of a folder a hash of all
+    names with theirs; "" where it tells none.
+    `listing`: hash of the names and sizes in a folder. `times`: the same with modification times.
+    `clock`: of times alone, to the second, 8 digits for each of up to 256 groups of files in the order of their names.
+    `stamps`: modification time in ns of each folder by name, which changes when something is added, removed or renamed
+    in it.
+    `parts`: of `"many"`, each source's own, in order.
+    """
+
+    kind: Literal["folder", "archive", "file", "many"]
+    files: int
+    nbytes: int
+    address: str = ""
+    mtime_ns: int = 0
+    ends: str = ""
+    version: str = ""
+    checksum: str = ""
+    digest: str = ""
+    md5: str = ""
+    listing: str = ""
+    times: str = ""
+    clock: str = ""
+    stamps: dict[str, int] = field(default_factory=dict)
+    parts: tuple[SourceIdentity, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON values; what is not known is left out, because there may be thousands of parts."""
+        return _compact(asdict(self))
+
+    @staticmethod
+    def from_json(raw: Any) -> SourceIdentity | None:
+        """Read it back; `None` for anything that is not one."""
+        return read_fields(SourceIdentity, raw)
+
+    @property
+    def trusts_times(self) -> bool:
+        """Whether another modification time means another content, and the same time the same.
+
+        A mount of Google Drive may show other times after it was mounted anew, and what was downloaded has those of
+        the download.
+        """
+        return not self.address.startswith(("drive:", "gdrive:", "kaggle:"))
+
+    @property
+    def is_downloaded(self) -> bool:
+        """Whether its times are those of its download, which say nothing of its content."""
+        return self.address.startswith(("gdrive:", "kaggle:"))
+
+    @property
+    def fingerprint(self) -> str:
+        """A text that is another one when the content may be; "" where nothing would tell."""
+        if self.kind == "many":
+            parts = [part.fingerprint for part in self.parts]
+            return hash_block("\n".join(parts).encode()) if all(parts) else ""
+        if self.md5:
+            return f"{self.address} {self.kind} {self.files} {self.nbytes} md5:{self.md5}"
+        listed = self.listing if self.is_downloaded else self.times
+        content = self.version or " ".join(filter(None, (self.digest, self.ends, listed)))
+        if not content and not self.mtime_ns:
+            return ""
+        time_ns = self.mtime_ns if self.trusts_times else self.mtime_ns // _SECOND_NS
+        return f"{self.address} {self.kind} {self.files} {self.nbytes} {time_ns} {content}"
+
+    @property
+    def without_stamps(self) -> SourceIdentity:
+        """The same for a machine that has not seen the source: there folders' times alone prove nothing."""
+        return replace(self, stamps={}, parts=tuple(part.without_stamps for part in self.parts))
+
+
+def _compact(raw: dict[str, Any]) -> dict[str, Any]:
+    known = {name: value for name, value in raw.items() if value or name in ("files", "nbytes")}
+    return {**known, "parts": [_compact(part) for part in raw["parts"]]} if raw["parts"] else known
+
+
+def identify_archive(source: ByteSource, mtime_ns: int, *, address: str = "") -> SourceIdentity:
+    """The identity of one file; reads its first and last 64 KiB, and the whole directory of a zip."""
+    first = source.pread(_END_BYTES, 0)
+    last = source.pread(_END_BYTES, max(0, source.size - _END_BYTES))
+    directory = directory_bytes(source) if first.startswith(_ZIP_MARK) else None
+    digest = "" if directory is None else f"zip:{hash_block(directory)}"
+    ends = hash_block(first + last)
+    return SourceIdentity("archive", 1, source.size, address=address, mtime_ns=mtime_ns, ends=ends, digest=digest)
+
+
+def identify_remote(facts: RemoteFacts, size: int, *, address: str) -> SourceIdentity:
+    """The identity of one file of a service that names its versions, or at least their times; reads nothing."""
+    return SourceIdentity("archive", 1, size, address=address, mtime_ns=facts.mtime_ns, version=facts.version)
+
+
+def identify_tree(tree: Tree, *, address: str = "", digest: str = "", md5s: Sequence[str] = ()) -> SourceIdentity:
+    """The identity of a folder that has been listed.
+
+    Args:
+        tree: the folder.
+        address: which it is.
+        digest: of all its content, where somebody keeps it.
+        md5s: of each file in the order of `tree.entries`, where Drive's client tells them; empty where it does not.
+    """
+    stamps = {name: time for name, (time, _) in tree.listing_stamp().items()} if isinstance(tree, FolderTree) else {}
+    entries = FileEntries.of(tree.entries)
+    listed = [f"{name}\t{size}" for name, size in zip(entries.names, entries.sizes.tolist(), strict=True)]
+    timed = [f"{line}\t{mtime_ns}" for line, mtime_ns in zip(listed, entries.mtimes_ns.tolist(), strict=True)]
+    return SourceIdentity(
+        "folder",
+        len(listed),
+        int(entries.sizes.sum()),
+        address=address,
+        digest=digest,
+        md5=_hash_lines(map("\t".join, zip(entries.names, md5s, strict=True))) if md5s else "",
+        listing=_hash_lines(listed),
+        times=_hash_lines(timed),
+        clock=_read_clock((entries.mtimes_ns // _SECOND_NS).tolist()),
+        stamps=stamps,
+    )
+
+
+def _read_clock(seconds: Sequence[int]) -> str:
+    groups = min(len(seconds), _GROUPS)
+    bounds = [number * len(seconds) // groups for number in range(groups + 1)] if groups else []
+    parts = (seconds[first:after] for first, after in itertools.pairwise(bounds))
+    return "".join(hash_block(repr(part).encode())[:_GROUP_DIGITS] for part in parts)
+
+
+def identify_many(parts: Sequence[SourceIdentity], *, address: str) -> SourceIdentity:
+    """The identity of several sources that are one dataset."""
+    files, nbytes = sum(part.files for part in parts), sum(part.nbytes for part in parts)
+    return SourceIdentity("many", files, nbytes, address=address, parts=tuple(parts))
+
+
+def as_loose_file(identity: SourceIdentity) -> SourceIdentity:
+    """One file's identity as that of one of many; of one on Google Drive, its time counts to the second."""
+    return replace(identity, kind="file", version=identity.version if identity.trusts_times else "")
+
+
+def _hash_lines(lines: Iterable[str]) -> str:
+    # Names that are no UTF-8 come as the file system has them.
+    return hash_block("\n".join(lines).encode(errors="surrogateescape"))
+
+
+def compare(recorded: SourceIdentity, now: SourceIdentity) -> Verdict:
+    """Whether two full identities are of the same content, as far as they prove it.
+
+    A service's version decides alone; else what stands for every byte, where both have it: the MD5 that Drive's client
+    tells, or a digest. Without, everything that is known of them has to agree. `"unproved"`: names and sizes agree, and
+    what else would tell does not speak: the times of many files on Google Drive that are all other ones, as after a
+    remount, or those of a download.
+    """
+    if (recorded.kind, recorded.files, recorded.nbytes) != (now.kind, now.files, now.nbytes):
+        return "changed"
+    if recorded.kind == "many":
+        return _compare_parts(recorded.parts, now.parts)
+    told = _told(recorded, now)
+    if any(told):
+        return "same" if told[0] == told[1] else "changed"
+    if recorded.kind == "folder":
+        return _compare_folders(recorded, now)
+    if now.is_downloaded:
+        return "unproved" if recorded.ends == now.ends else "changed"
+    unit = 1 if now.trusts_times else _SECOND_NS
+    same_time = recorded.mtime_ns // unit == now.mtime_ns // unit
+    return "same" if same_time and recorded.ends == now.ends else "changed"
+
+
+def _told(recorded: SourceIdentity, now: SourceIdentity) -> tuple[str, str]:
+    """What decides alone, of both; nothing where there is no such thing."""
+    if recorded.version or now.version:
+        return recorded.version, now.version
+    if recorded.md5 and now.md5:
+        return recorded.md5, now.md5
+    kinds = (recorded.digest.partition(":")[0], now.digest.partition(":")[0])
+    return (recorded.digest, now.digest) if kinds[0] == kinds[1] else ("", "")
+
+
+def proof_of(recorded: SourceIdentity, now: SourceIdentity) -> str:
+    """What `compare` found two states of one content by, in words."""
+    if recorded.kind == "many":
+        return "; ".join(dict.fromkeys(map(proof_of, recorded.parts, now.parts)))
+    if recorded.version or now.version:
+        return "its service names the recorded version"
+    if recorded.md5 and now.md5:
+        return MD5_PROOF
+    if any(_told(recorded, now)):
+        return "checksums that stand for every byte are the recorded ones"
+    if recorded.kind == "folder":
+        return "names, sizes and times of all files are the recorded ones"
+    return "its size, its time and what is known of its content are the recorded ones"
+
+
+def _compare_parts(recorded: Sequence[SourceIdentity], now: Sequence[SourceIdentity]) -> Verdict:
+    if len(recorded) != len(now):
+        return "changed"
+    verdicts = set(map(compare, recorded, now))
+    order: tuple[Verdict, ...] = ("changed", "unproved")
+    return next((verdict for verdict in order if verdict in verdicts), "same")
+
+
+def _compare_folders(recorded: SourceIdentity, now: SourceIdentity) -> Verdict:
+    if recorded.times == now.times:
+        return "same"
+    if now.trusts_times or recorded.listing != now.listing:
+        return "changed"
+    if now.is_downloaded or len(recorded.clock) != len(now.clock):
+        return "unproved"
+    starts = range(0, len(now.clock), _GROUP_DIGITS)
+    other = sum(recorded.clock[at : at + _GROUP_DIGITS] != now.clock[at : at + _GROUP_DIGITS] for at in starts)
+    if not other:
+        return "same"
+    # Some other times are somebody's work. All of them may be a remount's; a few files are read again to be sure.
+    return "unproved" if other == len(starts) and now.files > _GROUPS else "changed"
+
+
+def is_same(recorded: SourceIdentity, now: SourceIdentity) -> bool:
+    """Whether two full identities are not known to be of different content; see `compare` for what is proved."""
+    return compare(recorded, now) != "changed"

@@ -1,0 +1,450 @@
+"""Kaggle's datasets: read where they are mounted, or brought here by kagglehub in a watched process.
+
+kagglehub waits for a mount without a deadline, and a thread that waits cannot be ended, so it runs in a process of
+its own. Its bytes go into an owned temporary folder inside the caller's, and the extracted tree is renamed from there
+to its place: nothing is on the disk twice, except that kagglehub itself keeps the archive until it is extracted. Where
+the person has chosen kagglehub's cache with `KAGGLEHUB_CACHE`, or the dataset is in it already, it stays there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+import urllib.parse
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from colabstage.errors import (
+    ColabstageError,
+    MissingDependencyError,
+    NotEnoughSpaceError,
+    OptionError,
+    SourceAccessError,
+    SourceNotFoundError,
+    SourceReadError,
+    TargetExistsError,
+)
+from colabstage.fileops import disk_use, make_folder
+from colabstage.io.workspace import open_workspace
+from colabstage.machine.platforms import detect_platform, system_root
+from colabstage.ownership import rename_own
+from colabstage.redaction import hide_secrets, show_address
+from colabstage.retry import RetryPolicy
+from colabstage.sources.remote import TransientError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from colabstage.progress import Cancellation, Progress, ProgressStep
+
+_POLICY = RetryPolicy(attempts=4, first_wait_s=1.0)
+_SLUG = r"[A-Za-z0-9][-_A-Za-z0-9]*"
+_HANDLE = re.compile(rf"({_SLUG})/({_SLUG})(?:/versions/([1-9]\d*))?/?")
+_HOSTS = frozenset({"kaggle.com", "www.kaggle.com"})
+# Tabs of a dataset's page that are part of the address people copy.
+_TABS = re.compile(r"/(?:data|code|discussion|metadata|settings|suggestions|versions)?/?\Z")
+_PASSING_STATUS = frozenset({408, 429, 500, 502, 503, 504})
+_PASSING_KINDS = frozenset(
+    {"ConnectionError", "Timeout", "ChunkedEncodingError", "DataCorruptionError", "IncompleteRead"}
+)
+_ACCESS_KINDS = frozenset({"UnauthenticatedError", "CredentialError"})
+_LOOK_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class KaggleDataset:
+    """A dataset on Kaggle. `version`: `None` for the newest."""
+
+    owner: str
+    name: str
+    version: int | None = None
+
+    @property
+    def handle(self) -> str:
+        """As kagglehub writes it: `owner/name`, with `/versions/N` where a version is meant."""
+        return f"{self.owner}/{self.name}" + (f"/versions/{self.version}" if self.version else "")
+
+    @property
+    def label(self) -> str:
+        """As shown in messages."""
+        return f"kaggle://{self.handle}"
+
+    @property
+    def page(self) -> str:
+        """The web page on which its licence is accepted."""
+        return f"https://www.kaggle.com/datasets/{self.owner}/{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class KaggleFiles:
+    """A dataset that can be read now.
+
+    `in_place`: whether the files belong to somebody else (a read-only mount, kagglehub's own cache), so that they must
+    be neither moved nor removed. `notes`: how it came to be where it is, one sentence each. `version`: its number, ""
+    where it cannot be told.
+    """
+
+    path: Path
+    in_place: bool
+    notes: tuple[str, ...] = ()
+    version: str = ""
+
+
+def parse_kaggle(text: str) -> KaggleDataset | None:
+    """Read `kaggle://owner/dataset`, with `/versions/N` for a certain version, or the address of a dataset's page.
+
+    Returns:
+        `None` for anything that is not Kaggle's.
+
+    Raises:
+        OptionError: it is Kaggle's, but no dataset.
+
+    >>> parse_kaggle("kaggle://zalando-research/fashionmnist/versions/4").version
+    4
+    """
+    cleaned = text.strip().strip("<>\"'")
+    if cleaned.startswith("kaggle://"):
+        match = _HANDLE.fullmatch(cleaned.removeprefix("kaggle://"))
+    else:
+        path = _page_path(cleaned)
+        if path is None:
+            return None
+        match = _HANDLE.fullmatch(path)
+    if match is None:
+        msg = (
+            f"'{show_address(cleaned)}' is no dataset on Kaggle. Expected kaggle://owner/dataset, "
+            "kaggle://owner/dataset/versions/N "
+            "or https://www.kaggle.com/datasets/owner/dataset. Download a competition's or a model's files with "
+            "kagglehub itself and stage their folder."
+        )
+        raise OptionError(msg)
+    return KaggleDataset(match[1], match[2], int(match[3]) if match[3] else None)
+
+
+def _page_path(text: str) -> str | None:
+    """`owner/dataset…` from the address of a page; "" for another page of Kaggle's, `None` for any other address."""
+    if "://" not in text:
+        if text.partition("/")[0].lower() not in _HOSTS:
+            return None
+        text = f"https://{text}"
+    try:
+        parts = urllib.parse.urlsplit(text)
+    except ValueError:
+        return None
+    if parts.scheme not in ("http", "https") or parts.hostname not in _HOSTS or not parts.path.startswith("/datasets/"):
+        return "" if parts.scheme in ("http", "https") and parts.hostname in _HOSTS else None
+    found = parts.path.removeprefix("/datasets/")
+    version = urllib.parse.parse_qs(parts.query).get("datasetVersionNumber", [""])[0]
+    if re.fullmatch(rf"{_SLUG}/{_SLUG}/versions/\d+/?", found) is None:
+        found = _TABS.sub("", found)
+    return f"{found}/versions/{version}" if version else found
+
+
+def open_kaggle(
+    dataset: KaggleDataset,
+    folder: Path,
+    *,
+    progress: Progress,
+    cancellation: Cancellation,
+    stall_timeout_s: float = 180.0,
+    policy: RetryPolicy = _POLICY,
+) -> KaggleFiles:
+    """Have a dataset's files to read, by the shortest way: where they are mounted, else by kagglehub.
+
+    Args:
+        dataset: which one.
+        folder: where the files go if they have to be downloaded, under the dataset's name. A call for the same dataset
+            continues what an earlier one left unfinished there. On the disk at the peak: the archive and the tree.
+        progress: shows one step, in bytes on the disk; how many there will be, Kaggle does not say.
+        cancellation: looked at several times a second.
+        stall_timeout_s: seconds in which something has to change: bytes that arrive, files that are extracted, a mount
+            that appears.
+        policy: how often to try again where nothing comes at all.
+
+    Raises:
+        MissingDependencyError: kagglehub is not installed; the message has the install line.
+        SourceAccessError: a token is missing, or the licence was not accepted; the message has the page.
+        SourceNotFoundError: there is no such dataset or version.
+        SourceReadError: it did not come, or nothing happened for `stall_timeout_s` seconds.
+        TargetExistsError: `folder` has something of that name.
+        NotEnoughSpaceError: the disk is full.
+        CancelledError: the caller asked to stop; what came is kept for the next call.
+    """
+    mounted = mounted_files(dataset, os.environ)
+    if mounted is not None:
+        return mounted
+    if find_spec("kagglehub") is None:
+        msg = f"'{dataset.label}' needs the package kagglehub. Run: %pip install -q 'colabstage[kaggle]'"
+        raise MissingDependencyError(msg)
+    target = folder / dataset.name
+    if os.path.lexists(target):
+        msg = f"'{dataset.label}' would become '{target}', which is there already. Remove it, or choose another folder."
+        raise TargetExistsError(msg)
+    make_folder(folder)
+    lasting = folder / f"kaggle-{dataset.owner}-{dataset.name}"
+    with open_workspace(lasting, keeps=lambda work, _: disk_use(work / "cache") > 0) as workspace:
+        work = workspace.path
+        theirs = kagglehub_cache(dataset, os.environ)
+        cache = theirs or work / "cache"
+        with progress.step("Download from Kaggle", total=None, unit="B") as step:
+            watch = _Watch(cache / "datasets" / dataset.owner / dataset.name, step, stall_timeout_s)
+            path = _download(
+                dataset, cache, log=work / "log.txt", watch=watch, cancellation=cancellation, policy=policy
+            )
+        if not any(path.iterdir()):
+            msg = f"'{dataset.label}' is empty at '{path}'. Look at {dataset.page}: was it uploaded completely?"
+            raise SourceReadError(msg)
+        if work not in path.parents:
+            where = "in kagglehub's own cache" if theirs and theirs in path.parents else "where it is mounted"
+            note = f"Kaggle's files are read {where}: '{path}'."
+            return KaggleFiles(path, in_place=True, notes=(note,), version=_version_of(path))
+        rename_own(path, target)
+    return KaggleFiles(target, in_place=False, version=_version_of(path))
+
+
+def _version_of(path: Path) -> str:
+    """The version in a path of kagglehub's cache."""
+    return path.name if path.parent.name == "versions" and path.name.isdigit() else ""
+
+
+def newest_version(dataset: KaggleDataset, *, timeout_s: float = 15.0) -> str | None:
+    """The number of a dataset's newest version, as Kaggle tells now; `None` where it does not answer."""
+    if find_spec("kagglehub") is None:
+        return None
+    command = [sys.executable, "-P", "-m", "colabstage.sources.kaggle_worker", "--newest"]
+    environ = {**_worker_environment(Path(os.devnull)), "PYTHONWARNINGS": "ignore"}
+    environ.pop("KAGGLEHUB_CACHE")
+    process = subprocess.Popen(
+        [*command, f"{dataset.owner}/{dataset.name}"],
+        env=environ,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    with process:
+        try:
+            process.wait(timeout_s)
+            answer = json.loads(process.stdout.read() if process.stdout else b"")
+        except (subprocess.TimeoutExpired, ValueError):
+            return None
+        finally:
+            process.kill()
+    version = answer.get("version") if isinstance(answer, dict) else None
+    return None if version is None else str(version)
+
+
+def mounted_files(dataset: KaggleDataset, environ: Mapping[str, str]) -> KaggleFiles | None:
+    """The dataset's read-only mount, as Kaggle's notebooks and Colab's cache have it; `None` where there is none.
+
+    A certain version is never taken from a mount, whose version cannot be told; kagglehub can ask for it.
+    """
+    if dataset.version is not None:
+        return None
+    named = environ.get("KAGGLE_CACHE_MOUNT_FOLDER") or environ.get("COLAB_CACHE_MOUNT_FOLDER")
+    inputs = Path(named) if named else system_root(environ) / "kaggle" / "input"
+    exact = inputs / "datasets" / dataset.owner / dataset.name
+    if _has_files(exact):
+        return KaggleFiles(exact, in_place=True, notes=(f"Kaggle's files are read where they are mounted: '{exact}'.",))
+    by_name = inputs / dataset.name
+    # On Colab such a folder may be any version of it, mounted for somebody who asked for that one.
+    if detect_platform(environ=environ).name != "kaggle" or not _has_files(by_name):
+        return None
+    note = f"Kaggle's files are read where they are mounted: '{by_name}' (a path that does not tell their owner)."
+    return KaggleFiles(by_name, in_place=True, notes=(note,))
+
+
+def _has_files(folder: Path) -> bool:
+    with contextlib.suppress(OSError):
+        return any(folder.iterdir())
+    return False
+
+
+def kagglehub_cache(dataset: KaggleDataset, environ: Mapping[str, str]) -> Path | None:
+    """kagglehub's own cache, where the dataset belongs there or is there already; otherwise `None`."""
+    chosen = environ.get("KAGGLEHUB_CACHE")
+    if chosen:
+        return Path(chosen)
+    cache = Path(environ.get("HOME") or Path.home()) / ".cache" / "kagglehub"
+    wanted = str(dataset.version) if dataset.version else "*"
+    # The mark that kagglehub sets once everything is extracted.
+    found = any((cache / "datasets" / dataset.owner / dataset.name).glob(f"{wanted}.complete"))
+    return cache if found else None
+
+
+class _Watch:
+    """Looks at what grows on the disk: shows it, and tells when nothing has changed for too long."""
+
+    def __init__(self, folder: Path, step: ProgressStep, stall_timeout_s: float) -> None:
+        self._folder = folder
+        self._step = step
+        self._stall_timeout_s = stall_timeout_s
+        self.bytes = disk_use(folder)
+        self._shown = 0
+        self.begin()
+
+    def begin(self) -> None:
+        """Count the time from now."""
+        self._changed_at = self._next_look = time.monotonic()
+
+    def look(self) -> bool:
+        """Look, unless the last look was a moment ago; return whether nothing has changed for too long."""
+        now = time.monotonic()
+        if now >= self._next_look:
+            self.measure()
+            # Looking at many files takes long; a tenth of the time goes into it at most.
+            self._next_look = time.monotonic() + max(0.5, 10 * (time.monotonic() - now))
+        return now - self._changed_at > self._stall_timeout_s
+
+    def measure(self) -> int:
+        """Look now; the bytes on the disk."""
+        used = disk_use(self._folder)
+        if used != self.bytes:
+            self.bytes = used
+            self._changed_at = time.monotonic()
+            self._step.advance(max(0, used - self._shown))
+            self._shown = max(self._shown, used)
+        return used
+
+
+def _worker_environment(cache: Path) -> dict[str, str]:
+    environ = {**os.environ, **_credentials(), "KAGGLEHUB_CACHE": str(cache), "TQDM_DISABLE": "1"}
+    # So that it finds what this session finds, however that was put on the path.
+    environ["PYTHONPATH"] = os.pathsep.join(part for part in sys.path if part)
+    return environ
+
+
+def _download(
+    dataset: KaggleDataset, cache: Path, *, log: Path, watch: _Watch, cancellation: Cancellation, policy: RetryPolicy
+) -> Path:
+    """Run kagglehub until it succeeds; tries count only while nothing comes."""
+    environ = _worker_environment(cache)
+    tries = 0
+    while True:
+        before = watch.measure()
+        answer = _run_worker(dataset, environ, log, watch, cancellation)
+        if "path" in answer:
+            return Path(answer["path"])
+        problem = judge_failure(dataset, answer)
+        if not isinstance(problem, TransientError):
+            raise problem
+        tries = 1 if watch.measure() > before else tries + 1
+        if tries >= policy.attempts:
+            msg = f"{problem} Given up after {tries} tries without progress; what came is kept for the next run."
+            raise SourceReadError(msg)
+        _wait(cancellation, policy.first_wait_s * 2 ** (tries - 1))
+
+
+def _run_worker(
+    dataset: KaggleDataset, environ: Mapping[str, str], log: Path, watch: _Watch, cancellation: Cancellation
+) -> dict[str, Any]:
+    """One run of kagglehub; what it answered."""
+    # -P: what lies in the current folder is not for this process.
+    command = [sys.executable, "-P", "-m", "colabstage.sources.kaggle_worker", dataset.handle]
+    watch.begin()
+    with (
+        log.open("wb") as errors,
+        subprocess.Popen(
+            command, env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, start_new_session=True
+        ) as process,
+    ):
+        try:
+            while True:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(_LOOK_S)
+                    break
+                cancellation.check()
+                if watch.look():
+                    raise _stalled(dataset, log)
+        finally:
+            process.kill()
+        output = process.stdout.read() if process.stdout else b""
+    try:
+        answer: dict[str, Any] = json.loads(output)
+    except ValueError:
+        last = hide_secrets("\n".join(log.read_text("utf-8", "replace").splitlines()[-3:]), credentials_in(environ))
+        return {"kinds": [], "message": f"its process ended with status {process.returncode}: {last}"}
+    if "message" in answer:
+        answer["message"] = hide_secrets(answer["message"], credentials_in(environ))
+    return answer
+
+
+def _stalled(dataset: KaggleDataset, log: Path) -> SourceReadError:
+    if "Mounting files to" in log.read_text("utf-8", "replace"):
+        return SourceReadError(
+            f"Kaggle promised to mount '{dataset.label}', but the mount does not appear. Set the environment variable "
+            "DISABLE_COLAB_CACHE=1 (on Kaggle: DISABLE_KAGGLE_CACHE=1) and run again, and it is downloaded instead; or "
+            "restart the session."
+        )
+    return SourceReadError(
+        f"Nothing more came of '{dataset.label}' from Kaggle. Run again to continue where it stopped; if it happens "
+        "again, look whether https://www.kaggle.com can be reached from here."
+    )
+
+
+def judge_failure(dataset: KaggleDataset, answer: Mapping[str, Any]) -> ColabstageError:
+    """The error that kagglehub's failure amounts to; a `TransientError` where another try may succeed.
+
+    Args:
+        dataset: which one was asked for.
+        answer: `kinds`, the names of the exception's classes; `message`; `status` of the web answer; `errno`.
+    """
+    kinds = set(answer.get("kinds", ()))
+    status = answer.get("status")
+    message = " ".join(str(answer.get("message", "")).split())[:400]
+    if status in (401, 403) or kinds & _ACCESS_KINDS:
+        return SourceAccessError(
+            f"Kaggle refuses '{dataset.label}'. Open {dataset.page} while logged in, see whether the name is right and "
+            "accept the licence or rules it asks for. If it is private, create a token (your picture, Settings, API) "
+            "and set KAGGLE_API_TOKEN in the environment or in Colab's secrets."
+        )
+    if status == 404 or "NotFoundError" in kinds:
+        return SourceNotFoundError(
+            f"Kaggle has no '{dataset.label}'. Compare the name and the version with {dataset.page}."
+        )
+    if answer.get("errno") in (errno.ENOSPC, errno.EDQUOT):
+        return NotEnoughSpaceError(
+            f"The disk is full while '{dataset.label}' is downloaded: kagglehub needs room for the archive and for "
+            "what is in it. Free some space, or choose another folder."
+        )
+    if status in _PASSING_STATUS or kinds & _PASSING_KINDS:
+        return TransientError(f"Downloading '{dataset.label}' failed: {message}.")
+    return SourceReadError(f"kagglehub could not bring '{dataset.label}': {message}.")
+
+
+def credentials_in(environ: Mapping[str, str]) -> list[str]:
+    """Return the credentials in an environment; they must not appear in what kagglehub says."""
+    names = ("KAGGLE_KEY", "KAGGLE_API_TOKEN", "KAGGLE_USER_SECRETS_TOKEN", "KAGGLE_DATA_PROXY_TOKEN")
+    return [environ[name] for name in names if environ.get(name)]
+
+
+def _credentials() -> dict[str, str]:
+    """What this session knows and another process could not find: `kagglehub.login()`, and Colab's secrets."""
+    if "kagglehub" not in sys.modules and "google.colab" not in sys.modules:
+        return {}
+    from kagglehub.config import get_kaggle_credentials
+
+    try:
+        found = get_kaggle_credentials()
+    except ValueError:  # a broken kaggle.json; kagglehub itself will say so
+        return {}
+    if found is None:
+        return {}
+    named = {"KAGGLE_USERNAME": found.username, "KAGGLE_KEY": found.key, "KAGGLE_API_TOKEN": found.api_key}
+    return {name: value for name, value in named.items() if value}
+
+
+def _wait(cancellation: Cancellation, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while (left := deadline - time.monotonic()) > 0:
+        cancellation.check()
+        time.sleep(min(_LOOK_S, left))
+    cancellation.check()

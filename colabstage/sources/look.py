@@ -1,0 +1,252 @@
+"""A quick look at a source: whether it is still the recorded one, by a few questions and under a deadline."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from colabstage.errors import ColabstageError
+from colabstage.machine.drive_attributes import ask_client, ask_md5s
+from colabstage.machine.mounts import is_slow_mount, silence_of
+from colabstage.pipeline import DaemonPool
+from colabstage.retry import RetryPolicy
+from colabstage.sources.identity import MD5_PROOF, compare, identify_tree
+from colabstage.sources.parse import (
+    KaggleSource,
+    LocalSource,
+    ManySource,
+    ObjectSource,
+    ShareSource,
+    Source,
+    TreeSource,
+    WebSource,
+    expand_pattern,
+)
+from colabstage.trees.entries import file_names
+from colabstage.trees.folder import FolderTree, folder_stamps
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from colabstage.sources.identity import SourceIdentity
+    from colabstage.sources.parse import SingleSource
+    from colabstage.sources.remote import RemoteFile
+
+# How long nothing at all may come from a mount or a service. What answers, however slowly, is waited for.
+_SILENCE_S = 20.0
+# How many parts of a list are asked at once.
+_ASKERS = 16
+
+# Who is not there now counts as absent; nobody waits for that.
+_ONE_TRY = RetryPolicy(attempts=1)
+
+Heard = Callable[[], object]
+
+
+class Look(NamedTuple):
+    """What a quick look at a source found.
+
+    `state`: `"same"`: it is the recorded one by what `detail` says was compared. `"changed"`: it certainly differs.
+    `"unsure"`: only opening it can tell. `"gone"`: it is not there, or refuses; `detail` says how. `"silent"`: nothing
+    came from it in time, so whether it is there, or the same, is not known.
+    """
+
+    state: Literal["same", "unsure", "changed", "gone", "silent"]
+    detail: str = ""
+
+
+def check_freshness(source: Source, recorded: SourceIdentity, *, workers: int, silence_s: float | None = None) -> Look:
+    """Compare a source with its record by a few calls; of a folder on a local disk, all files are listed.
+
+    Ends when nothing has come for `silence_s` seconds, 20 by default.
+    """
+    parts = source.parts if isinstance(source, ManySource) else (source,)
+    silence = silence_of(*(part.path for part in parts if isinstance(part, LocalSource)))
+    if silence is not None:
+        return Look("silent", str(silence))
+    answers: list[Look] = []
+    finished, last = threading.Event(), time.monotonic()
+
+    def heard() -> None:
+        nonlocal last
+        last = time.monotonic()
+
+    def look() -> None:
+        try:
+            answers.append(_look(source, recorded, workers, heard))
+        finally:
+            finished.set()
+
+    # A dead mount may never answer; a thread can be left behind, a blocked call cannot be interrupted.
+    threading.Thread(target=look, name="colabstage-look", daemon=True).start()
+    patience_s = _SILENCE_S if silence_s is None else silence_s
+    while not finished.wait(max(0.01, last + patience_s - time.monotonic())):
+        if time.monotonic() - last >= patience_s:
+            return Look("silent", f"nothing came from it for {patience_s:.0f} s")
+    return answers[0] if answers else Look("unsure")
+
+
+def _look(source: Source, recorded: SourceIdentity, workers: int, heard: Heard) -> Look:
+    try:
+        return _ask(source, recorded, workers, heard)
+    except (OSError, ColabstageError) as error:
+        return Look("gone", str(error))
+    finally:
+        heard()
+
+
+def _ask(source: Source, recorded: SourceIdentity, workers: int, heard: Heard) -> Look:
+    match source:
+        case LocalSource():
+            expanded = expand_pattern(source)
+            parts = expanded.parts if isinstance(expanded, ManySource) else ()
+            if parts:
+                answer = _ask_many(parts, recorded, workers, heard)
+            else:
+                answer = _ask_disk(source.path, recorded, workers, heard, source.leave_out)
+        case WebSource() | ObjectSource():
+            answer = _ask_service(source, recorded)
+        case ShareSource():
+            answer = _ask_shared(source, recorded)
+        case KaggleSource():
+            answer = _ask_kaggle(source, recorded, workers, heard)
+        case ManySource():
+            answer = _ask_many(source.parts, recorded, workers, heard)
+        case TreeSource():
+            answer = Look("unsure")
+    return answer
+
+
+def _ask_disk(
+    place: Path, recorded: SourceIdentity, workers: int, heard: Heard, leave_out: frozenset[str] = frozenset()
+) -> Look:
+    found = place.stat()
+    if recorded.kind in ("archive", "file"):
+        if not place.is_file() or found.st_size != recorded.nbytes:
+            return Look("changed")
+        return _ask_file(place, recorded, found.st_mtime_ns)
+    if not place.is_dir():
+        return Look("changed")
+    if is_slow_mount(place) or not recorded.trusts_times:
+        return _ask_mounted(place, recorded, workers, heard, leave_out)
+    now = identify_tree(FolderTree(place, heard=heard, leave_out=leave_out), address=recorded.address)
+    seen = "names, sizes and times of all files are the recorded ones"
+    return Look("same", seen) if compare(recorded, now) == "same" else Look("changed")
+
+
+def _ask_file(place: Path, recorded: SourceIdentity, mtime_ns: int) -> Look:
+    seen = "its size and time are the recorded ones"
+    if recorded.md5:
+        told = ask_client(place)
+        if told.md5:
+            return Look("same", MD5_PROOF) if told.md5 == recorded.md5 else Look("changed")
+        seen = f"{seen}; {_untold(told.why)}"
+    return Look("same", seen) if mtime_ns == recorded.mtime_ns else Look("unsure")
+
+
+def _ask_mounted(place: Path, recorded: SourceIdentity, workers: int, heard: Heard, leave_out: frozenset[str]) -> Look:
+    """Ask for the times of a folder's folders, and where Drive's client told the MD5 of its files, for these."""
+    stamps = folder_stamps(place, recorded.stamps, workers=workers, heard=heard) if recorded.stamps else None
+    if stamps is None or stamps != recorded.stamps:
+        return Look("unsure")
+    if not recorded.md5:
+        seen = "the times of its folders are the recorded ones; a file rewritten under its name would not show"
+        return Look("same", seen)
+    tree = FolderTree(place, workers=workers, heard=heard, leave_out=leave_out)
+    md5s, why = ask_tree_md5s(tree, workers=workers, heard=heard)
+    if compare(recorded, identify_tree(tree, address=recorded.address, md5s=md5s)) != "same":
+        return Look("unsure")  # a listing may have lacked a part; opening it lists anew
+    seen = f"names, sizes and times of all files are the recorded ones; {_untold(why)}"
+    return Look("same", MD5_PROOF if md5s else seen)
+
+
+def _untold(why: str) -> str:
+    return f"Drive's client tells no MD5 to compare: {why}"
+
+
+def ask_tree_md5s(tree: FolderTree, *, workers: int, heard: Heard = lambda: None) -> tuple[list[str], str]:
+    """Ask Drive's client for the MD5 of each file of a folder, as `ask_md5s`."""
+    paths = [f"{tree.label}/{name}" for name in file_names(tree.entries)]
+    return ask_md5s(paths, workers=workers, heard=heard)
+
+
+def _ask_service(source: WebSource | ObjectSource, recorded: SourceIdentity) -> Look:
+    if recorded.kind != "archive":
+        seen = "its address; of a list of single files none is asked again, and another would not show"
+        return Look("same", seen) if recorded.kind == "file" else Look("unsure")
+    file = open_remote(source, policy=_ONE_TRY)
+    try:
+        facts = file.facts
+    finally:
+        file.close()
+    if facts.size is not None and facts.size != recorded.nbytes:
+        return Look("changed")
+    if facts.version or recorded.version:
+        same = facts.version == recorded.version
+        return Look("same", "its service names the recorded version") if same else Look("changed")
+    if facts.mtime_ns or facts.ranges:
+        same = bool(facts.mtime_ns) and facts.mtime_ns == recorded.mtime_ns
+        return Look("same", "its size and time are the recorded ones") if same else Look("unsure")
+    # A server that tells neither a version nor a time and gives no parts could only be asked for everything again.
+    return Look("same", "its server tells neither a version nor a time, so another content would not show")
+
+
+def _ask_shared(source: ShareSource, recorded: SourceIdentity) -> Look:
+    from colabstage.sources.share_links import share_link_facts
+
+    facts = share_link_facts(source.link, policy=_ONE_TRY)
+    if facts is None:
+        return Look("silent", "Drive gave no answer that could be used")
+    if facts.version != recorded.version:
+        return Look("changed")
+    if not facts.version:
+        return Look("same", "Drive tells no version of it, so another content would not show")
+    if facts.size is None:
+        return Look("same", "the same files are shared; one that was replaced in place would not show")
+    return Look("same", "Drive names the recorded version")
+
+
+def _ask_kaggle(source: KaggleSource, recorded: SourceIdentity, workers: int, heard: Heard) -> Look:
+    from colabstage.sources.kaggle_datasets import mounted_files, newest_version
+
+    mounted = mounted_files(source.dataset, os.environ)
+    if mounted is not None:
+        return _ask_disk(mounted.path, recorded, workers, heard)
+    if source.dataset.version is not None:
+        return Look("same", "a version of a dataset on Kaggle does not change")
+    if not recorded.version:
+        return Look("silent", "which version was staged is not known")
+    newest = newest_version(source.dataset)
+    if newest is None:
+        return Look("silent", "Kaggle did not tell which version is the newest")
+    return Look("same", f"version {newest} is the newest") if recorded.version == newest else Look("changed")
+
+
+def open_remote(source: WebSource | ObjectSource, *, policy: RetryPolicy | None = None) -> RemoteFile:
+    """One file at an address; asks the service for its facts.
+
+    Raises:
+        As `open_http` and `open_object`.
+    """
+    if isinstance(source, WebSource):
+        from colabstage.sources.http_file import open_http
+
+        return open_http(source.url, policy=policy)
+    from colabstage.sources.objects_fsspec import open_object
+
+    return open_object(source.url)
+
+
+def _ask_many(parts: Sequence[SingleSource], recorded: SourceIdentity, workers: int, heard: Heard) -> Look:
+    if [part.address for part in parts] != [part.address for part in recorded.parts]:
+        return Look("changed")
+    with DaemonPool(min(_ASKERS, len(parts)), "colabstage-look") as pool:
+        pairs = list(zip(parts, recorded.parts, strict=True))
+        looks = pool.run(lambda pair: _look(*pair, workers, heard), pairs, stall_timeout_s=float("inf"))
+    found = {look.state: look for look in reversed(looks)}
+    order: tuple[str, ...] = ("changed", "unsure", "silent", "gone")
+    return next((found[state] for state in order if state in found), looks[0])

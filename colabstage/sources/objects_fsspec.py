@@ -1,0 +1,577 @@
+"""One object of a remote service as a `RemoteFile`, and what fsspec's facts say of its version, time and hash."""
+
+from __future__ import annotations
+
+import base64
+import re
+import time
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypeVar
+
+from colabstage.errors import (
+    SourceChangedError,
+    SourceError,
+    SourceNotFoundError,
+    SourceReadError,
+    TargetNotWritableError,
+)
+from colabstage.fileops import hash_block
+from colabstage.retry import RetryPolicy
+from colabstage.sources.object_store import ObjectStore
+from colabstage.sources.remote import Checksum, RemoteFacts, TransientError
+from colabstage.sources.store_adapters import AsyncAdapter, call_within, on_loop
+from colabstage.trees.folder import GOOGLE_NATIVE
+from colabstage.trees.names import check_collisions, clean_member_name, is_junk, parent_folders
+from colabstage.trees.tree import FileEntry, TreeKind, foreign_entry
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from pathlib import Path
+    from types import TracebackType
+
+_FTP_TIME = re.compile(r"\A(\d{14})(?:\.\d+)?\Z")
+
+
+class ObjectFile:
+    """One object as a `RemoteFile`. What arrives is of `facts.version`: at the end of each range the service is asked.
+
+    The last piece of a range is handed out after that, so that a range that is complete is a range that was checked;
+    and what was read before the question was read while the version was still the one of the beginning.
+    """
+
+    def __init__(self, store: ObjectStore, path: str, facts: RemoteFacts, *, owns_store: bool = True) -> None:
+        self._store = store
+        self._path = path
+        self._facts = facts
+        self._owns_store = owns_store
+
+    @property
+    def facts(self) -> RemoteFacts:
+        """What was known when it was opened."""
+        return self._facts
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Sentences for the person, such as that it was read without a login."""
+        return self._store.notes
+
+    def read_range(self, offset: int, length: int | None) -> Iterator[bytes]:
+        """The content from `offset` on, in pieces of at most a megabyte; see `RemoteFile`."""
+        size = self._facts.size
+        if offset and not self._facts.ranges:
+            msg = f"'{self._facts.label}' can only be read from its beginning; its service knows no ranges."
+            raise SourceReadError(msg)
+        end = size if length is None else offset + length
+        at = offset
+        held = b""
+        try:
+            for piece in self._store.read(self._path, offset, end) if end is None or offset < end else ():
+                at += len(piece)
+                self._check_length(at, end)
+                if held:
+                    yield held
+                held = piece
+        except TransientError:
+            # Good, and not the end: else a service that breaks off again and again would get nobody further.
+            if held and end is not None and at < end:
+                yield held
+            raise
+        except SourceError:
+            # An object that shrank or vanished answers in many ways.
+            self._check_version()
+            raise
+        self._check_version()
+        if end is not None and at < end:
+            msg = f"'{self._facts.label}' was cut off at byte {at:,} of {end:,}."
+            raise TransientError(msg)
+        if held:
+            yield held
+
+    def close(self) -> None:
+        """Hang up. Calling it twice is fine."""
+        if self._owns_store:
+            self._store.close()
+
+    def _check_length(self, at: int, end: int | None) -> None:
+        if end is not None and at > end:
+            msg = f"'{self._facts.label}' gave more than was asked for: its service knows no ranges."
+            raise SourceReadError(msg)
+
+    def _check_version(self) -> None:
+        try:
+            info = self._store.info(self._path)
+        except SourceNotFoundError as error:
+            msg = f"'{self._facts.label}' was removed while it was read."
+            raise SourceChangedError(msg) from error
+        now, then = version_of(info), self._facts.version
+        # A listing may know less than the answer about one object.
+        if size_of(info) != self._facts.size or (now and then and now != then):
+            msg = (
+                f"'{self._facts.label}' changed while it was read (version '{then}' became '{now}'). Wait until its "
+                "upload is complete, then fetch it again."
+            )
+            raise SourceChangedError(msg)
+
+
+def size_of(info: Mapping[str, Any]) -> int | None:
+    """Bytes, from fsspec's facts; `None` where it does not say."""
+    size = info.get("size")
+    return None if size is None else int(size)
+
+
+def version_of(info: Mapping[str, Any]) -> str:
+    """A text that is another one when the content is; "" where nothing tells."""
+    for name in ("generation", "ETag", "etag", "blob_id", "sha"):
+        if info.get(name):
+            return str(info[name]).strip('"')
+    mtime_ns = mtime_ns_of(info)
+    return f"{mtime_ns}-{size_of(info)}-{info.get('ino', '')}".rstrip("-") if mtime_ns else ""
+
+
+def mtime_ns_of(info: Mapping[str, Any]) -> int:
+    """Modification time in nanoseconds since 1970; 0 where nothing tells."""
+    for name in ("LastModified", "last_modified", "mtime", "modified", "updated", "modify", "created"):
+        if info.get(name):
+            return _to_ns(info[name])
+    return 0
+
+
+def checksum_of(info: Mapping[str, Any]) -> Checksum | None:
+    """The hash of the whole content, where it certainly is one.
+
+    An ETag of S3 is not: parts and encryption make it something else, and it does not say so. Azure's Content-MD5 is
+    whatever was uploaded with the blob.
+    """
+    lfs = info.get("lfs")
+    sha256 = str(lfs.get("sha256", "")) if isinstance(lfs, dict) else ""
+    if re.fullmatch(r"[0-9a-f]{64}", sha256):
+        return Checksum("sha256", sha256)
+    # Google's, of the stored bytes; what is stored compressed may be handed out unpacked.
+    if info.get("md5Hash") and not info.get("contentEncoding"):
+        return Checksum("md5", base64.b64decode(info["md5Hash"]).hex())
+    return None
+
+
+def _to_ns(value: Any) -> int:
+    if isinstance(value, str):
+        return _parse_time(value)
+    if isinstance(value, datetime):
+        aware = value if value.tzinfo else value.replace(tzinfo=UTC)
+        # Not timestamp(): a float has no room for microseconds of this century beside the seconds.
+        passed = aware - datetime(1970, 1, 1, tzinfo=UTC)
+        return ((passed.days * 86_400 + passed.seconds) * 1_000_000 + passed.microseconds) * 1_000
+    # No float of this century tells less than a microsecond.
+    return round(value * 1e6) * 1000 if isinstance(value, (int, float)) else 0
+
+
+def _parse_time(text: str) -> int:
+    if found := _FTP_TIME.match(text):
+        return _to_ns(datetime.strptime(found[1], "%Y%m%d%H%M%S").replace(tzinfo=UTC))
+    try:
+        return _to_ns(datetime.fromisoformat(text))
+    except ValueError:
+        return 0
+
+
+T = TypeVar("T")
+
+
+class _Member(NamedTuple):
+    """What an entry is called by the service, and its version in the listing."""
+
+    path: str
+    version: str
+
+
+class _Listed(NamedTuple):
+    entries: list[FileEntry]
+    members: dict[str, _Member]
+    native: list[str]
+    links: list[str]
+
+
+class ObjectTree:
+    """The files below a folder of any service that fsspec knows. Listed when it is made, and stays as it was then.
+
+    Left out: the empty objects that stand for folders, junk of operating systems, Google's own documents (with a note).
+
+    Args:
+        url: such as `s3://bucket/train`.
+        workers: how many folders are listed at once, where the service does not list all of them in one answer.
+        storage_options: for fsspec's file system, as for `open_object`.
+        retry: how often an object is asked for again when the service fails in a way that passes.
+
+    Raises:
+        OptionError, MissingDependencyError, SourceNotFoundError, SourceAccessError, TransientError: as `open_object`.
+        SourceReadError: it is a file, or the listing failed.
+        UnsafeArchiveError: a name is one that no folder can hold: `..`, absolute, a file that is also a folder.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        workers: int = 16,
+        storage_options: Mapping[str, Any] | None = None,
+        retry: RetryPolicy = RetryPolicy(),  # noqa: B008  # frozen
+    ) -> None:
+        self._store = ObjectStore(url, storage_options)
+        self._retry = retry
+        try:
+            listed = self._patiently(lambda: self._list(workers))
+        except BaseException:
+            self._store.close()
+            raise
+        self._entries = tuple(sorted(listed.entries, key=lambda entry: entry.name))
+        self._members = listed.members
+        self._notes = (*self._store.notes, *_notes(listed))
+
+    @property
+    def kind(self) -> TreeKind:
+        """`"folder"`: many files, each read by itself."""
+        return "folder"
+
+    @property
+    def label(self) -> str:
+        """The folder's address, without secrets."""
+        return self._store.label
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What was left out, and whether it was read without a login."""
+        return self._notes
+
+    @property
+    def entries(self) -> tuple[FileEntry, ...]:
+        """All files, sorted by name; `position` is the place in the listing."""
+        return self._entries
+
+    @property
+    def stamp(self) -> str:
+        """A hash of all names, sizes and versions: the same as long as nothing was added, removed or rewritten."""
+        lines = (f"{entry.name}\t{entry.size}\t{self._members[entry.name].version}" for entry in self._entries)
+        return hash_block("\n".join(lines).encode(errors="surrogateescape"))
+
+    def read(self, entry: FileEntry) -> bytes:
+        """The whole content of one object, tried again where the failure passes.
+
+        Raises:
+            SourceChangedError: it is not `entry.size` bytes long any more.
+            SourceNotFoundError, SourceAccessError, TransientError, SourceReadError: as the service answers.
+        """
+        if not entry.size:
+            return b""
+        path = self._member(entry).path
+        # One byte more than listed: a longer object shows without a further question.
+        data = self._patiently(lambda: b"".join(self._store.read(path, 0, entry.size + 1)))
+        if len(data) != entry.size:
+            raise self._changed(entry, len(data))
+        return data
+
+    def read_part(self, entry: FileEntry, offset: int, length: int) -> bytes:
+        """A part of one object; that the object is still the listed one is checked with the service after it.
+
+        Raises:
+            SourceChangedError: it is another one.
+            SourceNotFoundError, SourceAccessError, TransientError, SourceReadError: as the service answers.
+        """
+        file = self._open(entry)
+        return self._patiently(lambda: b"".join(file.read_range(offset, length)))
+
+    def chunks(self, entry: FileEntry) -> Iterator[bytes]:
+        """The content in pieces of at most a megabyte; verified when the last has come.
+
+        Raises:
+            SourceChangedError: it is another object than the listed one.
+            SourceNotFoundError, SourceAccessError, TransientError, SourceReadError: as the service answers.
+        """
+        file = self._open(entry)
+        at = tries = 0
+        while at < entry.size:  # the last piece comes after the question whether it is still the same object
+            try:
+                for piece in file.read_range(at, entry.size - at):
+                    at += len(piece)
+                    tries = 0
+                    yield piece
+            except TransientError as error:
+                tries += 1
+                self._rest(tries, error)
+
+    def close(self) -> None:
+        """Hang up. Calling it twice is fine."""
+        self._store.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _list(self, workers: int) -> _Listed:
+        root = self._store.path.rstrip("/")
+        is_file = self._store.info().get("type") != "directory"
+        listed = [] if is_file and not self._store.folders_are_prefixes else self._store.list_files(workers=workers)
+        rows = [row for row in listed if str(row["name"]).rstrip("/") != root]
+        if is_file and not rows:
+            msg = f"'{self.label}' is a file, not a folder."
+            raise SourceReadError(msg)
+        return _sort_in(self.label, root, rows)
+
+    def _open(self, entry: FileEntry) -> ObjectFile:
+        member = self._member(entry)
+        facts = RemoteFacts(
+            label=f"{self.label.rstrip('/')}/{entry.name}",
+            name=entry.name.rpartition("/")[2],
+            size=entry.size,
+            version=member.version,
+            mtime_ns=entry.mtime_ns,
+        )
+        return ObjectFile(self._store, member.path, facts, owns_store=False)
+
+    def _member(self, entry: FileEntry) -> _Member:
+        try:
+            return self._members[entry.name]
+        except KeyError:
+            raise foreign_entry(self.label, entry.name) from None
+
+    def _changed(self, entry: FileEntry, got: int) -> SourceChangedError:
+        found = f"{got:,} bytes were there" if got <= entry.size else "there is more"
+        return SourceChangedError(
+            f"'{self.label.rstrip('/')}/{entry.name}' was listed with {entry.size:,} bytes, but {found}: it changed "
+            "while being read. Wait until its upload is complete, then stage again."
+        )
+
+    def _patiently(self, read: Callable[[], T]) -> T:
+        tries = 0
+        while True:
+            try:
+                return read()
+            except TransientError as error:
+                tries += 1
+                self._rest(tries, error)
+
+    def _rest(self, tries: int, error: TransientError) -> None:
+        """Wait before the next try; raise `error` when there have been enough."""
+        if tries >= self._retry.attempts:
+            raise error
+        time.sleep(max(self._retry.first_wait_s * 2 ** (tries - 1), min(error.wait_s or 0.0, 60.0)))
+
+
+def _sort_in(label: str, root: str, rows: list[dict[str, Any]]) -> _Listed:
+    """Judge a listing's names; nothing is asked of the service."""
+    listed = _Listed([], {}, [], [])
+    sizes: dict[str, int] = {}
+    for position, row in enumerate(rows):
+        path = str(row["name"])
+        size = size_of(row) or 0
+        raw = path.removeprefix(f"{root}/") if root else path.lstrip("/")
+        if _is_marker(raw, size):
+            continue
+        name = clean_member_name(label, raw)
+        if is_junk(name):
+            continue
+        if name.lower().endswith(GOOGLE_NATIVE):
+            listed.native.append(name)
+        elif row.get("type") != "file":
+            listed.links.append(name)
+        elif name in sizes:
+            check_collisions(label, [name, name], [])
+        else:
+            sizes[name] = size
+            listed.members[name] = _Member(path, version_of(row))
+            listed.entries.append(FileEntry(name, size, mtime_ns_of(row), position))
+    return _without_empty_folders(label, listed, sizes)
+
+
+def _is_marker(raw: str, size: int) -> bool:
+    """Whether an object only stands for a folder: consoles make `folder/`, Hadoop `folder_$folder$`."""
+    return size == 0 and (not raw or raw.endswith(("/", "_$folder$")))
+
+
+def _without_empty_folders(label: str, listed: _Listed, sizes: dict[str, int]) -> _Listed:
+    """An empty object that others lie below is a folder's marker as well; one with content is refused."""
+    markers = {name for name in parent_folders(sizes) if sizes.get(name) == 0}
+    check_collisions(label, [name for name in sizes if name not in markers], [])
+    return listed._replace(
+        entries=[entry for entry in listed.entries if entry.name not in markers],
+        members={name: member for name, member in listed.members.items() if name not in markers},
+    )
+
+
+def _notes(listed: _Listed) -> tuple[str, ...]:
+    notes = []
+    if listed.native:
+        notes.append(
+            f"{len(listed.native):,} Google documents were left out (first '{min(listed.native)}'): they are links, "
+            "not content. Export them from Drive if they belong to the dataset."
+        )
+    if listed.links:
+        notes.append(f"{len(listed.links):,} links that lead to no file were left out (first '{min(listed.links)}').")
+    return tuple(notes)
+
+
+__all__ = ["ObjectFile", "ObjectTree", "object_kind", "open_object"]
+
+
+def open_object(
+    url: str, *, checksum: Checksum | None = None, storage_options: Mapping[str, Any] | None = None
+) -> ObjectFile:
+    """Open one file of a service that fsspec knows.
+
+    Args:
+        url: such as `s3://bucket/data.zip`.
+        checksum: what its whole content must hash to; otherwise what the service offers, where that is certain.
+        storage_options: for fsspec's file system. Logins need none: the backend finds them in the environment, and a
+            bucket that is open to anybody is read without.
+
+    Raises:
+        OptionError: not an address that fsspec knows.
+        MissingDependencyError: the protocol's package is not installed.
+        SourceNotFoundError: there is nothing; the message says what is there instead.
+        SourceAccessError: a login or a permission is missing; the message says how to give it.
+        TransientError: the service does not answer for now.
+        SourceReadError: it is a folder, or the service fails otherwise.
+    """
+    store = ObjectStore(url, storage_options)
+    try:
+        facts = _facts(store, checksum)
+    except BaseException:
+        store.close()
+        raise
+    return ObjectFile(store, store.path, facts)
+
+
+def object_kind(url: str, *, storage_options: Mapping[str, Any] | None = None) -> Literal["file", "folder"]:
+    """Whether an address is a file's or a folder's.
+
+    Where a bucket has both, an address that ends in a slash is the folder's, and an empty object is its marker.
+
+    Raises:
+        OptionError, MissingDependencyError, SourceNotFoundError, SourceAccessError, TransientError, SourceReadError: as
+            for `open_object`.
+    """
+    store = ObjectStore(url, storage_options)
+    try:
+        info = store.info()
+        if info.get("type") == "directory":
+            return "folder"
+        may_be_marker = store.folders_are_prefixes and (url.endswith("/") or size_of(info) == 0)
+        return "folder" if may_be_marker and store.list_folder(store.path) else "file"
+    finally:
+        store.close()
+
+
+def _facts(store: ObjectStore, checksum: Checksum | None) -> RemoteFacts:
+    info = store.info()
+    if info.get("type") == "directory":
+        msg = f"'{store.label}' is a folder, not a file."
+        raise SourceReadError(msg)
+    size = size_of(info)
+    return RemoteFacts(
+        label=store.label,
+        name=store.path.rstrip("/").rpartition("/")[2],
+        size=size,
+        version=version_of(info),
+        mtime_ns=mtime_ns_of(info),
+        checksum=checksum or checksum_of(info),
+        ranges=size is not None and store.has_ranges(),
+        connections=store.backend.connections if size is not None else 1,
+    )
+
+
+# Beside what a file's length allows for.
+_PATIENCE_S = 600.0
+_SLOWEST_BYTES_PER_S = 200_000
+
+
+class WritableStore(ObjectStore):
+    """A service that is written to. Paths are the backend's own, as `path` is.
+
+    Every method raises `TargetNotWritableError` where the service does not do it.
+    """
+
+    def exists(self, path: str) -> bool:
+        """Whether there is an object, or a folder."""
+        try:
+            self._ask(lambda fs: self.backend.dialect.info(fs, path))
+        except SourceNotFoundError:
+            return False
+        return True
+
+    def size(self, path: str) -> int | None:
+        """Length of an object in bytes; `None` where there is none."""
+        try:
+            return int(self._ask(lambda fs: self.backend.dialect.info(fs, path))["size"])
+        except SourceNotFoundError:
+            return None
+
+    def content(self, path: str) -> bytes | None:
+        """All of a small object; `None` where there is none."""
+        try:
+            return b"".join(self.read(path, 0, None))
+        except SourceNotFoundError:
+            return None
+
+    def put(self, file: Path, path: str) -> None:
+        """Write a local file to an object, in place of any that is there, and make sure that all of it arrived."""
+        length = file.stat().st_size
+        deadline_s = _PATIENCE_S + length / _SLOWEST_BYTES_PER_S
+
+        def put(fs: Any) -> None:
+            if self._has_loop:
+                on_loop(fs, fs._put_file(str(file), path), deadline_s)
+                return
+            call_within(deadline_s, lambda: fs.makedirs(path.rpartition("/")[0], exist_ok=True))
+            call_within(deadline_s, lambda: fs.put_file(str(file), path))
+
+        self._do(put, path)
+        if (there := self.size(path)) != length:
+            msg = f"Of '{file}', {length:,} bytes long, {there} bytes arrived as '{path}' at '{self.label}'."
+            raise TargetNotWritableError(msg)
+
+    def move(self, path: str, to: str) -> None:
+        """Give an object another name, without its bytes coming here where the service can do that."""
+        from fsspec.spec import AbstractFileSystem
+
+        def move(fs: Any) -> None:
+            if self._has_loop:
+                on_loop(fs, fs._cp_file(path, to), _PATIENCE_S)
+                on_loop(fs, fs._rm_file(path), _PATIENCE_S)
+            elif type(fs).mv is AbstractFileSystem.mv:
+                call_within(_PATIENCE_S, lambda: fs.cp_file(path, to))
+                call_within(_PATIENCE_S, lambda: fs.rm_file(path))
+            else:
+                call_within(_PATIENCE_S, lambda: fs.mv(path, to))
+
+        self._do(move, to)
+
+    def remove(self, path: str) -> None:
+        """Remove an object, if it is there."""
+        if not self.exists(path):
+            return
+
+        def remove(fs: Any) -> None:
+            if self._has_loop:
+                on_loop(fs, fs._rm_file(path), _PATIENCE_S)
+            else:
+                call_within(_PATIENCE_S, lambda: fs.rm_file(path))
+
+        self._do(remove, path)
+
+    def remove_folder(self, path: str) -> None:
+        """Remove a folder that is empty; where folders are no more than beginnings of names there is none."""
+        if not self._has_loop and self.exists(path):
+            self._do(lambda fs: call_within(_PATIENCE_S, lambda: fs.rmdir(path)), path)
+
+    @property
+    def _has_loop(self) -> bool:
+        return isinstance(self.backend.dialect, AsyncAdapter)
+
+    def _do(self, work: Callable[[Any], None], path: str) -> None:
+        try:
+            self._ask(work)
+        except SourceError as error:
+            msg = f"'{path}' cannot be written at '{self.label}': {error}"
+            raise TargetNotWritableError(msg) from error

@@ -1,0 +1,443 @@
+"""What a `source` argument is: a path, a pattern, a share link, a URL, a dataset of a service, or several of these.
+
+Nothing is opened here: the words are read, and each source gets the name under which keys and manifests know it. That
+name holds no password, token or signature, and stays the same when only those change.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import glob
+import hashlib
+import os
+import re
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Union, cast
+from urllib.parse import SplitResult, parse_qsl, unquote, urlencode, urlsplit, urlunsplit
+
+from colabstage.errors import OptionError, SourceNotFoundError
+from colabstage.machine.drive import DEFAULT_MOUNTPOINT, drive_root, normalise_drive_path
+from colabstage.machine.mounts import require_answer, silence_of
+from colabstage.redaction import names_secret, show_address
+from colabstage.sources.kaggle_datasets import parse_kaggle
+from colabstage.sources.share_pages import parse_share_link
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from colabstage.sources.kaggle_datasets import KaggleDataset
+    from colabstage.sources.share_pages import ShareLink
+    from colabstage.trees.tree import Tree
+
+_EXPECTED = (
+    "a folder, a file or a pattern such as 'part-*.zip' on this machine or on a mounted Drive, a Google Drive share "
+    "link, an https:// address, an address such as s3:// or gs://, kaggle://owner/dataset, or a list of these"
+)
+# The second form is fsspec's for a file system behind another one.
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)(?:://|::)")
+# `Path("s3://bucket/key")` forgets one of the slashes.
+_COLLAPSED = re.compile(r"(https?|s3|gs|gcs|az|abfs|hf|ftp|sftp|kaggle|file):/[^/]")
+_ARCHIVE_SUFFIXES = (".zip", ".tar", ".tgz", ".tbz2", ".txz", ".tzst", ".gz", ".bz2", ".xz", ".zst", ".7z", ".rar")
+# They would keep a copy of everything that passes, on the disk that is to be spared.
+_CACHING = frozenset({"simplecache", "filecache", "blockcache", "cached"})
+# As Linux' file systems and system calls have it.
+_MOST_NAME_BYTES = 255
+_MOST_PATH_BYTES = 4095
+_DRIVE_FOLDERS = {
+    "MyDrive": "MyDrive",
+    "My Drive": "MyDrive",
+    "Shareddrives": "Shareddrives",
+    "Shared drives": "Shareddrives",
+}
+# Public: keys have to be the same on every machine.
+_SALT = b"colabstage address"
+# What signs a request rather than names its object: of Amazon and Google (by prefix), of CloudFront, the older forms
+# of both and Alibaba (with `Signature`), of Azure (with `sig`). Of these it is documented that the object does not
+# depend on them. Nothing else is left out of a key, whatever it is called: a `token` may name what one is let in to.
+_SIGNING_PREFIXES = ("x-amz-", "x-goog-")
+_WITH_SIGNATURE = frozenset(
+    {"signature", "expires", "policy", "key-pair-id", "awsaccesskeyid", "googleaccessid", "ossaccesskeyid"}
+)
+_WITH_SIG = frozenset(
+    "sv ss srt sp se st spr sig sr sip si skoid sktid skt ske sks skv saoid suoid scid ses sdd".split()  # noqa: SIM905
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Named:
+    """What every source has.
+
+    `address`: how keys and manifests name it; never with a secret in it. `name`: readable, for folders and files made
+    of it. `label`: for messages and reports; never with a secret in it.
+    """
+
+    address: str
+    name: str
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
+class LocalSource(_Named):
+    """A folder, a file, or a pattern of several, on this machine or on a mounted Drive. `path` is absolute.
+
+    `leave_out`: names of folders in it that are no part of it, such as what colabstage made of it before.
+    """
+
+    path: Path
+    leave_out: frozenset[str] = frozenset()
+
+    @property
+    def on_drive(self) -> bool:
+        """Whether it lies on a Google Drive."""
+        return self.address.startswith("drive:")
+
+
+@dataclass(frozen=True, slots=True)
+class WebSource(_Named):
+    """One file at an http(s) address."""
+
+    url: str = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectSource(_Named):
+    """A file or folder at an address that fsspec knows."""
+
+    url: str = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class ShareSource(_Named):
+    """A file or folder shared by a Google Drive link."""
+
+    link: ShareLink = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class KaggleSource(_Named):
+    """A dataset on Kaggle."""
+
+    dataset: KaggleDataset
+
+
+@dataclass(frozen=True, slots=True)
+class TreeSource(_Named):
+    """Files that the caller has opened as a tree. `digest`: of all their content, where their times say nothing."""
+
+    tree: Tree = field(repr=False)
+    digest: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ManySource(_Named):
+    """Several sources that are one dataset together, in the caller's order."""
+
+    parts: tuple[SingleSource, ...]
+
+
+SingleSource = Union[LocalSource, WebSource, ObjectSource, ShareSource, KaggleSource, TreeSource]  # noqa: UP007 - read at run time
+Source = Union[SingleSource, ManySource]  # noqa: UP007 - as above
+SourceArgument = Union["str | os.PathLike[str] | Tree", "Sequence[str | os.PathLike[str] | Tree]"]
+
+
+def parse_source(source: SourceArgument) -> Source:
+    """Tell what a `source` argument is. Opens nothing; looks at the mount table, and for a bare id at this folder.
+
+    Raises:
+        OptionError: it is nothing that can be a source; the message says what can.
+    """
+    if not isinstance(source, (list, tuple)):
+        return _parse_one(source)
+    if not source:
+        msg = "source is an empty list; expected at least one source in it."
+        raise OptionError(msg)
+    parts = tuple(_parse_one(part) for part in source)
+    return parts[0] if len(parts) == 1 else _join(parts)
+
+
+def _parse_one(source: object) -> SingleSource:
+    if isinstance(source, (str, os.PathLike)):
+        return _parse_text(source)
+    if hasattr(source, "entries") and hasattr(source, "read") and hasattr(source, "label"):
+        tree = cast("Tree", source)
+        # A label is anybody's choice: trees in memory are told apart by what they hold.
+        digest = _content_digest(tree)
+        address = f"tree:{tree.label}" + (f"?{digest}" if digest else "")
+        return TreeSource(address, readable_name(tree.label), tree.label, tree, digest)
+    msg = f"source={source!r} is a {type(source).__name__}; expected {_EXPECTED}."
+    raise OptionError(msg)
+
+
+def _content_digest(tree: Tree) -> str:
+    """A hash of all names and bytes of a tree some of whose files have no time; "" where all have one."""
+    if all(entry.mtime_ns for entry in tree.entries):
+        return ""
+    hasher = hashlib.sha256()
+    for entry in tree.entries:
+        content = hashlib.sha256(tree.read(entry)).hexdigest()
+        hasher.update(f"{entry.name}\t{content}\n".encode(errors="surrogateescape"))
+    return f"sha256:{hasher.hexdigest()[:16]}"
+
+
+def _parse_text(source: str | os.PathLike[str]) -> SingleSource:
+    text = os.fspath(source)
+    if not text.strip():
+        msg = f"source={source!r} names nothing; expected {_EXPECTED}."
+        raise OptionError(msg)
+    if not isinstance(source, str) and _COLLAPSED.match(text):
+        scheme_only = text.partition(":")[0]
+        msg = f"source is an address ({scheme_only}:…) inside a path object, which has lost a slash. Pass it as text."
+        raise OptionError(msg)
+    scheme = _SCHEME.match(text)
+    if scheme is None:
+        return _parse_schemeless(text) if isinstance(source, str) else local_source(text)
+    return _parse_url(text.strip(), scheme[1].lower())
+
+
+def _parse_schemeless(text: str) -> SingleSource:
+    link = parse_share_link(text, bare_id=True)
+    # Any long name could be an id: one that is right here is not. Nothing else is touched, since its mount may hang.
+    if link is None or (parse_share_link(text, bare_id=False) is None and _is_here(text)):
+        return local_source(text)
+    return _shared(link)
+
+
+def _is_here(name: str) -> bool:
+    path = absolute_path(name)
+    return silence_of(path) is None and os.path.lexists(path)
+
+
+def _parse_url(text: str, scheme: str) -> SingleSource:
+    dataset = parse_kaggle(text)
+    if dataset is not None:
+        return KaggleSource(f"kaggle:{dataset.handle}", readable_name(dataset.name), dataset.label, dataset)
+    link = parse_share_link(text)
+    if link is not None:
+        return _shared(link)
+    if scheme == "file":
+        return local_source(_path_of_file_url(text))
+    if scheme in ("http", "https"):
+        return _web(text)
+    return _object(text, scheme)
+
+
+def _shared(link: ShareLink) -> ShareSource:
+    return ShareSource(f"gdrive:{link.id}", f"gdrive-{link.id[:12].strip('-_')}", link.label, link)
+
+
+def local_source(path: str | os.PathLike[str]) -> LocalSource:
+    """The source at a path, or of all paths that fit a pattern."""
+    path = absolute_path(path)
+    return LocalSource(local_address(path), readable_name(path.name), str(path), path)
+
+
+def absolute_path(path: str | os.PathLike[str]) -> Path:
+    """A path as it is meant here and now: `~` expanded, absolute, links left as they are. Nothing is touched.
+
+    Raises:
+        OptionError: no path can be called so, `~` names a user that there is not, or it is relative and the current
+            folder is gone.
+    """
+    text: object = os.fspath(path)
+    if not isinstance(text, str) or "\0" in text:
+        msg = f"{path!r} is no path: expected text without NUL characters."
+        raise OptionError(msg)
+    try:
+        expanded = Path(text).expanduser()
+    except RuntimeError:
+        msg = f"{text!r} begins with the home of a user unknown here. Write './{text}' if it is a file's name."
+        raise OptionError(msg) from None
+    try:
+        place = Path(os.path.abspath(expanded))  # noqa: PTH100 - resolve() would follow links into Drive
+    except FileNotFoundError:
+        msg = f"{text!r} is relative, and the current folder has been deleted. Go to another one with os.chdir first."
+        raise OptionError(msg) from None
+    longest = max(place.parts, key=lambda part: len(os.fsencode(part)))
+    if len(os.fsencode(longest)) > _MOST_NAME_BYTES or len(os.fsencode(place)) > _MOST_PATH_BYTES:
+        msg = (
+            f"The path '{str(place)[:60]}…' is too long: a name takes at most {_MOST_NAME_BYTES} bytes, a whole path "
+            f"{_MOST_PATH_BYTES}. Choose a shorter one."
+        )
+        raise OptionError(msg)
+    return place
+
+
+def local_address(path: Path) -> str:
+    """The name of an absolute path: itself, or on Google Drive the path from Drive's own root, mounted or not."""
+    root = drive_root(path)
+    if root is not None:
+        # The mount point stands as the kernel has it; to resolve it would touch the mount, which may hang.
+        return f"drive:{normalise_drive_path(path).relative_to(root)}"
+    if path.is_relative_to(DEFAULT_MOUNTPOINT):
+        first, *rest = (*path.relative_to(DEFAULT_MOUNTPOINT).parts, "")
+        if first in _DRIVE_FOLDERS:
+            return f"drive:{PurePosixPath(_DRIVE_FOLDERS[first], *rest)}"
+    return str(path)
+
+
+def _path_of_file_url(text: str) -> str:
+    parts = urlsplit(text)
+    if parts.netloc not in ("", "localhost"):
+        msg = f"'{show_address(text)}' names another machine; expected a file of this one: file:///folder/name."
+        raise OptionError(msg)
+    return unquote(parts.path)
+
+
+def _web(text: str) -> WebSource:
+    parts = _split(text)
+    if not parts.hostname:
+        msg = f"'{show_address(text)}' names no server; expected https://server/path."
+        raise OptionError(msg)
+    host = parts.hostname if parts.port in (None, 80, 443) else f"{parts.hostname}:{parts.port}"
+    bare = urlunsplit((parts.scheme.lower(), host, parts.path or "/", "", ""))
+    shown = show_address(bare)
+    hidden = re.sub(r";([^;/=]*)=([^;/]*)", lambda pair: f";{pair[1]}={_stretched_pair(pair[1], pair[2], host)}", bare)
+    address = _keyed(shown, hidden if shown != bare else "", _lasting_query(parts.query, host))
+    return WebSource(
+        address, readable_name(unquote(PurePosixPath(parts.path).name) or parts.hostname), show_address(text), text
+    )
+
+
+def _split(text: str) -> SplitResult:
+    try:
+        parts = urlsplit(text)
+        _ = parts.port  # judged only when it is asked for
+    except ValueError:
+        # The parser's own words quote the address, and with it the password.
+        msg = (
+            f"The address '{show_address(text)}' cannot be read; expected https://server/path. In a user or password "
+            "write the characters @ : / ? # [ ] as %40 %3A %2F %3F %23 %5B %5D, and a port as a number up to 65535."
+        )
+        raise OptionError(msg) from None
+    return parts
+
+
+def _keyed(shown: str, *rest: str) -> str:
+    """Return the address that keys know: what may be shown, and a digest of what else distinguishes it."""
+    hidden = "\n".join(filter(None, rest))
+    return f"{shown}?{hashlib.sha256(hidden.encode(errors='surrogateescape')).hexdigest()[:12]}" if hidden else shown
+
+
+@functools.cache
+def _stretched(secret: str, server: str) -> str:
+    """Return a digest of a token or user that is slow to make, 20 ms of a core, and the same on every machine.
+
+    Addresses stand in manifests, which people publish: with a fast digest, all short secrets would be tried in seconds.
+    That it is of the server too makes digests tried for one server useless for others; of the whole address it is not,
+    because lists have thousands of addresses with one token.
+    """
+    raw = f"{server}\n{secret}".encode(errors="surrogateescape")
+    return hashlib.scrypt(raw, salt=_SALT, n=2**13, r=8, p=1, dklen=16).hex()
+
+
+def _stretched_pair(name: str, value: str, server: str) -> str:
+    return _stretched(value, server) if value and names_secret(name) else value
+
+
+def _lasting_query(query: str, server: str) -> str:
+    """Return what is left of a query without signatures, which differ from one day to the next, and without secrets."""
+    pairs = parse_qsl(query, keep_blank_values=True)
+    names = {name.lower() for name, _ in pairs}
+    passing: frozenset[str] = frozenset()
+    if "signature" in names:
+        passing |= _WITH_SIGNATURE
+    if "sig" in names and names & {"se", "sp", "sv"}:
+        passing |= _WITH_SIG
+    return urlencode(
+        [
+            (name, _stretched_pair(name, value, server))
+            for name, value in pairs
+            if name.lower() not in passing and not name.lower().startswith(_SIGNING_PREFIXES)
+        ]
+    )
+
+
+def _object(text: str, scheme: str) -> ObjectSource:
+    label = show_address(text)
+    if "::" in text or scheme in _CACHING:
+        msg = f"'{label}' goes through another file system; give the address of the data itself."
+        raise OptionError(msg)
+    _check_known(scheme)
+    shown, query = label.rstrip("/"), ""
+    if "=" in label.partition("?")[2]:  # without a value it is a key with a question mark in it
+        shown = label.partition("?")[0]
+        query = text.partition("?")[2]
+    place = shown.partition("://")[2].rstrip("/")
+    written = text.partition("://")[2]
+    login = not written.startswith(place)
+    # Who asks decides what a server shows: a home folder, a bucket's view. A password does not.
+    user = re.split("[:@/]", written)[0] if login else ""
+    server = f"{scheme}://{place.partition('/')[0]}"
+    address = _keyed(f"{scheme}://{place}", user and f"user {_stretched(user, server)}", _lasting_query(query, server))
+    return ObjectSource(address, readable_name(PurePosixPath(place).name or place), label.rstrip("/"), text)
+
+
+def _check_known(scheme: str) -> None:
+    from fsspec import available_protocols
+
+    known = set(available_protocols())
+    if scheme in known:
+        return
+    close = difflib.get_close_matches(scheme, ["s3", "gs", *sorted({*known, "kaggle", "gdrive"})], n=1, cutoff=0.5)
+    meant = f" Did you mean {close[0]}://?" if close else ""
+    msg = f"'{scheme}://' is no kind of address that is known here.{meant} Expected {_EXPECTED}."
+    raise OptionError(msg)
+
+
+def _join(parts: tuple[SingleSource, ...]) -> ManySource:
+    digest = hashlib.sha256("\n".join(part.address for part in parts).encode(errors="surrogateescape")).hexdigest()[:16]
+    labels = f"{parts[0].label} and {len(parts) - 1:,} more"
+    return ManySource(f"list:{digest}", _name_of_many([part.name for part in parts]), labels, parts)
+
+
+def _name_of_many(names: list[str]) -> str:
+    """What the names have in common (`part` for `part-000`, `part-001`), or the first one."""
+    common = os.path.commonprefix(names).rstrip("0123456789-_.")  # noqa: RUF071 - by character is what is meant
+    return common if len(common) > 2 else f"{names[0]}-and-{len(names) - 1}-more"
+
+
+def drive_path_of(source: Source) -> Path | None:
+    """A path on Google Drive that the source needs; `None` where it needs none."""
+    parts = source.parts if isinstance(source, ManySource) else (source,)
+    return next((part.path for part in parts if isinstance(part, LocalSource) and part.on_drive), None)
+
+
+def paths_of(source: Source) -> list[Path]:
+    """All paths of this machine that the source is read from."""
+    parts = source.parts if isinstance(source, ManySource) else (source,)
+    return [part.path for part in parts if isinstance(part, LocalSource)]
+
+
+def readable_name(name: str) -> str:
+    """The part of a name that a person recognises: `kitti` for `kitti.tar.gz`."""
+    name = name.rstrip("/").rpartition("/")[2]
+    while name.lower().endswith(_ARCHIVE_SUFFIXES) and "." in name[1:]:
+        name = name[: name.rindex(".")]
+    return re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip("-.")[:60] or "dataset"
+
+
+def expand_pattern(source: LocalSource) -> LocalSource | ManySource:
+    """What a local source stands for: itself, or, where it is a pattern, all that fits it, sorted by name.
+
+    What is there under the very name is meant: a file, or a folder on the way to it, whose name merely looks like a
+    pattern (`[2024] photos/part-*.zip`). `**` stands for any number of folders.
+
+    Raises:
+        SourceNotFoundError: it is a pattern, and nothing fits.
+        DriveDisconnectedError: the mount that it lies on is dead, or does not answer.
+    """
+    text = str(source.path)
+    require_answer(source.path)
+    if not glob.has_magic(text) or os.path.lexists(text):
+        return source
+    literal = next(folder for folder in source.path.parents if os.path.lexists(folder))
+    pattern = str(source.path.relative_to(literal))
+    if not glob.has_magic(pattern):
+        return source
+    found = sorted(glob.glob(f"{glob.escape(str(literal))}/{pattern}", recursive=True))  # noqa: PTH207 - Path.glob wants the pattern apart from its folder
+    if not found:
+        msg = f"Nothing fits the pattern '{text}'."
+        raise SourceNotFoundError(msg)
+    return ManySource(source.address, source.name, source.label, tuple(local_source(name) for name in found))

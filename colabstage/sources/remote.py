@@ -1,0 +1,166 @@
+"""One file somewhere else: what is known of it, and how its bytes come. Every transport is one of these."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import string
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from colabstage.errors import ChecksumMismatchError, OptionError, SourceReadError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+# Hexadecimal digits of each kind. Not what hashlib has besides: nobody publishes those.
+_DIGITS = {"md5": 32, "sha1": 40, "sha256": 64, "sha512": 128, "xxh3_64": 16, "xxh3_128": 32}
+_PIECE_BYTES = 1024 * 1024
+_BY_DIGITS = {32: "md5", 40: "sha1", 64: "sha256", 128: "sha512"}
+
+
+class Hasher(Protocol):
+    """What hashlib and xxhash give: fed piece by piece."""
+
+    def update(self, data: bytes | memoryview, /) -> None: ...
+
+    def hexdigest(self) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Checksum:
+    """The hash of a whole file. `algorithm`: such as `"sha256"`. `digest`: hexadecimal, lower case."""
+
+    algorithm: str
+    digest: str
+
+    def __str__(self) -> str:
+        return f"{self.algorithm}:{self.digest}"
+
+    def new_hasher(self) -> Hasher:
+        """A hasher that will give this digest for the right content."""
+        if self.algorithm.startswith("xxh3"):
+            import xxhash
+
+            hasher: Hasher = getattr(xxhash, self.algorithm)()
+            return hasher
+        return hashlib.new(self.algorithm, usedforsecurity=False)
+
+
+def check_file(path: Path, checksum: Checksum, label: str) -> None:
+    """Hash a whole file that is here.
+
+    Raises:
+        ChecksumMismatchError: it is another one than the checksum's.
+    """
+    hasher = checksum.new_hasher()
+    with path.open("rb") as file:
+        while data := file.read(_PIECE_BYTES):
+            hasher.update(data)
+    if hasher.hexdigest() != checksum.digest:
+        msg = (
+            f"'{label}' came whole, but its {checksum.algorithm} is {hasher.hexdigest()}, not {checksum.digest}. It "
+            "was not kept. Compare the checksum with its publisher's."
+        )
+        raise ChecksumMismatchError(msg)
+
+
+def parse_checksum(text: str) -> Checksum:
+    """Read `"sha256:ab12…"`; without a name, the length of the digest tells the algorithm.
+
+    Raises:
+        OptionError: the algorithm is unknown, or the digest is not one of its.
+    """
+    name, colon, digest = text.strip().lower().rpartition(":")
+    algorithm = name.replace("-", "") if colon else _BY_DIGITS.get(len(digest), "")
+    wanted = _DIGITS.get(algorithm)
+    if wanted is None or len(digest) != wanted or digest.strip(string.hexdigits):
+        known = ", ".join(f"{known}:… ({digits} digits)" for known, digits in _DIGITS.items())
+        msg = f"hash={text!r} is no checksum; expected one of {known}."
+        raise OptionError(msg)
+    return Checksum(algorithm, digest)
+
+
+# Who brings less than this is not worth waiting for: a file of 1 GB would take twelve days.
+LEAST_BYTES_PER_S = 1024.0
+
+
+class TransientError(SourceReadError):
+    """A failure that may be over a moment later: a connection that was cut, a server that is busy.
+
+    It is raised and caught inside this package only: who gives up raises a `SourceReadError`.
+
+    `wait_s`: seconds after which the other side asked to be tried again; `None` when it did not say.
+    `slow`: bytes came, but so slowly that they are no progress.
+    """
+
+    def __init__(self, message: str, wait_s: float | None = None, *, slow: bool = False) -> None:
+        super().__init__(message)
+        self.wait_s = wait_s
+        self.slow = slow
+
+    def __reduce__(self) -> tuple[Callable[..., TransientError], tuple[str, float | None, bool]]:
+        return _passing_error, (str(self), self.wait_s, self.slow)
+
+
+def _passing_error(message: str, wait_s: float | None, slow: bool) -> TransientError:
+    return TransientError(message, wait_s, slow=slow)
+
+
+@contextlib.contextmanager
+def given_up() -> Iterator[None]:
+    """Where nobody tries again, raise what failed for now as what failed for good."""
+    try:
+        yield
+    except TransientError as error:
+        raise SourceReadError(str(error)) from error
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteFacts:
+    """What a service says about one file before any of it is fetched.
+
+    `label`: its address for messages and reports; never with a password, token or signature in it.
+    `name`: the name it would have here, without folders.
+    `size`: bytes; `None` where the service does not say.
+    `version`: a text that is another one when the content is (an ETag, a generation, a time); "" where there is none.
+    `mtime_ns`: modification time in nanoseconds since 1970; 0 where it is not known.
+    `checksum`: of the whole content, where the service offers one or the caller gave one.
+    `ranges`: whether any part can be asked for; otherwise only the whole, from its beginning.
+    `connections`: how many parts the service gives at full speed at once; 1 where more do not help.
+    `eager`: whether to ask for that many from the beginning; otherwise for one more as long as that proves faster.
+    """
+
+    label: str
+    name: str
+    size: int | None
+    version: str = ""
+    mtime_ns: int = 0
+    checksum: Checksum | None = None
+    ranges: bool = True
+    connections: int = 8
+    eager: bool = True
+
+
+class RemoteFile(Protocol):
+    """One file somewhere else. `read_range` may be called from many threads at once."""
+
+    @property
+    def facts(self) -> RemoteFacts:
+        """What was known when it was opened."""
+
+    def read_range(self, offset: int, length: int | None) -> Iterator[bytes]:
+        """The content from `offset` on, in pieces of at most a megabyte, as they come.
+
+        Ends after exactly `length` bytes; with `None` at the end of the file. Closing the iterator early hangs up.
+        No wait in it is without a deadline. `offset` must be 0 where `facts.ranges` is false.
+
+        Raises:
+            TransientError: the other side failed in a way that passes; what was yielded before is good.
+            SourceChangedError: the content is no longer the one of `facts.version`.
+            SourceAccessError, SourceNotFoundError, DriveDisconnectedError, DriveQuotaError, SourceReadError: for good.
+        """
+
+    def close(self) -> None:
+        """Let go of connections and handles. Calling it twice is fine."""

@@ -1,0 +1,335 @@
+"""Files that are a dataset only together: a list of addresses as a tree."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import replace
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING, NamedTuple, Self
+from urllib.parse import unquote, urlsplit
+
+import xxhash
+
+from colabstage.errors import SourceChangedError, SourceReadError
+from colabstage.machine.mounts import is_slow_mount, require_answer
+from colabstage.pipeline import DaemonPool
+from colabstage.retry import RetryPolicy
+from colabstage.sources.identity import as_loose_file, identify_many, identify_remote
+from colabstage.sources.opening import Opened, remote_opener
+from colabstage.sources.parse import LocalSource, WebSource, local_source
+from colabstage.sources.remote import TransientError, given_up
+from colabstage.sources.transfer.connections import (
+    RetryBudget,
+    closing_pieces,
+    final_error,
+    read_directly,
+    sleep_unless,
+)
+from colabstage.trees.joined import JoinedTree, Joining, distinct_names
+from colabstage.trees.names import check_collisions, clean_member_name
+from colabstage.trees.tree import PIECE_BYTES, FileEntry, TreeKind, foreign_entry
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from contextlib import ExitStack
+    from types import TracebackType
+
+    from colabstage.progress import Cancellation
+    from colabstage.sources.identity import SourceIdentity
+    from colabstage.sources.opening import Opener
+    from colabstage.sources.parse import ManySource, SingleSource
+    from colabstage.sources.remote import RemoteFacts, RemoteFile
+    from colabstage.trees.tree import Tree
+
+# How many files are asked for their size at once.
+_ASKERS = 16
+
+
+class RemoteFileEntry(NamedTuple):
+    """One file: its name in the tree, and how to open it, any number of times."""
+
+    name: str
+    open: Callable[[], RemoteFile]
+
+
+def name_remote_files(addresses: Sequence[str]) -> list[str]:
+    """Name files by their addresses: the path below the folder that they have in common. Pure.
+
+    Files of one folder have their plain names; those of several servers, or of one name twice, keep as much of the
+    address as tells them apart, and at last a number.
+
+    >>> name_remote_files(["https://x.org/pets/cat/1.jpg", "https://x.org/pets/dog/1.jpg"])
+    ['cat/1.jpg', 'dog/1.jpg']
+    """
+    parts = [_steps(address) for address in addresses]
+    depth = 0
+    while all(len(steps) > depth + 1 for steps in parts) and len({steps[depth] for steps in parts}) == 1:
+        depth += 1
+    names = ["/".join(steps[depth:]) for steps in parts]
+    bases = [steps[-1] for steps in parts]
+    if depth == 0 and len({base.lower() for base in bases}) == len(bases):
+        names = bases  # nothing in common: what servers they are on says nothing about the files
+    return _numbered(names)
+
+
+def _steps(address: str) -> list[str]:
+    parts = urlsplit(address) if "://" in address else None
+    steps = [parts.netloc, *unquote(parts.path).split("/")] if parts else address.split("/")
+    return [step for step in steps if step not in ("", ".", "..")] or ["file"]
+
+
+def _numbered(names: Sequence[str]) -> list[str]:
+    taken: set[str] = set()
+    found = []
+    for name in names:
+        path, number, free = PurePosixPath(name), 1, name
+        while free.lower() in taken:
+            number += 1
+            free = str(path.with_name(f"{path.stem}-{number}{path.suffix}"))
+        taken.add(free.lower())
+        found.append(free)
+    return found
+
+
+class RemoteFileTree:
+    """A tree of files that lie anywhere, each opened when it is read. Their sizes are asked for when it is made.
+
+    Args:
+        label: its address, for messages.
+        files: in the order in which to read.
+        policy: how often a file is asked for again when it fails in a way that passes.
+        cancellation: looked at while the files are asked for.
+
+    Raises:
+        As the files' `open`.
+        UnsafeArchiveError: a name is one that no folder can hold.
+    """
+
+    def __init__(
+        self,
+        label: str,
+        files: Sequence[RemoteFileEntry],
+        *,
+        policy: RetryPolicy = RetryPolicy(),  # noqa: B008  # frozen
+        cancellation: Cancellation | None = None,
+    ) -> None:
+        self._label = label
+        self._policy = policy
+        names = [clean_member_name(label, file.name) for file in files]
+        check_collisions(label, names, ())
+        self._open = dict(zip(names, (file.open for file in files), strict=True))
+        with DaemonPool(min(_ASKERS, len(files)) or 1, "colabstage-list") as pool:
+            facts = pool.run(self._ask, names, cancellation=cancellation)
+        # In the order of `files`.
+        self.facts: dict[str, RemoteFacts] = dict(zip(names, facts, strict=True))
+        self._entries = tuple(
+            sorted(
+                (
+                    FileEntry(name, one.size or 0, one.mtime_ns, position)
+                    for position, (name, one) in enumerate(self.facts.items())
+                ),
+                key=lambda entry: entry.name,
+            )
+        )
+
+    @property
+    def kind(self) -> TreeKind:
+        """`"folder"`: many files, each read by itself."""
+        return "folder"
+
+    @property
+    def label(self) -> str:
+        """The address it was given."""
+        return self._label
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Nothing is left out."""
+        return ()
+
+    @property
+    def entries(self) -> tuple[FileEntry, ...]:
+        """All files, sorted by name; `position` is the place in the list."""
+        return self._entries
+
+    def read(self, entry: FileEntry) -> bytes:
+        """The whole content of one file.
+
+        Raises:
+            SourceReadError: it is not `entry.size` bytes long any more, or not what its service's checksum says.
+            As the file's service answers.
+        """
+        data = self.read_part(entry, 0, entry.size) if self.gives_parts(entry) else b"".join(self.chunks(entry))
+        checksum = self.facts[entry.name].checksum
+        if checksum is not None:
+            hasher = checksum.new_hasher()
+            hasher.update(data)
+            if hasher.hexdigest() != checksum.digest:
+                msg = (
+                    f"'{entry.name}' of '{self._label}' is damaged: its {checksum.algorithm} is not {checksum.digest}."
+                )
+                raise SourceReadError(msg)
+        return data
+
+    def read_part(self, entry: FileEntry, offset: int, length: int) -> bytes:
+        """A part of one file; as `read`, without the checksum."""
+        if not length:
+            return b""
+        with self._opened(entry) as file:
+            # Some give only the whole, from the beginning.
+            skipped = 0 if file.facts.ranges else offset
+            data = read_directly(file, offset - skipped, length + skipped, policy=self._policy, stopped=lambda: False)
+        return data[skipped:]
+
+    def chunks(self, entry: FileEntry) -> Iterator[bytes]:
+        """The content in pieces of at most 16 MiB; of a file that is only given whole, as they come, by one request."""
+        if not self.gives_parts(entry):
+            with self._opened(entry) as file:
+                yield from self._stream(file)
+            return
+        for offset in range(0, entry.size, PIECE_BYTES):
+            yield self.read_part(entry, offset, min(PIECE_BYTES, entry.size - offset))
+
+    def gives_parts(self, entry: FileEntry) -> bool:
+        """Whether parts of a file can be asked for, or only all of it from its beginning."""
+        if entry.name not in self.facts:
+            raise foreign_entry(self._label, entry.name)
+        return self.facts[entry.name].ranges
+
+    def _stream(self, file: RemoteFile) -> Iterator[bytes]:
+        """All of a file in one pass; where it breaks off, what has come is passed over the next time and compared."""
+        seen, done, budget = xxhash.xxh3_64(), 0, RetryBudget()
+        while True:
+            again, passed = xxhash.xxh3_64(), 0
+            try:
+                with closing_pieces(file.read_range(0, None)) as pieces:
+                    for piece in pieces:
+                        known = min(len(piece), done - passed)
+                        again.update(piece[:known])
+                        passed += known
+                        if known and passed == done and again.digest() != seen.digest():
+                            raise _became_another(file)
+                        if known < len(piece):
+                            new = piece[known:]
+                            seen.update(new)
+                            done, passed = done + len(new), passed + len(new)
+                            yield new
+                if passed < done:
+                    raise _became_another(file)
+                return
+            except TransientError as error:
+                tries = budget.count(moved=False, arrived=done, slow=error.slow)
+                if tries >= self._policy.attempts:
+                    raise final_error(error, file.facts.label, tries) from error
+                wait_s = budget.wait_s(self._policy.first_wait_s) if error.wait_s is None else error.wait_s
+                sleep_unless(lambda: False, wait_s)
+
+    @contextlib.contextmanager
+    def _opened(self, entry: FileEntry) -> Iterator[RemoteFile]:
+        if entry.name not in self._open:
+            raise foreign_entry(self._label, entry.name)
+        with given_up():
+            file = self._open[entry.name]()
+        try:
+            # A length that the service did not tell was counted.
+            now = file.facts if file.facts.size is not None else replace(file.facts, size=entry.size)
+            before = self.facts[entry.name]
+            if (now.size, now.version) != (before.size, before.version):
+                msg = (
+                    f"'{file.facts.label}' was listed with {before.size:,} bytes and is another file now. Wait until "
+                    "its upload is complete, then stage again."
+                )
+                raise SourceReadError(msg)
+            yield file
+        finally:
+            file.close()
+
+    def _ask(self, name: str) -> RemoteFacts:
+        with given_up():
+            file = self._open[name]()
+        try:
+            if file.facts.size is None:
+                return replace(file.facts, size=sum(map(len, self._stream(file))))
+            return file.facts
+        finally:
+            file.close()
+
+    def identities(self, addresses: Sequence[str]) -> list[SourceIdentity]:
+        """The state of each file when it was listed; `addresses` are theirs, in the order of `files`."""
+        facts = zip(self.facts.values(), addresses, strict=True)
+        return [as_loose_file(identify_remote(one, one.size or 0, address=address)) for one, address in facts]
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _became_another(file: RemoteFile) -> SourceChangedError:
+    msg = f"'{file.facts.label}' became another file while it was read. Wait until it is complete, then try again."
+    return SourceChangedError(msg)
+
+
+class OpenedParts:
+    """The parts of a list, as one tree.
+
+    `tree`: their files. `identity`: their state. `notes`: for the report.
+    `slowest`: a part that stands for how they are reached.
+    """
+
+    def __init__(self, source: ManySource, opener: Opener, stack: ExitStack) -> None:
+        """Open all parts; `stack` closes them.
+
+        Raises:
+            As `Opener.open`.
+        """
+        require_answer(*(part.path for part in source.parts if isinstance(part, LocalSource)))
+        self._opened = [self._open(part, opener, stack) for part in source.parts]
+        self.notes = [note for part in self._opened for note in part.notes]
+        self.slowest = next((part for part in self._opened if part.slow), self._opened[0])
+        files = [part for part in self._opened if part.tree is None]
+        folders = [part for part in self._opened if part.tree is not None]
+        names = name_remote_files([_address(part) for part in files])
+        loose = RemoteFileTree(
+            source.label, [RemoteFileEntry(*pair) for pair in zip(names, map(_opener, files), strict=True)]
+        )
+        of_files = dict(zip(map(id, files), loose.identities([part.source.address for part in files]), strict=True))
+        self.identity: SourceIdentity = identify_many(
+            [of_files.get(id(part)) or part.identify() for part in self._opened], address=source.address
+        )
+        tops = sorted({name.partition("/")[0] for name in names})
+        stems = distinct_names([*tops, *(part.source.name for part in folders)])[len(tops) :]
+        trees: list[Tree] = [loose, *(part.tree for part in folders if part.tree is not None)]
+        parts = list(zip(("", *stems), trees, strict=True))
+        self.tree: Tree = JoinedTree(source.label, parts, joining=Joining(("", *stems), "")) if folders else loose
+
+    def discard(self) -> None:
+        """Remove what was brought whole: it has been made use of."""
+        for part in self._opened:
+            part.discard()
+
+    @staticmethod
+    def _open(source: SingleSource, opener: Opener, stack: ExitStack) -> Opened:
+        # There may be thousands of files, and each is opened when it is read.
+        if isinstance(source, WebSource):
+            return Opened(source, "http", slow=True)
+        if isinstance(source, LocalSource) and source.path.is_file():
+            slow = is_slow_mount(source.path)
+            return Opened(source, "mount" if slow else "local disk", slow, path=source.path)
+        opened = opener.open(source)
+        stack.callback(opened.close)
+        return opened
+
+
+def _address(part: Opened) -> str:
+    return part.path.name if part.movable and part.path is not None else part.source.label
+
+
+def _opener(part: Opened) -> Callable[[], RemoteFile]:
+    return remote_opener(local_source(part.path) if part.movable and part.path is not None else part.source)

@@ -1,0 +1,363 @@
+"""One shared file by gdown: the right version of it, resumed only onto the same content, its length checked."""
+
+from __future__ import annotations
+
+import errno
+import re
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from importlib import metadata
+from typing import TYPE_CHECKING, Any
+
+from colabstage.errors import (
+    ChecksumMismatchError,
+    DriveQuotaError,
+    MissingDependencyError,
+    NotEnoughSpaceError,
+    SourceChangedError,
+    SourceReadError,
+    TargetNotWritableError,
+)
+from colabstage.fileops import read_json, write_json
+from colabstage.ownership import remove_own, rename_own
+from colabstage.sources.remote import TransientError
+from colabstage.sources.share_pages import OWN_COPY, WebAnswer, judge_answer
+from colabstage.sources.share_service import CONNECT_TIMEOUT_S, READ_TIMEOUT_S, short_reason, wait_or_cancel
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from colabstage.progress import Cancellation, ProgressStep
+    from colabstage.retry import RetryPolicy
+    from colabstage.sources.remote import Checksum, Hasher, RemoteFacts
+    from colabstage.sources.share_pages import ShareLink
+    from colabstage.sources.share_service import DriveWeb
+
+# The first release that tries again, and that checks how much came.
+_OLDEST = (6, 3)
+UPGRADE_LINE = '%pip install -q -U "gdown>=6.3"'
+# What gdown does by itself, within one call; whether more tries are due, the bytes that came decide.
+_INNER_RETRIES = 2
+_OUTPUT = "data"
+_HASH_PIECE_BYTES = 4 * 1024 * 1024
+
+
+def gdown_problem(installed: str | None, imported: str | None) -> str | None:
+    """Say what is wrong with the gdown that is here, and what to do; `None` when it is fine.
+
+    Args:
+        installed: the version that pip installed; `None` when there is none.
+        imported: the version that this process has loaded already; `None` when it has not.
+    """
+    if installed is None and imported is None:
+        return f"Google Drive links need the package gdown. Run: {UPGRADE_LINE.replace(' -U', '')}"
+    if installed is not None and _numbers(installed) < _OLDEST:
+        restart = ", then restart the session (Runtime, Restart session)" if imported else ""
+        return (
+            f"gdown {installed} is installed, which takes a download that broke off for a whole one; 6.3 or newer is "
+            f"needed. Run: {UPGRADE_LINE}{restart}, and run this cell again."
+        )
+    if imported is not None and _numbers(imported) < _OLDEST:
+        return (
+            f"This session has loaded gdown {imported} already, and an upgrade counts only after a restart. Run: "
+            f"{UPGRADE_LINE}, then restart the session (Runtime, Restart session) and run this cell again."
+        )
+    return None
+
+
+def require_gdown() -> None:
+    """Make sure that a gdown is here that checks what it downloads.
+
+    Raises:
+        MissingDependencyError: there is none, or an older one; the message has the upgrade line.
+    """
+    try:
+        installed: str | None = metadata.version("gdown")
+    except metadata.PackageNotFoundError:
+        installed = None
+    loaded = sys.modules.get("gdown")
+    problem = gdown_problem(installed, None if loaded is None else getattr(loaded, "__version__", "0"))
+    if problem:
+        raise MissingDependencyError(problem)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", version)[:2])
+
+
+class StopSignal(threading.Event):
+    """What gdown looks at while it waits: set by the caller's cancellation, or by a failure elsewhere."""
+
+    def __init__(self, cancellation: Cancellation) -> None:
+        super().__init__()
+        self._cancellation = cancellation
+
+    def is_set(self) -> bool:
+        """Whether to stop."""
+        return self._cancellation.cancelled or super().is_set()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until it is set, or `timeout` seconds."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while not self.is_set():
+            left = 0.1 if deadline is None else deadline - time.monotonic()
+            if left <= 0:
+                return False
+            super().wait(min(0.1, left))
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class FileTask:
+    """One file to download.
+
+    `folder`: where its unfinished bytes and their facts lie; may hold those of a process that died.
+    `target`: where it goes once it is whole; on the same disk.
+    `checksum`: of the whole file; `None` where nobody gave one.
+    """
+
+    link: ShareLink
+    facts: RemoteFacts
+    folder: Path
+    target: Path
+    checksum: Checksum | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GdownRun:
+    """What all files of one call share."""
+
+    web: DriveWeb
+    step: ProgressStep
+    stop: StopSignal
+    cancellation: Cancellation
+    policy: RetryPolicy
+
+
+def download_file(task: FileTask, run: GdownRun) -> None:
+    """Bring one file to `task.target`, going on where an earlier process stopped if the file is still the same.
+
+    Raises:
+        CancelledError: the caller asked to stop; what came is kept in `task.folder`.
+        ChecksumMismatchError: it is whole but not the file that was meant; kept beside the target as `NAME.mismatch`.
+        SourceChangedError: it became another file meanwhile.
+        DriveQuotaError, SourceAccessError, SourceNotFoundError, SourceReadError: Drive's side failed for good.
+        NotEnoughSpaceError, TargetNotWritableError: this side failed.
+    """
+    known = read_json(task.folder / "facts.json")
+    current = {"size": task.facts.size, "version": task.facts.version}
+    if task.target.exists() and known == current:
+        run.step.advance(task.target.stat().st_size)
+        return
+    if known != current or not task.facts.version:
+        # Without a version nobody can say that the rest would fit what is here.
+        remove_own(task.folder)
+        remove_own(task.target)
+    try:
+        task.folder.mkdir(parents=True, exist_ok=True)
+        write_json(task.folder / "facts.json", current)
+        task.target.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _our_side(error, task) from error
+    _try_until_whole(task, run)
+    rename_own(task.folder / _OUTPUT, task.target)
+
+
+def _try_until_whole(task: FileTask, run: GdownRun) -> None:
+    """Call gdown until the file is whole. Tries count only while nothing comes: Drive cuts off every hour or so."""
+    tries = 0
+    shown = _Shown(run.step)
+    while True:
+        before = _partial_bytes(task.folder)
+        try:
+            if _already_whole(task):
+                shown.reached(task.facts.size or 0)
+                _check_whole(task, None)
+            else:
+                hasher = task.checksum.new_hasher() if task.checksum else None
+                _call_gdown(task, run, shown, hasher)
+                _check_whole(task, hasher)
+            return
+        except TransientError as error:
+            run.cancellation.check()
+            tries = 1 if _partial_bytes(task.folder) > before else tries + 1
+            if tries >= run.policy.attempts:
+                msg = f"{error} Given up after {tries} tries without progress; what came is kept for the next run."
+                raise SourceReadError(msg) from error
+        wait_or_cancel(run.cancellation, run.policy.first_wait_s * 2 ** (tries - 1))
+
+
+class _Shown:
+    """How far the progress step has been told; a download that begins anew does not count twice."""
+
+    def __init__(self, step: ProgressStep) -> None:
+        self._step = step
+        self._so_far = 0
+
+    def reached(self, so_far: int) -> None:
+        if so_far > self._so_far:
+            self._step.advance(so_far - self._so_far)
+            self._so_far = so_far
+
+
+def _partials(folder: Path) -> list[Path]:
+    """gdown's unfinished files."""
+    return sorted(folder.glob(f"{_OUTPUT}*.part"))
+
+
+def _partial_bytes(folder: Path) -> int:
+    return sum(path.stat().st_size for path in _partials(folder))
+
+
+def _already_whole(task: FileTask) -> bool:
+    """Whether all bytes are here: gdown would ask for the rest of nothing, and fail on the answer."""
+    output = task.folder / _OUTPUT
+    if output.exists():
+        return True
+    partials = _partials(task.folder)
+    if len(partials) == 1 and partials[0].stat().st_size == task.facts.size:
+        rename_own(partials[0], output)
+        return True
+    if len(partials) > 1 or (
+        partials and task.facts.size is not None and _partial_bytes(task.folder) > task.facts.size
+    ):
+        for path in partials:
+            remove_own(path)
+    return False
+
+
+def _call_gdown(task: FileTask, run: GdownRun, shown: _Shown, hasher: Hasher | None) -> None:
+    import gdown
+    import requests
+
+    def told(so_far: int, total: int | None) -> None:
+        if total is not None and task.facts.size is not None and total != task.facts.size:
+            raise _changed(task)
+        shown.reached(so_far)
+
+    feed: Any = hasher
+    try:
+        gdown.download(
+            url=_gdown_address(task.link),
+            output=str(task.folder / _OUTPUT),
+            quiet=True,
+            # Cookies of a login would have to lie in a file that several downloads rewrite at once.
+            use_cookies=False,
+            resume=True,
+            progress=told,
+            hasher=feed,
+            timeout=(CONNECT_TIMEOUT_S, READ_TIMEOUT_S),
+            retries=_INNER_RETRIES,
+            cancel=run.stop,
+        )
+    except gdown.DownloadCancelled:
+        run.cancellation.check()
+        msg = f"Downloading '{task.link.label}' was stopped because another file of the folder failed."
+        raise SourceReadError(msg) from None
+    except gdown.FileURLRetrievalError as error:
+        raise _refused(task, run, error) from error
+    except gdown.DownloadError as error:
+        raise _broken_off(task, run, error) from error
+    except requests.HTTPError as error:
+        raise _bad_status(task, error) from error
+    except requests.RequestException as error:
+        msg = f"Downloading '{task.link.label}' failed: {short_reason(error)}."
+        raise TransientError(msg) from error
+    except SourceChangedError:
+        raise
+    except OSError as error:
+        raise _our_side(error, task) from error
+
+
+def _gdown_address(link: ShareLink) -> str:
+    """The address for gdown, which keeps the id alone of any other; so a resource key travels inside the id."""
+    key = f"%26resourcekey%3D{link.resource_key}" if link.resource_key else ""
+    return f"https://drive.google.com/uc?id={link.id}{key}"
+
+
+def _refused(task: FileTask, run: GdownRun, error: Exception) -> Exception:
+    """What a page in place of the file means: gdown has one text for all, so Drive is asked once more."""
+    facts = run.web.facts(task.link)  # raises what it finds
+    if (facts.size, facts.version) != (task.facts.size, task.facts.version):
+        return _changed(task)
+    if "too many users" in str(error).lower():
+        return DriveQuotaError(
+            f"Google Drive does not hand out '{task.link.label}' for now: too many users have viewed or downloaded it. "
+            f"{OWN_COPY}"
+        )
+    return TransientError(f"Google Drive gave a page in place of '{task.link.label}' ('{task.facts.name}').")
+
+
+def _broken_off(task: FileTask, run: GdownRun, error: Exception) -> Exception:
+    if "byte range" not in str(error):
+        return TransientError(f"Downloading '{task.link.label}' ('{task.facts.name}') broke off.")
+    facts = run.web.facts(task.link)
+    if (facts.size, facts.version) != (task.facts.size, task.facts.version):
+        return _changed(task)
+    # The other side does not give parts, so only a download from the beginning can succeed.
+    for path in _partials(task.folder):
+        remove_own(path)
+    return TransientError(f"'{task.link.label}' ('{task.facts.name}') could not be resumed where it broke off.")
+
+
+def _bad_status(task: FileTask, error: Any) -> Exception:
+    response = error.response
+    answer = WebAnswer(response.status_code, response.url, response.headers)
+    return judge_answer(task.link.label, answer) or SourceReadError(
+        f"Downloading '{task.link.label}' failed with status {response.status_code}."
+    )
+
+
+def _changed(task: FileTask) -> SourceChangedError:
+    return SourceChangedError(
+        f"'{task.link.label}' ('{task.facts.name}') became another file while it was downloaded. Run again to get the "
+        "new one."
+    )
+
+
+def _our_side(error: OSError, task: FileTask) -> Exception:
+    where = task.folder.parent
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        msg = f"The disk of '{where}' is full while '{task.facts.name}' is downloaded. Free some space and run again."
+        return NotEnoughSpaceError(msg)
+    return TargetNotWritableError(f"Cannot write '{task.facts.name}' in '{where}': {error}. Choose another folder.")
+
+
+def _check_whole(task: FileTask, hasher: Hasher | None) -> None:
+    """Compare length and hash of what came with what was announced and asked for."""
+    output = task.folder / _OUTPUT
+    size = output.stat().st_size
+    if task.facts.size is not None and size != task.facts.size:
+        remove_own(output)
+        msg = f"'{task.link.label}' ('{task.facts.name}') came with {size:,} bytes; expected {task.facts.size:,}."
+        raise TransientError(msg)
+    if task.checksum is None:
+        return
+    if hasher is None:
+        hasher = task.checksum.new_hasher()
+        _feed(hasher.update, output)
+    found = hasher.hexdigest()
+    if found == task.checksum.digest:
+        return
+    aside = mismatch_path(task.target)
+    rename_own(output, aside)
+    msg = (
+        f"'{task.link.label}' ('{task.facts.name}') has the checksum {task.checksum.algorithm}:{found}; expected "
+        f"{task.checksum}. If that was mistyped, correct hash=…; otherwise the shared file is not the one you want. "
+        f"What came is kept as '{aside.name}'."
+    )
+    raise ChecksumMismatchError(msg)
+
+
+def mismatch_path(target: Path) -> Path:
+    """Where a whole file with the wrong checksum is kept."""
+    return target.with_name(f"{target.name}.mismatch")
+
+
+def _feed(update: Callable[[bytes], None], path: Path) -> None:
+    with path.open("rb") as file:
+        while piece := file.read(_HASH_PIECE_BYTES):
+            update(piece)

@@ -1,0 +1,346 @@
+"""Asking Google Drive about a shared link before anything is downloaded: what it is, its name, size and contents.
+
+Folders are listed from the page that gdown reads as well, but here: gdown's listing asks Drive to export every Google
+document in the folder, fails as a whole where one cannot be, takes the login page for an empty folder, and cannot be
+stopped. One request for the first byte of a file tells its name, its size and whether it changed since.
+"""
+
+from __future__ import annotations
+
+import time
+import urllib.parse
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from colabstage.errors import OptionError, SourceReadError
+from colabstage.sources.remote import RemoteFacts, TransientError
+from colabstage.sources.share_pages import (
+    FolderPage,
+    ShareLink,
+    WebAnswer,
+    confirmation_address,
+    disposition_name,
+    judge_answer,
+    page_instead_of_data,
+    parse_share_link,
+    read_folder_page,
+    safe_name,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from types import TracebackType
+    from typing import Self
+
+    from colabstage.progress import Cancellation
+    from colabstage.retry import RetryPolicy
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+CONNECT_TIMEOUT_S = 20.0
+READ_TIMEOUT_S = 60.0
+# Requests at once; more of them make Google take this machine for a robot.
+IN_FLIGHT = 6
+# Pages that Drive writes are some kilobytes; a listing has about a kilobyte for each entry.
+_MAX_PAGE_BYTES = 64 * 1024 * 1024
+_MAX_DEPTH = 50
+_AGENT = "Mozilla/5.0 (X11; Linux x86_64) AppleWebKit/537.36 (KHTML, like Gecko) Chrome/120.0 Safari/537.36"
+
+
+@dataclass(frozen=True, slots=True)
+class SharedFile:
+    """A file in a shared folder. `name`: its name in the tree, with the folders in between."""
+
+    link: ShareLink
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class SharedFolder:
+    """All files of a shared folder. `notes`: what was left out or renamed, one sentence each."""
+
+    name: str
+    files: tuple[SharedFile, ...]
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Listed:
+    """A folder whose page is here. `prefix`: its name in the tree; `above`: the ids on the way to it, its own too."""
+
+    prefix: str
+    above: frozenset[str]
+    link: ShareLink
+    page: FolderPage
+
+
+class DriveWeb:
+    """Questions to Google Drive's public pages; may be asked from several threads. Use it in a `with` block."""
+
+    def __init__(self, *, cancellation: Cancellation, policy: RetryPolicy) -> None:
+        import requests
+        from requests.adapters import HTTPAdapter
+
+        self._session = requests.Session()
+        self._session.headers.update({"User-Agent": _AGENT, "Accept-Encoding": "identity"})
+        self._session.mount("https://", HTTPAdapter(pool_maxsize=IN_FLIGHT))
+        self._cancellation = cancellation
+        self._policy = policy
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._session.close()
+
+    def resolve(self, link: ShareLink) -> ShareLink:
+        """The link with its kind; Drive is asked where that is unknown.
+
+        Raises:
+            OptionError: it is a Google document.
+            SourceAccessError, SourceNotFoundError, DriveQuotaError: Drive refuses.
+        """
+        if link.kind != "unknown":
+            return link
+        answer = self._ask("https://drive.google.com/open", _query(link), link.label, redirects=False)
+        found = parse_share_link(urllib.parse.urljoin(answer.url, answer.headers.get("Location", "")))
+        if found is None or found.id != link.id or found.kind == "unknown":
+            return ShareLink("file", link.id, link.resource_key)
+        return ShareLink(found.kind, link.id, link.resource_key or found.resource_key)
+
+    def facts(self, link: ShareLink) -> RemoteFacts:
+        """Name, size and version of a shared file.
+
+        Raises:
+            OptionError: it is a Google document.
+            SourceAccessError, SourceNotFoundError, DriveQuotaError: Drive refuses.
+            WebPageError: a page came that is none of these.
+            SourceReadError: no answer after all tries.
+        """
+        address = "https://drive.usercontent.google.com/download"
+        query = {**_query(link), "export": "download", "confirm": "t"}
+        try:
+            answer = self._ask(address, query, link.label, first_byte=True)
+        except TransientError:
+            # To a Google document, too, Drive answers with status 500.
+            self.resolve(ShareLink("unknown", link.id, link.resource_key))
+            raise
+        form = "" if "Content-Disposition" in answer.headers else confirmation_address(answer.text)
+        if form:
+            answer = self._ask(form, {}, link.label, first_byte=True)
+        if "Content-Disposition" not in answer.headers:
+            raise page_instead_of_data(link.label, answer)
+        return RemoteFacts(
+            label=link.label,
+            name=disposition_name(answer.headers) or link.id,
+            size=_total_bytes(answer),
+            version=_version(answer),
+            ranges=answer.status in (206, 416),
+            connections=1,
+        )
+
+    def list_folder(self, link: ShareLink) -> SharedFolder:
+        """Every file in a shared folder and the folders below it, each with a name of its own.
+
+        Google documents are left out with a note. Two files of one name, which Drive allows, get ` (1)` and so on, as
+        Drive's own mount does.
+
+        Raises:
+            SourceAccessError, SourceNotFoundError, DriveQuotaError: Drive refuses.
+            SourceReadError: a page cannot be understood, or no answer came after all tries.
+        """
+        first = self._folder_page(link)
+        found: list[SharedFile] = []
+        notes: list[str] = []
+        level = [_Listed("", frozenset({link.id}), link, first)]
+        for _ in range(_MAX_DEPTH):
+            below: list[tuple[_Listed, str, ShareLink]] = []
+            for listed in level:
+                files, folders, left_out = _sort_entries(listed.link, listed.page, listed.prefix)
+                found += files
+                notes += left_out
+                # A shortcut may lead back up.
+                below += [(listed, name, folder) for name, folder in folders if folder.id not in listed.above]
+            pages = self.map_in_parallel(self._folder_page, [folder for _, _, folder in below])
+            level = [
+                _Listed(name, parent.above | {folder.id}, folder, page)
+                for (parent, name, folder), page in zip(below, pages, strict=True)
+            ]
+            if not level:
+                break
+        else:
+            msg = f"'{link.label}' has folders nested deeper than {_MAX_DEPTH}. Share one further down."
+            raise SourceReadError(msg)
+        named, renamed = distinct_names(found)
+        return SharedFolder(safe_name(first.title), tuple(named), (*notes, *renamed))
+
+    def map_in_parallel(self, ask: Callable[[T], R], items: Sequence[T]) -> list[R]:
+        """`ask(item)` for each, several at once, in their order."""
+        with ThreadPoolExecutor(IN_FLIGHT) as pool:
+            futures = [pool.submit(ask, item) for item in items]
+            try:
+                return [future.result() for future in futures]
+            finally:
+                for future in futures:
+                    future.cancel()
+
+    def _folder_page(self, link: ShareLink) -> FolderPage:
+        answer = self._ask("https://drive.google.com/embeddedfolderview", _query(link), link.label)
+        page = read_folder_page(answer.text)
+        if not page.title or ("flip-entries" not in answer.text and not page.entries):
+            raise page_instead_of_data(link.label, answer)
+        return page
+
+    def _ask(
+        self, address: str, query: dict[str, str], label: str, *, redirects: bool = True, first_byte: bool = False
+    ) -> WebAnswer:
+        """One question, asked again while the failure is of a kind that passes."""
+        for tries in range(1, self._policy.attempts + 1):
+            self._cancellation.check()
+            try:
+                return self._ask_once(address, query, label, redirects=redirects, first_byte=first_byte)
+            except TransientError:
+                if tries == self._policy.attempts:
+                    raise
+            wait_or_cancel(self._cancellation, self._policy.first_wait_s * 2 ** (tries - 1))
+        raise AssertionError  # the last try returns or raises
+
+    def _ask_once(
+        self, address: str, query: dict[str, str], label: str, *, redirects: bool, first_byte: bool
+    ) -> WebAnswer:
+        import requests
+
+        headers = {"Range": "bytes=0-0"} if first_byte else {}
+        timeout = (CONNECT_TIMEOUT_S, READ_TIMEOUT_S)
+        try:
+            with self._session.get(
+                address, params=query, headers=headers, stream=True, timeout=timeout, allow_redirects=redirects
+            ) as response:
+                answer = WebAnswer(response.status_code, response.url, response.headers, _page_text(response))
+        except requests.RequestException as error:
+            msg = f"Asking Google Drive about '{label}' failed: {short_reason(error)}."
+            raise TransientError(msg) from error
+        problem = judge_answer(label, answer)
+        if problem is not None:
+            raise problem
+        return answer
+
+
+def _query(link: ShareLink) -> dict[str, str]:
+    return {"id": link.id, **({"resourcekey": link.resource_key} if link.resource_key else {})}
+
+
+def _page_text(response: Any) -> str:
+    """The text of a web page; "" for a file, of which nothing is read."""
+    if "Content-Disposition" in response.headers or "html" not in response.headers.get("Content-Type", ""):
+        return ""
+    parts = []
+    size = 0
+    for part in response.iter_content(64 * 1024):
+        parts.append(part)
+        size += len(part)
+        if size > _MAX_PAGE_BYTES:
+            break
+    return b"".join(parts).decode("utf-8", "replace")
+
+
+def _total_bytes(answer: WebAnswer) -> int | None:
+    """The size of the whole file: after the slash of `Content-Range`, or the length of an answer that is all of it."""
+    total = answer.headers.get("Content-Range", "").rpartition("/")[2]
+    if answer.status == 200:
+        total = answer.headers.get("Content-Length", "")
+    return int(total) if total.isdigit() else None
+
+
+def _version(answer: WebAnswer) -> str:
+    marks = (answer.headers.get(name, "") for name in ("ETag", "Last-Modified", "x-goog-hash"))
+    return " ".join(mark for mark in marks if mark)
+
+
+def _sort_entries(
+    parent: ShareLink, page: FolderPage, prefix: str
+) -> tuple[list[SharedFile], list[tuple[str, ShareLink]], list[str]]:
+    """The files, the folders and the notes of one folder's page."""
+    files: list[SharedFile] = []
+    folders: list[tuple[str, ShareLink]] = []
+    notes: list[str] = []
+    for entry in page.entries:
+        name = prefix + safe_name(entry.name)
+        try:
+            link = parse_share_link(entry.href)
+        except OptionError:
+            notes.append(f"'{name}' is a Google document, no file, and was left out.")
+            continue
+        if link is None or link.kind == "unknown":
+            msg = (
+                f"The folder '{parent.label}' lists '{name}' with a link that is neither a file's nor a folder's "
+                f"('{entry.href[:80]}'). Update colabstage, or mount Drive and stage the folder's path there."
+            )
+            raise SourceReadError(msg)
+        if link.kind == "folder":
+            folders.append((f"{name}/", link))
+        else:
+            files.append(SharedFile(link, name))
+    return files, folders, notes
+
+
+def distinct_names(files: Sequence[SharedFile]) -> tuple[list[SharedFile], list[str]]:
+    """Give each file a name that no other file or folder has; the order of ids decides who keeps the plain one.
+
+    Returns:
+        The files ordered by name, and a note for each that was renamed.
+    """
+    taken = {folder for file in files for folder in _folders_of(file.name)}
+    named: list[SharedFile] = []
+    notes: list[str] = []
+    # Not the listing's order, which may be another one tomorrow.
+    for file in sorted(files, key=lambda file: (file.name, file.link.id)):
+        name = next(candidate for candidate in _candidates(file.name) if candidate not in taken)
+        taken.add(name)
+        named.append(SharedFile(file.link, name))
+        if name != file.name:
+            notes.append(f"The folder has more than one '{file.name}'; one of them is called '{name}' here.")
+    return named, notes
+
+
+def _folders_of(name: str) -> Iterator[str]:
+    folder = name.rpartition("/")[0]
+    while folder:
+        yield folder
+        folder = folder.rpartition("/")[0]
+
+
+def _candidates(name: str) -> Iterator[str]:
+    yield name
+    folder, slash, base = name.rpartition("/")
+    stem, dot, suffix = base.rpartition(".")
+    number = 0
+    while True:
+        number += 1
+        yield f"{folder}{slash}{stem} ({number}).{suffix}" if dot and stem else f"{name} ({number})"
+
+
+def wait_or_cancel(cancellation: Cancellation, seconds: float) -> None:
+    """Sleep, looking for a cancellation several times a second.
+
+    Raises:
+        CancelledError: the caller asked to stop.
+    """
+    deadline = time.monotonic() + seconds
+    while (left := deadline - time.monotonic()) > 0:
+        cancellation.check()
+        time.sleep(min(0.1, left))
+    cancellation.check()
+
+
+def short_reason(error: BaseException) -> str:
+    """The innermost reason of a failed request, in one line, without the address that was asked."""
+    reason: BaseException = error
+    while reason.__cause__ is not None or reason.__context__ is not None:
+        reason = reason.__cause__ or reason.__context__ or reason
+    text = str(getattr(reason, "strerror", None) or reason).splitlines()
+    return f"{type(reason).__name__}: {text[0][:200]}" if text else type(reason).__name__

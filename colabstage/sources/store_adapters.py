@@ -1,0 +1,367 @@
+"""How to ask a file system of fsspec for facts, a listing and bytes: most all alike, FTP and SFTP by their own verbs.
+
+fsspec's walks leave out whatever cannot be listed, without a word (`on_error="omit"`, which is back below the first
+level of a walk that was asked to raise). Its FTP takes a folder that may not be read for an empty one, and lists a
+whole folder to know one file of it. Its opened files read ahead. So folders are listed here one by one, and bytes come
+in pieces as they arrive; its caches, `get` and `rsync` are not used at all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ftplib
+import threading
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Iterator
+
+T = TypeVar("T")
+
+# What a service answers at once. Long enough that the way there and back does not count, short enough for eight parts
+# of a file with two requests each in memory (64 MiB).
+PIECE_BYTES = 4 * 1024 * 1024
+# No answer may take longer; 4 MiB in this time are 23 kB/s.
+CALL_TIMEOUT_S = 180.0
+# A listing of many millions of objects is thousands of requests, each with the backend's own deadline, in one call.
+LISTING_TIMEOUT_S = 1800.0
+# Of a socket that is read directly.
+_SOCKET_TIMEOUT_S = 60.0
+_CLOSE_TIMEOUT_S = 5.0
+_SLICE_BYTES = 1024 * 1024
+
+
+class StoreAdapter(Protocol):
+    """The verbs. Each gets a file system that no other thread uses, unless the table says that it may be shared."""
+
+    def info(self, fs: Any, path: str) -> dict[str, Any]:
+        """fsspec's facts on one path: at least `name`, `type`, `size`."""
+
+    def list_folder(self, fs: Any, path: str) -> list[dict[str, Any]]:
+        """The same for everything directly in one folder."""
+
+    def find(self, fs: Any, path: str) -> list[dict[str, Any]] | None:
+        """The same for all files below; `None` where the service cannot tell in one listing."""
+
+    def pieces(self, fs: Any, path: str, offset: int, end: int | None) -> Iterator[bytes]:
+        """The bytes from `offset` to `end`, or to the end of the file, as they come; fewer where there are no more."""
+
+    def has_ranges(self, fs: Any) -> bool:
+        """Whether a part can be asked for."""
+
+    def is_usable(self, fs: Any) -> bool:
+        """Whether the connection can take another question."""
+
+    def close(self, fs: Any) -> None:
+        """Hang up."""
+
+
+def call_within(seconds: float, function: Callable[[], T]) -> T:
+    """Call `function()`, but wait for it no longer than `seconds`.
+
+    What blocks for longer is left behind in a daemon thread: nothing can interrupt it.
+
+    Raises:
+        TimeoutError: it took longer.
+    """
+    answer: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            answer.set_result(function())
+        except BaseException as error:  # noqa: BLE001 - handed to the caller
+            answer.set_exception(error)
+
+    threading.Thread(target=run, name="colabstage-remote", daemon=True).start()
+    try:
+        return answer.result(seconds)
+    except TimeoutError as error:
+        if answer.done():
+            raise
+        msg = f"no answer for {seconds:.0f} s"
+        raise TimeoutError(msg) from error
+
+
+class AsyncAdapter:
+    """Backends that live on fsspec's event loop (s3, gs, az): one file system serves every thread."""
+
+    def info(self, fs: Any, path: str) -> dict[str, Any]:
+        fs.invalidate_cache()
+        return dict(on_loop(fs, fs._info(path), CALL_TIMEOUT_S))
+
+    def list_folder(self, fs: Any, path: str) -> list[dict[str, Any]]:
+        return list(on_loop(fs, fs._ls(path, detail=True), LISTING_TIMEOUT_S))
+
+    def find(self, fs: Any, path: str) -> list[dict[str, Any]] | None:
+        from fsspec.asyn import AsyncFileSystem
+
+        if type(fs)._find is AsyncFileSystem._find:
+            return None  # that one walks, and omits what fails
+        fs.invalidate_cache()
+        return list(on_loop(fs, fs._find(path, detail=True), LISTING_TIMEOUT_S).values())
+
+    def pieces(self, fs: Any, path: str, offset: int, end: int | None) -> Iterator[bytes]:
+        if end is None:
+            yield from _slices(on_loop(fs, fs._cat_file(path), CALL_TIMEOUT_S))
+            return
+        # The next piece is on its way while this one is used.
+        ahead: list[Future[bytes]] = []
+        spans = cut_spans(offset, end)
+        try:
+            while spans or ahead:
+                while spans and len(ahead) < 2:
+                    start, stop = spans.pop(0)
+                    ahead.append(_start(fs, fs._cat_file(path, start=start, end=stop), CALL_TIMEOUT_S))
+                yield from _slices(_result(ahead.pop(0), CALL_TIMEOUT_S))
+        finally:
+            for future in ahead:
+                future.cancel()
+
+    def has_ranges(self, fs: Any) -> bool:
+        return True
+
+    def is_usable(self, fs: Any) -> bool:
+        return True
+
+    def close(self, fs: Any) -> None:
+        # Else s3fs closes its sockets when the garbage collector finds it, nobody knows when, and takes 0.1 s for it.
+        session = getattr(fs, "_s3creator", None)
+        if session is not None:
+            with contextlib.suppress(Exception):
+                on_loop(fs, session.__aexit__(None, None, None), _CLOSE_TIMEOUT_S)
+
+
+class BlockingAdapter:
+    """All other backends: a call blocks, and what it may share with other calls is unknown."""
+
+    def info(self, fs: Any, path: str) -> dict[str, Any]:
+        fs.invalidate_cache()
+        return dict(call_within(CALL_TIMEOUT_S, lambda: fs.info(path)))
+
+    def list_folder(self, fs: Any, path: str) -> list[dict[str, Any]]:
+        return list(call_within(LISTING_TIMEOUT_S, lambda: fs.ls(path, detail=True)))
+
+    def find(self, fs: Any, path: str) -> list[dict[str, Any]] | None:
+        from fsspec.spec import AbstractFileSystem
+
+        if type(fs).find is AbstractFileSystem.find:
+            return None
+        fs.invalidate_cache()
+        return list(call_within(LISTING_TIMEOUT_S, lambda: fs.find(path, detail=True)).values())
+
+    def pieces(self, fs: Any, path: str, offset: int, end: int | None) -> Iterator[bytes]:
+        file = call_within(CALL_TIMEOUT_S, lambda: fs.open(path, "rb", block_size=PIECE_BYTES, cache_type="none"))
+        try:
+            file.seek(offset)
+            while end is None or offset < end:
+                wanted = PIECE_BYTES if end is None else min(PIECE_BYTES, end - offset)
+                data = call_within(CALL_TIMEOUT_S, lambda wanted=wanted: file.read(wanted))  # type: ignore[misc]
+                if not data:
+                    return
+                offset += len(data)
+                yield from _slices(data)
+        finally:
+            file.close()
+
+    def has_ranges(self, fs: Any) -> bool:
+        return True
+
+    def is_usable(self, fs: Any) -> bool:
+        return True
+
+    def close(self, fs: Any) -> None:
+        """These hold nothing open between calls, or close it when they are dropped."""
+
+
+class MemoryAdapter(BlockingAdapter):
+    """fsspec's files in memory: every `open` gives the one same object with the one same position."""
+
+    def pieces(self, fs: Any, path: str, offset: int, end: int | None) -> Iterator[bytes]:
+        yield from _slices(fs.cat_file(path, start=offset, end=end))
+
+
+class SftpAdapter(BlockingAdapter):
+    """SFTP answers 32 KiB a question, so many must be on their way at once; paramiko does that for a list of parts."""
+
+    def info(self, fs: Any, path: str) -> dict[str, Any]:
+        return dict(_timed(fs).info(path))
+
+    def list_folder(self, fs: Any, path: str) -> list[dict[str, Any]]:
+        rows = list(_timed(fs).ls(path, detail=True))
+        return [self._followed(fs, row) if row["type"] == "link" else row for row in rows]
+
+    def pieces(self, fs: Any, path: str, offset: int, end: int | None) -> Iterator[bytes]:
+        end = _timed(fs).ftp.stat(path).st_size if end is None else end
+        with fs.ftp.open(path, "rb") as file:
+            for start, stop in cut_spans(offset, end):
+                # What is asked for here is held in memory until it is read, so never the whole file at once.
+                parts = [(at, min(_SLICE_BYTES, stop - at)) for at in range(start, stop, _SLICE_BYTES)]
+                yield from (data for data in file.readv(parts) if data)
+
+    def is_usable(self, fs: Any) -> bool:
+        transport = fs.client.get_transport()
+        return transport is not None and transport.is_active()
+
+    def close(self, fs: Any) -> None:
+        fs.client.close()
+
+    @staticmethod
+    def _followed(fs: Any, row: dict[str, Any]) -> dict[str, Any]:
+        try:
+            found = dict(fs.info(row["name"]))
+        except FileNotFoundError:
+            return row
+        return {**found, "islink": True}
+
+
+class FtpAdapter(BlockingAdapter):
+    """FTP by its own commands, over fsspec's connection: one transfer at a time, streamed."""
+
+    def info(self, fs: Any, path: str) -> dict[str, Any]:
+        ftp = fs.ftp
+        ftp.voidcmd("TYPE I")
+        try:
+            size = ftp.size(path)
+        except ftplib.error_perm as error:
+            if _is_unknown_command(error):
+                return self._info_from_listing(fs, path)
+            ftp.cwd(path)  # a folder, or the reason why nothing can be had there
+            return {"name": path, "type": "directory", "size": 0}
+        return {"name": path, "type": "file", "size": size, "modify": self._modified(ftp, path)}
+
+    def list_folder(self, fs: Any, path: str) -> list[dict[str, Any]]:
+        try:
+            rows = list(fs.ftp.mlsd(path or "/"))
+        except ftplib.error_perm as error:
+            if not _is_unknown_command(error):
+                raise
+            lines: list[str] = []
+            fs.ftp.dir(path or "/", lines.append)
+            return [row for line in lines if (row := _row_of(line, path.rstrip("/"))) is not None]
+        kinds = {"dir": "directory", "file": "file"}
+        return [
+            {**facts, "name": f"{path.rstrip('/')}/{name}", "type": kinds[facts["type"]], "size": facts.get("size", 0)}
+            for name, facts in rows
+            if facts.get("type") in kinds and name not in {".", ".."}
+        ]
+
+    def pieces(self, fs: Any, path: str, offset: int, end: int | None) -> Iterator[bytes]:
+        ftp = fs.ftp
+        ftp.voidcmd("TYPE I")
+        done = False
+        with contextlib.closing(ftp.transfercmd(f"RETR {path}", rest=offset or None)) as connection:
+            try:
+                while end is None or offset < end:
+                    data = connection.recv(_SLICE_BYTES if end is None else min(_SLICE_BYTES, end - offset))
+                    if not data:
+                        break
+                    offset += len(data)
+                    yield data
+                # Where the caller ends, the file may end as well; then the connection stays good.
+                done = not connection.recv(1)
+            finally:
+                if not done:
+                    ftp.close()
+        if done:
+            ftp.voidresp()
+
+    def has_ranges(self, fs: Any) -> bool:
+        try:
+            return bool(fs.ftp.sendcmd("REST 0").startswith("3"))
+        except ftplib.Error:
+            return False
+
+    def is_usable(self, fs: Any) -> bool:
+        return fs.ftp.sock is not None
+
+    def close(self, fs: Any) -> None:
+        fs.ftp.close()
+
+    def _info_from_listing(self, fs: Any, path: str) -> dict[str, Any]:
+        path = path.rstrip("/")
+        if not path:
+            return {"name": "/", "type": "directory", "size": 0}
+        rows = self.list_folder(fs, path.rpartition("/")[0] or "/")
+        found = next((row for row in rows if row["name"] == path), None)
+        if found is None:
+            raise FileNotFoundError(path)
+        return found
+
+    @staticmethod
+    def _modified(ftp: Any, path: str) -> str:
+        try:
+            return str(ftp.voidcmd(f"MDTM {path}"))[4:].strip()
+        except ftplib.error_perm:
+            return ""
+
+
+def _row_of(line: str, folder: str) -> dict[str, Any] | None:
+    """Return what a line of a listing that people read (as by `ls -l`) says; None where it is none.
+
+    Not left to fsspec: before 2026 that took the last word of a name for all of it, so that another file was read.
+    """
+    parts = line.split(maxsplit=8)
+    if len(parts) < 9 or parts[8] in {".", ".."}:
+        return None
+    mode, name = parts[0], parts[8]
+    if mode.startswith("l"):
+        name = name.partition(" -> ")[0]
+    is_folder = mode.startswith("d")
+    return {
+        "name": f"{folder}/{name}",
+        "type": "directory" if is_folder else "file",
+        "size": 0 if is_folder else int(parts[4]),
+        "modify": " ".join(parts[5:8]),
+        "unix.mode": mode,
+    }
+
+
+def cut_spans(offset: int, end: int) -> list[tuple[int, int]]:
+    """The range in pieces; a last one of a single byte is joined to the one before.
+
+    Who asks for one byte more than there should be, to see whether there is more, so never asks for that byte alone:
+    beyond the end of an object services answer with an error.
+    """
+    starts = list(range(offset, end, PIECE_BYTES))
+    if len(starts) > 1 and end - starts[-1] == 1:
+        starts.pop()
+    return list(zip(starts, [*starts[1:], end][: len(starts)], strict=True))
+
+
+def _slices(data: bytes) -> Iterator[bytes]:
+    if len(data) <= _SLICE_BYTES:
+        if data:
+            yield data
+        return
+    view = memoryview(data)
+    for start in range(0, len(data), _SLICE_BYTES):
+        yield bytes(view[start : start + _SLICE_BYTES])
+
+
+def _start(fs: Any, work: Coroutine[Any, Any, T], seconds: float) -> Future[T]:
+    return asyncio.run_coroutine_threadsafe(asyncio.wait_for(work, seconds), fs.loop)
+
+
+def _result(future: Future[T], seconds: float) -> T:
+    try:
+        # The loop keeps the deadline; the second one is for a loop that has died.
+        return future.result(seconds + 10.0)
+    except BaseException:
+        future.cancel()
+        raise
+
+
+def on_loop(fs: Any, work: Coroutine[Any, Any, T], seconds: float) -> T:
+    """What a coroutine of a backend's returns, run on its event loop; `TimeoutError` after so many seconds."""
+    return _result(_start(fs, work, seconds), seconds)
+
+
+def _timed(fs: Any) -> Any:
+    fs.ftp.get_channel().settimeout(_SOCKET_TIMEOUT_S)
+    return fs
+
+
+def _is_unknown_command(error: ftplib.error_perm) -> bool:
+    return str(error)[:3] in {"500", "501", "502", "504"}

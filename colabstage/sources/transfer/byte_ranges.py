@@ -1,0 +1,243 @@
+"""Who fetches which bytes of one file: pure accounting. Times come in as arguments, nobody waits here.
+
+A request costs a round trip before its first byte, so each connection asks for a long stretch: as long as makes that
+cost small at the speed seen so far, and never more than an even share of what nobody has asked for yet. When all is
+asked for, whoever is free takes over the end of the stretch that would otherwise end last. Stretches are handed out
+from the front, so that who reads the file in order while it arrives is served.
+
+Whoever calls these from several threads holds a lock of its own around them.
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+# The round trip of a request should cost no more than this share of the time its bytes take.
+_OVERHEAD = 0.02
+# Readers at the front wait while stretches further back arrive, so there is an end to their length.
+_LONGEST_BYTES = 64 * 1024 * 1024
+# Less than this is not worth a request of its own while there is other work.
+_GRAIN_BYTES = 1024 * 1024
+# Stretches begin and end where pages do.
+_PAGE_BYTES = 64 * 1024
+# Taking a stretch over must spare this many seconds beyond what another request costs.
+_WORTH_S = 0.05
+# Neither is less than this of a connection that still brings something.
+_LEAST_TAKEN_BYTES = 256 * 1024
+# A connection that has been silent so long, and many times the longest silence that ended, will hardly say more.
+_SILENT_S = 3.0
+_SILENCES = 5
+
+
+class IntervalSet:
+    """Which bytes of a file there are: disjoint ranges, sorted, neighbours joined."""
+
+    def __init__(self) -> None:
+        self._begins: list[int] = []
+        self._ends: list[int] = []
+        self.total = 0
+
+    def add(self, begin: int, end: int) -> int:
+        """Add a range, which may overlap what is there; return how many of its bytes are new."""
+        if begin >= end:
+            return 0
+        first = bisect.bisect_left(self._ends, begin)
+        last = bisect.bisect_right(self._begins, end)
+        joined = slice(first, last)
+        before = sum(self._ends[joined]) - sum(self._begins[joined])
+        if first < last:
+            begin = min(begin, self._begins[first])
+            end = max(end, self._ends[last - 1])
+        self._begins[joined] = [begin]
+        self._ends[joined] = [end]
+        self.total += end - begin - before
+        return end - begin - before
+
+    def first_missing(self, begin: int, end: int) -> int | None:
+        """The first byte of the range that is not there; `None` when all of it is."""
+        if begin >= end:
+            return None
+        place = bisect.bisect_right(self._begins, begin) - 1
+        reach = max(begin, self._ends[place]) if place >= 0 else begin
+        return reach if reach < end else None
+
+    def missing(self, size: int) -> list[tuple[int, int]]:
+        """The ranges `(begin, end)` that are not there, of a file of `size` bytes, in order."""
+        edges = zip([0, *self._ends], [*self._begins, size], strict=True)
+        return [(begin, end) for begin, end in edges if begin < end]
+
+
+@dataclass(slots=True, eq=False)
+class ByteRange:
+    """Bytes `begin` to `end` that one connection fetches in order; `position` is the first it has not brought yet.
+
+    `end` moves towards the front when others take over. `asked_at`: when it was handed out. `first_byte_at`: when its
+    first bytes came, `moved_at`: its latest; both `None` before the first.
+    """
+
+    begin: int
+    end: int
+    asked_at: float
+    position: int = -1
+    first_byte_at: float | None = None
+    moved_at: float | None = None
+
+    def __post_init__(self) -> None:
+        self.position = max(self.position, self.begin)
+
+    @property
+    def heard_at(self) -> float:
+        """When its connection last had something to say, or was asked."""
+        return self.asked_at if self.moved_at is None else self.moved_at
+
+    @property
+    def left(self) -> int:
+        """Bytes still to come."""
+        return max(0, self.end - self.position)
+
+
+class RangeScheduler:
+    """What is still to be fetched, and by whom."""
+
+    def __init__(self, gaps: Iterable[tuple[int, int]], *, connections: int, block_bytes: int) -> None:
+        """Plan to fetch the ranges `(begin, end)` in `gaps`, which are sorted and apart.
+
+        Args:
+            connections: how many will fetch at once.
+            block_bytes: the length of a stretch while nothing is known of the source.
+        """
+        self._gaps = list(gaps)
+        self._connections = connections
+        self._block_bytes = block_bytes
+        self._active: list[ByteRange] = []
+        self._unasked = sum(end - begin for begin, end in self._gaps)
+        self._round_bytes = self._left_in_round = 0
+        # What counts as silence. It doubles with each take-over for that reason: a source all of whose connections are
+        # slow must not have them taken from each other for ever.
+        self._silent_s = _SILENT_S
+        self._longest_silence_s = 0.0
+        self.first_byte_s: float | None = None
+        self.bytes_per_s: float | None = None
+
+    @property
+    def active(self) -> tuple[ByteRange, ...]:
+        """The stretches that are being fetched."""
+        return tuple(self._active)
+
+    @property
+    def front(self) -> int | None:
+        """The first byte that nobody has asked for; `None` when there is none."""
+        return self._gaps[0][0] if self._gaps else None
+
+    def take(self, now: float) -> ByteRange | None:
+        """A stretch for a connection that is free; `None` when there is nothing worth a request now."""
+        stretch = self._cut_gap(now) if self._gaps else self._take_over(now)
+        if stretch is not None:
+            self._active.append(stretch)
+        return stretch
+
+    def advance(self, stretch: ByteRange, position: int, now: float) -> None:
+        """The bytes of a stretch before `position` have come."""
+        self._longest_silence_s = max(self._longest_silence_s, now - stretch.heard_at)
+        if stretch.first_byte_at is None:
+            stretch.first_byte_at = now
+            self.first_byte_s = _mean(self.first_byte_s, now - stretch.asked_at)
+        stretch.position = position
+        stretch.moved_at = now
+        if not stretch.left:
+            self.finish(stretch, now)
+
+    def ask_again(self, stretch: ByteRange, now: float) -> None:
+        """The connection of a stretch is opened anew, for what is left of it."""
+        stretch.begin, stretch.asked_at = stretch.position, now
+        stretch.first_byte_at = stretch.moved_at = None
+
+    def finish(self, stretch: ByteRange, now: float) -> None:
+        """A stretch is not being fetched any more; what is left of it is handed out again."""
+        if stretch not in self._active:
+            return
+        self._active.remove(stretch)
+        fetched = stretch.position - stretch.begin
+        if stretch.first_byte_at is not None and fetched >= _GRAIN_BYTES:
+            self.bytes_per_s = _mean(self.bytes_per_s, fetched / max(now - stretch.first_byte_at, 1e-6))
+        if stretch.left:
+            bisect.insort(self._gaps, (stretch.position, stretch.end))
+            self._unasked += stretch.left
+            stretch.end = stretch.position
+
+    def _cut_gap(self, now: float) -> ByteRange:
+        begin, end = self._gaps[0]
+        cut = begin + self._length()
+        if end - cut < _GRAIN_BYTES:
+            cut = end
+        self._gaps[:1] = [(cut, end)] if cut < end else []
+        self._unasked -= cut - begin
+        return ByteRange(begin, cut, now)
+
+    def _length(self) -> int:
+        """The length of the next stretch: the same for a whole round, so that the last round ends all at once."""
+        if not self._left_in_round:
+            share = max(_GRAIN_BYTES, _round_up(-(-self._unasked // self._connections), _PAGE_BYTES))
+            preferred = preferred_bytes(self.first_byte_s, self.bytes_per_s, self._block_bytes)
+            # A round that would leave less than half of itself to the next one takes that too.
+            self._round_bytes = share if share < 1.5 * preferred else preferred
+            self._left_in_round = self._connections
+        self._left_in_round -= 1
+        return self._round_bytes
+
+    def _take_over(self, now: float) -> ByteRange | None:
+        """The end of the stretch that would end last, cut so that both parts end at once."""
+        rated = [(self._rate(stretch, now), stretch) for stretch in self._active if stretch.left]
+        known = [
+            (stretch.left / rate if rate else math.inf, rate, stretch) for rate, stretch in rated if rate is not None
+        ]
+        if not known:
+            return None
+        longest_s, rate, victim = max(known, key=lambda one: one[0])
+        own = self.bytes_per_s or max(other for _, other, _ in known) or 1.0
+        spared_s = longest_s - victim.left / (rate + own)
+        if spared_s < 2 * (self.first_byte_s or 0.0) + _WORTH_S:
+            return None
+        cut = victim.position + int(victim.left * rate / (rate + own))
+        if rate and victim.end - cut < _LEAST_TAKEN_BYTES:
+            return None
+        if not rate:
+            self._silent_s *= 2
+        stretch = ByteRange(cut, victim.end, now)
+        victim.end = cut
+        if not victim.left:
+            self._active.remove(victim)
+        return stretch
+
+    def _rate(self, stretch: ByteRange, now: float) -> float | None:
+        """Bytes a second to expect of a stretch from now on; `None` when it is too early to tell."""
+        round_trip = self.first_byte_s or 0.0
+        if now - stretch.heard_at > max(self._silent_s, _SILENCES * self._longest_silence_s):
+            return 0.0
+        running_s = 0.0 if stretch.first_byte_at is None else now - stretch.first_byte_at
+        if running_s < max(2 * round_trip, _WORTH_S):
+            return self.bytes_per_s
+        return (stretch.position - stretch.begin) / running_s
+
+
+def preferred_bytes(first_byte_s: float | None, bytes_per_s: float | None, block_bytes: int) -> int:
+    """How long a stretch should be, in whole blocks: one block while nothing is known of the source. Pure."""
+    if first_byte_s is None or bytes_per_s is None:
+        return block_bytes
+    wanted = min(first_byte_s / _OVERHEAD * bytes_per_s, _LONGEST_BYTES)
+    return max(block_bytes, _round_up(int(wanted), block_bytes))
+
+
+def _round_up(value: int, unit: int) -> int:
+    return -(-value // unit) * unit
+
+
+def _mean(before: float | None, value: float) -> float:
+    """A mean in which the latest values count most."""
+    return value if before is None else before + 0.2 * (value - before)

@@ -1,0 +1,497 @@
+"""Several connections that bring one file of known size here, each a thread; and whoever waits for its bytes.
+
+A connection that fails is opened again at the byte where it stopped. The budget of tries begins anew with every byte
+that arrives by whichever connection: a download of hours survives any number of cuts, and one that gets nowhere ends
+soon. A connection that is refused while others go on leaves its stretch to them, and asks again ever more rarely.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import threading
+from typing import TYPE_CHECKING
+
+from colabstage.clock import SYSTEM_CLOCK
+from colabstage.errors import SourceChangedError, SourceReadError
+from colabstage.retry import translate_read_error
+from colabstage.sources.remote import LEAST_BYTES_PER_S, TransientError
+from colabstage.sources.transfer.byte_ranges import IntervalSet, RangeScheduler
+from colabstage.sources.transfer.partial_file import BLOCK_BYTES, BlockHashes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from colabstage.clock import Clock
+    from colabstage.progress import Cancellation, ProgressStep
+    from colabstage.retry import RetryPolicy
+    from colabstage.sources.remote import RemoteFacts, RemoteFile
+    from colabstage.sources.transfer.byte_ranges import ByteRange
+    from colabstage.sources.transfer.partial_file import PartialFile
+
+# A rate is measured for so long, after a pause in which a new connection gets going.
+_MEASURE_S = 1.0
+_SETTLE_S = 0.5
+# One connection more has to make the whole so much faster to stay.
+_WORTH = 1.15
+
+
+class ConnectionTuner:
+    """`wanted` connections, from a first number to at most `most`: one more as long as the last one proved worth it."""
+
+    def __init__(self, first: int, most: int) -> None:
+        self.wanted = first
+        self._most = most
+        self._from: tuple[float, int] | None = None
+        self._due = 0.0
+        self._rate: float | None = None
+        self._done = first >= most
+
+    def is_due(self, now: float) -> bool:
+        """Whether it is time to look."""
+        return not self._done and now >= self._due
+
+    def look(self, now: float, arrived: int) -> None:
+        """Decide, with so many bytes arrived so far."""
+        if self._from is None:
+            self._from, self._due = (now, arrived), now + _MEASURE_S
+            return
+        began, before = self._from
+        rate = (arrived - before) / max(now - began, 1e-9)
+        if self._rate is not None and rate < _WORTH * self._rate:
+            self.wanted -= 1
+            self._done = True
+            return
+        if self.wanted == self._most:
+            self._done = True
+            return
+        self._rate = rate
+        self.wanted += 1
+        self._from, self._due = None, now + _SETTLE_S
+
+
+# How often a waiting thread looks whether it should stop; no wait is longer than this.
+LOOK_S = 0.25
+# How often a connection that is free looks for another that has become slow.
+_IDLE_LOOK_S = 0.05
+_LONGEST_WAIT_S = 30.0
+# A read so far ahead of what is on its way is worth a request of its own.
+FAR_BYTES = 8 * 1024 * 1024
+# A connection for less than this would end before the first one is at full speed.
+_LEAST_BYTES = 1024 * 1024
+# How long the end waits for the threads; one that hangs in a dead mount's read cannot be interrupted.
+_END_S = 5.0
+
+
+class Transfer:
+    """One file on its way into a `PartialFile`. `start` once, `close` at the end; everything else from any thread.
+
+    `kept_blocks`, `kept_bytes`: finished by an earlier run and used by this one.
+    """
+
+    def __init__(
+        self,
+        source: RemoteFile,
+        partial: PartialFile,
+        *,
+        step: ProgressStep,
+        policy: RetryPolicy,
+        connections: int,
+        stall_timeout_s: float,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        facts = source.facts
+        assert facts.size is not None
+        self.kept_blocks = self.kept_bytes = 0
+        self._source = source
+        self._label = facts.label
+        self._size = facts.size
+        self._ranges = facts.ranges
+        self._partial = partial
+        self._blocks = partial.blocks
+        self._step = step
+        self._policy = policy
+        self._connections = connections if facts.ranges else 1
+        self._stall_timeout_s = stall_timeout_s
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._moved = threading.Condition(self._lock)
+        self._freed = threading.Condition(self._lock)
+        self._arrived = IntervalSet()
+        self._plan: RangeScheduler | None = None
+        self._ramp = ConnectionTuner(1, 1)
+        self._noted = 0
+        self._last_moved = clock.now()
+        self._window = (self._last_moved, 0)
+        self._error: BaseException | None = None
+        self._stopping = False
+        self._working = 0
+        self._threads: list[threading.Thread] = []
+
+    def start(self) -> None:
+        """Begin: verify what an earlier run has left, then fetch the rest."""
+        with self._lock:
+            self._last_moved = self._clock.now()
+            self._spawn(self._begin)
+
+    def close(self) -> None:
+        """Stop, and wait for the threads that can."""
+        with self._lock:
+            self._stopping = True
+            self._wake()
+        deadline = SYSTEM_CLOCK.now() + _END_S  # threads end in real time only
+        for thread in self._threads:
+            thread.join(timeout=max(0.0, deadline - SYSTEM_CLOCK.now()))
+
+    def wait(self, cancellation: Cancellation | None = None) -> None:
+        """Return once every block is here and noted.
+
+        Raises:
+            CancelledError: the caller asked to stop.
+            BaseException: what ended the transfer.
+        """
+        with self._lock:
+            self._wait_until(lambda: self._noted == len(self._blocks), cancellation)
+
+    def wait_for(self, begin: int, end: int, *, patient: bool, cancellation: Cancellation | None = None) -> bool:
+        """Wait until these bytes are here; unless `patient`, `False` when they are too far off to wait for.
+
+        Raises:
+            As `wait`.
+        """
+        far = False
+
+        def here_or_far() -> bool:
+            nonlocal far
+            missing = self._arrived.first_missing(begin, end)
+            far = missing is not None and not patient and self._is_far(missing)
+            return missing is None or far
+
+        with self._lock:
+            self._wait_until(here_or_far, cancellation)
+        return not far
+
+    def _is_far(self, offset: int) -> bool:
+        """Whether a byte that is not here will not be here soon."""
+        if self._plan is None:
+            return offset >= FAR_BYTES
+        for stretch in self._plan.active:
+            if stretch.position <= offset < stretch.end:
+                return offset - stretch.position > FAR_BYTES
+        front = self._plan.front
+        return front is not None and offset - front > FAR_BYTES
+
+    def _wait_until(self, condition: Callable[[], bool], cancellation: Cancellation | None) -> None:
+        """Wait with the lock held; raises what ended the transfer, or that it stands still."""
+        since = self._clock.now()
+        while not condition():
+            if self._error is not None:
+                # A fresh one for each who waits: one that several threads raise collects all their tracebacks.
+                raise type(self._error)(*self._error.args) from self._error
+            if self._stopping:
+                raise stopped_error(self._label)
+            if cancellation is not None:
+                cancellation.check()
+            if self._clock.now() - max(since, self._last_moved) > self._stall_timeout_s:
+                raise self._stalled_error(at_all=True)
+            if self._crawls():
+                raise self._stalled_error(at_all=False)
+            self._clock.wait(self._moved, LOOK_S)
+
+    def _crawls(self) -> bool:
+        """Whether all connections together brought less than anybody would wait for, in the last stretch of time."""
+        began, total = self._window
+        seconds = self._clock.now() - began
+        if self._plan is None or self._arrived.total == self._size or seconds < self._stall_timeout_s:
+            return False
+        self._window = (self._clock.now(), self._arrived.total)
+        return self._arrived.total - total < LEAST_BYTES_PER_S * seconds
+
+    def _stalled_error(self, *, at_all: bool) -> SourceReadError:
+        how = "not moved" if at_all else "hardly moved"
+        msg = (
+            f"The copy of '{self._label}' has {how} for {self._stall_timeout_s:.0f} seconds, "
+            f"{self._arrived.total:,} of {self._size:,} bytes are here. Run this once more: finished blocks are kept. "
+            "If it is on Google Drive, mount it again with force_remount=True before."
+        )
+        return SourceReadError(msg)
+
+    def _wake(self) -> None:
+        self._moved.notify_all()
+        self._freed.notify_all()
+
+    def _spawn(self, work: Callable[[], None]) -> None:
+        thread = threading.Thread(target=self._guard, args=(work,), name="colabstage-fetch", daemon=True)
+        thread.start()
+        self._threads.append(thread)
+
+    def _guard(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except BaseException as error:  # noqa: BLE001 - handed to whoever waits for the bytes
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        with self._lock:
+            if self._error is None and not self._stopping:
+                self._error = error
+            self._wake()
+
+    def _begin(self) -> None:
+        """Count what is kept, then become the first connection."""
+        self._partial.verify(lambda: self._stopping)
+        kept = [self._blocks[number] for number in sorted(self._partial.finished)]
+        with self._lock:
+            for offset, length in kept:
+                self._arrived.add(offset, offset + length)
+            self.kept_blocks = self._noted = len(kept)
+            self.kept_bytes = self._arrived.total
+            gaps = self._arrived.missing(self._size)
+            missing = self._size - self._arrived.total
+            connections = max(1, min(self._connections, -(-missing // _LEAST_BYTES)))
+            # Without ranges all of it is one stretch.
+            block_bytes = BLOCK_BYTES if self._ranges else max(1, self._size)
+            self._plan = RangeScheduler(gaps, connections=connections, block_bytes=block_bytes)
+            self._last_moved = self._clock.now()
+            self._window = (self._last_moved, self._arrived.total)
+            eager = self._source.facts.eager
+            self._ramp = ConnectionTuner(connections if eager else 1, connections)
+            self._working = 1
+            self._wake()
+            self._grow()
+        if kept:
+            self._step.advance(sum(length for _, length in kept))
+        self._connect()
+
+    def _connect(self) -> None:
+        """One connection: stretch after stretch until nothing is left to do."""
+        budget, hashes = RetryBudget(), BlockHashes(self._size)
+        while (stretch := self._next_stretch()) is not None:
+            while stretch.left and not self._ended():
+                try:
+                    self._fetch(stretch, hashes)
+                except TransientError as error:
+                    self._go_on_after(error, stretch, budget)
+                else:
+                    budget = RetryBudget()
+
+    def _grow(self) -> None:
+        """Open as many connections as are wanted now, with the lock held."""
+        while self._working < self._ramp.wanted and not self._ended():
+            self._working += 1
+            self._spawn(self._connect)
+
+    def _next_stretch(self) -> ByteRange | None:
+        with self._lock:
+            assert self._plan is not None
+            while not self._ended() and self._arrived.total < self._size:
+                if self._working > self._ramp.wanted:
+                    self._working -= 1
+                    return None
+                stretch = self._plan.take(self._clock.now())
+                if stretch is not None:
+                    return stretch
+                self._clock.wait(self._freed, _IDLE_LOOK_S)
+            return None
+
+    def _ended(self) -> bool:
+        return self._stopping or self._error is not None
+
+    def _fetch(self, stretch: ByteRange, hashes: BlockHashes) -> None:
+        """Ask for what is left of a stretch, and take it in as it comes."""
+        with self._lock:
+            assert self._plan is not None
+            self._plan.ask_again(stretch, self._clock.now())
+            offset, length = (stretch.position, stretch.left) if self._ranges else (0, self._size)
+        with closing_pieces(self._source.read_range(offset, length)) as pieces:
+            for piece in pieces:
+                data = memoryview(piece)
+                if offset < stretch.position:
+                    data = self._skip(data, offset, stretch.position)
+                offset += len(piece)
+                if not self._take_in(stretch, data, hashes):
+                    return
+        if stretch.left:
+            raise _ended_early(self._source.facts, stretch.position)
+
+    def _skip(self, data: memoryview, offset: int, wanted: int) -> memoryview:
+        """Let go by what is here already, which a server without ranges sends once more: it has to be the same."""
+        known = min(len(data), wanted - offset)
+        if data[:known] != self._partial.read(known, offset):
+            msg = (
+                f"'{self._label}' became another file while it was read: byte {offset:,} and those after it are not "
+                "the ones that came the first time. Wait until it is complete, then try again."
+            )
+            raise SourceChangedError(msg)
+        return data[known:]
+
+    def _take_in(self, stretch: ByteRange, data: memoryview, hashes: BlockHashes) -> bool:
+        """Write a piece in its place; returns whether the stretch goes on."""
+        with self._lock:
+            if self._ended():
+                return False
+            offset, data = stretch.position, data[: stretch.left]
+        end = offset + len(data)
+        self._partial.write(data, offset)
+        hashed = hashes.feed(data, offset)
+        with self._lock:
+            assert self._plan is not None
+            was_whole = self._whole_blocks(offset, end)
+            new = self._arrived.add(offset, end)
+            now = self._clock.now()
+            if data:
+                self._plan.advance(stretch, end, now)
+            if new:
+                self._last_moved = now
+                if self._ramp.is_due(now):
+                    self._ramp.look(now, self._arrived.total)
+                    self._grow()
+            finished = [number for number in self._whole_blocks(offset, end) if number not in was_whole]
+            self._moved.notify_all()
+        if new:
+            self._step.advance(new)
+        for number in finished:
+            self._finish_block(number, hashed.get(number))
+        return stretch.left > 0
+
+    def _whole_blocks(self, begin: int, end: int) -> list[int]:
+        numbers = range(begin // BLOCK_BYTES, -(-end // BLOCK_BYTES))
+        ranges = ((number, *self._blocks[number]) for number in numbers)
+        return [n for n, offset, length in ranges if self._arrived.first_missing(offset, offset + length) is None]
+
+    def _finish_block(self, number: int, digest: str | None) -> None:
+        if digest is None:
+            # It came by several connections, so nobody saw all of it in order.
+            digest = self._partial.hash_block(number)
+        self._partial.note(number, digest)
+        with self._lock:
+            self._noted += 1
+            if self._noted == len(self._blocks):
+                self._wake()
+
+    def _go_on_after(self, error: TransientError, stretch: ByteRange, budget: RetryBudget) -> None:
+        """Wait as long as the failure asks for; ends the transfer when no connection has a try left."""
+        with self._lock:
+            assert self._plan is not None
+            moved = stretch.position > stretch.begin
+            arrived = self._arrived.total
+            tries = budget.count(moved=moved, arrived=arrived, slow=error.slow)
+            wait_s = budget.wait_s(self._policy.first_wait_s) if error.wait_s is None else error.wait_s
+            spent = tries >= self._policy.attempts or wait_s > self._stall_timeout_s
+            if spent or (not moved and self._working > 1):
+                self._plan.finish(stretch, self._clock.now())
+                self._freed.notify_all()
+            if spent and self._working == 1:
+                self._error = self._error or final_error(error, self._label, tries)
+                self._wake()
+                return
+            self._working -= spent
+            self._pause(min(wait_s, _LONGEST_WAIT_S) if spent else wait_s)
+            # Its tries are spent: it does not ask again before another connection has shown that there is a point.
+            while spent and not self._ended() and self._arrived.total == arrived:
+                self._clock.wait(self._freed, LOOK_S)
+            self._working += spent
+
+    def _pause(self, seconds: float) -> None:
+        """Wait with the lock held."""
+        deadline = self._clock.now() + seconds
+        while not self._ended() and self._arrived.total < self._size:
+            left_s = deadline - self._clock.now()
+            if left_s <= 0:
+                return
+            self._clock.wait(self._freed, min(left_s, LOOK_S))
+
+
+class RetryBudget:
+    """The tries of one connection."""
+
+    def __init__(self) -> None:
+        self._refusals = 0
+        self._tries = 0
+        self._arrived = -1
+
+    def count(self, *, moved: bool, arrived: int, slow: bool = False) -> int:
+        """Tries since any byte of the file arrived, this failure included.
+
+        `moved`: this connection brought some. `slow`: as `TransientError` has it; what came then counts for nothing.
+        """
+        self._refusals = 1 if moved else self._refusals + 1
+        self._tries = self._tries + 1 if slow or arrived == self._arrived else 1
+        self._arrived = arrived
+        return self._tries
+
+    def wait_s(self, first_wait_s: float) -> float:
+        """Seconds before the next try."""
+        return float(min(first_wait_s * 2 ** min(self._refusals - 1, 16), _LONGEST_WAIT_S))
+
+
+def final_error(error: TransientError, label: str, tries: int) -> OSError:
+    """What is raised when a failure that passes did not pass."""
+    if isinstance(error.__cause__, OSError) and error.__cause__.errno is not None:
+        return translate_read_error(error.__cause__, label, tries)
+    often = "1 try" if tries == 1 else f"{tries} tries"
+    asked = f" The other side asked to wait {error.wait_s:.0f} seconds." if error.wait_s else ""
+    return SourceReadError(f"{error} Given up after {often} without a byte.{asked} What has arrived is kept.")
+
+
+def stopped_error(label: str) -> SourceReadError:
+    """What is raised to those who wait for bytes of a copy that was stopped."""
+    return SourceReadError(f"The copy of '{label}' was stopped before all of it was here.")
+
+
+def _ended_early(facts: RemoteFacts, position: int) -> TransientError:
+    return TransientError(f"'{facts.label}' ends at byte {position:,} although it is listed with {facts.size:,}.")
+
+
+@contextlib.contextmanager
+def closing_pieces(pieces: Iterator[bytes]) -> Iterator[Iterator[bytes]]:
+    """Hang up when the block ends, however it ends."""
+    try:
+        yield pieces
+    finally:
+        close = getattr(pieces, "close", None)
+        if close is not None:
+            close()
+
+
+def read_directly(
+    source: RemoteFile,
+    offset: int,
+    length: int,
+    *,
+    policy: RetryPolicy,
+    stopped: Callable[[], bool],
+    clock: Clock = SYSTEM_CLOCK,
+) -> bytes:
+    """A part of a source, by a request of its own; the budget of tries begins anew with every byte.
+
+    Raises:
+        As `RemoteFile.read_range`, but no `TransientError`.
+    """
+    # Its buffer becomes the result without a copy.
+    data = io.BytesIO()
+    got = 0
+    budget = RetryBudget()
+    while got < length:
+        try:
+            with closing_pieces(source.read_range(offset + got, length - got)) as pieces:
+                for piece in pieces:
+                    got += data.write(piece[: length - got])
+                    if got < length and stopped():
+                        raise stopped_error(source.facts.label)
+            if got < length:
+                raise _ended_early(source.facts, offset + got)
+        except TransientError as error:
+            tries = budget.count(moved=False, arrived=got, slow=error.slow)
+            if tries >= policy.attempts or stopped():
+                raise final_error(error, source.facts.label, tries) from error
+            wait_s = budget.wait_s(policy.first_wait_s) if error.wait_s is None else error.wait_s
+            sleep_unless(stopped, min(wait_s, _LONGEST_WAIT_S), clock)
+    return data.getvalue()
+
+
+def sleep_unless(stopped: Callable[[], bool], seconds: float, clock: Clock = SYSTEM_CLOCK) -> None:
+    """Sleep, or return soon after `stopped` says so."""
+    deadline = clock.now() + seconds
+    while not stopped() and (left_s := deadline - clock.now()) > 0:
+        clock.sleep(min(left_s, LOOK_S))

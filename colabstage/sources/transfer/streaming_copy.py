@@ -1,0 +1,243 @@
+"""A file that is being copied here while it is already read.
+
+Several connections bring it, roughly in order. Readers get what has arrived from the local disk and wait for what is
+about to; what lies far ahead, such as the table of contents at the end of a zip, is read from the source directly.
+Unpacking a zip so takes the time of its copy, not the sum of copy and unpacking. A copy that was interrupted is gone
+on with.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Self
+
+from colabstage.clock import SYSTEM_CLOCK
+from colabstage.errors import DriveDisconnectedError, SourceReadError
+from colabstage.sources.transfer.connections import Transfer, read_directly, stopped_error
+from colabstage.sources.transfer.partial_file import take_partial_file
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+    from types import TracebackType
+
+    from colabstage.clock import Clock
+    from colabstage.progress import Cancellation, ProgressStep
+    from colabstage.retry import RetryPolicy
+    from colabstage.sources.remote import RemoteFile
+    from colabstage.sources.transfer.partial_file import PartialFile
+
+# Where a source has no ranges, the first bytes can still be had without the rest: enough to tell what a file is.
+_HEAD_BYTES = 1024 * 1024
+
+
+class StreamingCopy:
+    """A `ByteSource` over a file on its way from `source`; a context manager that ends the copy.
+
+    Until `start` reads go to the source, so that a plan can be made, and refused, before anything is written. (Where
+    the source has no ranges, a read beyond the first megabyte starts the copy.) The bytes arrive under an owned
+    temporary name beside `target`; nothing ever stands at `target` itself before `move_to`.
+    """
+
+    def __init__(
+        self,
+        source: RemoteFile,
+        target: Path,
+        *,
+        step: ProgressStep,
+        policy: RetryPolicy,
+        connections: int | None = None,
+        stall_timeout_s: float = 180.0,
+        cancellation: Cancellation | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        """Prepare to copy.
+
+        Args:
+            source: stays the caller's, who closes it after this.
+            target: the name that the file has here, or would have; a dead process's unfinished copy for the same name
+                of the same version of the same source is gone on with.
+            step: told of every byte, those that are kept included.
+            policy: `attempts` are those without a single byte of progress.
+            connections: parts in flight at once; `None` for what the source says is worth it.
+            stall_timeout_s: seconds without a byte after which whoever waits gets an error.
+            cancellation: looked at several times a second by whoever waits for bytes.
+            clock: by which silence is timed, and the waits before further tries.
+
+        Raises:
+            SourceReadError: the source does not say how long the file is.
+        """
+        facts = source.facts
+        if facts.size is None:
+            msg = (
+                f"'{facts.label}' does not say how long it is, so it cannot be read while it arrives. Fetch it as a "
+                "whole first."
+            )
+            raise SourceReadError(msg)
+        self.label = facts.label
+        self.size: int = facts.size
+        self._source = source
+        self._target = target
+        self._step = step
+        self._policy = policy
+        self._connections = max(1, facts.connections if connections is None else connections)
+        self._stall_timeout_s = stall_timeout_s
+        self._clock = clock
+        self._cancellation = cancellation
+        self._lock = threading.Lock()
+        self._closed = False
+        self._partial: PartialFile | None = None
+        self._transfer: Transfer | None = None
+
+    @property
+    def kept_blocks(self) -> int:
+        """Blocks that an interrupted run had finished and this one uses."""
+        return 0 if self._transfer is None else self._transfer.kept_blocks
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes in those blocks."""
+        return 0 if self._transfer is None else self._transfer.kept_bytes
+
+    @property
+    def block_hashes(self) -> tuple[str, ...]:
+        """The xxh3-64 of each block of 8 MiB, once everything is here."""
+        finished = {} if self._partial is None else self._partial.finished
+        return tuple(finished[number] for number in sorted(finished))
+
+    def start(self) -> None:
+        """Begin to copy. Calling it twice is fine.
+
+        Raises:
+            NotEnoughSpaceError, TargetNotWritableError: nothing can be made beside the target.
+            SourceReadError: it was closed before.
+        """
+        with self._lock:
+            if self._closed:
+                raise stopped_error(self.label)
+            if self._transfer is not None:
+                return
+            self._partial = take_partial_file(self._target, self._source.facts)
+            self._transfer = Transfer(
+                self._source,
+                self._partial,
+                step=self._step,
+                policy=self._policy,
+                connections=self._connections,
+                stall_timeout_s=self._stall_timeout_s,
+                clock=self._clock,
+            )
+            self._transfer.start()
+
+    def pread(self, length: int, offset: int) -> bytes:
+        """Up to `length` bytes at `offset`, waiting until they have arrived; shorter only at the end of the file.
+
+        Raises:
+            SourceReadError: the copy failed or stopped moving, or was closed meanwhile.
+            CancelledError: the caller asked to stop.
+            NotEnoughSpaceError, TargetNotWritableError: there is no room for the copy.
+        """
+        end = min(offset + length, self.size)
+        if offset >= self.size:
+            return b""
+        transfer = self._running(end)
+        if transfer is None:
+            return self._read_directly(offset, end)
+        partial = self._partial
+        assert partial is not None
+        if not transfer.wait_for(offset, end, patient=not self._source.facts.ranges, cancellation=self._cancellation):
+            try:
+                return self._read_directly(offset, end)
+            except DriveDisconnectedError:
+                raise
+            except SourceReadError:
+                # A server may have no connection to spare for this one: what it refuses now does come with the rest.
+                transfer.wait_for(offset, end, patient=True, cancellation=self._cancellation)
+        return partial.read(end - offset, offset)
+
+    def read_here(self, length: int, offset: int) -> bytes:
+        """As `pread`, but never by a request of its own: for who reads the file from its beginning to its end."""
+        end = min(offset + length, self.size)
+        self.start()
+        assert self._transfer is not None
+        assert self._partial is not None
+        self._transfer.wait_for(offset, end, patient=True, cancellation=self._cancellation)
+        return self._partial.read(end - offset, offset)
+
+    def wait(self, cancellation: Cancellation | None = None) -> None:
+        """Start if need be, and return once the whole file is here and each block is hashed and noted.
+
+        Raises:
+            CancelledError: the caller asked to stop.
+            As `start` and `pread`.
+        """
+        self.start()
+        assert self._transfer is not None
+        self._transfer.wait(cancellation or self._cancellation)
+
+    def move_to(self, path: Path, replaces: Callable[[Path], bool] = lambda _: False) -> None:
+        """End, and give the file another name, replacing what stands there if `replaces` says so. Only after `wait`.
+
+        Raises:
+            TargetExistsError: it does not; nothing has changed.
+            NotEnoughSpaceError, TargetNotWritableError: the disk failed; nothing has changed.
+        """
+        self._end()
+        assert self._partial is not None
+        self._partial.move_to(path, replaces)
+
+    def discard(self) -> None:
+        """End, and keep nothing. Calling it twice is fine."""
+        self._end()
+        if self._partial is not None:
+            self._partial.remove()
+
+    def close(self) -> None:
+        """End; what is finished stays for the next run. Calling it twice is fine."""
+        if self._end() and self._partial is not None:
+            self._partial.leave()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _end(self) -> bool:
+        """Stop the threads; whether this was the first call."""
+        with self._lock:
+            first, self._closed = not self._closed, True
+        if self._transfer is not None:
+            self._transfer.close()
+        return first
+
+    def _running(self, end: int) -> Transfer | None:
+        """The transfer, started if only it can bring the bytes before `end`."""
+        with self._lock:
+            if self._closed:
+                raise stopped_error(self.label)
+        if self._transfer is None and not self._source.facts.ranges and end > _HEAD_BYTES:
+            self.start()
+        return self._transfer
+
+    def _read_directly(self, offset: int, end: int) -> bytes:
+        skipped = 0 if self._source.facts.ranges else offset
+        try:
+            data = read_directly(
+                self._source,
+                offset - skipped,
+                end - offset + skipped,
+                policy=self._policy,
+                stopped=self._is_stopped,
+                clock=self._clock,
+            )
+        except SourceReadError:
+            if self._cancellation is not None:
+                self._cancellation.check()
+            raise
+        return data[skipped:]
+
+    def _is_stopped(self) -> bool:
+        return self._closed or (self._cancellation is not None and self._cancellation.cancelled)

@@ -1,0 +1,338 @@
+"""A file whose length nobody says: one stream to its end, hashed as it passes."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from colabstage.errors import ChecksumMismatchError, SourceChangedError, TargetExistsError
+from colabstage.fileops import make_folder
+from colabstage.ownership import sweep_orphans, whatever_is_there
+from colabstage.sources.remote import TransientError
+from colabstage.sources.transfer.connections import RetryBudget, closing_pieces, final_error, sleep_unless
+from colabstage.sources.transfer.partial_file import BlockHashes, take_partial_file
+from colabstage.sources.transfer.streaming_copy import StreamingCopy
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from colabstage.progress import Cancellation, ProgressStep
+    from colabstage.retry import RetryPolicy
+    from colabstage.sources.remote import Checksum, Hasher, RemoteFile
+    from colabstage.sources.transfer.partial_file import PartialFile
+
+
+class Stream:
+    """One such file on its way into a `PartialFile`.
+
+    `nbytes`: how many are here. `digest`: by the source's checksum.
+    """
+
+    def __init__(
+        self, source: RemoteFile, partial: PartialFile, *, step: ProgressStep, cancellation: Cancellation
+    ) -> None:
+        checksum = source.facts.checksum
+        self.nbytes = 0
+        self._source = source
+        self._partial = partial
+        self._step = step
+        self._cancellation = cancellation
+        self._blocks = BlockHashes(None)
+        self._done: list[str] = []
+        self._whole: Hasher | None = None if checksum is None else checksum.new_hasher()
+
+    @property
+    def block_hashes(self) -> tuple[str, ...]:
+        """Of each block of 8 MiB."""
+        last = self._blocks.finish()
+        return tuple(self._done) if last is None else (*self._done, last)
+
+    @property
+    def digest(self) -> str | None:
+        """Of everything; `None` where the source has no checksum to compare it with."""
+        return None if self._whole is None else self._whole.hexdigest()
+
+    def run(self, policy: RetryPolicy) -> None:
+        """Fetch all of it.
+
+        Raises:
+            CancelledError: the caller asked to stop.
+            As `RemoteFile.read_range`, but no `TransientError`; as `PartialFile.write`.
+        """
+        budget = RetryBudget()
+        while True:
+            try:
+                return self._fetch()
+            except TransientError as error:
+                tries = budget.count(moved=False, arrived=self.nbytes, slow=error.slow)
+                if tries >= policy.attempts:
+                    raise final_error(error, self._source.facts.label, tries) from error
+                wait_s = budget.wait_s(policy.first_wait_s) if error.wait_s is None else error.wait_s
+                sleep_unless(lambda: self._cancellation.cancelled, wait_s)
+                self._cancellation.check()
+
+    def _fetch(self) -> None:
+        offset = self.nbytes if self._source.facts.ranges else 0
+        with closing_pieces(self._source.read_range(offset, None)) as pieces:
+            for piece in pieces:
+                self._cancellation.check()
+                known = min(len(piece), self.nbytes - offset)
+                if known and piece[:known] != self._partial.read(known, offset):
+                    label = self._source.facts.label
+                    msg = f"'{label}' became another file while it was read. Wait until it is complete, then try again."
+                    raise SourceChangedError(msg)
+                offset += len(piece)
+                self._take_in(memoryview(piece)[known:])
+        if offset < self.nbytes:
+            msg = f"'{self._source.facts.label}' ended at byte {offset:,} where more had come before."
+            raise TransientError(msg)
+
+    def _take_in(self, data: memoryview) -> None:
+        self._partial.write(data, self.nbytes)
+        self._done += self._blocks.feed(data, self.nbytes).values()
+        if self._whole is not None:
+            self._whole.update(data)
+        self.nbytes += len(data)
+        self._step.advance(len(data))
+
+
+_HASH_PIECE_BYTES = 1024 * 1024
+# How often a thread that waits looks whether it should stop.
+_LOOK_S = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class FetchedFile:
+    """What was fetched.
+
+    `path`: where it is. `nbytes`: its length. `kept_bytes`: those of them that an interrupted run had fetched before.
+    `kept_blocks`, `fetched_blocks`: the same in blocks of 8 MiB, and the others. `seconds`: of wall clock.
+    `block_hashes`: xxh3-64 of each block. `version`: the source's, "" where it has none.
+    """
+
+    path: Path
+    nbytes: int
+    kept_bytes: int
+    kept_blocks: int
+    fetched_blocks: int
+    seconds: float
+    block_hashes: tuple[str, ...]
+    version: str
+
+
+def fetch_file(
+    source: RemoteFile,
+    target: Path,
+    *,
+    step: ProgressStep,
+    cancellation: Cancellation,
+    policy: RetryPolicy,
+    connections: int | None = None,
+    stall_timeout_s: float = 180.0,
+    reopen: Callable[[], RemoteFile] | None = None,
+    announce: Callable[[tuple[str, ...], int], object] = lambda _hashes, _nbytes: None,
+    replaces: Callable[[Path], bool] = whatever_is_there,
+) -> FetchedFile:
+    """Bring a whole file to `target`, which is replaced only when all of it is here and verified.
+
+    Interrupted by whatever means, it leaves what stood at `target`, and beside it what the next call goes on with.
+    Whether there is room is the caller's question. Nothing is forced to the disk: after a crash of the machine, not of
+    the process, only the hashes tell whether the file is whole.
+
+    Args:
+        source: stays the caller's, who closes it. One that does not say its length comes as one stream, without resume.
+        target: the file to make; its folder is made too.
+        step: told of every byte, those that are kept from before included.
+        cancellation: looked at several times a second.
+        policy: `attempts` are those without a single byte of progress.
+        connections: parts in flight at once; `None` for what the source says is worth it.
+        stall_timeout_s: seconds without a byte after which the source counts as dead.
+        reopen: opens the source again, as it is now, when it has become another file midway: then the fetch begins
+            anew, once. What it returns is closed here.
+        announce: called with the hash of each 8 MiB block and the length, right before the file takes its name.
+        replaces: says of what stands at `target` by then whether it may be replaced.
+
+    Raises:
+        TargetExistsError: `target` is a folder, or may not be replaced.
+        ChecksumMismatchError: all of it came, but it is not what the source's checksum says; it is kept under a name
+            of its own, for whoever wants to look.
+        SourceChangedError: it became another file midway; nothing is kept.
+        SourceReadError, SourceNotFoundError, SourceAccessError, DriveDisconnectedError, DriveQuotaError: the source
+            failed for good.
+        NotEnoughSpaceError, TargetNotWritableError: the target failed.
+        CancelledError: the caller asked to stop.
+    """
+    if target.is_dir():
+        msg = f"'{target}' is a folder; expected the name that the file is to have."
+        raise TargetExistsError(msg)
+    make_folder(target.parent)
+    fetch = _Fetch(target, step, cancellation, policy, connections, stall_timeout_s, announce, replaces)
+    try:
+        return fetch.run(source)
+    except SourceChangedError:
+        if reopen is None:
+            raise
+    cancellation.check()
+    again = reopen()
+    try:
+        return fetch.run(again)
+    finally:
+        again.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Fetch:
+    """What all tries to fetch one file share."""
+
+    target: Path
+    step: ProgressStep
+    cancellation: Cancellation
+    policy: RetryPolicy
+    connections: int | None
+    stall_timeout_s: float
+    announce: Callable[[tuple[str, ...], int], object]
+    replaces: Callable[[Path], bool]
+
+    def run(self, source: RemoteFile) -> FetchedFile:
+        self.cancellation.check()
+        began = time.monotonic()
+        fetched = self._run_stream(source, began) if source.facts.size is None else self._run_parts(source, began)
+        # Of several that were interrupted here one was gone on with; no one needs the others now.
+        sweep_orphans(self.target.parent, name=self.target.name)
+        return fetched
+
+    def _run_parts(self, source: RemoteFile, began: float) -> FetchedFile:
+        facts = source.facts
+        arriving = StreamingCopy(
+            source,
+            self.target,
+            step=self.step,
+            policy=self.policy,
+            connections=self.connections,
+            stall_timeout_s=self.stall_timeout_s,
+        )
+        with arriving:
+            try:
+                digest = self._arrive(arriving, facts.checksum)
+            except SourceChangedError:
+                arriving.discard()
+                raise
+            hashes = arriving.block_hashes
+            move_to = self._announcing(arriving.move_to, hashes, arriving.size)
+            self._publish(move_to, facts.label, facts.checksum, digest)
+            return FetchedFile(
+                path=self.target,
+                nbytes=arriving.size,
+                kept_bytes=arriving.kept_bytes,
+                kept_blocks=arriving.kept_blocks,
+                fetched_blocks=len(hashes) - arriving.kept_blocks,
+                seconds=time.monotonic() - began,
+                block_hashes=hashes,
+                version=facts.version,
+            )
+
+    def _arrive(self, arriving: StreamingCopy, checksum: Checksum | None) -> str | None:
+        """Wait for all of the file; returns its digest, hashed while it came."""
+        if checksum is None:
+            arriving.wait(self.cancellation)
+            return None
+        follower = _Follower(arriving, checksum)
+        arriving.start()
+        follower.start()
+        try:
+            arriving.wait(self.cancellation)
+            return follower.result(self.cancellation)
+        finally:
+            follower.stop()
+
+    def _run_stream(self, source: RemoteFile, began: float) -> FetchedFile:
+        facts = source.facts
+        partial = take_partial_file(self.target, facts)
+        try:
+            stream = Stream(source, partial, step=self.step, cancellation=self.cancellation)
+            stream.run(self.policy)
+            move_to = self._announcing(partial.move_to, stream.block_hashes, stream.nbytes)
+            self._publish(move_to, facts.label, facts.checksum, stream.digest)
+        except BaseException:
+            partial.remove()
+            raise
+        hashes = stream.block_hashes
+        return FetchedFile(
+            self.target, stream.nbytes, 0, 0, len(hashes), time.monotonic() - began, hashes, facts.version
+        )
+
+    def _announcing(
+        self, move_to: Callable[[Path, Callable[[Path], bool]], None], hashes: tuple[str, ...], nbytes: int
+    ) -> Callable[[Path], None]:
+        """As `move_to`, but what goes to the target itself is announced before."""
+
+        def move(place: Path) -> None:
+            if place == self.target:
+                self.announce(hashes, nbytes)
+            move_to(place, self.replaces)
+
+        return move
+
+    def _publish(
+        self, move_to: Callable[[Path], None], label: str, checksum: Checksum | None, digest: str | None
+    ) -> None:
+        """Put what has arrived in its place, if it is what it should be; else under a name of its own."""
+        if checksum is None or digest == checksum.digest:
+            move_to(self.target)
+            return
+        damaged = _free_name(self.target)
+        move_to(damaged)
+        msg = (
+            f"'{label}' came whole, but its {checksum.algorithm} is {digest}, not {checksum.digest}. It is kept as "
+            f"'{damaged}', and '{self.target}' is as it was. If the checksum is the right one, delete the damaged file "
+            "and fetch it again."
+        )
+        raise ChecksumMismatchError(msg)
+
+
+class _Follower:
+    """Hashes a file in order while it arrives, in a thread of its own."""
+
+    def __init__(self, arriving: StreamingCopy, checksum: Checksum) -> None:
+        self._arriving = arriving
+        self._hasher = checksum.new_hasher()
+        self._stopping = False
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="colabstage-hash", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def result(self, cancellation: Cancellation) -> str:
+        """The digest, after all of the file is here: then the thread has only the disk to wait for."""
+        while self._thread.is_alive():
+            cancellation.check()
+            self._thread.join(_LOOK_S)
+        if self._error is not None:
+            raise self._error
+        return self._hasher.hexdigest()
+
+    def stop(self) -> None:
+        """Let the thread end, and wait for it a little: it may wait for bytes until the copy is closed."""
+        self._stopping = True
+        self._thread.join(2 * _LOOK_S)
+
+    def _run(self) -> None:
+        try:
+            for offset in range(0, self._arriving.size, _HASH_PIECE_BYTES):
+                if self._stopping:
+                    return
+                self._hasher.update(self._arriving.read_here(_HASH_PIECE_BYTES, offset))
+        except BaseException as error:  # noqa: BLE001 - raised by whoever asks for the result
+            self._error = error
+
+
+def _free_name(target: Path) -> Path:
+    """A name beside `target` that says what it is, and that nothing has."""
+    names = itertools.chain([f"{target.name}.damaged"], (f"{target.name}.damaged-{n}" for n in itertools.count(2)))
+    return next(path for path in map(target.with_name, names) if not os.path.lexists(path))

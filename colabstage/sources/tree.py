@@ -1,0 +1,452 @@
+"""How files come here: which way, how many at once, how much room that takes. Pure; decided before the first byte."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import struct
+import unicodedata
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, runtime_checkable
+
+from colabstage.errors import SourceReadError, UnsafeArchiveError
+from colabstage.fileops import block_ranges, hash_block, pread_exactly
+from colabstage.ownership import remove_own, temp_beside
+from colabstage.pipeline import DaemonPool, PipelineLimits, run_pipeline
+from colabstage.progress import Cancellation
+from colabstage.retry import RetryPolicy, read_with_retry
+from colabstage.sources.copy import TargetFile, translate_write_error, typed_write_errors
+from colabstage.sources.remote_files import RemoteFileTree
+from colabstage.trees.folder import FolderTree
+from colabstage.trees.names import check_case_collisions, parent_folders
+from colabstage.units import format_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from colabstage.progress import ProgressStep
+    from colabstage.trees.tree import FileEntry, Tree
+
+Transport = Literal["local disk", "mount", "http", "object store", "share link", "kaggle", "archive", "tree"]
+
+# On a Drive mount, speed grows with the reads in flight up to about twenty, and falls off after thirty-two.
+SLOW_READERS = 32
+# Above this a file is brought in parts: it takes so long that what opening it costs does not matter any more.
+LARGE_BYTES = 64 * 1024 * 1024
+# A part for less than this would end before its connection is at full speed.
+_LEAST_PART_BYTES = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class TransferFacts:
+    """What is known of a source and of this machine.
+
+    `transport`: how it is reached. `slow`: whether each answer takes its time, as over a network or a Drive mount.
+    `cores`: that may be used here. `connections`: parts of one file that the source gives at full speed at once.
+    `mount_copy`: whether the mount keeps a second copy of a large file on the local disk, as Google Drive's does.
+    `kept_bytes`: that an interrupted run has on the disk already.
+    """
+
+    transport: Transport
+    slow: bool
+    cores: int
+    connections: int = 1
+    mount_copy: bool = False
+    kept_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TransferPlan:
+    """How files will come here.
+
+    `files`, `nbytes`: how many, and their bytes together.
+    `readers`: files read at once, at the start; `max_readers`: what they may grow to. `workers`: threads that write.
+    `connections`: parts of one large file in flight at once.
+    `peak_bytes`: what the local disk must have free. `reasons`: why, in sentences.
+    """
+
+    transport: Transport
+    files: int
+    nbytes: int
+    readers: int
+    max_readers: int
+    workers: int
+    connections: int
+    peak_bytes: int
+    reasons: tuple[str, ...]
+
+    @property
+    def limits(self) -> PipelineLimits:
+        """The same for `run_pipeline`."""
+        return PipelineLimits(readers=self.readers, max_readers=self.max_readers, workers=self.workers)
+
+    def __str__(self) -> str:
+        return f"{self.files:,} files, {format_bytes(self.nbytes)}: {' '.join(self.reasons)}"
+
+
+def plan_transfer(files: Sequence[int], facts: TransferFacts) -> TransferPlan:
+    """Decide how to bring files here.
+
+    Args:
+        files: the size of each, in bytes.
+        facts: of their source.
+    """
+    large = [size for size in files if size > LARGE_BYTES]
+    readers, max_readers, why_readers = _readers(files, facts)
+    connections, why_connections = _connections(files, facts)
+    nbytes = sum(files)
+    # Small files that pass through a mount are dropped from its copy as the disk fills; a large one in use is not.
+    single = sum(files) if len(files) == 1 else sum(large)
+    second = single if facts.mount_copy else 0
+    reasons = [why_readers, why_connections]
+    if second:
+        reasons.append(f"The mount keeps a second copy of {format_bytes(second)} on this disk meanwhile.")
+    if facts.kept_bytes:
+        reasons.append(f"An interrupted run holds {format_bytes(facts.kept_bytes)} of the room already.")
+    return TransferPlan(
+        transport=facts.transport,
+        files=len(files),
+        nbytes=nbytes,
+        readers=readers,
+        max_readers=max_readers,
+        workers=facts.cores,
+        connections=connections,
+        peak_bytes=max(0, nbytes + second - facts.kept_bytes),
+        reasons=tuple(reason for reason in reasons if reason),
+    )
+
+
+def _readers(files: Sequence[int], facts: TransferFacts) -> tuple[int, int, str]:
+    few = max(1, min(2, facts.cores))
+    if facts.transport == "archive":
+        return few, few, "An archive is one file: more readers would only wake each other."
+    if len(files) <= 1:
+        return 1, 1, ""
+    most = min(SLOW_READERS, len(files))
+    if facts.slow:
+        return most, most, f"Each file takes its time to answer, so {most} are on their way at once."
+    few = min(few, most)
+    return few, most, f"The disk answers at once, so {few} are read at once, and more only if that proves slow."
+
+
+def _connections(files: Sequence[int], facts: TransferFacts) -> tuple[int, str]:
+    largest = max(files, default=0)
+    if len(files) > 1 and largest <= LARGE_BYTES:
+        return 1, ""
+    count = max(1, min(facts.connections, largest // _LEAST_PART_BYTES))
+    return count, f"Large files come in {count} parts at once." if count > 1 else ""
+
+
+# From Linux's fs.h, for a 64-bit `long`, and ext4's flag for the parent of folders that have nothing to do with each
+# other.
+_GET_FLAGS, _SET_FLAGS, _TOP_FOLDER = 0x80086601, 0x40086602, 0x20000
+_FLAGS = struct.Struct("<Q")
+_MANY_FOLDERS = 4
+
+
+def make_folders(root: Path, names: Iterable[str]) -> None:
+    """Make every folder that `names` lie in, below `root`; those that are there are fine.
+
+    ext4 puts a folder's folders where it is itself, all into one group of inodes, unless it is marked as one whose
+    folders are strangers. In one group, every new file waits for those that other processes make and skips the inodes
+    of all that were deleted a moment ago: 130 µs for a file instead of 35. The mark is there only meanwhile; other file
+    systems refuse it.
+
+    Raises:
+        NotEnoughSpaceError, TargetNotWritableError: the disk failed.
+    """
+    folders = sorted(parent_folders(names))
+    children = Counter(folder.rpartition("/")[0] for folder in folders)
+    with contextlib.ExitStack() as marks:
+        if children[""] >= _MANY_FOLDERS:
+            marks.enter_context(_marked(f"{root}"))
+        for folder in folders:
+            path = f"{root}/{folder}"
+            try:
+                os.mkdir(path)  # noqa: PTH102  # names, not paths: there may be thousands
+            except FileExistsError:
+                pass
+            except OSError as error:
+                raise translate_write_error(error, Path(path)) from error
+            if children[folder] >= _MANY_FOLDERS:
+                marks.enter_context(_marked(path))
+
+
+@contextlib.contextmanager
+def _marked(path: str) -> Iterator[None]:
+    before = _flags(path)
+    if before is not None:
+        _set_flags(path, before | _TOP_FOLDER)
+    yield
+    if before is not None:
+        _set_flags(path, before)
+
+
+def _flags(path: str) -> int | None:
+    try:
+        with _handle(path) as handle:
+            (flags,) = _FLAGS.unpack(fcntl.ioctl(handle, _GET_FLAGS, bytes(_FLAGS.size)))
+    except OSError:
+        return None
+    return int(flags)
+
+
+def _set_flags(path: str, flags: int) -> None:
+    with contextlib.suppress(OSError), _handle(path) as handle:
+        fcntl.ioctl(handle, _SET_FLAGS, _FLAGS.pack(flags))
+
+
+@contextlib.contextmanager
+def _handle(path: str) -> Iterator[int]:
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        yield handle
+    finally:
+        os.close(handle)
+
+
+# Parts of a large file. Long enough that opening the file anew for each (0.3 s at worst on a Drive mount) is not what
+# it costs.
+_PIECE_BYTES = 16 * 1024 * 1024
+# Large files that only come in order, one after the other on each thread; two keep a disk and a core busy.
+_STREAMS = 2
+
+
+class Piece(NamedTuple):
+    """A part of one file, `length` bytes from `offset` on; `is_whole` when it is all of it."""
+
+    entry: FileEntry
+    offset: int
+    length: int
+    is_whole: bool
+
+
+@runtime_checkable
+class TreeWithParts(Protocol):
+    """A tree that reads any part of a file."""
+
+    def read_part(self, entry: FileEntry, offset: int, length: int) -> bytes:
+        """`length` bytes of one file from `offset` on."""
+
+
+class Ledger(Protocol):
+    """What is here already, and where what comes is noted. Called from many threads."""
+
+    def has(self, name: str, offset: int, length: int) -> bool:
+        """Whether these bytes of a file were noted before, and are right."""
+
+    def note(self, name: str, offset: int, length: int, digest: str) -> None:
+        """These bytes of a file, whose xxh3-64 is `digest`, are on the disk."""
+
+
+class _EmptyLedger:
+    def has(self, name: str, offset: int, length: int) -> bool:
+        return False
+
+    def note(self, name: str, offset: int, length: int, digest: str) -> None:
+        pass
+
+
+def fetch_tree(
+    tree: Tree,
+    target: Path,
+    *,
+    limits: PipelineLimits,
+    step: ProgressStep,
+    cancellation: Cancellation,
+    policy: RetryPolicy,
+    ledger: Ledger | None = None,
+) -> None:
+    """Write every file of `tree` below `target`, a temporary folder that exists.
+
+    Modification times are kept where the tree knows them. Nothing else is: no owners, no modes, no links.
+
+    Args:
+        tree: the files.
+        target: empty, or with what the ledger knows of.
+        limits: how many at once.
+        step: told of every byte, those that are here already included.
+        cancellation: looked at several times a second.
+        policy: how often a failing read is tried again.
+        ledger: what an interrupted run left; without one everything is read.
+
+    Raises:
+        UnsafeArchiveError: two names differ only in case, and the disk does not tell them apart.
+        SourceReadError, SourceNotFoundError, DriveDisconnectedError, CorruptArchiveError: the source failed.
+        NotEnoughSpaceError, TargetNotWritableError: the target failed.
+        CancelledError: the caller asked to stop.
+    """
+    check_names_fit(tree.label, [entry.name for entry in tree.entries], target)
+    fetch = _TreeFetch(tree, target, step, policy, ledger or _EmptyLedger())
+    pieces, streamed = _cut(tree)
+    _make_folders(target, [entry.name for entry in tree.entries])
+    fetch.pieces([piece for piece in pieces if not fetch.is_here(piece)], limits, cancellation)
+    fetch.streams([entry for entry in streamed if not fetch.is_here(_whole(entry))], cancellation)
+
+
+def check_names_fit(label: str, names: Sequence[str], folder: Path) -> None:
+    """Refuse names that cannot stand beside each other below `folder`, which exists.
+
+    Only a disk that takes "A" for "a", or two ways to encode an accent for one, refuses any; Linux' own do not.
+
+    Raises:
+        UnsafeArchiveError: two names differ only in what the disk does not tell apart.
+        TargetNotWritableError: the disk cannot be asked.
+    """
+    try:
+        check_case_collisions(label, names)
+    except UnsafeArchiveError:
+        if _mixes_up_names(folder):
+            raise
+
+
+def _mixes_up_names(folder: Path) -> bool:
+    probe = temp_beside(folder / "aé")
+    with typed_write_errors(probe):
+        probe.touch()
+    try:
+        others = (probe.name.upper(), unicodedata.normalize("NFD", probe.name))
+        return any(probe.with_name(other).exists() for other in others)
+    finally:
+        remove_own(probe)
+
+
+class _TreeFetch:
+    """One tree on its way to one folder."""
+
+    def __init__(self, tree: Tree, target: Path, step: ProgressStep, policy: RetryPolicy, ledger: Ledger) -> None:
+        self._tree = tree
+        self._target = target
+        self._step = step
+        self._policy = policy
+        self._ledger = ledger
+
+    def is_here(self, piece: Piece) -> bool:
+        """Whether an interrupted run has brought it."""
+        here = self._ledger.has(piece.entry.name, piece.offset, piece.length)
+        if here:
+            self._step.advance(piece.length)
+        return here
+
+    def pieces(self, pieces: Sequence[Piece], limits: PipelineLimits, cancellation: Cancellation) -> None:
+        """Bring files, and parts of files, many at once."""
+        read_piece = _piece_reader(self._tree)
+
+        def read(number: int) -> bytes:
+            piece = pieces[number]
+            return read_with_retry(lambda: read_piece(piece), piece.entry.name, policy=self._policy)
+
+        def use(number: int, data: bytes) -> None:
+            piece = pieces[number]
+            with TargetFile(self._target / piece.entry.name, fresh=piece.is_whole) as file:
+                file.write(data, piece.offset)
+            # The pieces of a file come in any order; each leaves the time right, so the last one does.
+            self._set_time(piece.entry)
+            self._ledger.note(piece.entry.name, piece.offset, piece.length, hash_block(data))
+            self._step.advance(len(data))
+
+        run_pipeline(
+            range(len(pieces)),
+            read=read,
+            use=use,
+            cost=lambda number: pieces[number].length,
+            limits=limits,
+            cancellation=cancellation,
+        )
+
+    def streams(self, entries: Sequence[FileEntry], cancellation: Cancellation) -> None:
+        """Bring large files that only come in order, none of them held in memory whole."""
+        if not entries:
+            return
+        stopping = Cancellation()
+        with DaemonPool(_STREAMS, "colabstage-stream") as pool:
+            try:
+                # What moves inside has a deadline of its own.
+                pool.run(
+                    lambda entry: self._stream(entry, (cancellation, stopping)), entries, stall_timeout_s=float("inf")
+                )
+            finally:
+                stopping.cancel()
+
+    def _stream(self, entry: FileEntry, cancellations: tuple[Cancellation, ...]) -> None:
+        import xxhash
+
+        hasher = xxhash.xxh3_64()
+        at = 0
+        with TargetFile(self._target / entry.name) as file:
+            for data in self._tree.chunks(entry):
+                for cancellation in cancellations:
+                    cancellation.check()
+                file.write(data, at)
+                hasher.update(data)
+                at += len(data)
+                self._step.advance(len(data))
+        self._set_time(entry)
+        self._ledger.note(entry.name, 0, entry.size, hasher.hexdigest())
+
+    def _set_time(self, entry: FileEntry) -> None:
+        if not entry.mtime_ns:
+            return
+        place = self._target / entry.name
+        try:
+            os.utime(place, ns=(entry.mtime_ns, entry.mtime_ns))
+        except OSError as error:
+            raise translate_write_error(error, place) from error
+
+
+def _cut(tree: Tree) -> tuple[list[Piece], list[FileEntry]]:
+    """What is read at once, in the order in which to read; and the large files that only come from their beginning."""
+    parts_come_alone = isinstance(tree, FolderTree | TreeWithParts)
+    pieces: list[Piece] = []
+    streamed: list[FileEntry] = []
+    for entry in sorted(tree.entries, key=lambda entry: entry.position):
+        if entry.size <= LARGE_BYTES:
+            pieces.append(_whole(entry))
+        elif parts_come_alone and (not isinstance(tree, RemoteFileTree) or tree.gives_parts(entry)):
+            parts = block_ranges(entry.size, _PIECE_BYTES)
+            pieces += (Piece(entry, offset, length, is_whole=False) for offset, length in parts)
+        else:
+            streamed.append(entry)
+    return pieces, streamed
+
+
+def _whole(entry: FileEntry) -> Piece:
+    return Piece(entry, 0, entry.size, is_whole=True)
+
+
+def _piece_reader(tree: Tree) -> Callable[[Piece], bytes]:
+    def read(piece: Piece) -> bytes:
+        if piece.is_whole:
+            return tree.read(piece.entry)
+        if isinstance(tree, TreeWithParts):
+            return tree.read_part(piece.entry, piece.offset, piece.length)
+        return _read_part_of_file(tree, piece)
+
+    return read
+
+
+def _make_folders(target: Path, names: Sequence[str]) -> None:
+    for folder in sorted({name.rpartition("/")[0] for name in names}):
+        try:
+            (target / folder).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise translate_write_error(error, target / folder) from error
+
+
+def _read_part_of_file(tree: Tree, piece: Piece) -> bytes:
+    handle = os.open(Path(tree.label) / piece.entry.name, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        size = os.fstat(handle).st_size
+        data = pread_exactly(handle, piece.length, piece.offset)
+    finally:
+        os.close(handle)
+    if size != piece.entry.size or len(data) != piece.length:
+        msg = (
+            f"'{tree.label}/{piece.entry.name}' was listed with {piece.entry.size:,} bytes and has {size:,} now: it "
+            "changed while being read. Wait until its upload or copy is complete, then stage again."
+        )
+        raise SourceReadError(msg)
+    return data
