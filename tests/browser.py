@@ -20,6 +20,7 @@ import os
 import secrets
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -44,7 +45,7 @@ Theme = Literal["light", "dark"]
 
 _THEMES = {"light": "JupyterLab Light", "dark": "JupyterLab Dark"}
 # A server or a page on two busy cores; each wait ends as soon as it can.
-_START_TIMEOUT_S = 60.0
+_START_TIMEOUT_S = 120.0
 _WAIT_MS = 45_000
 _PARTS = ("jupyterlab", "playwright", "ipywidgets", "ipykernel")
 
@@ -92,10 +93,16 @@ class Jupyter:
             self.request("DELETE", f"api/sessions/{session['id']}")
 
 
+def _free_port() -> int:
+    """Return a port that nobody listens on: two servers that look for one from 8888 on may both find the same."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
 def _settings(token: str) -> dict[str, object]:
     server = {
         "ip": "127.0.0.1",
-        "port_retries": 50,
+        "port": _free_port(),
         "open_browser": False,
         "allow_root": True,
         "terminals_enabled": False,

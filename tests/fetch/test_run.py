@@ -374,7 +374,8 @@ def test_a_killed_download_goes_on(server: WebServer, tmp_path: Path) -> None:
     server.set_knobs(WebKnobs())
     report = fetch(server.url("data.zip"), tmp_path / "a.zip")
     assert (tmp_path / "a.zip").read_bytes() == large
-    assert report.kept_bytes >= 8 * MIB
+    # The last block, which is shorter, may have been whole first.
+    assert report.kept_bytes >= min(8 * MIB, len(large) % (8 * MIB) or 8 * MIB)
     assert "were here from before" in str(report)
     assert sorted(path.name for path in tmp_path.iterdir()) == [record_path(tmp_path / "a.zip").name, "a.zip"]
 
