@@ -152,6 +152,7 @@ for verb in (
 
 @pytest.mark.fuse
 @pytest.mark.slow
+@pytest.mark.timeout(150)
 def test_a_mount_that_begins_to_hang_after_it_answered_ends_every_verb(
     tmp_path: Path, drive: SimulatedDrive, make_images: MakeImages
 ) -> None:
