@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from colabstage.load.reading.memory import BufferPool
     from colabstage.load.reading.reader import SplitReader
     from colabstage.load.reading.targets import TargetBatch
+    from colabstage.progress.cancellation import Cancellation
 
 
 def map_leaves(batch: Any, change: Callable[[Any], Any]) -> Any:
@@ -140,6 +141,7 @@ def host_batches(
     targets: BufferPool | None = None,
     ragged: Ragged = "list",
     together: int = 1,
+    cancellation: Cancellation | None = None,
 ) -> Generator[tuple[Any, Any] | Heartbeat]:
     """Read batch after batch, once the file is in memory if it is to be.
 
@@ -152,6 +154,7 @@ def host_batches(
         ragged: what boxes are handed on as.
         together: batches that are read at once, where rows are of one shape: for small ones, of which each would cost
             more than its copy. They share their memory, without overlapping.
+        cancellation: stops the reading, also inside a batch.
 
     Yields:
         `(x, y)`, as `make_loader` describes them, in host memory and of the stored dtype; ticks before the first. Where
@@ -159,7 +162,7 @@ def host_batches(
     """
     for _ in dataset.reader.warm_up():
         yield HEARTBEAT
-    with ThreadPool(workers) as pool:
+    with ThreadPool(workers, cancellation) as pool:
         reading = _Reading(dataset.reader, pool, buffers, targets)
         if together > 1 and can_group(dataset):
             for group in groups_of(batches, together):

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from colabstage.load.dataset import dataset_h5
+    from colabstage.progress.cancellation import Cancellation
 
 try:
     import torch
@@ -314,10 +315,15 @@ def make_stager(device: torch.device) -> Stager:
     return StreamStager(CudaCopyStream(device), device) if device.type == "cuda" else PlainStager(device)
 
 
-def prefetch_staged(batches: Generator[T | Heartbeat], stager: Stager, depth: int, name: str) -> Prefetcher[Staged[T]]:
-    """Prepare batches in a thread of that name and start their copies, at most `depth` ahead of the caller."""
+def prefetch_staged(
+    batches: Generator[T | Heartbeat], stager: Stager, depth: int, name: str, cancellation: Cancellation | None = None
+) -> Prefetcher[Staged[T]]:
+    """Prepare batches in a thread of that name and start their copies, at most `depth` ahead of the caller.
+
+    `cancellation`: as of `Prefetcher`.
+    """
     stager.begin()
-    return Prefetcher(stager.stage(batches), depth, name)
+    return Prefetcher(stager.stage(batches), depth, name, cancellation)
 
 
 def pinned_block(nbytes: int) -> memoryview:

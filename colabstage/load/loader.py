@@ -22,6 +22,7 @@ from colabstage.load.sampling import epoch_sampler, is_own_order, sampler_order,
 from colabstage.load.strategies import make_source
 from colabstage.load.window import WindowOrder
 from colabstage.page import facts_table, notes, page
+from colabstage.progress.cancellation import Cancellation
 from colabstage.units import parse_bytes
 
 if TYPE_CHECKING:
@@ -287,7 +288,8 @@ class _Machine:
     def start(self, place: _Place) -> Iteration[Any, Any]:
         """Begin to make the batches that are left of an epoch; `place` moves on as they are handed out."""
         batches, rows_before = self.schedule.rows_left(place.epoch, place.batches_done)
-        source = self.source.start(batches, rows_before, place.epoch)
+        cancellation = Cancellation()
+        source = self.source.start(batches, rows_before, place.epoch, cancellation)
         finish, seed, first = self.finish, self.seed, place.batches_done
 
         def finished(batch: tuple[Any, ...]) -> Any:
@@ -309,28 +311,28 @@ class _Machine:
         if collate is not None:
             # What the dataset's transforms make has its device and dtype from here, in the thread they ran in.
             return begun(
-                Prefetcher(source, depth, _THREAD),
+                Prefetcher(source, depth, _THREAD, cancellation),
                 lambda read: finished(finish.scale(move_to(collate(read), self.device))),
             )
         if self.device.type == "cpu":
             if finish.dtype is not None:
                 # Here it would take the consumer's time.
                 source = finish.scale_each(source)
-            return begun(Prefetcher(source, depth, _THREAD), finished)
+            return begun(Prefetcher(source, depth, _THREAD, cancellation), finished)
         stager = self.stager
 
         def hand_out(staged: Staged[tuple[Any, ...]]) -> Any:
             return finished(finish.scale(stager.hand_out(staged)))
 
-        return begun(prefetch_staged(source, stager, depth, _THREAD), hand_out)
+        return begun(prefetch_staged(source, stager, depth, _THREAD, cancellation), hand_out)
 
 
 class Loader(SingleIteration, _Base):
     """Iterates over batches; each iteration is the next epoch. Made by `make_loader`.
 
     One iteration runs at a time: a new one ends the one before, whose next step is then an error. Leaving a loop
-    early, by `break` or an exception, ends the background threads with it; worker processes wait for the next
-    iteration, and end with `close` or with the loader.
+    early, by `break` or an exception, ends the background threads with it, each after the row that it is at; worker
+    processes finish the batch that they are at, wait for the next iteration, and end with `close` or with the loader.
 
     It is a `torch.utils.data.DataLoader`, so frameworks that insist on one take it. Those that use it as it is
     (Lightning on one device) get its full speed. Those that take it apart and build one of their own (Accelerate,

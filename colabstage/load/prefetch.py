@@ -14,6 +14,8 @@ from collections import deque
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, Self, TypeVar
 
+from colabstage.progress.cancellation import Cancellation
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
     from types import TracebackType
@@ -23,7 +25,7 @@ T = TypeVar("T")
 _LOOK_S = 1.0
 # A queue this long is for items that come so fast that waking the other side for each would take longer.
 _MANY = 8
-# A producer that is told to stop ends after the batch it is at; a slow mount may need its time for one.
+# A producer that is told to stop ends after the rows it is at; a slow mount may need its time for them.
 _JOIN_S = 30.0
 
 _log = logging.getLogger(__name__)
@@ -77,7 +79,8 @@ class _BoundedQueue(Generic[T]):
     def end(self, error: BaseException | None) -> None:
         """Say that no item will follow, because of `error` if there was one."""
         with self._changed:
-            self._ended, self._error = True, error
+            # Who has closed it asks for nothing any more, and an error would keep what its frames hold.
+            self._ended, self._error = True, None if self._closed else error
             self._changed.notify_all()
 
     def get(self, alive: Callable[[], bool]) -> T:
@@ -157,17 +160,17 @@ def _produce(source: Generator[T | Heartbeat], queue: _BoundedQueue[T]) -> None:
         del error
 
 
-def _stop(queue: _BoundedQueue[T], thread: threading.Thread, pid: int) -> None:
+def _stop(queue: _BoundedQueue[T], thread: threading.Thread, pid: int, cancellation: Cancellation) -> None:
     if os.getpid() != pid:
         return  # after a fork there is no such thread here, and its lock may be locked for ever
+    # In this order: what the thread then fails with is nobody's error.
     queue.close()
+    cancellation.cancel()
     if thread is threading.current_thread() or not thread.is_alive():
         return
     thread.join(_JOIN_S)
     if thread.is_alive():
-        _log.warning(
-            "%s is still busy with its last batch after %.0f s and is left to end alone.", thread.name, _JOIN_S
-        )
+        _log.warning("%s is still busy with its last rows after %.0f s and is left to end alone.", thread.name, _JOIN_S)
 
 
 class Prefetcher(Generic[T]):
@@ -177,13 +180,18 @@ class Prefetcher(Generic[T]):
     `close`, when this object is dropped, and at interpreter exit.
     """
 
-    def __init__(self, source: Generator[T | Heartbeat], depth: int, name: str) -> None:
+    def __init__(
+        self, source: Generator[T | Heartbeat], depth: int, name: str, cancellation: Cancellation | None = None
+    ) -> None:
+        """`cancellation`: what the source looks at between two results; called for when nobody wants another."""
         self._pid = os.getpid()
         self._queue: _BoundedQueue[T] = _BoundedQueue(depth)
         # A daemon: Python waits for others at exit before anything could tell them to stop.
         self._thread = threading.Thread(target=_produce, args=(source, self._queue), name=name, daemon=True)
         self._thread.start()
-        self._finalizer = weakref.finalize(self, _stop, self._queue, self._thread, self._pid)
+        self._finalizer = weakref.finalize(
+            self, _stop, self._queue, self._thread, self._pid, cancellation or Cancellation()
+        )
 
     def __iter__(self) -> Prefetcher[T]:
         return self

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from colabstage.load.augment import CroppedInputs, Crops
     from colabstage.load.batches import Ragged
     from colabstage.load.choices import LoaderPlan
+    from colabstage.progress.cancellation import Cancellation
 
 
 class CropSource:
@@ -52,21 +53,28 @@ class CropSource:
         self._pool = BufferPool(plan.prefetch.value + (4 if on_gpu else 2), pinned_block if on_gpu else None)
 
     def start(
-        self, batches: list[NDArray[np.intp]], rows_before: int, epoch: int
+        self, batches: list[NDArray[np.intp]], rows_before: int, epoch: int, cancellation: Cancellation
     ) -> Generator[tuple[Any, ...] | Heartbeat]:
         """As `BatchSource.start`."""
         inputs = self._crops.of_epoch(self._dataset, epoch)
-        return _finished(self._read(inputs, batches, rows_before), inputs, batches)
+        return _finished(self._read(inputs, batches, rows_before, cancellation), inputs, batches)
 
     def close(self) -> None:
         """Nothing lives longer."""
 
     def _read(
-        self, inputs: CroppedInputs, batches: list[NDArray[np.intp]], rows_before: int
+        self, inputs: CroppedInputs, batches: list[NDArray[np.intp]], rows_before: int, cancellation: Cancellation
     ) -> Generator[tuple[Any, Any] | Heartbeat]:
         workers, window_rows = self._plan.workers.value, self._plan.order.window_rows
         if not window_rows or self._plan.strategy != "direct":
-            return _one_by_one(inputs, batches, workers, self._pool, self._ragged)
+            return _one_by_one(
+                inputs,
+                batches,
+                workers=workers,
+                buffers=self._pool,
+                ragged=self._ragged,
+                cancellation=cancellation,
+            )
         return window_batches(
             self._dataset,
             batches,
@@ -76,16 +84,23 @@ class CropSource:
             buffers=self._pool,
             ragged=self._ragged,
             inputs=inputs,
+            cancellation=cancellation,
         )
 
 
 def _one_by_one(
-    inputs: CroppedInputs, batches: list[NDArray[np.intp]], workers: int, buffers: BufferPool, ragged: Ragged
+    inputs: CroppedInputs,
+    batches: list[NDArray[np.intp]],
+    *,
+    workers: int,
+    buffers: BufferPool,
+    ragged: Ragged,
+    cancellation: Cancellation,
 ) -> Generator[tuple[Any, Any] | Heartbeat]:
     reader = inputs.dataset.reader
     for _ in reader.warm_up():
         yield HEARTBEAT
-    with ThreadPool(workers) as pool:
+    with ThreadPool(workers, cancellation) as pool:
         for rows in batches:
             # Nothing here may keep a name on a batch: it would occupy a buffer while the next one is made.
             yield (
@@ -252,9 +267,10 @@ class BatchSource(Protocol):
         transforms; `None` where batches come as they are."""
 
     def start(
-        self, batches: list[NDArray[np.intp]], rows_before: int, epoch: int
+        self, batches: list[NDArray[np.intp]], rows_before: int, epoch: int, cancellation: Cancellation
     ) -> Generator[tuple[Any, ...] | Heartbeat]:
-        """Begin, in the consumer's thread, with the batches of these rows; `rows_before` of the epoch were before."""
+        """Begin, in the consumer's thread, with the batches of these rows; `rows_before` of the epoch were before.
+        `cancellation` stops the reading of a batch that nobody waits for any more."""
 
     def close(self) -> None:
         """End what lives longer than an epoch."""
@@ -278,7 +294,7 @@ class FileSource:
         self._pool, self._targets = BufferPool(idle, allocate), BufferPool(idle, allocate)
 
     def start(
-        self, batches: list[NDArray[np.intp]], rows_before: int, epoch: int
+        self, batches: list[NDArray[np.intp]], rows_before: int, epoch: int, cancellation: Cancellation
     ) -> Generator[tuple[Any, ...] | Heartbeat]:
         workers, window_rows = self._plan.workers.value, self._plan.order.window_rows
         made: Generator[tuple[Any, ...] | Heartbeat]
@@ -291,6 +307,7 @@ class FileSource:
                 workers=workers,
                 buffers=self._pool,
                 ragged=self._ragged,
+                cancellation=cancellation,
             )
         else:
             made = host_batches(
@@ -301,6 +318,7 @@ class FileSource:
                 targets=self._targets,
                 ragged=self._ragged,
                 together=self._together,
+                cancellation=cancellation,
             )
         return _indexed(made, batches) if self._dataset.return_index else made
 
@@ -319,7 +337,7 @@ class DeviceSource:
         self._with_index = dataset.return_index
 
     def start(
-        self, batches: list[NDArray[np.intp]], rows_before: int, epoch: int
+        self, batches: list[NDArray[np.intp]], rows_before: int, epoch: int, cancellation: Cancellation
     ) -> Generator[tuple[Any, ...] | Heartbeat]:
         return self._split.batches(batches, with_index=self._with_index)
 
@@ -337,7 +355,7 @@ class WorkerSource:
         self._workers = Workers(view, plan, seed)
 
     def start(
-        self, batches: list[NDArray[np.intp]], rows_before: int, epoch: int
+        self, batches: list[NDArray[np.intp]], rows_before: int, epoch: int, cancellation: Cancellation
     ) -> Generator[tuple[Any, ...] | Heartbeat]:
         return self._workers.batches(batches, epoch)
 

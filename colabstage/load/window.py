@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from colabstage.load.dataset import dataset_h5
     from colabstage.load.epoch import Shard
     from colabstage.load.reading.memory import BufferPool
+    from colabstage.progress.cancellation import Cancellation
 
 # Bytes read between two looks at whether anybody still waits.
 _PART_BYTES = 64 * 1024 * 1024
@@ -171,6 +172,7 @@ def window_batches(
     buffers: BufferPool,
     ragged: Ragged,
     inputs: Inputs | None = None,
+    cancellation: Cancellation | None = None,
 ) -> Generator[tuple[Any, Any] | Heartbeat]:
     """Batches out of windows: as `host_batches`, for batches in the order of `WindowOrder`.
 
@@ -178,11 +180,12 @@ def window_batches(
         rows_before: how many rows of the epoch come before these batches.
         window_rows: how many rows make up a window.
         inputs: what x is read as; whole rows by default.
+        cancellation: stops the reading, also inside a window.
     """
     inputs = inputs or WholeInputs(dataset)
     groups = group_by_window(batches, rows_before, window_rows)
     windows = [_ascending(group) for group in groups]
-    with ThreadPool(workers) as pool, closing(WindowReader(dataset, pool, windows, inputs)) as ahead:
+    with ThreadPool(workers, cancellation) as pool, closing(WindowReader(dataset, pool, windows, inputs)) as ahead:
         waiting = iter(groups)
         for window in ahead.windows():
             if isinstance(window, Heartbeat):

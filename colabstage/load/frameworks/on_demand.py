@@ -13,6 +13,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from colabstage.load.reading.threads import ThreadPool
+from colabstage.progress.cancellation import Cancellation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -69,7 +70,7 @@ class EpochTracker:
 T = TypeVar("T")
 
 _LOOK_S = 1.0
-# It ends after the batch it is at; a slow mount may need its time for one.
+# It ends after the rows it is at; a slow mount may need its time for them.
 _JOIN_S = 30.0
 
 _log = logging.getLogger(__name__)
@@ -103,6 +104,7 @@ class OnDemandPrefetcher(Generic[T]):
         self._thread: threading.Thread | None = None
         self._prepared = False
         self._closed = False
+        self._cancellation = Cancellation()
 
     def take(self) -> T:
         """Wait for the next result.
@@ -134,11 +136,12 @@ class OnDemandPrefetcher(Generic[T]):
             self._closed = True
             self._ready.clear()
             thread = self._thread
+        self._cancellation.cancel()
         if thread is None or thread is threading.current_thread():
             return
         thread.join(_JOIN_S)
         if thread.is_alive():
-            _log.warning("%s is still busy with its last batch after %.0f s and ends alone.", thread.name, _JOIN_S)
+            _log.warning("%s is still busy with its last rows after %.0f s and ends alone.", thread.name, _JOIN_S)
 
     def _fill(self) -> None:
         """Start the thread if it has something to do and does not run. The lock is held."""
@@ -158,7 +161,8 @@ class OnDemandPrefetcher(Generic[T]):
         except BaseException as caught:  # noqa: BLE001 - it is raised again, where the consumer is
             error = caught
         with self._changed:
-            self._error = error
+            # Who has closed it gets nothing any more.
+            self._error = None if self._closed else error
             self._thread = None
             # Somebody may have made room while the lock was free.
             self._fill()
@@ -171,7 +175,7 @@ class OnDemandPrefetcher(Generic[T]):
                 if self._closed:
                     return
             self._prepared = True
-        with ThreadPool(self._threads) as pool:
+        with ThreadPool(self._threads, self._cancellation) as pool:
             while self._has_work():
                 self._left -= 1
                 result = self._read(next(self._coming), pool)

@@ -354,6 +354,7 @@ class ChunkEngine:
 
         def copy(first: int, last: int) -> None:
             for start, stop, across in parts[first:last]:
+                pool.cancellation.check()
                 places = order[start:stop]
                 group = int(groups[places[0]])
                 self._copy((group, *across), places, rows[places] - group * self._sides[0], out)

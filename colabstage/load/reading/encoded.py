@@ -160,10 +160,12 @@ class EncodedRows:
 
         Raises:
             DecodeError: a row is broken; the message names it.
+            CancelledError: the pool was told to stop.
         """
 
         def decode(start: int, stop: int) -> None:
             for place in range(start, stop):
+                pool.cancellation.check()
                 try:
                     self._decode_into(int(rows[place]), out[place])
                 except DecodeError as error:
@@ -184,6 +186,7 @@ class EncodedRows:
 
         Raises:
             DecodeError: a row is broken; the message names it.
+            CancelledError: the pool was told to stop.
         """
         if isinstance(self._options, MaskOptions):
             msg = f"{self._label} holds masks; only images are cropped when they are read."
@@ -203,6 +206,7 @@ class EncodedRows:
 
         def cut_next(_start: int, _stop: int) -> None:
             for place in places:
+                pool.cancellation.check()
                 cut(place)
 
         pool.share(pool.threads, cut_next)
@@ -212,11 +216,13 @@ class EncodedRows:
 
         Raises:
             DecodeError: a row is broken; the message names it.
+            CancelledError: the pool was told to stop.
         """
         images: list[NDArray[Any]] = [np.empty(0)] * len(rows)
 
         def decode(start: int, stop: int) -> None:
             for place in range(start, stop):
+                pool.cancellation.check()
                 try:
                     images[place] = self._decode(int(rows[place]))
                 except DecodeError as error:
@@ -234,13 +240,15 @@ class EncodedRows:
                 lengths.append(facts.height * facts.width * facts.channels * facts.dtype.itemsize)
         return lengths
 
-    def own_sizes(self, rows: NDArray[np.intp]) -> NDArray[np.int64]:
+    def own_sizes(self, rows: NDArray[np.intp], pool: ThreadPool) -> NDArray[np.int64]:
         """Height and width of rows as their files have them, upright, int64 `(len(rows), 2)`, from their headers.
 
         Raises:
             DecodeError: a row is broken; the message names it.
+            CancelledError: the pool was told to stop.
         """
         for row in rows[self._sizes[rows, 0] == 0].tolist():
+            pool.cancellation.check()
             try:
                 facts = probe_image(self.read_bytes(row))
             except DecodeError as error:

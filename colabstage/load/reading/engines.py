@@ -150,6 +150,7 @@ class ReadEngine:
 
         def read(start: int, stop: int) -> None:
             for place, row, count in row_runs(rows[start:stop], stop - start):
+                pool.cancellation.check()
                 begin = (start + place) * length
                 self._file.read_into(self._start + row * length, target[begin : begin + count * length])
 
@@ -174,6 +175,7 @@ class H5pyEngine:
         # edges[i] : edges[i + 1] of `order` are the places that the i-th wanted row goes to.
         edges = np.searchsorted(place[order], np.arange(len(wanted) + 1))
         for start, stop in self._parts(wanted):
+            pool.cancellation.check()
             first = int(wanted[start])
             block = self._dataset[first : int(wanted[stop - 1]) + 1]
             targets = order[edges[start] : edges[stop]]

@@ -189,12 +189,12 @@ class JoinedReader:
         """As `SplitReader.crop_channels`."""
         return self._parts[0].crop_channels
 
-    def image_sizes(self, indices: Indices) -> NDArray[np.int64]:
+    def image_sizes(self, indices: Indices, *, pool: ThreadPool = SOLO) -> NDArray[np.int64]:
         """As `SplitReader.image_sizes`."""
         rows = resolve_rows(indices, len(self))
         sizes = np.empty((len(rows), 2), np.int64)
         for part, own, places in self._shares(rows):
-            sizes[places] = part.image_sizes(own)
+            sizes[places] = part.image_sizes(own, pool=pool)
         return sizes
 
     def read_crops(
@@ -209,7 +209,7 @@ class JoinedReader:
         """As `SplitReader.read_crops`."""
         rows = resolve_rows(indices, len(self))
         target = target_array(out, (len(rows), *size, self.crop_channels), np.dtype(np.uint8))
-        crops = choose(self.image_sizes(rows))
+        crops = choose(self.image_sizes(rows, pool=pool))
         for part, own, places in self._shares(rows):
             target[places] = part.read_crops(own, size, partial(_chosen, crops[places]), pool=pool)
         return target

@@ -287,7 +287,7 @@ class SplitReader:
             raise TypeError(msg)
         rows = resolve_rows(indices, len(self))
         target = target_array(out, (len(rows), *size, self.crop_channels), np.dtype(np.uint8))
-        engine.decode_crops(rows, choose(engine.own_sizes(rows)), target, pool)
+        engine.decode_crops(rows, choose(engine.own_sizes(rows, pool)), target, pool)
         return target
 
     @property
@@ -295,7 +295,7 @@ class SplitReader:
         """Channels of what `read_crops` reads."""
         return 1 if self._image is not None and self._image.color_mode == "grayscale" else 3
 
-    def image_sizes(self, indices: Indices) -> NDArray[np.int64]:
+    def image_sizes(self, indices: Indices, *, pool: ThreadPool = SOLO) -> NDArray[np.int64]:
         """Height and width in pixels of images that are decoded at their own sizes, upright, int64 `(B, 2)`, from their
         headers.
 
@@ -307,7 +307,7 @@ class SplitReader:
         if not isinstance(engine, EncodedRows):
             msg = f"{self._x.info.name} in '{self.path}' is not made of image files."
             raise TypeError(msg)
-        return engine.own_sizes(resolve_rows(indices, len(self)))
+        return engine.own_sizes(resolve_rows(indices, len(self)), pool)
 
     def read_y(self, indices: Indices, out: NDArray[Any] | None = None, *, pool: ThreadPool = SOLO) -> TargetBatch:
         """Read targets.

@@ -78,7 +78,7 @@ class BoxTargets:
         columns: Mapping[str, tuple[RowEngine, StorageFacts]],
         *,
         image: ImageOptions | None = None,
-        sizes_of: Callable[[NDArray[np.intp]], NDArray[np.int64]] | None = None,
+        sizes_of: Callable[[NDArray[np.intp], ThreadPool], NDArray[np.int64]] | None = None,
     ) -> None:
         """`label`: where they are, for messages. `offsets`: int64 `(N + 1,)`. `columns`: by name, `boxes` among them.
         `sizes_of`: height and width of rows' images, int64 `(B, 2)`.
@@ -105,7 +105,7 @@ class BoxTargets:
         wanted = (np.repeat(starts - (ends - counts), counts) + np.arange(counts.sum())).astype(np.intp)
         values = {name: _gather(engine, facts, wanted, pool) for name, (engine, facts) in self._columns.items()}
         if self._image is not None and self._sizes_of is not None and self._image.size is not None:
-            sizes = np.repeat(self._sizes_of(rows), counts, axis=0)
+            sizes = np.repeat(self._sizes_of(rows, pool), counts, axis=0)
             moved, kept = fit_boxes(values[BOXES].astype(np.float64), sizes, self._image.size, self._image.resize)
             values[BOXES] = moved.astype(values[BOXES].dtype)
             values = {name: column[kept] for name, column in values.items()}

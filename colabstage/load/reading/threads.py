@@ -6,6 +6,8 @@ from collections import deque
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Self
 
+from colabstage.progress.cancellation import Cancellation
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
@@ -16,10 +18,17 @@ _PARTS_A_THREAD = 4
 
 
 class ThreadPool:
-    """`threads` threads, the caller's own among them. Idle ones wait; `close` ends them."""
+    """`threads` threads, the caller's own among them. Idle ones wait; `close` ends them.
 
-    def __init__(self, threads: int) -> None:
+    Attributes:
+        threads: how many.
+        cancellation: stops what is shared: no part is begun after it. Work whose parts take long, as decoding does,
+            looks at it between rows.
+    """
+
+    def __init__(self, threads: int, cancellation: Cancellation | None = None) -> None:
         self.threads = max(1, threads)
+        self.cancellation = cancellation or Cancellation()
         self._pool = ThreadPoolExecutor(self.threads - 1, "colabstage-pool") if self.threads > 1 else None
 
     def share(self, count: int, work: Callable[[int, int], None]) -> None:
@@ -27,7 +36,9 @@ class ThreadPool:
 
         Raises:
             Exception: one that a part raised, after all parts that had begun have ended; no other is begun then.
+            CancelledError: nobody wants it any more; likewise.
         """
+        self.cancellation.check()
         threads = min(self.threads, count)
         if threads < 2 or self._pool is None:
             work(0, count)
@@ -39,6 +50,7 @@ class ThreadPool:
         def take_parts() -> None:
             try:
                 while (part := _taken(left)) is not None:
+                    self.cancellation.check()
                     work(edges[part], edges[part + 1])
             except BaseException:
                 left.clear()

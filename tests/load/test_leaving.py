@@ -1,0 +1,160 @@
+"""Who leaves a loop waits for no batch that nobody will see: at most for the row that each thread is at.
+
+Rows are counted, not seconds: each takes long enough that the others of its batch cannot be read by chance.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import h5py
+import numpy as np
+import pytest
+
+from colabstage.load.augment import RandomResizedCrop
+from colabstage.load.dataset import dataset_h5
+from colabstage.load.frameworks.on_demand import OnDemandPrefetcher
+from colabstage.load.loader import make_loader
+from colabstage.load.reading.chunks import ChunkEngine
+from colabstage.load.reading.encoded import EncodedRows
+from colabstage.load.reading.mapping import ReadFile
+from colabstage.load.reading.storage import EngineChoice
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from colabstage.load.reading.threads import ThreadPool
+
+BATCH = 24
+SIZE = (8, 8)
+ROW_S = 0.15
+TIMEOUT_S = 20
+
+
+class SlowRows:
+    """Counts the rows that are read; those behind the first batch take long."""
+
+    def __init__(self, reads: int) -> None:
+        """`reads`: how often the first batch reads."""
+        self._reads = reads
+        self._lock = threading.Lock()
+        self._never = threading.Event()
+        self.begun = 0
+        self.at_second = threading.Event()
+
+    def read(self) -> None:
+        with self._lock:
+            self.begun += 1
+            slow = self.begun > self._reads
+        if slow:
+            self.at_second.set()
+            self._never.wait(ROW_S)
+
+    def before(self, owner: type, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Count each call of a method of `owner`."""
+        real = getattr(owner, name)
+
+        def counted(*arguments: Any) -> Any:
+            self.read()
+            return real(*arguments)
+
+        monkeypatch.setattr(owner, name, counted)
+
+
+def begun_after_break(loader: Any, slow: SlowRows) -> int:
+    """Leave a loop while its second batch is read: how many rows are begun after that."""
+    begun = 0
+    for _ in loader:
+        assert slow.at_second.wait(TIMEOUT_S)
+        begun = slow.begun
+        break
+    return slow.begun - begun
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("way", ["one size", "own sizes", "window", "crops", "headers"])
+def test_a_break_waits_for_one_image_of_each_thread(
+    make_encoded: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, way: str, threads: int
+) -> None:
+    """However images are decoded, no thread begins another row once the loop has been left."""
+    dataset = dataset_h5(make_encoded(3 * BATCH, size=SIZE if way in ("one size", "window") else None))
+    if way == "crops":
+        # Headers are read before each image that is new; here they are known.
+        dataset.reader.image_sizes(np.arange(len(dataset)))
+    slow = SlowRows(2 * BATCH if way == "headers" else BATCH)
+    slow.before(EncodedRows, "read_bytes", monkeypatch)
+    loader = make_loader(
+        dataset,
+        BATCH,
+        num_workers=threads,
+        prefetch=1,
+        batch_transform=RandomResizedCrop(8) if way in ("crops", "headers") else None,
+        strategy="direct",
+        shuffle="window" if way == "window" else True,
+        memory_budget=32_000 if way == "window" else None,
+    )
+    assert begun_after_break(loader, slow) <= threads
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("way", ["chunks", "h5py", "read"])
+def test_a_break_waits_for_one_piece_of_each_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str, threads: int
+) -> None:
+    """So it is where pixels come out of chunks, by h5py, or row by row from a disk."""
+    path = tmp_path / "rows.h5"
+    storage = {
+        "chunks": {"chunks": (1, 16, 16, 3), "compression": "gzip"},
+        "h5py": {"chunks": (1, 16, 16, 3), "compression": "lzf"},
+        "read": {},
+    }
+    with h5py.File(path, "w") as file:
+        file.create_dataset("X_train", data=np.zeros((6 * BATCH, 16, 16, 3), np.uint8), **storage[way])
+        file["Y_train"] = np.arange(6 * BATCH)
+    dataset = dataset_h5(path)
+    if way == "read":
+        reader: Any = dataset.reader
+        reader._x = replace(reader._x, choice=EngineChoice("read", "a test"))
+    slow = SlowRows(BATCH)
+    owner, name = {
+        "chunks": (ChunkEngine, "_copy"),
+        "h5py": (h5py.Dataset, "__getitem__"),
+        "read": (ReadFile, "read_into"),
+    }[way]
+    # Every other row: each is a piece of its own.
+    loader = make_loader(
+        dataset,
+        BATCH,
+        num_workers=threads,
+        prefetch=1,
+        strategy="direct",
+        shuffle=False,
+        sampler=range(0, 6 * BATCH, 2),
+    )
+    slow.before(owner, name, monkeypatch)
+    assert begun_after_break(loader, slow) <= threads
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_reading_on_demand_is_left_like_a_loop(
+    make_encoded: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, threads: int
+) -> None:
+    """What batches by number are read ahead with ends as soon."""
+    reader = dataset_h5(make_encoded(3 * BATCH, size=SIZE)).reader
+    slow = SlowRows(BATCH)
+    slow.before(EncodedRows, "read_bytes", monkeypatch)
+
+    def read(number: int, pool: ThreadPool) -> Any:
+        return reader.read_x(np.arange(number * BATCH, (number + 1) * BATCH), pool=pool)
+
+    ahead = OnDemandPrefetcher(read, range(3), depth=1, threads=threads, prepare=list)
+    ahead.take()
+    assert slow.at_second.wait(TIMEOUT_S)
+    begun = slow.begun
+    ahead.close()
+    assert slow.begun - begun <= threads
+    with pytest.raises(StopIteration):
+        ahead.take()
