@@ -26,7 +26,7 @@ from colabstage.sources.http_answers import (
     validators,
 )
 from colabstage.sources.http_session import HttpSession
-from colabstage.sources.remote import LEAST_BYTES_PER_S, RemoteFacts, TransientError
+from colabstage.sources.remote import LEAST_BYTES_PER_S, RemoteFacts, TransientError, at_least_rate
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -352,46 +352,24 @@ def _head(response: requests.Response, session: HttpSession, coding: str) -> byt
     return bytes(head[:_LOOK_BYTES])
 
 
-class LeastRate:
-    """Whether a body comes at a least rate, over stretches of `window_s` seconds of waiting for it: pure accounting.
-
-    `waited_s`, `came`: seconds and bytes of the stretch that is going on.
-    """
-
-    def __init__(self, bytes_per_s: float, window_s: float) -> None:
-        self.waited_s, self.came = 0.0, 0
-        self._bytes_per_s = bytes_per_s
-        self._window_s = window_s
-        self._begins = False
-
-    def is_too_slow(self, waited_s: float, nbytes: int) -> bool:
-        """Note that so many bytes came after so long; judge at the end of each stretch."""
-        if self._begins:
-            self.waited_s, self.came = 0.0, 0
-        self.waited_s, self.came = self.waited_s + waited_s, self.came + nbytes
-        self._begins = self.waited_s >= self._window_s
-        return self._begins and self.came < self._bytes_per_s * self.waited_s
-
-
 def _pieces(response: requests.Response, session: HttpSession, count: int | None = None) -> Iterator[bytes]:
     """The body as it came over the line, as it comes, up to `count` bytes: no piece waits to be filled.
 
     Raises:
-        TransientError: it comes more slowly than the session allows. Only the time of waiting for it counts.
+        TransientError: it comes more slowly than the session allows.
     """
+    return at_least_rate(
+        _arriving(response, count),
+        session.label,
+        bytes_per_s=session.least_bytes_per_s,
+        window_s=session.timeout_s,
+        clock=session.clock,
+    )
+
+
+def _arriving(response: requests.Response, count: int | None) -> Iterator[bytes]:
     left = _PIECE_BYTES if count is None else count
-    pace, now = LeastRate(session.least_bytes_per_s, session.timeout_s), session.clock.now
-    while left > 0:
-        began = now()
-        piece = _read(response, min(left, _PIECE_BYTES))
-        if pace.is_too_slow(now() - began, len(piece)):
-            msg = (
-                f"The server of '{session.label}' sent {pace.came:,} bytes in {pace.waited_s:.0f} s, which leads "
-                "nowhere."
-            )
-            raise TransientError(msg, slow=True)
-        if not piece:
-            return
+    while left > 0 and (piece := _read(response, min(left, _PIECE_BYTES))):
         if count is not None:
             left -= len(piece)
         yield piece

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from urllib.parse import unquote
 
+from colabstage.clock import SYSTEM_CLOCK
 from colabstage.errors import (
     ColabstageError,
     MissingDependencyError,
@@ -26,7 +27,7 @@ from colabstage.errors import (
     SourceReadError,
 )
 from colabstage.redaction import hide_secrets, secrets_in, show_address
-from colabstage.sources.remote import TransientError
+from colabstage.sources.remote import TransientError, at_least_rate
 from colabstage.sources.store_adapters import (
     CALL_TIMEOUT_S,
     AsyncAdapter,
@@ -40,6 +41,8 @@ from colabstage.sources.store_adapters import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from colabstage.clock import Clock
 
 Judgement = Literal["missing", "access", "passing", "other"]
 
@@ -306,7 +309,9 @@ class ObjectStore:
     `notes`: sentences for the person, such as that the service was asked without a login.
     """
 
-    def __init__(self, url: str, storage_options: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self, url: str, storage_options: Mapping[str, Any] | None = None, *, clock: Clock = SYSTEM_CLOCK
+    ) -> None:
         """Load the backend; the service itself is not asked yet.
 
         Raises:
@@ -326,6 +331,7 @@ class ObjectStore:
         self.backend = _KNOWN.get(self.protocol, _ON_LOOP if self._class.async_impl else _BLOCKING)
         self._options = {**self.backend.options, **given, **in_url}
         self._secrets = secrets_in(self._options)
+        self._clock = clock
         self._lender = _ConnectionPool(self._make, self.backend)
         self.notes: tuple[str, ...] = ()
 
@@ -366,7 +372,8 @@ class ObjectStore:
         """
         try:
             with self._lender.lend() as fs:
-                yield from self.backend.dialect.pieces(fs, path, offset, end)
+                pieces = self.backend.dialect.pieces(fs, path, offset, end)
+                yield from at_least_rate(pieces, self.label, clock=self._clock)
         except ColabstageError:
             raise
         except Exception as error:  # noqa: BLE001 - whatever a backend raises is told in our words

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import base64
 import re
-import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypeVar
 
+from colabstage.clock import SYSTEM_CLOCK
 from colabstage.errors import (
     SourceChangedError,
     SourceError,
@@ -20,6 +20,7 @@ from colabstage.retry import RetryPolicy
 from colabstage.sources.object_store import ObjectStore
 from colabstage.sources.remote import Checksum, RemoteFacts, TransientError
 from colabstage.sources.store_adapters import AsyncAdapter, call_within, on_loop
+from colabstage.sources.transfer.connections import RetryBudget, final_error
 from colabstage.trees.folder import GOOGLE_NATIVE
 from colabstage.trees.names import check_collisions, clean_member_name, is_junk, parent_folders
 from colabstage.trees.tree import FileEntry, TreeKind, foreign_entry
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
     from types import TracebackType
+
+    from colabstage.clock import Clock
 
 _FTP_TIME = re.compile(r"\A(\d{14})(?:\.\d+)?\Z")
 
@@ -200,10 +203,11 @@ class ObjectTree:
         workers: how many folders are listed at once, where the service does not list all of them in one answer.
         storage_options: for fsspec's file system, as for `open_object`.
         retry: how often an object is asked for again when the service fails in a way that passes.
+        clock: a test's own.
 
     Raises:
-        OptionError, MissingDependencyError, SourceNotFoundError, SourceAccessError, TransientError: as `open_object`.
-        SourceReadError: it is a file, or the listing failed.
+        OptionError, MissingDependencyError, SourceNotFoundError, SourceAccessError: as `open_object`.
+        SourceReadError: it is a file, or the listing failed, also after several tries.
         UnsafeArchiveError: a name is one that no folder can hold: `..`, absolute, a file that is also a folder.
     """
 
@@ -214,9 +218,11 @@ class ObjectTree:
         workers: int = 16,
         storage_options: Mapping[str, Any] | None = None,
         retry: RetryPolicy = RetryPolicy(),  # noqa: B008  # frozen
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        self._store = ObjectStore(url, storage_options)
+        self._store = ObjectStore(url, storage_options, clock=clock)
         self._retry = retry
+        self._clock = clock
         try:
             listed = self._patiently(lambda: self._list(workers))
         except BaseException:
@@ -257,7 +263,7 @@ class ObjectTree:
 
         Raises:
             SourceChangedError: it is not `entry.size` bytes long any more.
-            SourceNotFoundError, SourceAccessError, TransientError, SourceReadError: as the service answers.
+            SourceNotFoundError, SourceAccessError, SourceReadError: as the service answers.
         """
         if not entry.size:
             return b""
@@ -273,7 +279,7 @@ class ObjectTree:
 
         Raises:
             SourceChangedError: it is another one.
-            SourceNotFoundError, SourceAccessError, TransientError, SourceReadError: as the service answers.
+            SourceNotFoundError, SourceAccessError, SourceReadError: as the service answers.
         """
         file = self._open(entry)
         return self._patiently(lambda: b"".join(file.read_range(offset, length)))
@@ -283,19 +289,17 @@ class ObjectTree:
 
         Raises:
             SourceChangedError: it is another object than the listed one.
-            SourceNotFoundError, SourceAccessError, TransientError, SourceReadError: as the service answers.
+            SourceNotFoundError, SourceAccessError, SourceReadError: as the service answers.
         """
-        file = self._open(entry)
-        at = tries = 0
+        file, budget = self._open(entry), RetryBudget()
+        at = 0
         while at < entry.size:  # the last piece comes after the question whether it is still the same object
             try:
                 for piece in file.read_range(at, entry.size - at):
                     at += len(piece)
-                    tries = 0
                     yield piece
             except TransientError as error:
-                tries += 1
-                self._rest(tries, error)
+                self._rest(error, budget, at)
 
     def close(self) -> None:
         """Hang up. Calling it twice is fine."""
@@ -344,19 +348,19 @@ class ObjectTree:
         )
 
     def _patiently(self, read: Callable[[], T]) -> T:
-        tries = 0
+        budget = RetryBudget()
         while True:
             try:
                 return read()
             except TransientError as error:
-                tries += 1
-                self._rest(tries, error)
+                self._rest(error, budget, 0)
 
-    def _rest(self, tries: int, error: TransientError) -> None:
-        """Wait before the next try; raise `error` when there have been enough."""
+    def _rest(self, error: TransientError, budget: RetryBudget, arrived: int) -> None:
+        """Wait before the next try; raise what failed when there have been enough."""
+        tries = budget.count(moved=False, arrived=arrived, slow=error.slow)
         if tries >= self._retry.attempts:
-            raise error
-        time.sleep(max(self._retry.first_wait_s * 2 ** (tries - 1), min(error.wait_s or 0.0, 60.0)))
+            raise final_error(error, self.label, tries) from error
+        self._clock.sleep(max(budget.wait_s(self._retry.first_wait_s), min(error.wait_s or 0.0, 60.0)))
 
 
 def _sort_in(label: str, root: str, rows: list[dict[str, Any]]) -> _Listed:

@@ -5,14 +5,18 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import string
+from collections.abc import Generator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from colabstage.clock import SYSTEM_CLOCK
 from colabstage.errors import ChecksumMismatchError, OptionError, SourceReadError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
+
+    from colabstage.clock import Clock
 
 # Hexadecimal digits of each kind. Not what hashlib has besides: nobody publishes those.
 _DIGITS = {"md5": 32, "sha1": 40, "sha256": 64, "sha512": 128, "xxh3_64": 16, "xxh3_128": 32}
@@ -84,6 +88,7 @@ def parse_checksum(text: str) -> Checksum:
 
 # Who brings less than this is not worth waiting for: a file of 1 GB would take twelve days.
 LEAST_BYTES_PER_S = 1024.0
+_PACE_WINDOW_S = 30.0
 
 
 class TransientError(SourceReadError):
@@ -115,6 +120,57 @@ def given_up() -> Iterator[None]:
         yield
     except TransientError as error:
         raise SourceReadError(str(error)) from error
+
+
+class LeastRate:
+    """Whether a body comes at a least rate, over stretches of `window_s` seconds of waiting for it: pure accounting.
+
+    `waited_s`, `came`: seconds and bytes of the stretch that is going on.
+    """
+
+    def __init__(self, bytes_per_s: float, window_s: float) -> None:
+        self.waited_s, self.came = 0.0, 0
+        self._bytes_per_s = bytes_per_s
+        self._window_s = window_s
+        self._begins = False
+
+    def is_too_slow(self, waited_s: float, nbytes: int) -> bool:
+        """Note that so many bytes came after so long; judge at the end of each stretch."""
+        if self._begins:
+            self.waited_s, self.came = 0.0, 0
+        self.waited_s, self.came = self.waited_s + waited_s, self.came + nbytes
+        self._begins = self.waited_s >= self._window_s
+        return self._begins and self.came < self._bytes_per_s * self.waited_s
+
+
+def at_least_rate(
+    pieces: Iterator[bytes],
+    label: str,
+    *,
+    bytes_per_s: float = LEAST_BYTES_PER_S,
+    window_s: float = _PACE_WINDOW_S,
+    clock: Clock = SYSTEM_CLOCK,
+) -> Iterator[bytes]:
+    """Hand out what comes, as long as it comes fast enough: whatever brings it, a server that drips ends here.
+
+    Only the time of waiting for a piece counts. What comes before the first is the service's answer, which has a
+    deadline of its own. Whoever brings the pieces lets none of them take much longer than `window_s`.
+
+    Raises:
+        TransientError: less than `bytes_per_s` came in `window_s` seconds of waiting.
+    """
+    pace = LeastRate(bytes_per_s, window_s)
+    with contextlib.ExitStack() as stack:
+        if isinstance(pieces, Generator):
+            # Whoever stops early hangs up now, and not when the garbage is collected.
+            stack.callback(pieces.close)
+        began: float | None = None
+        for piece in pieces:
+            if pace.is_too_slow(0.0 if began is None else clock.now() - began, len(piece)):
+                msg = f"The server of '{label}' sent {pace.came:,} bytes in {pace.waited_s:.0f} s, which leads nowhere."
+                raise TransientError(msg, slow=True)
+            yield piece
+            began = clock.now()
 
 
 @dataclass(frozen=True, slots=True)

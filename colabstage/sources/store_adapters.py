@@ -16,6 +16,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Callable, Coroutine, Iterator
 
 T = TypeVar("T")
@@ -31,6 +32,8 @@ LISTING_TIMEOUT_S = 1800.0
 _SOCKET_TIMEOUT_S = 60.0
 _CLOSE_TIMEOUT_S = 5.0
 _SLICE_BYTES = 1024 * 1024
+# Small enough that a server at the least rate that is waited for answers within the time of a call.
+_PART_BYTES = 128 * 1024
 
 
 class StoreAdapter(Protocol):
@@ -186,10 +189,10 @@ class SftpAdapter(BlockingAdapter):
     """SFTP answers 32 KiB a question, so many must be on their way at once; paramiko does that for a list of parts."""
 
     def info(self, fs: Any, path: str) -> dict[str, Any]:
-        return dict(_timed(fs).info(path))
+        return dict(call_within(CALL_TIMEOUT_S, lambda: _timed(fs).info(path)))
 
     def list_folder(self, fs: Any, path: str) -> list[dict[str, Any]]:
-        rows = list(_timed(fs).ls(path, detail=True))
+        rows = call_within(LISTING_TIMEOUT_S, lambda: list(_timed(fs).ls(path, detail=True)))
         return [self._followed(fs, row) if row["type"] == "link" else row for row in rows]
 
     def pieces(self, fs: Any, path: str, offset: int, end: int | None) -> Iterator[bytes]:
@@ -197,8 +200,12 @@ class SftpAdapter(BlockingAdapter):
         with fs.ftp.open(path, "rb") as file:
             for start, stop in cut_spans(offset, end):
                 # What is asked for here is held in memory until it is read, so never the whole file at once.
-                parts = [(at, min(_SLICE_BYTES, stop - at)) for at in range(start, stop, _SLICE_BYTES)]
-                yield from (data for data in file.readv(parts) if data)
+                parts = [(at, min(_PART_BYTES, stop - at)) for at in range(start, stop, _PART_BYTES)]
+                answers = file.readv(parts)
+                for _ in parts:
+                    data = call_within(CALL_TIMEOUT_S, lambda answers=answers: next(answers))  # type: ignore[misc]
+                    if data:
+                        yield data
 
     def is_usable(self, fs: Any) -> bool:
         transport = fs.client.get_transport()
@@ -207,10 +214,9 @@ class SftpAdapter(BlockingAdapter):
     def close(self, fs: Any) -> None:
         fs.client.close()
 
-    @staticmethod
-    def _followed(fs: Any, row: dict[str, Any]) -> dict[str, Any]:
+    def _followed(self, fs: Any, row: dict[str, Any]) -> dict[str, Any]:
         try:
-            found = dict(fs.info(row["name"]))
+            found = self.info(fs, row["name"])
         except FileNotFoundError:
             return row
         return {**found, "islink": True}
@@ -220,6 +226,13 @@ class FtpAdapter(BlockingAdapter):
     """FTP by its own commands, over fsspec's connection: one transfer at a time, streamed."""
 
     def info(self, fs: Any, path: str) -> dict[str, Any]:
+        # A line of an answer may come byte by byte, each within the time of the socket.
+        return call_within(CALL_TIMEOUT_S, lambda: self._info(fs, path))
+
+    def list_folder(self, fs: Any, path: str) -> list[dict[str, Any]]:
+        return call_within(LISTING_TIMEOUT_S, lambda: self._list_folder(fs, path))
+
+    def _info(self, fs: Any, path: str) -> dict[str, Any]:
         ftp = fs.ftp
         ftp.voidcmd("TYPE I")
         try:
@@ -231,7 +244,7 @@ class FtpAdapter(BlockingAdapter):
             return {"name": path, "type": "directory", "size": 0}
         return {"name": path, "type": "file", "size": size, "modify": self._modified(ftp, path)}
 
-    def list_folder(self, fs: Any, path: str) -> list[dict[str, Any]]:
+    def _list_folder(self, fs: Any, path: str) -> list[dict[str, Any]]:
         try:
             rows = list(fs.ftp.mlsd(path or "/"))
         except ftplib.error_perm as error:
@@ -249,9 +262,13 @@ class FtpAdapter(BlockingAdapter):
 
     def pieces(self, fs: Any, path: str, offset: int, end: int | None) -> Iterator[bytes]:
         ftp = fs.ftp
-        ftp.voidcmd("TYPE I")
+
+        def start() -> socket.socket:
+            ftp.voidcmd("TYPE I")
+            return ftp.transfercmd(f"RETR {path}", rest=offset or None)  # type: ignore[no-any-return]
+
         done = False
-        with contextlib.closing(ftp.transfercmd(f"RETR {path}", rest=offset or None)) as connection:
+        with contextlib.closing(call_within(CALL_TIMEOUT_S, start)) as connection:
             try:
                 while end is None or offset < end:
                     data = connection.recv(_SLICE_BYTES if end is None else min(_SLICE_BYTES, end - offset))
@@ -265,11 +282,11 @@ class FtpAdapter(BlockingAdapter):
                 if not done:
                     ftp.close()
         if done:
-            ftp.voidresp()
+            call_within(CALL_TIMEOUT_S, ftp.voidresp)
 
     def has_ranges(self, fs: Any) -> bool:
         try:
-            return bool(fs.ftp.sendcmd("REST 0").startswith("3"))
+            return call_within(CALL_TIMEOUT_S, lambda: bool(fs.ftp.sendcmd("REST 0").startswith("3")))
         except ftplib.Error:
             return False
 
@@ -283,7 +300,7 @@ class FtpAdapter(BlockingAdapter):
         path = path.rstrip("/")
         if not path:
             return {"name": "/", "type": "directory", "size": 0}
-        rows = self.list_folder(fs, path.rpartition("/")[0] or "/")
+        rows = self._list_folder(fs, path.rpartition("/")[0] or "/")
         found = next((row for row in rows if row["name"] == path), None)
         if found is None:
             raise FileNotFoundError(path)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -22,10 +24,11 @@ from colabstage.retry import RetryPolicy
 from colabstage.sources.objects_fsspec import ObjectTree
 from colabstage.sources.tree import fetch_tree
 from colabstage.trees.tree import FileEntry
+from tests.clocks import ManualClock
 from tests.fetch.servers import BucketService, FolderService, ftp_service, use_login
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 CONTENT = {
@@ -268,3 +271,49 @@ def test_a_connection_that_broke_is_replaced(ftp: FolderService) -> None:
         ftp.server.ioloop.call_later(0, hang_up)
         assert done.wait(5)
         assert read_all(tree) == {"x": b"12345", "y": b"678"}
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda tree, entry: tree.read(entry),
+        lambda tree, entry: tree.read_part(entry, 0, entry.size),
+        lambda tree, entry: b"".join(tree.chunks(entry)),
+    ],
+    ids=["whole", "part", "chunks"],
+)
+def test_a_server_that_drips_is_given_up(tmp_path: Path, read: Callable[[ObjectTree, FileEntry], bytes]) -> None:
+    """A byte a second is no progress, however often it is asked again; and the error is one that users know."""
+    write_all(tmp_path, {"set/x": os.urandom(100_000)})
+    clock = ManualClock()
+    retry = RetryPolicy(attempts=2, first_wait_s=0.01)
+    with (
+        ftp_service(tmp_path, before_byte=lambda: clock.turn(1.0)) as service,
+        ObjectTree(f"{service.login_address}/set", retry=retry, clock=clock) as tree,
+    ):
+        began = clock.now()
+        with pytest.raises(SourceReadError, match=r"leads nowhere.*2 tries") as error:
+            read(tree, tree.entries[0])
+        assert type(error.value) is SourceReadError
+        assert clock.now() - began < 50_000  # all of it takes twice as long
+
+
+def test_an_answer_that_drips_ends_in_time(ftp: FolderService, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each byte of a line comes soon after the one before, and the line never ends."""
+    write_all(ftp.root, {"set/x": b"12345"})
+
+    def drip(handler: Any, _: str) -> None:
+        def send() -> None:
+            with contextlib.suppress(OSError):
+                for _ in range(300):
+                    handler.socket.send(b"2")
+                    time.sleep(0.1)
+
+        threading.Thread(target=send, daemon=True).start()
+
+    ftp.server.handler.ftp_SIZE = drip
+    monkeypatch.setattr("colabstage.sources.store_adapters.CALL_TIMEOUT_S", 0.5)
+    began = time.monotonic()
+    with pytest.raises(SourceReadError, match="no answer for"):
+        ObjectTree(f"{ftp.login_address}/set", retry=RetryPolicy(attempts=1))
+    assert time.monotonic() - began < 15  # the line takes twice as long

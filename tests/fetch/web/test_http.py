@@ -28,8 +28,8 @@ from colabstage.errors import (
 from colabstage.progress import Cancellation, NullProgress
 from colabstage.retry import RetryPolicy
 from colabstage.sources.fetching import fetch_files
-from colabstage.sources.http_file import HttpFile, LeastRate, open_http
-from colabstage.sources.remote import Checksum, RemoteFile, TransientError
+from colabstage.sources.http_file import HttpFile, open_http
+from colabstage.sources.remote import Checksum, LeastRate, RemoteFile, TransientError
 from colabstage.sources.transfer.whole_file import fetch_file
 from tests.clocks import ManualClock
 from tests.support.http_knobs import WebFault, WebKnobs
