@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks._fetch_rows import OURS, Row
-from colabstage.fileops import block_ranges, hash_ranges
+from colabstage.io.files import block_ranges, hash_ranges
 from tests.support.http_knobs import WebKnobs
 from tests.support.http_server import serve_apart
 
@@ -39,8 +39,8 @@ from pathlib import Path
 import requests
 from colabstage.sources.transfer.whole_file import fetch_file
 from colabstage.sources.http_file import open_http
-from colabstage.progress import Cancellation, NullProgress
-from colabstage.retry import RetryPolicy
+from colabstage.io.progress import Cancellation, NullProgress
+from colabstage.io.retry import RetryPolicy
 url, target, connections = sys.argv[1:]
 began = time.perf_counter()
 source = open_http(url)

@@ -14,9 +14,9 @@ from PIL import Image
 from campaigns.campaign import State, WrongError, leftovers, same_bytes
 from campaigns.material import write_photographs, zip_folder
 from colabstage.h5.manifest import check_whole, manifest_path, read_manifest
+from colabstage.io.progress import NullProgress, ProgressStep
 from colabstage.pack.journal import BLOCK_SAMPLES
 from colabstage.pack.run import pack_dataset
-from colabstage.progress import NullProgress, ProgressStep
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from campaigns.known import campaign_class
-from colabstage.progress import NullProgress, ProgressStep
+from colabstage.io.progress import NullProgress, ProgressStep
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -31,9 +31,9 @@ REFERENCE = {
             "colabstage.stage.plan.StagePlan",
             "colabstage.pack_dataset",
             "colabstage.pack.report.PackReport",
-            "colabstage.progress.Progress",
-            "colabstage.progress.ProgressStep",
-            "colabstage.progress.Cancellation",
+            "colabstage.io.progress.Progress",
+            "colabstage.io.progress.ProgressStep",
+            "colabstage.io.progress.Cancellation",
         ),
     ),
     "fetching": ReferencePage(

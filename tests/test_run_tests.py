@@ -119,11 +119,11 @@ def test_a_change_concerns_its_package_and_all_above_it() -> None:
     assert users["stage"] == {"stage", "ui"}
     assert {"pack", "stage", "ui"} < users["layouts"]
     assert not {"trees", "sources", "h5"} & users["layouts"]
-    places = list(places_of(["colabstage/layouts/yolo.py", "tests/h5/test_info.py", "tests/fetch/servers.py"]))
-    assert places[:3] == ["tests/fetch", "tests/h5/test_info.py", "tests/layouts"]
+    places = list(places_of(["colabstage/layouts/yolo.py", "tests/h5/test_info.py", "tests/sources/servers.py"]))
+    assert places[:3] == ["tests/h5/test_info.py", "tests/sources", "tests/layouts"]
     assert places[-1] == "tests/ui"
     assert "tests/trees" not in places
-    assert "tests/test_pipeline.py" in places_of(["colabstage/pipeline.py"])
+    assert "tests/io" in places_of(["colabstage/io/pipeline.py"])
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from colabstage.units import format_bytes, format_duration
+from colabstage.io.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -17,7 +17,7 @@ from colabstage.diagnose.facts import batch_size_of, usable
 from colabstage.diagnose.loaders import end_iterator
 from colabstage.diagnose.restore import preserve_attributes, preserve_randomness, preserve_training
 from colabstage.errors import ColabstageError, OptionError
-from colabstage.page import notes, page, table
+from colabstage.io.page import notes, page, table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -25,23 +25,23 @@ from colabstage.errors import (
     OptionError,
     SourceReadError,
 )
-from colabstage.fileops import make_folder
 from colabstage.images.decode import decode_image
 from colabstage.images.options import ImageOptions
+from colabstage.io.files import make_folder
+from colabstage.io.ownership import remove_empty, remove_own, sweep_orphans, temp_beside
+from colabstage.io.pipeline import PipelineLimits, run_pipeline
+from colabstage.io.progress import Cancellation, resolve_progress
+from colabstage.io.retry import RetryPolicy, read_with_retry
+from colabstage.io.units import format_bytes
 from colabstage.layouts.table import Images
 from colabstage.load.reading.joined import open_reader
 from colabstage.load.reading.threads import ThreadPool
 from colabstage.machine.mounts import mount_of, probe_mount, slow_reason
 from colabstage.machine.platforms import detect_platform
 from colabstage.machine.resources import check_space, read_resources, usable_cores
-from colabstage.ownership import remove_empty, remove_own, sweep_orphans, temp_beside
 from colabstage.pack.job import open_source
 from colabstage.pack.options import PackOptions
 from colabstage.pack.run import pack_dataset
-from colabstage.pipeline import PipelineLimits, run_pipeline
-from colabstage.progress import Cancellation, resolve_progress
-from colabstage.retry import RetryPolicy, read_with_retry
-from colabstage.units import format_bytes
 
 if TYPE_CHECKING:
     import os
@@ -50,10 +50,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from colabstage.images.options import ColorMode, Resize
+    from colabstage.io.progress import Progress
     from colabstage.layouts.detect import LayoutFunction
     from colabstage.layouts.table import SampleSource
     from colabstage.pack.options import Encoding
-    from colabstage.progress import Progress
 
 # How the time is shared out. Reading from the source takes longest and varies most; the rest is soon known.
 _SOURCE_PART = 0.6

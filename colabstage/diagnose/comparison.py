@@ -6,8 +6,8 @@ import html
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from colabstage.page import COLOURS, notes, page
-from colabstage.units import format_bytes, format_duration, format_rate
+from colabstage.io.page import COLOURS, notes, page
+from colabstage.io.units import format_bytes, format_duration, format_rate
 
 if TYPE_CHECKING:
     from pathlib import Path

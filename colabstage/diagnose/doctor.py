@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from colabstage.diagnose.health import gather_facts
 from colabstage.errors import OptionError
-from colabstage.page import COLOURS, page
+from colabstage.io.page import COLOURS, page
+from colabstage.io.units import format_bytes, format_duration
 from colabstage.sources.share_download import gdown_problem
-from colabstage.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
     import os

@@ -12,8 +12,8 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from colabstage.diagnose.drawing import new_figure
-from colabstage.page import COLOURS, page
-from colabstage.units import format_bytes, format_duration
+from colabstage.io.page import COLOURS, page
+from colabstage.io.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

@@ -21,9 +21,9 @@ from colabstage.diagnose.gpu_figures import (
     summarise,
 )
 from colabstage.errors import NotSupportedHereError, OptionError
+from colabstage.io.page import page
+from colabstage.io.units import format_bytes
 from colabstage.machine.gpu import gpu_problem, open_gpus
-from colabstage.page import page
-from colabstage.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable

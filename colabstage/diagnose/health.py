@@ -23,12 +23,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from colabstage.errors import ColabstageError, NotSupportedHereError
-from colabstage.fileops import read_json
+from colabstage.io.files import read_json
+from colabstage.io.units import format_duration
 from colabstage.machine.gpu import open_gpus
 from colabstage.machine.mounts import follow_links, list_mounts, mount_of, probe_mount, slow_reason
 from colabstage.machine.platforms import detect_platform, system_root
 from colabstage.machine.resources import free_space, read_resources
-from colabstage.units import format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -16,7 +16,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from colabstage.clock import SYSTEM_CLOCK
 from colabstage.diagnose.facts import (
     LOADER_STAGES,
     Costs,
@@ -35,13 +34,14 @@ from colabstage.diagnose.gpu_monitor import GpuMonitor
 from colabstage.diagnose.loaders import end_iterator
 from colabstage.diagnose.stages import StackSampler
 from colabstage.errors import OptionError
+from colabstage.io.clock import SYSTEM_CLOCK
 from colabstage.machine.gpu import gpu_problem
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from colabstage.clock import Clock
     from colabstage.diagnose.loaders import ProfiledLoader
+    from colabstage.io.clock import Clock
 
 # Parts of the time: the loader alone, together, the step alone, the stages alone.
 _PARTS = (0.25, 0.40, 0.10, 0.25)

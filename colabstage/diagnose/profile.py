@@ -17,8 +17,8 @@ from colabstage.diagnose.loaders import ProfiledLoader, profiled_iterable, profi
 from colabstage.diagnose.measure import MeasureOptions, measure
 from colabstage.diagnose.restore import preserve_attributes, preserve_randomness, preserve_training
 from colabstage.errors import OptionError
-from colabstage.page import facts_table, heading, notes, page
-from colabstage.units import format_bytes, format_duration
+from colabstage.io.page import facts_table, heading, notes, page
+from colabstage.io.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -44,7 +44,7 @@ from colabstage.h5.untrusted import (
     reading_contents,
 )
 from colabstage.images.options import ImageOptions, MaskOptions
-from colabstage.retry import translate_read_error
+from colabstage.io.retry import translate_read_error
 from colabstage.trees.contents import HEAD_BYTES, describe_contents
 
 if TYPE_CHECKING:

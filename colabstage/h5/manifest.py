@@ -12,15 +12,15 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal
 
 from colabstage.errors import DamagedPackError, NewerFormatError, SourceNotFoundError, TargetExistsError
-from colabstage.fileops import block_ranges, hash_ranges, read_json, write_json
+from colabstage.io.files import block_ranges, hash_ranges, read_json, write_json
+from colabstage.io.ownership import remove_vouched
+from colabstage.io.records import read_fields
 from colabstage.machine.resources import usable_cores
-from colabstage.ownership import remove_vouched
-from colabstage.records import read_fields
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from colabstage.progress import Cancellation
+    from colabstage.io.progress import Cancellation
 
 
 @dataclass(frozen=True, slots=True)

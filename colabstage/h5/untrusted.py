@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from colabstage.errors import ColabstageError, DamagedPackError, PackFormatError
-from colabstage.retry import translate_read_error
+from colabstage.io.retry import translate_read_error
 from colabstage.trees.archive_bytes import LocalBytes
 
 if TYPE_CHECKING:

@@ -1,1 +1,1 @@
-"""Files on this machine, and how work on them survives whatever happens: workspaces, journals."""
+"""What all other packages stand on: files and what of them is ours, retries, pipelines, progress, words for people."""

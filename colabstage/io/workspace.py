@@ -12,8 +12,8 @@ import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from colabstage.fileops import disk_use
-from colabstage.ownership import find_orphans, leave_for_next, remove_own, sweep_orphans, take_orphan, temp_beside
+from colabstage.io.files import disk_use
+from colabstage.io.ownership import find_orphans, leave_for_next, remove_own, sweep_orphans, take_orphan, temp_beside
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -22,6 +22,7 @@ from colabstage.errors import (
     LayoutError,
     MissingDependencyError,
 )
+from colabstage.io.retry import RetryPolicy, read_with_retry
 from colabstage.layouts.names import IMAGE_EXTENSIONS
 from colabstage.layouts.reading import SeekableBytes, spool_folder
 from colabstage.layouts.shards import (
@@ -38,7 +39,6 @@ from colabstage.layouts.shards import (
     splits_of_shards,
 )
 from colabstage.layouts.table import BrokenDatasetError, Images, SampleTable
-from colabstage.retry import RetryPolicy, read_with_retry
 from colabstage.trees.archive_bytes import LocalBytes
 from colabstage.trees.entries import files_ending_in
 

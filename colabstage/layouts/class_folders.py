@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from colabstage.errors import EmptySourceError, LayoutError
+from colabstage.io.retry import RetryPolicy, read_with_retry
 from colabstage.layouts.names import (
     IMAGE_EXTENSIONS,
     SPLIT_NAMES,
@@ -28,7 +29,6 @@ from colabstage.layouts.names import (
     split_of_path,
 )
 from colabstage.layouts.table import BrokenDatasetError, Images, SampleTable, TreeFiles, Values
-from colabstage.retry import RetryPolicy, read_with_retry
 from colabstage.trees.entries import FileEntries, extension_of, files_ending_in
 from colabstage.trees.tree import empty_folders
 

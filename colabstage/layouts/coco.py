@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from colabstage.errors import LayoutError
+from colabstage.io.retry import RetryPolicy, read_with_retry
 from colabstage.layouts.image_boxes import Column, LabelledImage, detection_table, split_of_folders, split_of_word
 from colabstage.layouts.names import IMAGE_EXTENSIONS, FileLookup, listed
 from colabstage.layouts.table import BrokenDatasetError
-from colabstage.retry import RetryPolicy, read_with_retry
 from colabstage.trees.entries import files_ending_in
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from colabstage.errors import LayoutError, MissingDependencyError
+from colabstage.io.retry import RetryPolicy, read_with_retry
 from colabstage.layouts.names import SPLIT_NAMES, listed
 from colabstage.layouts.table import Boxes, Values
-from colabstage.retry import RetryPolicy, read_with_retry
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

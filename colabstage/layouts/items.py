@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from colabstage.errors import ColabstageError, DecodeError, EmptySourceError, LayoutError, OptionError
+from colabstage.io.retry import RetryPolicy, read_with_retry
 from colabstage.layouts.pairs import FOREGROUND_CLASSES, find_masks
 from colabstage.layouts.table import Arrays, Images, Masks, SampleTable
-from colabstage.retry import RetryPolicy, read_with_retry
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

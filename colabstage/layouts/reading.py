@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from colabstage.errors import CorruptArchiveError, DecodeError, SourceReadError
+from colabstage.io.pipeline import PipelineLimits, run_pipeline
+from colabstage.io.progress import Cancellation
+from colabstage.io.retry import RetryPolicy, read_with_retry
 from colabstage.layouts.table import TreeFiles
 from colabstage.machine.resources import check_space, free_space
-from colabstage.pipeline import PipelineLimits, run_pipeline
-from colabstage.progress import Cancellation
-from colabstage.retry import RetryPolicy, read_with_retry
 from colabstage.trees.archive_bytes import LocalBytes
 from colabstage.trees.contents import HEAD_BYTES, compression_of
 from colabstage.trees.decompress import unpack_into

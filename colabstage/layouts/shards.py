@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar, runtime_checkab
 import numpy as np
 
 from colabstage.errors import SourceReadError
+from colabstage.io.pipeline import PipelineLimits, run_pipeline
+from colabstage.io.progress import Cancellation
+from colabstage.io.retry import RetryPolicy, read_with_retry
 from colabstage.layouts.names import SPLIT_NAMES
 from colabstage.layouts.reading import open_member, spool_folder, stamp_of
 from colabstage.layouts.table import BrokenDatasetError, Values
-from colabstage.pipeline import PipelineLimits, run_pipeline
-from colabstage.progress import Cancellation
-from colabstage.retry import RetryPolicy, read_with_retry
 from colabstage.trees.archive_bytes import LocalBytes, SharedBytes
 from colabstage.trees.contents import HEAD_BYTES, compression_of
 from colabstage.trees.decompress import unpack_into

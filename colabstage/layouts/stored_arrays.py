@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from colabstage.errors import LayoutError
+from colabstage.io.retry import RetryPolicy, read_with_retry
 from colabstage.layouts.reading import open_member, read_head, stamp_of
 from colabstage.layouts.table import FileSlices
-from colabstage.retry import RetryPolicy, read_with_retry
 from colabstage.trees.zip import ZipTree
 
 if TYPE_CHECKING:

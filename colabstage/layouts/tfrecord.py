@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 import numpy as np
 
 from colabstage.errors import CorruptArchiveError, EmptySourceError, LayoutError
+from colabstage.io.retry import RetryPolicy, read_with_retry
 from colabstage.layouts.pairs import FOREGROUND_CLASSES, find_masks
 from colabstage.layouts.shards import (
     IMAGE_HEADS,
@@ -35,7 +36,6 @@ from colabstage.layouts.tfrecord_file import (
     parse_example,
     scan_records,
 )
-from colabstage.retry import RetryPolicy, read_with_retry
 from colabstage.trees.entries import files_ending_in
 
 if TYPE_CHECKING:

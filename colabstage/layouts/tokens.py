@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 
 from colabstage.errors import EmptySourceError, LayoutError, OptionError
+from colabstage.io.retry import RetryPolicy, read_with_retry
 from colabstage.layouts.image_boxes import split_of_folders, split_of_word
 from colabstage.layouts.names import SPLIT_NAMES, count_kinds
 from colabstage.layouts.reading import open_member, read_head, spool_folder, stamp_of
 from colabstage.layouts.stored_arrays import ConvertedRows, join_sources
 from colabstage.layouts.table import Arrays, BrokenDatasetError, FileSlices, SampleTable
-from colabstage.retry import RetryPolicy, read_with_retry
 from colabstage.trees.archive_bytes import LocalBytes
 
 if TYPE_CHECKING:

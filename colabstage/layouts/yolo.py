@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from colabstage.errors import LayoutError
+from colabstage.io.retry import RetryPolicy, read_with_retry
 from colabstage.layouts.image_boxes import LabelledImage, detection_table, split_of_folders, without_boxes_note
 from colabstage.layouts.names import IMAGE_EXTENSIONS
 from colabstage.layouts.reading import read_files
 from colabstage.layouts.table import BrokenDatasetError
-from colabstage.retry import RetryPolicy, read_with_retry
 from colabstage.trees.entries import files_ending_in
 
 if TYPE_CHECKING:

@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from colabstage.io.progress import Cancellation
     from colabstage.load.dataset import dataset_h5
     from colabstage.load.epoch import BatchPlace
     from colabstage.load.reading.joined import JoinedReader
     from colabstage.load.reading.memory import BufferPool
     from colabstage.load.reading.reader import SplitReader
     from colabstage.load.reading.targets import TargetBatch
-    from colabstage.progress.cancellation import Cancellation
 
 
 def map_leaves(batch: Any, change: Callable[[Any], Any]) -> Any:

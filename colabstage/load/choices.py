@@ -10,10 +10,10 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, get_args
 
 from colabstage.errors import OptionError
+from colabstage.io.page import facts_table, page
+from colabstage.io.units import format_bytes
 from colabstage.load.epoch import Shard
 from colabstage.load.reading.memory import spare_memory
-from colabstage.page import facts_table, page
-from colabstage.units import format_bytes
 
 if TYPE_CHECKING:
     from colabstage.load.reading.storage import EngineChoice

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Literal, get_args
 
 from colabstage.errors import NotEnoughSpaceError, OptionError
+from colabstage.io.units import format_bytes
 from colabstage.load.choices import (
     LoaderFacts,
     LoaderPlan,
@@ -23,7 +24,6 @@ from colabstage.load.choices import (
 from colabstage.load.epoch import count_batches
 from colabstage.load.reading.memory import check_memory, spare_memory
 from colabstage.load.reading.storage import EngineChoice
-from colabstage.units import format_bytes
 
 # More threads than this do not copy faster: the memory is the limit (benchmarks/read_pixels.py).
 _MOST_COPY_THREADS = 4

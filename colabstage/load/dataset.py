@@ -7,10 +7,10 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 from colabstage.errors import MissingDependencyError
+from colabstage.io.page import facts_table, page
+from colabstage.io.units import format_bytes
 from colabstage.load.reading.joined import open_reader
 from colabstage.load.reading.threads import ThreadPool
-from colabstage.page import facts_table, page
-from colabstage.units import format_bytes
 
 try:
     from torch.utils.data import Dataset

@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from colabstage.io.progress import Cancellation
     from colabstage.load.dataset import dataset_h5
-    from colabstage.progress.cancellation import Cancellation
 
 try:
     import torch

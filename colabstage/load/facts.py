@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from colabstage.clock import SYSTEM_CLOCK
 from colabstage.h5.info import read_info
+from colabstage.io.clock import SYSTEM_CLOCK
 from colabstage.load.batches import map_leaves
 from colabstage.load.choices import DeviceFacts, LoaderFacts, ProcessFacts, SampleCost
 from colabstage.load.device import free_device_memory
@@ -27,7 +27,7 @@ from colabstage.machine.resources import read_resources
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from colabstage.clock import Clock
+    from colabstage.io.clock import Clock
     from colabstage.load.dataset import dataset_h5
     from colabstage.load.epoch import Shard
 

@@ -9,6 +9,9 @@ import torch
 from torch.utils.data import DataLoader
 
 from colabstage.errors import OptionError
+from colabstage.io.page import facts_table, notes, page
+from colabstage.io.progress import Cancellation
+from colabstage.io.units import parse_bytes
 from colabstage.load.augment import Crops, first_crop
 from colabstage.load.batches import Collate, Finish, Ragged, move_to
 from colabstage.load.choices import LoaderRequest, may_gain
@@ -21,9 +24,6 @@ from colabstage.load.prefetch import Iteration, Prefetcher, SingleIteration
 from colabstage.load.sampling import epoch_sampler, is_own_order, sampler_order, shares_out
 from colabstage.load.strategies import make_source
 from colabstage.load.window import WindowOrder
-from colabstage.page import facts_table, notes, page
-from colabstage.progress.cancellation import Cancellation
-from colabstage.units import parse_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

@@ -14,7 +14,7 @@ from collections import deque
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, Self, TypeVar
 
-from colabstage.progress.cancellation import Cancellation
+from colabstage.io.progress import Cancellation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator

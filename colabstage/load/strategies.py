@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from colabstage.io.progress import Cancellation
     from colabstage.load.augment import CroppedInputs, Crops
     from colabstage.load.batches import Ragged
     from colabstage.load.choices import LoaderPlan
-    from colabstage.progress.cancellation import Cancellation
 
 
 class CropSource:

@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from colabstage.io.progress import Cancellation
     from colabstage.load.batches import Inputs, Ragged
     from colabstage.load.dataset import dataset_h5
     from colabstage.load.epoch import Shard
     from colabstage.load.reading.memory import BufferPool
-    from colabstage.progress.cancellation import Cancellation
 
 # Bytes read between two looks at whether anybody still waits.
 _PART_BYTES = 64 * 1024 * 1024

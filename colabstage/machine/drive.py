@@ -31,11 +31,11 @@ from colabstage.errors import (
     NotSupportedHereError,
     TargetExistsError,
 )
+from colabstage.io.pipeline import DaemonPool
+from colabstage.io.units import format_duration
 from colabstage.machine.drive_errors import flush_error, mount_error
 from colabstage.machine.mounts import PRACTICE_SOURCE, Mount, follow_links, list_mounts, mount_of, probe_mount
 from colabstage.machine.platforms import detect_platform, system_root
-from colabstage.pipeline import DaemonPool
-from colabstage.units import format_duration
 
 DEFAULT_MOUNTPOINT = "/content/drive"
 

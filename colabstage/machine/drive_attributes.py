@@ -13,7 +13,7 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from colabstage.pipeline import DaemonPool
+from colabstage.io.pipeline import DaemonPool
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Protocol
 
 from colabstage.errors import NotSupportedHereError
-from colabstage.units import format_duration
+from colabstage.io.units import format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -23,12 +23,12 @@ from colabstage.errors import (
     SourceNotFoundError,
     SourceReadError,
 )
+from colabstage.io.retry import speaks_of_a_mount, translate_read_error
 from colabstage.machine.drive import drive_root, mount_drive
 from colabstage.machine.drive_errors import drive_log_size, quota_error
 from colabstage.machine.mounts import follow_links, mount_of, probe_mount
 from colabstage.machine.platforms import detect_platform
 from colabstage.machine.watched import run_watched
-from colabstage.retry import speaks_of_a_mount, translate_read_error
 
 if TYPE_CHECKING:
     import os

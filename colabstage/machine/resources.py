@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from colabstage.errors import DriveDisconnectedError, NotEnoughSpaceError, TargetNotWritableError
-from colabstage.units import format_bytes
+from colabstage.io.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -13,8 +13,8 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from colabstage.errors import CancelledError
+from colabstage.io.pipeline import DaemonPool
 from colabstage.machine.mounts import is_slow_mount, silence_of
-from colabstage.pipeline import DaemonPool
 
 if TYPE_CHECKING:
     import os

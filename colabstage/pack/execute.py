@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from colabstage.errors import CancelledError, ColabstageError, DecodeError, DriveError, LayoutError, SourceError
-from colabstage.fileops import disk_use
 from colabstage.h5.create import create_pack, reserved_offsets
 from colabstage.h5.manifest import (
     BLOCK_BYTES,
@@ -28,9 +27,8 @@ from colabstage.h5.manifest import (
     write_manifest,
 )
 from colabstage.h5.schema import FORMAT_VERSION, RESIZER_ATTRIBUTE, SHARD_SET_ATTRIBUTE
-from colabstage.layouts.table import Boxes, Images, Values
-from colabstage.machine.resources import check_space, free_space, release_freed_memory, usable_cores
-from colabstage.ownership import (
+from colabstage.io.files import disk_use
+from colabstage.io.ownership import (
     adopt_orphan,
     find_orphans,
     leave_for_next,
@@ -40,6 +38,10 @@ from colabstage.ownership import (
     temp_beside,
     whatever_is_there,
 )
+from colabstage.io.pipeline import PipelineLimits
+from colabstage.io.retry import RetryPolicy
+from colabstage.layouts.table import Boxes, Images, Values
+from colabstage.machine.resources import check_space, free_space, release_freed_memory, usable_cores
 from colabstage.pack.fields import pack_content
 from colabstage.pack.finish import OVERHEAD_BYTES, DecodedPack, finish_pack
 from colabstage.pack.journal import Journal
@@ -47,8 +49,6 @@ from colabstage.pack.plan import plan_pack
 from colabstage.pack.report import PackReport
 from colabstage.pack.samples import MixedImagesError, SampleCoder
 from colabstage.pack.writer import SampleFacts, Spool, WriteJob, write_samples
-from colabstage.pipeline import PipelineLimits
-from colabstage.retry import RetryPolicy
 from colabstage.sources.copy import translate_write_error
 from colabstage.sources.tree import SLOW_READERS
 
@@ -58,10 +58,10 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from colabstage.io.progress import Cancellation, Progress
     from colabstage.layouts.table import SampleTable
     from colabstage.pack.job import PackJob
     from colabstage.pack.plan import PackPlan
-    from colabstage.progress import Cancellation, Progress
     from colabstage.trees.tree import Tree
 
 # A read that takes longer than a local disk's; and longer than one from memory, which counts where nothing is done with

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from colabstage.errors import LayoutError
-from colabstage.fileops import block_ranges, pread_exactly
 from colabstage.h5.create import create_pack
 from colabstage.images.options import ImageOptions
+from colabstage.io.files import block_ranges, pread_exactly
 from colabstage.layouts.table import Boxes
 from colabstage.machine.resources import check_space
 from colabstage.pack.fields import pack_content, split_boxes

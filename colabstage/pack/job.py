@@ -14,6 +14,8 @@ from colabstage.errors import LayoutError, OptionError
 from colabstage.images.decode import ImageFacts, decode_image, fit_pixels, probe_image
 from colabstage.images.options import ImageOptions
 from colabstage.images.resample import can_torch_resize
+from colabstage.io.ownership import remove_own, sweep_orphans, temp_beside
+from colabstage.io.retry import RetryPolicy, read_with_retry
 from colabstage.layouts.detect import detect_layout
 from colabstage.layouts.items import read_dataset
 from colabstage.layouts.reading import read_each
@@ -21,9 +23,7 @@ from colabstage.layouts.table import Arrays, Boxes, Masks
 from colabstage.layouts.table_file import TableFile, is_table_file
 from colabstage.machine.mounts import is_slow_mount
 from colabstage.machine.resources import release_freed_memory
-from colabstage.ownership import remove_own, sweep_orphans, temp_beside
 from colabstage.pack.plan import PackPlan, gains_by_torch, needs_facts, plan_pack
-from colabstage.retry import RetryPolicy, read_with_retry
 from colabstage.sources.tree import SLOW_READERS
 from colabstage.trees.open import open_tree
 

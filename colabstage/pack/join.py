@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from colabstage.fileops import block_ranges, pread_exactly
 from colabstage.h5.create import PackContent, ReservedDataset, create_pack
 from colabstage.h5.manifest import BLOCK_BYTES, Manifest, make_hashes, write_manifest
 from colabstage.h5.schema import (
@@ -31,8 +30,9 @@ from colabstage.h5.schema import (
     x_name,
     y_name,
 )
+from colabstage.io.files import block_ranges, pread_exactly
+from colabstage.io.ownership import adopt_orphan, leave_for_next, remove_own, sweep_orphans, temp_beside
 from colabstage.machine.resources import check_space, usable_cores
-from colabstage.ownership import adopt_orphan, leave_for_next, remove_own, sweep_orphans, temp_beside
 from colabstage.pack.execute import place_pack
 from colabstage.pack.finish import OVERHEAD_BYTES
 from colabstage.pack.shards import ShardSet
@@ -44,10 +44,10 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from colabstage.io.progress import Progress
     from colabstage.pack.job import PackSource
     from colabstage.pack.options import PackOptions
     from colabstage.pack.report import PackReport
-    from colabstage.progress import Progress
 
 _COPY_BYTES = 8 * 1024 * 1024
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import xxhash
 
-from colabstage.ownership import begin_journal, current_world
+from colabstage.io.ownership import begin_journal, current_world
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

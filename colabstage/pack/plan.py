@@ -11,10 +11,10 @@ from colabstage.errors import LayoutError, OptionError
 from colabstage.h5.info import image_options_to_json, mask_options_to_json
 from colabstage.h5.schema import IMAGE_OPTIONS_ATTRIBUTE, MASK_OPTIONS_ATTRIBUTE
 from colabstage.images.options import MaskOptions
+from colabstage.io.units import format_bytes
 from colabstage.layouts.table import Arrays, Images, Masks
 from colabstage.pack.fields import StoredField
 from colabstage.pack.splits import SplitPlan, split_rows
-from colabstage.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

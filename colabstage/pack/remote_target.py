@@ -18,20 +18,20 @@ from typing import TYPE_CHECKING
 from colabstage.errors import OptionError, SourceError, TargetExistsError
 from colabstage.h5.manifest import manifest_path, read_manifest
 from colabstage.h5.parts import PartName, shard_path, shard_pattern
-from colabstage.ownership import adopt_orphan, leave_for_next, remove_own, sweep_orphans, temp_beside
+from colabstage.io.ownership import adopt_orphan, leave_for_next, remove_own, sweep_orphans, temp_beside
+from colabstage.io.redaction import show_address
 from colabstage.pack.dispatch import run_tasks
 from colabstage.pack.samples import MixedImagesError
 from colabstage.pack.shards import WANTED, ShardResult, check_share, set_report, write_shard, write_shard_of
-from colabstage.redaction import show_address
 from colabstage.sources.objects_fsspec import WritableStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
 
+    from colabstage.io.progress import Progress
     from colabstage.pack.execute import ShardName
     from colabstage.pack.report import PackReport
     from colabstage.pack.shards import SetPlan, ShardTask
-    from colabstage.progress import Progress
 
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 _LOOK_S = 2.0

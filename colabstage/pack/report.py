@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from colabstage.errors import printable
-from colabstage.page import notes, page
-from colabstage.units import format_bytes, format_duration, format_rate
+from colabstage.io.page import notes, page
+from colabstage.io.units import format_bytes, format_duration, format_rate
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

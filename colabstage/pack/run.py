@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from colabstage.errors import OptionError, TargetExistsError
-from colabstage.fileops import local_lock, make_folder, make_own_folder
 from colabstage.h5.parts import appended_beside, next_appended, shards_beside
 from colabstage.images.options import ImageOptions
+from colabstage.io.files import local_lock, make_folder, make_own_folder
+from colabstage.io.progress import cancellation_of, resolve_progress
 from colabstage.machine.mounts import require_answer
 from colabstage.machine.watched import run_watched
 from colabstage.pack.append import check_fits, dataset_of, options_like, read_base, repeated_names, with_classes
@@ -21,7 +22,6 @@ from colabstage.pack.job import open_source, plan_job
 from colabstage.pack.options import PackOptions, split_fractions
 from colabstage.pack.remote_target import RemoteTarget
 from colabstage.pack.shards import ShardSet
-from colabstage.progress import cancellation_of, resolve_progress
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from os import PathLike
 
     from colabstage.images.options import ColorMode, Resize
+    from colabstage.io.progress import Progress
     from colabstage.layouts.detect import LayoutFunction
     from colabstage.pack.job import PackSource, Prepare
     from colabstage.pack.options import Encoding, OnError
     from colabstage.pack.report import PackReport
-    from colabstage.progress import Progress
 
 
 def pack_dataset(

@@ -25,12 +25,11 @@ from colabstage.errors import (
     SourceChangedError,
     TargetExistsError,
 )
-from colabstage.fileops import disk_use, make_folder
 from colabstage.h5.manifest import is_as_written, read_manifest, remove_manifest
 from colabstage.h5.parts import shard_path, shard_pattern, shards_beside
 from colabstage.images.resample import can_torch_resize
-from colabstage.machine.resources import check_space, free_space
-from colabstage.ownership import (
+from colabstage.io.files import disk_use, make_folder
+from colabstage.io.ownership import (
     adopt_orphan,
     leave_for_next,
     remove_own,
@@ -39,6 +38,8 @@ from colabstage.ownership import (
     temp_beside,
     whatever_is_there,
 )
+from colabstage.io.progress import Cancellation, NullProgress
+from colabstage.machine.resources import check_space, free_space
 from colabstage.pack.dispatch import run_tasks
 from colabstage.pack.execute import ShardName, animation_notes, keeps_files, place_pack, run_pack, target_arrays
 from colabstage.pack.job import open_source, plan_job, seen_facts
@@ -46,7 +47,6 @@ from colabstage.pack.report import PackReport
 from colabstage.pack.samples import MixedImagesError
 from colabstage.pack.splits import SplitPlan
 from colabstage.pack.subset import take_rows, take_samples
-from colabstage.progress import Cancellation, NullProgress
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping, Sequence
@@ -54,9 +54,9 @@ if TYPE_CHECKING:
 
     from colabstage.images.decode import ImageFacts
     from colabstage.images.resample import Resizer
+    from colabstage.io.progress import Progress
     from colabstage.pack.job import OpenSource, PackJob, PackSource
     from colabstage.pack.options import PackOptions
-    from colabstage.progress import Progress
 
 _SHARD_BYTES = 1_000_000_000
 # Fewer would leave the workers of a small cluster idle; where shards get too few samples they cost more than they give.

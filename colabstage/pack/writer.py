@@ -15,10 +15,10 @@ import numpy as np
 
 from colabstage.errors import CorruptArchiveError, DecodeError
 from colabstage.images.scratch import PixelRoom, Scratch
-from colabstage.ownership import cut_own
+from colabstage.io.ownership import cut_own
+from colabstage.io.pipeline import PipelineLimits, PipelineResult, run_pipeline
+from colabstage.io.retry import RetryPolicy, read_with_retry
 from colabstage.pack.samples import BrokenSampleError, RawSample, SampleCoder
-from colabstage.pipeline import PipelineLimits, PipelineResult, run_pipeline
-from colabstage.retry import RetryPolicy, read_with_retry
 from colabstage.sources.copy import TargetFile
 
 if TYPE_CHECKING:
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from colabstage.io.progress import Cancellation, ProgressStep
     from colabstage.layouts.table import Content, SampleSource
     from colabstage.pack.journal import Journal
-    from colabstage.progress import Cancellation, ProgressStep
 
 # Of one sample: the size of its upright image, and which bytes of the spool are its own.
 _RECORD = np.dtype([("height", "<i4"), ("width", "<i4"), ("start", "<i8"), ("length", "<i8")])

@@ -16,14 +16,14 @@ import struct
 import threading
 from typing import TYPE_CHECKING
 
-from colabstage.clock import SYSTEM_CLOCK
-from colabstage.fileops import pread_exactly, pwrite_exactly
+from colabstage.io.clock import SYSTEM_CLOCK
+from colabstage.io.files import pread_exactly, pwrite_exactly
 from colabstage.simulate.model import Meter
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from colabstage.clock import Clock
+    from colabstage.io.clock import Clock
     from colabstage.simulate.knobs import DriveKnobs, DriveStats
     from colabstage.simulate.model import Stream, Traffic
 

@@ -11,13 +11,13 @@ import threading
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Self
 
-from colabstage.clock import SYSTEM_CLOCK
+from colabstage.io.clock import SYSTEM_CLOCK
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from types import TracebackType
 
-    from colabstage.clock import Clock
+    from colabstage.io.clock import Clock
     from colabstage.simulate.knobs import ContentFault, DriveFaults, DriveKnobs, FaultOp, ListingFault, OpFault
     from colabstage.trees.tree import FileEntry, Tree, TreeKind
 

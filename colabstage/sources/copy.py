@@ -16,17 +16,17 @@ from colabstage.errors import (
     SourceReadError,
     TargetNotWritableError,
 )
-from colabstage.fileops import block_ranges, hash_block, pread_exactly, pwrite_exactly
-from colabstage.ownership import cut_own
-from colabstage.pipeline import PipelineLimits, run_pipeline
-from colabstage.retry import RetryPolicy, read_with_retry
+from colabstage.io.files import block_ranges, hash_block, pread_exactly, pwrite_exactly
+from colabstage.io.ownership import cut_own
+from colabstage.io.pipeline import PipelineLimits, run_pipeline
+from colabstage.io.retry import RetryPolicy, read_with_retry
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
     from typing import Self
 
-    from colabstage.progress import Cancellation, ProgressStep
+    from colabstage.io.progress import Cancellation, ProgressStep
 
 # Reads of a block whose hash is wrong, before the file itself counts as damaged.
 _BLOCK_TRIES = 3

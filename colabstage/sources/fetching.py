@@ -10,14 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from colabstage.errors import DriveError, OptionError, SourceChangedError, SourceError, TargetExistsError, printable
-from colabstage.fileops import disk_use, make_folder
+from colabstage.io.files import disk_use, make_folder
+from colabstage.io.ownership import find_orphans, look_at, put_back, put_file, put_folder
+from colabstage.io.progress import Cancellation, Progress, cancellation_of, resolve_progress
+from colabstage.io.retry import RetryPolicy
+from colabstage.io.units import format_bytes, format_duration, format_rate
 from colabstage.machine.drive import drive_root
 from colabstage.machine.mounts import require_answer
 from colabstage.machine.remount import run_with_one_remount
 from colabstage.machine.resources import check_space, usable_cores
-from colabstage.ownership import find_orphans, look_at, put_back, put_file, put_folder
-from colabstage.progress import Cancellation, Progress, cancellation_of, resolve_progress
-from colabstage.retry import RetryPolicy
 from colabstage.sources.copy import typed_write_errors
 from colabstage.sources.folder import fetch_folder, unfinished_bytes
 from colabstage.sources.identity import compare
@@ -45,7 +46,6 @@ from colabstage.sources.remote import parse_checksum
 from colabstage.sources.remote_files import OpenedParts
 from colabstage.sources.transfer.whole_file import fetch_file
 from colabstage.sources.tree import TransferFacts, plan_transfer
-from colabstage.units import format_bytes, format_duration, format_rate
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 from colabstage.errors import CancelledError, DriveError, SourceError, TargetExistsError
-from colabstage.fileops import hash_ranges
+from colabstage.io.files import hash_ranges
 from colabstage.io.journal import Journal, read_journal
+from colabstage.io.ownership import find_orphans, put_folder, remove_own
 from colabstage.io.workspace import only_for, open_workspace
-from colabstage.ownership import find_orphans, put_folder, remove_own
 from colabstage.sources.copy import typed_write_errors
 from colabstage.sources.tree import fetch_tree
 
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
 
-    from colabstage.pipeline import PipelineLimits
-    from colabstage.progress import Cancellation, ProgressStep
-    from colabstage.retry import RetryPolicy
+    from colabstage.io.pipeline import PipelineLimits
+    from colabstage.io.progress import Cancellation, ProgressStep
+    from colabstage.io.retry import RetryPolicy
     from colabstage.trees.tree import Tree
 
 _FILES = "files"

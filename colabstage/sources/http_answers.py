@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from colabstage.errors import OptionError, SourceAccessError, SourceError, SourceNotFoundError, SourceReadError
-from colabstage.redaction import is_signed_address
+from colabstage.io.redaction import is_signed_address
 from colabstage.sources.remote import Checksum, TransientError, parse_checksum
 from colabstage.trees.contents import is_html
 

@@ -10,9 +10,9 @@ import time
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import unquote, urlsplit
 
-from colabstage.clock import SYSTEM_CLOCK
 from colabstage.errors import ColabstageError, OptionError, SourceError, SourceReadError
-from colabstage.redaction import show_address
+from colabstage.io.clock import SYSTEM_CLOCK
+from colabstage.io.redaction import show_address
 from colabstage.sources.remote import LEAST_BYTES_PER_S, TransientError
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     import requests
 
-    from colabstage.clock import Clock
+    from colabstage.io.clock import Clock
 
 # More than anybody has in flight at once, so that none is thrown away after each use.
 _POOL_CONNECTIONS = 64

@@ -10,8 +10,8 @@ import itertools
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from colabstage.fileops import hash_block
-from colabstage.records import read_fields
+from colabstage.io.files import hash_block
+from colabstage.io.records import read_fields
 from colabstage.trees.entries import FileEntries
 from colabstage.trees.folder import FolderTree
 from colabstage.trees.zip_directory import directory_bytes

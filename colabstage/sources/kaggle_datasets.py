@@ -32,18 +32,18 @@ from colabstage.errors import (
     SourceReadError,
     TargetExistsError,
 )
-from colabstage.fileops import disk_use, make_folder
+from colabstage.io.files import disk_use, make_folder
+from colabstage.io.ownership import rename_own
+from colabstage.io.redaction import hide_secrets, show_address
+from colabstage.io.retry import RetryPolicy
 from colabstage.io.workspace import open_workspace
 from colabstage.machine.platforms import detect_platform, system_root
-from colabstage.ownership import rename_own
-from colabstage.redaction import hide_secrets, show_address
-from colabstage.retry import RetryPolicy
 from colabstage.sources.remote import TransientError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from colabstage.progress import Cancellation, Progress, ProgressStep
+    from colabstage.io.progress import Cancellation, Progress, ProgressStep
 
 _POLICY = RetryPolicy(attempts=4, first_wait_s=1.0)
 _SLUG = r"[A-Za-z0-9][-_A-Za-z0-9]*"

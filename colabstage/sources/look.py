@@ -9,10 +9,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from colabstage.errors import ColabstageError
+from colabstage.io.pipeline import DaemonPool
+from colabstage.io.retry import RetryPolicy
 from colabstage.machine.drive_attributes import ask_client, ask_md5s
 from colabstage.machine.mounts import is_slow_mount, silence_of
-from colabstage.pipeline import DaemonPool
-from colabstage.retry import RetryPolicy
 from colabstage.sources.identity import MD5_PROOF, compare, identify_tree
 from colabstage.sources.parse import (
     KaggleSource,

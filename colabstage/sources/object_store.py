@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from urllib.parse import unquote
 
-from colabstage.clock import SYSTEM_CLOCK
 from colabstage.errors import (
     ColabstageError,
     MissingDependencyError,
@@ -26,7 +25,8 @@ from colabstage.errors import (
     SourceNotFoundError,
     SourceReadError,
 )
-from colabstage.redaction import hide_secrets, secrets_in, show_address
+from colabstage.io.clock import SYSTEM_CLOCK
+from colabstage.io.redaction import hide_secrets, secrets_in, show_address
 from colabstage.sources.remote import TransientError, at_least_rate
 from colabstage.sources.store_adapters import (
     CALL_TIMEOUT_S,
@@ -42,7 +42,7 @@ from colabstage.sources.store_adapters import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from colabstage.clock import Clock
+    from colabstage.io.clock import Clock
 
 Judgement = Literal["missing", "access", "passing", "other"]
 

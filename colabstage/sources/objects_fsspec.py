@@ -7,7 +7,6 @@ import re
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypeVar
 
-from colabstage.clock import SYSTEM_CLOCK
 from colabstage.errors import (
     SourceChangedError,
     SourceError,
@@ -15,8 +14,9 @@ from colabstage.errors import (
     SourceReadError,
     TargetNotWritableError,
 )
-from colabstage.fileops import hash_block
-from colabstage.retry import RetryPolicy
+from colabstage.io.clock import SYSTEM_CLOCK
+from colabstage.io.files import hash_block
+from colabstage.io.retry import RetryPolicy
 from colabstage.sources.object_store import ObjectStore
 from colabstage.sources.remote import Checksum, RemoteFacts, TransientError
 from colabstage.sources.store_adapters import AsyncAdapter, call_within, on_loop
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
 
-    from colabstage.clock import Clock
+    from colabstage.io.clock import Clock
 
 _FTP_TIME = re.compile(r"\A(\d{14})(?:\.\d+)?\Z")
 

@@ -8,10 +8,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from colabstage.errors import ChecksumMismatchError, OptionError, SourceReadError
-from colabstage.fileops import read_json, write_json
-from colabstage.machine.drive_attributes import ask_md5s
-from colabstage.machine.mounts import is_slow_mount, require_answer
-from colabstage.ownership import (
+from colabstage.io.files import read_json, write_json
+from colabstage.io.ownership import (
     find_orphans,
     is_our_name,
     leave_for_next,
@@ -20,7 +18,9 @@ from colabstage.ownership import (
     take_orphan,
     temp_beside,
 )
-from colabstage.retry import RetryPolicy, read_with_retry
+from colabstage.io.retry import RetryPolicy, read_with_retry
+from colabstage.machine.drive_attributes import ask_md5s
+from colabstage.machine.mounts import is_slow_mount, require_answer
 from colabstage.sources.copy import typed_write_errors
 from colabstage.sources.identity import SourceIdentity, identify_archive, identify_remote, identify_tree
 from colabstage.sources.look import ask_tree_md5s, open_remote
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from colabstage.progress import Cancellation, Progress
+    from colabstage.io.progress import Cancellation, Progress
     from colabstage.sources.parse import SingleSource, Source
     from colabstage.sources.remote import Checksum, RemoteFacts, RemoteFile
     from colabstage.sources.tree import Transport

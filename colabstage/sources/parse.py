@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Union, cast
 from urllib.parse import SplitResult, parse_qsl, unquote, urlencode, urlsplit, urlunsplit
 
 from colabstage.errors import OptionError, SourceNotFoundError
+from colabstage.io.redaction import names_secret, show_address
 from colabstage.machine.drive import DEFAULT_MOUNTPOINT, drive_root, normalise_drive_path
 from colabstage.machine.mounts import require_answer, silence_of
-from colabstage.redaction import names_secret, show_address
 from colabstage.sources.kaggle_datasets import parse_kaggle
 from colabstage.sources.share_pages import parse_share_link
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from colabstage.fileops import block_ranges, hash_ranges, read_json, write_json
+from colabstage.io.files import block_ranges, hash_ranges, read_json, write_json
+from colabstage.io.ownership import current_world, look_at, remove_named, sweep_orphans
+from colabstage.io.records import read_fields
 from colabstage.machine.resources import usable_cores
-from colabstage.ownership import current_world, look_at, remove_named, sweep_orphans
-from colabstage.records import read_fields
 from colabstage.sources.identity import SourceIdentity  # noqa: TC001 - read_fields looks at it
 from colabstage.sources.transfer.partial_file import BLOCK_BYTES
 

@@ -9,14 +9,14 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from colabstage.clock import SYSTEM_CLOCK
 from colabstage.errors import ChecksumMismatchError, OptionError, SourceReadError
+from colabstage.io.clock import SYSTEM_CLOCK
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from colabstage.clock import Clock
+    from colabstage.io.clock import Clock
 
 # Hexadecimal digits of each kind. Not what hashlib has besides: nobody publishes those.
 _DIGITS = {"md5": 32, "sha1": 40, "sha256": 64, "sha512": 128, "xxh3_64": 16, "xxh3_128": 32}

@@ -11,9 +11,9 @@ from urllib.parse import unquote, urlsplit
 import xxhash
 
 from colabstage.errors import SourceChangedError, SourceReadError
+from colabstage.io.pipeline import DaemonPool
+from colabstage.io.retry import RetryPolicy
 from colabstage.machine.mounts import is_slow_mount, require_answer
-from colabstage.pipeline import DaemonPool
-from colabstage.retry import RetryPolicy
 from colabstage.sources.identity import as_loose_file, identify_many, identify_remote
 from colabstage.sources.opening import Opened, remote_opener
 from colabstage.sources.parse import LocalSource, WebSource, local_source
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from contextlib import ExitStack
     from types import TracebackType
 
-    from colabstage.progress import Cancellation
+    from colabstage.io.progress import Cancellation
     from colabstage.sources.identity import SourceIdentity
     from colabstage.sources.opening import Opener
     from colabstage.sources.parse import ManySource, SingleSource

@@ -20,8 +20,8 @@ from colabstage.errors import (
     SourceReadError,
     TargetNotWritableError,
 )
-from colabstage.fileops import read_json, write_json
-from colabstage.ownership import remove_own, rename_own
+from colabstage.io.files import read_json, write_json
+from colabstage.io.ownership import remove_own, rename_own
 from colabstage.sources.remote import TransientError
 from colabstage.sources.share_pages import OWN_COPY, WebAnswer, judge_answer
 from colabstage.sources.share_service import CONNECT_TIMEOUT_S, READ_TIMEOUT_S, short_reason, wait_or_cancel
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from colabstage.progress import Cancellation, ProgressStep
-    from colabstage.retry import RetryPolicy
+    from colabstage.io.progress import Cancellation, ProgressStep
+    from colabstage.io.retry import RetryPolicy
     from colabstage.sources.remote import Checksum, Hasher, RemoteFacts
     from colabstage.sources.share_pages import ShareLink
     from colabstage.sources.share_service import DriveWeb

@@ -20,11 +20,12 @@ from colabstage.errors import (
     SourceReadError,
     TargetExistsError,
 )
-from colabstage.fileops import disk_use, hash_block, make_folder
+from colabstage.io.files import disk_use, hash_block, make_folder
+from colabstage.io.ownership import remove_own, rename_own
+from colabstage.io.progress import Cancellation
+from colabstage.io.retry import RetryPolicy
+from colabstage.io.units import format_bytes
 from colabstage.io.workspace import open_workspace
-from colabstage.ownership import remove_own, rename_own
-from colabstage.progress import Cancellation
-from colabstage.retry import RetryPolicy
 from colabstage.sources.remote import RemoteFacts, TransientError
 from colabstage.sources.share_download import (
     FileTask,
@@ -37,13 +38,12 @@ from colabstage.sources.share_download import (
 from colabstage.sources.share_pages import ShareLink, parse_share_link
 from colabstage.sources.share_service import IN_FLIGHT, DriveWeb, SharedFile
 from colabstage.trees.names import check_collisions, clean_member_name
-from colabstage.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
-    from colabstage.progress import Progress
+    from colabstage.io.progress import Progress
     from colabstage.sources.remote import Checksum
     from colabstage.sources.share_service import SharedFolder
 

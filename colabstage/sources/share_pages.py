@@ -16,7 +16,7 @@ from colabstage.errors import (
     SourceNotFoundError,
     WebPageError,
 )
-from colabstage.redaction import show_address
+from colabstage.io.redaction import show_address
 from colabstage.sources.remote import TransientError
 
 if TYPE_CHECKING:

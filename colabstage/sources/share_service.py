@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-    from colabstage.progress import Cancellation
-    from colabstage.retry import RetryPolicy
+    from colabstage.io.progress import Cancellation
+    from colabstage.io.retry import RetryPolicy
 
 T = TypeVar("T")
 R = TypeVar("R")

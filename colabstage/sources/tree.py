@@ -13,21 +13,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, runtime_checkable
 
 from colabstage.errors import SourceReadError, UnsafeArchiveError
-from colabstage.fileops import block_ranges, hash_block, pread_exactly
-from colabstage.ownership import remove_own, temp_beside
-from colabstage.pipeline import DaemonPool, PipelineLimits, run_pipeline
-from colabstage.progress import Cancellation
-from colabstage.retry import RetryPolicy, read_with_retry
+from colabstage.io.files import block_ranges, hash_block, pread_exactly
+from colabstage.io.ownership import remove_own, temp_beside
+from colabstage.io.pipeline import DaemonPool, PipelineLimits, run_pipeline
+from colabstage.io.progress import Cancellation
+from colabstage.io.retry import RetryPolicy, read_with_retry
+from colabstage.io.units import format_bytes
 from colabstage.sources.copy import TargetFile, translate_write_error, typed_write_errors
 from colabstage.sources.remote_files import RemoteFileTree
 from colabstage.trees.folder import FolderTree
 from colabstage.trees.names import check_case_collisions, parent_folders
-from colabstage.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from colabstage.progress import ProgressStep
+    from colabstage.io.progress import ProgressStep
     from colabstage.trees.tree import FileEntry, Tree
 
 Transport = Literal["local disk", "mount", "http", "object store", "share link", "kaggle", "archive", "tree"]

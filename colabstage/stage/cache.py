@@ -7,13 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from colabstage.errors import CancelledError, ColabstageError, DriveError, SourceError
-from colabstage.fileops import disk_use, make_folder
 from colabstage.h5.manifest import Manifest, manifest_path, read_manifest, remove_manifest, write_manifest
-from colabstage.machine.drive import ask_drives, drive_root
-from colabstage.machine.mounts import silence_of
-from colabstage.machine.platforms import detect_platform
-from colabstage.machine.resources import check_space
-from colabstage.ownership import (
+from colabstage.io.files import disk_use, make_folder
+from colabstage.io.ownership import (
     adopt_orphan,
     leave_for_next,
     move_vouched,
@@ -23,12 +19,16 @@ from colabstage.ownership import (
     temp_beside,
     whatever_is_there,
 )
-from colabstage.retry import RetryPolicy
+from colabstage.io.retry import RetryPolicy
+from colabstage.machine.drive import ask_drives, drive_root
+from colabstage.machine.mounts import silence_of
+from colabstage.machine.platforms import detect_platform
+from colabstage.machine.resources import check_space
 from colabstage.sources.copy import copy_blocks
 from colabstage.stage.publish import PREVIOUS_SUFFIX
 
 if TYPE_CHECKING:
-    from colabstage.progress import Cancellation, Progress
+    from colabstage.io.progress import Cancellation, Progress
     from colabstage.stage.request import StageRequest
 
 

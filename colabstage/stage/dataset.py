@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from colabstage.errors import OptionError
-from colabstage.page import facts_table, heading, page
-from colabstage.units import format_bytes
+from colabstage.io.page import facts_table, heading, page
+from colabstage.io.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

@@ -12,11 +12,11 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
 from colabstage.errors import CancelledError, ColabstageError
-from colabstage.fileops import read_json, write_json
 from colabstage.h5.manifest import check_whole, read_manifest
+from colabstage.io.files import read_json, write_json
+from colabstage.io.ownership import look_at
+from colabstage.io.records import read_fields
 from colabstage.machine.resources import usable_cores
-from colabstage.ownership import look_at
-from colabstage.records import read_fields
 from colabstage.sources.identity import SourceIdentity, compare, is_same
 from colabstage.sources.record import file_seal
 from colabstage.stage.request import RECORD_NAME
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from colabstage.h5.manifest import Manifest
-    from colabstage.progress import Cancellation
+    from colabstage.io.progress import Cancellation
     from colabstage.stage.request import StageRequest
 
 _RECORD_VERSION = 1

@@ -5,30 +5,30 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from colabstage.fileops import make_folder
 from colabstage.h5.manifest import remove_manifest
+from colabstage.io.files import make_folder
+from colabstage.io.ownership import check_replaceable, put_back, remove_own, sweep_orphans, temp_beside
+from colabstage.io.retry import RetryPolicy
+from colabstage.io.units import format_bytes, format_count
 from colabstage.machine.resources import check_space, free_space
-from colabstage.ownership import check_replaceable, put_back, remove_own, sweep_orphans, temp_beside
 from colabstage.pack.execute import pipeline_limits, run_pack, space_for
 from colabstage.pack.job import prepare_pack
 from colabstage.pack.join import pack_by_executor
-from colabstage.retry import RetryPolicy
 from colabstage.sources.folder import fetch_folder
 from colabstage.stage.cache import restore_name
 from colabstage.stage.local import StagedFiles, files_record, files_staged, write_record
 from colabstage.stage.plan import StageFigures
 from colabstage.stage.source import SourceListingError
 from colabstage.trees.folder import FolderTree
-from colabstage.units import format_bytes, format_count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from concurrent.futures import Executor
     from pathlib import Path
 
+    from colabstage.io.progress import Cancellation, Progress
     from colabstage.pack.job import PackJob
     from colabstage.pack.report import PackReport
-    from colabstage.progress import Cancellation, Progress
     from colabstage.stage.report import StageReport
     from colabstage.stage.request import StageRequest
     from colabstage.stage.source import OpenSource

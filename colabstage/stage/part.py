@@ -9,10 +9,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Self
 
 from colabstage.errors import ChecksumMismatchError
-from colabstage.fileops import disk_use
+from colabstage.io.files import disk_use
+from colabstage.io.ownership import find_orphans, sweep_orphans
+from colabstage.io.retry import RetryPolicy
 from colabstage.machine.resources import check_space
-from colabstage.ownership import find_orphans, sweep_orphans
-from colabstage.retry import RetryPolicy
 from colabstage.sources.opening import Download
 from colabstage.sources.transfer.streaming_copy import StreamingCopy
 from colabstage.sources.transfer.whole_file import fetch_file
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
 
-    from colabstage.progress import Progress, ProgressStep
+    from colabstage.io.progress import Progress, ProgressStep
     from colabstage.sources.identity import SourceIdentity
     from colabstage.sources.opening import Opened, Opener
     from colabstage.sources.remote import Checksum

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from colabstage.errors import printable
-from colabstage.page import COLOURS, facts_table, notes, page
-from colabstage.units import format_bytes
+from colabstage.io.page import COLOURS, facts_table, notes, page
+from colabstage.io.units import format_bytes
 
 if TYPE_CHECKING:
     from pathlib import Path

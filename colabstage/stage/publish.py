@@ -28,7 +28,6 @@ from colabstage.errors import (
     SourceReadError,
     TargetExistsError,
 )
-from colabstage.fileops import block_ranges, disk_use, hash_ranges, make_folder, target_file
 from colabstage.h5.manifest import (
     BLOCK_BYTES,
     Manifest,
@@ -41,11 +40,8 @@ from colabstage.h5.manifest import (
     remove_manifest,
     write_manifest,
 )
-from colabstage.machine.drive import drive_root
-from colabstage.machine.mounts import require_answer, silence_of
-from colabstage.machine.remount import run_with_one_remount
-from colabstage.machine.resources import check_space, usable_cores
-from colabstage.ownership import (
+from colabstage.io.files import block_ranges, disk_use, hash_ranges, make_folder, target_file
+from colabstage.io.ownership import (
     adopt_orphan,
     move_vouched,
     put_file,
@@ -54,17 +50,21 @@ from colabstage.ownership import (
     sweep_orphans,
     temp_beside,
 )
-from colabstage.progress import cancellation_of, resolve_progress
-from colabstage.retry import RetryPolicy, read_with_retry
+from colabstage.io.progress import cancellation_of, resolve_progress
+from colabstage.io.retry import RetryPolicy, read_with_retry
+from colabstage.io.units import format_bytes, format_duration, format_rate
+from colabstage.machine.drive import drive_root
+from colabstage.machine.mounts import require_answer, silence_of
+from colabstage.machine.remount import run_with_one_remount
+from colabstage.machine.resources import check_space, usable_cores
 from colabstage.sources.copy import copy_blocks, translate_write_error
 from colabstage.sources.parse import absolute_path
-from colabstage.units import format_bytes, format_duration, format_rate
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from colabstage.progress import Cancellation, Progress, ProgressStep
+    from colabstage.io.progress import Cancellation, Progress, ProgressStep
 
 PREVIOUS_SUFFIX = ".previous"
 

@@ -12,15 +12,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from colabstage.errors import ColabstageError, OptionError
-from colabstage.fileops import clear_lock, disk_use, local_lock, read_json
 from colabstage.h5.manifest import read_manifest
+from colabstage.io.files import clear_lock, disk_use, local_lock, read_json
+from colabstage.io.ownership import is_our_name, look_at, remove_vouched, sweep_orphans
+from colabstage.io.units import format_bytes, format_duration
 from colabstage.machine.drive import drive_root
 from colabstage.machine.mounts import require_answer
-from colabstage.ownership import is_our_name, look_at, remove_vouched, sweep_orphans
 from colabstage.stage.cache import find_cache_dir
 from colabstage.stage.publish import PREVIOUS_SUFFIX, discard_version, previous_path, sweep_leftovers_of
 from colabstage.stage.request import RECORD_NAME, lock_path, read_cache_dir, read_local_dir
-from colabstage.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
     import os

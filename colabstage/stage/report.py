@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from colabstage.errors import printable
-from colabstage.page import notes, page, table
-from colabstage.units import format_bytes, format_count, format_duration, format_rate
+from colabstage.io.page import notes, page, table
+from colabstage.io.units import format_bytes, format_count, format_duration, format_rate
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -12,25 +12,25 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from colabstage.errors import DamagedPackError, SourceNotFoundError, TargetExistsError
-from colabstage.fileops import make_folder, target_file
 from colabstage.h5.manifest import damaged_blocks, manifest_path, read_manifest
+from colabstage.io.files import make_folder, target_file
+from colabstage.io.ownership import atomic_path, sweep_orphans
+from colabstage.io.progress import cancellation_of, resolve_progress
+from colabstage.io.retry import RetryPolicy
+from colabstage.io.units import format_bytes
 from colabstage.machine.drive import drive_root
 from colabstage.machine.mounts import require_answer
 from colabstage.machine.remount import run_with_one_remount
 from colabstage.machine.resources import check_space, usable_cores
-from colabstage.ownership import atomic_path, sweep_orphans
-from colabstage.progress import cancellation_of, resolve_progress
-from colabstage.retry import RetryPolicy
 from colabstage.sources.copy import copy_blocks
 from colabstage.sources.parse import absolute_path
 from colabstage.stage.publish import previous_path
-from colabstage.units import format_bytes
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from colabstage.h5.manifest import Manifest
-    from colabstage.progress import Progress
+    from colabstage.io.progress import Progress
 
 
 @dataclass(frozen=True, slots=True)

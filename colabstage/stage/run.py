@@ -6,10 +6,10 @@ import functools
 import inspect
 from typing import TYPE_CHECKING, ParamSpec
 
-from colabstage.fileops import check_own_folder, clear_lock, local_lock, make_own_folder
+from colabstage.io.files import check_own_folder, clear_lock, local_lock, make_own_folder
+from colabstage.io.progress import NullProgress, cancellation_of, resolve_progress
 from colabstage.machine.remount import run_with_one_remount
 from colabstage.machine.watched import run_watched
-from colabstage.progress import NullProgress, cancellation_of, resolve_progress
 from colabstage.stage.request import check_for_workers, lock_path, make_request
 from colabstage.stage.staging import Staging
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
 
     from colabstage.images.options import ColorMode, Resize
+    from colabstage.io.progress import Progress
     from colabstage.layouts.detect import LayoutFunction
     from colabstage.pack.job import Prepare
     from colabstage.pack.options import Encoding, OnError
-    from colabstage.progress import Progress
     from colabstage.sources.parse import SourceArgument
     from colabstage.stage.dataset import StagedDataset
     from colabstage.stage.plan import StagePlan

@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Self
 
 from colabstage.errors import OptionError, SourceChangedError
+from colabstage.io.pipeline import DaemonPool
 from colabstage.machine.drive_attributes import ask_md5s
-from colabstage.pipeline import DaemonPool
 from colabstage.sources.identity import SourceIdentity, identify_many
 from colabstage.sources.opening import Opener, remote_opener
 from colabstage.sources.parse import LocalSource, ManySource, ObjectSource, WebSource, expand_pattern
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
 
-    from colabstage.progress import Cancellation, Progress
+    from colabstage.io.progress import Cancellation, Progress
     from colabstage.sources.parse import SingleSource, Source
     from colabstage.stage.request import StageRequest
     from colabstage.trees.tree import Tree

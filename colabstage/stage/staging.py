@@ -19,15 +19,16 @@ from colabstage.errors import (
     NotEnoughSpaceError,
     SourceError,
 )
-from colabstage.fileops import make_folder, make_own_folder
 from colabstage.h5.info import read_info
 from colabstage.h5.manifest import read_manifest
+from colabstage.io.files import make_folder, make_own_folder
+from colabstage.io.ownership import put_back, remove_empty, sweep_orphans
+from colabstage.io.progress import NullProgress, Progress, cancellation_of
+from colabstage.io.units import format_bytes, format_count
 from colabstage.machine.resources import free_space
-from colabstage.ownership import put_back, remove_empty, sweep_orphans
 from colabstage.pack.execute import space_for
 from colabstage.pack.job import prepare_pack
 from colabstage.pack.plan import lacked_room
-from colabstage.progress import NullProgress, Progress, cancellation_of
 from colabstage.sources.identity import compare, proof_of
 from colabstage.sources.look import check_freshness
 from colabstage.sources.opening import SLOW_LISTERS, comes_whole
@@ -53,7 +54,6 @@ from colabstage.stage.plan import StageFigures, StagePlan
 from colabstage.stage.publish import publish_file
 from colabstage.stage.report import StageReport
 from colabstage.stage.source import OpenSource, SourceListingError
-from colabstage.units import format_bytes, format_count
 
 if TYPE_CHECKING:
     from collections.abc import Callable

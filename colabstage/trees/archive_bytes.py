@@ -8,13 +8,13 @@ import os
 from typing import TYPE_CHECKING, Self
 
 from colabstage.errors import SourceNotFoundError
-from colabstage.fileops import pread_exactly
+from colabstage.io.files import pread_exactly
 
 if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
 
-    from colabstage.progress import Cancellation
+    from colabstage.io.progress import Cancellation
     from colabstage.trees.tree import ByteSource
 
 # From Linux's falloc.h.

@@ -16,19 +16,19 @@ import time
 from typing import IO, TYPE_CHECKING, Any, Self, cast
 
 from colabstage.errors import ArchiveError, ColabstageError, CorruptArchiveError, NotEnoughSpaceError, SourceReadError
-from colabstage.fileops import make_folder
-from colabstage.ownership import remove_own, temp_beside
+from colabstage.io.files import make_folder
+from colabstage.io.ownership import remove_own, temp_beside
+from colabstage.io.units import format_bytes
 from colabstage.trees.archive_bytes import SourceFile, TemporaryBytes
 from colabstage.trees.contents import HEAD_BYTES, Compression, compression_of
 from colabstage.trees.names import ArchiveLimits, check_limits
-from colabstage.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
     from io import FileIO
     from pathlib import Path
 
-    from colabstage.progress import Cancellation
+    from colabstage.io.progress import Cancellation
     from colabstage.trees.tree import ByteSource
 
 _MAGIC = 0xFD2FB528

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, Self, TypeVar
 
 from colabstage.errors import SourceNotFoundError, SourceReadError
-from colabstage.fileops import block_ranges, pread_exactly
-from colabstage.pipeline import DaemonPool
-from colabstage.retry import RetryPolicy, read_with_retry
+from colabstage.io.files import block_ranges, pread_exactly
+from colabstage.io.pipeline import DaemonPool
+from colabstage.io.retry import RetryPolicy, read_with_retry
 from colabstage.trees.entries import FileEntries, Listing
 from colabstage.trees.names import JUNK_FILES, is_junk, is_junk_folder, without_files
 from colabstage.trees.tree import PIECE_BYTES, FileEntry, TreeKind, count_by

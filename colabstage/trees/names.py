@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from colabstage.errors import UnsafeArchiveError
-from colabstage.ownership import is_our_name
+from colabstage.io.ownership import is_our_name
+from colabstage.io.units import format_bytes
 from colabstage.trees.entries import first_repeated
-from colabstage.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence

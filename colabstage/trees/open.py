@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from colabstage.errors import ArchiveError, CorruptArchiveError, SourceNotFoundError
-from colabstage.retry import RetryPolicy, read_with_retry
+from colabstage.io.retry import RetryPolicy, read_with_retry
 from colabstage.trees.archive_bytes import LocalBytes
 from colabstage.trees.contents import (
     HEAD_BYTES,
@@ -31,7 +31,7 @@ from colabstage.trees.tool_archives import ToolArchiveTree
 from colabstage.trees.zip import ZipTree
 
 if TYPE_CHECKING:
-    from colabstage.progress import Cancellation
+    from colabstage.io.progress import Cancellation
     from colabstage.trees.tree import ByteSource, Tree
 
 TreeFormat = Literal["folder"] | ArchiveKind

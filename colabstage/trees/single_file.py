@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Self
 from urllib.parse import unquote, urlsplit
 
 from colabstage.errors import ArchiveError
-from colabstage.fileops import block_ranges
+from colabstage.io.files import block_ranges
 from colabstage.trees.contents import HEAD_BYTES, compression_of
 from colabstage.trees.decompress import unpack_into
 from colabstage.trees.names import DEFAULT_LIMITS, ArchiveLimits, clean_member_name, refuse_member
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
 
-    from colabstage.progress import Cancellation
+    from colabstage.io.progress import Cancellation
     from colabstage.trees.tree import ByteSource, TreeKind
 
 _WEB = re.compile(r"(?i)https?://")

@@ -12,7 +12,7 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 from colabstage.errors import ArchiveError, CorruptArchiveError, UnsafeArchiveError
-from colabstage.fileops import block_ranges
+from colabstage.io.files import block_ranges
 from colabstage.trees.contents import HEAD_BYTES, compression_of, describe_contents, header_checksums
 from colabstage.trees.decompress import unpack_into
 from colabstage.trees.entries import FileEntries, Listing
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
 
-    from colabstage.progress import Cancellation
+    from colabstage.io.progress import Cancellation
     from colabstage.trees.tree import ByteSource
 
 BLOCK = 512

@@ -30,9 +30,9 @@ from colabstage.errors import (
     NotEnoughSpaceError,
     UnsafeArchiveError,
 )
-from colabstage.fileops import block_ranges, make_folder, pread_exactly
-from colabstage.ownership import remove_own, rename_own, temp_beside
-from colabstage.progress import Cancellation
+from colabstage.io.files import block_ranges, make_folder, pread_exactly
+from colabstage.io.ownership import remove_own, rename_own, temp_beside
+from colabstage.io.progress import Cancellation
 from colabstage.trees.archive_bytes import LocalBytes, owners_bytes
 from colabstage.trees.contents import HEAD_BYTES, foreign_kind
 from colabstage.trees.names import (

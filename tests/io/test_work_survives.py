@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from colabstage.io.journal import Journal, read_journal
+from colabstage.io.ownership import leave_for_next, temp_beside
 from colabstage.io.workspace import Workspace, always, only_for, open_workspace, unless
-from colabstage.ownership import leave_for_next, temp_beside
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -15,10 +15,10 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from colabstage.io.progress import Cancellation, NullProgress, ProgressStep
 from colabstage.pack.execute import run_pack
 from colabstage.pack.job import prepare_pack
 from colabstage.pack.options import PackOptions
-from colabstage.progress import Cancellation, NullProgress, ProgressStep
 from colabstage.trees.folder import FolderTree
 
 if TYPE_CHECKING:

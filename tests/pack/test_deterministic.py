@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from colabstage.io.pipeline import PipelineLimits
 from colabstage.layouts.table import Arrays, Boxes, Images, Masks, SampleTable, TreeFiles, Values
 from colabstage.pack import execute
 from colabstage.pack.run import pack_dataset
-from colabstage.pipeline import PipelineLimits
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -13,11 +13,11 @@ from PIL import Image
 
 from colabstage.h5.manifest import check_whole, read_manifest
 from colabstage.images.options import ImageOptions
+from colabstage.io.progress import NullProgress
 from colabstage.load.reading.joined import open_reader
 from colabstage.pack.join import join_shards, pack_by_executor
 from colabstage.pack.options import PackOptions, split_fractions
 from colabstage.pack.run import pack_dataset
-from colabstage.progress import NullProgress
 
 
 def _pack(source: Path, out: Path, **options: Any) -> Any:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from colabstage.ownership import temp_beside
+from colabstage.io.ownership import temp_beside
 from colabstage.pack.journal import BLOCK_SAMPLES, Journal
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from colabstage.h5.parts import shards_beside
 from colabstage.load.reading.joined import open_reader
 from colabstage.pack.run import pack_dataset
 from colabstage.sources.fetching import fetch_files
-from tests.fetch.servers import BucketService, moto_service, use_login
+from tests.sources.servers import BucketService, moto_service, use_login
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -27,7 +27,7 @@ import json, sys
 from colabstage.pack.execute import run_pack
 from colabstage.pack.job import prepare_pack
 from colabstage.pack.options import PackOptions
-from colabstage.progress import Cancellation
+from colabstage.io.progress import Cancellation
 from colabstage.simulate.knobs import DriveKnobs
 from colabstage.simulate.model import ThrottledTree
 from colabstage.trees.folder import FolderTree
@@ -336,5 +336,5 @@ def test_a_half_copied_file_of_the_dead_is_not_taken_for_a_workspace(
 
 def _dead_token() -> str:
     """The token of a process that has ended."""
-    script = "from colabstage.ownership import owner_token; print(owner_token())"
+    script = "from colabstage.io.ownership import owner_token; print(owner_token())"
     return subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout.strip()

@@ -21,7 +21,10 @@ from colabstage.errors import (
     SourceReadError,
 )
 from colabstage.h5.create import create_pack
-from colabstage.ownership import temp_beside
+from colabstage.io.ownership import temp_beside
+from colabstage.io.pipeline import PipelineLimits
+from colabstage.io.progress import Cancellation, NullProgress
+from colabstage.io.retry import RetryPolicy
 from colabstage.pack.execute import run_pack
 from colabstage.pack.fields import pack_content
 from colabstage.pack.job import PackJob, prepare_pack
@@ -29,14 +32,11 @@ from colabstage.pack.journal import Journal
 from colabstage.pack.options import PackOptions
 from colabstage.pack.samples import SampleCoder
 from colabstage.pack.writer import Spool, WriteJob, write_samples
-from colabstage.pipeline import PipelineLimits
-from colabstage.progress import Cancellation, NullProgress
-from colabstage.retry import RetryPolicy
 from colabstage.trees.folder import FolderTree
 
 if TYPE_CHECKING:
+    from colabstage.io.progress import ProgressStep
     from colabstage.pack.report import PackReport
-    from colabstage.progress import ProgressStep
     from colabstage.trees.tree import FileEntry, TreeKind
 
 MakeImages = Callable[..., Path]

@@ -13,7 +13,7 @@ from PIL import Image
 
 from colabstage.simulate.drive import SimulatedDrive
 from colabstage.simulate.knobs import DriveKnobs
-from tests.fetch.servers import BucketService, moto_service, use_login
+from tests.sources.servers import BucketService, moto_service, use_login
 
 MakeImages = Callable[..., Path]
 

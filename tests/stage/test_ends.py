@@ -25,11 +25,11 @@ import pytest
 
 from colabstage import extract_archive, fetch_files, pack_dataset, plan_stage, publish_file, restore_file, stage_dataset
 from colabstage.errors import CancelledError, ColabstageError, DriveDisconnectedError, OptionError, SourceNotFoundError
-from colabstage.fileops import hash_ranges, local_lock
+from colabstage.io.files import hash_ranges, local_lock
+from colabstage.io.progress import Cancellation, NullProgress
 from colabstage.load.reading.joined import open_reader
 from colabstage.machine import mounts
 from colabstage.machine.watched import run_watched
-from colabstage.progress import Cancellation, NullProgress
 from colabstage.simulate.knobs import DriveFaults, FaultOp, OpFault
 from colabstage.sources.opening import Download
 from colabstage.stage.purge import list_datasets

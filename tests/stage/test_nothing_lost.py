@@ -19,9 +19,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from colabstage import ownership
 from colabstage.errors import NotEnoughSpaceError, TargetExistsError, TargetNotWritableError
-from colabstage.fileops import make_folder
+from colabstage.io import ownership
+from colabstage.io.files import make_folder
 from colabstage.machine.drive import _drives, find_drive
 from colabstage.machine.platforms import SYSTEM_ROOT_VARIABLE
 from colabstage.sources.extract.archive import extract_archive
@@ -229,7 +229,7 @@ class TestFolders:
 _KILLED_AT = """
 import os, shutil, sys
 from pathlib import Path
-from colabstage import ownership
+from colabstage.io import ownership
 from colabstage.sources.fetching import fetch_files
 source, target, step = sys.argv[1:]
 if step == "removing":

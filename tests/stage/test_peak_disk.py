@@ -18,7 +18,7 @@ from colabstage.stage.run import stage_dataset
 if TYPE_CHECKING:
     from typing import Self
 
-    from colabstage.progress import ProgressStep
+    from colabstage.io.progress import ProgressStep
     from colabstage.simulate.drive import SimulatedDrive
     from colabstage.stage.dataset import StagedDataset
 

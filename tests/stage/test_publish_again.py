@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Self
 
-    from colabstage.progress import ProgressStep
+    from colabstage.io.progress import ProgressStep
     from colabstage.simulate.drive import SimulatedDrive
 
 

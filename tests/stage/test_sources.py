@@ -38,7 +38,7 @@ from tests.support.share_links import DriveShares, SharedItem
 
 if TYPE_CHECKING:
     from colabstage.stage.dataset import StagedDataset
-    from tests.fetch.servers import BucketService
+    from tests.sources.servers import BucketService
 
 MakeImages = Callable[..., Path]
 MakeZip = Callable[[Path, Path], Path]

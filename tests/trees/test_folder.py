@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from colabstage.errors import DriveDisconnectedError, SourceNotFoundError, SourceReadError
-from colabstage.retry import RetryPolicy
+from colabstage.io.retry import RetryPolicy
 from colabstage.trees.folder import GOOGLE_NATIVE, FolderTree, folder_stamps
 from colabstage.trees.names import is_junk
 

@@ -31,7 +31,7 @@ from colabstage.errors import (
     TargetNotWritableError,
     UnsafeArchiveError,
 )
-from colabstage.progress import Cancellation
+from colabstage.io.progress import Cancellation
 from colabstage.trees.archive_bytes import LocalBytes
 from colabstage.trees.names import ArchiveLimits
 from colabstage.trees.open import open_archive

@@ -12,8 +12,8 @@ import threading
 from collections import deque
 from typing import TYPE_CHECKING, Generic, TypeVar
 
+from colabstage.io.progress import Cancellation
 from colabstage.load.reading.threads import ThreadPool
-from colabstage.progress.cancellation import Cancellation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from colabstage.errors import NotEnoughSpaceError
-from colabstage.units import format_bytes
+from colabstage.io.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,6 +11,7 @@ import numpy as np
 from colabstage.errors import NotEnoughSpaceError, PackFormatError
 from colabstage.h5.info import open_h5
 from colabstage.images.options import ImageOptions
+from colabstage.io.units import format_bytes
 from colabstage.load.reading.chunks import (
     CachedChunks,
     ChunkBytes,
@@ -38,7 +39,6 @@ from colabstage.load.reading.ragged import H5pyRagged, KeptRagged, RaggedFiles, 
 from colabstage.load.reading.targets import BoxTargets, FixedTargets, MaskTargets
 from colabstage.load.reading.threads import ThreadPool
 from colabstage.machine.resources import read_resources, usable_cores
-from colabstage.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

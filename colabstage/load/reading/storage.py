@@ -10,9 +10,9 @@ import numpy as np
 
 from colabstage.errors import PackFormatError
 from colabstage.h5.untrusted import check_parts, element_dtype, home_of, ragged_trouble
+from colabstage.io.units import format_bytes
 from colabstage.load.reading.chunks import Filter, undecodable
 from colabstage.load.reading.memory import spare_memory
-from colabstage.units import format_bytes
 
 if TYPE_CHECKING:
     from pathlib import Path

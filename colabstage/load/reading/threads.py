@@ -6,7 +6,7 @@ from collections import deque
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Self
 
-from colabstage.progress.cancellation import Cancellation
+from colabstage.io.progress import Cancellation
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -20,12 +20,8 @@ from colabstage.errors import (
     TargetNotWritableError,
     printable,
 )
-from colabstage.fileops import make_folder
-from colabstage.io.workspace import only_for, open_workspace
-from colabstage.machine.drive import drive_root
-from colabstage.machine.mounts import is_slow_mount, require_answer
-from colabstage.machine.remount import run_with_one_remount
-from colabstage.ownership import (
+from colabstage.io.files import make_folder
+from colabstage.io.ownership import (
     look_at,
     put_back,
     put_folder,
@@ -33,9 +29,14 @@ from colabstage.ownership import (
     sweep_orphans,
     temp_beside,
 )
-from colabstage.progress import cancellation_of, resolve_progress
-from colabstage.redaction import show_address
-from colabstage.retry import RetryPolicy
+from colabstage.io.progress import cancellation_of, resolve_progress
+from colabstage.io.redaction import show_address
+from colabstage.io.retry import RetryPolicy
+from colabstage.io.units import format_bytes, format_duration, format_rate
+from colabstage.io.workspace import only_for, open_workspace
+from colabstage.machine.drive import drive_root
+from colabstage.machine.mounts import is_slow_mount, require_answer
+from colabstage.machine.remount import run_with_one_remount
 from colabstage.sources.copy import typed_write_errors
 from colabstage.sources.extract.batches import ExtractPlan, plan_extract
 from colabstage.sources.extract.record import (
@@ -55,12 +56,11 @@ from colabstage.sources.tree import check_names_fit
 from colabstage.trees.archive_bytes import LocalBytes, SharedBytes
 from colabstage.trees.names import DEFAULT_LIMITS, ArchiveLimits, check_lengths
 from colabstage.trees.open import open_archive
-from colabstage.units import format_bytes, format_duration, format_rate
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from colabstage.progress import Cancellation, Progress
+    from colabstage.io.progress import Cancellation, Progress
     from colabstage.trees.tree import ByteSource, FileEntry, Tree
 
 _PATH_BYTES = 4095

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Self
 
-from colabstage.fileops import block_ranges, pwrite_exactly
-from colabstage.ownership import remove_own
+from colabstage.io.files import block_ranges, pwrite_exactly
+from colabstage.io.ownership import remove_own
+from colabstage.io.units import format_bytes
 from colabstage.sources.copy import translate_write_error
 from colabstage.trees.tree import PIECE_BYTES, cut_while_read
 from colabstage.trees.zip import member_chunks, read_member
 from colabstage.trees.zip_directory import ZipMember
-from colabstage.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Sequence

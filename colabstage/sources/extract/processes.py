@@ -24,7 +24,7 @@ from colabstage.sources.extract.worker import LENGTH, packed
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from colabstage.progress import Cancellation, ProgressStep
+    from colabstage.io.progress import Cancellation, ProgressStep
     from colabstage.sources.extract.batches import Batch, Job, Place
 
 # Batches that a process has in hand: the one it works at and the next.

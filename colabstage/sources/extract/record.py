@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-from colabstage.fileops import hash_block, read_json, write_json
-from colabstage.ownership import look_at, rename_named, sweep_orphans
-from colabstage.records import read_fields
+from colabstage.io.files import hash_block, read_json, write_json
+from colabstage.io.ownership import look_at, rename_named, sweep_orphans
+from colabstage.io.records import read_fields
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -8,11 +8,11 @@ import os
 import threading
 from typing import TYPE_CHECKING, Self
 
-from colabstage.fileops import hash_block
+from colabstage.io.files import hash_block
 from colabstage.io.journal import Journal, read_journal
-from colabstage.ownership import current_world, remove_own
-from colabstage.pipeline import PipelineLimits, run_pipeline
-from colabstage.retry import RetryPolicy, read_with_retry
+from colabstage.io.ownership import current_world, remove_own
+from colabstage.io.pipeline import PipelineLimits, run_pipeline
+from colabstage.io.retry import RetryPolicy, read_with_retry
 from colabstage.sources.copy import translate_write_error
 from colabstage.sources.extract.batches import Place, job_chunks, read_block, write_batch, write_large, zip_job
 from colabstage.sources.extract.processes import ProcessesNotStartedError, ProcessPool
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from colabstage.progress import Cancellation, ProgressStep
+    from colabstage.io.progress import Cancellation, ProgressStep
     from colabstage.sources.extract.batches import Batch, ExtractPlan, Job
     from colabstage.trees.tree import ByteSource, FileEntry, Tree
 

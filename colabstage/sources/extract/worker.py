@@ -16,7 +16,7 @@ import struct
 import sys
 from typing import TYPE_CHECKING, Any
 
-from colabstage.fileops import pread_exactly
+from colabstage.io.files import pread_exactly
 from colabstage.sources.extract.batches import Place, job_chunks, read_block, write_batch, write_large
 
 if TYPE_CHECKING:

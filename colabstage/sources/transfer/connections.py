@@ -12,9 +12,9 @@ import io
 import threading
 from typing import TYPE_CHECKING
 
-from colabstage.clock import SYSTEM_CLOCK
 from colabstage.errors import SourceChangedError, SourceReadError
-from colabstage.retry import translate_read_error
+from colabstage.io.clock import SYSTEM_CLOCK
+from colabstage.io.retry import translate_read_error
 from colabstage.sources.remote import LEAST_BYTES_PER_S, TransientError
 from colabstage.sources.transfer.byte_ranges import IntervalSet, RangeScheduler
 from colabstage.sources.transfer.partial_file import BLOCK_BYTES, BlockHashes
@@ -22,9 +22,9 @@ from colabstage.sources.transfer.partial_file import BLOCK_BYTES, BlockHashes
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from colabstage.clock import Clock
-    from colabstage.progress import Cancellation, ProgressStep
-    from colabstage.retry import RetryPolicy
+    from colabstage.io.clock import Clock
+    from colabstage.io.progress import Cancellation, ProgressStep
+    from colabstage.io.retry import RetryPolicy
     from colabstage.sources.remote import RemoteFacts, RemoteFile
     from colabstage.sources.transfer.byte_ranges import ByteRange
     from colabstage.sources.transfer.partial_file import PartialFile

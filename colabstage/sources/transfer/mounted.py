@@ -9,8 +9,8 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from colabstage.errors import SourceChangedError, SourceReadError
+from colabstage.io.retry import RetryPolicy, is_passing, read_with_retry, translate_read_error
 from colabstage.machine.mounts import is_slow_mount
-from colabstage.retry import RetryPolicy, is_passing, read_with_retry, translate_read_error
 from colabstage.sources.copy import close_quietly
 from colabstage.sources.remote import RemoteFacts, TransientError
 

@@ -15,9 +15,9 @@ import threading
 from typing import TYPE_CHECKING
 
 from colabstage.errors import SourceReadError
-from colabstage.fileops import block_ranges, hash_block, hash_ranges, pread_exactly, pwrite_exactly
+from colabstage.io.files import block_ranges, hash_block, hash_ranges, pread_exactly, pwrite_exactly
 from colabstage.io.journal import Journal, read_journal
-from colabstage.ownership import find_orphans, leave_for_next, put_file, remove_own, take_orphan, temp_beside
+from colabstage.io.ownership import find_orphans, leave_for_next, put_file, remove_own, take_orphan, temp_beside
 from colabstage.sources.copy import typed_write_errors
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Self
 
-from colabstage.clock import SYSTEM_CLOCK
 from colabstage.errors import DriveDisconnectedError, SourceReadError
+from colabstage.io.clock import SYSTEM_CLOCK
 from colabstage.sources.transfer.connections import Transfer, read_directly, stopped_error
 from colabstage.sources.transfer.partial_file import take_partial_file
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
 
-    from colabstage.clock import Clock
-    from colabstage.progress import Cancellation, ProgressStep
-    from colabstage.retry import RetryPolicy
+    from colabstage.io.clock import Clock
+    from colabstage.io.progress import Cancellation, ProgressStep
+    from colabstage.io.retry import RetryPolicy
     from colabstage.sources.remote import RemoteFile
     from colabstage.sources.transfer.partial_file import PartialFile
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from colabstage.errors import ChecksumMismatchError, SourceChangedError, TargetExistsError
-from colabstage.fileops import make_folder
-from colabstage.ownership import sweep_orphans, whatever_is_there
+from colabstage.io.files import make_folder
+from colabstage.io.ownership import sweep_orphans, whatever_is_there
 from colabstage.sources.remote import TransientError
 from colabstage.sources.transfer.connections import RetryBudget, closing_pieces, final_error, sleep_unless
 from colabstage.sources.transfer.partial_file import BlockHashes, take_partial_file
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from colabstage.progress import Cancellation, ProgressStep
-    from colabstage.retry import RetryPolicy
+    from colabstage.io.progress import Cancellation, ProgressStep
+    from colabstage.io.retry import RetryPolicy
     from colabstage.sources.remote import Checksum, Hasher, RemoteFile
     from colabstage.sources.transfer.partial_file import PartialFile
 

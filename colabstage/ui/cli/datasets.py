@@ -171,7 +171,7 @@ def purge(
 
 
 def _show(datasets: Sequence[StoredDataset], verb: str, *, as_json: bool) -> None:
-    from colabstage.units import format_bytes
+    from colabstage.io.units import format_bytes
 
     if as_json:
         print_json([one.to_dict() for one in datasets])

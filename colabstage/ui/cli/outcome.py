@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import typer
 
 from colabstage.errors import ColabstageError, OptionError, printable
-from colabstage.redaction import hide_secrets
+from colabstage.io.redaction import hide_secrets
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

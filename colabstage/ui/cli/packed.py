@@ -8,11 +8,11 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from colabstage.errors import PackFormatError, SourceNotFoundError, printable
-from colabstage.fileops import hash_ranges
+from colabstage.io.files import hash_ranges
+from colabstage.io.units import format_bytes, format_duration, format_rate
 from colabstage.machine.resources import usable_cores
 from colabstage.ui.cli import options as o  # noqa: TC001 - typer looks the annotations up
 from colabstage.ui.cli.outcome import NOTHING_DONE, exit_codes, fail, print_json, show, shows_progress
-from colabstage.units import format_bytes, format_duration, format_rate
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from colabstage.h5.info import FieldInfo, PackInfo
     from colabstage.h5.manifest import Manifest, ManifestState
-    from colabstage.progress import Progress
+    from colabstage.io.progress import Progress
 
 # More names than this tell nobody anything; --json has them all.
 _MOST_CLASSES = 12
@@ -333,7 +333,7 @@ def verify(file: o.PackFile, as_json: o.AsJson = False, debug: o.Debug = False) 
       colabstage verify model.pt --json
     """
     with exit_codes(debug=debug, kept=NOTHING_DONE):
-        from colabstage.progress import resolve_progress
+        from colabstage.io.progress import resolve_progress
 
         found = verify_file(file, progress=resolve_progress(shows_progress()))
         if as_json:

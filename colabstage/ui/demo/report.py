@@ -6,7 +6,7 @@ import math
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, TextIO
 
-from colabstage.units import format_bytes, format_duration, format_rate
+from colabstage.io.units import format_bytes, format_duration, format_rate
 
 if TYPE_CHECKING:
     from pathlib import Path

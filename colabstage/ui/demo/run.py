@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from colabstage.errors import MissingDependencyError
-from colabstage.fileops import make_folder
+from colabstage.io.files import make_folder
+from colabstage.io.units import format_duration
 from colabstage.simulate.knobs import DriveKnobs
 from colabstage.simulate.practice import digit_files
 from colabstage.ui.demo.report import DemoResult, DemoSize, Session, broken_claims
-from colabstage.units import format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

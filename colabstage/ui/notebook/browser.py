@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from colabstage.errors import ColabstageError, DecodeError, MissingDependencyError, OptionError
-from colabstage.page import COLOURS, STYLE, TEXT_COLOUR, notes
+from colabstage.io.page import COLOURS, STYLE, TEXT_COLOUR, notes
 from colabstage.ui.notebook.grid import LARGE_PX, THUMB_PX, draw_bars, draw_grid, draw_large, draw_legend
 from colabstage.ui.samples.labels import Labels, read_labels
 from colabstage.ui.samples.source import Sample, open_source, read_samples

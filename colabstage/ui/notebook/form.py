@@ -12,11 +12,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from colabstage.errors import CancelledError, ColabstageError, MissingDependencyError, NotStagedError, OptionError
-from colabstage.page import COLOURS, STYLE
-from colabstage.progress import Cancellation
-from colabstage.progress.board import Board
-from colabstage.progress.drawing import panel_html
-from colabstage.redaction import hide_secrets
+from colabstage.io.page import COLOURS, STYLE
+from colabstage.io.panel import Board, panel_html
+from colabstage.io.progress import Cancellation
+from colabstage.io.redaction import hide_secrets
 from colabstage.ui.notebook.fields import changed, make_fields, python_of
 
 if TYPE_CHECKING:
@@ -24,8 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from colabstage.images.options import ColorMode, Resize
+    from colabstage.io.panel import Row
     from colabstage.pack.options import Encoding, OnError
-    from colabstage.progress.board import Row
     from colabstage.sources.parse import SourceArgument
     from colabstage.stage.dataset import StagedDataset
     from colabstage.stage.request import Keep, Verify

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from colabstage.page import COLOURS, facts_table, table
+from colabstage.io.page import COLOURS, facts_table, table
 from colabstage.ui.notebook.pixels import (
     NO_CLASS,
     css_colour,

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Self
 
 from colabstage.diagnose.drawing import new_figure
 from colabstage.errors import OptionError
-from colabstage.progress import cancellation_of, resolve_progress
+from colabstage.io.progress import cancellation_of, resolve_progress
+from colabstage.io.units import format_duration, format_rate
 from colabstage.stage.report import StageReport
 from colabstage.ui.plots.style import FAST, INK, MUTED, SERIES, SLOW, add_title, plain_axes, plain_bars
-from colabstage.units import format_duration, format_rate
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from colabstage.progress import Progress, ProgressStep
+    from colabstage.io.progress import Progress, ProgressStep
 
 _WIDTH = 11.0
 # Finer than a person sees in a figure of minutes, and 600 numbers a minute.

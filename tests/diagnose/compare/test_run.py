@@ -13,7 +13,7 @@ from PIL import Image
 
 from colabstage import compare_sources
 from colabstage.errors import DriveDisconnectedError, LayoutError, OptionError, SourceNotFoundError, SourceReadError
-from colabstage.progress import NullProgress
+from colabstage.io.progress import NullProgress
 from colabstage.simulate.drive import SimulatedDrive
 from colabstage.simulate.knobs import DriveKnobs
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from colabstage.diagnose.comparison import SourceComparison
-    from colabstage.progress import ProgressStep
+    from colabstage.io.progress import ProgressStep
 
 
 def write_photos(folder: Path, count: int = 40, *, mixed: bool = False) -> Path:

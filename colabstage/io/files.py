@@ -1,0 +1,290 @@
+"""Files: folders to write in, JSON that is whole or absent, block hashes, reads and writes that go on, a local lock."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import math
+import os
+import stat
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from colabstage.errors import NotEnoughSpaceError, TargetNotWritableError
+from colabstage.io.ownership import atomic_path, remove_named, walk_parts
+from colabstage.io.pipeline import DaemonPool
+from colabstage.io.redaction import show_command
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    import filelock
+
+    from colabstage.io.progress import Cancellation
+
+# A lock that is free so soon is not worth a word.
+_SOON_S = 0.5
+
+
+def disk_use(path: Path) -> int:
+    """Bytes that a file, or all files in a folder, take on the disk; holes take none. 0 where there is nothing."""
+    total = 0
+    for part in walk_parts(path):
+        with contextlib.suppress(FileNotFoundError):
+            total += part.lstat().st_blocks * 512
+    return total
+
+
+def make_folder(path: Path) -> None:
+    """Create a folder with its parents.
+
+    Raises:
+        NotEnoughSpaceError: the disk has no room for it.
+        TargetNotWritableError: it cannot be created, or nothing can be written in it.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            msg = f"There is no room for the folder '{path}' ({error.strerror}). Free some space, or some files."
+            raise NotEnoughSpaceError(msg) from error
+        msg = f"Cannot create the folder '{path}' ({error}). Choose another place, one that this user can write to."
+        raise TargetNotWritableError(msg) from error
+    if not os.access(path, os.W_OK | os.X_OK):
+        msg = f"Cannot write in the folder '{path}'. Choose another place, or give this user the right to write there."
+        raise TargetNotWritableError(msg)
+
+
+def make_own_folder(path: Path) -> None:
+    """Create a folder for what colabstage keeps, where others may write also: one that nobody else has planted there.
+
+    Raises:
+        As `make_folder`; TargetNotWritableError also for what `check_own_folder` refuses.
+    """
+    make_folder(path.parent)
+    if _others_may_write(path.parent):
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(path, 0o700)  # noqa: PTH102 - with this mode from the first moment on
+    check_own_folder(path)
+    make_folder(path)
+
+
+def check_own_folder(path: Path) -> None:
+    """Refuse a folder that somebody else put where all may write: what is written there would be theirs to change.
+
+    Raises:
+        TargetNotWritableError: it is a link, or another user's, in a folder that everybody may write to.
+    """
+    try:
+        found = path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    if not _others_may_write(path.parent):
+        return
+    if stat.S_ISLNK(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & stat.S_IWOTH:
+        msg = (
+            f"'{path}' lies where everybody may write, and is a link, or another user's, or open to all. Give a "
+            "folder of your own as local_dir."
+        )
+        raise TargetNotWritableError(msg)
+
+
+def _others_may_write(folder: Path) -> bool:
+    try:
+        return bool(folder.stat().st_mode & stat.S_IWOTH)
+    except OSError:
+        return False
+
+
+def target_file(to: str | os.PathLike[str], name: str) -> Path:
+    """The file that `to` names: itself, or one called `name` in it where it is a folder or ends in a slash."""
+    place = Path(to).expanduser()
+    return place / name if os.fspath(to).endswith(os.sep) or place.is_dir() else place
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write `value` as JSON, atomically, with sorted keys and a final newline."""
+    with atomic_path(path) as temp:
+        temp.write_text(json.dumps(value, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def read_json(path: Path) -> Any:
+    """Read JSON; `None` when there is no such file, or it is not whole, or is nothing that `write_json` would write.
+
+    What nests too deeply and numbers that are not finite are somebody's attack or accident, not a record.
+    """
+    try:
+        return json.loads(path.read_text(encoding="utf-8"), parse_float=_finite, parse_constant=_finite)
+    except (FileNotFoundError, NotADirectoryError, ValueError, RecursionError):
+        return None
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(text)
+    return value
+
+
+def hash_block(data: bytes | bytearray | memoryview) -> str:
+    """The xxh3-64 of one block, as 16 hexadecimal digits."""
+    import xxhash
+
+    digest: str = xxhash.xxh3_64_hexdigest(data)
+    return digest
+
+
+def block_ranges(size: int, block_bytes: int) -> list[tuple[int, int]]:
+    """Split `size` bytes into `(offset, length)` blocks; the last one may be short."""
+    return [(offset, min(block_bytes, size - offset)) for offset in range(0, size, block_bytes)]
+
+
+def pread_exactly(handle: int, length: int, offset: int) -> bytes:
+    """Read up to `length` bytes at `offset`, going on after short reads; shorter only at the end of the file."""
+    first = os.pread(handle, length, offset)
+    if len(first) in (0, length):
+        return first
+    parts = [first]
+    got = len(first)
+    while got < length:
+        part = os.pread(handle, length - got, offset + got)
+        if not part:
+            break
+        parts.append(part)
+        got += len(part)
+    return b"".join(parts)
+
+
+def pwrite_exactly(handle: int, data: bytes | memoryview, offset: int) -> None:
+    """Write all of `data` at `offset`, going on after short writes."""
+    view = memoryview(data)
+    if view.nbytes == 0:  # such a view cannot be cast
+        return
+    view = view.cast("B")
+    done = 0
+    while done < len(view):
+        written = os.pwrite(handle, view[done:], offset + done)
+        if written == 0:
+            raise OSError(errno.EIO, f"nothing more was written at byte {offset + done}")
+        done += written
+
+
+def hash_ranges(
+    path: Path, ranges: Sequence[tuple[int, int]], *, threads: int, cancellation: Cancellation | None = None
+) -> list[str]:
+    """Hash parts of a file, in parallel.
+
+    Args:
+        path: the file.
+        ranges: `(offset, length)` of each part, in bytes; a part beyond the end hashes what there is of it.
+        threads: how many parts are read at once. xxh3 releases the interpreter lock, so threads add up.
+        cancellation: looked at between parts.
+
+    Returns:
+        One 16-digit hash for each part, in the order of `ranges`.
+
+    Raises:
+        OSError: as the disk or mount answers.
+        CancelledError: `cancellation` was used.
+    """
+    handle = os.open(path, os.O_RDONLY)
+    try:
+
+        def one(part: tuple[int, int]) -> str:
+            if cancellation is not None:
+                cancellation.check()
+            return hash_block(pread_exactly(handle, part[1], part[0]))
+
+        if len(ranges) < 2 or threads < 2:
+            return [one(part) for part in ranges]
+        with DaemonPool(threads, "colabstage-hash") as pool:
+            return pool.run(one, ranges, cancellation=cancellation)
+    finally:
+        os.close(handle)
+
+
+@contextlib.contextmanager
+def local_lock(
+    path: Path,
+    *,
+    timeout_s: float,
+    notice: Callable[[str], object] = lambda _: None,
+    cancellation: Cancellation | None = None,
+) -> Iterator[bool]:
+    """Hold a lock file on a local disk, which goes with the lock; yields whether the lock is really held.
+
+    The lock only spares work. Where it cannot be had (a file system without locks, or a holder that does not finish
+    in `timeout_s` seconds) the caller goes on without it, and unique temporary names keep the result correct.
+    `notice` is told in a sentence for whom it waits, and when it goes on without. `cancellation` is looked at several
+    times a second while it waits.
+
+    Raises:
+        CancelledError: `cancellation` was used.
+    """
+    import filelock
+
+    lock = filelock.FileLock(path)
+    held = False
+    try:
+        held = _acquire(lock, path, timeout_s, notice, cancellation)
+    except (OSError, NotImplementedError):
+        held = False
+    try:
+        yield held
+    finally:
+        if held:
+            # Before it is let go: who has opened the file meanwhile finds that it has no name any more, and asks anew.
+            remove_named(path)
+            lock.release()
+
+
+def clear_lock(path: Path) -> None:
+    """Remove the lock file of a process that died with it; nothing there is fine, and one that is held stays."""
+    if path.exists():
+        with local_lock(path, timeout_s=0):
+            pass
+
+
+def _acquire(
+    lock: filelock.BaseFileLock,
+    path: Path,
+    timeout_s: float,
+    notice: Callable[[str], object],
+    cancellation: Cancellation | None,
+) -> bool:
+    import filelock
+
+    soon_s = min(timeout_s, _SOON_S)
+    try:
+        lock.acquire(timeout=soon_s)
+    except filelock.Timeout:
+        if timeout_s <= soon_s:
+            return False
+    else:
+        return True
+    began = time.monotonic()
+    notice(f"Waited for {lock_holder(path)}, which holds '{path}'.")
+    while (waited_s := time.monotonic() - began + soon_s) < timeout_s:
+        if cancellation is not None:
+            cancellation.check()
+        with contextlib.suppress(filelock.Timeout):
+            lock.acquire(timeout=min(_SOON_S, timeout_s - waited_s))
+            return True
+    notice(f"Went on beside {lock_holder(path)}, which has held '{path}' for more than {waited_s:.0f} s.")
+    return False
+
+
+def lock_holder(path: Path) -> str:
+    """Who holds a lock file, in words, as far as the kernel tells."""
+    try:
+        found = path.stat()
+        place = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
+        lines = Path("/proc/locks").read_text(encoding="ascii").splitlines()
+        # proc_locks(5): number, FLOCK, ADVISORY, WRITE, process, place, start, end; a second field "->" is a waiter.
+        pids = [fields[4] for fields in map(str.split, lines) if fields[5:6] == [place] and fields[1] != "->"]
+        command = show_command(Path(f"/proc/{pids[0]}/cmdline").read_bytes().decode(errors="replace").split("\0"))
+    except (OSError, IndexError):
+        return "another process"
+    return f"process {pids[0]} ({command[:80]})"

@@ -1,0 +1,329 @@
+"""`Board`: the steps of a work with how far each is, told to whoever draws them a few times a second.
+
+Whoever does the work only adds to a number; looking and drawing are the business of one thread, which lives while a
+step is open. So a report costs the time of one lock however often it comes, and what is drawn stays true when no report
+comes at all.
+
+No widget: a cell that works keeps its kernel busy, so a button of the panel would do nothing until the work is over
+(kernels before ipykernel 7), and widgets turn into their names when the page is loaded again. What is drawn here stays
+in the notebook as it ended.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import html
+import sys
+import threading
+import time
+import uuid
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+from colabstage.errors import CancelledError
+from colabstage.io.page import COLOURS, STYLE
+from colabstage.io.units import format_bytes, format_duration, format_rate
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+    from types import TracebackType
+
+    from colabstage.io.progress import Cancellation
+
+# "ended" is a step that closed without an error before all of it was done: the copy of an archive, for example, when
+# the one who reads it has failed.
+State = Literal["running", "done", "failed", "cancelled", "ended"]
+
+# Five pictures a second look alive; a picture of two rows takes well under 1 ms.
+_INTERVAL_S = 0.2
+# The rate is that of the last seconds: of the whole step it would still promise what a source that has stalled gave.
+_WINDOW_S = 5.0
+_MARK_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One step as it is at one moment.
+
+    `total`, `done`: in `unit`s ("B" for bytes). `seconds`: since it was opened, or what it took.
+    `rate`: units per second, of the last seconds while it runs and of the whole step afterwards.
+    `idle_s`: seconds without a report, as far as somebody looked. `problem`: of a failed step, what went wrong.
+    """
+
+    name: str
+    unit: str
+    total: int | None
+    done: int
+    state: State
+    seconds: float
+    rate: float
+    idle_s: float = 0.0
+    problem: str = ""
+
+    @property
+    def fraction(self) -> float | None:
+        """The part that is done, 0 to 1; `None` when nobody knows how much there is."""
+        if not self.total:
+            return None if self.total is None else 1.0
+        return min(1.0, self.done / self.total)
+
+    @property
+    def seconds_left(self) -> float | None:
+        """At the present rate; `None` when that is nothing, or the total unknown."""
+        if self.total is None or self.rate <= 0 or self.state != "running":
+            return None
+        return max(0.0, (self.total - self.done) / self.rate)
+
+
+class BoardStep:
+    """One step of a `Board`."""
+
+    def __init__(self, board: Board, name: str, total: int | None, unit: str) -> None:
+        self._board = board
+        self._name, self._total, self._unit = name, total, unit
+        self._lock = threading.Lock()
+        self._began = self._changed = time.monotonic()
+        self._done = self._seen = 0
+        self._marks: deque[tuple[float, int]] = deque([(self._began, 0)])
+        self._final: Row | None = None
+
+    def advance(self, amount: int = 1) -> None:
+        """Add `amount` units. From any thread."""
+        with self._lock:
+            self._done += amount
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self._lock:
+            if self._final is not None:
+                return
+            state = self._ending(kind)
+            seconds = time.monotonic() - self._began
+            rate = self._done / seconds if seconds > 0 else 0.0
+            problem = str(error) or type(error).__name__ if error is not None and state == "failed" else ""
+            self._final = Row(self._name, self._unit, self._total, self._done, state, seconds, rate, problem=problem)
+        self._board.closed()
+
+    def _ending(self, kind: type[BaseException] | None) -> State:
+        if kind is not None:
+            return "cancelled" if issubclass(kind, (CancelledError, KeyboardInterrupt)) else "failed"
+        if self._total is None or self._done >= self._total:
+            return "done"
+        cancellation = self._board.cancellation
+        return "cancelled" if cancellation is not None and cancellation.cancelled else "ended"
+
+    @property
+    def open(self) -> bool:
+        """Whether it has not ended."""
+        return self._final is None
+
+    def look(self) -> Row:
+        """How far it is."""
+        with self._lock:
+            if self._final is not None:
+                return self._final
+            now = time.monotonic()
+            while len(self._marks) > 1 and self._marks[1][0] < now - _WINDOW_S:
+                self._marks.popleft()
+            since, before = self._marks[0]
+            rate = (self._done - before) / (now - since) if now > since else 0.0
+            if now - self._marks[-1][0] >= _MARK_S:
+                self._marks.append((now, self._done))
+            if self._seen != self._done:
+                self._seen, self._changed = self._done, now
+            idle_s = now - self._changed
+            return Row(self._name, self._unit, self._total, self._done, "running", now - self._began, rate, idle_s)
+
+
+class Board:
+    """A `Progress` that shows all steps of a work together, wherever `show` draws them.
+
+    `cancellation`: what a button beside it sets; `None` where there is none.
+    """
+
+    def __init__(
+        self,
+        show: Callable[[tuple[Row, ...]], None],
+        *,
+        cancellation: Cancellation | None = None,
+        interval_s: float = _INTERVAL_S,
+    ) -> None:
+        """`show` gets all rows in order, from several threads but never from two at once."""
+        self.cancellation = cancellation
+        self._show = show
+        self._interval_s = interval_s
+        self._steps: list[BoardStep] = []
+        self._lock = threading.Lock()
+        self._drawing = threading.Lock()
+        self._stop: threading.Event | None = None
+
+    def step(self, name: str, *, total: int | None, unit: str) -> BoardStep:
+        """Open a step; it is shown at once."""
+        step = BoardStep(self, name, total, unit)
+        with self._lock:
+            self._steps.append(step)
+        self._draw()
+        with self._lock:
+            if self._stop is None and step.open:
+                self._stop = threading.Event()
+                # With the caller's context, by which a kernel knows the cell that this belongs to.
+                run = contextvars.copy_context().run
+                threading.Thread(
+                    target=run, args=(self._keep_drawing, self._stop), name="colabstage-progress", daemon=True
+                ).start()
+        return step
+
+    def closed(self) -> None:
+        """A step has ended: show how, and rest if it was the last one that was open."""
+        with self._lock:
+            if self._stop is not None and not any(step.open for step in self._steps):
+                self._stop.set()
+                self._stop = None
+        self._draw()
+
+    def rows(self) -> tuple[Row, ...]:
+        """All steps as they are now, in the order in which they were opened."""
+        with self._lock:
+            steps = tuple(self._steps)
+        return tuple(step.look() for step in steps)
+
+    def _draw(self) -> None:
+        with self._drawing:
+            self._show(self.rows())
+
+    def _keep_drawing(self, stop: threading.Event) -> None:
+        while not stop.wait(self._interval_s):
+            self._draw()
+
+
+# More would push the rest of the notebook off the screen.
+_ROWS_SHOWN = 12
+# Shorter silences are how networks are.
+_STALLED_S = 5.0
+
+_MARKS = {"running": "▸", "done": "✓", "failed": "✗", "cancelled": "■", "ended": "■"}
+_COLOURS = {"running": "accent", "done": "ok", "failed": "fail", "cancelled": "skip", "ended": "skip"}
+_ENDINGS = {"done": "took", "failed": "failed after", "cancelled": "cancelled after", "ended": "ended after"}
+_BAR = (
+    "<div role='progressbar' aria-valuemin='0' aria-valuemax='100' aria-valuenow='{percent:.0f}' style='width:11em;"
+    "height:.6em;margin-top:.4em;border-radius:.3em;overflow:hidden;background:rgba(128,136,144,.25)'>"
+    "<div style='height:100%;width:{percent:.1f}%;background:{colour}'></div></div>"
+)
+
+
+def panel_html(rows: Sequence[Row], note: str = "") -> str:
+    """The rows as a table with bars, and a note in plain text below; legible on light and dark pages."""
+    shown, hidden = _chosen(rows)
+    earlier = f"<div class='cs-muted'>{html.escape(_summary(hidden))}</div>" if hidden else ""
+    below = f"<div class='cs-muted'>{html.escape(note)}</div>" if note else ""
+    table = f"<table>{''.join(map(_row_html, shown))}</table>"
+    return f"{STYLE}<div class='cs-report cs-progress'>{earlier}{table}{below}</div>"
+
+
+def panel_text(rows: Sequence[Row]) -> str:
+    """The rows as lines of text, for whatever reads a notebook without drawing it."""
+    shown, hidden = _chosen(rows)
+    lines = [
+        "  ".join(filter(None, (f"{_MARKS[row.state]} {row.name}", _amount(row), _rate(row), _time(row))))
+        for row in shown
+    ]
+    return "\n".join([*([_summary(hidden)] if hidden else []), *lines])
+
+
+def _chosen(rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:
+    """Those to show, in order: whatever runs or failed, then the latest; and the others."""
+    latest = sorted(range(len(rows)), key=lambda at: (rows[at].state not in ("running", "failed"), -at))
+    kept = set(latest[:_ROWS_SHOWN])
+    return [rows[at] for at in sorted(kept)], [row for at, row in enumerate(rows) if at not in kept]
+
+
+def _summary(rows: Sequence[Row]) -> str:
+    states = [row.state for row in rows]
+    words = [f"{states.count(state)} {state}" for state in _MARKS if state in states]
+    return f"and {len(rows):,} earlier steps: {', '.join(words)}"
+
+
+def _row_html(row: Row) -> str:
+    colour = COLOURS[_COLOURS[row.state]]
+    bar = "" if row.fraction is None else _BAR.format(percent=100 * row.fraction, colour=colour)
+    cells = "".join(
+        f"<td class='cs-number'>{html.escape(text)}</td>" for text in (_amount(row), _rate(row), _time(row))
+    )
+    problem = f"<div>{html.escape(row.problem)}</div>" if row.problem else ""
+    return (
+        f"<tr class='cs-step cs-{row.state}'><td style='color:{colour};font-weight:600;padding-right:.4em'>"
+        f"{_MARKS[row.state]}</td><th style='white-space:normal'>{html.escape(row.name)}{problem}</th>"
+        f"<td>{bar}</td>{cells}</tr>"
+    )
+
+
+def _amount(row: Row) -> str:
+    if row.unit == "B":
+        done, total = format_bytes(row.done), "" if row.total is None else f" of {format_bytes(row.total)}"
+        return f"{done}{total}" if done != total.removeprefix(" of ") else done
+    if row.total is None or row.done == row.total:
+        return f"{row.done:,} {row.unit}"
+    return f"{row.done:,} of {row.total:,} {row.unit}"
+
+
+def _rate(row: Row) -> str:
+    return format_rate(row.rate, 1.0, row.unit) if row.rate > 0 else ""
+
+
+def _time(row: Row) -> str:
+    if row.state != "running":
+        return f"{_ENDINGS[row.state]} {format_duration(row.seconds)}"
+    if row.idle_s >= _STALLED_S:
+        return f"nothing for {format_duration(row.idle_s)}"
+    left = row.seconds_left
+    return "" if left is None else f"{_rounded(left)} left"
+
+
+def _rounded(seconds: float) -> str:
+    """An estimate, without the figures that it does not have."""
+    return f"{max(1, round(seconds))} s" if seconds < 99.5 else format_duration(seconds)
+
+
+_HOW_TO_STOP = "To cancel, stop the cell. What is finished is kept, and the next call goes on from there."
+
+
+def draws_html(shell_classes: Iterable[str]) -> bool:
+    """Whether the front end of an IPython shell, told by the names of its class and those above it, draws HTML.
+
+    A kernel serves notebooks, of which all do: Colab, Jupyter, VS Code, Kaggle. Spyder's console is a kernel and shows
+    text; IPython in a terminal is none. A console that somebody connects to a notebook's kernel cannot be told apart.
+    """
+    names = set(shell_classes)
+    return "ZMQInteractiveShell" in names and "SpyderShell" not in names
+
+
+def in_notebook() -> bool:
+    """Whether this process answers to a notebook that draws HTML."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    return shell is not None and draws_html(kind.__name__ for kind in type(shell).__mro__)
+
+
+class NotebookProgress(Board):
+    """Shows all steps in one panel, in the output of the cell that opened the first."""
+
+    def __init__(self) -> None:
+        """Nothing is shown before the first step."""
+        super().__init__(self._draw_panel)
+        self._display_id = f"colabstage-{uuid.uuid4().hex}"
+        self._displayed = False
+
+    def _draw_panel(self, rows: Sequence[Row]) -> None:
+        import IPython.display
+
+        # Whether it has types depends on its version.
+        display: Any = IPython.display.display
+        note = _HOW_TO_STOP if any(row.state == "running" for row in rows) else ""
+        content = {"text/html": panel_html(rows, note), "text/plain": panel_text(rows)}
+        update, self._displayed = self._displayed, True
+        display(content, raw=True, display_id=self._display_id, update=update)

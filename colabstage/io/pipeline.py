@@ -1,0 +1,468 @@
+"""Threads that read: in front of workers, with a bound on the bytes between them, or many of one kind at once.
+
+A slow source is latency: thirty reads in flight cost no more than one. A fast one is processor time: as many workers
+as cores, and readers that stay out of their way. So readers start few where the source looks fast, and grow while
+reads prove slow and workers wait. Where it is as fast as a local disk there are none at first: each worker reads what
+it uses, which saves handing it over, and that costs more than reading a small file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+from collections import deque
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+
+from colabstage.errors import SourceReadError
+from colabstage.io.clock import SYSTEM_CLOCK
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from colabstage.io.clock import Clock
+    from colabstage.io.progress import Cancellation
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+# How often a waiting thread looks whether it should stop; no wait is longer than this.
+_LOOK_S = 0.25
+# Items for each worker that are read ahead, beyond the reads in flight: enough that none of them waits, few enough that
+# memory does not fill up to the budget for nothing. Readers go on when half of them are used, not after each: waking
+# a thread costs as much as reading a small file.
+_AHEAD_PER_WORKER = 32
+# The first read of a folder may wait for the disk, and says nothing of those after it.
+_FIRST_READS = 8
+# A reader can be stuck in a dead mount for ever, so the end waits for all of them together only as long as the limits
+# say. A worker decodes and writes to a local disk: it does end, and what it writes to should not be closed under it.
+_WORKERS_END_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineLimits:
+    """How wide the pipeline may get.
+
+    `readers`: reads in flight at the start; with 0, workers read for themselves until reads prove slow.
+    `max_readers`: what they may grow to while reads prove slow.
+    `workers`: threads that use what was read.
+    `budget_bytes`: bytes read, or being read, and not yet used; one item may exceed it alone.
+    `slow_read_s`: a mean time of one read, in seconds, above which more readers help.
+    `stall_timeout_s`: with nothing read and nothing used for so long, the source counts as dead.
+    `readers_end_s`: how long the end waits for readers that hang.
+    `caller_reads`: whether items are read by the thread that runs the pipeline, one after the other, and by no other:
+    code of somebody else's, which may be made for one thread only.
+    """
+
+    readers: int
+    max_readers: int
+    workers: int
+    budget_bytes: int = 64 * 1024 * 1024
+    slow_read_s: float = 0.002
+    stall_timeout_s: float = 180.0
+    readers_end_s: float = 5.0
+    caller_reads: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineResult:
+    """What a finished run saw: `readers`, threads that read, and `mean_read_s` seconds for one read."""
+
+    readers: int
+    mean_read_s: float
+
+
+def run_pipeline(
+    items: Sequence[int],
+    *,
+    read: Callable[[int], T],
+    use: Callable[[int, T], None],
+    cost: Callable[[int], int],
+    limits: PipelineLimits,
+    cancellation: Cancellation,
+    clock: Clock = SYSTEM_CLOCK,
+) -> PipelineResult:
+    """Call `use(item, read(item))` once for every item, in no particular order.
+
+    Args:
+        items: what to do, in the order in which to read.
+        read: called in reader threads, in worker threads where these read for themselves, or in this one.
+        use: called in worker threads.
+        cost: bytes that `read(item)` will return, for the budget.
+        limits: how many of each.
+        cancellation: looked at several times a second.
+        clock: by which reads are timed, and silence.
+
+    Raises:
+        CancelledError: the caller asked to stop.
+        SourceReadError: nothing moved for `limits.stall_timeout_s` seconds.
+        BaseException: the first that `read` or `use` raised; nothing more is started after it.
+    """
+    cancellation.check()
+    run = _Run(items, read, use, cost, limits, clock=clock)
+    try:
+        run.start()
+        run.wait(cancellation)
+    finally:
+        run.stop()
+    return PipelineResult(run.readers + len(run.reading_workers), run.pace.mean_read_s)
+
+
+class ReadPace:
+    """How long reads take, and whether one more reader would help: pure accounting."""
+
+    def __init__(self, limits: PipelineLimits) -> None:
+        self.reads = 0
+        self.mean_read_s = 0.0
+        self._limits = limits
+
+    def note(self, seconds: float) -> None:
+        """Count a read. The mean forgets: it follows a source that becomes slower within some tens of reads."""
+        self.reads += 1
+        self.mean_read_s += max(0.1, 1 / self.reads) * (seconds - self.mean_read_s)
+
+    def wants_reader(self, readers: int, left: int) -> bool:
+        """Whether reads are slow, there is something `left` to read, and room for one more beside so many readers."""
+        if self._limits.caller_reads or readers >= self._limits.max_readers:
+            return False
+        return left > 0 and self.mean_read_s > self._limits.slow_read_s
+
+
+class _Run(Generic[T]):
+    """The threads of one run and what they share, all of it guarded by one lock."""
+
+    def __init__(
+        self,
+        items: Sequence[int],
+        read: Callable[[int], T],
+        use: Callable[[int, T], None],
+        cost: Callable[[int], int],
+        limits: PipelineLimits,
+        *,
+        clock: Clock,
+    ) -> None:
+        self._items = items
+        self._read = read
+        self._use = use
+        self._cost = cost
+        self._limits = limits
+        self._clock = clock
+        self._lock = threading.Lock()
+        # Three reasons to wait on the one lock: data for workers, room for readers, the end for the caller.
+        self._data = threading.Condition(self._lock)
+        self._room = threading.Condition(self._lock)
+        self._end = threading.Condition(self._lock)
+        self._ready: deque[tuple[int, T]] = deque()
+        self._taken = 0
+        self._used = 0
+        self._in_flight_bytes = 0
+        self._far_ahead = False
+        self._idle_workers = 0
+        self._error: BaseException | None = None
+        self._stopping = False
+        self._last_sign = clock.now()
+        self._worker_threads: list[threading.Thread] = []
+        self._reader_threads: list[threading.Thread] = []
+        self._now_reading: set[threading.Thread] = set()
+        self.reading_workers: set[threading.Thread] = set()
+        self.readers = 0
+        self.pace = ReadPace(limits)
+
+    def start(self) -> None:
+        """Start the workers and the first readers."""
+        with self._lock:
+            # Before there are workers: none of them is to read for itself.
+            self.readers = int(self._limits.caller_reads)
+            for _ in range(min(self._limits.workers, len(self._items))):
+                self._spawn(self._work, self._worker_threads)
+            if self._limits.caller_reads:
+                return
+            for _ in range(min(self._limits.readers, len(self._items))):
+                self._spawn_reader()
+
+    def wait(self, cancellation: Cancellation) -> None:
+        """Return when every item is used; raise what stopped the run."""
+        if self._limits.caller_reads:
+            self._fetch(cancellation)
+        with self._lock:
+            while self._used < len(self._items) and self._error is None:
+                self._clock.wait(self._end, _LOOK_S)
+                cancellation.check()
+                silent_s = self._clock.now() - self._last_sign
+                if silent_s > self._limits.stall_timeout_s:
+                    msg = (
+                        f"Nothing could be read for {silent_s:.0f} seconds ({self._used} of {len(self._items)} done). "
+                        "The source hangs; if it is Google Drive, mount it again with force_remount=True and run this "
+                        "cell once more: finished work is kept."
+                    )
+                    raise SourceReadError(msg)
+            if self._error is not None:
+                raise self._error
+
+    def stop(self) -> None:
+        """Let every thread end, and wait for those that can."""
+        with self._lock:
+            self._halt()
+            reading = list(self._now_reading)
+        _join([thread for thread in self._worker_threads if thread not in reading], _WORKERS_END_S)
+        # A thread stuck in a dead mount's read cannot be interrupted; it is a daemon and holds nothing.
+        _join(self._reader_threads + reading, self._limits.readers_end_s)
+
+    def _halt(self) -> None:
+        self._stopping = True
+        self._ready.clear()
+        for condition in (self._data, self._room, self._end):
+            condition.notify_all()
+
+    def _spawn(self, target: Callable[[], None], among: list[threading.Thread]) -> None:
+        thread = threading.Thread(target=self._guard, args=(target,), name="colabstage-pipeline", daemon=True)
+        thread.start()
+        among.append(thread)
+
+    def _spawn_reader(self) -> None:
+        self._spawn(self._fetch, self._reader_threads)
+        self.readers += 1
+
+    def _guard(self, target: Callable[[], None]) -> None:
+        try:
+            target()
+        except BaseException as error:  # noqa: BLE001 - handed to the waiting thread, which raises it
+            with self._lock:
+                if self._error is None:
+                    self._error = error
+                self._halt()
+
+    def _fetch(self, cancellation: Cancellation | None = None) -> None:
+        while (item := self._take()) is not None:
+            if cancellation is not None:
+                cancellation.check()
+            began = self._clock.now()
+            data = self._read(item)
+            self._deliver(item, data, self._clock.now() - began)
+            del data  # the budget counts it only until it is used, and this thread may now wait for long
+
+    def _read_alone(self, item: int) -> tuple[int, T] | None:
+        """A worker's own read of what it uses next; `None` when that is not wanted any more."""
+        began = self._clock.now()
+        data = self._read(item)
+        seconds = self._clock.now() - began
+        with self._lock:
+            self._now_reading.discard(threading.current_thread())
+            if self._stopping:
+                return None
+            self._note_read(seconds)
+            # From then on readers read ahead, and workers only use.
+            if self.pace.reads >= _FIRST_READS and self._would_help():
+                self._spawn_reader()
+        return item, data
+
+    def _take(self) -> int | None:
+        """The next item, once the budget allows it; `None` when there are no more."""
+        with self._lock:
+            while not self._stopping and self._taken < len(self._items):
+                item = self._claim()
+                if item is not None:
+                    # What one large item frees may be room for several small ones: each wakes the next.
+                    self._room.notify()
+                    return item
+                self._clock.wait(self._room, _LOOK_S)
+            return None
+
+    def _claim(self) -> int | None:
+        """Take the next item if the budget allows it."""
+        item = self._items[self._taken]
+        cost = self._cost(item)
+        if not self._has_room(cost):
+            return None
+        self._taken += 1
+        self._in_flight_bytes += cost
+        return item
+
+    def _has_room(self, cost: int) -> bool:
+        """Whether an item of `cost` bytes may be read now; remembers whether readers rest."""
+        ahead = self._taken - self._used - self._limits.max_readers
+        enough = _AHEAD_PER_WORKER * self._limits.workers
+        self._far_ahead = ahead >= (enough // 2 if self._far_ahead else enough)
+        if self._far_ahead:
+            return False
+        return self._in_flight_bytes == 0 or self._in_flight_bytes + cost <= self._limits.budget_bytes
+
+    def _deliver(self, item: int, data: T, seconds: float) -> None:
+        with self._lock:
+            if self._stopping:
+                return
+            self._note_read(seconds)
+            if self._wants_reader():
+                self._spawn_reader()
+            self._ready.append((item, data))
+            self._data.notify()
+
+    def _note_read(self, seconds: float) -> None:
+        self._last_sign = self._clock.now()
+        self.pace.note(seconds)
+
+    def _wants_reader(self) -> bool:
+        return self._idle_workers > 0 and not self._ready and self._would_help()
+
+    def _would_help(self) -> bool:
+        return self.pace.wants_reader(self.readers, len(self._items) - self._taken)
+
+    def _work(self) -> None:
+        while (ready := self._next_ready()) is not None:
+            item = ready[0]
+            self._use(*ready)
+            del ready
+            self._finish(item)
+
+    def _next_ready(self) -> tuple[int, T] | None:
+        with self._lock:
+            item = None
+            while item is None:
+                if self._ready:
+                    return self._ready.popleft()
+                if self._stopping or self._used == len(self._items):
+                    return None
+                item = self._claim_alone()
+                if item is None:
+                    self._idle_workers += 1
+                    self._clock.wait(self._data, _LOOK_S)
+                    self._idle_workers -= 1
+        return self._read_alone(item)
+
+    def _claim_alone(self) -> int | None:
+        """Take the next item for a worker that has nothing to do, where workers read for themselves."""
+        if self.readers or self._taken == len(self._items):
+            return None
+        item = self._claim()
+        if item is not None:
+            self._now_reading.add(threading.current_thread())
+            self.reading_workers.add(threading.current_thread())
+            # As in `_take`: there may be room for one more.
+            self._data.notify()
+        return item
+
+    def _finish(self, item: int) -> None:
+        with self._lock:
+            self._last_sign = self._clock.now()
+            self._used += 1
+            self._in_flight_bytes -= self._cost(item)
+            if not self.readers and self._idle_workers:
+                self._data.notify()
+            elif not self._far_ahead or self._has_room(0):
+                self._room.notify()
+            if self._used == len(self._items):
+                self._data.notify_all()
+                self._end.notify_all()
+
+
+def _join(threads: Sequence[threading.Thread], seconds: float) -> None:
+    deadline = SYSTEM_CLOCK.now() + seconds  # threads end in real time only
+    for thread in threads:
+        thread.join(timeout=max(0.0, deadline - SYSTEM_CLOCK.now()))
+
+
+class DaemonPool:
+    """Threads for calls that may hang: unlike those of an executor, the interpreter does not wait for them at its end.
+
+    Leaving its block by an exception waits for nobody either: what has not begun is called off, what hangs is left
+    behind. For calls into mounts and services; not for what must not be cut off half way.
+    """
+
+    def __init__(self, workers: int, name: str = "colabstage-pool") -> None:
+        self._workers = workers
+        self._name = name
+        self._tasks: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
+        self._idle = threading.Semaphore(0)
+        self._lock = threading.Lock()
+        self._threads: list[threading.Thread] = []
+        self._closed = False
+
+    def submit(self, function: Callable[[], R]) -> Future[R]:
+        """Have a thread call `function`, as soon as one is free."""
+        future: Future[R] = Future()
+        with self._lock:
+            if self._closed:
+                msg = "The pool was closed."
+                raise RuntimeError(msg)
+            self._tasks.put((future, function))
+            if not self._idle.acquire(blocking=False) and len(self._threads) < self._workers:
+                thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                self._threads.append(thread)
+                thread.start()
+        return future
+
+    def run(
+        self,
+        function: Callable[[T], R],
+        items: Iterable[T],
+        *,
+        cancellation: Cancellation | None = None,
+        stall_timeout_s: float = 300.0,
+    ) -> list[R]:
+        """Call `function` with every item, many at once, and return the results in the items' order.
+
+        Raises:
+            BaseException: the first that a call raised, as soon as it did.
+            CancelledError: `cancellation` was used.
+            TimeoutError: none of the calls has ended for `stall_timeout_s` seconds.
+        """
+        futures = [self.submit(partial(function, item)) for item in items]
+        waiting, moved_at = set(futures), SYSTEM_CLOCK.now()
+        while waiting:
+            done, waiting = wait(waiting, _LOOK_S, FIRST_EXCEPTION)
+            for future in done:
+                future.result()
+            if cancellation is not None:
+                cancellation.check()
+            if done:
+                moved_at = SYSTEM_CLOCK.now()
+            elif SYSTEM_CLOCK.now() - moved_at > stall_timeout_s:
+                msg = f"Nothing has moved for {stall_timeout_s:.0f} seconds."
+                raise TimeoutError(msg)
+        return [future.result() for future in futures]
+
+    def close(self, *, abandon: bool) -> None:
+        """Take no more calls, and wait for those that were taken; or call off what has not begun and wait for none."""
+        with self._lock:
+            self._closed = True
+        if abandon:
+            with contextlib.suppress(queue.Empty):
+                while (task := self._tasks.get_nowait()) is not None:
+                    task[0].cancel()
+        self._tasks.put(None)
+        if not abandon:
+            for thread in self._threads:
+                thread.join()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        self.close(abandon=error is not None)
+
+    def _run(self) -> None:
+        while True:
+            try:
+                task = self._tasks.get_nowait()
+            except queue.Empty:
+                self._idle.release()
+                task = self._tasks.get()
+            if task is None:
+                self._tasks.put(None)  # for the next thread
+                return
+            _carry_out(*task)
+            del task  # it holds its arguments, and the next one may be long in coming
+
+
+def _carry_out(future: Future[R], function: Callable[[], R]) -> None:
+    if not future.set_running_or_notify_cancel():
+        return
+    try:
+        result = function()
+    except BaseException as error:  # noqa: BLE001 - raised by whoever asks for the result
+        future.set_exception(error)
+    else:
+        future.set_result(result)

@@ -1,0 +1,153 @@
+"""Progress and cancellation, passed down as arguments.
+
+A `Progress` opens one `ProgressStep` per step of the work; a step is a context manager that is told of every unit
+done, from any thread. Nothing in colabstage prints progress by itself.
+
+All of it is in the lowest layer, the panel of notebooks too: `progress=True` has to find it from any verb, and what is
+below the faces does not import them.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any, Protocol, Self
+
+from colabstage.errors import CancelledError, OptionError, printable
+from colabstage.io.panel import NotebookProgress, in_notebook
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+
+class Cancellation:
+    """A flag that long work looks at between units; setting it stops the work at the next unit."""
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+
+    def cancel(self) -> None:
+        """Ask the work to stop. May be called from any thread, any number of times."""
+        self._event.set()
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether `cancel` has been called."""
+        return self._event.is_set()
+
+    def check(self) -> None:
+        """Raise `CancelledError` if `cancel` has been called."""
+        if self._event.is_set():
+            msg = "Cancelled on request; nothing that was there before has changed."
+            raise CancelledError(msg)
+
+
+def cancellation_of(progress: Progress) -> Cancellation:
+    """What stops the work that `progress` shows: its own `cancellation`, or one that nobody uses."""
+    own = getattr(progress, "cancellation", None)
+    return own if isinstance(own, Cancellation) else Cancellation()
+
+
+class ProgressStep(Protocol):
+    """One step of a longer work, for example the copy of one file."""
+
+    def advance(self, amount: int = 1) -> None:
+        """Report `amount` further units (bytes, samples, files) done. May be called from any thread."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+class Progress(Protocol):
+    """Where the steps of a work are shown.
+
+    One that has an attribute `cancellation`, a `Cancellation`, can also stop the work; see `cancellation_of`.
+    """
+
+    def step(self, name: str, *, total: int | None, unit: str) -> ProgressStep:
+        """Open a step. `total` is in `unit`s, `None` when unknown; `unit` is "B" for bytes, else a noun."""
+
+
+class _NullStep:
+    def advance(self, amount: int = 1) -> None:
+        pass
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        pass
+
+
+class NullProgress:
+    """Shows nothing."""
+
+    def step(self, name: str, *, total: int | None, unit: str) -> ProgressStep:
+        return _NullStep()
+
+
+class _TqdmStep:
+    def __init__(self, bar: Any) -> None:
+        self._bar = bar
+        # tqdm's own update is not safe to call from several threads.
+        self._lock = threading.Lock()
+
+    def advance(self, amount: int = 1) -> None:
+        with self._lock:
+            self._bar.update(amount)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self._lock:
+            self._bar.close()
+
+
+class TqdmProgress:
+    """One tqdm bar a step, as text on stderr; also in notebooks, where tqdm's widgets do not outlive a reload."""
+
+    def step(self, name: str, *, total: int | None, unit: str) -> ProgressStep:
+        from tqdm.std import tqdm
+
+        class Bar(tqdm):  # type: ignore[misc]
+            # No thread of tqdm's own: it is there for bars that skip updates, and `miniters=0` skips none.
+            monitor_interval = 0
+
+        scaled = unit == "B"
+        return _TqdmStep(
+            Bar(
+                total=total,
+                desc=printable(name),
+                unit=unit if scaled else f" {unit}",
+                unit_scale=scaled,
+                unit_divisor=1000,
+                dynamic_ncols=True,
+                mininterval=0.2,
+                miniters=0,
+            )
+        )
+
+
+def resolve_progress(progress: bool | Progress) -> Progress:
+    """Turn the public `progress=` argument into a `Progress`.
+
+    `True` is a panel in notebooks and lines of text elsewhere, `False` is silence.
+
+    Raises:
+        OptionError: it is none of these.
+    """
+    if progress is True:
+        return NotebookProgress() if in_notebook() else TqdmProgress()
+    if progress is False:
+        return NullProgress()
+    if not callable(getattr(progress, "step", None)):
+        msg = f"progress={progress!r} cannot show progress. Pass True, False, or an object with a method step()."
+        raise OptionError(msg)
+    return progress

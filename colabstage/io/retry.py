@@ -1,0 +1,114 @@
+"""Trying again, where the failure is of a kind that passes: so many tries for each item, never a blind loop."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from colabstage.errors import (
+    ColabstageError,
+    DriveDisconnectedError,
+    OptionError,
+    SourceNotFoundError,
+    SourceReadError,
+)
+from colabstage.io.clock import SYSTEM_CLOCK
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import TypeVar
+
+    from colabstage.io.clock import Clock
+
+    T = TypeVar("T")
+
+# What a Drive mount answers on a bad day and may not answer a moment later.
+_PASSING = frozenset({errno.EIO, errno.EAGAIN, errno.EINTR, errno.ETIMEDOUT, errno.EBUSY})
+# The client behind the mount is gone; only mounting again helps.
+_DEAD = frozenset({errno.ENOTCONN, errno.ESHUTDOWN, errno.ECONNABORTED})
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """How long to try.
+
+    `attempts`: tries for one item, the first included.
+    `first_wait_s`: seconds before the second try; each further wait doubles.
+    `missing_is_passing`: a file that was listed a moment ago and now is not found is a symptom of a dying mount,
+    so it is worth another try.
+    """
+
+    attempts: int = 4
+    first_wait_s: float = 0.25
+    missing_is_passing: bool = True
+
+    def __post_init__(self) -> None:
+        if self.attempts < 1 or not self.first_wait_s >= 0:
+            msg = (
+                f"A retry policy needs at least one attempt and a wait of no less than 0 s, got attempts="
+                f"{self.attempts} and first_wait_s={self.first_wait_s}."
+            )
+            raise OptionError(msg)
+
+
+def is_passing(error: OSError, policy: RetryPolicy) -> bool:
+    """Whether the same call may succeed a moment later."""
+    return error.errno in _PASSING or (error.errno == errno.ENOENT and policy.missing_is_passing)
+
+
+def speaks_of_a_mount(error: OSError) -> bool:
+    """Whether it is what a mount answers whose client is dead or has a bad day, and local disks hardly ever do."""
+    return error.errno in _DEAD or error.errno in _PASSING
+
+
+def translate_read_error(error: OSError, name: str, tries: int) -> OSError:
+    """The typed error for a read that failed for good after `tries` tries."""
+    often = "1 try" if tries == 1 else f"{tries} tries"
+    if error.errno in _DEAD:
+        msg = (
+            f"Reading '{name}' failed: {error.strerror}. The Drive client has died. Mount it again "
+            'with google.colab.drive.mount("/content/drive", force_remount=True) and run this cell once more; '
+            "finished work is kept."
+        )
+        return DriveDisconnectedError(msg)
+    if error.errno == errno.ENOENT:
+        msg = f"'{name}' was listed but cannot be found any more ({often}). Was it moved or deleted meanwhile?"
+        return SourceNotFoundError(msg)
+    reason = error.strerror or str(error)
+    msg = f"Reading '{name}' failed after {often}: {reason}."
+    if error.errno in _PASSING:
+        msg += (
+            " On Google Drive this is often the download quota of a file or a folder with too many entries: "
+            "stage a copy of the file, or one archive of the folder."
+        )
+    return SourceReadError(msg)
+
+
+def read_with_retry(
+    read: Callable[[], T],
+    name: str,
+    *,
+    policy: RetryPolicy,
+    clock: Clock = SYSTEM_CLOCK,
+) -> T:
+    """Call `read()` until it succeeds or `policy` is spent.
+
+    What `read` itself raises as a `ColabstageError` has been judged already and passes through.
+
+    Raises:
+        DriveDisconnectedError: the mount is dead; raised at once, since waiting does not help.
+        SourceNotFoundError: the item is gone.
+        SourceReadError: everything else, with the number of tries and the remedy.
+    """
+    for tries in itertools.count(1):
+        try:
+            return read()
+        except ColabstageError:
+            raise
+        except OSError as error:
+            if tries >= policy.attempts or not is_passing(error, policy):
+                raise translate_read_error(error, name, tries) from error
+        clock.sleep(policy.first_wait_s * 2 ** (tries - 1))
+    raise AssertionError  # itertools.count does not end

@@ -1,0 +1,152 @@
+"""A board counts every report, says truly how each step ended, and draws a few times a second at most."""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import pytest
+
+from colabstage.errors import CancelledError, SourceReadError
+from colabstage.io.panel import Board, Row, panel_html, panel_text
+from colabstage.io.progress import Cancellation
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def silent() -> Board:
+    """A board that nobody looks at."""
+    return Board(lambda rows: None)
+
+
+def wait_until(true: Callable[[], bool]) -> None:
+    """Wait for a condition, ten seconds at most."""
+    deadline = time.monotonic() + 10
+    while not true():
+        assert time.monotonic() < deadline, "it did not come about within 10 s"
+        time.sleep(0.01)
+
+
+def row(**changes: object) -> Row:
+    """A step of 1,000 images, half done after ten seconds."""
+    usual: dict[str, object] = {"name": "pack", "unit": "images", "total": 1000, "done": 500, "state": "running"}
+    return Row(**{**usual, "seconds": 10.0, "rate": 50.0, **changes})  # type: ignore[arg-type]
+
+
+def test_reports_of_several_threads_add_up() -> None:
+    """None is lost, whoever makes it."""
+    board = silent()
+    with board.step("pack", total=40_000, unit="images") as step, ThreadPoolExecutor(4) as pool:
+        list(pool.map(step.advance, [1] * 40_000))
+    (done,) = board.rows()
+    assert (done.done, done.state, done.fraction) == (40_000, "done", 1.0)
+
+
+@pytest.mark.parametrize(
+    ("error", "state", "problem"),
+    [
+        (SourceReadError("'x.zip' ended early."), "failed", "'x.zip' ended early."),
+        (ValueError(), "failed", "ValueError"),
+        (CancelledError("Cancelled on request."), "cancelled", ""),
+        (KeyboardInterrupt(), "cancelled", ""),
+    ],
+)
+def test_a_step_says_how_it_ended(error: BaseException, state: str, problem: str) -> None:
+    """A failure is one, with its reason; a stopped cell and a cancelled work are no failures."""
+    board = silent()
+
+    def work() -> None:
+        with board.step("copy", total=10, unit="B") as step:
+            step.advance(4)
+            raise error
+
+    with pytest.raises(type(error)):
+        work()
+    (ended,) = board.rows()
+    assert (ended.state, ended.problem, ended.done) == (state, problem, 4)
+
+
+@pytest.mark.parametrize(("cancelled", "state"), [(False, "ended"), (True, "cancelled")])
+def test_a_step_that_closes_early_is_not_done(cancelled: bool, state: str) -> None:
+    """The copy that its reader gave up is no finished one, error or not."""
+    board = Board(lambda rows: None, cancellation=Cancellation())
+    with board.step("copy", total=10, unit="B") as step:
+        step.advance(4)
+        if cancelled and board.cancellation is not None:
+            board.cancellation.cancel()
+    assert [row.state for row in board.rows()] == [state]
+
+
+def test_drawing_goes_on_without_reports_and_ends_with_the_last_step() -> None:
+    """A step that stalls is still drawn, so that the silence shows; afterwards no thread is left."""
+    drawn: list[tuple[Row, ...]] = []
+    board = Board(drawn.append, interval_s=0.01)
+    with board.step("copy", total=None, unit="B"):
+        wait_until(lambda: len(drawn) > 5)
+    assert [rows[0].state for rows in drawn][-1] == "done"
+    wait_until(lambda: not any(thread.name == "colabstage-progress" for thread in threading.enumerate()))
+
+
+def test_many_reports_are_drawn_few_times() -> None:
+    """Drawing follows the clock, not the reports."""
+    drawn: list[tuple[Row, ...]] = []
+    board = Board(drawn.append, interval_s=60)
+    with board.step("pack", total=None, unit="images") as step:
+        for _ in range(10_000):
+            step.advance()
+    assert len(drawn) == 2
+    assert drawn[-1][0].done == 10_000
+
+
+def test_steps_at_once_are_each_a_row_in_order() -> None:
+    """Rows stand in the order in which steps were opened."""
+    board = silent()
+    with board.step("fetch", total=0, unit="B"), board.step("pack", total=None, unit="images"):
+        assert [(row.name, row.state) for row in board.rows()] == [("fetch", "running"), ("pack", "running")]
+    assert [row.state for row in board.rows()] == ["done", "done"]
+
+
+def test_a_row_tells_amount_rate_and_time_left() -> None:
+    """What is drawn has each figure with its unit, as text and as HTML."""
+    line = panel_text([row()])
+    assert line == "▸ pack  500 of 1,000 images  50 images/s  10 s left"
+    drawn = panel_html([row()])
+    assert all(part in drawn for part in ("500 of 1,000 images", "50 images/s", "10 s left", "aria-valuenow='50'"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"state": "done", "done": 1000}, "✓ pack  1,000 images  50 images/s  took 10.0 s"),
+        ({"state": "failed"}, "✗ pack  500 of 1,000 images  50 images/s  failed after 10.0 s"),
+        ({"state": "ended"}, "■ pack  500 of 1,000 images  50 images/s  ended after 10.0 s"),
+        ({"rate": 0.0, "idle_s": 31.0}, "▸ pack  500 of 1,000 images  nothing for 31.0 s"),
+        ({"total": None}, "▸ pack  500 images  50 images/s"),
+        ({"unit": "B", "done": 5_000_000, "total": 10_000_000}, "▸ pack  5 MB of 10 MB  50 B/s  27 h 46 min left"),
+        ({"total": 0, "done": 0, "rate": 0.0}, "▸ pack  0 images"),
+    ],
+)
+def test_a_row_reads_truly(changes: dict[str, object], line: str) -> None:
+    """Silence, an unknown total and an ended step each say so."""
+    assert panel_text([row(**changes)]) == line
+
+
+def test_what_is_drawn_is_escaped() -> None:
+    """A file's name is text, not markup."""
+    drawn = panel_html([row(name="<b>x</b>", problem="<script>")], note="<i>")
+    assert "<b>x" not in drawn
+    assert "<script>" not in drawn
+    assert "<i>" not in drawn
+
+
+def test_many_steps_do_not_push_the_page_away() -> None:
+    """Twelve are shown: what runs or failed, and the latest; of the others how many there are."""
+    rows = [row(name="first", state="failed"), *(row(name=f"copy {n}", state="done") for n in range(40))]
+    text = panel_text(rows)
+    assert text.splitlines()[0] == "and 29 earlier steps: 29 done"
+    assert "✗ first" in text
+    assert "copy 39" in text
+    assert "copy 0" not in text

@@ -1,0 +1,100 @@
+"""In a notebook's kernel the panel is drawn in the cell's output, and stays there as it ended."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+import pytest
+
+from colabstage.io.panel import draws_html
+from tests.kernels import errors_in, run_cells, text_in
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.nurseries import Nurseries
+
+_WORK = """
+from concurrent.futures import ThreadPoolExecutor
+from colabstage.io.progress import resolve_progress
+progress = resolve_progress(True)
+def work(fail):
+    with progress.step("copy", total=4000, unit="B") as step, ThreadPoolExecutor(4) as pool:
+        list(pool.map(step.advance, [10] * 400))
+    with progress.step("pack", total=3, unit="images") as step:
+        step.advance(2)
+        if fail:
+            raise ValueError("bad <picture>")
+        step.advance()
+"""
+
+
+@pytest.mark.parametrize(
+    ("classes", "html"),
+    [
+        (["ZMQInteractiveShell", "InteractiveShell"], True),
+        (["Shell", "ZMQInteractiveShell", "InteractiveShell"], True),
+        (["TerminalInteractiveShell", "InteractiveShell"], False),
+        (["SpyderShell", "ZMQInteractiveShell"], False),
+        ([], False),
+    ],
+)
+def test_front_ends_are_told_apart(classes: list[str], html: bool) -> None:
+    """Kernels of notebooks, Colab's among them, draw HTML; a terminal and Spyder do not."""
+    assert draws_html(classes) == html
+
+
+def test_the_panel_stays_as_the_work_ended(tmp_path: Path, nurseries: Nurseries) -> None:
+    """One output, whatever was drawn before; it needs no ipywidgets, and a failure is shown as one."""
+    outputs = run_cells(
+        "import sys\nsys.modules['ipywidgets'] = None",
+        _WORK,
+        "work(False)",
+        "work(True)",
+        folder=tmp_path,
+        nurseries=nurseries,
+    )
+    assert errors_in(outputs) == ["ValueError: bad <picture>"]
+    assert [one["output_type"] for one in outputs[3]] == ["error"], "the same panel was meant to go on"
+    (panel,) = [one["data"] for one in outputs[2]]
+    lines = panel["text/plain"].splitlines()
+    assert [line.split("  ")[:2] for line in lines] == [
+        ["✓ copy", "4 kB"],
+        ["✓ pack", "3 images"],
+        ["✓ copy", "4 kB"],
+        ["✗ pack", "2 of 3 images"],
+    ]
+    assert "bad &lt;picture&gt;" in panel["text/html"]
+    assert "To cancel" not in panel["text/html"]
+
+
+def test_a_stopped_cell_is_cancelled_not_failed(tmp_path: Path, nurseries: Nurseries) -> None:
+    """The panel says so when the stop button ends the work."""
+    stop = "import os, signal\nwith progress.step('read', total=2, unit='B'): os.kill(os.getpid(), signal.SIGINT)"
+    outputs = run_cells(_WORK, stop, folder=tmp_path, nurseries=nurseries)
+    assert "KeyboardInterrupt" in errors_in(outputs)[0]
+    assert "■ read" in text_in(outputs[1])
+
+
+def test_ipython_in_a_terminal_shows_text(tmp_path: Path) -> None:
+    """No HTML is printed where nobody draws it."""
+    if find_spec("IPython") is None:
+        pytest.skip("needs IPython: pip install --group notebooks (or: make .venv/.tested)")
+    code = (
+        "from colabstage.io.progress import resolve_progress\n"
+        "with resolve_progress(True).step('copy', total=2, unit='B') as step: step.advance(2)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "IPython", "--no-banner", "--simple-prompt", "-c", code],
+        env={**os.environ, "IPYTHONDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert "copy: 100%" in done.stderr
+    assert "<" not in done.stdout

@@ -1,0 +1,326 @@
+"""What is ours is told by evidence, and only that is removed, emptied or replaced."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from colabstage.io import ownership
+
+# The simulated Drive is a file system: what it removes, a user asked it to. The demo clears its own temporary machine,
+# fsspec's stores have no names of ours, and a file's target is opened by whoever has asked before.
+_MAY_REMOVE = ("simulate/", "ui/demo/run.py", "sources/objects_fsspec.py", "sources/copy.py")
+_REMOVE = {"unlink", "rmtree", "rmdir", "truncate", "ftruncate", "rename", "renames", "removedirs"}
+
+
+def removals(text: str) -> list[str]:
+    """The calls in a module's text that remove, empty or replace a file."""
+    found = []
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Attribute) and node.attr == "O_TRUNC":
+            found.append(node.attr)
+        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
+            continue
+        name, of_os = node.func.attr, isinstance(node.func.value, ast.Name) and node.func.value.id in {"os", "shutil"}
+        one_path = name == "replace" and len(node.args) == 1 and not node.keywords
+        if name in _REMOVE or one_path or (of_os and name in {"replace", "remove", "move"}):
+            found.append(name)
+    return found
+
+
+def run_python(code: str, *arguments: str | Path) -> str:
+    """What another process prints that has run `code`, and has ended."""
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code), *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    return done.stdout.strip()
+
+
+def dead_owners_temp(path: Path) -> Path:
+    """A temporary file for `path` whose owner has ended."""
+    code = """
+        import sys, pathlib
+        from colabstage.io.ownership import temp_beside
+        temp = temp_beside(pathlib.Path(sys.argv[1]))
+        temp.write_text("half")
+        print(temp)
+    """
+    return Path(run_python(code, path))
+
+
+class TestOwners:
+    """Who made a temporary file, and whether it still runs."""
+
+    def test_this_process_is_alive(self) -> None:
+        """Our own token is a living one."""
+        assert ownership.owner_is_alive(ownership.owner_token()) is True
+
+    def test_an_ended_process_is_dead(self) -> None:
+        """A token outlives its process, and says so."""
+        token = run_python("from colabstage.io.ownership import owner_token; print(owner_token())")
+        assert ownership.owner_is_alive(token) is False
+
+    def test_a_reused_process_id_is_not_the_owner(self) -> None:
+        """The same process id with another start time is another process."""
+        world, pid, started = ownership.owner_token().split("-")
+        assert ownership.owner_is_alive(f"{world}-{pid}-{int(started) - 1}") is False
+
+    def test_an_ended_child_nobody_waited_for_is_dead(self) -> None:
+        """A zombie owns nothing."""
+        code = "from colabstage.io.ownership import owner_token; print(owner_token(), flush=True)"
+        with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as child:
+            assert child.stdout is not None
+            token = child.stdout.read().strip()
+            os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+            assert ownership.owner_is_alive(token) is False
+
+    @pytest.mark.parametrize("token", ["", "x", "0000abcd-1-5", "0000abcd-none-5", "a-b-c-d"])
+    def test_a_foreign_token_cannot_be_judged(self, token: str) -> None:
+        """Another boot's, another container's or a malformed token is neither alive nor dead."""
+        assert ownership.owner_is_alive(token) is None
+
+    def test_without_a_start_time_nothing_is_judged(self) -> None:
+        """A token from where the kernel does not tell start times may belong to somebody alive."""
+        world, pid, _ = ownership.owner_token().split("-")
+        assert ownership.owner_is_alive(f"{world}-{pid}-") is None
+
+
+class TestTempNames:
+    """Temporary names are fresh, beside their target and short enough."""
+
+    def test_names_differ_and_stay_in_the_folder(self, tmp_path: Path) -> None:
+        """Two names for one target are two files of the same folder."""
+        names = {ownership.temp_beside(tmp_path / "data.h5") for _ in range(3)}
+        assert len(names) == 3
+        assert {name.parent for name in names} == {tmp_path}
+
+    @pytest.mark.parametrize("name", ["n" * 255, "ü" * 127, "数" * 85])
+    def test_a_long_name_leaves_room_for_the_owner(self, name: str, tmp_path: Path) -> None:
+        """The longest name that a file system takes can still be written beside."""
+        with ownership.atomic_path(tmp_path / name) as temp:
+            temp.write_bytes(b"whole")
+        assert [path.name for path in tmp_path.iterdir()] == [name]
+
+    def test_long_names_that_differ_at_the_end_stay_apart(self, tmp_path: Path) -> None:
+        """What is cut off still tells two targets apart."""
+        left = dead_owners_temp(tmp_path / ("n" * 200 + "a"))
+        assert not ownership.adopt_orphan(tmp_path / ("n" * 200 + "b"), tmp_path / "mine")
+        assert ownership.adopt_orphan(tmp_path / ("n" * 200 + "a"), tmp_path / "mine")
+        assert not left.exists()
+
+
+class TestSweep:
+    """Leftovers of the dead go, everything else stays."""
+
+    def test_a_dead_owners_leftovers_go(self, tmp_path: Path) -> None:
+        """A dead process's temporary file is removed and reported."""
+        left = dead_owners_temp(tmp_path / "data.h5")
+        assert ownership.sweep_orphans(tmp_path) == [left]
+        assert list(tmp_path.iterdir()) == []
+
+    def test_living_work_and_other_files_stay(self, tmp_path: Path) -> None:
+        """Our own temporary file and files that only look alike are not touched."""
+        ours = ownership.temp_beside(tmp_path / "data.h5")
+        kept = {ours, tmp_path / "data.h5", tmp_path / ".colabstage-x.tmp", tmp_path / "notes.tmp"}
+        for path in kept:
+            path.write_text("text", encoding="utf-8")
+            os.utime(path, (0, 0))
+        assert ownership.sweep_orphans(tmp_path) == []
+        assert set(tmp_path.iterdir()) == kept
+
+    def test_with_a_name_only_its_leftovers_go(self, tmp_path: Path) -> None:
+        """A target's name is matched whole: 'a.h5' is not 'a.h5.json'."""
+        other, own = dead_owners_temp(tmp_path / "a.h5.json"), dead_owners_temp(tmp_path / "a.h5")
+        assert ownership.sweep_orphans(tmp_path, name="a.h5") == [own]
+        assert other.exists()
+
+    def test_foreign_leftovers_go_only_when_old(self, tmp_path: Path) -> None:
+        """What another machine left is removed once nothing has touched it for an hour."""
+        young, old = (tmp_path / f".colabstage-{name}.0000abcd-1-5.0.tmp" for name in ("young", "old"))
+        for path in (young, old):
+            path.write_text("half", encoding="utf-8")
+        os.utime(old, (0, 0))
+        assert ownership.sweep_orphans(tmp_path) == [old]
+        assert young.exists()
+
+    def test_a_foreign_folder_is_as_young_as_its_youngest_file(self, tmp_path: Path) -> None:
+        """Writing deep inside a folder keeps the folder, whose own time does not change by that."""
+        folder = tmp_path / ".colabstage-tree.0000abcd-1-5.0.tmp"
+        (folder / "deep").mkdir(parents=True)
+        (folder / "deep" / "file").write_text("being written", encoding="utf-8")
+        os.utime(folder / "deep", (0, 0))
+        os.utime(folder, (0, 0))
+        assert ownership.sweep_orphans(tmp_path) == []
+        os.utime(folder / "deep" / "file", (0, 0))
+        assert ownership.sweep_orphans(tmp_path) == [folder]
+
+    @pytest.mark.parametrize("name", ["photos", "ü" * 120])
+    @pytest.mark.parametrize("moment", ["before the deed is whole", "before the old deed goes"])
+    def test_a_death_while_a_folder_is_put_in_place_leaves_one_deed(
+        self, moment: str, name: str, tmp_path: Path
+    ) -> None:
+        """What the next call sweeps for that folder: no half of a deed, and no second one."""
+        target = tmp_path / name
+        code = f"""
+            import os, pathlib, sys
+            from colabstage.io import ownership
+            target = pathlib.Path(sys.argv[1])
+            for content in ("old", "newer"):
+                made = ownership.temp_beside(target)
+                made.mkdir()
+                (made / "file").write_text(content)
+                if content == "newer" and {moment!r} == "before the deed is whole":
+                    ownership.sync_file = lambda _: (print(flush=True), os._exit(0))
+                if content == "newer":
+                    ownership.remove_named = lambda _: (print(flush=True), os._exit(0))
+                ownership.put_folder(made, target)
+        """
+        run_python(code, target)
+        # An unfinished folder may be gone on with, so whoever sweeps has asked for it before.
+        ownership.sweep_orphans(tmp_path, name=name)
+        deeds = [path for path in tmp_path.iterdir() if path != target]
+        assert [path.suffix for path in deeds] == [".deed"]
+        assert ownership.look_at(target).is_as_made
+        assert (target / "file").read_text() == ("old" if "whole" in moment else "newer")
+
+    def test_no_folder_is_nothing_to_sweep(self, tmp_path: Path) -> None:
+        """A folder that is not there yet is clean."""
+        assert ownership.sweep_orphans(tmp_path / "none") == []
+
+
+class TestAdoption:
+    """Unfinished work of the dead can be gone on with."""
+
+    def test_a_dead_owners_work_is_taken_over_once(self, tmp_path: Path) -> None:
+        """The first to ask gets it under its own name, the second finds nothing."""
+        target, mine = tmp_path / "data.h5", ownership.temp_beside(tmp_path / "data.h5")
+        dead_owners_temp(target)
+        assert ownership.adopt_orphan(target, mine) is True
+        assert mine.read_text(encoding="utf-8") == "half"
+        assert ownership.adopt_orphan(target, ownership.temp_beside(target)) is False
+
+    def test_living_work_is_not_taken(self, tmp_path: Path) -> None:
+        """What a living process writes stays its own."""
+        target = tmp_path / "data.h5"
+        ours = ownership.temp_beside(target)
+        ours.write_text("being written", encoding="utf-8")
+        assert ownership.adopt_orphan(target, tmp_path / "mine") is False
+        assert ours.exists()
+
+    def test_disowned_work_can_be_taken_by_this_process(self, tmp_path: Path) -> None:
+        """After an error a process leaves its work to its own next try."""
+        target, temp = tmp_path / "data.h5", ownership.temp_beside(tmp_path / "data.h5")
+        temp.write_text("half", encoding="utf-8")
+        ownership.leave_for_next(temp)
+        assert not temp.exists()
+        assert ownership.adopt_orphan(target, ownership.temp_beside(target)) is True
+
+    def test_another_targets_work_is_not_taken(self, tmp_path: Path) -> None:
+        """'a.h5' does not take over what was to become 'a.h5.json'."""
+        dead_owners_temp(tmp_path / "a.h5.json")
+        assert ownership.adopt_orphan(tmp_path / "a.h5", tmp_path / "mine") is False
+
+
+class TestAtomicPath:
+    """A file is the old one or the new one."""
+
+    def test_success_replaces(self, tmp_path: Path) -> None:
+        """The new content stands at the path, and nothing else is in the folder."""
+        path = tmp_path / "file"
+        path.write_text("old", encoding="utf-8")
+        with ownership.atomic_path(path) as temp:
+            temp.write_text("new", encoding="utf-8")
+            assert path.read_text(encoding="utf-8") == "old"
+        assert path.read_text(encoding="utf-8") == "new"
+        assert list(tmp_path.iterdir()) == [path]
+
+    @pytest.mark.parametrize("error", [ValueError("bad"), KeyboardInterrupt()])
+    def test_failure_keeps_the_old_one(self, error: BaseException, tmp_path: Path) -> None:
+        """An error or Ctrl-C leaves what was there and no leftover."""
+        path = tmp_path / "file"
+        path.write_text("old", encoding="utf-8")
+
+        def write_half() -> None:
+            with ownership.atomic_path(path) as temp:
+                temp.write_text("half", encoding="utf-8")
+                raise error
+
+        with pytest.raises(type(error)):
+            write_half()
+        assert path.read_text(encoding="utf-8") == "old"
+        assert list(tmp_path.iterdir()) == [path]
+
+    def test_a_folder_does_not_replace_a_full_one(self, tmp_path: Path) -> None:
+        """A folder with something in it is never replaced."""
+        path = tmp_path / "tree"
+        path.mkdir()
+        (path / "file").write_text("old", encoding="utf-8")
+        with pytest.raises(OSError, match="not empty"), ownership.atomic_path(path) as temp:
+            temp.mkdir()
+        assert [entry.name for entry in tmp_path.rglob("*")] == ["tree", "file"]
+
+    def test_a_folder_appears_whole(self, tmp_path: Path) -> None:
+        """A folder stands at an absent path once it is complete."""
+        with ownership.atomic_path(tmp_path / "tree") as temp:
+            temp.mkdir()
+            (temp / "file").write_text("text", encoding="utf-8")
+            assert not (tmp_path / "tree").exists()
+        assert (tmp_path / "tree" / "file").exists()
+
+
+class TestSync:
+    """Bytes reach the disk, or somebody hears of it."""
+
+    def test_files_and_folders_can_be_synced(self, tmp_path: Path) -> None:
+        """Both kinds pass on a normal disk."""
+        (tmp_path / "file").write_text("text", encoding="utf-8")
+        ownership.sync_file(tmp_path / "file")
+        ownership.sync_file(tmp_path)
+
+    def test_what_cannot_be_synced_passes(self) -> None:
+        """A file system without fsync is left as it is: /proc answers 'invalid argument'."""
+        ownership.sync_file(Path("/proc/self/status"))
+
+
+class TestOneOwner:
+    """No other module removes, empties or replaces a file by itself."""
+
+    def test_whoever_removes_asks(self) -> None:
+        """Every other module asks; the exceptions have their reasons."""
+        package = Path(ownership.__file__).parent.parent
+        found = {
+            name: calls
+            for path in sorted(package.rglob("*.py"))
+            if (name := str(path.relative_to(package))) != "io/ownership.py"
+            and not name.startswith(_MAY_REMOVE)
+            and (calls := removals(path.read_text("utf-8")))
+        }
+        assert found == {}
+
+    @pytest.mark.parametrize(
+        ("code", "calls"),
+        [
+            ("path.unlink()", ["unlink"]),
+            ("os.replace(a, b)", ["replace"]),
+            ("a.rename(b)", ["rename"]),
+            ("a.replace(b)", ["replace"]),
+            ("os.remove(a)", ["remove"]),
+            ("shutil.rmtree(a)", ["rmtree"]),
+            ("os.truncate(a, 0)", ["truncate"]),
+            ("os.open(a, os.O_TRUNC)", ["O_TRUNC"]),
+            ("text.replace('a', 'b'); items.remove(1); replace(record, seal={}); stamp.replace(tzinfo=None)", []),
+        ],
+    )
+    def test_a_planted_call_is_noticed(self, code: str, calls: list[str]) -> None:
+        """Each way to lose a file is noticed; text and records may be replaced."""
+        assert removals(code) == calls

@@ -1,0 +1,61 @@
+"""HTML that notebooks show: legible on any page, escaped, without scripts."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from colabstage.io.page import COLOURS, STYLE, facts_table, heading, notes, page, table
+
+MISCHIEF = "<script>alert('&')</script>"
+
+
+def luminance(colour: str) -> float:
+    """Relative luminance of `#rrggbb`, as WCAG 2 defines it."""
+    parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def contrast(one: str, other: str) -> float:
+    """How well one colour is told from another, 1 to 21."""
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.parametrize("background", ["#ffffff", "#111111", "#1e1e1e"])
+@pytest.mark.parametrize("name", COLOURS)
+def test_colours_stand_out_on_any_page(name: str, background: str) -> None:
+    """Bars and bold words are seen on a white page and on those of dark themes."""
+    assert contrast(COLOURS[name], background) > 3
+
+
+@pytest.mark.parametrize(
+    "html",
+    [
+        page(MISCHIEF, ""),
+        heading(MISCHIEF),
+        facts_table([(MISCHIEF, MISCHIEF)]),
+        table((MISCHIEF, "b"), [(MISCHIEF, "1")], numbers=frozenset({1})),
+        notes([MISCHIEF]),
+    ],
+    ids=["page", "heading", "facts", "table", "notes"],
+)
+def test_text_is_text(html: str) -> None:
+    """Nothing that is in a name or a message becomes a tag."""
+    assert "<script" not in html
+    assert "&lt;script&gt;" in html
+
+
+def test_nothing_for_no_facts() -> None:
+    """A table of nothing is not drawn."""
+    assert facts_table([]) == notes([]) == ""
+
+
+def test_no_rule_reaches_beyond_our_class_or_paints_a_background() -> None:
+    """Every rule is for what lies in our box, whose background stays the page's own."""
+    rules = re.findall(r"([^{}>]+)\{([^}]*)\}", STYLE.removesuffix("</style>"))
+    assert len(rules) > 5
+    assert [selector for selector, _ in rules for part in selector.split(",") if ".cs-" not in part] == []
+    assert [body for _, body in rules if re.search(r"background(?!:none)", body)] == []

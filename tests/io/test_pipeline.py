@@ -1,0 +1,543 @@
+"""The pipeline: every item once, a bound on the bytes in flight, and an end whatever happens."""
+
+from __future__ import annotations
+
+import _thread
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections import Counter
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from colabstage.errors import CancelledError, DecodeError, SourceReadError
+from colabstage.io.clock import SYSTEM_CLOCK
+from colabstage.io.pipeline import DaemonPool, PipelineLimits, PipelineResult, ReadPace, run_pipeline
+from colabstage.io.progress import Cancellation
+from tests.clocks import ManualClock
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from colabstage.io.clock import Clock
+
+LIMITS = PipelineLimits(readers=2, max_readers=2, workers=2, stall_timeout_s=20.0)
+
+
+def pipeline_threads() -> list[threading.Thread]:
+    """The pipeline's threads that are alive now."""
+    return [thread for thread in threading.enumerate() if thread.name == "colabstage-pipeline"]
+
+
+class SilentClock(ManualClock):
+    """Time passes while nothing does: a real moment after each look of a waiting thread it is a second later."""
+
+    def now(self) -> float:
+        self.turn(1.0)
+        return super().now()
+
+
+class Recorder:
+    """Reads and uses items of given sizes, and notes the most bytes, reads and uses that there ever were at once."""
+
+    def __init__(self, sizes: Sequence[int], *, read_s: float = 0.0, use_s: float = 0.0) -> None:
+        self.sizes = sizes
+        self.read_s = read_s
+        self.use_s = use_s
+        self.used: Counter[int] = Counter()
+        self.taken: list[int] = []
+        self.most_bytes = self.most_reads = self.most_uses = 0
+        self._bytes = self._reads = self._uses = 0
+        self._lock = threading.Lock()
+
+    def read(self, item: int) -> bytes:
+        with self._lock:
+            self.taken.append(item)
+            self._bytes += self.sizes[item]
+            self._reads += 1
+            self.most_bytes = max(self.most_bytes, self._bytes)
+            self.most_reads = max(self.most_reads, self._reads)
+        if self.read_s:
+            time.sleep(self.read_s)
+        with self._lock:
+            self._reads -= 1
+        return item.to_bytes(8, "little")
+
+    def use(self, item: int, data: bytes) -> None:
+        assert int.from_bytes(data, "little") == item
+        with self._lock:
+            self._uses += 1
+            self.most_uses = max(self.most_uses, self._uses)
+        if self.use_s:
+            time.sleep(self.use_s)
+        with self._lock:
+            self._uses -= 1
+            self._bytes -= self.sizes[item]
+            self.used[item] += 1
+
+    def run(
+        self, limits: PipelineLimits, *, order: Sequence[int] | None = None, cancellation: Cancellation | None = None
+    ) -> PipelineResult:
+        return run_pipeline(
+            range(len(self.sizes)) if order is None else order,
+            read=self.read,
+            use=self.use,
+            cost=self.sizes.__getitem__,
+            limits=limits,
+            cancellation=cancellation or Cancellation(),
+        )
+
+
+def run_with(
+    read: Callable[[int], bytes],
+    use: Callable[[int, bytes], None],
+    limits: PipelineLimits = LIMITS,
+    count: int = 1000,
+    *,
+    clock: Clock = SYSTEM_CLOCK,
+) -> PipelineResult:
+    """Run over `count` items that cost a byte each."""
+    return run_pipeline(
+        range(count), read=read, use=use, cost=lambda _: 1, limits=limits, cancellation=Cancellation(), clock=clock
+    )
+
+
+def read_nothing(item: int) -> bytes:
+    """What needs no source."""
+    return b""
+
+
+def use_nothing(item: int, data: bytes) -> None:
+    """What leaves nothing behind."""
+
+
+@given(
+    sizes=st.lists(st.integers(0, 50), max_size=40),
+    readers=st.integers(0, 6),
+    workers=st.integers(1, 6),
+    budget=st.integers(1, 120),
+    dice=st.randoms(use_true_random=False),
+)
+@settings(max_examples=40, deadline=None)
+def test_every_item_is_used_once_within_the_budget(
+    sizes: list[int], readers: int, workers: int, budget: int, dice: object
+) -> None:
+    """Whatever the sizes, the order and the widths, each item is read and used once and the bytes stay bounded."""
+    order = list(range(len(sizes)))
+    dice.shuffle(order)  # type: ignore[attr-defined]
+    recorder = Recorder(sizes)
+    limits = PipelineLimits(readers=readers, max_readers=readers, workers=workers, budget_bytes=budget)
+    recorder.run(limits, order=order)
+    assert recorder.used == Counter(range(len(sizes)))
+    assert sorted(recorder.taken) == list(range(len(sizes)))
+    assert recorder.most_bytes <= max([budget, *sizes])
+    assert pipeline_threads() == []
+
+
+def test_budget_is_filled_but_not_exceeded_when_workers_are_slow() -> None:
+    """Many quick readers before slow workers read ahead up to the budget, and no further."""
+    recorder = Recorder([10] * 60, use_s=0.003)
+    recorder.run(PipelineLimits(readers=8, max_readers=8, workers=1, budget_bytes=100))
+    assert recorder.most_bytes == 100
+
+
+def test_little_is_read_ahead_where_reading_is_faster() -> None:
+    """Quick readers do not fill memory up to the budget: what is ahead is bounded in number too."""
+    recorder = Recorder([1] * 600, use_s=0.0005)
+    recorder.run(PipelineLimits(readers=2, max_readers=2, workers=1))
+    assert 4 <= recorder.most_bytes <= 64
+
+
+def test_item_beyond_the_budget_passes_alone() -> None:
+    """An item that is larger than the whole budget waits until nothing else is in flight, and then goes through."""
+    recorder = Recorder([10, 10, 5000, 10, 10], read_s=0.002, use_s=0.002)
+    recorder.run(PipelineLimits(readers=4, max_readers=4, workers=4, budget_bytes=100))
+    assert recorder.used == Counter(range(5))
+    assert recorder.most_bytes == 5000
+
+
+@pytest.mark.parametrize("readers", [0, 1])
+def test_items_are_read_in_the_order_given(readers: int) -> None:
+    """One reader, or one worker that reads for itself, reads exactly in the caller's order, which is what makes an
+    archive's reads sequential."""
+    recorder = Recorder([1] * 50)
+    order = list(reversed(range(50)))
+    recorder.run(replace(LIMITS, readers=readers, max_readers=readers, workers=2 if readers else 1), order=order)
+    assert recorder.taken == order
+
+
+def test_no_more_reads_and_uses_at_once_than_allowed() -> None:
+    """The limits on readers and workers hold, and are reached when there is work for all."""
+    recorder = Recorder([1] * 80, read_s=0.004, use_s=0.004)
+    result = recorder.run(PipelineLimits(readers=5, max_readers=5, workers=3))
+    assert (recorder.most_reads, recorder.most_uses, result.readers) == (5, 3, 5)
+
+
+def test_nothing_to_do_is_done_at_once() -> None:
+    """No items: no thread is started and nothing is waited for."""
+    clock = ManualClock()
+    before = threading.active_count()
+    result = run_with(read_nothing, use_nothing, count=0, clock=clock)
+    assert result == PipelineResult(readers=0, mean_read_s=0.0)
+    assert (clock.waits, threading.active_count()) == (0, before)
+
+
+def test_a_reader_is_wanted_while_reads_are_slow_and_there_is_more_to_read() -> None:
+    """Decided from what was seen of reads alone: no thread, no time."""
+    limits = PipelineLimits(readers=1, max_readers=8, workers=2, slow_read_s=0.002)
+    pace = ReadPace(limits)
+    assert not pace.wants_reader(1, 100)
+    pace.note(0.003)
+    assert pace.wants_reader(1, 100)
+    assert pace.wants_reader(7, 1)
+    assert not pace.wants_reader(8, 100)
+    assert not pace.wants_reader(1, 0)
+    own = ReadPace(replace(limits, caller_reads=True))
+    own.note(0.003)
+    assert not own.wants_reader(0, 100)
+
+
+def test_the_mean_of_reads_follows_a_source_that_changes() -> None:
+    """The plain mean of the first ten reads; after that each counts for a tenth."""
+    pace = ReadPace(LIMITS)
+    for seconds in (0.004, 0.0, 0.0, 0.0):
+        pace.note(seconds)
+    assert pace.mean_read_s == pytest.approx(0.001)
+    for _ in range(200):
+        pace.note(0.001)
+    assert pace.mean_read_s == pytest.approx(0.001)
+    for _ in range(30):
+        pace.note(0.1)
+    assert pace.mean_read_s > 0.09
+
+
+def test_readers_grow_while_reads_are_slow() -> None:
+    """From one reader on, waiting workers and slow reads bring more readers, up to the limit, who read at once."""
+    recorder = Recorder([1] * 150, read_s=0.01)
+    limits = PipelineLimits(readers=1, max_readers=8, workers=2, slow_read_s=0.0001)
+    result = recorder.run(limits)
+    assert result.readers == recorder.most_reads == 8
+    assert result.mean_read_s >= 0.01
+
+
+def test_workers_read_for_themselves_without_readers() -> None:
+    """No more at once than there are workers; they count as those who read."""
+    recorder = Recorder([1] * 200, read_s=0.0005, use_s=0.001)
+    result = recorder.run(PipelineLimits(readers=0, max_readers=8, workers=3, slow_read_s=0.2))
+    assert recorder.used == Counter(range(200))
+    assert recorder.most_reads <= 3
+    assert result.readers == 3
+
+
+def test_workers_without_readers_keep_to_the_budget_and_are_soon_told_of_room() -> None:
+    """What one large item frees is room for four small ones: nobody waits until they look again by themselves."""
+    recorder = Recorder([100, 25, 25, 25, 25], use_s=0.1)
+    recorder.run(PipelineLimits(readers=0, max_readers=8, workers=4, budget_bytes=100, slow_read_s=0.2))
+    assert recorder.used == Counter(range(5))
+    assert recorder.most_bytes == 100
+    assert recorder.most_uses == 4
+
+
+def test_readers_come_when_reads_of_workers_prove_slow() -> None:
+    """As many as help, and then workers leave reading to them."""
+    recorder = Recorder([1] * 150, read_s=0.01)
+    result = recorder.run(PipelineLimits(readers=0, max_readers=8, workers=2, slow_read_s=0.001))
+    assert recorder.used == Counter(range(150))
+    assert 8 <= result.readers <= 10
+    assert recorder.most_reads >= 8
+
+
+def test_a_worker_that_hangs_in_a_read_holds_nobody_up() -> None:
+    """As a reader that does: the call ends in a typed error, and what the others were using is finished."""
+    with released_at_the_end() as release:
+
+        def read(item: int) -> bytes:
+            if item == 7:
+                release.wait(60)
+            return b""
+
+        limits = PipelineLimits(readers=0, max_readers=0, workers=2, budget_bytes=1, readers_end_s=0.1)
+        clock = SilentClock()
+        with pytest.raises(SourceReadError, match=r"for 1[89]\d seconds \(7 of 30 done"):
+            run_with(read, use_nothing, limits, count=30, clock=clock)
+
+
+@pytest.mark.parametrize("error", [SourceReadError("gone"), ValueError("odd")])
+def test_failing_read_of_a_worker_stops_everything(error: BaseException) -> None:
+    """As that of a reader."""
+    used: list[int] = []
+    with pytest.raises(type(error)) as caught:
+        run_with(fail_at(20, error), lambda item, _: used.append(item), replace(LIMITS, readers=0))
+    assert caught.value is error
+    assert len(used) < 100
+    assert pipeline_threads() == []
+
+
+def test_readers_stay_few_while_reads_are_fast() -> None:
+    """Reads that take microseconds never bring a second reader, however hungry the workers are."""
+    recorder = Recorder([1] * 500)
+    result = recorder.run(PipelineLimits(readers=1, max_readers=8, workers=4, slow_read_s=0.2))
+    assert result.readers == recorder.most_reads == 1
+
+
+def test_readers_stay_few_while_workers_are_busy() -> None:
+    """Slow reads alone do not bring readers: where decoding takes longer, more of them would not help."""
+    recorder = Recorder([1] * 30, read_s=0.001, use_s=0.02)
+    result = recorder.run(PipelineLimits(readers=2, max_readers=8, workers=1, slow_read_s=0.0001))
+    assert result.readers <= 3
+
+
+def test_no_reader_is_added_when_nothing_is_left_to_read() -> None:
+    """The last slow read brings no reader that would have nothing to do."""
+    result = Recorder([1], read_s=0.01).run(PipelineLimits(readers=1, max_readers=8, workers=1, slow_read_s=0.0001))
+    assert result.readers == 1
+
+
+def fail_at(number: int, error: BaseException) -> Callable[[int], bytes]:
+    """A read that raises at one item."""
+
+    def read_that_fails(item: int) -> bytes:
+        if item == number:
+            raise error
+        time.sleep(0.0005)
+        return b""
+
+    return read_that_fails
+
+
+@pytest.mark.parametrize("error", [SourceReadError("gone"), ValueError("odd"), SystemExit(3)])
+def test_failing_read_stops_everything_with_its_traceback(error: BaseException) -> None:
+    """What a read raises comes out of the call itself, with the line that raised it; little more is started."""
+    used: list[int] = []
+    with pytest.raises(type(error)) as caught:
+        run_with(fail_at(20, error), lambda item, _: used.append(item))
+    assert caught.value is error
+    assert "read_that_fails" in "".join(traceback.format_tb(error.__traceback__))
+    assert len(used) < 100
+    assert pipeline_threads() == []
+
+
+def test_failing_use_stops_everything_with_its_traceback() -> None:
+    """What a use raises comes out of the call too, and reading ends although most items are still to come."""
+    read: list[int] = []
+
+    def use_that_fails(item: int, data: bytes) -> None:
+        if item == 20:
+            raise DecodeError("not an image")
+
+    def read_slowly(item: int) -> bytes:
+        read.append(item)
+        time.sleep(0.0005)
+        return b""
+
+    with pytest.raises(DecodeError, match="not an image") as caught:
+        run_with(read_slowly, use_that_fails)
+    assert "use_that_fails" in "".join(traceback.format_tb(caught.value.__traceback__))
+    assert len(read) < 200
+    assert pipeline_threads() == []
+
+
+def test_first_of_several_errors_is_raised() -> None:
+    """When many reads fail at once, one error comes out and all threads end."""
+
+    def read(item: int) -> bytes:
+        raise SourceReadError(f"item {item}")
+
+    with pytest.raises(SourceReadError, match="item"):
+        run_with(read, use_nothing, replace(LIMITS, readers=8, max_readers=8))
+    assert pipeline_threads() == []
+
+
+def test_failed_run_lets_go_of_what_was_read() -> None:
+    """The error that comes out of a failed run does not keep bytes alive that were read and never used."""
+
+    class Read:
+        """Stands for a large image."""
+
+    alive = 0
+
+    class Counted(Read):
+        def __init__(self) -> None:
+            nonlocal alive
+            alive += 1
+
+        def __del__(self) -> None:
+            nonlocal alive
+            alive -= 1
+
+    def use(item: int, data: Read) -> None:
+        time.sleep(0.05)
+        raise DecodeError("bad")
+
+    with pytest.raises(DecodeError) as caught:
+        run_pipeline(
+            range(50),
+            read=lambda _: Counted(),
+            use=use,
+            cost=lambda _: 1,
+            limits=replace(LIMITS, workers=1),
+            cancellation=Cancellation(),
+        )
+    # The frame of the failing use has the one item that it failed on.
+    assert alive <= 1
+    del caught
+
+
+def test_cancelling_stops_the_run_soon() -> None:
+    """A cancellation from another thread ends a long run before a tenth of it is done."""
+    cancellation = Cancellation()
+    recorder = Recorder([1] * 5000, read_s=0.01)
+    threading.Timer(0.1, cancellation.cancel).start()
+    with pytest.raises(CancelledError):
+        recorder.run(LIMITS, cancellation=cancellation)
+    assert 0 < sum(recorder.used.values()) < 500
+    assert pipeline_threads() == []
+
+
+def test_cancelled_before_it_starts_reads_nothing() -> None:
+    """A run that is cancelled already ends at once."""
+    cancellation = Cancellation()
+    cancellation.cancel()
+    recorder = Recorder([1] * 5000, read_s=0.01)
+    with pytest.raises(CancelledError):
+        recorder.run(LIMITS, cancellation=cancellation)
+    assert recorder.taken == []
+
+
+@contextmanager
+def released_at_the_end() -> Iterator[threading.Event]:
+    """An event to block on, set in the end so that no thread stays."""
+    event = threading.Event()
+    try:
+        yield event
+    finally:
+        event.set()
+
+
+def test_source_that_hangs_is_an_error_within_the_deadline() -> None:
+    """A read that never returns ends in a typed error that says how far it came, although its thread still hangs."""
+    with released_at_the_end() as release:
+
+        def read(item: int) -> bytes:
+            if item >= 7:
+                release.wait(60)
+            return b""
+
+        limits = PipelineLimits(readers=2, max_readers=2, workers=2, readers_end_s=0.1)
+        clock = SilentClock()
+        with pytest.raises(SourceReadError, match=r"for 1[89]\d seconds \(7 of 1000 done.*mount it again"):
+            run_with(read, use_nothing, limits, clock=clock)
+
+
+def test_a_source_that_hangs_is_given_up_in_real_time_too() -> None:
+    """By the computer's clock, without one that is passed in."""
+    with released_at_the_end() as release:
+
+        def read(item: int) -> bytes:
+            release.wait(60)
+            return b""
+
+        with pytest.raises(SourceReadError, match="0 of 3 done"):
+            run_with(read, use_nothing, replace(LIMITS, stall_timeout_s=0.3, readers_end_s=0.1), count=3)
+
+
+def test_slow_but_moving_source_is_not_taken_for_a_dead_one() -> None:
+    """Reads that together take much longer than the deadline are fine while each of them returns in time."""
+    clock, used = ManualClock(), []
+
+    def read(item: int) -> bytes:
+        clock.turn(170.0)
+        time.sleep(0.01)  # the caller looks meanwhile
+        return b""
+
+    limits = PipelineLimits(readers=1, max_readers=1, workers=1)
+    run_with(read, lambda item, _: used.append(item), limits, count=12, clock=clock)
+    assert used == list(range(12))
+
+
+def test_interrupting_the_caller_ends_all_threads() -> None:
+    """Ctrl-C in the cell comes out as such and leaves no thread."""
+    threading.Timer(0.2, _thread.interrupt_main).start()
+    recorder = Recorder([1] * 5000, read_s=0.01)
+    with pytest.raises(KeyboardInterrupt):
+        recorder.run(LIMITS)
+    assert pipeline_threads() == []
+    assert sum(recorder.used.values()) < 1000
+
+
+def test_workers_finish_what_they_write_before_the_call_returns() -> None:
+    """After a failure no use is still running: its caller may close the file that uses write to."""
+    running = 0
+
+    def use(item: int, data: bytes) -> None:
+        nonlocal running
+        if item == 1:
+            raise DecodeError("bad")
+        running += 1
+        time.sleep(0.4)
+        running -= 1
+
+    with pytest.raises(DecodeError):
+        run_with(read_nothing, use, replace(LIMITS, readers=1, max_readers=1))
+    assert running == 0
+
+
+def test_small_items_cost_little() -> None:
+    """20,000 items without content take well under two seconds of computing, whatever else uses the cores."""
+    began = time.process_time()
+    result = run_with(read_nothing, use_nothing, count=20_000)
+    assert time.process_time() - began < 2.0
+    assert result.readers == 2
+
+
+def test_a_pool_raises_the_first_failure_while_others_still_run() -> None:
+    """And leaves them behind; results come in the items' order."""
+    never = threading.Event()
+
+    def call(item: int) -> int:
+        if item == 3:
+            raise ValueError(item)
+        if item == 4:
+            never.wait(100)
+        return item * 2
+
+    with pytest.raises(ValueError, match="3"), DaemonPool(4) as pool:
+        pool.run(call, range(10))
+    assert not never.is_set()
+    never.set()
+    with DaemonPool(3) as pool:
+        assert pool.run(call, [0, 1, 2, 5]) == [0, 2, 4, 10]
+        assert pool.submit(lambda: call(7)).result(5) == 14
+    with pytest.raises(RuntimeError, match="closed"):
+        pool.submit(lambda: call(1))
+
+
+def test_a_pool_notices_that_nothing_moves_and_that_it_is_asked_to_stop() -> None:
+    """Calls that hang keep neither the caller nor, at the end, the interpreter."""
+    never = threading.Event()
+    with pytest.raises(TimeoutError, match="moved"), DaemonPool(2) as pool:
+        pool.run(lambda _: never.wait(60), range(2), stall_timeout_s=0.3)
+    cancellation = Cancellation()
+    cancellation.cancel()
+    with pytest.raises(CancelledError), DaemonPool(2) as pool:
+        pool.run(lambda _: never.wait(60), range(2), cancellation=cancellation)
+    never.set()
+
+
+def test_the_interpreter_ends_though_calls_hang() -> None:
+    """As a thread does in the read of a mount that never answers."""
+    code = (
+        "import threading; from colabstage.io.pipeline import DaemonPool\n"
+        "try:\n"
+        "    with DaemonPool(2) as pool: pool.run(lambda _: threading.Event().wait(), [1, 2], stall_timeout_s=0.2)\n"
+        "except TimeoutError: print('told')"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True)
+    assert ended.stdout == "told\n"

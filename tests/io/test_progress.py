@@ -1,0 +1,109 @@
+"""Progress is shown where it was asked for, and cancelled work says so."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import redirect_stderr
+
+import pytest
+
+from colabstage.errors import CancelledError, OptionError
+from colabstage.io.progress import Cancellation, NullProgress, Progress, TqdmProgress, resolve_progress
+
+
+def shown(progress: Progress, total: int | None, unit: str, amounts: list[int]) -> str:
+    """What one step writes to stderr while `amounts` are reported by four threads."""
+    with redirect_stderr(io.StringIO()) as screen:
+        with progress.step("copy", total=total, unit=unit) as step, ThreadPoolExecutor(4) as pool:
+            list(pool.map(step.advance, amounts))
+        return screen.getvalue()
+
+
+def test_the_argument_chooses_what_is_shown() -> None:
+    """`True` is a bar, `False` is silence, an object of one's own is used as it is."""
+    own = NullProgress()
+    assert isinstance(resolve_progress(True), TqdmProgress)
+    assert isinstance(resolve_progress(False), NullProgress)
+    assert resolve_progress(own) is own
+
+
+@pytest.mark.parametrize("value", ["yes", 1, None])
+def test_what_cannot_show_progress_is_named(value: object) -> None:
+    """Anything else is an error before any work, with the value."""
+    with pytest.raises(OptionError, match=rf"progress={value!r} cannot show progress"):
+        resolve_progress(value)  # type: ignore[arg-type]
+
+
+def test_silence_is_silent() -> None:
+    """Nothing is written."""
+    assert shown(NullProgress(), 10, "B", [5, 5]) == ""
+
+
+def test_a_bar_counts_every_unit_of_every_thread() -> None:
+    """Reports from several threads add up, none is lost."""
+    last = shown(TqdmProgress(), 4000, "images", [1] * 4000).rpartition("\r")[2]
+    assert "copy: 100%" in last
+    assert "4000/4000" in last
+    assert "images/s" in last or "s/ images" in last
+
+
+def test_bytes_are_scaled() -> None:
+    """Bytes are shown with a decimal unit."""
+    assert "3.00M/3.00M" in shown(TqdmProgress(), 3_000_000, "B", [1_000_000] * 3)
+
+
+def test_an_unknown_total_still_counts() -> None:
+    """Without a total the count alone is shown."""
+    assert "7 files" in shown(TqdmProgress(), None, "files", [3, 4])
+
+
+def test_a_bar_starts_no_thread() -> None:
+    """tqdm's monitor thread, which would outlive the step, is not started, and its setting for others stays."""
+    from tqdm.auto import tqdm
+
+    before, interval = threading.enumerate(), tqdm.monitor_interval
+    with redirect_stderr(io.StringIO()), TqdmProgress().step("copy", total=2, unit="B") as step:
+        step.advance()
+        assert threading.enumerate() == before
+    assert tqdm.monitor_interval == interval > 0
+
+
+def test_a_bar_is_closed_by_an_error() -> None:
+    """The line is finished, so that the error's message starts on one of its own."""
+    screen = io.StringIO()
+    with pytest.raises(ValueError, match="bad"):
+        fail_within(TqdmProgress(), screen)
+    assert screen.getvalue().endswith("\n")
+
+
+def fail_within(progress: Progress, screen: io.StringIO) -> None:
+    """Open a step that is shown on `screen`, and fail in it."""
+    with redirect_stderr(screen), progress.step("copy", total=2, unit="B"):
+        raise ValueError("bad")
+
+
+def test_cancelling_is_seen_by_every_thread_that_looks() -> None:
+    """`check` passes before and raises after, whoever cancelled."""
+    cancellation = Cancellation()
+    cancellation.check()
+    other = threading.Thread(target=cancellation.cancel)
+    other.start()
+    other.join()
+    cancellation.cancel()
+    assert cancellation.cancelled
+    with pytest.raises(CancelledError, match="nothing that was there before has changed"):
+        cancellation.check()
+
+
+def test_nothing_is_imported_for_silence() -> None:
+    """Only a bar needs tqdm."""
+    code = (
+        "import sys\nfrom colabstage.io.progress import resolve_progress\n"
+        "with resolve_progress(False).step('x', total=1, unit='B') as step: step.advance()\n"
+        "assert 'tqdm' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

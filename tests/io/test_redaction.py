@@ -1,0 +1,268 @@
+"""What is shown lets nobody in: addresses, other people's messages, other processes' commands."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from colabstage.errors import OptionError
+from colabstage.io.files import lock_holder
+from colabstage.io.redaction import hide_secrets, is_signed_address, secrets_in, show_address, show_command
+from colabstage.sources.parse import LocalSource, parse_source
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SECRET = "hunter2S3cr3tValue"
+JWT = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.c2lnbmF0dXJl"
+QUERY_NAMES = [
+    "X-Amz-Signature",
+    "X-Amz-Credential",
+    "x-amz-security-token",
+    "X-Goog-Signature",
+    "Signature",
+    "AWSAccessKeyId",
+    "Expires",
+    "Policy",
+    "Key-Pair-Id",
+    "sig",
+    "se",
+    "token",
+    "access_token",
+    "api_key",
+    "apikey",
+    "key",
+    "password",
+    "auth",
+    "session",
+    "session_id",
+    "jwt",
+    "rlkey",
+    "sas",
+    "st",
+    "t",
+    "x",
+    "whatever",
+]
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        f"https://ann:{SECRET}@example.org/a.zip",
+        f"https://{SECRET}@example.org/a.zip",
+        f"https://ann:pa@{SECRET}@example.org:8443/a.zip",
+        f"https://ann:{SECRET}/x@example.org/a.zip",
+        f"https://[bad:{SECRET}@example.org/a.zip",
+        f"http://ann:{SECRET}@example.org:99999/a.zip",
+        f"ann:{SECRET}@example.org/a.zip",
+        f"https://example.org/a.zip#{SECRET}",
+        f"https://example.org/a.zip?{SECRET}",
+        f"https://example.org/a;jsessionid={SECRET}/b.zip",
+        f"https://example.org/a.zip?x=1;token={SECRET}",
+        f"https:///a.zip?token={SECRET}",
+        f"simplecache::https://ann:{SECRET}@example.org/a.zip",
+        f"zip://a.jpg::https://example.org/a.zip?sig={SECRET}",
+        f"kaggle://ann:{SECRET}@owner/name",
+        f"az://container@account:{SECRET}/x",
+        f"az://container/x?sv=1&sig={SECRET}",
+        f"hf://datasets/ann:{SECRET}@owner/name",
+        f"ftp://ann:{SECRET}/more@host/x",
+        f"s3a://AKIA:{SECRET}/more+x@bucket/x",
+        f"smb://dom;ann:{SECRET}@host/x",
+        f"nosuch://ann:{SECRET}@host/x?sig={SECRET}",
+        f"github://org:repo:{SECRET}@main/x",
+        *(f"https://example.org/a.zip?id=1&{name}={SECRET}&page=2" for name in QUERY_NAMES),
+    ],
+)
+def test_no_secret_is_shown(address: str) -> None:
+    """Neither passwords, wherever they stand, nor any value of a query that does not say which object is meant.
+
+    Also in the refusal of an address that nobody can use, and in what a source shows of itself.
+    """
+    assert SECRET not in show_address(address)
+    assert SECRET not in hide_secrets(f"cannot reach {address}.")
+    try:
+        source = parse_source(address)
+        # Without a scheme it is a path of this machine, and paths are shown.
+        shown = "" if isinstance(source, LocalSource) else f"{source!r} {source.label} {source.name}"
+    except OptionError as error:
+        shown = f"{error} {error.__cause__!r}"
+    assert SECRET not in shown
+
+
+@pytest.mark.parametrize("value", [JWT, "0123456789abcdef" * 4, "AbCdEf0123456789GhIjKl", "AbCdEf0123456789%2BGhI%3D"])
+def test_values_that_look_like_tokens_are_hidden(value: str) -> None:
+    """A token is one under any name, and under none."""
+    assert show_address(f"https://example.org/a?file={value}&page=3") == "https://example.org/a?file=…&page=3"
+    assert show_address(f"https://example.org/a?{value}") == "https://example.org/a?…"
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "https://example.org/a.zip",
+        "http://[::1]:8000/a.zip",
+        "http://127.0.0.1:8000/some%20folder/train-images-idx3-ubyte.gz",
+        "https://example.org/files?download=1&file=train-images-idx3-ubyte.gz&page=2",
+        "https://example.org/?empty=&flag",
+        "https://example.org/user@v1/a@b.zip",
+        "https://drive.google.com/uc?id=1A2b3C4d5E6f7G8h9I0jKlMnOpQrStUvW&export=download",
+        "s3://bucket/a key with ?.zip",
+        "s3://bucket/x?versionId=3",
+        "ftp://host:21/a@b.zip",
+        "abfs://container@account.dfs.core.windows.net/x",
+        "github://org:repo@main/data",
+        "hf://datasets/a/b@v1/x.zip",
+        "/data/x?token=1",
+        "relative/folder::x",
+    ],
+)
+def test_what_is_no_secret_stays(address: str) -> None:
+    """An address without secrets, or a path, is shown as it is."""
+    assert show_address(address) == address
+
+
+@pytest.mark.parametrize(
+    ("address", "shown"),
+    [
+        (
+            "s3://bucket/x?X-Amz-Signature=ab&versionId=3&X-Amz-Security-Token=cd",
+            "s3://bucket/x?X-Amz-Signature=…&versionId=3&X-Amz-Security-Token=…",
+        ),
+        ("https://host/x?a=1&sig=abc%3D", "https://host/x?a=…&sig=…"),
+        ("https://host/x?access_token=abc", "https://host/x?access_token=…"),
+        ("ftp://ann:s3cret@host:21/a@b.zip", "ftp://host:21/a@b.zip"),
+        ("sftp://ann@host/x", "sftp://host/x"),
+        ("sftp://ann:pa/ss@host/x", "sftp://host/x"),
+    ],
+)
+def test_what_finds_an_object_is_shown_and_what_opens_it_is_not(address: str, shown: str) -> None:
+    """A server with its port, a path, a version; of everything else the name at most."""
+    assert show_address(address) == shown
+
+
+_WORDS = st.text(st.characters(codec="ascii", min_codepoint=33, max_codepoint=126), min_size=1, max_size=12)
+
+
+@given(
+    scheme=st.sampled_from(["http", "https", "ftp", "sftp", "s3", "oss", "webdav"]),
+    user=_WORDS,
+    password=_WORDS.map(lambda text: f"Zq{text}qZ"),
+    query=st.dictionaries(st.sampled_from(QUERY_NAMES), st.just("ZqqueryqZ"), max_size=3),
+    quoted=st.booleans(),
+)
+@settings(max_examples=300, deadline=None)
+def test_a_login_is_never_shown_however_it_is_spelt(
+    scheme: str, user: str, password: str, query: dict[str, str], quoted: bool
+) -> None:
+    """A password of any characters, escaped as it should be or not, in a message or alone.
+
+    Where it is not escaped, a slash, a question mark or a hash in it ends what the rules of addresses call the server;
+    then only what stands behind the last "@" can be shown, or nothing.
+    """
+    login = f"{quote(user, safe='')}:{quote(password, safe='')}" if quoted else f"{user}:{password}"
+    if not quoted and set(login) & set("/?#\\") and scheme in ("http", "https"):
+        login = login.translate(str.maketrans("", "", "/?#\\"))
+    address = f"{scheme}://{login}@host/x.zip" + ("?" + "&".join(f"{k}={v}" for k, v in query.items()) if query else "")
+    shown = show_address(address)
+    assert "ZqqueryqZ" not in shown
+    if quoted or not set(login) & set("/?#"):
+        assert quote(password, safe="") not in shown
+        assert password not in shown
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "GET https://host/x?X-Amz-Credential=S3CRET&X-Amz-Signature=S3CRET failed",
+        "cannot reach ftp://ann:S3CRET@host/x",
+        "Max retries with url: /c/b?sv=2020&sig=S3CRET (Caused by x)",
+        "header Authorization: Bearer S3CRETS3CRET",
+        "curl -H 'Authorization: Basic S3CRETxx' x",
+        "AccountKey=S3CRET;EndpointSuffix=core.windows.net",
+        "Login with my-own-S3CRET refused",
+        "{'token': 'S3CRET', 'a': 1}",
+        "psql --password S3CRET -h host",
+        "token hf_S3CRETS3CRET is not valid",
+        "key=S3CRET refused",
+    ],
+)
+def test_a_message_is_cleaned(text: str) -> None:
+    """Whatever a library writes into its message, a secret does not come through, and the rest does."""
+    cleaned = hide_secrets(text, ("my-own-S3CRET",))
+    assert "S3CRET" not in cleaned
+    assert cleaned[:3] == text[:3]
+
+
+@pytest.mark.parametrize("text", ["code: 404 Not Found", "the key: train/x.zip does not exist", "status code=404"])
+def test_plain_words_of_a_reason_stay(text: str) -> None:
+    """A reason that hides what went wrong is none."""
+    assert hide_secrets(text) == text
+
+
+def test_a_long_message_is_cut_to_one_line_that_a_terminal_does_not_obey() -> None:
+    """A page of XML is no reason, and escape codes are written out."""
+    assert hide_secrets("a\n  b\tc") == "a b c"
+    assert JWT not in hide_secrets(f"refused {JWT}")
+    assert len(hide_secrets("x" * 5000)) < 400
+    assert "\x1b" not in hide_secrets("\x1b[2Jgone") + show_address("https://host/\x1b[2Jx")
+
+
+def test_secrets_are_found_in_options_at_any_depth() -> None:
+    """Logins are, places and numbers are not."""
+    options = {
+        "key": "AKIA1234",
+        "client_kwargs": {"aws_secret_access_key": "abcdef", "region_name": "eu-1"},
+        "port": 21,
+        "connection_string": "AccountKey=x",
+    }
+    assert set(secrets_in(options)) == {"AKIA1234", "abcdef", "AccountKey=x"}
+
+
+def test_signed_addresses_are_known() -> None:
+    """A signature in the query is noticed, an identifier is none."""
+    assert is_signed_address("https://example.org/a?X-Amz-Signature=0f")
+    assert is_signed_address("https://example.org/a?sv=2020&sig=0f")
+    assert not is_signed_address("https://example.org/a?id=AbCdEf0123456789GhIjKl")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shown"),
+    [
+        (["/usr/bin/python3", "-u", "-W", "ignore", "/job/train.py", "--token", SECRET], "python3 train.py"),
+        (["python", "-m", "ipykernel_launcher", "-f", f"/root/{SECRET}.json"], "python -m ipykernel_launcher"),
+        (["python", "-c", f"password = '{SECRET}'"], "python"),
+        (["curl", "-u", f"ann:{SECRET}", "https://host"], "curl"),
+        (["/opt/venv/bin/python", "/opt/venv/bin/colabstage", "stage", f"https://a:{SECRET}@h/x"], "python colabstage"),
+        ([""], ""),
+    ],
+)
+def test_a_command_is_named_without_its_arguments(arguments: list[str], shown: str) -> None:
+    """What a neighbour runs is said; what it was told is not."""
+    assert show_command(arguments) == shown
+
+
+def test_the_holder_of_a_lock_is_named_without_its_password(tmp_path: Path) -> None:
+    """The line that says for whom one waits quotes another process."""
+    lock = tmp_path / "lock"
+    code = (
+        "import fcntl, sys; f = open(sys.argv[1], 'w'); fcntl.flock(f, fcntl.LOCK_EX); print('held', flush=True); "
+        "sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", code, str(lock), f"--password={SECRET}"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        said = lock_holder(lock)
+        with contextlib.suppress(BrokenPipeError):
+            holder.communicate("", timeout=30)
+    assert said.startswith(f"process {holder.pid} (python")
+    assert SECRET not in said

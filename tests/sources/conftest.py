@@ -1,0 +1,110 @@
+"""A Drive without waiting times, a disk that is soon full, and a step that counts."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Self
+
+import pytest
+
+from colabstage.simulate.drive import SimulatedDrive
+from colabstage.simulate.knobs import DriveKnobs
+from tests.sources.servers import BucketService, FolderService, ftp_service, moto_service, sftp_service, use_login
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+    from types import TracebackType
+
+
+class CountingStep:
+    """A `ProgressStep` that adds up; `notice`, when set, is called with the sum after every advance."""
+
+    def __init__(self) -> None:
+        self.total = 0
+        self.notice: Callable[[int], None] | None = None
+        self._lock = threading.Lock()
+
+    def advance(self, amount: int = 1) -> None:
+        with self._lock:
+            self.total += amount
+        if self.notice is not None:
+            self.notice(self.total)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Nothing to close."""
+
+
+@pytest.fixture(autouse=True)
+def own_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only mounts and marker files below the test's folder count, so that parallel tests do not see each other's."""
+    monkeypatch.setenv("COLABSTAGE_SYSTEM_ROOT", str(tmp_path))
+
+
+@pytest.fixture
+def step() -> CountingStep:
+    """What is told of the bytes done."""
+    return CountingStep()
+
+
+@pytest.fixture
+def make_drive(tmp_path: Path) -> Iterator[Callable[..., SimulatedDrive]]:
+    """Make Drives that are mounted at `tmp_path/drive<n>`; all are unmounted at the end."""
+    made: list[SimulatedDrive] = []
+
+    def make(knobs: DriveKnobs | None = None) -> SimulatedDrive:
+        number = len(made)
+        drive = SimulatedDrive(tmp_path / f"home{number}", knobs=knobs or DriveKnobs.quick())
+        made.append(drive)
+        drive.mount(tmp_path / f"drive{number}")
+        return drive
+
+    yield make
+    for drive in made:
+        drive.unmount()
+
+
+@pytest.fixture
+def small_disk(make_disk: Callable[[int], Path]) -> Path:
+    """A disk of 1 MB."""
+    return make_disk(1)
+
+
+@pytest.fixture(scope="session")
+def moto_server() -> Iterator[BucketService]:
+    """One S3 server for all tests, because it takes a second to start."""
+    with moto_service() as service:
+        yield service
+
+
+@pytest.fixture
+def s3(moto_server: BucketService, monkeypatch: pytest.MonkeyPatch) -> Iterator[BucketService]:
+    """An S3 server with one empty bucket, and a login in the environment that it accepts."""
+    use_login(monkeypatch, moto_server)
+    moto_server.backend.create_bucket(moto_server.bucket, "us-east-1")
+    yield moto_server
+    moto_server.demand_known_logins(wanted=False)
+    moto_server.backend.reset()
+
+
+@pytest.fixture
+def ftp(tmp_path: Path) -> Iterator[FolderService]:
+    """An FTP server over an empty folder."""
+    root = tmp_path / "ftp"
+    root.mkdir()
+    with ftp_service(root) as service:
+        yield service
+
+
+@pytest.fixture
+def sftp(tmp_path: Path) -> Iterator[FolderService]:
+    """An SFTP server over an empty folder."""
+    root = tmp_path / "sftp"
+    root.mkdir()
+    with sftp_service(root) as service:
+        yield service

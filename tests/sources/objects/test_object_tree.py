@@ -1,0 +1,319 @@
+"""Folders of real services on loopback as trees: what is listed, what is left out, and every byte of it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from colabstage.errors import (
+    SourceAccessError,
+    SourceChangedError,
+    SourceNotFoundError,
+    SourceReadError,
+    UnsafeArchiveError,
+)
+from colabstage.io.pipeline import PipelineLimits
+from colabstage.io.progress import Cancellation
+from colabstage.io.retry import RetryPolicy
+from colabstage.sources.objects_fsspec import ObjectTree
+from colabstage.sources.tree import fetch_tree
+from colabstage.trees.tree import FileEntry
+from tests.clocks import ManualClock
+from tests.sources.servers import BucketService, FolderService, ftp_service, use_login
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+CONTENT = {
+    "top.txt": b"1",
+    "a/one.bin": os.urandom(1000),
+    "a/b/c/deep.bin": os.urandom(2000),
+    "a/b/empty.bin": b"",
+    "ü/Grüße 1.txt": b"hello",
+    "a.b/x#1?.txt": b"odd",
+}
+
+
+def write_all(root: Path, files: dict[str, bytes]) -> None:
+    for name, content in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+
+
+def read_all(tree: ObjectTree) -> dict[str, bytes]:
+    with ThreadPoolExecutor(6) as pool:
+        return dict(zip((e.name for e in tree.entries), pool.map(tree.read, tree.entries), strict=True))
+
+
+@pytest.fixture(params=["s3", "ftp", "sftp", "memory", "file"])
+def address(request: pytest.FixtureRequest, tmp_path: Path, moto_server: BucketService) -> Iterator[str]:
+    """The folder `set` in each of the services, with `CONTENT` in it and something beside it."""
+    kind = request.param
+    beside = {f"set/{name}": content for name, content in CONTENT.items()} | {"set2/other.txt": b"not of the set"}
+    if kind == "s3":
+        service = request.getfixturevalue("s3")
+        for name, content in beside.items():
+            service.put(name, content)
+        yield "s3://data/set"
+    elif kind == "memory":
+        import fsspec
+
+        files = fsspec.filesystem("memory")
+        files.store.clear()
+        files.pipe({f"/top/{name}": content for name, content in beside.items()})
+        yield "memory://top/set"
+        files.store.clear()
+    elif kind == "file":
+        write_all(tmp_path, beside)
+        yield f"file://{tmp_path}/set"
+    else:
+        server: FolderService = request.getfixturevalue(kind)
+        write_all(server.root, beside)
+        yield f"{server.login_address}/set"
+
+
+def test_a_folder_is_the_same_from_everywhere(address: str) -> None:
+    """Names, sizes and bytes are those that were written; what lies beside the folder is not in it."""
+    for url in (address, f"{address}/"):
+        with ObjectTree(url, workers=4) as tree:
+            assert [entry.name for entry in tree.entries] == sorted(CONTENT)
+            assert {entry.name: entry.size for entry in tree.entries} == {n: len(c) for n, c in CONTENT.items()}
+            assert sorted(entry.position for entry in tree.entries) == list(range(len(CONTENT)))
+            assert all(entry.mtime_ns > 10**18 for entry in tree.entries)
+            assert (tree.kind, tree.notes) == ("folder", ())
+            assert "s3cret" not in tree.label
+            assert read_all(tree) == CONTENT
+            assert {entry.name: b"".join(tree.chunks(entry)) for entry in tree.entries} == CONTENT
+            deep = next(entry for entry in tree.entries if entry.name == "a/b/c/deep.bin")
+            assert tree.read_part(deep, 500, 1000) == CONTENT["a/b/c/deep.bin"][500:1500]
+
+
+def test_it_arrives_on_the_local_disk(address: str, tmp_path: Path, step: Any) -> None:
+    """`fetch_tree` makes the same files of it, with their times."""
+    target = tmp_path / "target"
+    target.mkdir()
+    with ObjectTree(address, workers=4) as tree:
+        limits = PipelineLimits(readers=6, max_readers=6, workers=2, stall_timeout_s=20.0)
+        fetch_tree(tree, target, limits=limits, step=step, cancellation=Cancellation(), policy=RetryPolicy())
+        times = {entry.name: entry.mtime_ns for entry in tree.entries}
+    found = {str(path.relative_to(target)): path for path in target.rglob("*") if path.is_file()}
+    assert {name: path.read_bytes() for name, path in found.items()} == CONTENT
+    assert all(abs(path.stat().st_mtime_ns - times[name]) < 1000 for name, path in found.items())
+    assert step.total == sum(map(len, CONTENT.values()))
+
+
+def test_a_file_or_nothing_is_no_folder(address: str) -> None:
+    """Each is refused in its own words."""
+    with pytest.raises(SourceReadError, match="is a file, not a folder"):
+        ObjectTree(f"{address}/top.txt")
+    with pytest.raises(SourceNotFoundError):
+        ObjectTree(f"{address}/nothing")
+
+
+def test_an_entry_of_another_tree_is_refused(address: str) -> None:
+    """An entry means nothing outside its own tree."""
+    with ObjectTree(address) as tree, pytest.raises(SourceReadError, match="another tree"):
+        tree.read(FileEntry("stranger", 1, 0, 0))
+
+
+@pytest.mark.slow
+def test_a_large_object_is_fetched_in_parts(s3: BucketService, tmp_path: Path, step: Any) -> None:
+    """An object longer than what is held in memory whole comes in many parts at once."""
+    content = os.urandom(1024 * 1024) * 70
+    s3.put("set/big.bin", content)
+    with ObjectTree("s3://data/set") as tree:
+        limits = PipelineLimits(readers=4, max_readers=4, workers=2)
+        fetch_tree(tree, tmp_path, limits=limits, step=step, cancellation=Cancellation(), policy=RetryPolicy())
+    assert (tmp_path / "big.bin").read_bytes() == content
+
+
+def test_markers_and_junk_are_left_out(s3: BucketService) -> None:
+    """What stands for a folder, what systems leave and what only links to a document is no content."""
+    for name in ("set/", "set/a/", "set/b", "set/c_$folder$", "set/.DS_Store", "set/__MACOSX/._x"):
+        s3.put(name, b"" if "_x" not in name and "DS" not in name else b"junk")
+    for name in ("set/b/x.txt", "set/a/y.txt", "set/c/z.txt"):
+        s3.put(name, b"1")
+    s3.put("set/notes.gdoc", b"{}")
+    with ObjectTree("s3://data/set") as tree:
+        assert [entry.name for entry in tree.entries] == ["a/y.txt", "b/x.txt", "c/z.txt"]
+        assert len(tree.notes) == 1
+        assert "notes.gdoc" in tree.notes[0]
+
+
+def test_a_folder_with_nothing_but_its_marker_is_empty(s3: BucketService) -> None:
+    """It is there, and holds nothing."""
+    s3.put("set/", b"")
+    with ObjectTree("s3://data/set") as tree:
+        assert tree.entries == ()
+
+
+@pytest.mark.parametrize(
+    "names", [["../out.txt"], ["a/../../x"], ["/etc/x"], ["a//b", "a/b"], ["a", "a/b"], ["c:/x"], ["a\\b"], ["dir/"]]
+)
+def test_names_that_no_folder_can_hold_are_refused(s3: BucketService, names: list[str]) -> None:
+    """A bucket's keys are any text; those that would leave the folder or collide in it refuse the tree."""
+    for name in names:
+        s3.put(f"set/{name}", b"content")
+    with pytest.raises(UnsafeArchiveError):
+        ObjectTree("s3://data/set")
+
+
+def test_another_length_than_listed_is_noticed(s3: BucketService) -> None:
+    """Neither a shorter nor a longer object passes for the one that was listed; in parts, no other version does."""
+    s3.put("set/x", b"12345")
+    with ObjectTree("s3://data/set") as tree:
+        (entry,) = tree.entries
+        for content in (b"123", b"1234567"):
+            s3.put("set/x", content)
+            with pytest.raises(SourceChangedError):
+                tree.read(entry)
+        s3.put("set/x", b"54321")
+        with pytest.raises(SourceChangedError):
+            list(tree.chunks(entry))
+        with pytest.raises(SourceChangedError):
+            tree.read_part(entry, 1, 2)
+
+
+def test_the_stamp_tells_whether_anything_changed(s3: BucketService) -> None:
+    """It is the same for the same listing, and another one after each kind of change."""
+
+    def stamp() -> str:
+        with ObjectTree("s3://data/set") as tree:
+            return tree.stamp
+
+    s3.put("set/x", b"12345")
+    stamps = [stamp()]
+    assert stamp() == stamps[0]
+    s3.put("set/x", b"54321")
+    stamps.append(stamp())
+    s3.put("set/y", b"")
+    stamps.append(stamp())
+    s3.remove("set/x")
+    stamps.append(stamp())
+    assert len(set(stamps)) == 4
+
+
+def test_a_public_folder_needs_no_login(s3: BucketService, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Public datasets are common, logins in notebooks are not; the person is told."""
+    from moto.s3.models import get_canned_acl
+
+    s3.put("set/x", b"for all", public=True)
+    s3.backend.put_bucket_acl(s3.bucket, get_canned_acl("public-read"))
+    use_login(monkeypatch, s3, known=False)
+    with ObjectTree("s3://data/set") as tree:
+        assert read_all(tree) == {"x": b"for all"}
+        assert "without a login" in tree.notes[0]
+
+
+def test_a_folder_that_may_not_be_listed_is_not_taken_for_an_empty_one(ftp: FolderService) -> None:
+    """fsspec's own walk leaves out what fails, without a word."""
+    write_all(ftp.root, {"set/a/x": b"1", "set/closed/y": b"2"})
+    base: Any = ftp.server.handler.abstracted_fs
+
+    class Closed(base):  # type: ignore[misc]
+        def listdir(self, path: str) -> list[str]:
+            if path.endswith("closed"):
+                raise PermissionError(13, "Permission denied", path)
+            return list(super().listdir(path))
+
+    ftp.server.handler.abstracted_fs = Closed
+    with pytest.raises(SourceAccessError, match="550"):
+        ObjectTree(f"{ftp.login_address}/set")
+
+
+def test_an_ftp_server_that_takes_few_connections_is_enough(tmp_path: Path) -> None:
+    """Readers share the connections that there are."""
+    write_all(tmp_path, {f"set/{number}.bin": os.urandom(5000) for number in range(30)})
+    with ftp_service(tmp_path, most_connections=2) as service, ObjectTree(f"{service.login_address}/set") as tree:
+        assert read_all(tree) == {path.name: path.read_bytes() for path in (tmp_path / "set").iterdir()}
+
+
+def test_an_ftp_server_of_the_old_kind_is_listed(tmp_path: Path) -> None:
+    """Without MLSD the listing that people read has to do."""
+    write_all(tmp_path, {f"set/{name}": content for name, content in CONTENT.items()})
+    without = frozenset({"MLSD", "MLST", "MDTM", "SIZE"})
+    with ftp_service(tmp_path, without=without) as service, ObjectTree(f"{service.login_address}/set") as tree:
+        assert read_all(tree) == CONTENT
+        assert {entry.name: b"".join(tree.chunks(entry)) for entry in tree.entries} == CONTENT
+
+
+def test_links_on_an_sftp_server(sftp: FolderService) -> None:
+    """Links to files are read; those that lead nowhere, or to a folder, are left out with a note."""
+    write_all(sftp.root, {"set/a/x": b"1"})
+    (sftp.root / "set/link").symlink_to("a/x")
+    (sftp.root / "set/broken").symlink_to("nothing")
+    (sftp.root / "set/a/loop").symlink_to("..")
+    with ObjectTree(f"{sftp.login_address}/set") as tree:
+        assert read_all(tree) == {"a/x": b"1", "link": b"1"}
+        assert "2 links" in tree.notes[0]
+
+
+def test_a_connection_that_broke_is_replaced(ftp: FolderService) -> None:
+    """What the server hung up on is asked for again over a new connection."""
+    write_all(ftp.root, {"set/x": b"12345", "set/y": b"678"})
+    with ObjectTree(f"{ftp.login_address}/set", retry=RetryPolicy(attempts=4, first_wait_s=0.05)) as tree:
+        done = threading.Event()
+
+        def hang_up() -> None:
+            for handler in list(ftp.server.ioloop.socket_map.values()):
+                if hasattr(handler, "username"):
+                    handler.close()
+            done.set()
+
+        ftp.server.ioloop.call_later(0, hang_up)
+        assert done.wait(5)
+        assert read_all(tree) == {"x": b"12345", "y": b"678"}
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda tree, entry: tree.read(entry),
+        lambda tree, entry: tree.read_part(entry, 0, entry.size),
+        lambda tree, entry: b"".join(tree.chunks(entry)),
+    ],
+    ids=["whole", "part", "chunks"],
+)
+def test_a_server_that_drips_is_given_up(tmp_path: Path, read: Callable[[ObjectTree, FileEntry], bytes]) -> None:
+    """A byte a second is no progress, however often it is asked again; and the error is one that users know."""
+    write_all(tmp_path, {"set/x": os.urandom(100_000)})
+    clock = ManualClock()
+    retry = RetryPolicy(attempts=2, first_wait_s=0.01)
+    with (
+        ftp_service(tmp_path, before_byte=lambda: clock.turn(1.0)) as service,
+        ObjectTree(f"{service.login_address}/set", retry=retry, clock=clock) as tree,
+    ):
+        began = clock.now()
+        with pytest.raises(SourceReadError, match=r"leads nowhere.*2 tries") as error:
+            read(tree, tree.entries[0])
+        assert type(error.value) is SourceReadError
+        assert clock.now() - began < 50_000  # all of it takes twice as long
+
+
+def test_an_answer_that_drips_ends_in_time(ftp: FolderService, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each byte of a line comes soon after the one before, and the line never ends."""
+    write_all(ftp.root, {"set/x": b"12345"})
+
+    def drip(handler: Any, _: str) -> None:
+        def send() -> None:
+            with contextlib.suppress(OSError):
+                for _ in range(300):
+                    handler.socket.send(b"2")
+                    time.sleep(0.1)
+
+        threading.Thread(target=send, daemon=True).start()
+
+    ftp.server.handler.ftp_SIZE = drip
+    monkeypatch.setattr("colabstage.sources.store_adapters.CALL_TIMEOUT_S", 0.5)
+    began = time.monotonic()
+    with pytest.raises(SourceReadError, match="no answer for"):
+        ObjectTree(f"{ftp.login_address}/set", retry=RetryPolicy(attempts=1))
+    assert time.monotonic() - began < 15  # the line takes twice as long

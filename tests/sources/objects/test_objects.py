@@ -1,0 +1,359 @@
+"""Single objects of real services on loopback: facts, ranges, versions, and what is said when something is wrong."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from colabstage.errors import (
+    MissingDependencyError,
+    OptionError,
+    SourceAccessError,
+    SourceChangedError,
+    SourceNotFoundError,
+    SourceReadError,
+)
+from colabstage.sources.objects_fsspec import ObjectFile, object_kind, open_object
+from colabstage.sources.remote import Checksum, TransientError
+from colabstage.sources.store_adapters import PIECE_BYTES, call_within, cut_spans
+from tests.sources.servers import PASSWORD, USER, BucketService, FolderService, ftp_service, use_login
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+MB = 1_000_000
+FEW_TRIES = {"config_kwargs": {"retries": {"max_attempts": 0}, "connect_timeout": 2}}
+
+
+@pytest.fixture(params=["s3", "ftp", "sftp", "memory", "file"])
+def place(request: pytest.FixtureRequest, tmp_path: Path, moto_server: BucketService) -> Iterator[Place]:
+    """A place for objects in each of the services. (The server named here has to start before the guard on leaks.)"""
+    kind = request.param
+    if kind == "s3":
+        service = request.getfixturevalue("s3")
+        yield Place(f"s3://{service.bucket}", service.put, service.remove)
+    elif kind == "memory":
+        yield from _memory()
+    else:
+        yield _over_folder(kind, request, tmp_path)
+
+
+class Place:
+    """`url(key)` is what `put(key, content)` wrote."""
+
+    def __init__(self, address: str, put: Any, remove: Any) -> None:
+        self.address = address
+        self.put = put
+        self.remove = remove
+
+    def url(self, key: str) -> str:
+        return f"{self.address}/{key}"
+
+
+def _memory() -> Iterator[Place]:
+    import fsspec
+
+    files = fsspec.filesystem("memory")
+    yield Place(
+        "memory://top", lambda key, data: files.pipe_file(f"/top/{key}", data), lambda key: files.rm(f"/top/{key}")
+    )
+    files.store.clear()
+    files.pseudo_dirs[:] = [""]
+
+
+def _over_folder(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    root = tmp_path / "files"
+    address = f"file://{root}"
+    if kind != "file":
+        service: FolderService = request.getfixturevalue(kind)
+        root, address = service.root, service.login_address
+
+    def put(key: str, data: bytes) -> None:
+        path = root / key
+        path.parent.mkdir(parents=True, exist_ok=True)
+        older = path.stat().st_mtime if path.exists() else None
+        path.write_bytes(data)
+        if older is not None:  # FTP and SFTP tell whole seconds
+            os.utime(path, (older + 2, older + 2))
+
+    root.mkdir(exist_ok=True)
+    return Place(address, put, lambda key: (root / key).unlink())
+
+
+def whole(file: ObjectFile) -> bytes:
+    return b"".join(file.read_range(0, None))
+
+
+def test_an_object_comes_whole_and_in_parts(place: Place) -> None:
+    """Facts, the whole content and any part of it are those of the object, in pieces of at most a megabyte."""
+    content = os.urandom(9 * MB + 7)
+    place.put("a/big.bin", content)
+    file = open_object(place.url("a/big.bin"))
+    try:
+        assert (file.facts.name, file.facts.size, file.facts.ranges) == ("big.bin", len(content), True)
+        assert file.facts.version
+        assert abs(file.facts.mtime_ns / 1e9 - time.time()) < 60
+        assert whole(file) == content
+        for offset, length in [
+            (0, 1),
+            (5 * MB, 3 * MB),
+            (len(content) - 1, 1),
+            (PIECE_BYTES - 1, PIECE_BYTES + 2),
+            (9, 0),
+        ]:
+            pieces = list(file.read_range(offset, length))
+            assert b"".join(pieces) == content[offset : offset + length]
+            assert max(map(len, pieces), default=0) <= 1024 * 1024
+        assert b"".join(file.read_range(8 * MB, None)) == content[8 * MB :]
+    finally:
+        file.close()
+        file.close()
+
+
+def test_many_threads_read_one_object(place: Place) -> None:
+    """Ranges asked for at once from many threads are not mixed up."""
+    content = os.urandom(3 * MB)
+    place.put("big.bin", content)
+    file = open_object(place.url("big.bin"))
+    offsets = range(0, 3 * MB, 300_000)
+    with ThreadPoolExecutor(6) as pool:
+        parts = list(pool.map(lambda offset: b"".join(file.read_range(offset, 300_000)), offsets))
+    file.close()
+    assert b"".join(parts) == content
+
+
+def test_hanging_up_early_leaves_the_file_usable(place: Place) -> None:
+    """A reader that stops after the first piece does not disturb the next."""
+    content = os.urandom(6 * MB)
+    place.put("big.bin", content)
+    file = open_object(place.url("big.bin"))
+    reading = file.read_range(0, None)
+    assert content.startswith(next(reading))
+    reading.close()  # type: ignore[attr-defined]
+    assert b"".join(file.read_range(MB, 10)) == content[MB : MB + 10]
+    file.close()
+
+
+def test_an_empty_object_is_a_file(place: Place) -> None:
+    """No bytes are content as well."""
+    place.put("empty", b"")
+    file = open_object(place.url("empty"))
+    assert (file.facts.size, whole(file)) == (0, b"")
+    file.close()
+    assert object_kind(place.url("empty")) == "file"
+
+
+def test_content_that_changes_midway_is_noticed(place: Place) -> None:
+    """Another content of the same length is not taken for the one that was opened: its range never gets complete."""
+    place.put("x.bin", b"a" * 6 * MB)
+    file = open_object(place.url("x.bin"))
+    reading = file.read_range(0, None)
+    came = [next(reading)]
+    place.put("x.bin", b"b" * 6 * MB)
+    with pytest.raises(SourceChangedError, match="changed while it was read"):
+        came.extend(reading)
+    assert sum(map(len, came)) < 6 * MB
+    with pytest.raises(SourceChangedError):
+        list(file.read_range(0, 10))
+    file.close()
+
+
+def test_content_that_shrinks_or_vanishes_is_noticed(place: Place) -> None:
+    """Parts that are not there any more are a change, not a failure to read."""
+    place.put("x.bin", b"a" * 6 * MB)
+    file = open_object(place.url("x.bin"))
+    place.put("x.bin", b"b")
+    with pytest.raises(SourceChangedError):
+        list(file.read_range(5 * MB, MB))
+    place.remove("x.bin")
+    with pytest.raises(SourceChangedError, match="removed"):
+        list(file.read_range(0, MB))
+    file.close()
+
+
+def test_what_is_missing_is_said_with_what_is_there(place: Place) -> None:
+    """The message for a wrong name has the names beside it."""
+    place.put("a/train.zip", b"x")
+    place.put("a/test.zip", b"x")
+    for ask in (open_object, object_kind):
+        with pytest.raises(SourceNotFoundError, match=r"a/valid\.zip' .*test\.zip, train\.zip\."):
+            ask(place.url("a/valid.zip"))
+
+
+def test_files_and_folders_are_told_apart(place: Place) -> None:
+    """A folder is one with and without the slash, and cannot be opened as a file."""
+    place.put("a/b/c.txt", b"x")
+    assert object_kind(place.url("a/b/c.txt")) == "file"
+    assert object_kind(place.url("a")) == object_kind(place.url("a/b/")) == "folder"
+    with pytest.raises(SourceReadError, match="is a folder, not a file"):
+        open_object(place.url("a/b"))
+
+
+def test_a_marker_of_a_folder_is_no_file(s3: BucketService) -> None:
+    """An empty object that others lie below stands for their folder."""
+    s3.put("a", b"")
+    s3.put("a/x", b"1")
+    s3.put("b", b"content")
+    s3.put("b/x", b"1")
+    assert object_kind("s3://data/a") == "folder"
+    assert object_kind("s3://data/b") == "file"
+    assert object_kind("s3://data/b/") == "folder"
+    assert object_kind("s3://data") == "folder"
+
+
+def test_a_checksum_that_was_given_is_kept_and_an_etag_is_none(s3: BucketService) -> None:
+    """S3's ETag looks like an md5, but nobody says when it is one."""
+    s3.put("x", b"hello")
+    given = Checksum("sha256", "ab" * 32)
+    for checksum in (None, given):
+        file = open_object("s3://data/x", checksum=checksum)
+        file.close()
+        assert file.facts.checksum == checksum
+
+
+def test_a_public_object_needs_no_login(s3: BucketService, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without any login in the environment a public object is read, and the person is told so."""
+    s3.put("open.bin", b"for all", public=True)
+    use_login(monkeypatch, s3, known=False)
+    file = open_object("s3://data/open.bin")
+    assert whole(file) == b"for all"
+    assert "without a login" in file.notes[0]
+    file.close()
+
+
+def test_a_private_object_without_a_login_is_refused(s3: BucketService, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The message says by which variables a login is given."""
+    s3.put("mine.bin", b"secret")
+    use_login(monkeypatch, s3, known=False)
+    with pytest.raises(SourceAccessError, match=r"locate credentials.*AWS_ACCESS_KEY_ID") as caught:
+        open_object("s3://data/mine.bin")
+    assert isinstance(pickle.loads(pickle.dumps(caught.value)), SourceAccessError)
+
+
+def test_a_login_that_is_not_accepted_is_refused_and_not_shown(s3: BucketService) -> None:
+    """A wrong key is an error about access; the public object beside it is read all the same."""
+    s3.put("mine.bin", b"secret")
+    s3.demand_known_logins(wanted=True)
+    with pytest.raises(SourceAccessError) as caught:
+        open_object("s3://data/mine.bin", storage_options={"key": "AKIAWRONG", "secret": "hunter2-hunter2"})
+    assert "hunter2" not in str(caught.value)
+    assert caught.value.__suppress_context__
+
+
+def test_storage_options_reach_the_service(s3: BucketService, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever asks for an anonymous bucket gets it at once, and no second try is made for them."""
+    s3.put("open.bin", b"for all", public=True)
+    s3.put("mine.bin", b"for me")
+    file = open_object("s3://data/open.bin", storage_options={"anon": True})
+    assert (whole(file), file.notes) == (b"for all", ())
+    file.close()
+    with pytest.raises(SourceAccessError):
+        open_object("s3://data/mine.bin", storage_options={"anon": True})
+
+
+def test_a_service_that_does_not_answer_may_answer_later(s3: BucketService, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A connection that is refused is worth another try."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    with pytest.raises(TransientError, match="s3://data/x"):
+        open_object("s3://data/x", storage_options=FEW_TRIES)
+
+
+@pytest.mark.parametrize("kind", ["ftp", "sftp"])
+def test_a_wrong_password_is_an_error_about_access(kind: str, request: pytest.FixtureRequest) -> None:
+    """Neither the message nor the label has the password."""
+    service: FolderService = request.getfixturevalue(kind)
+    wrong = service.address.replace("://", f"://{USER}:not-the-word@")
+    with pytest.raises(SourceAccessError, match="FSSPEC_") as caught:
+        open_object(f"{wrong}/x")
+    assert "not-the-word" not in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["ftp", "sftp"])
+def test_a_login_may_come_from_the_environment(
+    kind: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Variables set after fsspec was imported count, as they do in a notebook."""
+    import fsspec  # noqa: F401
+
+    service: FolderService = request.getfixturevalue(kind)
+    (service.root / "x").write_bytes(b"hello")
+    monkeypatch.setenv(f"FSSPEC_{kind.upper()}_USERNAME", USER)
+    monkeypatch.setenv(f"FSSPEC_{kind.upper()}_PASSWORD", PASSWORD)
+    file = open_object(f"{service.address}/x")
+    assert whole(file) == b"hello"
+    assert file.facts.label == f"{service.address}/x"
+    file.close()
+
+
+def test_an_ftp_server_of_the_old_kind_is_read(tmp_path: Path) -> None:
+    """Without MLSD, SIZE, MDTM and REST the file comes from its beginning, whole."""
+    content = os.urandom(2 * MB)
+    (tmp_path / "x.bin").write_bytes(content)
+    without = frozenset({"MLSD", "MLST", "MDTM", "REST", "SIZE"})
+    with ftp_service(tmp_path, without=without) as service:
+        file = open_object(f"{service.login_address}/x.bin")
+        assert (file.facts.size, file.facts.ranges) == (len(content), False)
+        assert whole(file) == content
+        with pytest.raises(SourceReadError, match="only be read from its beginning"):
+            list(file.read_range(5, 5))
+        file.close()
+
+
+def test_a_file_of_one_connection_says_so(ftp: FolderService) -> None:
+    """More parts at once make FTP no faster."""
+    (ftp.root / "x").write_bytes(b"x")
+    file = open_object(f"{ftp.login_address}/x")
+    assert file.facts.connections == 1
+    file.close()
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("s3:/data/x", "no remote address"),
+        ("s3://", "no remote address"),
+        ("nosuch://x/y", "nothing here reads nosuch://"),
+        ("simplecache::s3://data/x", "caches or wrappers"),
+        ("zip://a.txt::s3://data/x.zip", "caches or wrappers"),
+        ("sftp://ann:pass/word@host/x", "not a complete address"),
+    ],
+)
+def test_what_is_no_address_is_refused(url: str, message: str) -> None:
+    """Nothing is asked of any service, and no part of a password is shown."""
+    with pytest.raises(OptionError, match=message) as caught:
+        open_object(url)
+    assert "pass/word" not in str(caught.value)
+
+
+def test_a_missing_package_is_named_with_its_install_line() -> None:
+    """The message can be pasted into a cell."""
+    with pytest.raises(MissingDependencyError, match="pip install ocifs"):
+        open_object("oci://bucket/x")
+
+
+def test_a_call_that_hangs_is_given_up() -> None:
+    """The caller goes on at the deadline; what was raised in time comes through."""
+    release = threading.Event()
+    began = time.monotonic()
+    with pytest.raises(TimeoutError, match="no answer"):
+        call_within(0.1, release.wait)
+    assert time.monotonic() - began < 5
+    release.set()
+    with pytest.raises(ZeroDivisionError):
+        call_within(5.0, lambda: 1 // 0)
+
+
+@pytest.mark.parametrize("length", [0, 1, PIECE_BYTES, PIECE_BYTES + 1, PIECE_BYTES + 2, 3 * PIECE_BYTES + 1])
+def test_spans_cover_a_range_and_never_end_with_one_byte(length: int) -> None:
+    """They touch each other, and a last byte alone is joined to what is before it."""
+    spans = cut_spans(10, 10 + length)
+    assert [stop for _, stop in spans[:-1]] == [start for start, _ in spans[1:]]
+    assert sum(stop - start for start, stop in spans) == length
+    assert length <= 1 or spans[-1][1] - spans[-1][0] > 1

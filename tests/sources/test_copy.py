@@ -1,0 +1,306 @@
+"""Copying one file in blocks: right hashes, another reading of wrong blocks, and typed errors for everything else."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from colabstage.errors import (
+    CancelledError,
+    DamagedPackError,
+    DriveDisconnectedError,
+    NotEnoughSpaceError,
+    SourceNotFoundError,
+    SourceReadError,
+    TargetNotWritableError,
+)
+from colabstage.io.files import block_ranges, hash_ranges
+from colabstage.io.progress import Cancellation
+from colabstage.io.retry import RetryPolicy
+from colabstage.simulate.knobs import ContentFault, DriveFaults, OpFault
+from colabstage.sources.copy import copy_blocks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from colabstage.io.progress import ProgressStep
+    from colabstage.simulate.drive import SimulatedDrive
+
+BLOCK = 64 * 1024
+POLICY = RetryPolicy(attempts=3, first_wait_s=0.01)
+
+
+def random_bytes(count: int, seed: int = 0) -> bytes:
+    """Bytes that no other block has."""
+    return np.random.default_rng(seed).bytes(count)
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """Ten blocks and a third of one."""
+    path = tmp_path / "source.bin"
+    path.write_bytes(random_bytes(10 * BLOCK + 22_000))
+    return path
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    """Where the copy goes."""
+    return tmp_path / "target.bin"
+
+
+@pytest.fixture
+def copy(step: ProgressStep) -> Callable[..., list[str]]:
+    """`copy_blocks` with this module's block length and policy."""
+
+    def run(source: Path, target: Path, *, expected: Sequence[str] | None = None, **changes: Any) -> list[str]:
+        options: dict[str, Any] = {
+            "block_bytes": BLOCK,
+            "cancellation": Cancellation(),
+            "policy": POLICY,
+            "step": step,
+            **changes,
+        }
+        options.setdefault("size", source.stat().st_size if source.exists() else 10)
+        return copy_blocks(source, target, expected=expected, **options)
+
+    return run
+
+
+def hashes_of(path: Path) -> list[str]:
+    """The hash of every block as the file has it now."""
+    return hash_ranges(path, block_ranges(path.stat().st_size, BLOCK), threads=2)
+
+
+def threads_named(name: str) -> list[threading.Thread]:
+    """Threads of this name that are alive."""
+    return [thread for thread in threading.enumerate() if thread.name == name]
+
+
+@pytest.mark.parametrize("size", [0, 1, BLOCK - 1, BLOCK, BLOCK + 1, 7 * BLOCK])
+def test_copy_is_exact_and_hashed_by_block(
+    tmp_path: Path, target: Path, copy: Callable[..., list[str]], step: Any, size: int
+) -> None:
+    """Whatever the length, every byte arrives and is counted, and the hashes are those of the file's blocks."""
+    source = tmp_path / "source.bin"
+    source.write_bytes(random_bytes(size))
+    hashes = copy(source, target)
+    assert target.read_bytes() == source.read_bytes()
+    assert hashes == hashes_of(source)
+    assert step.total == size
+
+
+def test_what_stood_at_the_target_is_overwritten(source: Path, target: Path, copy: Callable[..., list[str]]) -> None:
+    """A longer file of the same name leaves nothing behind."""
+    target.write_bytes(bytes(20 * BLOCK))
+    assert copy(source, target, expected=hashes_of(source)) == hashes_of(target)
+    assert target.stat().st_size == source.stat().st_size
+
+
+def test_block_that_stays_wrong_is_named(source: Path, target: Path, copy: Callable[..., list[str]]) -> None:
+    """A block that differs from its hash on every reading ends the copy, and the message says where it lies."""
+    expected = hashes_of(source)
+    with source.open("r+b") as file:
+        file.seek(3 * BLOCK + 5)
+        file.write(b"!")
+    with pytest.raises(DamagedPackError, match=r"source\.bin.*65,536 bytes from 196,608 on.*3 readings"):
+        copy(source, target, expected=expected)
+
+
+def test_last_short_block_is_checked_too(source: Path, target: Path, copy: Callable[..., list[str]]) -> None:
+    """A wrong byte at the very end does not pass."""
+    expected = hashes_of(source)
+    with source.open("r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        file.write(b"\0")
+    with pytest.raises(DamagedPackError, match=r"22,000 bytes from 655,360 on"):
+        copy(source, target, expected=expected)
+
+
+@pytest.mark.parametrize("change", [-1, 1])
+def test_other_length_is_refused_before_anything_is_copied(
+    source: Path, target: Path, copy: Callable[..., list[str]], step: Any, change: int
+) -> None:
+    """A source that is shorter or longer than it should be is not read at all."""
+    with pytest.raises(SourceReadError, match=r"has 677,360 bytes; expected 677,3"):
+        copy(source, target, size=source.stat().st_size + change)
+    assert step.total == 0
+
+
+def test_missing_source_leaves_the_target_alone(tmp_path: Path, target: Path, copy: Callable[..., list[str]]) -> None:
+    """Nothing is created, or emptied, for a source that cannot be opened."""
+    target.write_bytes(b"precious")
+    with pytest.raises(SourceNotFoundError):
+        copy(tmp_path / "nowhere", target)
+    assert target.read_bytes() == b"precious"
+
+
+def test_full_target_is_a_lack_of_space(source: Path, small_disk: Path, copy: Callable[..., list[str]]) -> None:
+    """The disk fills up midway: the error names the folder."""
+    source.write_bytes(random_bytes(40 * BLOCK))
+    with pytest.raises(NotEnoughSpaceError, match=r"small' is full"):
+        copy(source, small_disk / "copy")
+    assert threads_named("colabstage-pipeline") == []
+
+
+def test_target_that_cannot_be_made_is_named(source: Path, tmp_path: Path, copy: Callable[..., list[str]]) -> None:
+    """A folder that is not there, or is a file, gives a typed error that names the target."""
+    with pytest.raises(TargetNotWritableError, match=r"no/such/copy"):
+        copy(source, tmp_path / "no" / "such" / "copy")
+    with pytest.raises(TargetNotWritableError, match=r"source\.bin/copy"):
+        copy(source, source / "copy")
+
+
+def test_cancelling_between_blocks_stops_the_copy(
+    source: Path, target: Path, copy: Callable[..., list[str]], step: Any
+) -> None:
+    """A request to stop, made while blocks pass, is followed before the end of a long file."""
+    source.write_bytes(random_bytes(64 * BLOCK))
+    cancellation = Cancellation()
+
+    def cancel_then_dawdle(total: int) -> None:
+        if total >= 2 * BLOCK:
+            cancellation.cancel()
+            time.sleep(0.1)
+
+    step.notice = cancel_then_dawdle
+    with pytest.raises(CancelledError):
+        copy(source, target, cancellation=cancellation)
+    assert 2 * BLOCK <= step.total < 30 * BLOCK
+    assert threads_named("colabstage-pipeline") == []
+
+
+def test_source_that_hangs_is_an_error_within_the_deadline(
+    tmp_path: Path, target: Path, source: Path, copy: Callable[..., list[str]], step: Any
+) -> None:
+    """When nothing moves for the deadline, the copy ends in a typed error instead of waiting for ever."""
+    release = threading.Event()
+
+    def hang(total: int) -> None:
+        if total >= 5 * BLOCK:
+            release.wait(30)
+
+    step.notice = hang
+    threading.Timer(2.0, release.set).start()
+    with pytest.raises(SourceReadError, match=r"hangs"):
+        copy(source, target, stall_timeout_s=0.5)
+
+
+@pytest.fixture
+def drive(make_drive: Callable[..., SimulatedDrive], source: Path) -> SimulatedDrive:
+    """A mounted Drive that has the source as `MyDrive/pack.h5`."""
+    drive = make_drive()
+    (drive.cloud / "MyDrive" / "pack.h5").write_bytes(source.read_bytes())
+    return drive
+
+
+@pytest.fixture
+def on_drive(drive: SimulatedDrive) -> Path:
+    """The source as it is seen through the mount."""
+    assert drive.mountpoint is not None
+    return drive.mountpoint / "MyDrive" / "pack.h5"
+
+
+@pytest.mark.fuse
+def test_block_that_comes_wrong_once_is_read_again(
+    drive: SimulatedDrive, on_drive: Path, source: Path, target: Path, copy: Callable[..., list[str]]
+) -> None:
+    """A mount that delivers zeros for the file's tail once is asked again, and the copy is whole."""
+    fault = ContentFault(pattern="*.h5", kind="zero_tail", tail_bytes=BLOCK, first_opens=1)
+    drive.set_faults(DriveFaults(contents=(fault,)))
+    assert copy(on_drive, target, expected=hashes_of(source)) == hashes_of(source)
+    assert target.read_bytes() == source.read_bytes()
+
+
+@pytest.mark.fuse
+def test_zeros_that_stay_are_damage(
+    drive: SimulatedDrive, on_drive: Path, source: Path, target: Path, copy: Callable[..., list[str]]
+) -> None:
+    """A tail of zeros in every reading is reported with its place, never taken for the file."""
+    fault = ContentFault(pattern="*.h5", kind="zero_tail", tail_bytes=1000)
+    drive.set_faults(DriveFaults(contents=(fault,)))
+    with pytest.raises(DamagedPackError, match=r"from 655,360 on"):
+        copy(on_drive, target, expected=hashes_of(source))
+
+
+@pytest.mark.fuse
+def test_source_that_ends_early_is_an_error(
+    drive: SimulatedDrive, on_drive: Path, target: Path, copy: Callable[..., list[str]]
+) -> None:
+    """Bytes that run out before the listed size do not make a short copy that counts."""
+    fault = ContentFault(pattern="*.h5", kind="truncate", tail_bytes=100_000)
+    drive.set_faults(DriveFaults(contents=(fault,)))
+    with pytest.raises(SourceReadError, match=r"pack\.h5' ends at byte 577,360"):
+        copy(on_drive, target)
+
+
+@pytest.mark.fuse
+def test_passing_read_errors_are_tried_again(
+    drive: SimulatedDrive, on_drive: Path, source: Path, target: Path, copy: Callable[..., list[str]]
+) -> None:
+    """Two failing reads and two failing opens in a row cost two more tries each, and nothing else."""
+    drive.set_faults(DriveFaults(ops=(OpFault(op="open", first=2), OpFault(op="read", first=2))))
+    assert copy(on_drive, target) == hashes_of(source)
+    assert drive.stats().errors_injected == 4
+
+
+@pytest.mark.fuse
+@pytest.mark.parametrize(("number", "wanted"), [(errno.EIO, SourceReadError), (errno.ENOTCONN, DriveDisconnectedError)])
+def test_read_errors_that_stay_are_typed(
+    drive: SimulatedDrive,
+    on_drive: Path,
+    target: Path,
+    copy: Callable[..., list[str]],
+    number: int,
+    wanted: type[Exception],
+) -> None:
+    """A read that fails on every try, or a mount that died, ends the copy with the error that says what to do."""
+    drive.set_faults(DriveFaults(ops=(OpFault(op="read", errno=number),)))
+    with pytest.raises(wanted, match=r"pack\.h5"):
+        copy(on_drive, target)
+
+
+@pytest.mark.fuse
+def test_drive_that_dies_midway_is_said_to_be_dead(
+    drive: SimulatedDrive, on_drive: Path, target: Path, copy: Callable[..., list[str]], step: Any
+) -> None:
+    """The error says how to mount again, although a dead mount fails even the closing of the file."""
+    (drive.cloud / "MyDrive" / "large.h5").write_bytes(random_bytes(64 * BLOCK))
+
+    def kill(total: int) -> None:
+        if total == 2 * BLOCK:
+            drive.kill()
+
+    step.notice = kill
+    with pytest.raises(DriveDisconnectedError, match=r"large\.h5.*force_remount=True"):
+        copy(on_drive.with_name("large.h5"), target)
+
+
+@pytest.mark.fuse
+@pytest.mark.parametrize(
+    ("number", "wanted"),
+    [
+        (errno.EIO, TargetNotWritableError),
+        (errno.ENOSPC, NotEnoughSpaceError),
+        (errno.ENOTCONN, DriveDisconnectedError),
+    ],
+)
+def test_write_errors_of_a_mount_are_typed(
+    drive: SimulatedDrive,
+    on_drive: Path,
+    source: Path,
+    copy: Callable[..., list[str]],
+    number: int,
+    wanted: type[Exception],
+) -> None:
+    """Whatever a Drive answers to a write, the error says that the target failed, not the source."""
+    drive.set_faults(DriveFaults(ops=(OpFault(op="write", errno=number),)))
+    with pytest.raises(wanted, match=r"MyDrive"):
+        copy(source, on_drive.with_name("copy.h5"))
