@@ -7,17 +7,19 @@ in, on this machine a folder whose record has it. Everything else, whatever its 
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from colabstage.errors import ColabstageError, OptionError
+from colabstage.errors import ColabstageError, DriveDisconnectedError, OptionError
 from colabstage.h5.manifest import read_manifest
 from colabstage.io.files import clear_lock, disk_use, local_lock, read_json
 from colabstage.io.ownership import is_our_name, look_at, remove_vouched, sweep_orphans
 from colabstage.io.units import format_bytes, format_duration
 from colabstage.machine.drive import drive_root
 from colabstage.machine.mounts import require_answer
+from colabstage.machine.watched import run_watched
 from colabstage.stage.cache import find_cache_dir
 from colabstage.stage.publish import PREVIOUS_SUFFIX, discard_version, previous_path, sweep_leftovers_of
 from colabstage.stage.request import RECORD_NAME, lock_path, read_cache_dir, read_local_dir
@@ -101,12 +103,16 @@ def list_datasets(
         local_dir, cache_dir: as for `stage_dataset`.
 
     Raises:
-        DriveDisconnectedError: the cache lies on a mount that is dead or does not answer.
+        DriveDisconnectedError: one of them lies on a mount that is dead or does not answer.
     """
     base, cache = _places(local_dir, cache_dir)
-    if cache is not None:
-        require_answer(cache)
-    return [*_list_here(base), *([] if cache is None else _list_cache(cache))]
+    places = [base, *([] if cache is None else [cache])]
+
+    def found() -> list[StoredDataset]:
+        require_answer(*places)
+        return [*_list_here(base), *([] if cache is None else _list_cache(cache))]
+
+    return run_watched(found, *places)
 
 
 def _places(
@@ -226,14 +232,19 @@ def purge_datasets(datasets: Sequence[StoredDataset]) -> PurgeReport:
     """Remove datasets, and what interrupted runs left beside them.
 
     A file on Google Drive is emptied before it is removed, because its trash counts against the account. A dataset
-    that somebody is staging at this moment stays, and so does one, whole, whose folder holds anything else.
+    that somebody is staging at this moment stays, and so does one, whole, whose folder holds anything else, and all
+    that lies on a mount that is dead or does not answer.
     """
     removed: list[StoredDataset] = []
     kept: list[StoredDataset] = []
     reasons: list[str] = []
+    unreachable: dict[Place, str] = {}
     for one in datasets:
         try:
-            problem = _purge_here(one) if one.place == "here" else _purge_cached(one)
+            # Asked once: a mount that hangs takes its time to be found out.
+            problem = unreachable.get(one.place) or run_watched(functools.partial(_purge, one), one.path)
+        except DriveDisconnectedError as error:
+            problem = unreachable[one.place] = str(error).removesuffix(".")
         except OSError as error:
             problem = f"'{one.path}' could not be removed ({error.strerror or error})"
         if problem is None:
@@ -242,6 +253,12 @@ def purge_datasets(datasets: Sequence[StoredDataset]) -> PurgeReport:
             kept.append(one)
             reasons.append(problem)
     return PurgeReport(tuple(removed), tuple(kept), tuple(reasons))
+
+
+def _purge(one: StoredDataset) -> str | None:
+    """Remove one; returns why it stayed."""
+    require_answer(one.path)
+    return _purge_here(one) if one.place == "here" else _purge_cached(one)
 
 
 def _purge_here(one: StoredDataset) -> str | None:
@@ -279,8 +296,22 @@ def _is_ours(pack: Path, name: str) -> bool:
 def sweep_leftovers(
     *, local_dir: str | os.PathLike[str] | None = None, cache_dir: str | os.PathLike[str] | None = "auto"
 ) -> list[Path]:
-    """Remove what runs that have died left unfinished, on this machine and in the cache; returns what was removed."""
+    """Remove what runs that have died left unfinished, on this machine and in the cache; returns what was removed.
+
+    Raises:
+        DriveDisconnectedError: one of them lies on a mount that is dead or does not answer.
+    """
     base, cache = _places(local_dir, cache_dir)
+    places = [base, *([] if cache is None else [cache])]
+
+    def sweep() -> list[Path]:
+        require_answer(*places)
+        return _sweep(base, cache)
+
+    return run_watched(sweep, *places)
+
+
+def _sweep(base: Path, cache: Path | None) -> list[Path]:
     removed = sweep_orphans(base)
     for lock in sorted(base.glob(lock_path(base / "*").name)):
         clear_lock(lock)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal, cast, get_args
 
 from colabstage.errors import OptionError
 from colabstage.images.options import ImageOptions
-from colabstage.machine.drive import drive_root, list_drives
+from colabstage.machine.drive import drive_root
 from colabstage.machine.platforms import detect_platform
 from colabstage.pack.options import PackOptions, split_fractions
 from colabstage.sources.parse import LocalSource, ManySource, absolute_path, drive_path_of, parse_source, paths_of
@@ -78,10 +78,8 @@ class StageRequest:
 
     @property
     def touched_paths(self) -> list[Path]:
-        """The paths of this machine that are read or written: those of the source, the cache, and what is staged."""
-        cache = [self.cache_dir] if isinstance(self.cache_dir, Path) else []
-        drives = list_drives() if self.cache_dir == "auto" else []
-        return [*paths_of(self.source), self.folder, *cache, *drives]
+        """The paths of this machine that nothing can be done without: those of the source, and of what is staged."""
+        return [*paths_of(self.source), self.folder]
 
     @property
     def opened_path(self) -> Path | None:

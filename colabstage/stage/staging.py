@@ -15,6 +15,7 @@ from colabstage.errors import (
     ArchiveError,
     ColabstageError,
     DamagedPackError,
+    DriveDisconnectedError,
     DriveError,
     NotEnoughSpaceError,
     SourceError,
@@ -26,6 +27,7 @@ from colabstage.io.ownership import put_back, remove_empty, sweep_orphans
 from colabstage.io.progress import NullProgress, Progress, cancellation_of
 from colabstage.io.units import format_bytes, format_count
 from colabstage.machine.resources import free_space
+from colabstage.machine.watched import run_watched
 from colabstage.pack.execute import space_for
 from colabstage.pack.job import prepare_pack
 from colabstage.pack.plan import lacked_room
@@ -169,7 +171,10 @@ class Staging:
             step.note = "; ".join(filter(None, (f"found '{cached.path.name}'", self._seen)))
         try:
             with self.report.timed("copy from cache", unit="B") as step:
-                size, kept = restore_pack(cached, request, progress=self._progress, cancellation=self._cancellation)
+                size, kept = run_watched(
+                    lambda: restore_pack(cached, request, progress=self._progress, cancellation=self._cancellation),
+                    cached.path,
+                )
                 step.amount = size - kept
                 step.note = "verified block by block" + (
                     f"; {format_bytes(kept)} were here from before" if kept else ""
@@ -388,7 +393,14 @@ class Staging:
         if not self._request.wants_pack:
             return None
         cache_dir, _ = self._cache
-        return None if cache_dir is None else find_cached(self._request, cache_dir)
+        if cache_dir is None:
+            return None
+        try:
+            return run_watched(lambda: find_cached(self._request, cache_dir), cache_dir)
+        except DriveDisconnectedError as error:
+            # It answered a moment ago. Whoever wants the data gets it without the cache, and is told.
+            self._cache = (None, str(error).removesuffix("."))
+            return None
 
     def _make(self, *, pack: bool) -> StagedFiles | None:
         """Make what was asked for, in a folder that goes again if nothing comes of it."""

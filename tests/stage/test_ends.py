@@ -120,7 +120,10 @@ import colabstage, colabstage.errors
 from colabstage.machine import mounts, remount, watched
 drive, here, server = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]), int(sys.argv[3])
 remount._PROBE_TIMEOUT_S, watched._ASK_EVERY_S, watched._HANGS_S = 0.3, 0.2, 0.3
+from colabstage.diagnose import health
+from colabstage.stage import purge
 answering = mounts.probe_mount
+cached = purge.list_datasets(local_dir=here / "none", cache_dir=drive / "cache")
 
 def hang_afterwards(*question):
     answer = answering(*question)
@@ -132,7 +135,6 @@ options = dict(progress=False)
 staging = dict(local_dir=here / "local", cache_dir=None)
 for verb in (
     lambda: colabstage.stage_dataset(drive / "photos", **staging, **options),
-    lambda: colabstage.stage_dataset(here / "photos", local_dir=here / "local", cache_dir=drive / "cache", **options),
     lambda: colabstage.plan_stage(drive / "photos", **staging),
     lambda: colabstage.pack_dataset(drive / "photos", here / "a.h5", **options),
     lambda: colabstage.pack_dataset(here / "photos", drive / "a.h5", **options),
@@ -140,6 +142,8 @@ for verb in (
     lambda: colabstage.extract_archive(drive / "a.zip", here / "extracted", **options),
     lambda: colabstage.publish_file(here / "model.pt", drive / "model.pt", **options),
     lambda: colabstage.restore_file(drive / "published.pt", here / "restored.pt", **options),
+    lambda: purge.list_datasets(local_dir=here / "none", cache_dir=drive / "cache"),
+    lambda: purge.sweep_leftovers(local_dir=here / "none", cache_dir=drive / "cache"),
 ):
     os.kill(server, signal.SIGCONT)
     try:
@@ -147,6 +151,16 @@ for verb in (
         print("done", flush=True)
     except colabstage.errors.DriveDisconnectedError as error:
         print("not answered" in str(error), flush=True)
+os.kill(server, signal.SIGCONT)
+(reason,) = purge.purge_datasets(cached).reasons
+print("not answered" in reason, flush=True)
+os.kill(server, signal.SIGCONT)
+local = dict(local_dir=here / "local", cache_dir=drive / "cache")
+staged = colabstage.stage_dataset(here / "photos", **local, **options)
+print(any("Not cached" in note and "not answered" in note for note in staged.report.notes), flush=True)
+os.kill(server, signal.SIGCONT)
+health.probe_mount = hang_afterwards
+print(colabstage.doctor(drive / "photos", timeout_s=3).exit_code == 1, flush=True)
 """
 
 
@@ -162,6 +176,7 @@ def test_a_mount_that_begins_to_hang_after_it_answered_ends_every_verb(
     (tmp_path / "model.pt").write_bytes(b"weights")
     mounted = tmp_path / "content" / "drive" / "MyDrive"
     publish_file(tmp_path / "model.pt", mounted / "published.pt", progress=False)
+    stage_dataset(tmp_path / "photos", local_dir=tmp_path / "first", cache_dir=mounted / "cache", progress=False)
     with zipfile.ZipFile(drive.cloud / "MyDrive" / "a.zip", "w") as archive:
         archive.write(tmp_path / "model.pt", "model.pt")
     server = drive._server
@@ -176,7 +191,7 @@ def test_a_mount_that_begins_to_hang_after_it_answered_ends_every_verb(
         )
     finally:
         os.kill(server.pid, signal.SIGCONT)
-    assert ended.stdout.split() == ["True"] * 9
+    assert ended.stdout.split() == ["True"] * 13
     assert not (tmp_path / "a.h5").exists()
     assert not (tmp_path / "restored.pt").exists()
 
