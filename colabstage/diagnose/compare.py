@@ -72,7 +72,7 @@ def compare_sources(
     *,
     layout: str | LayoutFunction = "auto",
     image_size: tuple[int, int] | None = None,
-    color_mode: ColorMode = "rgb",
+    color_mode: ColorMode = "auto",
     resize: Resize = "stretch",
     encoding: Encoding | str = "auto",
     samples: int = 500,

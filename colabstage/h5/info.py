@@ -353,10 +353,10 @@ def mask_options_from_json(text: str) -> MaskOptions:
 
 
 def image_options_to_json(options: ImageOptions) -> dict[str, Any]:
-    """The value of a group's `image_options` attribute."""
+    """The value of a group's `image_options` attribute. Of files `"auto"` makes `"rgb"`, which every reader knows."""
     return {
         "size": None if options.size is None else list(options.size),
-        "color_mode": options.color_mode,
+        "color_mode": "rgb" if options.color_mode == "auto" else options.color_mode,
         "resize": options.resize,
     }
 

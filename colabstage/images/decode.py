@@ -162,7 +162,7 @@ def _recolored(values: NDArray[Any], color_mode: ColorMode) -> NDArray[Any]:
             msg = f'{values.dtype} pixels have no agreed range to make 8 bits of. Pass color_mode="keep".'
             raise DecodeError(msg)
         values = (values >> 8).astype(np.uint8)
-    if values.shape[2] == (3 if color_mode == "rgb" else 1):
+    if values.shape[2] == (1 if color_mode == "grayscale" else 3):
         return values
     image = Image.fromarray(np.ascontiguousarray(values[..., 0] if values.shape[2] == 1 else values))
     return _to_array(image, color_mode)

@@ -7,7 +7,7 @@ from typing import Literal, get_args
 
 from colabstage.errors import OptionError
 
-ColorMode = Literal["rgb", "grayscale", "keep"]
+ColorMode = Literal["auto", "rgb", "grayscale", "keep"]
 Resize = Literal["stretch", "crop", "pad"]
 
 
@@ -16,13 +16,14 @@ class ImageOptions:
     """The image part of what shapes a pack.
 
     `size`: `(height, width)` in pixels every image gets, `None` to keep each image's own.
-    `color_mode`: `"rgb"` (3 channels), `"grayscale"` (1 channel), `"keep"` (1, 3 or 4 as the file has).
+    `color_mode`: `"rgb"` (3 channels), `"grayscale"` (1 channel), `"keep"` (1, 3 or 4 as the file has), `"auto"`
+    (`"rgb"` for files and single images; who packs arrays whose channels are part of the data keeps them).
     `resize`: how an image of another shape reaches `size`: `"stretch"` ignores the aspect ratio; `"crop"` scales until
     both sides cover `size` and cuts the middle out; `"pad"` scales until both sides fit and fills with black.
     """
 
     size: tuple[int, int] | None = None
-    color_mode: ColorMode = "rgb"
+    color_mode: ColorMode = "auto"
     resize: Resize = "stretch"
 
     def __post_init__(self) -> None:

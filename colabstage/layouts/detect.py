@@ -83,7 +83,7 @@ class LayoutReader(NamedTuple):
 READERS: tuple[LayoutReader, ...] = (
     LayoutReader(DETECTION, read_detection),
     LayoutReader(webdataset.NAME, webdataset.read_webdataset),
-    LayoutReader(tfrecord.NAME, tfrecord.read_tfrecord),
+    LayoutReader(tfrecord.NAME, tfrecord.read_tfrecord, evidence.guess_tfrecord),
     LayoutReader(lmdb.NAME, lmdb.read_lmdb),
     LayoutReader(arrow.NAME, arrow.read_arrow),
     LayoutReader(csv_table.NAME, csv_table.read_table, evidence.guess_table),

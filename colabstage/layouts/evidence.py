@@ -20,6 +20,7 @@ from colabstage.layouts.pairs import read_pairs
 from colabstage.layouts.reading import read_head
 from colabstage.layouts.split_lists import ListedSplits, read_listed_splits
 from colabstage.layouts.table import BrokenDatasetError, NearMissError, Values
+from colabstage.layouts.tfrecord import named_records, read_tfrecord
 from colabstage.trees.entries import files_ending_in
 
 if TYPE_CHECKING:
@@ -66,6 +67,35 @@ def guess_table(tree: Tree, _is_more: bool) -> SampleTable:
         )
         raise BrokenDatasetError(msg)
     return found
+
+
+def guess_tfrecord(tree: Tree, _is_more: bool) -> SampleTable:
+    """Read TFRecord files, unless a table leads to image files beside them.
+
+    Raises:
+        EmptySourceError, LayoutError: as `read_tfrecord`.
+        BrokenDatasetError: as `read_tfrecord`; or there is such a table, and both are named.
+    """
+    records = named_records(tree)
+    if not records or not _leads_to_images(tree):
+        return read_tfrecord(tree)
+    msg = (
+        f"'{tree.label}' holds {len(records):,} TFRecord files ('{records[0].name}', …) and a table that leads to "
+        'image files, perhaps the same samples twice. Say which are meant: layout="table" takes the image files, '
+        'layout="tfrecord" the records.'
+    )
+    raise BrokenDatasetError(msg)
+
+
+def _leads_to_images(tree: Tree) -> bool:
+    """Whether a table leads to image files, however well it can be read."""
+    try:
+        read_table(tree)
+    except BrokenDatasetError:
+        return True
+    except LayoutError:
+        return False
+    return True
 
 
 def _has_masks(tree: Tree) -> bool:

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from colabstage.layouts.table import Targets
+    from colabstage.trees.entries import FileEntries
     from colabstage.trees.tree import FileEntry, Tree
 
 NAME = "tfrecord"
@@ -155,9 +156,13 @@ def read_tfrecord(tree: Tree) -> SampleTable:
     )
 
 
+def named_records(tree: Tree) -> FileEntries:
+    """Return the files that are called as TFRecord files are; nothing is read."""
+    return files_ending_in(tree.entries, _EXTENSIONS).where(lambda name: _NAMED.fullmatch(name) is not None)
+
+
 def _record_files(tree: Tree) -> list[Shard]:
-    files = files_ending_in(tree.entries, _EXTENSIONS)
-    named = files.where(lambda name: _NAMED.fullmatch(name) is not None)
+    named, files = named_records(tree), files_ending_in(tree.entries, _EXTENSIONS)
     entries = named or files.where(lambda name: _NUMBERED.fullmatch(name) is not None)
     if not entries:
         msg = f"'{tree.label}' holds no TFRecord files (.tfrecord, .tfrec, train-00000-of-00008)."

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from colabstage.errors import OptionError
-from colabstage.h5.info import image_options_from_json, read_info
+from colabstage.h5.info import read_info
 from colabstage.h5.parts import (
     FieldSchema,
     PackSchema,
@@ -26,6 +25,7 @@ from colabstage.h5.parts import (
 from colabstage.h5.schema import IMAGE_OPTIONS_ATTRIBUTE, MASK_OPTIONS_ATTRIBUTE
 from colabstage.images.options import ImageOptions
 from colabstage.layouts.table import Boxes, Values
+from colabstage.pack.options import PackOptions, recorded_image
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from colabstage.h5.info import PackInfo
     from colabstage.layouts.table import SampleTable
     from colabstage.pack.fields import StoredField
-    from colabstage.pack.options import PackOptions
     from colabstage.pack.plan import PackPlan
 
 
@@ -59,7 +58,7 @@ def dataset_of(part: Path) -> Path:
 def options_like(base: PackInfo, options: PackOptions) -> PackOptions:
     """The options for more of `base`: what is left at its default is as it was there."""
     plain = ImageOptions()
-    recorded = image_options_from_json(json.dumps(base.options.get("image", {})))
+    recorded = recorded_image(base.options)
     asked = options.image
     image = ImageOptions(
         size=recorded.size if asked.size is None else asked.size,

@@ -180,13 +180,15 @@ def plan_job(
     `facts`: of a few images, where somebody has looked. `has_torch`: whether torch may resize, where that is decided;
     `None` finds out, which imports torch where that pays.
     """
-    if options.image.size is not None and isinstance(table.inputs, Arrays):
+    if isinstance(table.inputs, Arrays):
         shape = "x".join(map(str, table.inputs.shape)) or "one number"
-        note = (
-            f"image_size={options.image.size} changes nothing: the inputs are arrays ({shape} of {table.inputs.dtype}) "
-            "and no images, and are stored as they are; prepare= may resize them"
-        )
-        table = replace(table, notes=(*table.notes, note))
+        arrays = f"the inputs are arrays ({shape} of {table.inputs.dtype}) and no images, and are stored as they are"
+        image, notes = options.image, list(table.notes)
+        if image.size is not None:
+            notes.append(f"image_size={image.size} changes nothing: {arrays}; prepare= may resize them")
+        if image.color_mode in ("rgb", "grayscale"):
+            notes.append(f"color_mode={image.color_mode!r} changes nothing: {arrays}; prepare= may convert them")
+        table = replace(table, notes=tuple(notes))
     if options.prepare is not None:
         table = prepared_table(table, options.prepare, options.image)
     if facts is None:

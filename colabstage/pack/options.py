@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 import secrets
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 from colabstage.errors import OptionError, SourceChangedError
@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 # Grows when the same files with the same options come to mean other samples (labels, classes, masks, order), so that
 # what was packed under older rules is never served as if it had been packed under these.
 RULES_VERSION = 3
+
+# Beside `"color_mode": "rgb"`, which is written for `"auto"` too: so the default's options, and with them its keys, are
+# what they were before the two were told apart.
+_ASKED = "color_mode_asked"
 
 Encoding = Literal["auto", "pixels", "encoded"]
 OnError = Literal["raise", "skip"]
@@ -125,7 +129,7 @@ class PackOptions:
 
         return {
             "layout": _named(self.functions[0], once) if self.functions[0] else self.layout,
-            "image": image_options_to_json(self.image),
+            "image": image_options_to_json(self.image) | ({_ASKED: True} if self.image.color_mode == "rgb" else {}),
             "encoding": self.encoding,
             "splits": None if self.splits is None else dict(self.splits),
             "group_by": self.group_by,
@@ -144,6 +148,15 @@ class PackOptions:
     def _in_order(self, once: str) -> dict[str, Any]:
         # JSON's objects are sorted, and the order of splits decides which rows each of them gets.
         return {**self._to_json(once), "splits": self.splits}
+
+
+def recorded_image(options: Mapping[str, Any]) -> ImageOptions:
+    """The image part of `PackOptions.to_json`, as a file keeps it."""
+    from colabstage.h5.info import image_options_from_json
+
+    raw = options.get("image", {})
+    image = image_options_from_json(json.dumps(raw))
+    return replace(image, color_mode="auto") if image.color_mode == "rgb" and not raw.get(_ASKED) else image
 
 
 def _described(function: str | Callable[..., Any] | None) -> Description | None:

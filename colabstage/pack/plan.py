@@ -80,12 +80,12 @@ class PackPlan:
 
 
 def image_options(table: SampleTable, options: PackOptions) -> ImageOptions:
-    """How images become what is stored: rows of arrays keep their channels unless others are asked for.
-
-    `"rgb"` is the default, for image files; JPEG needs a form of its own.
-    """
+    """How images become what is stored: rows of arrays keep their channels unless others are asked for, or JPEG, which
+    needs a form of its own; all else becomes RGB."""
+    if options.image.color_mode != "auto":
+        return options.image
     keeps = isinstance(table.inputs, Images) and table.inputs.own_channels and options.jpeg_quality is None
-    return replace(options.image, color_mode="keep") if keeps and options.image.color_mode == "rgb" else options.image
+    return replace(options.image, color_mode="keep" if keeps else "rgb")
 
 
 def needs_facts(table: SampleTable, options: PackOptions) -> bool:

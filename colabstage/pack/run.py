@@ -42,7 +42,7 @@ def pack_dataset(
     *,
     layout: str | LayoutFunction = "auto",
     image_size: tuple[int, int] | None = None,
-    color_mode: ColorMode = "rgb",
+    color_mode: ColorMode = "auto",
     resize: Resize = "stretch",
     encoding: Encoding | str = "auto",
     splits: Mapping[str, float] | None = None,
@@ -68,7 +68,8 @@ def pack_dataset(
         layout: how files become samples; `"auto"` tries every layout there is. A function of one argument, the tree,
             that returns a `SampleTable` is a layout of your own.
         image_size: `(height, width)` in pixels of every image; `None` keeps each image's own.
-        color_mode: `"rgb"`, `"grayscale"` or `"keep"`.
+        color_mode: `"rgb"`, `"grayscale"`, `"keep"` for the channels that each image has, or `"auto"`: `"rgb"` for
+            image files, and rows of arrays as they are.
         resize: `"stretch"`, `"crop"` or `"pad"`.
         encoding: `"pixels"`, `"encoded"`, `"jpeg:90"` for JPEGs of that quality made of the resized images, or `"auto"`
             for what fits.

@@ -102,7 +102,7 @@ def make_request(
     layout: str | LayoutFunction = "auto",
     keep: Keep = "pack",
     image_size: tuple[int, int] | None = None,
-    color_mode: ColorMode = "rgb",
+    color_mode: ColorMode = "auto",
     resize: Resize = "stretch",
     encoding: Encoding | str = "auto",
     splits: Mapping[str, float] | None = None,

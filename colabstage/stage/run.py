@@ -40,7 +40,7 @@ def stage_dataset(
     layout: str | LayoutFunction = "auto",
     keep: Keep = "pack",
     image_size: tuple[int, int] | None = None,
-    color_mode: ColorMode = "rgb",
+    color_mode: ColorMode = "auto",
     resize: Resize = "stretch",
     encoding: Encoding | str = "auto",
     splits: Mapping[str, float] | None = None,
@@ -76,7 +76,8 @@ def stage_dataset(
             that returns a `SampleTable` is a layout of your own.
         keep: `"pack"` one HDF5 file, `"files"` a plain local tree, `"both"`.
         image_size: `(height, width)` in pixels of every image; `None` keeps each image's own.
-        color_mode: `"rgb"`, `"grayscale"` or `"keep"`.
+        color_mode: `"rgb"`, `"grayscale"`, `"keep"` for the channels that each image has, or `"auto"`: `"rgb"` for
+            image files, and rows of arrays as they are.
         resize: `"stretch"`, `"crop"` or `"pad"`.
         encoding: `"pixels"`, `"encoded"`, `"jpeg:90"` for JPEGs of that quality made of the resized images, or `"auto"`
             for what fits.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import h5py
 import numpy as np
@@ -12,8 +12,8 @@ import pytest
 from PIL import Image
 
 from colabstage.errors import OptionError
-from colabstage.images.options import ImageOptions
-from colabstage.pack.options import PackOptions, split_fractions
+from colabstage.images.options import ColorMode, ImageOptions
+from colabstage.pack.options import PackOptions, recorded_image, split_fractions
 from colabstage.pack.run import pack_dataset
 
 if TYPE_CHECKING:
@@ -40,6 +40,15 @@ def test_every_option_shows_in_the_fingerprint() -> None:
     prints = {PackOptions(**{name: value}).fingerprint() for name, value in OTHERS.items()}
     assert len(prints | {PackOptions().fingerprint()}) == len(OTHERS) + 1
     assert PackOptions(**OTHERS).fingerprint() == PackOptions(**OTHERS).fingerprint()
+
+
+def test_colours_that_are_asked_for_are_told_from_the_default() -> None:
+    """A pack with `rgb` is another one than by default, whose options are written as they always were."""
+    modes = [PackOptions(image=ImageOptions(color_mode=mode)) for mode in get_args(ColorMode)]
+    assert len({options.fingerprint() for options in modes}) == len(modes)
+    assert PackOptions().to_json()["image"] == {"size": None, "color_mode": "rgb", "resize": "stretch"}
+    for options in modes:
+        assert recorded_image(options.to_json()) == options.image
 
 
 def test_options_go_into_the_file_as_they_are(tmp_path: Path, photos: Path) -> None:

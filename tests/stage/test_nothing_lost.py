@@ -426,6 +426,8 @@ class Killer:
 CALLS = st.tuples(st.just("call"), st.integers(0, 12), st.booleans())
 EDITS = st.tuples(st.sampled_from(["source", "add", "edit", "delete", "hide"]), st.integers(0, 3), st.booleans())
 STORIES = st.lists(st.one_of(CALLS, EDITS), min_size=3, max_size=9)
+PURGES = st.tuples(st.just("purge"), st.integers(0, 12), st.booleans())
+STAGED_STORIES = st.lists(st.one_of(CALLS, PURGES, EDITS), min_size=3, max_size=9)
 QUICK = settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 
 
@@ -495,6 +497,64 @@ def test_no_story_of_edits_kills_and_calls_loses_a_folder(
         for name, text in mine.items():
             if not (target / name).is_file() or (target / name).read_text(encoding="utf-8") != text:
                 assert what != "call"
+                write(target / name, text)
+
+
+@QUICK
+@given(story=STAGED_STORIES)
+def test_no_story_with_purges_loses_what_is_not_ours(
+    story: list[tuple[str, int, bool]], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """A purge takes a dataset whole or leaves it whole, and never with somebody's file in it; what it says it has
+    removed is gone, what it says it has kept is there; and a call after it serves what the source holds."""
+    home = tmp_path_factory.mktemp("purges")
+    source, local = home / "source", home / "local"
+    content, mine = {"a": "a", "b": "b"}, dict[str, str]()
+
+    def stage() -> Path:
+        shutil.rmtree(source, ignore_errors=True)
+        for name, text in content.items():
+            write(source / name, text)
+        options: dict[str, Any] = {"local_dir": local, "cache_dir": None, "verify": "full", "progress": False}
+        return stage_dataset(source, keep="files", **options).path
+
+    reports: list[Any] = []
+
+    def purge() -> None:
+        reports.append(purge_datasets(list_datasets(local_dir=local, cache_dir=None)))
+
+    target = stage()
+    for number, (what, choice, done) in enumerate(story):
+        before = read(target) if target.is_dir() else {}
+        if what == "source":
+            content[f"s{number}"] = f"source {number}"
+        elif before and what in ("add", "hide"):
+            mine[f".hidden{number}" if what == "hide" else f"mine{number}"] = f"mine {number}"
+        elif before and what == "edit":
+            mine[sorted(before)[choice % len(before)]] = f"edited {number}"
+        elif before and what == "delete":
+            gone = sorted(before)[choice % len(before)]
+            (target / gone).unlink()
+            mine.pop(gone, None)
+        elif what == "call":
+            ended = outcome(stage, choice, done=done)
+            ownership.put_back(target)
+            now = read(target) if target.is_dir() else {}
+            assert now in ([content] if ended == "done" else [before] if ended == "refused" else [before, content])
+        elif what == "purge":
+            reports.clear()
+            ended = outcome(purge, choice, done=done)
+            now = read(target) if target.is_dir() else {}
+            assert now in [before, {}]
+            for report in reports:
+                assert not any(one.path.exists() for one in report.removed)
+                assert all(one.path.exists() for one in report.kept)
+            if mine:
+                assert now == before
+        for name, text in mine.items():
+            if what in ("call", "purge"):
+                assert (target / name).read_text(encoding="utf-8") == text
+            else:
                 write(target / name, text)
 
 

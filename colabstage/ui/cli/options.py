@@ -231,7 +231,13 @@ Size = Annotated[
     ),
 ]
 Colours = Annotated[
-    ColorMode, _choice("--color-mode", get_args(ColorMode), "3 channels, 1, or as each file has.", _IMAGES)
+    ColorMode,
+    _choice(
+        "--color-mode",
+        get_args(ColorMode),
+        "3 channels, 1, or as each file has; auto: 3, arrays keep theirs.",
+        _IMAGES,
+    ),
 ]
 Resizing = Annotated[
     Resize, _choice("--resize", get_args(Resize), "How an image of another shape reaches the size.", _IMAGES)
@@ -307,7 +313,7 @@ class PackFlags:
 
     layout: Layout = "auto"
     image_size: Size = None
-    color_mode: Colours = "rgb"
+    color_mode: Colours = "auto"
     resize: Resizing = "stretch"
     encoding: Encoded = "auto"
     splits: Splits = None

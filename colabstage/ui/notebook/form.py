@@ -76,7 +76,7 @@ def stage_form(
     layout: str = "auto",
     keep: Keep = "pack",
     image_size: tuple[int, int] | None = None,
-    color_mode: ColorMode = "rgb",
+    color_mode: ColorMode = "auto",
     resize: Resize = "stretch",
     encoding: Encoding | str = "auto",
     splits: Mapping[str, float] | None = None,

@@ -13,7 +13,7 @@ import h5py
 import numpy as np
 import pytest
 
-from colabstage.errors import DecodeError, EmptySourceError, LayoutError
+from colabstage.errors import DecodeError, EmptySourceError, LayoutError, OptionError
 from colabstage.layouts import hdf5_arrays
 from colabstage.layouts.detect import detect_layout
 from colabstage.layouts.row_arrays import find_splits, read_arrays
@@ -482,3 +482,45 @@ def test_arrays_keep_their_channels(tmp_path: Path, shape: tuple[int, ...]) -> N
                 keys = file["key_train"].asstr()[()]
                 order = [int(key.rpartition("[")[2][:-1]) for key in keys]
                 np.testing.assert_array_equal(file["X_train"][()], x.reshape(COUNT, *shape[:2], channels)[order])
+
+
+@pytest.mark.parametrize("shape", [(28, 28), (8, 6, 1), (8, 6, 3), (8, 6, 4)])
+def test_rgb_that_is_asked_for_is_made(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    """Grey arrays are tripled, a fourth channel is dropped, and the pack is another dataset than the default's."""
+    x = np.random.default_rng(0).integers(0, 256, (COUNT, *shape), np.uint8)
+    (tmp_path / "data").mkdir()
+    np.save(tmp_path / "data" / "images.npy", x)
+    np.save(tmp_path / "data" / "labels.npy", labels())
+    pack_dataset(tmp_path / "data", tmp_path / "rgb.h5", encoding="pixels", color_mode="rgb")
+    with h5py.File(tmp_path / "rgb.h5") as file:
+        order = [int(key.rpartition("[")[2][:-1]) for key in file["key_train"].asstr()[()]]
+        colours = np.broadcast_to(x.reshape(COUNT, *shape[:2], -1)[..., :3], (COUNT, *shape[:2], 3))
+        np.testing.assert_array_equal(file["X_train"][()], colours[order])
+
+
+def test_more_of_a_pack_takes_its_colours_unless_others_are_asked_for(tmp_path: Path) -> None:
+    """What was packed by default goes on as it is; `rgb` is refused where it would be another form, and taken along
+    where it was asked for."""
+    x = np.zeros((COUNT, 8, 6, 4), np.uint8)
+    for name in ("data", "more"):
+        (tmp_path / name).mkdir()
+        np.save(tmp_path / name / "images.npy", x)
+        np.save(tmp_path / name / "labels.npy", labels())
+    pack_dataset(tmp_path / "data", tmp_path / "own.h5", encoding="pixels")
+    pack_dataset(tmp_path / "data", tmp_path / "rgb.h5", encoding="pixels", color_mode="rgb")
+    with pytest.raises(OptionError, match=r"shape \(8, 6, 3\) instead of \(8, 6, 4\)"):
+        pack_dataset(tmp_path / "more", append_to=tmp_path / "own.h5", color_mode="rgb")
+    for base, channels in (("own", 4), ("rgb", 3)):
+        report = pack_dataset(tmp_path / "more", append_to=tmp_path / f"{base}.h5")
+        with h5py.File(report.path) as file:
+            assert file["X_train"].shape == (COUNT, 8, 6, channels)
+
+
+def test_colours_of_what_is_no_image_are_spoken_of(tmp_path: Path) -> None:
+    """Arrays of other numbers stay what they are, and the report says that the option did nothing."""
+    (tmp_path / "data").mkdir()
+    np.save(tmp_path / "data" / "x.npy", np.zeros((COUNT, 5), np.float32))
+    np.save(tmp_path / "data" / "y.npy", labels())
+    for mode, noted in (("auto", False), ("rgb", True), ("grayscale", True)):
+        report = pack_dataset(tmp_path / "data", tmp_path / f"{mode}.h5", color_mode=mode)  # type: ignore[arg-type]
+        assert any(f"color_mode='{mode}' changes nothing" in note for note in report.notes) == noted

@@ -92,6 +92,36 @@ def contents(table: SampleTable) -> list[bytes]:
     return [bytes(source.read(i)) for i in range(len(source))]
 
 
+@pytest.mark.parametrize("broken", [False, True])
+def test_records_and_a_table_of_the_same_images_are_told_apart(tmp_path: Path, broken: bool) -> None:
+    """As Kaggle ships cassava: images with a table, and all of them once more as records. Neither is taken in silence,
+    also where the table has a fault, and each can be asked for."""
+    numbers = [1000015157, 1000201771, 100042118, 1000723321]
+    rows = [f"{number}.jpg,{place % 3}" for place, number in enumerate(numbers)]
+    for number in [*numbers, 2216849948]:
+        folder = tmp_path / ("train_images" if number in numbers else "test_images")
+        folder.mkdir(exist_ok=True)
+        (folder / f"{number}.jpg").write_bytes(picture(number))
+    text = "\n".join(["image_id,label", *rows, *(["gone.jpg,2"] if broken else [])])
+    (tmp_path / "train.csv").write_text(f"{text}\n", encoding="utf-8")
+    (tmp_path / "sample_submission.csv").write_text("image_id,label\n2216849948.jpg,4\n", encoding="utf-8")
+    (tmp_path / "label_num_to_disease_map.json").write_text('{"0": "a", "1": "b", "2": "c"}', encoding="utf-8")
+    write(
+        tmp_path / "train_tfrecords" / "ld_train00-4.tfrec",
+        [
+            {"image": picture(number), "image_name": f"{number}.jpg", "target": place % 3}
+            for place, number in enumerate(numbers)
+        ],
+    )
+    with FolderTree(tmp_path) as tree:
+        with pytest.raises(LayoutError, match=r'1 TFRecord files .*layout="table".*layout="tfrecord"'):
+            detect_layout(tree)
+        assert sorted(labels(detect_layout(tree, "tfrecord"))) == [0, 0, 1, 2]
+        if not broken:
+            found = detect_layout(tree, "table")
+            assert {key.rpartition("/")[2] for key in found.keys} >= {f"{number}.jpg" for number in numbers}
+
+
 def labels(table: SampleTable) -> list[Any]:
     """The targets of a table."""
     assert isinstance(table.targets, Values)
