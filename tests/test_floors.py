@@ -18,7 +18,7 @@ FLOORS = {
     "diagnose": 6,
     "simulate": 7,
     "ui": 8,
-    **dict.fromkeys(("__init__", "__main__"), 9),  # the public face looks down on everything
+    **dict.fromkeys(("__init__", "__main__", "options", "transforms"), 9),  # the public face looks down on everything
 }
 MAY_PRINT = {"ui", "simulate"}
 MAX_LINES = 700

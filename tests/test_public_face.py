@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import inspect
 import pkgutil
 from pathlib import Path
@@ -54,3 +55,26 @@ def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
 def test_the_version_is_the_installed_one() -> None:
     """`__version__` comes from the package's metadata."""
     assert colabstage.__version__.split(".")[:2] == ["0", "1"]
+
+
+@pytest.mark.parametrize("module", ["errors", "options", pytest.param("transforms", marks=pytest.mark.torch)])
+def test_a_public_module_offers_what_is_documented(module: str) -> None:
+    """Each name is there and says what it does."""
+    public = importlib.import_module(f"colabstage.{module}")
+    names = getattr(public, "__all__", [name for name in vars(public) if name.endswith("Error")])
+    assert len(names) > 5
+    assert all(inspect.getdoc(getattr(public, name)) for name in names)
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [("layouts.options", "table_rows"), ("layouts.sources", "TreeFiles"), ("layouts.fields", "Images")],
+)
+def test_a_name_that_moved_works_and_says_where_it_is(module: str, name: str) -> None:
+    """The old import gives the same thing, with the new import in the warning; other names are errors."""
+    old = importlib.import_module(f"colabstage.{module}")
+    with pytest.warns(DeprecationWarning, match=rf"colabstage\.options\.{name}"):
+        found = getattr(old, name)
+    assert found is getattr(importlib.import_module("colabstage.options"), name)
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = old.nothing

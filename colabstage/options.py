@@ -1,0 +1,30 @@
+"""What can be passed besides words and numbers: layouts that are told their rows, and the parts of one of your own.
+
+    from colabstage import stage_dataset
+    from colabstage.options import table_rows
+
+    data = stage_dataset("photos.zip", layout=table_rows(labels="breed"))
+
+A layout of your own is a function of a tree that returns a `SampleTable`; `Images`, `Values` and the others say what
+its samples are, and `TreeFiles` where they come from.
+"""
+
+from __future__ import annotations
+
+from colabstage.layouts.detect import array_rows, audio_clips, file_names, table_rows, token_blocks
+from colabstage.layouts.table import Arrays, Boxes, Images, Masks, SampleTable, TreeFiles, Values
+
+__all__ = [
+    "Arrays",
+    "Boxes",
+    "Images",
+    "Masks",
+    "SampleTable",
+    "TreeFiles",
+    "Values",
+    "array_rows",
+    "audio_clips",
+    "file_names",
+    "table_rows",
+    "token_blocks",
+]

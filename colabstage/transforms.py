@@ -1,0 +1,7 @@
+"""Augmentation of whole batches on the device, for `make_loader(..., batch_transform=...)`; needs torch."""
+
+from __future__ import annotations
+
+from colabstage.load.augment import Compose, Normalize, OneHot, RandomCrop, RandomFlip, RandomResizedCrop
+
+__all__ = ["Compose", "Normalize", "OneHot", "RandomCrop", "RandomFlip", "RandomResizedCrop"]
