@@ -195,7 +195,6 @@ def measure(bench: Bench, images: int) -> list[Claim]:
         ask, look = mount / "photos", (lambda: stage(mount / "photos", again, cache=mount / cache, size=SMALL))
         bound_s, look_s = by_turns(lambda: ask_each(ask), look, rounds=3)
         print(f"{'  listing the folder and asking for sizes and times':<58} {bound_s * 1000:8.1f} ms")
-        print(f"second call, with the MD5 of each file / listing: {look_s / bound_s:.2f}")
         if not bench.drive.flush(timeout_s=600):
             message = "the pack was not uploaded in time"
             raise RuntimeError(message)
@@ -211,7 +210,8 @@ def measure(bench: Bench, images: int) -> list[Claim]:
     return [
         Claim("folder: stage_dataset / cp -r", staged / copied, 1 / 12),
         Claim("zip: stage_dataset / cp", zip_staged / zip_copied, 1.3),
-        Claim("second call, seconds", second_s, 0.1),
+        # It asks for the MD5 of each file, which a listing does not: what it costs grows with the files, as that does.
+        Claim("second call, with the MD5 of each file / listing", look_s / bound_s, 2),
         Claim("from the cache: stage_dataset / cp of the pack", restored / pack_copied, 1.1),
     ]
 
