@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 # What needs a mounted Drive.
 _FUSE = {"publish", "stage", "fetch"}
+# One of small calls, of five kinds, takes more kills to meet their seams.
+_KILLS = {"live": 10}
 
 
 @pytest.mark.slow
@@ -24,8 +26,9 @@ _FUSE = {"publish", "stage", "fetch"}
 )
 def test_killed_work_ends_in_verified_data(name: str, tmp_path: Path) -> None:
     """Kills leave nothing, the old or the whole; what was finished is not done again; the end is the truth."""
-    outcome = run_campaign(name, tmp_path, kills=3, seed=5, small=True)
-    assert outcome.kills >= 3
+    kills = _KILLS.get(name, 3)
+    outcome = run_campaign(name, tmp_path, kills=kills, seed=5, small=True)
+    assert outcome.kills >= kills
     assert sum(outcome.states.values()) == outcome.kills
     assert outcome.done >= outcome.needed * 0.99
     assert outcome.redone <= outcome.kills * outcome.bound
