@@ -270,6 +270,8 @@ def _purge_here(one: StoredDataset) -> str | None:
         if strange or not remove_vouched(one.path, lambda folder: folder.is_dir()):
             shown = ", ".join(strange[:5]) or "it is a link"
             return f"'{one.path}' holds what colabstage did not make, or not as it is now, so all of it stays: {shown}"
+    # A purge that was killed has left folders under names that are no dataset's any more.
+    sweep_orphans(one.path.parent)
     return None
 
 

@@ -145,6 +145,18 @@ def test_leftovers_of_the_dead_are_swept_and_of_the_living_not(photos: Path, cac
     living.unlink()
 
 
+def test_a_purge_finishes_what_a_killed_one_left(photos: Path, cache: Path) -> None:
+    """The folder that was renamed to go is no dataset any more, and goes with the next one that does."""
+    stage(photos, cache)
+    here = [one for one in list_datasets(cache_dir=cache) if one.place == "here"]
+    left = temp_beside(here[0].path.parent / "gone-before")
+    left.mkdir()
+    (left / "half.h5").touch()
+    leave_for_next(left)
+    purge_datasets(here)
+    assert not list(here[0].path.parent.glob(".colabstage-*"))
+
+
 @pytest.mark.fuse
 def test_the_cache_on_drive_is_purged(drive: SimulatedDrive, my_drive: Path, make_images: Callable[..., Path]) -> None:
     """The pack goes with its manifest, on the mount and in the cloud; the source stays."""
