@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     from colabstage.sources.extract.archive import extract_archive
     from colabstage.sources.fetching import fetch_files
     from colabstage.stage.dataset import StagedDataset
-    from colabstage.stage.publish import publish_file
-    from colabstage.stage.restore import restore_file
+    from colabstage.stage.publish import publish_file, restore_file
     from colabstage.stage.run import plan_stage, stage_dataset
     from colabstage.ui.notebook.browser import browse_dataset
     from colabstage.ui.notebook.form import stage_form
@@ -95,7 +94,7 @@ _HOMES = {
     "profile_loader": "diagnose.profile",
     "publish_file": "stage.publish",
     "refresh_drive": "machine.drive",
-    "restore_file": "stage.restore",
+    "restore_file": "stage.publish",
     "stage_dataset": "stage.run",
     "stage_form": "ui.notebook.form",
     "to_keras": "load.frameworks.keras",

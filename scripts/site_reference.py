@@ -28,7 +28,7 @@ REFERENCE = {
             "colabstage.plan_stage",
             "colabstage.StagedDataset",
             "colabstage.stage.report.StageReport",
-            "colabstage.stage.plan.StagePlan",
+            "colabstage.stage.report.StagePlan",
             "colabstage.pack_dataset",
             "colabstage.pack.report.PackReport",
             "colabstage.io.progress.Progress",
@@ -58,7 +58,7 @@ REFERENCE = {
             "colabstage.publish_file",
             "colabstage.stage.publish.PublishReport",
             "colabstage.restore_file",
-            "colabstage.stage.restore.RestoreReport",
+            "colabstage.stage.publish.RestoreReport",
         ),
     ),
     "reading": ReferencePage(

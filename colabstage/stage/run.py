@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from colabstage.pack.options import Encoding, OnError
     from colabstage.sources.parse import SourceArgument
     from colabstage.stage.dataset import StagedDataset
-    from colabstage.stage.plan import StagePlan
+    from colabstage.stage.report import StagePlan
     from colabstage.stage.request import Keep, StageRequest, Verify
 
 _Arguments = ParamSpec("_Arguments")

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import tempfile
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from threading import Thread
@@ -21,50 +22,231 @@ from colabstage.errors import (
     SourceError,
 )
 from colabstage.h5.info import read_info
-from colabstage.h5.manifest import read_manifest
+from colabstage.h5.manifest import read_manifest, remove_manifest
 from colabstage.io.files import make_folder, make_own_folder
-from colabstage.io.ownership import put_back, remove_empty, sweep_orphans
+from colabstage.io.ownership import check_replaceable, put_back, remove_empty, remove_own, sweep_orphans, temp_beside
 from colabstage.io.progress import NullProgress, Progress, cancellation_of
+from colabstage.io.retry import RetryPolicy
 from colabstage.io.units import format_bytes, format_count
-from colabstage.machine.resources import free_space
+from colabstage.machine.resources import check_space, free_space
 from colabstage.machine.watched import run_watched
-from colabstage.pack.execute import space_for
+from colabstage.pack.execute import pipeline_limits, run_pack, space_for
 from colabstage.pack.job import prepare_pack
+from colabstage.pack.join import pack_by_executor
 from colabstage.pack.plan import lacked_room
+from colabstage.sources.folder import fetch_folder
 from colabstage.sources.identity import compare, proof_of
 from colabstage.sources.look import check_freshness
 from colabstage.sources.opening import SLOW_LISTERS, comes_whole
 from colabstage.sources.parse import ManySource
 from colabstage.sources.record import file_seal
-from colabstage.stage.cache import CachedPack, choose_cache_dir, find_cached, restore_pack
+from colabstage.stage.cache import CachedPack, choose_cache_dir, find_cached, restore_name, restore_pack
 from colabstage.stage.dataset import StagedDataset
-from colabstage.stage.local import (
+from colabstage.stage.part import sweep_copies
+from colabstage.stage.publish import publish_file
+from colabstage.stage.record import (
     LocalRecord,
     Seal,
     StagedFiles,
     files_problem,
     files_record,
+    files_staged,
     find_record,
     identity_of,
     kept_seal,
     pack_problem,
     write_record,
 )
-from colabstage.stage.making import figure_out, make_local
-from colabstage.stage.part import sweep_copies
-from colabstage.stage.plan import StageFigures, StagePlan
-from colabstage.stage.publish import publish_file
-from colabstage.stage.report import StageReport
+from colabstage.stage.report import StageFigures, StagePlan, StageReport
 from colabstage.stage.source import OpenSource, SourceListingError
+from colabstage.trees.folder import FolderTree
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from concurrent.futures import Executor
     from types import TracebackType
 
+    from colabstage.io.progress import Cancellation
+    from colabstage.pack.job import PackJob
+    from colabstage.pack.report import PackReport
     from colabstage.sources.identity import SourceIdentity
-    from colabstage.stage.plan import Action
+    from colabstage.stage.report import Action
     from colabstage.stage.request import StageRequest
+    from colabstage.trees.tree import Tree
+
+_SPOOL = "spool"
+
+
+def figure_out(request: StageRequest, source: OpenSource, tree: Tree | None, job: PackJob | None) -> StageFigures:
+    """Add up what staging moves, as far as it is known; `tree` is `None` for what cannot be listed yet."""
+    tree_bytes = 0 if tree is None else sum(entry.size for entry in tree.entries)
+    return StageFigures(
+        source_bytes=source.identity.nbytes,
+        archive_bytes=source.archive_bytes,
+        pack_bytes=0 if job is None else job.plan.nbytes,
+        files_bytes=tree_bytes if request.wants_files else 0,
+        mount_bytes=source.mount_bytes,
+    )
+
+
+def make_local(
+    request: StageRequest,
+    source: OpenSource,
+    report: StageReport,
+    *,
+    progress: Progress,
+    cancellation: Cancellation,
+    executor: Executor | None = None,
+    pack: bool = True,
+) -> StagedFiles | None:
+    """Bring the source here in the forms that were asked for.
+
+    Args:
+        pack: `False` when the pack is here already and only plain files are wanted.
+
+    Returns:
+        The plain files, `None` when none were asked for.
+
+    Raises:
+        TargetExistsError: in the place of the plain files stands something else, or one of them was changed.
+        As `stage_dataset`; each form that was there before is as it was.
+    """
+    if request.wants_files:
+        put_back(request.files_path)
+        check_replaceable(
+            request.files_path, "Move what is yours out of it, or delete it if nothing there is, then stage again."
+        )
+    # Not those of the pack: what an interrupted run put in place is taken up again.
+    for name in (_SPOOL, restore_name(request).name):
+        sweep_orphans(request.folder, name=name)
+    with _spool(request) as spool:
+        with report.timed("plan", unit="files", moves=False) as step:
+            source.verify()
+            tree = source.open_tree(spool)
+            step.amount = len(tree.entries)
+            wants_pack = pack and request.wants_pack
+            room = space_for(request.pack_path)
+            job = prepare_pack(tree, request.options, free_bytes=room) if wants_pack else None
+            figures = figure_out(request, source, tree, job)
+            # What an interrupted run has put in place is part of the figures, and need not fit a second time.
+            in_place = source.kept_bytes + (room - free_space(request.folder) if wants_pack else 0)
+            check_space(request.folder, max(0, figures.peak_bytes - in_place), f"Staging '{request.source.name}'")
+            report.note(*source.notes, *tree.notes)
+        if executor is None or request.wants_files:
+            source.start()
+        files = None
+        if request.wants_files:
+            files = _fetch_files(request, source, tree, report, progress=progress, cancellation=cancellation)
+        if job is not None:
+            _make_pack(request, source, job, report, progress=progress, cancellation=cancellation, executor=executor)
+    return files
+
+
+@contextmanager
+def _spool(request: StageRequest) -> Iterator[Path]:
+    folder = temp_beside(request.folder / _SPOOL)
+    make_folder(folder)
+    try:
+        yield folder
+    finally:
+        remove_own(folder)
+
+
+def _fetch_files(
+    request: StageRequest,
+    source: OpenSource,
+    tree: Tree,
+    report: StageReport,
+    *,
+    progress: Progress,
+    cancellation: Cancellation,
+) -> StagedFiles:
+    """The plain files, beside what was there, then in its place."""
+    here = files_staged(request, source.identity)
+    if here is not None:
+        report.note("The plain files were brought here by an earlier run that was interrupted after them.")
+        return here
+    total = sum(entry.size for entry in tree.entries)
+    with report.timed("fetch files", unit="B") as timing, progress.step("fetch", total=total, unit="B") as step:
+        fetched = fetch_folder(
+            tree,
+            request.files_path,
+            fingerprint=source.identity.fingerprint,
+            limits=pipeline_limits(tree, slow=source.slow),
+            step=step,
+            cancellation=cancellation,
+            policy=RetryPolicy(),
+            announce=lambda _: source.check_listing(),
+        )
+        timing.amount, timing.note = total - fetched.kept_bytes, format_count(fetched.files, "files")
+        if fetched.kept_bytes:
+            timing.note += f"; {format_bytes(fetched.kept_bytes)} were here from before"
+    files = StagedFiles(fetched.files, fetched.nbytes, fetched.deed)
+    # Should packing be interrupted, the files need not come again.
+    write_record(request, files_record(request, source.identity, files))
+    return files
+
+
+def _make_pack(
+    request: StageRequest,
+    source: OpenSource,
+    job: PackJob,
+    report: StageReport,
+    *,
+    progress: Progress,
+    cancellation: Cancellation,
+    executor: Executor | None,
+) -> None:
+    identity = source.identity.to_json()
+    slow = source.slow
+    if request.wants_files and executor is None:
+        # They have just arrived: read them from here, not a second time from there.
+        local = FolderTree(request.files_path)
+        job = prepare_pack(local, request.options, free_bytes=space_for(request.pack_path))
+        slow = False
+    with report.timed("pack", unit=job.table.unit) as step:
+        if executor is None:
+            done = run_pack(
+                job,
+                request.pack_path,
+                slow=slow,
+                progress=progress,
+                cancellation=cancellation,
+                key=request.key,
+                identity=identity,
+                address=request.address,
+            )
+        else:
+            place = request.files_path if request.wants_files else request.opened_path
+            assert place is not None
+            done = pack_by_executor(
+                place,
+                request.pack_path,
+                request.options,
+                executor,
+                progress=progress,
+                key=request.key,
+                identity=identity,
+                address=request.address,
+            )
+        try:
+            source.check_listing()
+        except SourceListingError:
+            remove_manifest(request.pack_path)  # nothing vouches for half of a source
+            raise
+        step.amount = sum(done.samples.values()) - done.resumed
+        step.note = _describe(done, source)
+    report.skipped = done.skipped
+    report.note(*job.table.notes)
+
+
+def _describe(done: PackReport, source: OpenSource) -> str:
+    parts = [f"{done.encoding}: {done.reason}", format_count(done.readers, "readers")]
+    if source.archive_bytes:
+        parts.append("while the archive was being copied here")
+    if done.resumed:
+        parts.append(f"{done.resumed:,} were in place from before")
+    return "; ".join(parts)
 
 
 class Staging:

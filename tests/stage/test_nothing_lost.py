@@ -26,9 +26,8 @@ from colabstage.machine.drive import _drives, find_drive
 from colabstage.machine.platforms import SYSTEM_ROOT_VARIABLE
 from colabstage.sources.extract.archive import extract_archive
 from colabstage.sources.fetching import fetch_files
-from colabstage.stage.publish import previous_path, publish_file
+from colabstage.stage.publish import previous_path, publish_file, restore_file
 from colabstage.stage.purge import list_datasets, purge_datasets
-from colabstage.stage.restore import restore_file
 from colabstage.stage.run import stage_dataset
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from colabstage.stage.plan import StageFigures, StagePlan
+from colabstage.stage.report import StageFigures, StagePlan
 
 PLAN = StagePlan(
     source="<drive>/photos.zip",

@@ -10,8 +10,7 @@ import pytest
 from colabstage.errors import DamagedPackError, SourceNotFoundError, TargetExistsError
 from colabstage.h5.manifest import manifest_path
 from colabstage.simulate.knobs import ContentFault, DriveFaults
-from colabstage.stage.publish import previous_path, publish_file
-from colabstage.stage.restore import restore_file
+from colabstage.stage.publish import previous_path, publish_file, restore_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -26,7 +26,7 @@ from colabstage.sources.fetching import fetch_files
 from colabstage.sources.identity import MD5_PROOF
 from colabstage.sources.look import check_freshness
 from colabstage.sources.parse import parse_source
-from colabstage.stage.local import read_record
+from colabstage.stage.record import read_record
 from colabstage.stage.request import make_request
 from colabstage.stage.run import stage_dataset
 from colabstage.trees.tree import FileEntry, TreeKind
@@ -249,8 +249,8 @@ def test_silence_is_an_answer_of_its_own(colours: Path, monkeypatch: pytest.Monk
 def test_auto_says_when_room_decided(colours: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The pack of a full disk travels by the cache; where it is used, the report says so and how to ask again."""
     cache = tmp_path / "cache"
-    monkeypatch.setattr("colabstage.stage.making.space_for", lambda _: 100)
-    monkeypatch.setattr("colabstage.stage.making.check_space", lambda *_: None)
+    monkeypatch.setattr("colabstage.stage.staging.space_for", lambda _: 100)
+    monkeypatch.setattr("colabstage.stage.staging.check_space", lambda *_: None)
     assert stage(colours, cache_dir=cache).report.origin == "source"
     monkeypatch.undo()
     monkeypatch.setenv("COLABSTAGE_SYSTEM_ROOT", str(tmp_path))
@@ -273,7 +273,7 @@ def test_auto_finds_another_encoding_where_the_cached_one_does_not_fit(
     stage(photos, **options)
     (pack,) = cache.glob("*.h5")
     before = pack.read_bytes()
-    for module in ("machine.resources", "pack.execute", "stage.making"):
+    for module in ("machine.resources", "pack.execute", "stage.staging"):
         monkeypatch.setattr(f"colabstage.{module}.free_space", lambda _: len(before) // 2)
     staged = stage(photos, local_dir=tmp_path / "two", **options)
     assert staged.info is not None

@@ -18,7 +18,7 @@ from PIL import Image
 
 from colabstage.h5 import manifest
 from colabstage.sources.fetching import fetch_files
-from colabstage.stage import local
+from colabstage.stage import record as local
 from colabstage.stage.run import stage_dataset
 
 NAMES = [f"{kind}/{number}.bmp" for kind in "ab" for number in range(3)]

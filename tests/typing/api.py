@@ -25,10 +25,8 @@ from colabstage.pack.report import PackReport
 from colabstage.sources.extract.archive import ExtractReport
 from colabstage.sources.fetching import FetchReport
 from colabstage.stage.dataset import StagedDataset
-from colabstage.stage.plan import StagePlan
-from colabstage.stage.publish import PublishReport
-from colabstage.stage.report import StageReport
-from colabstage.stage.restore import RestoreReport
+from colabstage.stage.publish import PublishReport, RestoreReport
+from colabstage.stage.report import StagePlan, StageReport
 from colabstage.ui.notebook.browser import DatasetBrowser
 from colabstage.ui.notebook.form import StageForm
 from colabstage.ui.plots.training import SessionTimes
