@@ -29,7 +29,7 @@ _SOON_S = 0.5
 
 
 def disk_use(path: Path) -> int:
-    """Bytes that a file, or all files in a folder, take on the disk; holes take none. 0 where there is nothing."""
+    """Return the bytes that a file, or all in a folder, takes on the disk; holes take none, and nothing takes 0."""
     total = 0
     for part in walk_parts(path):
         with contextlib.suppress(FileNotFoundError):
@@ -99,7 +99,7 @@ def _others_may_write(folder: Path) -> bool:
 
 
 def target_file(to: str | os.PathLike[str], name: str) -> Path:
-    """The file that `to` names: itself, or one called `name` in it where it is a folder or ends in a slash."""
+    """Return the file that `to` names: itself, or one called `name` in it where it is a folder or ends in a slash."""
     place = Path(to).expanduser()
     return place / name if os.fspath(to).endswith(os.sep) or place.is_dir() else place
 
@@ -129,7 +129,7 @@ def _finite(text: str) -> float:
 
 
 def hash_block(data: bytes | bytearray | memoryview) -> str:
-    """The xxh3-64 of one block, as 16 hexadecimal digits."""
+    """Return the xxh3-64 of one block, as 16 hexadecimal digits."""
     import xxhash
 
     digest: str = xxhash.xxh3_64_hexdigest(data)
@@ -277,7 +277,7 @@ def _acquire(
 
 
 def lock_holder(path: Path) -> str:
-    """Who holds a lock file, in words, as far as the kernel tells."""
+    """Return who holds a lock file, in words, as far as the kernel tells."""
     try:
         found = path.stat()
         place = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"

@@ -42,8 +42,8 @@ _TEMP, _OLD, _WAS = ".tmp", ".old", ".was"
 # What a deed is called until it is whole.
 _DEED, _DRAFT = ".deed", ".draft"
 _OWNED = (_TEMP, _OLD, _WAS, _DEED, _DRAFT)
-# What `fetch_files` and `extract_archive` leave beside what they made.
-_RECORDS = (".colabstage.json", ".colabstage.json.coming")
+# What `fetch_files` and `extract_archive` leave beside what they made, and what that is called until the work is there.
+RECORD_SUFFIX, ANNOUNCED_SUFFIX = ".colabstage.json", ".coming"
 _counter = itertools.count()
 # 255 less the mark, the owner's token, the number and the suffix at their longest.
 _MAX_NAME_BYTES = 160
@@ -58,7 +58,7 @@ _TOLD = 3
 
 
 def current_world() -> str:
-    """Eight hexadecimal digits that name what our process id is unique in: this boot of this container."""
+    """Return eight hexadecimal digits that name what our process id is unique in: this boot of this container."""
     facts = []
     for path in ("/proc/sys/kernel/random/boot_id", "/proc/self/ns/pid"):
         try:
@@ -69,7 +69,7 @@ def current_world() -> str:
 
 
 def _started(pid: int) -> str:
-    """The kernel's start time of a process in clock ticks, empty when there is no such process."""
+    """Return the kernel's start time of a process in clock ticks, empty when there is no such process."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -86,7 +86,7 @@ def owner_token() -> str:
 
 
 def owner_is_alive(token: str) -> bool | None:
-    """Whether the process that made `token` still runs.
+    """Return whether the process that made `token` still runs.
 
     `None` when that cannot be judged from here: the token is another boot's or another container's, or was made
     where the kernel does not tell when processes started.
@@ -99,7 +99,7 @@ def owner_is_alive(token: str) -> bool | None:
 
 
 def _short(name: str) -> str:
-    """`name`, cut where the owner and the rest around it would exceed the 255 bytes that file systems take."""
+    """Return `name`, cut where the owner and the rest around it would exceed the 255 bytes that file systems take."""
     whole = os.fsencode(name)
     if len(whole) <= _MAX_NAME_BYTES:
         return name
@@ -111,17 +111,19 @@ def _owned_name(path: Path, suffix: str) -> Path:
 
 
 def temp_beside(path: Path) -> Path:
-    """A fresh temporary name in `path`'s folder that says who owns it."""
+    """Return a fresh temporary name in `path`'s folder that says who owns it."""
     return _owned_name(path, _TEMP)
 
 
 def is_our_name(name: str) -> bool:
-    """Whether a file or folder is one of colabstage's own beside somebody's data: a temporary, a record, a deed."""
-    return name.startswith(".") and (name.startswith(_MARK) or name.endswith(_RECORDS))
+    """Return whether a name is one of colabstage's own beside somebody's data: a temporary, a record, a deed."""
+    return name.startswith(".") and (
+        name.startswith(_MARK) or name.removesuffix(ANNOUNCED_SUFFIX).endswith(RECORD_SUFFIX)
+    )
 
 
 def _name_and_owner(temp: Path) -> tuple[str, str] | None:
-    """What a temporary file stands in for, and its owner's token; `None` for any other file."""
+    """Return what a temporary file stands in for, and its owner's token; `None` for any other file."""
     base, suffix = os.path.splitext(temp.name)  # noqa: PTH122 - a name
     if suffix not in _OWNED or not base.startswith(_MARK):
         return None
@@ -130,7 +132,7 @@ def _name_and_owner(temp: Path) -> tuple[str, str] | None:
 
 
 def is_own(path: Path) -> bool:
-    """Whether a path is a temporary of ours, or in one."""
+    """Return whether a path is a temporary of ours, or in one."""
     return any(_name_and_owner(place) for place in (path, *path.parents))
 
 
@@ -156,12 +158,12 @@ def leave_for_next(temp: Path) -> None:
 
 
 def find_orphans(path: Path) -> list[Path]:
-    """What processes that died in this very boot and container left unfinished for `path`; others' is not certain."""
+    """Return what processes that died in this boot and container left unfinished for `path`; others' is not certain."""
     return [entry for entry, owner in _owned_beside(path, _TEMP) if owner_is_alive(owner) is False]
 
 
 def _owned_beside(path: Path, suffix: str) -> Iterator[tuple[Path, str]]:
-    """What has an owned name for `path`, with the owner."""
+    """Return what has an owned name for `path`, with the owner."""
     wanted = _short(path.name)
     for entry in sorted(path.parent.glob(f"{_MARK}{glob.escape(wanted)}.*{suffix}")):
         parts = _name_and_owner(entry)
@@ -258,7 +260,7 @@ def put_back(target: Path) -> bool:
 
 
 def walk_parts(path: Path) -> Iterator[Path]:
-    """`path` itself, and all files and folders below it, while others may be making and removing some.
+    """Return `path` itself, and all files and folders below it, while others may be making and removing some.
 
     What goes meanwhile is left out or, when it went after it was seen, named all the same; `Path.rglob` would raise.
     """
@@ -269,7 +271,7 @@ def walk_parts(path: Path) -> Iterator[Path]:
 
 
 def _last_touched(path: Path) -> float:
-    """When a file, or anything in a folder, was last written, in seconds since 1970; infinity when it just went."""
+    """Return when a file, or anything in a folder, was last written, since 1970; infinity when it just went."""
     latest = -math.inf
     for part in walk_parts(path):
         try:
@@ -432,7 +434,7 @@ def put_file(made: Path, target: Path, *, replaces: Callable[[Path], bool]) -> N
 
 
 def whatever_is_there(_: Path) -> bool:
-    """For `put_file`: somebody said that what stands there is to be replaced."""
+    """Return that it may be replaced, to `put_file`: somebody said so, whatever stands there."""
     return True
 
 
@@ -492,17 +494,17 @@ class Standing:
 
     @property
     def is_as_made(self) -> bool:
-        """Whether all that was put there is there as it was put, and nothing else."""
+        """Return whether all that was put there is there as it was put, and nothing else."""
         return bool(self.deed) and not (self.strange or self.changed or self.gone)
 
     @property
     def is_replaceable(self) -> bool:
-        """Whether nothing of anybody else's would be lost."""
+        """Return whether nothing of anybody else's would be lost."""
         nothing_else = bool(self.deed) and not (self.strange or self.changed)
         return self.kind in ("nothing", "empty folder") or nothing_else
 
     def distance(self) -> tuple[bool, int]:
-        """How far it is from the deed; one that has none is farthest."""
+        """Return how far it is from the deed; one that has none is farthest."""
         return not self.deed, len(self.strange) + len(self.changed) + len(self.gone)
 
     def __str__(self) -> str:
@@ -632,7 +634,7 @@ def _exchange(one: Path, other: Path) -> bool:
 
 
 def _take_inventory(folder: Path) -> dict[str, str]:
-    """What is in a folder, by name: of a file its size and time, of a link where to, of a folder that it is one."""
+    """Return what is in a folder by name: of a file size and time, of a link where to, of a folder that it is one."""
     listed: dict[str, str] = {}
     todo = [""]
     while todo:

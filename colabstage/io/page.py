@@ -48,23 +48,23 @@ overflow-wrap:break-word;max-width:none}
 
 
 def page(headline: str, body: str) -> str:
-    """Something as HTML: `headline` is plain text, `body` is HTML."""
+    """Return something as HTML: `headline` is plain text, `body` is HTML."""
     return f"{STYLE}<div class='cs-report'>{heading(headline)}{body}</div>"
 
 
 def heading(text: str) -> str:
-    """A line of plain text above what follows, as HTML."""
+    """Return a line of plain text above what follows, as HTML."""
     return f"<div class='cs-head'>{html.escape(text)}</div>"
 
 
 def facts_table(facts: Iterable[tuple[str, str]]) -> str:
-    """Names with what is known of them, both plain text, as HTML; nothing for none."""
+    """Return names with what is known of them, both plain text, as HTML; nothing for none."""
     rows = "".join(f"<tr><th>{html.escape(name)}</th><td>{html.escape(value)}</td></tr>" for name, value in facts)
     return f"<table>{rows}</table>" if rows else ""
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: frozenset[int] = frozenset()) -> str:
-    """Plain text in columns, as HTML; those in `numbers`, counted from 0, at the right."""
+    """Return plain text in columns, as HTML; those in `numbers`, counted from 0, at the right."""
     marks = [" class='cs-number'" if column in numbers else "" for column in range(len(head))]
 
     def line(tag: str, cells: Sequence[str]) -> str:
@@ -75,5 +75,5 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: frozen
 
 
 def notes(lines: Iterable[str]) -> str:
-    """Sentences of plain text below each other, muted, as HTML."""
+    """Return sentences of plain text below each other, muted, as HTML."""
     return "".join(f"<div class='cs-muted'>{html.escape(line)}</div>" for line in lines)

@@ -63,14 +63,14 @@ class Row:
 
     @property
     def fraction(self) -> float | None:
-        """The part that is done, 0 to 1; `None` when nobody knows how much there is."""
+        """Return the part that is done, 0 to 1; `None` when nobody knows how much there is."""
         if not self.total:
             return None if self.total is None else 1.0
         return min(1.0, self.done / self.total)
 
     @property
     def seconds_left(self) -> float | None:
-        """At the present rate; `None` when that is nothing, or the total unknown."""
+        """Return what is left at the present rate; `None` when that is nothing, or the total unknown."""
         if self.total is None or self.rate <= 0 or self.state != "running":
             return None
         return max(0.0, (self.total - self.done) / self.rate)
@@ -119,11 +119,11 @@ class BoardStep:
 
     @property
     def open(self) -> bool:
-        """Whether it has not ended."""
+        """Return whether it has not ended."""
         return self._final is None
 
     def look(self) -> Row:
-        """How far it is."""
+        """Return how far it is."""
         with self._lock:
             if self._final is not None:
                 return self._final
@@ -153,7 +153,7 @@ class Board:
         cancellation: Cancellation | None = None,
         interval_s: float = _INTERVAL_S,
     ) -> None:
-        """`show` gets all rows in order, from several threads but never from two at once."""
+        """Keep `show`, which gets all rows in order, from several threads but never from two at once."""
         self.cancellation = cancellation
         self._show = show
         self._interval_s = interval_s
@@ -179,7 +179,7 @@ class Board:
         return step
 
     def closed(self) -> None:
-        """A step has ended: show how, and rest if it was the last one that was open."""
+        """Show how a step has ended, and rest if it was the last one that was open."""
         with self._lock:
             if self._stop is not None and not any(step.open for step in self._steps):
                 self._stop.set()
@@ -187,7 +187,7 @@ class Board:
         self._draw()
 
     def rows(self) -> tuple[Row, ...]:
-        """All steps as they are now, in the order in which they were opened."""
+        """Return all steps as they are now, in the order in which they were opened."""
         with self._lock:
             steps = tuple(self._steps)
         return tuple(step.look() for step in steps)
@@ -217,7 +217,7 @@ _BAR = (
 
 
 def panel_html(rows: Sequence[Row], note: str = "") -> str:
-    """The rows as a table with bars, and a note in plain text below; legible on light and dark pages."""
+    """Return the rows as a table with bars, and a note in plain text below; legible on light and dark pages."""
     shown, hidden = _chosen(rows)
     earlier = f"<div class='cs-muted'>{html.escape(_summary(hidden))}</div>" if hidden else ""
     below = f"<div class='cs-muted'>{html.escape(note)}</div>" if note else ""
@@ -226,7 +226,7 @@ def panel_html(rows: Sequence[Row], note: str = "") -> str:
 
 
 def panel_text(rows: Sequence[Row]) -> str:
-    """The rows as lines of text, for whatever reads a notebook without drawing it."""
+    """Return the rows as lines of text, for whatever reads a notebook without drawing it."""
     shown, hidden = _chosen(rows)
     lines = [
         "  ".join(filter(None, (f"{_MARKS[row.state]} {row.name}", _amount(row), _rate(row), _time(row))))
@@ -236,7 +236,7 @@ def panel_text(rows: Sequence[Row]) -> str:
 
 
 def _chosen(rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:
-    """Those to show, in order: whatever runs or failed, then the latest; and the others."""
+    """Return those to show, in order: whatever runs or failed, then the latest; and the others."""
     latest = sorted(range(len(rows)), key=lambda at: (rows[at].state not in ("running", "failed"), -at))
     kept = set(latest[:_ROWS_SHOWN])
     return [rows[at] for at in sorted(kept)], [row for at, row in enumerate(rows) if at not in kept]
@@ -285,7 +285,7 @@ def _time(row: Row) -> str:
 
 
 def _rounded(seconds: float) -> str:
-    """An estimate, without the figures that it does not have."""
+    """Return an estimate, without the figures that it does not have."""
     return f"{max(1, round(seconds))} s" if seconds < 99.5 else format_duration(seconds)
 
 
@@ -293,7 +293,7 @@ _HOW_TO_STOP = "To cancel, stop the cell. What is finished is kept, and the next
 
 
 def draws_html(shell_classes: Iterable[str]) -> bool:
-    """Whether the front end of an IPython shell, told by the names of its class and those above it, draws HTML.
+    """Return whether the front end of an IPython shell, told by the names of its class and those above it, draws HTML.
 
     A kernel serves notebooks, of which all do: Colab, Jupyter, VS Code, Kaggle. Spyder's console is a kernel and shows
     text; IPython in a terminal is none. A console that somebody connects to a notebook's kernel cannot be told apart.
@@ -303,7 +303,7 @@ def draws_html(shell_classes: Iterable[str]) -> bool:
 
 
 def in_notebook() -> bool:
-    """Whether this process answers to a notebook that draws HTML."""
+    """Return whether this process answers to a notebook that draws HTML."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     return shell is not None and draws_html(kind.__name__ for kind in type(shell).__mro__)
@@ -313,7 +313,7 @@ class NotebookProgress(Board):
     """Shows all steps in one panel, in the output of the cell that opened the first."""
 
     def __init__(self) -> None:
-        """Nothing is shown before the first step."""
+        """Show nothing before the first step."""
         super().__init__(self._draw_panel)
         self._display_id = f"colabstage-{uuid.uuid4().hex}"
         self._displayed = False

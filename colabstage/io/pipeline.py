@@ -125,7 +125,7 @@ class ReadPace:
         self.mean_read_s += max(0.1, 1 / self.reads) * (seconds - self.mean_read_s)
 
     def wants_reader(self, readers: int, left: int) -> bool:
-        """Whether reads are slow, there is something `left` to read, and room for one more beside so many readers."""
+        """Return whether reads are slow, something is `left` to read, and there is room for one more reader."""
         if self._limits.caller_reads or readers >= self._limits.max_readers:
             return False
         return left > 0 and self.mean_read_s > self._limits.slow_read_s
@@ -245,7 +245,7 @@ class _Run(Generic[T]):
             del data  # the budget counts it only until it is used, and this thread may now wait for long
 
     def _read_alone(self, item: int) -> tuple[int, T] | None:
-        """A worker's own read of what it uses next; `None` when that is not wanted any more."""
+        """Return a worker's own read of what it uses next; `None` when that is not wanted any more."""
         began = self._clock.now()
         data = self._read(item)
         seconds = self._clock.now() - began
@@ -260,7 +260,7 @@ class _Run(Generic[T]):
         return item, data
 
     def _take(self) -> int | None:
-        """The next item, once the budget allows it; `None` when there are no more."""
+        """Return the next item, once the budget allows it; `None` when there are no more."""
         with self._lock:
             while not self._stopping and self._taken < len(self._items):
                 item = self._claim()
@@ -282,7 +282,7 @@ class _Run(Generic[T]):
         return item
 
     def _has_room(self, cost: int) -> bool:
-        """Whether an item of `cost` bytes may be read now; remembers whether readers rest."""
+        """Return whether an item of `cost` bytes may be read now; remembers whether readers rest."""
         ahead = self._taken - self._used - self._limits.max_readers
         enough = _AHEAD_PER_WORKER * self._limits.workers
         self._far_ahead = ahead >= (enough // 2 if self._far_ahead else enough)

@@ -31,7 +31,7 @@ class Cancellation:
 
     @property
     def cancelled(self) -> bool:
-        """Whether `cancel` has been called."""
+        """Return whether `cancel` has been called."""
         return self._event.is_set()
 
     def check(self) -> None:
@@ -42,7 +42,7 @@ class Cancellation:
 
 
 def cancellation_of(progress: Progress) -> Cancellation:
-    """What stops the work that `progress` shows: its own `cancellation`, or one that nobody uses."""
+    """Return what stops the work that `progress` shows: its own `cancellation`, or one that nobody uses."""
     own = getattr(progress, "cancellation", None)
     return own if isinstance(own, Cancellation) else Cancellation()
 

@@ -1,15 +1,25 @@
-"""Our own small JSON files, read as what anybody may have written there: checked, and nothing half of it believed.
+"""Our own small JSON files: checked when they are read, and announced before what they vouch for takes its place.
 
-A record is a frozen dataclass. Its fields' types are its schema, and what does not fit is no record: every reader
-then does what it does where there is none, which is always safe, only slower.
+A record is a frozen dataclass. Its fields' types are its schema, and what does not fit is no record, because anybody
+may have written there: every reader then does what it does where there is none, which is always safe, only slower.
+
+A record beside a target is announced under another name before the work is put in its place, and takes its own name
+after that: so whoever is killed in between has still said what stands there.
 """
 
 from __future__ import annotations
 
 import functools
 import types
-from dataclasses import MISSING, fields, is_dataclass
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from colabstage.io.files import read_json, write_json
+from colabstage.io.ownership import ANNOUNCED_SUFFIX, RECORD_SUFFIX, remove_named, rename_named, sweep_orphans
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
 
 Record = TypeVar("Record")
 
@@ -17,8 +27,87 @@ Record = TypeVar("Record")
 _BEYOND = 1 << 63
 
 
+@dataclass(frozen=True, slots=True)
+class RecordFile(Generic[Record]):
+    """The hidden record of one kind that lies beside what it vouches for, and is found by that one's name.
+
+    Beside it, not in it: a folder then holds what its source holds and nothing else.
+    """
+
+    kind: type[Record]
+    """The dataclass that it holds."""
+    version: tuple[str, int]
+    """The JSON key that tells the format, and its value; a file with another one is no record."""
+    fits: Callable[[Record, Path], bool]
+    """Says whether what stands at a target is what a record speaks of."""
+    to_json: Callable[[Record], dict[str, Any]]
+    """Makes the JSON values that `read_fields` makes the record of."""
+
+    def path(self, target: Path) -> Path:
+        """Return where the record of a target stands."""
+        return target.with_name(f".{target.name}{RECORD_SUFFIX}")
+
+    def announced_path(self, target: Path) -> Path:
+        """Return where the record stands of what is about to be put at a target."""
+        return target.with_name(f".{target.name}{RECORD_SUFFIX}{ANNOUNCED_SUFFIX}")
+
+    def read(self, target: Path) -> Record | None:
+        """Return the record of what stands at `target`; `None` when there is none.
+
+        One that was only announced counts when it fits what stands there: then its maker died right after the work.
+        """
+        return self._announced(target) or self._load(self.path(target))
+
+    def find(self, folder: Path, wanted: Callable[[Record], bool]) -> Path | None:
+        """Return the first target in `folder` that has a wanted record; `None` when there is none."""
+        suffixes = (f"{RECORD_SUFFIX}{ANNOUNCED_SUFFIX}", RECORD_SUFFIX)
+        for path in sorted(found for suffix in suffixes for found in folder.glob(f".*{suffix}")):
+            name = path.name.removeprefix(".").removesuffix(ANNOUNCED_SUFFIX).removesuffix(RECORD_SUFFIX)
+            record = self.read(folder / name)
+            if record is not None and wanted(record):
+                return folder / name
+        return None
+
+    def announce(self, target: Path, record: Record) -> None:
+        """Say what is about to be put at `target`, in case whoever does it dies before it can write the record."""
+        self._store(self.announced_path(target), record)
+
+    def write(self, target: Path, record: Record) -> None:
+        """Write the record of a target, atomically; what was announced has come to pass."""
+        self._store(self.path(target), record)
+        # Only now: in between, either of the two speaks for what stands there.
+        remove_named(self.announced_path(target))
+        self._sweep(target)
+
+    def settle(self, target: Path) -> None:
+        """Give what was announced its own name, if it stands at `target` now; clear away what dead runs left."""
+        # What does not fit stays: another process may be about to put it there.
+        if self._announced(target) is not None:
+            rename_named(self.announced_path(target), self.path(target))
+        self._sweep(target)
+
+    def _announced(self, target: Path) -> Record | None:
+        record = self._load(self.announced_path(target))
+        return record if record is not None and self.fits(record, target) else None
+
+    def _load(self, path: Path) -> Record | None:
+        key, number = self.version
+        raw = read_json(path)
+        if not isinstance(raw, dict) or raw.pop(key, None) != number:
+            return None
+        return read_fields(self.kind, raw)
+
+    def _store(self, path: Path, record: Record) -> None:
+        key, number = self.version
+        write_json(path, {key: number, **self.to_json(record)})
+
+    def _sweep(self, target: Path) -> None:
+        for path in (self.path(target), self.announced_path(target)):
+            sweep_orphans(target.parent, name=path.name)
+
+
 def read_fields(kind: type[Record], raw: Any) -> Record | None:
-    """The dataclass `kind` from JSON values; `None` where one is missing, unknown, of another type or out of range."""
+    """Return the dataclass `kind` from JSON values; `None` where one is missing, unknown, mistyped or too large."""
     try:
         return _instance(kind, raw)
     except (_UnfitError, ValueError, TypeError, RecursionError):
@@ -47,7 +136,7 @@ def _instance(kind: type[Record], raw: Any) -> Record:
 
 
 def _value(hint: Any, raw: Any) -> Any:
-    """`raw` as a value of the type `hint`, JSON's lists as tuples."""
+    """Return `raw` as a value of the type `hint`, JSON's lists as tuples."""
     origin, inner = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
         return _one_of(inner, raw)

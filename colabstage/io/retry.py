@@ -1,7 +1,11 @@
-"""Trying again, where the failure is of a kind that passes: so many tries for each item, never a blind loop."""
+"""Trying again where a failure is transient, and the typed errors for reads and writes that failed for good.
+
+So many tries for each item, never a blind loop.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import itertools
 from dataclasses import dataclass
@@ -10,14 +14,17 @@ from typing import TYPE_CHECKING
 from colabstage.errors import (
     ColabstageError,
     DriveDisconnectedError,
+    NotEnoughSpaceError,
     OptionError,
     SourceNotFoundError,
     SourceReadError,
+    TargetNotWritableError,
 )
 from colabstage.io.clock import SYSTEM_CLOCK
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
     from typing import TypeVar
 
     from colabstage.io.clock import Clock
@@ -54,17 +61,17 @@ class RetryPolicy:
 
 
 def is_passing(error: OSError, policy: RetryPolicy) -> bool:
-    """Whether the same call may succeed a moment later."""
+    """Return whether the same call may succeed a moment later."""
     return error.errno in _PASSING or (error.errno == errno.ENOENT and policy.missing_is_passing)
 
 
 def speaks_of_a_mount(error: OSError) -> bool:
-    """Whether it is what a mount answers whose client is dead or has a bad day, and local disks hardly ever do."""
+    """Return whether a mount answers so whose client is dead or has a bad day, and local disks hardly ever do."""
     return error.errno in _DEAD or error.errno in _PASSING
 
 
 def translate_read_error(error: OSError, name: str, tries: int) -> OSError:
-    """The typed error for a read that failed for good after `tries` tries."""
+    """Return the typed error for a read that failed for good after `tries` tries."""
     often = "1 try" if tries == 1 else f"{tries} tries"
     if error.errno in _DEAD:
         msg = (
@@ -112,3 +119,29 @@ def read_with_retry(
                 raise translate_read_error(error, name, tries) from error
         clock.sleep(policy.first_wait_s * 2 ** (tries - 1))
     raise AssertionError  # itertools.count does not end
+
+
+@contextlib.contextmanager
+def typed_write_errors(target: Path) -> Iterator[None]:
+    """Raise what a disk answers in the block as the typed error that `translate_write_error` makes of it."""
+    try:
+        yield
+    except ColabstageError:
+        raise
+    except OSError as error:
+        raise translate_write_error(error, target) from error
+
+
+def translate_write_error(error: OSError, target: Path) -> OSError:
+    """Return the typed error for a write that failed."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        msg = f"'{target.parent}' is full ({error.strerror}). Free some space there, or choose another place."
+        return NotEnoughSpaceError(msg)
+    if error.errno in _DEAD:
+        msg = (
+            f"Writing '{target}' failed: {error.strerror}. The Drive client has died. Mount it again with "
+            'google.colab.drive.mount("/content/drive", force_remount=True), then try again.'
+        )
+        return DriveDisconnectedError(msg)
+    msg = f"Cannot write '{target}' ({error.strerror or error}). Choose a place that this user can write to."
+    return TargetNotWritableError(msg)

@@ -39,7 +39,7 @@ from colabstage.io.ownership import (
     whatever_is_there,
 )
 from colabstage.io.pipeline import PipelineLimits
-from colabstage.io.retry import RetryPolicy
+from colabstage.io.retry import RetryPolicy, translate_write_error
 from colabstage.layouts.table import Boxes, Images, Values
 from colabstage.machine.resources import check_space, free_space, release_freed_memory, usable_cores
 from colabstage.pack.fields import pack_content
@@ -49,7 +49,6 @@ from colabstage.pack.plan import plan_pack
 from colabstage.pack.report import PackReport
 from colabstage.pack.samples import MixedImagesError, SampleCoder
 from colabstage.pack.writer import SampleFacts, Spool, WriteJob, write_samples
-from colabstage.sources.copy import translate_write_error
 from colabstage.sources.tree import SLOW_READERS
 
 if TYPE_CHECKING:

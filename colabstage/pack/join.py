@@ -32,11 +32,12 @@ from colabstage.h5.schema import (
 )
 from colabstage.io.files import block_ranges, pread_exactly
 from colabstage.io.ownership import adopt_orphan, leave_for_next, remove_own, sweep_orphans, temp_beside
+from colabstage.io.retry import translate_write_error
 from colabstage.machine.resources import check_space, usable_cores
 from colabstage.pack.execute import place_pack
 from colabstage.pack.finish import OVERHEAD_BYTES
 from colabstage.pack.shards import ShardSet
-from colabstage.sources.copy import TargetFile, translate_write_error
+from colabstage.sources.copy import TargetFile
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import io
 import os
 from typing import TYPE_CHECKING
 
 from colabstage.errors import (
-    ColabstageError,
     DamagedPackError,
-    DriveDisconnectedError,
-    NotEnoughSpaceError,
     SourceReadError,
-    TargetNotWritableError,
 )
 from colabstage.io.files import block_ranges, hash_block, pread_exactly, pwrite_exactly
 from colabstage.io.ownership import cut_own
 from colabstage.io.pipeline import PipelineLimits, run_pipeline
-from colabstage.io.retry import RetryPolicy, read_with_retry
+from colabstage.io.retry import RetryPolicy, read_with_retry, typed_write_errors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -128,7 +123,7 @@ class _Leftover:
                 self._handle = os.open(target, os.O_RDONLY | os.O_CLOEXEC)
 
     def hash_of(self, block: tuple[int, int]) -> str | None:
-        """The hash of what stands in a block's place; `None` where that is not a whole block."""
+        """Return the hash of what stands in a block's place; `None` where that is not a whole block."""
         if self._handle < 0:
             return None
         offset, length = block
@@ -149,7 +144,7 @@ class _Leftover:
 
 @contextlib.contextmanager
 def _open_source(source: Path, size: int, policy: RetryPolicy) -> Iterator[int]:
-    """A handle to read a file that must have `size` bytes."""
+    """Yield a handle to read a file that must have `size` bytes."""
     label = str(source)
     handle = read_with_retry(lambda: os.open(source, os.O_RDONLY | os.O_CLOEXEC), label, policy=policy)
     try:
@@ -240,28 +235,3 @@ class TargetFile:
             return
         with contextlib.suppress(OSError):
             self.close()
-
-
-@contextlib.contextmanager
-def typed_write_errors(target: Path) -> Iterator[None]:
-    try:
-        yield
-    except ColabstageError:
-        raise
-    except OSError as error:
-        raise translate_write_error(error, target) from error
-
-
-def translate_write_error(error: OSError, target: Path) -> OSError:
-    """The typed error for a write that failed."""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        msg = f"'{target.parent}' is full ({error.strerror}). Free some space there, or choose another place."
-        return NotEnoughSpaceError(msg)
-    if error.errno in (errno.ENOTCONN, errno.ESHUTDOWN):
-        msg = (
-            f"Writing '{target}' failed: {error.strerror}. The Drive client has died. Mount it again with "
-            'google.colab.drive.mount("/content/drive", force_remount=True), then try again.'
-        )
-        return DriveDisconnectedError(msg)
-    msg = f"Cannot write '{target}' ({error.strerror or error}). Choose a place that this user can write to."
-    return TargetNotWritableError(msg)

@@ -13,13 +13,12 @@ from colabstage.errors import DriveError, OptionError, SourceChangedError, Sourc
 from colabstage.io.files import disk_use, make_folder
 from colabstage.io.ownership import find_orphans, look_at, put_back, put_file, put_folder
 from colabstage.io.progress import Cancellation, Progress, cancellation_of, resolve_progress
-from colabstage.io.retry import RetryPolicy
+from colabstage.io.retry import RetryPolicy, typed_write_errors
 from colabstage.io.units import format_bytes, format_duration, format_rate
 from colabstage.machine.drive import drive_root
 from colabstage.machine.mounts import require_answer
 from colabstage.machine.remount import run_with_one_remount
 from colabstage.machine.resources import check_space, usable_cores
-from colabstage.sources.copy import typed_write_errors
 from colabstage.sources.folder import fetch_folder, unfinished_bytes
 from colabstage.sources.identity import compare
 from colabstage.sources.look import Look, check_freshness
@@ -34,13 +33,11 @@ from colabstage.sources.parse import (
     paths_of,
 )
 from colabstage.sources.record import (
+    FETCHED,
     FetchRecord,
     announce_record,
     file_seal,
-    find_record,
-    read_record,
     settle_record,
-    write_record,
 )
 from colabstage.sources.remote import parse_checksum
 from colabstage.sources.remote_files import OpenedParts
@@ -77,16 +74,16 @@ class FetchReport:
 
     @property
     def fetched_bytes(self) -> int:
-        """Bytes that were read from the source."""
+        """Return bytes that were read from the source."""
         return self.nbytes - self.kept_bytes
 
     @property
     def rate(self) -> float:
-        """Bytes a second read from the source; 0 when there was nothing to read."""
+        """Return bytes a second read from the source; 0 when there was nothing to read."""
         return self.fetched_bytes / self.seconds if self.fetched_bytes and self.seconds else 0.0
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as JSON values."""
+        """Return everything as JSON values."""
         return {
             "path": str(self.path),
             "files": self.files,
@@ -213,13 +210,13 @@ class _Fetch:
     into: bool
 
     def reuse(self) -> FetchReport | None:
-        """What is here, if it is whole and the source is still the same."""
+        """Return what is here, if it is whole and the source is still the same."""
         place = self.target
         put_back(place)
-        record = read_record(place)
+        record = FETCHED.read(place)
         if record is None and place.is_dir():
-            found = find_record(place, self.source.address)
-            place, record = (found, read_record(found)) if found is not None else (place, None)
+            found = FETCHED.find(place, lambda one: one.address == self.source.address)
+            place, record = (found, FETCHED.read(found)) if found is not None else (place, None)
         if record is None or record.address != self.source.address or not record.fits(place, thorough=self.thorough):
             return None
         note = self._unchanged(record.identity)
@@ -232,7 +229,7 @@ class _Fetch:
         )
 
     def _unchanged(self, recorded: SourceIdentity) -> str | None:
-        """`None` when the source may have changed; else a note, which may be empty."""
+        """Return `None` when the source may have changed; else a note, which may be empty."""
         if self.checksum is not None and (recorded.checksum != str(self.checksum) or not self.thorough):
             # With the right checksum it need not be asked: what is here is what was asked for.
             return "" if recorded.checksum == str(self.checksum) else None
@@ -246,7 +243,7 @@ class _Fetch:
         return "" if look.state == "same" else None
 
     def _compared(self, recorded: SourceIdentity) -> str | None:
-        """As `_unchanged`, by opening the source; what has to come whole to be looked at is fetched anew instead."""
+        """Answer as `_unchanged`, by opening the source; what must come whole to be looked at is fetched anew."""
         if comes_whole(self.source):
             return None
         try:
@@ -313,7 +310,7 @@ class _Fetch:
                 replaces=self._may_replace,
             )
         record = record_of(file_seal(place), fetched.block_hashes, fetched.nbytes)
-        write_record(place, record)
+        FETCHED.write(place, record)
         return self._report(place, record, fetched.kept_bytes, [*opened.notes, *plan.reasons])
 
     def _run_tree(self, opened: Opened) -> FetchReport:
@@ -326,7 +323,7 @@ class _Fetch:
 
     @staticmethod
     def _check_listing(opened: Opened) -> None:
-        """A mount of Google Drive at times lists a part of a folder, without an error."""
+        """Refuse a partial listing: a mount of Google Drive at times lists a part of a folder, without an error."""
         problem = opened.relisted()
         if problem:
             msg = f"{problem} Nothing was put in its place. Wait until uploads are complete, then fetch again."
@@ -350,11 +347,11 @@ class _Fetch:
                     announce=lambda deed: announce_record(place, replace(coming, seal={"deed": deed})),
                 )
                 record = replace(coming, seal={"deed": deed})
-        write_record(place, record)
+        FETCHED.write(place, record)
         return self._report(place, record, nbytes if opened.resumed else 0, opened.notes)
 
     def _run_many(self, source: ManySource, opener: Opener) -> FetchReport:
-        """Files under their names, folders under theirs."""
+        """Return files under their names, folders under theirs."""
         with contextlib.ExitStack() as stack:
             parts = OpenedParts(source, opener, stack)
             report = self._fetch_tree(parts.tree, parts.identity, parts.slowest, parts.notes)
@@ -389,7 +386,7 @@ class _Fetch:
                 announce=announce,
             )
         record = replace(coming, seal={"deed": fetched.deed})
-        write_record(place, record)
+        FETCHED.write(place, record)
         return self._report(place, record, fetched.kept_bytes, [*notes, *plan.reasons])
 
     def _plan(
@@ -419,7 +416,7 @@ class _Fetch:
                 raise TargetExistsError(msg)
         if self._may_replace(place):
             return
-        record = read_record(place)
+        record = FETCHED.read(place)
         if record is None:
             what = "was not made by fetch_files"
         elif record.address != self.source.address:
@@ -432,10 +429,10 @@ class _Fetch:
         raise TargetExistsError(msg)
 
     def _may_replace(self, place: Path) -> bool:
-        """Whether what stands there is ours and as we left it, or is to be replaced whatever it is."""
+        """Return whether what stands there is ours and as we left it, or is to be replaced whatever it is."""
         if self.overwrite:
             return True
-        record = read_record(place)
+        record = FETCHED.read(place)
         ours = record is not None and record.address == self.source.address and record.fits(place)
         if place.is_dir() and not place.is_symlink():
             return ours or look_at(place).kind == "empty folder"

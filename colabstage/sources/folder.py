@@ -16,8 +16,8 @@ from colabstage.errors import CancelledError, DriveError, SourceError, TargetExi
 from colabstage.io.files import hash_ranges
 from colabstage.io.journal import Journal, read_journal
 from colabstage.io.ownership import find_orphans, put_folder, remove_own
+from colabstage.io.retry import typed_write_errors
 from colabstage.io.workspace import only_for, open_workspace
-from colabstage.sources.copy import typed_write_errors
 from colabstage.sources.tree import fetch_tree
 
 if TYPE_CHECKING:
@@ -72,11 +72,11 @@ class FolderLedger:
             self._journal = Journal(path, _head(fingerprint), ([*span, digest] for span, digest in self._kept.items()))
 
     def has(self, name: str, offset: int, length: int) -> bool:
-        """Whether these bytes of a file were noted before, and are right."""
+        """Return whether these bytes of a file were noted before, and are right."""
         return (name, offset, length) in self._kept
 
     def note(self, name: str, offset: int, length: int, digest: str) -> None:
-        """These bytes of a file are on the disk. Written in one go: a kill leaves whole lines, and at most one cut."""
+        """Note in one write that these bytes are on the disk: a kill leaves whole lines, and at most one cut."""
         with typed_write_errors(self._files):
             self._journal.append([name, offset, length, digest])
 
@@ -116,7 +116,7 @@ def _head(fingerprint: str) -> dict[str, object]:
 
 
 def unfinished_bytes(target: Path, fingerprint: str) -> int:
-    """Bytes that an interrupted run left for a folder and that its ledger names; nothing is hashed."""
+    """Return bytes that an interrupted run left for a folder and that its ledger names; nothing is hashed."""
     ledgers = [read_ledger(orphan / _LEDGER, fingerprint) for orphan in find_orphans(target)]
     return max((sum(length for _, _, length in ledger) for ledger in ledgers if ledger), default=0)
 

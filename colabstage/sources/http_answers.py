@@ -58,13 +58,13 @@ def parse_content_range(text: str | None) -> ContentRange | None:
 
 
 def parse_missed_total(text: str | None) -> int | None:
-    """The size that `Content-Range: bytes */SIZE` of a 416 tells."""
+    """Return the size that `Content-Range: bytes */SIZE` of a 416 tells."""
     match = re.fullmatch(r"\s*bytes\s+\*/(\d+)\s*", text or "", re.ASCII)
     return int(match[1]) if match else None
 
 
 def content_length(headers: Mapping[str, str]) -> int | None:
-    """The length told, where it is not overruled by sending in chunks.
+    """Return the length told, where it is not overruled by sending in chunks.
 
     Raises:
         SourceReadError: what is told is no length, so that a body that was cut could not be told from a whole one.
@@ -93,12 +93,12 @@ class Validators:
 
     @property
     def version(self) -> str:
-        """A text that is another one when the content is; "" where the server gives no sign."""
+        """Return a text that is another one when the content is; "" where the server gives no sign."""
         return self.etag or self.last_modified
 
     @property
     def if_range(self) -> str:
-        """What `If-Range` may be sent with by RFC 9110, 13.1.5; "" where nothing may.
+        """Return what `If-Range` may be sent with by RFC 9110, 13.1.5; "" where nothing may.
 
         A weak tag may not, and where there is one a date may not either. A date is strong only when the answer was
         made at least a second after it (8.8.2.2): before, the file could have changed twice in that second.
@@ -109,21 +109,21 @@ class Validators:
         return self.last_modified if modified is not None and made is not None and made - modified >= 1 else ""
 
     def contradicts(self, other: Validators) -> bool:
-        """Whether the two cannot be of one content."""
+        """Return whether the two cannot be of one content."""
         if self.etag and other.etag:
             return self.etag.removeprefix("W/") != other.etag.removeprefix("W/")
         return bool(self.last_modified and other.last_modified) and self.last_modified != other.last_modified
 
 
 def validators(headers: Mapping[str, str]) -> Validators:
-    """The validators of an answer."""
+    """Return the validators of an answer."""
     etag = headers.get("ETag", "").strip()
     usable = re.fullmatch(r'(?:W/)?"[^"]*"', etag) is not None
     return Validators(etag if usable else "", headers.get("Last-Modified", "").strip(), headers.get("Date", "").strip())
 
 
 def parse_http_date(text: str) -> float | None:
-    """Seconds since 1970 of a date in a header; `None` where it is none."""
+    """Return seconds since 1970 of a date in a header; `None` where it is none."""
     try:
         return parsedate_to_datetime(text).timestamp()
     except (ValueError, TypeError, OverflowError):
@@ -131,7 +131,7 @@ def parse_http_date(text: str) -> float | None:
 
 
 def retry_after_s(headers: Mapping[str, str]) -> float | None:
-    """Seconds that `Retry-After` asks to wait, from 0 to an hour; `None` without a sensible one.
+    """Return seconds that `Retry-After` asks to wait, from 0 to an hour; `None` without a sensible one.
 
     A date is taken by the server's own clock where it tells it.
     """
@@ -146,7 +146,7 @@ def retry_after_s(headers: Mapping[str, str]) -> float | None:
 
 
 def status_error(status: int, headers: Mapping[str, str], url: str, label: str, text: str = "") -> SourceError:
-    """The typed error for an answer with this status. `text`: the beginning of what came with it."""
+    """Return the typed error for an answer with this status. `text`: the beginning of what came with it."""
     said = _status_words(status)
     if status in {401, 403, 407, 451}:
         return SourceAccessError(f"'{label}' is refused: {said}. {_access_remedy(status, url, text)}")
@@ -187,7 +187,7 @@ def _access_remedy(status: int, url: str, text: str) -> str:
 
 
 def coding_of(headers: Mapping[str, str], name: str) -> str:
-    """The Content-Encoding that is to be undone: "" for none.
+    """Return the Content-Encoding that is to be undone: "" for none.
 
     Many servers call a `.tar.gz` a tar that was compressed for the way. It was not: the file that people know, whose
     size and hash are published, is the compressed one. Browsers see it so too.
@@ -200,17 +200,17 @@ def coding_of(headers: Mapping[str, str], name: str) -> str:
 
 
 def content_type(headers: Mapping[str, str]) -> str:
-    """The media type, without its parameters, in lower case."""
+    """Return the media type, without its parameters, in lower case."""
     return headers.get("Content-Type", "").partition(";")[0].strip().lower()
 
 
 def is_page_type(headers: Mapping[str, str]) -> bool:
-    """Whether the server calls it a web page."""
+    """Return whether the server calls it a web page."""
     return content_type(headers) in _PAGE_TYPES
 
 
 def is_page(headers: Mapping[str, str], head: bytes) -> bool:
-    """Whether a web page came, by what the server calls it and what it begins with.
+    """Return whether a web page came, by what the server calls it and what it begins with.
 
     Bytes that no text contains are data whatever the server calls them.
     """
@@ -218,20 +218,20 @@ def is_page(headers: Mapping[str, str], head: bytes) -> bool:
 
 
 def names_a_page(url: str, name: str) -> bool:
-    """Whether a web page is what the address asks for."""
+    """Return whether a web page is what the address asks for."""
     suffixes = (".html", ".htm", ".xhtml", ".shtml")
     return urlsplit(url).path.lower().endswith(suffixes) or name.lower().endswith(suffixes)
 
 
 def page_title(head: bytes) -> str:
-    """The title of a web page that begins so; "" where none is seen."""
+    """Return the title of a web page that begins so; "" where none is seen."""
     match = re.search(rb"(?is)<title[^>]*>(.*?)(?:</title|\Z)", head)
     text = html.unescape(match[1].decode("utf-8", "replace")) if match else ""
     return "".join(character for character in " ".join(text.split()) if character.isprintable())[:120]
 
 
 def file_name(headers: Mapping[str, str], *urls: str) -> str:
-    """The name a file would have here: as the server says, else the last part of the first address that has one.
+    """Return the name a file would have here: as the server says, else the last part of the first address that has one.
 
     An address whose last part has a suffix comes before one without; never with folders, never hidden.
     """
@@ -242,7 +242,7 @@ def file_name(headers: Mapping[str, str], *urls: str) -> str:
 
 
 def _disposition_name(text: str) -> str:
-    """The file name of a Content-Disposition: `filename*` before `filename` (RFC 6266, 4.3)."""
+    """Return the file name of a Content-Disposition: `filename*` before `filename` (RFC 6266, 4.3)."""
     extended = re.search(r"(?i)(?:^|;)\s*filename\*\s*=\s*\"?([\w-]+)'[^']*'([^;\"\s]+)", text)
     if extended:
         try:
@@ -271,7 +271,7 @@ def _clean_name(name: str) -> str:
 
 
 def offered_checksum(headers: Mapping[str, str], *, whole: bool, first_hop: Mapping[str, str]) -> Checksum | None:
-    """The hash of the whole content that the service tells, the strongest of those.
+    """Return the hash of the whole content that the service tells, the strongest of those.
 
     `whole`: the answer has the whole content, not a part; some headers speak of the answer's own body only.
     `first_hop`: the headers of the answer that redirected here; Hugging Face tells a file's SHA-256 there.

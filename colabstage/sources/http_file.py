@@ -103,11 +103,11 @@ class HttpFile:
 
     @property
     def facts(self) -> RemoteFacts:
-        """What the first answer said."""
+        """Return what the first answer said."""
         return self._look.facts
 
     def read_range(self, offset: int, length: int | None) -> Iterator[bytes]:
-        """See `RemoteFile.read_range`. Each call is one request on a connection that is kept for the next.
+        """Read as `RemoteFile.read_range`. Each call is one request on a connection that is kept for the next.
 
         Raises:
             OptionError: the file has no such part, or only its whole can be had.
@@ -145,7 +145,7 @@ class HttpFile:
             self._refuse(response)
 
     def _beginning(self, stop: int | None) -> Iterator[bytes]:
-        """The whole file, or its beginning, where no parts can be had."""
+        """Return the whole file, or its beginning, where no parts can be had."""
         with self._session.get({}) as response:
             if response.status_code != 200:
                 self._refuse(response)
@@ -161,7 +161,7 @@ class HttpFile:
                 yield from _pieces(response, self._session)
 
     def _check_part(self, response: requests.Response, offset: int, stop: int) -> int:
-        """Bytes that the part has; raises when it is not the one that was asked for."""
+        """Return bytes that the part has; raises when it is not the one that was asked for."""
         self._check_same(response)
         told, label = parse_content_range(response.headers.get("Content-Range")), self.facts.label
         if told is None or told.start != offset or told.stop > stop:
@@ -184,7 +184,7 @@ class HttpFile:
         return told.stop - offset
 
     def _check_whole_for_part(self, response: requests.Response, offset: int) -> None:
-        """The whole came in answer to a part: refuse it, unless it is the same file and begins where we do."""
+        """Refuse a whole that came in answer to a part, unless it is the same file and begins where we do."""
         self._check_same(response)
         length = content_length(response.headers)
         if length is not None and length != self.facts.size:
@@ -216,7 +216,7 @@ class HttpFile:
         raise _status_error(response, self._session)
 
     def _exactly(self, response: requests.Response, count: int, *, ends: bool) -> Iterator[bytes]:
-        """The next `count` bytes; with `ends`, nothing may follow them."""
+        """Return the next `count` bytes; with `ends`, nothing may follow them."""
         left = count
         for piece in _pieces(response, self._session, count):
             left -= len(piece)
@@ -342,7 +342,7 @@ def _status_error(response: requests.Response, session: HttpSession) -> Exceptio
 
 
 def _head(response: requests.Response, session: HttpSession, coding: str) -> bytes:
-    """The first `_LOOK_BYTES` bytes of the content, all of a smaller one, or what of them came in time."""
+    """Return the first `_LOOK_BYTES` bytes of the content, all of a smaller one, or what of them came in time."""
     head, deadline = bytearray(), session.clock.now() + _LOOK_S
     pieces = _pieces(response, session, None if coding else _LOOK_BYTES)
     for piece in _inflated(pieces, coding, session.label) if coding else pieces:
@@ -353,7 +353,7 @@ def _head(response: requests.Response, session: HttpSession, coding: str) -> byt
 
 
 def _pieces(response: requests.Response, session: HttpSession, count: int | None = None) -> Iterator[bytes]:
-    """The body as it came over the line, as it comes, up to `count` bytes: no piece waits to be filled.
+    """Return the body as it came over the line, as it comes, up to `count` bytes: no piece waits to be filled.
 
     Raises:
         TransientError: it comes more slowly than the session allows.

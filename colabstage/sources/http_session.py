@@ -45,7 +45,7 @@ class _Lines:
         self.deadline: float | None = None
 
     def readline(self, limit: int = -1) -> bytes:
-        """As the stream's.
+        """Read a line as the stream does.
 
         Raises:
             TimeoutError: it does not end in time.
@@ -68,7 +68,7 @@ class _Lines:
         return line
 
     def _wait(self, deadline: float) -> bytes:
-        """What is there of the next line, after at most one read of the socket."""
+        """Return what is there of the next line, after at most one read of the socket."""
         assert self._timeout_s is not None
         left_s = deadline - time.monotonic()
         if left_s <= 0:
@@ -133,7 +133,7 @@ class HttpSession:
 
     @contextlib.contextmanager
     def get(self, headers: dict[str, str]) -> Iterator[requests.Response]:
-        """The answer to a GET, its body not yet read; hung up on at the end, unless it was read to its end.
+        """Yield the answer to a GET, its body not yet read; hung up on at the end, unless it was read to its end.
 
         Failures inside the block, too, become TransientError or the error they are.
         """
@@ -213,7 +213,7 @@ class HttpSession:
 
 
 def connection_error(error: BaseException, label: str) -> SourceError:
-    """The typed error for a connection that failed. Only the innermost reason is told: outer ones show addresses."""
+    """Return the typed error for a connection that failed, with the innermost reason: outer ones show addresses."""
     import requests
 
     inner = _innermost(error)
@@ -257,7 +257,7 @@ def _innermost(error: BaseException) -> BaseException:
 
 
 def _without_login(url: str, label: str) -> tuple[str, tuple[bytes, bytes] | None]:
-    """The address without user, password and fragment, and these two, as they are sent."""
+    """Return the address without user, password and fragment, and these two, as they are sent."""
     try:
         parts = urlsplit(url.strip())
         usable = parts.scheme.lower() in {"http", "https"} and bool(parts.hostname) and (parts.port or 1) > 0

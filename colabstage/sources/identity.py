@@ -75,7 +75,7 @@ class SourceIdentity:
     parts: tuple[SourceIdentity, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON values; what is not known is left out, because there may be thousands of parts."""
+        """Return it as JSON values; what is not known is left out, because there may be thousands of parts."""
         return _compact(asdict(self))
 
     @staticmethod
@@ -85,7 +85,7 @@ class SourceIdentity:
 
     @property
     def trusts_times(self) -> bool:
-        """Whether another modification time means another content, and the same time the same.
+        """Return whether another modification time means another content, and the same time the same.
 
         A mount of Google Drive may show other times after it was mounted anew, and what was downloaded has those of
         the download.
@@ -94,12 +94,12 @@ class SourceIdentity:
 
     @property
     def is_downloaded(self) -> bool:
-        """Whether its times are those of its download, which say nothing of its content."""
+        """Return whether its times are those of its download, which say nothing of its content."""
         return self.address.startswith(("gdrive:", "kaggle:"))
 
     @property
     def fingerprint(self) -> str:
-        """A text that is another one when the content may be; "" where nothing would tell."""
+        """Return a text that is another one when the content may be; "" where nothing would tell."""
         if self.kind == "many":
             parts = [part.fingerprint for part in self.parts]
             return hash_block("\n".join(parts).encode()) if all(parts) else ""
@@ -114,7 +114,7 @@ class SourceIdentity:
 
     @property
     def without_stamps(self) -> SourceIdentity:
-        """The same for a machine that has not seen the source: there folders' times alone prove nothing."""
+        """Return the same for a machine that has not seen the source: there folders' times alone prove nothing."""
         return replace(self, stamps={}, parts=tuple(part.without_stamps for part in self.parts))
 
 
@@ -124,7 +124,7 @@ def _compact(raw: dict[str, Any]) -> dict[str, Any]:
 
 
 def identify_archive(source: ByteSource, mtime_ns: int, *, address: str = "") -> SourceIdentity:
-    """The identity of one file; reads its first and last 64 KiB, and the whole directory of a zip."""
+    """Return the identity of one file; reads its first and last 64 KiB, and the whole directory of a zip."""
     first = source.pread(_END_BYTES, 0)
     last = source.pread(_END_BYTES, max(0, source.size - _END_BYTES))
     directory = directory_bytes(source) if first.startswith(_ZIP_MARK) else None
@@ -134,12 +134,12 @@ def identify_archive(source: ByteSource, mtime_ns: int, *, address: str = "") ->
 
 
 def identify_remote(facts: RemoteFacts, size: int, *, address: str) -> SourceIdentity:
-    """The identity of one file of a service that names its versions, or at least their times; reads nothing."""
+    """Return the identity of one file of a service that names its versions, or at least their times; reads nothing."""
     return SourceIdentity("archive", 1, size, address=address, mtime_ns=facts.mtime_ns, version=facts.version)
 
 
 def identify_tree(tree: Tree, *, address: str = "", digest: str = "", md5s: Sequence[str] = ()) -> SourceIdentity:
-    """The identity of a folder that has been listed.
+    """Return the identity of a folder that has been listed.
 
     Args:
         tree: the folder.
@@ -173,13 +173,13 @@ def _read_clock(seconds: Sequence[int]) -> str:
 
 
 def identify_many(parts: Sequence[SourceIdentity], *, address: str) -> SourceIdentity:
-    """The identity of several sources that are one dataset."""
+    """Return the identity of several sources that are one dataset."""
     files, nbytes = sum(part.files for part in parts), sum(part.nbytes for part in parts)
     return SourceIdentity("many", files, nbytes, address=address, parts=tuple(parts))
 
 
 def as_loose_file(identity: SourceIdentity) -> SourceIdentity:
-    """One file's identity as that of one of many; of one on Google Drive, its time counts to the second."""
+    """Return one file's identity as that of one of many; of one on Google Drive, its time counts to the second."""
     return replace(identity, kind="file", version=identity.version if identity.trusts_times else "")
 
 
@@ -189,7 +189,7 @@ def _hash_lines(lines: Iterable[str]) -> str:
 
 
 def compare(recorded: SourceIdentity, now: SourceIdentity) -> Verdict:
-    """Whether two full identities are of the same content, as far as they prove it.
+    """Return whether two full identities are of the same content, as far as they prove it.
 
     A service's version decides alone; else what stands for every byte, where both have it: the MD5 that Drive's client
     tells, or a digest. Without, everything that is known of them has to agree. `"unproved"`: names and sizes agree, and
@@ -213,7 +213,7 @@ def compare(recorded: SourceIdentity, now: SourceIdentity) -> Verdict:
 
 
 def _told(recorded: SourceIdentity, now: SourceIdentity) -> tuple[str, str]:
-    """What decides alone, of both; nothing where there is no such thing."""
+    """Return what decides alone, of both; nothing where there is no such thing."""
     if recorded.version or now.version:
         return recorded.version, now.version
     if recorded.md5 and now.md5:
@@ -223,7 +223,7 @@ def _told(recorded: SourceIdentity, now: SourceIdentity) -> tuple[str, str]:
 
 
 def proof_of(recorded: SourceIdentity, now: SourceIdentity) -> str:
-    """What `compare` found two states of one content by, in words."""
+    """Return what `compare` found two states of one content by, in words."""
     if recorded.kind == "many":
         return "; ".join(dict.fromkeys(map(proof_of, recorded.parts, now.parts)))
     if recorded.version or now.version:
@@ -261,5 +261,5 @@ def _compare_folders(recorded: SourceIdentity, now: SourceIdentity) -> Verdict:
 
 
 def is_same(recorded: SourceIdentity, now: SourceIdentity) -> bool:
-    """Whether two full identities are not known to be of different content; see `compare` for what is proved."""
+    """Return whether two full identities are not known to be of different content; see `compare` for what is proved."""
     return compare(recorded, now) != "changed"

@@ -69,17 +69,17 @@ class KaggleDataset:
 
     @property
     def handle(self) -> str:
-        """As kagglehub writes it: `owner/name`, with `/versions/N` where a version is meant."""
+        """Return its name as kagglehub writes it: `owner/name`, with `/versions/N` where a version is meant."""
         return f"{self.owner}/{self.name}" + (f"/versions/{self.version}" if self.version else "")
 
     @property
     def label(self) -> str:
-        """As shown in messages."""
+        """Return its name for messages."""
         return f"kaggle://{self.handle}"
 
     @property
     def page(self) -> str:
-        """The web page on which its licence is accepted."""
+        """Return the web page on which its licence is accepted."""
         return f"https://www.kaggle.com/datasets/{self.owner}/{self.name}"
 
 
@@ -130,7 +130,7 @@ def parse_kaggle(text: str) -> KaggleDataset | None:
 
 
 def _page_path(text: str) -> str | None:
-    """`owner/dataset…` from the address of a page; "" for another page of Kaggle's, `None` for any other address."""
+    """Return `owner/dataset…` from a page's address; "" for another page of Kaggle's, `None` for any other address."""
     if "://" not in text:
         if text.partition("/")[0].lower() not in _HOSTS:
             return None
@@ -211,12 +211,12 @@ def open_kaggle(
 
 
 def _version_of(path: Path) -> str:
-    """The version in a path of kagglehub's cache."""
+    """Return the version in a path of kagglehub's cache."""
     return path.name if path.parent.name == "versions" and path.name.isdigit() else ""
 
 
 def newest_version(dataset: KaggleDataset, *, timeout_s: float = 15.0) -> str | None:
-    """The number of a dataset's newest version, as Kaggle tells now; `None` where it does not answer."""
+    """Return the number of a dataset's newest version, as Kaggle tells now; `None` where it does not answer."""
     if find_spec("kagglehub") is None:
         return None
     command = [sys.executable, "-P", "-m", "colabstage.sources.kaggle_worker", "--newest"]
@@ -243,7 +243,7 @@ def newest_version(dataset: KaggleDataset, *, timeout_s: float = 15.0) -> str | 
 
 
 def mounted_files(dataset: KaggleDataset, environ: Mapping[str, str]) -> KaggleFiles | None:
-    """The dataset's read-only mount, as Kaggle's notebooks and Colab's cache have it; `None` where there is none.
+    """Return the dataset's read-only mount, as Kaggle's notebooks and Colab's cache have it; `None` without one.
 
     A certain version is never taken from a mount, whose version cannot be told; kagglehub can ask for it.
     """
@@ -269,7 +269,7 @@ def _has_files(folder: Path) -> bool:
 
 
 def kagglehub_cache(dataset: KaggleDataset, environ: Mapping[str, str]) -> Path | None:
-    """kagglehub's own cache, where the dataset belongs there or is there already; otherwise `None`."""
+    """Return kagglehub's own cache, where the dataset belongs there or is there already; otherwise `None`."""
     chosen = environ.get("KAGGLEHUB_CACHE")
     if chosen:
         return Path(chosen)
@@ -346,7 +346,7 @@ def _download(
 def _run_worker(
     dataset: KaggleDataset, environ: Mapping[str, str], log: Path, watch: _Watch, cancellation: Cancellation
 ) -> dict[str, Any]:
-    """One run of kagglehub; what it answered."""
+    """Return one run of kagglehub; what it answered."""
     # -P: what lies in the current folder is not for this process.
     command = [sys.executable, "-P", "-m", "colabstage.sources.kaggle_worker", dataset.handle]
     watch.begin()
@@ -391,7 +391,7 @@ def _stalled(dataset: KaggleDataset, log: Path) -> SourceReadError:
 
 
 def judge_failure(dataset: KaggleDataset, answer: Mapping[str, Any]) -> ColabstageError:
-    """The error that kagglehub's failure amounts to; a `TransientError` where another try may succeed.
+    """Return the error that kagglehub's failure amounts to; a `TransientError` where another try may succeed.
 
     Args:
         dataset: which one was asked for.
@@ -427,7 +427,7 @@ def credentials_in(environ: Mapping[str, str]) -> list[str]:
 
 
 def _credentials() -> dict[str, str]:
-    """What this session knows and another process could not find: `kagglehub.login()`, and Colab's secrets."""
+    """Return what this session knows and another process could not find: `kagglehub.login()`, and Colab's secrets."""
     if "kagglehub" not in sys.modules and "google.colab" not in sys.modules:
         return {}
     from kagglehub.config import get_kaggle_credentials

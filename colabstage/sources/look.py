@@ -227,7 +227,7 @@ def _ask_kaggle(source: KaggleSource, recorded: SourceIdentity, workers: int, he
 
 
 def open_remote(source: WebSource | ObjectSource, *, policy: RetryPolicy | None = None) -> RemoteFile:
-    """One file at an address; asks the service for its facts.
+    """Return one file at an address; asks the service for its facts.
 
     Raises:
         As `open_http` and `open_object`.

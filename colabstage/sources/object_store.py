@@ -114,7 +114,7 @@ _LOGINS = {
 
 
 def translate_error(error: BaseException, protocol: str, label: str, secrets: Sequence[str] = ()) -> SourceError:
-    """The typed error for what a file system of fsspec raised. Raise it `from None`: the original may show secrets.
+    """Return the typed error for what fsspec raised. Raise it `from None`: the original may show secrets.
 
     Args:
         error: what was raised.
@@ -138,12 +138,12 @@ def translate_error(error: BaseException, protocol: str, label: str, secrets: Se
 
 
 def judge_error(error: BaseException) -> Judgement:
-    """What kind of failure it is; the causes of an error are asked when it does not tell itself."""
+    """Return what kind of failure it is; the causes of an error are asked when it does not tell itself."""
     return next((found for one in _chain(error) if (found := _judge_one(one)) != "other"), "other")
 
 
 def wait_asked(error: BaseException) -> float | None:
-    """Seconds after which the service asked to be tried again, from its Retry-After."""
+    """Return seconds after which the service asked to be tried again, from its Retry-After."""
     for one in _chain(error):
         headers = _headers(getattr(one, "response", None)) or _headers(one)
         value = next((headers[name] for name in headers if name.lower() == "retry-after"), "")
@@ -336,7 +336,7 @@ class ObjectStore:
         self.notes: tuple[str, ...] = ()
 
     def info(self, path: str = "") -> dict[str, Any]:
-        """fsspec's facts on the address itself, or on another path.
+        """Return fsspec's facts on the address itself, or on another path.
 
         Raises:
             SourceNotFoundError: there is nothing; the message says what is there instead.
@@ -351,7 +351,7 @@ class ObjectStore:
             raise SourceNotFoundError(f"{error} {self._neighbours(asked)}".strip()) from None
 
     def list_files(self, *, workers: int) -> list[dict[str, Any]]:
-        """fsspec's facts on everything below the address that is not a folder, in the service's order.
+        """Return fsspec's facts on everything below the address that is no folder, in the service's order.
 
         Raises:
             SourceAccessError, TransientError, SourceReadError: as the service answers, for any of the folders.
@@ -360,12 +360,12 @@ class ObjectStore:
         return self._walk(workers) if found is None else [row for row in found if row.get("type") != "directory"]
 
     def list_folder(self, path: str) -> list[dict[str, Any]]:
-        """The same for everything directly in one folder, folders included."""
+        """Return the same for everything directly in one folder, folders included."""
         rows = self._ask(lambda fs: self.backend.dialect.list_folder(fs, path))
         return [row for row in rows if str(row["name"]).rstrip("/") != path.rstrip("/")]
 
     def read(self, path: str, offset: int, end: int | None) -> Iterator[bytes]:
-        """Bytes of one object from `offset` to `end`, in pieces of at most a megabyte; fewer where there are no more.
+        """Yield bytes of one object from `offset` to `end`, in pieces of at most a megabyte; fewer where it ends.
 
         Raises:
             SourceNotFoundError, SourceAccessError, TransientError, SourceReadError: as the service answers.
@@ -381,11 +381,11 @@ class ObjectStore:
 
     @property
     def folders_are_prefixes(self) -> bool:
-        """Whether a folder is no more than the beginning of names, so that a file can have the same name as one."""
+        """Return whether a folder is no more than the beginning of names, so that a file can be called like one."""
         return isinstance(self.backend.dialect, AsyncAdapter)
 
     def has_ranges(self) -> bool:
-        """Whether parts of an object can be asked for."""
+        """Return whether parts of an object can be asked for."""
         return self._ask(self.backend.dialect.has_ranges)
 
     def close(self) -> None:
@@ -426,7 +426,7 @@ class ObjectStore:
         return answer
 
     def _walk(self, workers: int) -> list[dict[str, Any]]:
-        """All files, one level of folders after the other, many folders at once."""
+        """Return all files, one level of folders after the other, many folders at once."""
         files: list[dict[str, Any]] = []
         level = [self.path]
         with ThreadPoolExecutor(max(1, workers), thread_name_prefix="colabstage-list") as pool:
@@ -438,7 +438,7 @@ class ObjectStore:
         return files
 
     def _neighbours(self, path: str) -> str:
-        """What is in the folder where nothing was found, in a sentence; empty where that cannot be known quickly."""
+        """Return what is in the folder where nothing was found, in a sentence; empty where that is not known soon."""
         folder = path.rstrip("/").rpartition("/")[0]
         if not folder.strip("/") and self.protocol not in {"memory", "ftp"}:
             return ""
@@ -566,7 +566,7 @@ def _load(protocol: str, label: str) -> Any:
 
 
 def _read_address(backend: Any, url: str) -> tuple[dict[str, Any], str]:
-    """The options that an address holds, and the path in it."""
+    """Return the options that an address holds, and the path in it."""
     options = dict(backend._get_kwargs_from_urls(url))
     for name in ("url_query", "url_fragment"):
         options.pop(name, None)
@@ -578,7 +578,7 @@ def _read_address(backend: Any, url: str) -> tuple[dict[str, Any], str]:
 
 
 def _from_environment(backend: Any) -> dict[str, Any]:
-    """Options from variables such as FSSPEC_SFTP_PASSWORD, as they are now: fsspec itself reads them at its import."""
+    """Return options from variables such as FSSPEC_SFTP_PASSWORD, as they are now: fsspec reads them at its import."""
     from fsspec.config import set_conf_env
 
     found: dict[str, dict[str, Any]] = {}

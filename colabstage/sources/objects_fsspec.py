@@ -50,16 +50,16 @@ class ObjectFile:
 
     @property
     def facts(self) -> RemoteFacts:
-        """What was known when it was opened."""
+        """Return what was known when it was opened."""
         return self._facts
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Sentences for the person, such as that it was read without a login."""
+        """Return sentences for the person, such as that it was read without a login."""
         return self._store.notes
 
     def read_range(self, offset: int, length: int | None) -> Iterator[bytes]:
-        """The content from `offset` on, in pieces of at most a megabyte; see `RemoteFile`."""
+        """Return the content from `offset` on, in pieces of at most a megabyte; see `RemoteFile`."""
         size = self._facts.size
         if offset and not self._facts.ranges:
             msg = f"'{self._facts.label}' can only be read from its beginning; its service knows no ranges."
@@ -117,13 +117,13 @@ class ObjectFile:
 
 
 def size_of(info: Mapping[str, Any]) -> int | None:
-    """Bytes, from fsspec's facts; `None` where it does not say."""
+    """Return the bytes by fsspec's facts; `None` where it does not say."""
     size = info.get("size")
     return None if size is None else int(size)
 
 
 def version_of(info: Mapping[str, Any]) -> str:
-    """A text that is another one when the content is; "" where nothing tells."""
+    """Return a text that is another one when the content is; "" where nothing tells."""
     for name in ("generation", "ETag", "etag", "blob_id", "sha"):
         if info.get(name):
             return str(info[name]).strip('"')
@@ -132,7 +132,7 @@ def version_of(info: Mapping[str, Any]) -> str:
 
 
 def mtime_ns_of(info: Mapping[str, Any]) -> int:
-    """Modification time in nanoseconds since 1970; 0 where nothing tells."""
+    """Return modification time in nanoseconds since 1970; 0 where nothing tells."""
     for name in ("LastModified", "last_modified", "mtime", "modified", "updated", "modify", "created"):
         if info.get(name):
             return _to_ns(info[name])
@@ -140,7 +140,7 @@ def mtime_ns_of(info: Mapping[str, Any]) -> int:
 
 
 def checksum_of(info: Mapping[str, Any]) -> Checksum | None:
-    """The hash of the whole content, where it certainly is one.
+    """Return the hash of the whole content, where it certainly is one.
 
     An ETag of S3 is not: parts and encryption make it something else, and it does not say so. Azure's Content-MD5 is
     whatever was uploaded with the blob.
@@ -234,32 +234,32 @@ class ObjectTree:
 
     @property
     def kind(self) -> TreeKind:
-        """`"folder"`: many files, each read by itself."""
+        """Return `"folder"`: many files, each read by itself."""
         return "folder"
 
     @property
     def label(self) -> str:
-        """The folder's address, without secrets."""
+        """Return the folder's address, without secrets."""
         return self._store.label
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What was left out, and whether it was read without a login."""
+        """Return what was left out, and whether it was read without a login."""
         return self._notes
 
     @property
     def entries(self) -> tuple[FileEntry, ...]:
-        """All files, sorted by name; `position` is the place in the listing."""
+        """Return all files, sorted by name; `position` is the place in the listing."""
         return self._entries
 
     @property
     def stamp(self) -> str:
-        """A hash of all names, sizes and versions: the same as long as nothing was added, removed or rewritten."""
+        """Return a hash of all names, sizes and versions: the same while nothing is added, removed or rewritten."""
         lines = (f"{entry.name}\t{entry.size}\t{self._members[entry.name].version}" for entry in self._entries)
         return hash_block("\n".join(lines).encode(errors="surrogateescape"))
 
     def read(self, entry: FileEntry) -> bytes:
-        """The whole content of one object, tried again where the failure passes.
+        """Return the whole content of one object, tried again where the failure passes.
 
         Raises:
             SourceChangedError: it is not `entry.size` bytes long any more.
@@ -275,7 +275,7 @@ class ObjectTree:
         return data
 
     def read_part(self, entry: FileEntry, offset: int, length: int) -> bytes:
-        """A part of one object; that the object is still the listed one is checked with the service after it.
+        """Return a part of one object; that the object is still the listed one is checked with the service after it.
 
         Raises:
             SourceChangedError: it is another one.
@@ -285,7 +285,7 @@ class ObjectTree:
         return self._patiently(lambda: b"".join(file.read_range(offset, length)))
 
     def chunks(self, entry: FileEntry) -> Iterator[bytes]:
-        """The content in pieces of at most a megabyte; verified when the last has come.
+        """Return the content in pieces of at most a megabyte; verified when the last has come.
 
         Raises:
             SourceChangedError: it is another object than the listed one.
@@ -390,12 +390,12 @@ def _sort_in(label: str, root: str, rows: list[dict[str, Any]]) -> _Listed:
 
 
 def _is_marker(raw: str, size: int) -> bool:
-    """Whether an object only stands for a folder: consoles make `folder/`, Hadoop `folder_$folder$`."""
+    """Return whether an object only stands for a folder: consoles make `folder/`, Hadoop `folder_$folder$`."""
     return size == 0 and (not raw or raw.endswith(("/", "_$folder$")))
 
 
 def _without_empty_folders(label: str, listed: _Listed, sizes: dict[str, int]) -> _Listed:
-    """An empty object that others lie below is a folder's marker as well; one with content is refused."""
+    """Return an empty object that others lie below is a folder's marker as well; one with content is refused."""
     markers = {name for name in parent_folders(sizes) if sizes.get(name) == 0}
     check_collisions(label, [name for name in sizes if name not in markers], [])
     return listed._replace(
@@ -448,7 +448,7 @@ def open_object(
 
 
 def object_kind(url: str, *, storage_options: Mapping[str, Any] | None = None) -> Literal["file", "folder"]:
-    """Whether an address is a file's or a folder's.
+    """Return whether an address is a file's or a folder's.
 
     Where a bucket has both, an address that ends in a slash is the folder's, and an empty object is its marker.
 
@@ -497,7 +497,7 @@ class WritableStore(ObjectStore):
     """
 
     def exists(self, path: str) -> bool:
-        """Whether there is an object, or a folder."""
+        """Return whether there is an object, or a folder."""
         try:
             self._ask(lambda fs: self.backend.dialect.info(fs, path))
         except SourceNotFoundError:
@@ -505,14 +505,14 @@ class WritableStore(ObjectStore):
         return True
 
     def size(self, path: str) -> int | None:
-        """Length of an object in bytes; `None` where there is none."""
+        """Return length of an object in bytes; `None` where there is none."""
         try:
             return int(self._ask(lambda fs: self.backend.dialect.info(fs, path))["size"])
         except SourceNotFoundError:
             return None
 
     def content(self, path: str) -> bytes | None:
-        """All of a small object; `None` where there is none."""
+        """Return all of a small object; `None` where there is none."""
         try:
             return b"".join(self.read(path, 0, None))
         except SourceNotFoundError:

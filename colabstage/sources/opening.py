@@ -18,10 +18,9 @@ from colabstage.io.ownership import (
     take_orphan,
     temp_beside,
 )
-from colabstage.io.retry import RetryPolicy, read_with_retry
+from colabstage.io.retry import RetryPolicy, read_with_retry, typed_write_errors
 from colabstage.machine.drive_attributes import ask_md5s
 from colabstage.machine.mounts import is_slow_mount, require_answer
-from colabstage.sources.copy import typed_write_errors
 from colabstage.sources.identity import SourceIdentity, identify_archive, identify_remote, identify_tree
 from colabstage.sources.look import ask_tree_md5s, open_remote
 from colabstage.sources.parse import (

@@ -90,7 +90,7 @@ class LocalSource(_Named):
 
     @property
     def on_drive(self) -> bool:
-        """Whether it lies on a Google Drive."""
+        """Return whether it lies on a Google Drive."""
         return self.address.startswith("drive:")
 
 
@@ -171,7 +171,7 @@ def _parse_one(source: object) -> SingleSource:
 
 
 def _content_digest(tree: Tree) -> str:
-    """A hash of all names and bytes of a tree some of whose files have no time; "" where all have one."""
+    """Return a hash of all names and bytes of a tree some of whose files have no time; "" where all have one."""
     if all(entry.mtime_ns for entry in tree.entries):
         return ""
     hasher = hashlib.sha256()
@@ -228,13 +228,13 @@ def _shared(link: ShareLink) -> ShareSource:
 
 
 def local_source(path: str | os.PathLike[str]) -> LocalSource:
-    """The source at a path, or of all paths that fit a pattern."""
+    """Return the source at a path, or of all paths that fit a pattern."""
     path = absolute_path(path)
     return LocalSource(local_address(path), readable_name(path.name), str(path), path)
 
 
 def absolute_path(path: str | os.PathLike[str]) -> Path:
-    """A path as it is meant here and now: `~` expanded, absolute, links left as they are. Nothing is touched.
+    """Return a path as it is meant here and now: `~` expanded, absolute, links left as they are. Nothing is touched.
 
     Raises:
         OptionError: no path can be called so, `~` names a user that there is not, or it is relative and the current
@@ -265,7 +265,7 @@ def absolute_path(path: str | os.PathLike[str]) -> Path:
 
 
 def local_address(path: Path) -> str:
-    """The name of an absolute path: itself, or on Google Drive the path from Drive's own root, mounted or not."""
+    """Return the name of an absolute path: itself, or on Google Drive the path from Drive's own root."""
     root = drive_root(path)
     if root is not None:
         # The mount point stands as the kernel has it; to resolve it would touch the mount, which may hang.
@@ -393,25 +393,25 @@ def _join(parts: tuple[SingleSource, ...]) -> ManySource:
 
 
 def _name_of_many(names: list[str]) -> str:
-    """What the names have in common (`part` for `part-000`, `part-001`), or the first one."""
+    """Return what the names have in common (`part` for `part-000`, `part-001`), or the first one."""
     common = os.path.commonprefix(names).rstrip("0123456789-_.")  # noqa: RUF071 - by character is what is meant
     return common if len(common) > 2 else f"{names[0]}-and-{len(names) - 1}-more"
 
 
 def drive_path_of(source: Source) -> Path | None:
-    """A path on Google Drive that the source needs; `None` where it needs none."""
+    """Return a path on Google Drive that the source needs; `None` where it needs none."""
     parts = source.parts if isinstance(source, ManySource) else (source,)
     return next((part.path for part in parts if isinstance(part, LocalSource) and part.on_drive), None)
 
 
 def paths_of(source: Source) -> list[Path]:
-    """All paths of this machine that the source is read from."""
+    """Return all paths of this machine that the source is read from."""
     parts = source.parts if isinstance(source, ManySource) else (source,)
     return [part.path for part in parts if isinstance(part, LocalSource)]
 
 
 def readable_name(name: str) -> str:
-    """The part of a name that a person recognises: `kitti` for `kitti.tar.gz`."""
+    """Return the part of a name that a person recognises: `kitti` for `kitti.tar.gz`."""
     name = name.rstrip("/").rpartition("/")[2]
     while name.lower().endswith(_ARCHIVE_SUFFIXES) and "." in name[1:]:
         name = name[: name.rindex(".")]
@@ -419,7 +419,7 @@ def readable_name(name: str) -> str:
 
 
 def expand_pattern(source: LocalSource) -> LocalSource | ManySource:
-    """What a local source stands for: itself, or, where it is a pattern, all that fits it, sorted by name.
+    """Return what a local source stands for: itself, or, where it is a pattern, all that fits it, sorted by name.
 
     What is there under the very name is meant: a file, or a folder on the way to it, whose name merely looks like a
     pattern (`[2024] photos/part-*.zip`). `**` stands for any number of folders.

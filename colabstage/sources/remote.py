@@ -43,7 +43,7 @@ class Checksum:
         return f"{self.algorithm}:{self.digest}"
 
     def new_hasher(self) -> Hasher:
-        """A hasher that will give this digest for the right content."""
+        """Return a hasher that will give this digest for the right content."""
         if self.algorithm.startswith("xxh3"):
             import xxhash
 
@@ -115,7 +115,7 @@ def _passing_error(message: str, wait_s: float | None, slow: bool) -> TransientE
 
 @contextlib.contextmanager
 def given_up() -> Iterator[None]:
-    """Where nobody tries again, raise what failed for now as what failed for good."""
+    """Yield where nobody tries again, raise what failed for now as what failed for good."""
     try:
         yield
     except TransientError as error:
@@ -204,10 +204,10 @@ class RemoteFile(Protocol):
 
     @property
     def facts(self) -> RemoteFacts:
-        """What was known when it was opened."""
+        """Return what was known when it was opened."""
 
     def read_range(self, offset: int, length: int | None) -> Iterator[bytes]:
-        """The content from `offset` on, in pieces of at most a megabyte, as they come.
+        """Return the content from `offset` on, in pieces of at most a megabyte, as they come.
 
         Ends after exactly `length` bytes; with `None` at the end of the file. Closing the iterator early hangs up.
         No wait in it is without a deadline. `offset` must be 0 where `facts.ranges` is false.

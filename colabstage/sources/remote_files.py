@@ -134,26 +134,26 @@ class RemoteFileTree:
 
     @property
     def kind(self) -> TreeKind:
-        """`"folder"`: many files, each read by itself."""
+        """Return `"folder"`: many files, each read by itself."""
         return "folder"
 
     @property
     def label(self) -> str:
-        """The address it was given."""
+        """Return the address it was given."""
         return self._label
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Nothing is left out."""
+        """Return no sentence: nothing is left out."""
         return ()
 
     @property
     def entries(self) -> tuple[FileEntry, ...]:
-        """All files, sorted by name; `position` is the place in the list."""
+        """Return all files, sorted by name; `position` is the place in the list."""
         return self._entries
 
     def read(self, entry: FileEntry) -> bytes:
-        """The whole content of one file.
+        """Return the whole content of one file.
 
         Raises:
             SourceReadError: it is not `entry.size` bytes long any more, or not what its service's checksum says.
@@ -172,7 +172,7 @@ class RemoteFileTree:
         return data
 
     def read_part(self, entry: FileEntry, offset: int, length: int) -> bytes:
-        """A part of one file; as `read`, without the checksum."""
+        """Return a part of one file; as `read`, without the checksum."""
         if not length:
             return b""
         with self._opened(entry) as file:
@@ -182,7 +182,7 @@ class RemoteFileTree:
         return data[skipped:]
 
     def chunks(self, entry: FileEntry) -> Iterator[bytes]:
-        """The content in pieces of at most 16 MiB; of a file that is only given whole, as they come, by one request."""
+        """Yield the content in pieces of at most 16 MiB; of a file that is only given whole, as they come."""
         if not self.gives_parts(entry):
             with self._opened(entry) as file:
                 yield from self._stream(file)
@@ -191,13 +191,13 @@ class RemoteFileTree:
             yield self.read_part(entry, offset, min(PIECE_BYTES, entry.size - offset))
 
     def gives_parts(self, entry: FileEntry) -> bool:
-        """Whether parts of a file can be asked for, or only all of it from its beginning."""
+        """Return whether parts of a file can be asked for, or only all of it from its beginning."""
         if entry.name not in self.facts:
             raise foreign_entry(self._label, entry.name)
         return self.facts[entry.name].ranges
 
     def _stream(self, file: RemoteFile) -> Iterator[bytes]:
-        """All of a file in one pass; where it breaks off, what has come is passed over the next time and compared."""
+        """Yield all of a file in one pass; where it breaks off, what has come is compared and passed over next time."""
         seen, done, budget = xxhash.xxh3_64(), 0, RetryBudget()
         while True:
             again, passed = xxhash.xxh3_64(), 0
@@ -255,12 +255,12 @@ class RemoteFileTree:
             file.close()
 
     def identities(self, addresses: Sequence[str]) -> list[SourceIdentity]:
-        """The state of each file when it was listed; `addresses` are theirs, in the order of `files`."""
+        """Return the state of each file when it was listed; `addresses` are theirs, in the order of `files`."""
         facts = zip(self.facts.values(), addresses, strict=True)
         return [as_loose_file(identify_remote(one, one.size or 0, address=address)) for one, address in facts]
 
     def close(self) -> None:
-        """Nothing is held open."""
+        """Leave it: nothing is held open between reads."""
 
     def __enter__(self) -> Self:
         return self

@@ -96,7 +96,7 @@ class StopSignal(threading.Event):
         self._cancellation = cancellation
 
     def is_set(self) -> bool:
-        """Whether to stop."""
+        """Return whether to stop."""
         return self._cancellation.cancelled or super().is_set()
 
     def wait(self, timeout: float | None = None) -> bool:
@@ -204,7 +204,7 @@ class _Shown:
 
 
 def _partials(folder: Path) -> list[Path]:
-    """gdown's unfinished files."""
+    """Return gdown's unfinished files."""
     return sorted(folder.glob(f"{_OUTPUT}*.part"))
 
 
@@ -213,7 +213,7 @@ def _partial_bytes(folder: Path) -> int:
 
 
 def _already_whole(task: FileTask) -> bool:
-    """Whether all bytes are here: gdown would ask for the rest of nothing, and fail on the answer."""
+    """Return whether all bytes are here: gdown would ask for the rest of nothing, and fail on the answer."""
     output = task.folder / _OUTPUT
     if output.exists():
         return True
@@ -273,13 +273,13 @@ def _call_gdown(task: FileTask, run: GdownRun, shown: _Shown, hasher: Hasher | N
 
 
 def _gdown_address(link: ShareLink) -> str:
-    """The address for gdown, which keeps the id alone of any other; so a resource key travels inside the id."""
+    """Return the address for gdown, which keeps the id alone of any other; so a resource key travels inside the id."""
     key = f"%26resourcekey%3D{link.resource_key}" if link.resource_key else ""
     return f"https://drive.google.com/uc?id={link.id}{key}"
 
 
 def _refused(task: FileTask, run: GdownRun, error: Exception) -> Exception:
-    """What a page in place of the file means: gdown has one text for all, so Drive is asked once more."""
+    """Return what a page in place of the file means: gdown has one text for all, so Drive is asked once more."""
     facts = run.web.facts(task.link)  # raises what it finds
     if (facts.size, facts.version) != (task.facts.size, task.facts.version):
         return _changed(task)
@@ -353,7 +353,7 @@ def _check_whole(task: FileTask, hasher: Hasher | None) -> None:
 
 
 def mismatch_path(target: Path) -> Path:
-    """Where a whole file with the wrong checksum is kept."""
+    """Return where a whole file with the wrong checksum is kept."""
     return target.with_name(f"{target.name}.mismatch")
 
 

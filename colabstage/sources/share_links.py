@@ -186,7 +186,7 @@ def _download_folder(call: _Call, link: ShareLink, note: Callable[[str], None]) 
 
 @contextlib.contextmanager
 def _work_folder(folder: Path, link: ShareLink) -> Iterator[Path]:
-    """The owned temporary folder of one link: `files/` what is whole, `parts/` what is not.
+    """Yield the owned temporary folder of one link: `files/` what is whole, `parts/` what is not.
 
     Taken over from a dead process where one left it, and kept for the next call when it has bytes.
     """
@@ -196,7 +196,7 @@ def _work_folder(folder: Path, link: ShareLink) -> Iterator[Path]:
 
 
 def _holds_bytes(work: Path) -> bool:
-    """Whether anything was downloaded that the next call could use."""
+    """Return whether anything was downloaded that the next call could use."""
     return any(path.is_file() and path.name != "facts.json" and path.stat().st_size > 0 for path in work.rglob("*"))
 
 
@@ -263,7 +263,7 @@ def _check_room(folder: Path, needed: int, tasks: Sequence[FileTask]) -> None:
 
 
 def _compare(files: Path, tasks: Sequence[FileTask], link: ShareLink) -> None:
-    """Whether exactly the listed files are there, each as long as announced."""
+    """Check that exactly the listed files are there, each as long as announced."""
     here = {path: path.stat().st_size for path in files.rglob("*") if path.is_file()}
     wrong = [
         task.facts.name

@@ -51,7 +51,7 @@ class ShareLink:
 
     @property
     def label(self) -> str:
-        """The link as shown in messages, without its resource key."""
+        """Return the link as shown in messages, without its resource key."""
         if self.kind == "folder":
             return f"https://drive.google.com/drive/folders/{self.id}"
         return f"https://drive.google.com/file/d/{self.id}" if self.kind == "file" else f"gdrive://{self.id}"
@@ -110,7 +110,7 @@ def _own_form(text: str) -> ShareLink:
 
 
 def _address(text: str) -> urllib.parse.SplitResult | None:
-    """The parts of an address at Google Drive, `None` for anything else."""
+    """Return the parts of an address at Google Drive, `None` for anything else."""
     if "://" not in text:
         if text.partition("/")[0].lower() not in _HOSTS:
             return None
@@ -145,7 +145,7 @@ def _refuse_document(text: str, path: str) -> None:
 
 
 def document_error(label: str, kind: str) -> OptionError:
-    """The error for a Google document, which is no file until it is exported."""
+    """Return the error for a Google document, which is no file until it is exported."""
     name = _NATIVE_NAMES.get(kind, "Google document")
     return OptionError(
         f"'{label}' is a {name}, which is no file that could be downloaded. Open it, choose File and Download to make "
@@ -178,7 +178,7 @@ class WebAnswer:
 
 
 def judge_answer(label: str, answer: WebAnswer) -> ColabstageError | None:
-    """The error that an answer amounts to, or `None` where it brings data or a page that is wanted.
+    """Return the error that an answer amounts to, or `None` where it brings data or a page that is wanted.
 
     Args:
         label: the link, for the message.
@@ -221,7 +221,7 @@ def _status_error(label: str, answer: WebAnswer) -> ColabstageError | None:
 
 
 def page_instead_of_data(label: str, answer: WebAnswer) -> WebPageError:
-    """The error for a page where a file should be, of a kind that nothing here knows."""
+    """Return the error for a page where a file should be, of a kind that nothing here knows."""
     found = _TITLE.search(answer.text)
     title = f" titled '{found[1].strip()[:80]}'" if found else ""
     return WebPageError(
@@ -231,7 +231,7 @@ def page_instead_of_data(label: str, answer: WebAnswer) -> WebPageError:
 
 
 def disposition_name(headers: Mapping[str, str]) -> str:
-    """The file's name in `Content-Disposition`, fit to be a name here; "" where the header has none."""
+    """Return the file's name in `Content-Disposition`, fit to be a name here; "" where the header has none."""
     header = headers.get("Content-Disposition", "")
     extended = re.search(r"filename\*=UTF-8''([^;]+)", header, re.IGNORECASE)
     plain = re.search(r'filename="([^"]*)"', header) or re.search(r"filename=([^;]+)", header)
@@ -242,7 +242,7 @@ def disposition_name(headers: Mapping[str, str]) -> str:
 
 
 def safe_name(name: str) -> str:
-    """One name for one file, from what Drive allows as a name, which is anything: slashes become `_`."""
+    """Return one name for one file, from what Drive allows as a name, which is anything: slashes become `_`."""
     flat = re.sub(r"[/\\\x00-\x1f]", "_", name).strip()
     if flat.startswith(".colabstage-"):
         flat = f"_{flat}"  # that prefix is for temporary files of ours
@@ -277,7 +277,7 @@ def read_folder_page(text: str) -> FolderPage:
 
 
 def confirmation_address(text: str) -> str:
-    """Where the form of the page about the virus scan leads; "" where there is no such form."""
+    """Return where the form of the page about the virus scan leads; "" where there is no such form."""
     reader = _FormReader()
     reader.feed(text)
     reader.close()

@@ -98,7 +98,7 @@ class DriveWeb:
         self._session.close()
 
     def resolve(self, link: ShareLink) -> ShareLink:
-        """The link with its kind; Drive is asked where that is unknown.
+        """Return the link with its kind; Drive is asked where that is unknown.
 
         Raises:
             OptionError: it is a Google document.
@@ -144,7 +144,7 @@ class DriveWeb:
         )
 
     def list_folder(self, link: ShareLink) -> SharedFolder:
-        """Every file in a shared folder and the folders below it, each with a name of its own.
+        """Return every file in a shared folder and the folders below it, each with a name of its own.
 
         Google documents are left out with a note. Two files of one name, which Drive allows, get ` (1)` and so on, as
         Drive's own mount does.
@@ -179,7 +179,7 @@ class DriveWeb:
         return SharedFolder(safe_name(first.title), tuple(named), (*notes, *renamed))
 
     def map_in_parallel(self, ask: Callable[[T], R], items: Sequence[T]) -> list[R]:
-        """`ask(item)` for each, several at once, in their order."""
+        """Return `ask(item)` for each, several at once, in their order."""
         with ThreadPoolExecutor(IN_FLIGHT) as pool:
             futures = [pool.submit(ask, item) for item in items]
             try:
@@ -198,7 +198,7 @@ class DriveWeb:
     def _ask(
         self, address: str, query: dict[str, str], label: str, *, redirects: bool = True, first_byte: bool = False
     ) -> WebAnswer:
-        """One question, asked again while the failure is of a kind that passes."""
+        """Return one question, asked again while the failure is of a kind that passes."""
         for tries in range(1, self._policy.attempts + 1):
             self._cancellation.check()
             try:
@@ -235,7 +235,7 @@ def _query(link: ShareLink) -> dict[str, str]:
 
 
 def _page_text(response: Any) -> str:
-    """The text of a web page; "" for a file, of which nothing is read."""
+    """Return the text of a web page; "" for a file, of which nothing is read."""
     if "Content-Disposition" in response.headers or "html" not in response.headers.get("Content-Type", ""):
         return ""
     parts = []
@@ -249,7 +249,7 @@ def _page_text(response: Any) -> str:
 
 
 def _total_bytes(answer: WebAnswer) -> int | None:
-    """The size of the whole file: after the slash of `Content-Range`, or the length of an answer that is all of it."""
+    """Return the whole file's size: after the slash of `Content-Range`, or the length of an answer with all of it."""
     total = answer.headers.get("Content-Range", "").rpartition("/")[2]
     if answer.status == 200:
         total = answer.headers.get("Content-Length", "")
@@ -264,7 +264,7 @@ def _version(answer: WebAnswer) -> str:
 def _sort_entries(
     parent: ShareLink, page: FolderPage, prefix: str
 ) -> tuple[list[SharedFile], list[tuple[str, ShareLink]], list[str]]:
-    """The files, the folders and the notes of one folder's page."""
+    """Return the files, the folders and the notes of one folder's page."""
     files: list[SharedFile] = []
     folders: list[tuple[str, ShareLink]] = []
     notes: list[str] = []
@@ -338,7 +338,7 @@ def wait_or_cancel(cancellation: Cancellation, seconds: float) -> None:
 
 
 def short_reason(error: BaseException) -> str:
-    """The innermost reason of a failed request, in one line, without the address that was asked."""
+    """Return the innermost reason of a failed request, in one line, without the address that was asked."""
     reason: BaseException = error
     while reason.__cause__ is not None or reason.__context__ is not None:
         reason = reason.__cause__ or reason.__context__ or reason

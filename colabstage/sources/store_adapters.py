@@ -40,22 +40,22 @@ class StoreAdapter(Protocol):
     """The verbs. Each gets a file system that no other thread uses, unless the table says that it may be shared."""
 
     def info(self, fs: Any, path: str) -> dict[str, Any]:
-        """fsspec's facts on one path: at least `name`, `type`, `size`."""
+        """Return fsspec's facts on one path: at least `name`, `type`, `size`."""
 
     def list_folder(self, fs: Any, path: str) -> list[dict[str, Any]]:
-        """The same for everything directly in one folder."""
+        """Return the same for everything directly in one folder."""
 
     def find(self, fs: Any, path: str) -> list[dict[str, Any]] | None:
-        """The same for all files below; `None` where the service cannot tell in one listing."""
+        """Return the same for all files below; `None` where the service cannot tell in one listing."""
 
     def pieces(self, fs: Any, path: str, offset: int, end: int | None) -> Iterator[bytes]:
-        """The bytes from `offset` to `end`, or to the end of the file, as they come; fewer where there are no more."""
+        """Return the bytes from `offset` to `end`, or to the file's end, as they come; fewer where it ends."""
 
     def has_ranges(self, fs: Any) -> bool:
-        """Whether a part can be asked for."""
+        """Return whether a part can be asked for."""
 
     def is_usable(self, fs: Any) -> bool:
-        """Whether the connection can take another question."""
+        """Return whether the connection can take another question."""
 
     def close(self, fs: Any) -> None:
         """Hang up."""
@@ -175,7 +175,7 @@ class BlockingAdapter:
         return True
 
     def close(self, fs: Any) -> None:
-        """These hold nothing open between calls, or close it when they are dropped."""
+        """Leave it: these hold nothing open between calls, or close it when they are dropped."""
 
 
 class MemoryAdapter(BlockingAdapter):
@@ -336,7 +336,7 @@ def _row_of(line: str, folder: str) -> dict[str, Any] | None:
 
 
 def cut_spans(offset: int, end: int) -> list[tuple[int, int]]:
-    """The range in pieces; a last one of a single byte is joined to the one before.
+    """Return the range in pieces; a last one of a single byte is joined to the one before.
 
     Who asks for one byte more than there should be, to see whether there is more, so never asks for that byte alone:
     beyond the end of an object services answer with an error.
@@ -371,7 +371,7 @@ def _result(future: Future[T], seconds: float) -> T:
 
 
 def on_loop(fs: Any, work: Coroutine[Any, Any, T], seconds: float) -> T:
-    """What a coroutine of a backend's returns, run on its event loop; `TimeoutError` after so many seconds."""
+    """Return what a coroutine of a backend's returns, run on its event loop; `TimeoutError` after so many seconds."""
     return _result(_start(fs, work, seconds), seconds)
 
 

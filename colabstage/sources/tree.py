@@ -17,9 +17,9 @@ from colabstage.io.files import block_ranges, hash_block, pread_exactly
 from colabstage.io.ownership import remove_own, temp_beside
 from colabstage.io.pipeline import DaemonPool, PipelineLimits, run_pipeline
 from colabstage.io.progress import Cancellation
-from colabstage.io.retry import RetryPolicy, read_with_retry
+from colabstage.io.retry import RetryPolicy, read_with_retry, translate_write_error, typed_write_errors
 from colabstage.io.units import format_bytes
-from colabstage.sources.copy import TargetFile, translate_write_error, typed_write_errors
+from colabstage.sources.copy import TargetFile
 from colabstage.sources.remote_files import RemoteFileTree
 from colabstage.trees.folder import FolderTree
 from colabstage.trees.names import check_case_collisions, parent_folders
@@ -80,7 +80,7 @@ class TransferPlan:
 
     @property
     def limits(self) -> PipelineLimits:
-        """The same for `run_pipeline`."""
+        """Return the same for `run_pipeline`."""
         return PipelineLimits(readers=self.readers, max_readers=self.max_readers, workers=self.workers)
 
     def __str__(self) -> str:
@@ -229,17 +229,17 @@ class TreeWithParts(Protocol):
     """A tree that reads any part of a file."""
 
     def read_part(self, entry: FileEntry, offset: int, length: int) -> bytes:
-        """`length` bytes of one file from `offset` on."""
+        """Return `length` bytes of one file from `offset` on."""
 
 
 class Ledger(Protocol):
     """What is here already, and where what comes is noted. Called from many threads."""
 
     def has(self, name: str, offset: int, length: int) -> bool:
-        """Whether these bytes of a file were noted before, and are right."""
+        """Return whether these bytes of a file were noted before, and are right."""
 
     def note(self, name: str, offset: int, length: int, digest: str) -> None:
-        """These bytes of a file, whose xxh3-64 is `digest`, are on the disk."""
+        """Note that these bytes of a file, whose xxh3-64 is `digest`, are on the disk."""
 
 
 class _EmptyLedger:
@@ -325,7 +325,7 @@ class _TreeFetch:
         self._ledger = ledger
 
     def is_here(self, piece: Piece) -> bool:
-        """Whether an interrupted run has brought it."""
+        """Return whether an interrupted run has brought it."""
         here = self._ledger.has(piece.entry.name, piece.offset, piece.length)
         if here:
             self._step.advance(piece.length)
@@ -398,7 +398,7 @@ class _TreeFetch:
 
 
 def _cut(tree: Tree) -> tuple[list[Piece], list[FileEntry]]:
-    """What is read at once, in the order in which to read; and the large files that only come from their beginning."""
+    """Return what is read at once, in the order to read in; and the large files that only come from their beginning."""
     parts_come_alone = isinstance(tree, FolderTree | TreeWithParts)
     pieces: list[Piece] = []
     streamed: list[FileEntry] = []

@@ -10,7 +10,7 @@ import pytest
 from colabstage.errors import TargetExistsError
 from colabstage.sources.extract.archive import extract_archive
 from colabstage.sources.fetching import fetch_files
-from colabstage.sources.record import record_path
+from colabstage.sources.record import FETCHED
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def unsettle(target: Path) -> None:
     """Leave the record of `target` as a run does that dies before it gives it its name."""
-    record = record_path(target)
+    record = FETCHED.path(target)
     record.rename(record.with_name(f"{record.name}.coming"))
 
 

@@ -23,7 +23,7 @@ from colabstage.errors import (
 )
 from colabstage.simulate.knobs import DriveFaults, OpFault
 from colabstage.sources.fetching import fetch_files
-from colabstage.sources.record import read_record, record_path
+from colabstage.sources.record import FETCHED
 from tests.support.http_knobs import WebFault, WebKnobs
 from tests.support.http_server import WebServer
 from tests.support.share_links import DriveShares, SharedItem
@@ -377,7 +377,7 @@ def test_a_killed_download_goes_on(server: WebServer, tmp_path: Path) -> None:
     # The last block, which is shorter, may have been whole first.
     assert report.kept_bytes >= min(8 * MIB, len(large) % (8 * MIB) or 8 * MIB)
     assert "were here from before" in str(report)
-    assert sorted(path.name for path in tmp_path.iterdir()) == [record_path(tmp_path / "a.zip").name, "a.zip"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [FETCHED.path(tmp_path / "a.zip").name, "a.zip"]
 
 
 @pytest.mark.slow
@@ -394,4 +394,4 @@ def test_a_killed_folder_goes_on(tmp_path: Path) -> None:
     assert {f"set/{name}": data for name, data in read_tree(tmp_path / "set").items()} == files
     assert 30 * 50_000 <= report.kept_bytes < report.nbytes
     assert visible(tmp_path) == ["set"]
-    assert read_record(tmp_path / "set") is not None
+    assert FETCHED.read(tmp_path / "set") is not None

@@ -31,22 +31,18 @@ from colabstage.io.ownership import (
 )
 from colabstage.io.progress import cancellation_of, resolve_progress
 from colabstage.io.redaction import show_address
-from colabstage.io.retry import RetryPolicy
+from colabstage.io.retry import RetryPolicy, typed_write_errors
 from colabstage.io.units import format_bytes, format_duration, format_rate
 from colabstage.io.workspace import only_for, open_workspace
 from colabstage.machine.drive import drive_root
 from colabstage.machine.mounts import is_slow_mount, require_answer
 from colabstage.machine.remount import run_with_one_remount
-from colabstage.sources.copy import typed_write_errors
 from colabstage.sources.extract.batches import ExtractPlan, plan_extract
 from colabstage.sources.extract.record import (
+    EXTRACTED,
     ArchiveIdentity,
     ExtractRecord,
-    announce_record,
     identify,
-    is_untouched,
-    read_record,
-    settle_record,
 )
 from colabstage.sources.extract.run import Extraction, archive_ends, bytes_of, released_by
 from colabstage.sources.parse import absolute_path
@@ -88,7 +84,7 @@ class ExtractReport:
 
     @property
     def bytes_per_second(self) -> float:
-        """Content written by this call's work in a second; 0 where nothing was."""
+        """Return the content that this call's work wrote in a second; 0 where nothing was."""
         return 0.0 if self.reused or self.seconds <= 0 else self.content_bytes / self.seconds
 
     def __str__(self) -> str:
@@ -186,7 +182,7 @@ def extract_bytes(
     cancellation: Cancellation,
     stall_timeout_s: float = 180.0,
 ) -> ExtractReport:
-    """`extract_archive` for an archive whose bytes come from anywhere: a file that is still being copied here too.
+    """Extract as `extract_archive`, from bytes that come from anywhere: a file that is still being copied here too.
 
     `TemporaryBytes` are consumed: the disk gets back what has been extracted, so that archive and folder never lie
     there whole at the same time. The source stays open.
@@ -196,7 +192,7 @@ def extract_bytes(
         found = _reusable(target, identity, overwrite=overwrite)
         if found is not None:
             # A run that died right after it put the folder in place could not clear up.
-            settle_record(target)
+            EXTRACTED.settle(target)
             _sweep(target)
             seconds = time.monotonic() - began
             return ExtractReport(target, found.members, found.content_bytes, seconds, 0, True, 0, ())
@@ -215,7 +211,7 @@ def extract_bytes(
 
 
 def plan_for(tree: Tree, entries: list[FileEntry]) -> ExtractPlan:
-    """The plan for an open archive on this machine; `entries` by ascending position."""
+    """Return the plan for an open archive on this machine; `entries` by ascending position."""
     own = released_by(tree)
     local = isinstance(bytes_of(tree), LocalBytes)
     return plan_extract(
@@ -239,7 +235,7 @@ def _check_file(path: Path) -> None:
 
 @contextlib.contextmanager
 def _opened(path: Path, target: Path, progress: Progress) -> Iterator[tuple[ByteSource, int]]:
-    """The archive's bytes and its time. One on a slow mount is copied here in one pass, and read while it arrives."""
+    """Yield the archive's bytes and its time; one on a slow mount is copied here in one pass, and read meanwhile."""
     if not is_slow_mount(path):
         with _local(path) as source:
             yield source, os.fstat(source.fileno()).st_mtime_ns
@@ -261,7 +257,7 @@ def _local(path: Path) -> LocalBytes:
 
 
 def _reusable(target: Path, identity: ArchiveIdentity, *, overwrite: bool) -> ExtractRecord | None:
-    """The record of a folder that is right as it stands; `None` when it has to be made.
+    """Return the record of a folder that is right as it stands; `None` when it has to be made.
 
     Raises:
         TargetExistsError: something stands there that is not ours to replace.
@@ -270,7 +266,7 @@ def _reusable(target: Path, identity: ArchiveIdentity, *, overwrite: bool) -> Ex
     here = look_at(target)
     if here.kind in ("nothing", "empty folder"):
         return None
-    record = read_record(target)
+    record = EXTRACTED.read(target)
     ours = record is not None and here.deed == record.deed
     if record is not None and ours and here.is_as_made and record.archive.is_same_content(identity):
         return record
@@ -307,7 +303,7 @@ def _sweep(target: Path) -> None:
 
 @contextlib.contextmanager
 def _spool(target: Path) -> Iterator[Path]:
-    """A folder beside the target for what must be unpacked before its members are known."""
+    """Yield a folder beside the target for what must be unpacked before its members are known."""
     place = temp_beside(target.with_name(_spool_name(target)))
     try:
         yield place
@@ -348,7 +344,7 @@ def _extract(work: _Work, progress: Progress, cancellation: Cancellation, stall_
 
 
 def _arriving_source(tree: Tree) -> StreamingCopy | None:
-    """The archive itself where it is still to come and its members are read as it does."""
+    """Return the archive itself where it is still to come and its members are read as it does."""
     source = bytes_of(tree)
     return source if isinstance(source, StreamingCopy) else None
 
@@ -370,16 +366,16 @@ def _put_in_place(made: Path, work: _Work) -> None:
     target = work.target
 
     def announce(deed: str) -> None:
-        announce_record(target, ExtractRecord(work.identity, work.plan.members, work.plan.content_bytes, deed))
+        EXTRACTED.announce(target, ExtractRecord(work.identity, work.plan.members, work.plan.content_bytes, deed))
 
     try:
         put_folder(made, target, overwrite=work.overwrite, announce=announce)
     except TargetExistsError:
         raise
     except OSError as error:
-        found = read_record(target)
-        if found is not None and found.archive.is_same_content(work.identity) and is_untouched(target, found):
+        found = EXTRACTED.read(target)
+        if found is not None and found.archive.is_same_content(work.identity) and found.fits(target):
             return  # another process extracted the same archive here meanwhile
         msg = f"'{target}' cannot be put in place ({error.strerror}). Choose another target."
         raise TargetNotWritableError(msg) from error
-    settle_record(target)
+    EXTRACTED.settle(target)

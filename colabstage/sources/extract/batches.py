@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 
 from colabstage.io.files import block_ranges, pwrite_exactly
 from colabstage.io.ownership import remove_own
+from colabstage.io.retry import translate_write_error
 from colabstage.io.units import format_bytes
-from colabstage.sources.copy import translate_write_error
 from colabstage.trees.tree import PIECE_BYTES, cut_while_read
 from colabstage.trees.zip import member_chunks, read_member
 from colabstage.trees.zip_directory import ZipMember
@@ -48,7 +48,7 @@ class Batch(NamedTuple):
 
     @property
     def is_large(self) -> bool:
-        """Whether it is one member that is not to be held in memory whole."""
+        """Return whether it is one member that is not to be held in memory whole."""
         return self.members == 1 and max(self.content_bytes, self.end - self.start) > PIECE_BYTES
 
 
@@ -154,7 +154,7 @@ class Place(NamedTuple):
 
 
 def zip_job(name: str, executable: bool, member: ZipMember) -> Job:
-    """What has to be known to write a member of a zip."""
+    """Return what has to be known to write a member of a zip."""
     fields = (
         *(member.name, member.stored_name, member.offset, member.end, member.packed_size, member.size),
         *(member.crc, member.method, member.flags, member.mode, member.mtime_ns),
@@ -179,7 +179,7 @@ class _Block:
         return self._source.pread(length, offset)
 
     def close(self) -> None:
-        """Nothing is held open."""
+        """Leave it: nothing is held open."""
 
 
 def write_batch(source: ByteSource, start: int, data: bytes, jobs: Sequence[Job], place: Place) -> None:
@@ -231,7 +231,7 @@ def write_large(job: Job, place: Place, pieces: Iterable[bytes], *, advance: Cal
 
 
 def job_chunks(source: ByteSource, job: Job) -> Generator[bytes]:
-    """The content of one member in pieces."""
+    """Return the content of one member in pieces."""
     if len(job) > 5:
         yield from member_chunks(source, ZipMember(*job[5]))  # type: ignore[misc]
         return
@@ -244,7 +244,7 @@ def job_chunks(source: ByteSource, job: Job) -> Generator[bytes]:
 
 
 def read_block(source: ByteSource, start: int, end: int) -> bytes:
-    """The bytes that hold a batch; shorter only where the archive ends, which its last member then notices."""
+    """Return the bytes that hold a batch; shorter only where the archive ends, which its last member then notices."""
     return source.pread(end - start, start) if end > start else b""
 
 

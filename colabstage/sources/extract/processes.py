@@ -82,7 +82,7 @@ class _Member:
         self.in_hand.append(number)
 
     def answers(self) -> list[tuple[Any, ...]]:
-        """All that has come; an error if the process has ended."""
+        """Return all that has come; an error if the process has ended."""
         assert self.process.stdout is not None
         data = os.read(self.process.stdout.fileno(), 1 << 16)
         if not data and not self.has_answered:
@@ -189,7 +189,7 @@ class ProcessPool:
 
 
 def _share(count: int, workers: int) -> list[collections.deque[int]]:
-    """A run of neighbours for each: two processes in one folder would wait for each other at every new file."""
+    """Return a run of neighbours for each: two processes in one folder would wait for each other at every new file."""
     edges = [count * worker // workers for worker in range(workers + 1)]
     return [collections.deque(range(start, end)) for start, end in itertools.pairwise(edges)]
 

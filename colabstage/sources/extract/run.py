@@ -12,8 +12,7 @@ from colabstage.io.files import hash_block
 from colabstage.io.journal import Journal, read_journal
 from colabstage.io.ownership import current_world, remove_own
 from colabstage.io.pipeline import PipelineLimits, run_pipeline
-from colabstage.io.retry import RetryPolicy, read_with_retry
-from colabstage.sources.copy import translate_write_error
+from colabstage.io.retry import RetryPolicy, read_with_retry, translate_write_error
 from colabstage.sources.extract.batches import Place, job_chunks, read_block, write_batch, write_large, zip_job
 from colabstage.sources.extract.processes import ProcessesNotStartedError, ProcessPool
 from colabstage.sources.tree import make_folders
@@ -37,7 +36,7 @@ _LOCAL_HEADER_BYTES = 30
 
 
 def archive_ends(tree: Tree, entries: Sequence[FileEntry]) -> list[int]:
-    """Where each entry's bytes end in the bytes that its position counts in."""
+    """Return where each entry's bytes end in the bytes that its position counts in."""
     if not isinstance(tree, ZipTree):
         return [entry.position + entry.size for entry in entries]
     ends = []
@@ -49,13 +48,13 @@ def archive_ends(tree: Tree, entries: Sequence[FileEntry]) -> list[int]:
 
 
 def released_by(tree: Tree) -> TemporaryBytes | None:
-    """The bytes that a tree reads from, where they are our own and can be given back as they are used."""
+    """Return the bytes that a tree reads from, where they are our own and can be given back as they are used."""
     source = bytes_of(tree)
     return source if isinstance(source, TemporaryBytes) else None
 
 
 def bytes_of(tree: Tree) -> ByteSource | None:
-    """What an archive's tree reads its members from, by its owner's own object; `None` where it has no such thing."""
+    """Return what a tree reads its members from, as its owner's own object; `None` where it has no such thing."""
     source = getattr(tree, "source", None)
     return None if source is None else owners_bytes(source)
 
@@ -105,7 +104,7 @@ class Extraction:
         self._journal.close()
 
     def _is_there(self, batch: Batch) -> bool:
-        """Whether the files of a batch have their sizes."""
+        """Return whether the files of a batch have their sizes."""
         try:
             return all(os.lstat(f"{self.tree_path}/{entry.name}").st_size == entry.size for entry in self._of(batch))
         except OSError:
@@ -216,7 +215,7 @@ class Extraction:
     def _write_large(
         self, batch: Batch, place: Place, step: ProgressStep, cancellation: Cancellation, stall_timeout_s: float
     ) -> None:
-        """One member that is too large to be held: unpacked by a thread while this one writes it."""
+        """Write one member that is too large to be held: a thread unpacks it while this one writes."""
         (job,) = self._jobs(batch)
 
         def advance(done: int) -> None:

@@ -38,11 +38,11 @@ class _Handle:
         return pread_exactly(self._handle, length, offset)
 
     def close(self) -> None:
-        """It ends with the process."""
+        """Leave it: the handle ends with the process."""
 
 
 def receive(stream: BinaryIO) -> Any:
-    """The next message; `None` when there are no more."""
+    """Return the next message; `None` when there are no more."""
     head = stream.read(LENGTH.size)
     if len(head) < LENGTH.size:
         return None
@@ -51,7 +51,7 @@ def receive(stream: BinaryIO) -> Any:
 
 
 def packed(message: Any) -> bytes:
-    """A message as it travels."""
+    """Return a message as it travels."""
     data = marshal.dumps(message)
     return LENGTH.pack(len(data)) + data
 

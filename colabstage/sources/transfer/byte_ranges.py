@@ -1,8 +1,8 @@
 """Who fetches which bytes of one file: pure accounting. Times come in as arguments, nobody waits here.
 
-A request costs a round trip before its first byte, so each connection asks for a long stretch: as long as makes that
+A request costs a round trip before its first byte, so each connection asks for a long range: as long as makes that
 cost small at the speed seen so far, and never more than an even share of what nobody has asked for yet. When all is
-asked for, whoever is free takes over the end of the stretch that would otherwise end last. Stretches are handed out
+asked for, whoever is free takes over the end of the range that would otherwise end last. Ranges are handed out
 from the front, so that who reads the file in order while it arrives is served.
 
 Whoever calls these from several threads holds a lock of its own around them.
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 # The round trip of a request should cost no more than this share of the time its bytes take.
 _OVERHEAD = 0.02
-# Readers at the front wait while stretches further back arrive, so there is an end to their length.
+# Readers at the front wait while ranges further back arrive, so there is an end to their length.
 _LONGEST_BYTES = 64 * 1024 * 1024
 # Less than this is not worth a request of its own while there is other work.
 _GRAIN_BYTES = 1024 * 1024
-# Stretches begin and end where pages do.
+# Ranges begin and end where pages do.
 _PAGE_BYTES = 64 * 1024
-# Taking a stretch over must spare this many seconds beyond what another request costs.
+# Taking a range over must spare this many seconds beyond what another request costs.
 _WORTH_S = 0.05
 # Neither is less than this of a connection that still brings something.
 _LEAST_TAKEN_BYTES = 256 * 1024
@@ -60,7 +60,7 @@ class IntervalSet:
         return end - begin - before
 
     def first_missing(self, begin: int, end: int) -> int | None:
-        """The first byte of the range that is not there; `None` when all of it is."""
+        """Return the first byte of the range that is not there; `None` when all of it is."""
         if begin >= end:
             return None
         place = bisect.bisect_right(self._begins, begin) - 1
@@ -68,7 +68,7 @@ class IntervalSet:
         return reach if reach < end else None
 
     def missing(self, size: int) -> list[tuple[int, int]]:
-        """The ranges `(begin, end)` that are not there, of a file of `size` bytes, in order."""
+        """Return the ranges `(begin, end)` that are not there, of a file of `size` bytes, in order."""
         edges = zip([0, *self._ends], [*self._begins, size], strict=True)
         return [(begin, end) for begin, end in edges if begin < end]
 
@@ -93,12 +93,12 @@ class ByteRange:
 
     @property
     def heard_at(self) -> float:
-        """When its connection last had something to say, or was asked."""
+        """Return when its connection last had something to say, or was asked."""
         return self.asked_at if self.moved_at is None else self.moved_at
 
     @property
     def left(self) -> int:
-        """Bytes still to come."""
+        """Return bytes still to come."""
         return max(0, self.end - self.position)
 
 
@@ -110,7 +110,7 @@ class RangeScheduler:
 
         Args:
             connections: how many will fetch at once.
-            block_bytes: the length of a stretch while nothing is known of the source.
+            block_bytes: the length of a range while nothing is known of the source.
         """
         self._gaps = list(gaps)
         self._connections = connections
@@ -127,49 +127,49 @@ class RangeScheduler:
 
     @property
     def active(self) -> tuple[ByteRange, ...]:
-        """The stretches that are being fetched."""
+        """Return the ranges that are being fetched."""
         return tuple(self._active)
 
     @property
     def front(self) -> int | None:
-        """The first byte that nobody has asked for; `None` when there is none."""
+        """Return the first byte that nobody has asked for; `None` when there is none."""
         return self._gaps[0][0] if self._gaps else None
 
     def take(self, now: float) -> ByteRange | None:
-        """A stretch for a connection that is free; `None` when there is nothing worth a request now."""
-        stretch = self._cut_gap(now) if self._gaps else self._take_over(now)
-        if stretch is not None:
-            self._active.append(stretch)
-        return stretch
+        """Return a range for a connection that is free; `None` when there is nothing worth a request now."""
+        byte_range = self._cut_gap(now) if self._gaps else self._take_over(now)
+        if byte_range is not None:
+            self._active.append(byte_range)
+        return byte_range
 
-    def advance(self, stretch: ByteRange, position: int, now: float) -> None:
-        """The bytes of a stretch before `position` have come."""
-        self._longest_silence_s = max(self._longest_silence_s, now - stretch.heard_at)
-        if stretch.first_byte_at is None:
-            stretch.first_byte_at = now
-            self.first_byte_s = _mean(self.first_byte_s, now - stretch.asked_at)
-        stretch.position = position
-        stretch.moved_at = now
-        if not stretch.left:
-            self.finish(stretch, now)
+    def advance(self, byte_range: ByteRange, position: int, now: float) -> None:
+        """Note that the bytes of a range before `position` have come."""
+        self._longest_silence_s = max(self._longest_silence_s, now - byte_range.heard_at)
+        if byte_range.first_byte_at is None:
+            byte_range.first_byte_at = now
+            self.first_byte_s = _mean(self.first_byte_s, now - byte_range.asked_at)
+        byte_range.position = position
+        byte_range.moved_at = now
+        if not byte_range.left:
+            self.finish(byte_range, now)
 
-    def ask_again(self, stretch: ByteRange, now: float) -> None:
-        """The connection of a stretch is opened anew, for what is left of it."""
-        stretch.begin, stretch.asked_at = stretch.position, now
-        stretch.first_byte_at = stretch.moved_at = None
+    def ask_again(self, byte_range: ByteRange, now: float) -> None:
+        """Note that the connection of a range is opened anew, for what is left of it."""
+        byte_range.begin, byte_range.asked_at = byte_range.position, now
+        byte_range.first_byte_at = byte_range.moved_at = None
 
-    def finish(self, stretch: ByteRange, now: float) -> None:
-        """A stretch is not being fetched any more; what is left of it is handed out again."""
-        if stretch not in self._active:
+    def finish(self, byte_range: ByteRange, now: float) -> None:
+        """Note that a range is not being fetched any more; what is left of it is handed out again."""
+        if byte_range not in self._active:
             return
-        self._active.remove(stretch)
-        fetched = stretch.position - stretch.begin
-        if stretch.first_byte_at is not None and fetched >= _GRAIN_BYTES:
-            self.bytes_per_s = _mean(self.bytes_per_s, fetched / max(now - stretch.first_byte_at, 1e-6))
-        if stretch.left:
-            bisect.insort(self._gaps, (stretch.position, stretch.end))
-            self._unasked += stretch.left
-            stretch.end = stretch.position
+        self._active.remove(byte_range)
+        fetched = byte_range.position - byte_range.begin
+        if byte_range.first_byte_at is not None and fetched >= _GRAIN_BYTES:
+            self.bytes_per_s = _mean(self.bytes_per_s, fetched / max(now - byte_range.first_byte_at, 1e-6))
+        if byte_range.left:
+            bisect.insort(self._gaps, (byte_range.position, byte_range.end))
+            self._unasked += byte_range.left
+            byte_range.end = byte_range.position
 
     def _cut_gap(self, now: float) -> ByteRange:
         begin, end = self._gaps[0]
@@ -181,7 +181,7 @@ class RangeScheduler:
         return ByteRange(begin, cut, now)
 
     def _length(self) -> int:
-        """The length of the next stretch: the same for a whole round, so that the last round ends all at once."""
+        """Return the length of the next range: the same for a whole round, so that the last round ends all at once."""
         if not self._left_in_round:
             share = max(_GRAIN_BYTES, _round_up(-(-self._unasked // self._connections), _PAGE_BYTES))
             preferred = preferred_bytes(self.first_byte_s, self.bytes_per_s, self._block_bytes)
@@ -192,11 +192,9 @@ class RangeScheduler:
         return self._round_bytes
 
     def _take_over(self, now: float) -> ByteRange | None:
-        """The end of the stretch that would end last, cut so that both parts end at once."""
-        rated = [(self._rate(stretch, now), stretch) for stretch in self._active if stretch.left]
-        known = [
-            (stretch.left / rate if rate else math.inf, rate, stretch) for rate, stretch in rated if rate is not None
-        ]
+        """Return the end of the range that would end last, cut so that both parts end at once."""
+        rated = [(self._rate(byte_range, now), byte_range) for byte_range in self._active if byte_range.left]
+        known = [(one.left / rate if rate else math.inf, rate, one) for rate, one in rated if rate is not None]
         if not known:
             return None
         longest_s, rate, victim = max(known, key=lambda one: one[0])
@@ -209,25 +207,25 @@ class RangeScheduler:
             return None
         if not rate:
             self._silent_s *= 2
-        stretch = ByteRange(cut, victim.end, now)
+        byte_range = ByteRange(cut, victim.end, now)
         victim.end = cut
         if not victim.left:
             self._active.remove(victim)
-        return stretch
+        return byte_range
 
-    def _rate(self, stretch: ByteRange, now: float) -> float | None:
-        """Bytes a second to expect of a stretch from now on; `None` when it is too early to tell."""
+    def _rate(self, byte_range: ByteRange, now: float) -> float | None:
+        """Return bytes a second to expect of a range from now on; `None` when it is too early to tell."""
         round_trip = self.first_byte_s or 0.0
-        if now - stretch.heard_at > max(self._silent_s, _SILENCES * self._longest_silence_s):
+        if now - byte_range.heard_at > max(self._silent_s, _SILENCES * self._longest_silence_s):
             return 0.0
-        running_s = 0.0 if stretch.first_byte_at is None else now - stretch.first_byte_at
+        running_s = 0.0 if byte_range.first_byte_at is None else now - byte_range.first_byte_at
         if running_s < max(2 * round_trip, _WORTH_S):
             return self.bytes_per_s
-        return (stretch.position - stretch.begin) / running_s
+        return (byte_range.position - byte_range.begin) / running_s
 
 
 def preferred_bytes(first_byte_s: float | None, bytes_per_s: float | None, block_bytes: int) -> int:
-    """How long a stretch should be, in whole blocks: one block while nothing is known of the source. Pure."""
+    """Return how long a range should be, in whole blocks: one block while nothing is known of the source. Pure."""
     if first_byte_s is None or bytes_per_s is None:
         return block_bytes
     wanted = min(first_byte_s / _OVERHEAD * bytes_per_s, _LONGEST_BYTES)
@@ -239,5 +237,5 @@ def _round_up(value: int, unit: int) -> int:
 
 
 def _mean(before: float | None, value: float) -> float:
-    """A mean in which the latest values count most."""
+    """Return a mean in which the latest values count most."""
     return value if before is None else before + 0.2 * (value - before)

@@ -2,7 +2,7 @@
 
 A connection that fails is opened again at the byte where it stopped. The budget of tries begins anew with every byte
 that arrives by whichever connection: a download of hours survives any number of cuts, and one that gets nowhere ends
-soon. A connection that is refused while others go on leaves its stretch to them, and asks again ever more rarely.
+soon. A connection that is refused while others go on leaves its range to them, and asks again ever more rarely.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class ConnectionTuner:
         self._done = first >= most
 
     def is_due(self, now: float) -> bool:
-        """Whether it is time to look."""
+        """Return whether it is time to look."""
         return not self._done and now >= self._due
 
     def look(self, now: float, arrived: int) -> None:
@@ -172,12 +172,12 @@ class Transfer:
         return not far
 
     def _is_far(self, offset: int) -> bool:
-        """Whether a byte that is not here will not be here soon."""
+        """Return whether a byte that is not here will not be here soon."""
         if self._plan is None:
             return offset >= FAR_BYTES
-        for stretch in self._plan.active:
-            if stretch.position <= offset < stretch.end:
-                return offset - stretch.position > FAR_BYTES
+        for byte_range in self._plan.active:
+            if byte_range.position <= offset < byte_range.end:
+                return offset - byte_range.position > FAR_BYTES
         front = self._plan.front
         return front is not None and offset - front > FAR_BYTES
 
@@ -199,7 +199,7 @@ class Transfer:
             self._clock.wait(self._moved, LOOK_S)
 
     def _crawls(self) -> bool:
-        """Whether all connections together brought less than anybody would wait for, in the last stretch of time."""
+        """Return whether all connections together brought less than anybody would wait for, in the last while."""
         began, total = self._window
         seconds = self._clock.now() - began
         if self._plan is None or self._arrived.total == self._size or seconds < self._stall_timeout_s:
@@ -249,7 +249,7 @@ class Transfer:
             gaps = self._arrived.missing(self._size)
             missing = self._size - self._arrived.total
             connections = max(1, min(self._connections, -(-missing // _LEAST_BYTES)))
-            # Without ranges all of it is one stretch.
+            # Without ranges all of it is one range.
             block_bytes = BLOCK_BYTES if self._ranges else max(1, self._size)
             self._plan = RangeScheduler(gaps, connections=connections, block_bytes=block_bytes)
             self._last_moved = self._clock.now()
@@ -264,14 +264,14 @@ class Transfer:
         self._connect()
 
     def _connect(self) -> None:
-        """One connection: stretch after stretch until nothing is left to do."""
+        """Work as one connection: range after range until nothing is left to do."""
         budget, hashes = RetryBudget(), BlockHashes(self._size)
-        while (stretch := self._next_stretch()) is not None:
-            while stretch.left and not self._ended():
+        while (byte_range := self._next_range()) is not None:
+            while byte_range.left and not self._ended():
                 try:
-                    self._fetch(stretch, hashes)
+                    self._fetch(byte_range, hashes)
                 except TransientError as error:
-                    self._go_on_after(error, stretch, budget)
+                    self._go_on_after(error, byte_range, budget)
                 else:
                     budget = RetryBudget()
 
@@ -281,38 +281,38 @@ class Transfer:
             self._working += 1
             self._spawn(self._connect)
 
-    def _next_stretch(self) -> ByteRange | None:
+    def _next_range(self) -> ByteRange | None:
         with self._lock:
             assert self._plan is not None
             while not self._ended() and self._arrived.total < self._size:
                 if self._working > self._ramp.wanted:
                     self._working -= 1
                     return None
-                stretch = self._plan.take(self._clock.now())
-                if stretch is not None:
-                    return stretch
+                byte_range = self._plan.take(self._clock.now())
+                if byte_range is not None:
+                    return byte_range
                 self._clock.wait(self._freed, _IDLE_LOOK_S)
             return None
 
     def _ended(self) -> bool:
         return self._stopping or self._error is not None
 
-    def _fetch(self, stretch: ByteRange, hashes: BlockHashes) -> None:
-        """Ask for what is left of a stretch, and take it in as it comes."""
+    def _fetch(self, byte_range: ByteRange, hashes: BlockHashes) -> None:
+        """Ask for what is left of a range, and take it in as it comes."""
         with self._lock:
             assert self._plan is not None
-            self._plan.ask_again(stretch, self._clock.now())
-            offset, length = (stretch.position, stretch.left) if self._ranges else (0, self._size)
+            self._plan.ask_again(byte_range, self._clock.now())
+            offset, length = (byte_range.position, byte_range.left) if self._ranges else (0, self._size)
         with closing_pieces(self._source.read_range(offset, length)) as pieces:
             for piece in pieces:
                 data = memoryview(piece)
-                if offset < stretch.position:
-                    data = self._skip(data, offset, stretch.position)
+                if offset < byte_range.position:
+                    data = self._skip(data, offset, byte_range.position)
                 offset += len(piece)
-                if not self._take_in(stretch, data, hashes):
+                if not self._take_in(byte_range, data, hashes):
                     return
-        if stretch.left:
-            raise _ended_early(self._source.facts, stretch.position)
+        if byte_range.left:
+            raise _ended_early(self._source.facts, byte_range.position)
 
     def _skip(self, data: memoryview, offset: int, wanted: int) -> memoryview:
         """Let go by what is here already, which a server without ranges sends once more: it has to be the same."""
@@ -325,12 +325,12 @@ class Transfer:
             raise SourceChangedError(msg)
         return data[known:]
 
-    def _take_in(self, stretch: ByteRange, data: memoryview, hashes: BlockHashes) -> bool:
-        """Write a piece in its place; returns whether the stretch goes on."""
+    def _take_in(self, byte_range: ByteRange, data: memoryview, hashes: BlockHashes) -> bool:
+        """Write a piece in its place; returns whether the range goes on."""
         with self._lock:
             if self._ended():
                 return False
-            offset, data = stretch.position, data[: stretch.left]
+            offset, data = byte_range.position, data[: byte_range.left]
         end = offset + len(data)
         self._partial.write(data, offset)
         hashed = hashes.feed(data, offset)
@@ -340,7 +340,7 @@ class Transfer:
             new = self._arrived.add(offset, end)
             now = self._clock.now()
             if data:
-                self._plan.advance(stretch, end, now)
+                self._plan.advance(byte_range, end, now)
             if new:
                 self._last_moved = now
                 if self._ramp.is_due(now):
@@ -352,7 +352,7 @@ class Transfer:
             self._step.advance(new)
         for number in finished:
             self._finish_block(number, hashed.get(number))
-        return stretch.left > 0
+        return byte_range.left > 0
 
     def _whole_blocks(self, begin: int, end: int) -> list[int]:
         numbers = range(begin // BLOCK_BYTES, -(-end // BLOCK_BYTES))
@@ -369,17 +369,17 @@ class Transfer:
             if self._noted == len(self._blocks):
                 self._wake()
 
-    def _go_on_after(self, error: TransientError, stretch: ByteRange, budget: RetryBudget) -> None:
+    def _go_on_after(self, error: TransientError, byte_range: ByteRange, budget: RetryBudget) -> None:
         """Wait as long as the failure asks for; ends the transfer when no connection has a try left."""
         with self._lock:
             assert self._plan is not None
-            moved = stretch.position > stretch.begin
+            moved = byte_range.position > byte_range.begin
             arrived = self._arrived.total
             tries = budget.count(moved=moved, arrived=arrived, slow=error.slow)
             wait_s = budget.wait_s(self._policy.first_wait_s) if error.wait_s is None else error.wait_s
             spent = tries >= self._policy.attempts or wait_s > self._stall_timeout_s
             if spent or (not moved and self._working > 1):
-                self._plan.finish(stretch, self._clock.now())
+                self._plan.finish(byte_range, self._clock.now())
                 self._freed.notify_all()
             if spent and self._working == 1:
                 self._error = self._error or final_error(error, self._label, tries)
@@ -411,7 +411,7 @@ class RetryBudget:
         self._arrived = -1
 
     def count(self, *, moved: bool, arrived: int, slow: bool = False) -> int:
-        """Tries since any byte of the file arrived, this failure included.
+        """Return tries since any byte of the file arrived, this failure included.
 
         `moved`: this connection brought some. `slow`: as `TransientError` has it; what came then counts for nothing.
         """
@@ -421,12 +421,12 @@ class RetryBudget:
         return self._tries
 
     def wait_s(self, first_wait_s: float) -> float:
-        """Seconds before the next try."""
+        """Return seconds before the next try."""
         return float(min(first_wait_s * 2 ** min(self._refusals - 1, 16), _LONGEST_WAIT_S))
 
 
 def final_error(error: TransientError, label: str, tries: int) -> OSError:
-    """What is raised when a failure that passes did not pass."""
+    """Return what is raised when a failure that passes did not pass."""
     if isinstance(error.__cause__, OSError) and error.__cause__.errno is not None:
         return translate_read_error(error.__cause__, label, tries)
     often = "1 try" if tries == 1 else f"{tries} tries"
@@ -435,7 +435,7 @@ def final_error(error: TransientError, label: str, tries: int) -> OSError:
 
 
 def stopped_error(label: str) -> SourceReadError:
-    """What is raised to those who wait for bytes of a copy that was stopped."""
+    """Return what is raised to those who wait for bytes of a copy that was stopped."""
     return SourceReadError(f"The copy of '{label}' was stopped before all of it was here.")
 
 
@@ -463,7 +463,7 @@ def read_directly(
     stopped: Callable[[], bool],
     clock: Clock = SYSTEM_CLOCK,
 ) -> bytes:
-    """A part of a source, by a request of its own; the budget of tries begins anew with every byte.
+    """Return a part of a source, by a request of its own; the budget of tries begins anew with every byte.
 
     Raises:
         As `RemoteFile.read_range`, but no `TransientError`.

@@ -59,7 +59,7 @@ class MountedFile:
         )
 
     def read_range(self, offset: int, length: int | None) -> Iterator[bytes]:
-        """As `RemoteFile.read_range`. A read that hangs in a dead mount cannot be interrupted: wait elsewhere."""
+        """Read as `RemoteFile.read_range`. A read that hangs in a dead mount cannot be interrupted: wait elsewhere."""
         assert self.facts.size is not None
         end = self.facts.size if length is None else offset + length
         try:
@@ -94,7 +94,7 @@ class MountedFile:
             close_quietly(handle)
 
     def _borrow(self) -> int:
-        """A handle on the file as it was when it was looked at."""
+        """Return a handle on the file as it was when it was looked at."""
         with self._lock:
             if self._closed:
                 msg = f"'{self._label}' was closed."

@@ -18,7 +18,7 @@ from colabstage.errors import SourceReadError
 from colabstage.io.files import block_ranges, hash_block, hash_ranges, pread_exactly, pwrite_exactly
 from colabstage.io.journal import Journal, read_journal
 from colabstage.io.ownership import find_orphans, leave_for_next, put_file, remove_own, take_orphan, temp_beside
-from colabstage.sources.copy import typed_write_errors
+from colabstage.io.retry import typed_write_errors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -62,7 +62,7 @@ class BlockHashes:
         return done
 
     def finish(self) -> str | None:
-        """The hash of a last block that is short, at the end of a file of unknown length."""
+        """Return the hash of a last block that is short, at the end of a file of unknown length."""
         return None if self._hasher is None else self._hasher.hexdigest()
 
 
@@ -119,7 +119,7 @@ class PartialFile:
         self._verified = True
 
     def note(self, number: int, digest: str) -> None:
-        """A block is whole on the disk."""
+        """Note that a block is whole on the disk."""
         with self._using(), typed_write_errors(self._target):
             assert self._journal is not None
             self._journal.append([number, digest])
@@ -136,12 +136,12 @@ class PartialFile:
             pwrite_exactly(self._data.fileno(), data, offset)
 
     def read(self, length: int, offset: int) -> bytes:
-        """Bytes that were written before."""
+        """Return bytes that were written before."""
         with self._using():
             return pread_exactly(self._data.fileno(), length, offset)
 
     def hash_block(self, number: int) -> str:
-        """The hash of a block, from what is on the disk."""
+        """Return the hash of a block, from what is on the disk."""
         offset, length = self.blocks[number]
         return hash_block(self.read(length, offset))
 
@@ -250,7 +250,7 @@ def _read_journal(folder: Path, facts: RemoteFacts) -> dict[int, str] | None:
 
 
 def _can_prove(facts: RemoteFacts) -> bool:
-    """Whether anything would tell old blocks from those of a new content of the same length."""
+    """Return whether anything would tell old blocks from those of a new content of the same length."""
     return facts.ranges and bool(facts.version or facts.mtime_ns or facts.checksum)
 
 

@@ -91,17 +91,17 @@ class StreamingCopy:
 
     @property
     def kept_blocks(self) -> int:
-        """Blocks that an interrupted run had finished and this one uses."""
+        """Return the number of blocks that an interrupted run had finished and this one uses."""
         return 0 if self._transfer is None else self._transfer.kept_blocks
 
     @property
     def kept_bytes(self) -> int:
-        """Bytes in those blocks."""
+        """Return bytes in those blocks."""
         return 0 if self._transfer is None else self._transfer.kept_bytes
 
     @property
     def block_hashes(self) -> tuple[str, ...]:
-        """The xxh3-64 of each block of 8 MiB, once everything is here."""
+        """Return the xxh3-64 of each block of 8 MiB, once everything is here."""
         finished = {} if self._partial is None else self._partial.finished
         return tuple(finished[number] for number in sorted(finished))
 
@@ -130,7 +130,7 @@ class StreamingCopy:
             self._transfer.start()
 
     def pread(self, length: int, offset: int) -> bytes:
-        """Up to `length` bytes at `offset`, waiting until they have arrived; shorter only at the end of the file.
+        """Return up to `length` bytes at `offset`, once they have arrived; shorter only at the end of the file.
 
         Raises:
             SourceReadError: the copy failed or stopped moving, or was closed meanwhile.
@@ -156,7 +156,7 @@ class StreamingCopy:
         return partial.read(end - offset, offset)
 
     def read_here(self, length: int, offset: int) -> bytes:
-        """As `pread`, but never by a request of its own: for who reads the file from its beginning to its end."""
+        """Read as `pread`, but never by a request of its own: for who reads the file from beginning to end."""
         end = min(offset + length, self.size)
         self.start()
         assert self._transfer is not None
@@ -214,7 +214,7 @@ class StreamingCopy:
         return first
 
     def _running(self, end: int) -> Transfer | None:
-        """The transfer, started if only it can bring the bytes before `end`."""
+        """Return the transfer, started if only it can bring the bytes before `end`."""
         with self._lock:
             if self._closed:
                 raise stopped_error(self.label)

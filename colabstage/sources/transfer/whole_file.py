@@ -48,13 +48,13 @@ class Stream:
 
     @property
     def block_hashes(self) -> tuple[str, ...]:
-        """Of each block of 8 MiB."""
+        """Return the hash of each block of 8 MiB."""
         last = self._blocks.finish()
         return tuple(self._done) if last is None else (*self._done, last)
 
     @property
     def digest(self) -> str | None:
-        """Of everything; `None` where the source has no checksum to compare it with."""
+        """Return the hash of everything; `None` where the source has no checksum to compare it with."""
         return None if self._whole is None else self._whole.hexdigest()
 
     def run(self, policy: RetryPolicy) -> None:
@@ -269,7 +269,7 @@ class _Fetch:
     def _announcing(
         self, move_to: Callable[[Path, Callable[[Path], bool]], None], hashes: tuple[str, ...], nbytes: int
     ) -> Callable[[Path], None]:
-        """As `move_to`, but what goes to the target itself is announced before."""
+        """Return `move_to`, with an announcement before of what goes to the target itself."""
 
         def move(place: Path) -> None:
             if place == self.target:
@@ -309,7 +309,7 @@ class _Follower:
         self._thread.start()
 
     def result(self, cancellation: Cancellation) -> str:
-        """The digest, after all of the file is here: then the thread has only the disk to wait for."""
+        """Return the digest, after all of the file is here: then the thread has only the disk to wait for."""
         while self._thread.is_alive():
             cancellation.check()
             self._thread.join(_LOOK_S)
@@ -333,6 +333,6 @@ class _Follower:
 
 
 def _free_name(target: Path) -> Path:
-    """A name beside `target` that says what it is, and that nothing has."""
+    """Return a name beside `target` that says what it is, and that nothing has."""
     names = itertools.chain([f"{target.name}.damaged"], (f"{target.name}.damaged-{n}" for n in itertools.count(2)))
     return next(path for path in map(target.with_name, names) if not os.path.lexists(path))

@@ -56,22 +56,22 @@ class Line:
         for _ in range(200_000):
             if arrived.total >= until:
                 break
-            self.now, number, stretch = heapq.heappop(events)
-            if stretch is not None and stretch.left:
-                position, end = stretch.position, stretch.position + min(self._piece(number), stretch.left)
+            self.now, number, byte_range = heapq.heappop(events)
+            if byte_range is not None and byte_range.left:
+                position, end = byte_range.position, byte_range.position + min(self._piece(number), byte_range.left)
                 self.got.append((position, end))
                 arrived.add(position, end)
-                self.plan.advance(stretch, end, self.now)
+                self.plan.advance(byte_range, end, self.now)
                 wait_s = 0.0
             else:
-                stretch = self.plan.take(self.now)
-                if stretch is None:
+                byte_range = self.plan.take(self.now)
+                if byte_range is None:
                     heapq.heappush(events, (self.now + 0.05, number, None))
                     continue
-                self.requests.append(stretch.left)
+                self.requests.append(byte_range.left)
                 wait_s = self.latency_s
-            wait_s += min(self._piece(number), stretch.left) / self._speeds[number]
-            heapq.heappush(events, (self.now + wait_s, number, stretch))
+            wait_s += min(self._piece(number), byte_range.left) / self._speeds[number]
+            heapq.heappush(events, (self.now + wait_s, number, byte_range))
         assert arrived.total >= until, "it never ends"
         self.end_s = self.now
 
@@ -147,7 +147,7 @@ def test_what_a_silent_connection_had_is_taken_over_whole() -> None:
 
 
 def test_what_is_given_back_is_handed_out_first() -> None:
-    """A stretch whose connection was refused goes to the next one that is free, front first."""
+    """A range whose connection was refused goes to the next one that is free, front first."""
     plan = RangeScheduler([(0, 10 * BLOCK)], connections=4, block_bytes=BLOCK)
     first, second = plan.take(0.0), plan.take(0.0)
     assert first is not None
@@ -165,8 +165,6 @@ def test_what_is_given_back_is_handed_out_first() -> None:
     ("first_byte_s", "bytes_per_s", "blocks"),
     [(None, None, 1), (0.05, 20e6, 6), (0.0001, 2e9, 2), (0.4, 50e6, 8), (0.05, 1e4, 1)],
 )
-def test_a_stretch_makes_its_round_trip_cheap(
-    first_byte_s: float | None, bytes_per_s: float | None, blocks: int
-) -> None:
+def test_a_range_makes_its_round_trip_cheap(first_byte_s: float | None, bytes_per_s: float | None, blocks: int) -> None:
     """The farther and the faster a source is, the longer one asks at once, within bounds."""
     assert preferred_bytes(first_byte_s, bytes_per_s, BLOCK) == blocks * BLOCK
