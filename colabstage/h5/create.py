@@ -1,4 +1,4 @@
-"""Creating a packed file so that its bytes can be written without HDF5.
+"""Create a packed file so that its bytes can be written without HDF5.
 
 Every large dataset is contiguous, unfiltered, page-aligned, allocated at once and never filled. Its offset in the
 file is therefore final before one sample is decoded: any number of threads write samples straight into their places
@@ -29,18 +29,18 @@ _TEXTS_AT_ONCE = 16_384
 
 @dataclass(frozen=True, slots=True)
 class ReservedDataset:
-    """A dataset whose bytes are written later.
-
-    `name`: path in the file; missing groups are made. `shape`, `dtype`: as HDF5 stores them, native byte order.
-    """
+    """A dataset whose bytes are written later."""
 
     name: str
+    """Path in the file; missing groups are made."""
     shape: tuple[int, ...]
+    """As HDF5 stores them, native byte order."""
     dtype: np.dtype[Any]
+    """As HDF5 stores them, native byte order."""
 
     @property
     def nbytes(self) -> int:
-        """Length of its bytes in the file."""
+        """Return the length of its bytes in the file."""
         count = self.dtype.itemsize
         for side in self.shape:
             count *= side
@@ -49,24 +49,22 @@ class ReservedDataset:
 
 @dataclass(frozen=True, slots=True)
 class PackContent:
-    """All that a new file holds before its samples.
-
-    `reserved`: datasets to be written later, in file order.
-    `arrays`: small datasets written now, by name; str arrays (`dtype=object` or `"U"`) become fixed-length UTF-8.
-    `texts`: columns of text by name, stored likewise, in slices, so that there may be millions of them.
-    `attributes`: of the root; mappings and sequences are stored as JSON.
-    `group_attributes`: group name to its attributes, likewise.
-    """
+    """All that a new file holds before its samples."""
 
     reserved: Sequence[ReservedDataset]
+    """Datasets to be written later, in file order."""
     arrays: Mapping[str, NDArray[Any]]
+    """Small datasets written now, by name; str arrays (`dtype=object` or `"U"`) become fixed-length UTF-8."""
     attributes: Mapping[str, Any]
+    """Of the root; mappings and sequences are stored as JSON."""
     group_attributes: Mapping[str, Mapping[str, Any]]
+    """Group name to its attributes, likewise."""
     texts: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Columns of text by name, stored likewise, in slices, so that there may be millions of them."""
 
     @property
     def nbytes(self) -> int:
-        """Length of all its datasets in the file."""
+        """Return the length of all its datasets in the file."""
         reserved = sum(spec.nbytes for spec in self.reserved)
         arrays = sum(_stored_bytes(array) for array in self.arrays.values())
         return reserved + arrays + sum(len(texts) * _longest(texts) for texts in self.texts.values())
@@ -104,7 +102,7 @@ def create_pack(path: Path, content: PackContent) -> dict[str, int]:
 
 
 def _new_file(path: Path) -> Any:
-    """An empty file, open for writing. The high-level way would note the time in the root group."""
+    """Return an empty file, open for writing. The high-level way would note the time in the root group."""
     import h5py
     from h5py import h5f, h5p
 
@@ -129,7 +127,7 @@ def _make_group(file: Any, name: str) -> None:
 
 
 def reserved_offsets(path: Path, content: PackContent) -> dict[str, int] | None:
-    """The offsets that `create_pack` returned for this very content, read from the file it made.
+    """Return the offsets that `create_pack` returned for this very content, read from the file it made.
 
     `None` when the file is not that file any more.
     """

@@ -1,5 +1,7 @@
-"""What a file of `X_<split>`/`Y_<split>` holds, ours or anybody's, read without touching a sample, but a few of those
-that have any length."""
+"""What a file of `X_<split>`/`Y_<split>` holds, ours or anybody's, by its headers.
+
+No sample is touched, but a few of those that have any length, since their type says nothing of their size.
+"""
 
 from __future__ import annotations
 
@@ -56,40 +58,42 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class FieldInfo:
-    """One field of a split, N rows.
-
-    `name`: its dataset or group in the file.
-    `kind`: `"fixed"`, one dataset whose first axis is the row; `"encoded"`, a group of `bytes` and `offsets`;
-    `"boxes"`, a group of `boxes`, further columns, and `offsets`; `"ragged"`, one dataset of any number of values in
-    each row, and `"texts"`, one of a text in each, both only in files of others.
-    `rows`: N.
-    `shape`: of one row; empty for a scalar; `None` for all kinds but `"fixed"`, whose rows have their own.
-    `dtype`: as stored; uint8 for encoded rows, that of the places for boxes, of one value for ragged rows.
-    `nbytes`: length of the samples in the file, in bytes (before any filter); an estimate for ragged rows and texts.
-    `image`: how encoded inputs are decoded; `None` for all else.
-    `mask`: how encoded masks are decoded; `None` for all else.
-    `columns`: what is known of each box, `"boxes"` first.
-    """
+    """One field of a split, N rows."""
 
     name: str
+    """Its dataset or group in the file."""
     kind: Literal["fixed", "encoded", "boxes", "ragged", "texts"]
+    """`"fixed"`, one dataset whose first axis is the row; `"encoded"`, a group of `bytes` and `offsets`; `"boxes"`, a
+    group of `boxes`, further columns, and `offsets`; `"ragged"`, one dataset of any number of values in each row, and
+    `"texts"`, one of a text in each, both only in files of others."""
     rows: int
+    """N."""
     shape: tuple[int, ...] | None
+    """Of one row; empty for a scalar; `None` for all kinds but `"fixed"`, whose rows have their own."""
     dtype: np.dtype[Any]
+    """As stored; uint8 for encoded rows, that of the places for boxes, of one value for ragged rows."""
     nbytes: int
+    """Length of the samples in the file, in bytes (before any filter); an estimate for ragged rows and texts."""
     image: ImageOptions | None = None
+    """How encoded inputs are decoded; `None` for all else."""
     mask: MaskOptions | None = None
+    """How encoded masks are decoded; `None` for all else."""
     columns: tuple[str, ...] = ()
+    """What is known of each box, `"boxes"` first."""
 
 
 @dataclass(frozen=True, slots=True)
 class SplitInfo:
-    """One split. `y` is `None` where the file has no targets, `keys` the name of the row keys' dataset or `None`."""
+    """One split of a file."""
 
     name: str
+    """What it is called: "train", "test"."""
     x: FieldInfo
+    """Its inputs."""
     y: FieldInfo | None
+    """Its targets; `None` where the file has none."""
     keys: str | None
+    """The dataset of the row keys, or `None`."""
 
     @property
     def rows(self) -> int:
@@ -99,30 +103,35 @@ class SplitInfo:
 
 @dataclass(frozen=True, slots=True)
 class PackInfo:
-    """One file.
-
-    `format_version`: `None` for a file that colabstage did not write.
-    `layout`, `options`, `source`: as the file says them. `skipped`: one sentence for each sample left out.
-    `encoding`, `encoding_reason`: how samples are stored, and why; `None` where the file does not say.
-    `resizer`: what scaled the images while they were packed, `None` where the file does not say.
-    `shard_set`: of a shard, what all that were written with it have in common.
-    """
+    """What a file holds, by its headers."""
 
     path: Path
+    """The file."""
     format_version: int | None
+    """`None` for a file that colabstage did not write."""
     layout: str | None
+    """As the file says them."""
     classes: tuple[str, ...]
+    """Names of the classes in label order; empty where the file has none."""
     splits: Mapping[str, SplitInfo]
+    """The splits by name."""
     options: Mapping[str, Any] = field(default_factory=dict)
+    """As the file says them."""
     source: str | None = None
+    """As the file says them."""
     skipped: tuple[str, ...] = ()
+    """One sentence for each sample left out."""
     encoding_reason: str | None = None
+    """How samples are stored, and why; `None` where the file does not say."""
     encoding: str | None = None
+    """How samples are stored, and why; `None` where the file does not say."""
     shard_set: str | None = None
+    """Of a shard, what all that were written with it have in common."""
     resizer: str | None = None
+    """What scaled the images while they were packed, `None` where the file does not say."""
 
     def split(self, name: str) -> SplitInfo:
-        """The split called `name`.
+        """Return the split called `name`.
 
         Raises:
             SplitNotFoundError: there is none; the message lists those there are.
@@ -261,7 +270,8 @@ def _read_split(file: Any, split: str, path: Path) -> SplitInfo:
 
 
 def _spelled(file: Any, name: str, path: Path) -> str | None:
-    """How the file itself spells a name: `y_train` beside `X_train` is scikit-learn's way; `None` where it has none.
+    """Return how the file itself spells a name: `y_train` beside `X_train` is scikit-learn's way; `None` where it has
+    none.
 
     Raises:
         PackFormatError: it has several.
@@ -306,7 +316,7 @@ def _read_field(file: Any, name: str, path: Path) -> FieldInfo:
 
 
 def _coding(group: Any) -> dict[str, Any]:
-    """How the bytes of a group are decoded: as masks where it says so, else as images."""
+    """Return how the bytes of a group are decoded: as masks where it says so, else as images."""
     text = group.attrs.get(MASK_OPTIONS_ATTRIBUTE)
     if text is not None:
         return {"mask": mask_options_from_json(text)}
@@ -331,7 +341,7 @@ def _read_boxes(group: Any, name: str) -> FieldInfo:
 
 
 def mask_options_to_json(options: MaskOptions) -> dict[str, Any]:
-    """The value of a group's `mask_options` attribute."""
+    """Return the value of a group's `mask_options` attribute."""
     return {
         "size": None if options.size is None else list(options.size),
         "resize": options.resize,
@@ -353,7 +363,8 @@ def mask_options_from_json(text: str) -> MaskOptions:
 
 
 def image_options_to_json(options: ImageOptions) -> dict[str, Any]:
-    """The value of a group's `image_options` attribute. Of files `"auto"` makes `"rgb"`, which every reader knows."""
+    """Return the value of a group's `image_options` attribute. Of files `"auto"` makes `"rgb"`, which every reader
+    knows."""
     return {
         "size": None if options.size is None else list(options.size),
         "color_mode": "rgb" if options.color_mode == "auto" else options.color_mode,

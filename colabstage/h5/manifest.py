@@ -25,15 +25,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ManifestState:
-    """What the manifest beside a file is worth.
-
-    `state`: `agrees`, by the file's length; `differs`, by its length; `missing`; `unreadable`; `newer` than this
-    version reads. `detail`: the same in a sentence. `written_by`: the version of colabstage.
-    """
+    """What the manifest beside a file is worth."""
 
     state: Literal["agrees", "differs", "missing", "unreadable", "newer"]
+    """`agrees`, by the file's length; `differs`, by its length; `missing`; `unreadable`; `newer` than this version
+    reads."""
     detail: str
+    """The same in a sentence."""
     written_by: str = ""
+    """The version of colabstage."""
 
 
 def look_at_manifest(path: Path, nbytes: int) -> ManifestState:
@@ -65,28 +65,32 @@ _HASH = re.compile("[0-9a-f]{16}")
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What was true of the file when it was finished.
-
-    `size`: bytes. `block_bytes`: length of a block. `hashes`: xxh3-64 of each block, 16 hexadecimal digits.
-    `key`: which source and options made it, as `stage` names them. `identity`: the source's state at that time.
-    `samples`: rows of each split. `skipped`: one sentence for each sample left out.
-    `written_by`: the version of colabstage. `shard`: of a shard, which one of which set; empty for other files.
-    """
+    """What was true of the file when it was finished."""
 
     size: int
+    """Bytes."""
     block_bytes: int
+    """Length of a block."""
     hashes: tuple[str, ...]
+    """xxh3-64 of each block, 16 hexadecimal digits."""
     key: str = ""
+    """Which source and options made it, as `stage` names them."""
     identity: dict[str, Any] = field(default_factory=dict)
+    """The source's state at that time."""
     samples: dict[str, int] = field(default_factory=dict)
+    """Rows of each split."""
     skipped: tuple[str, ...] = ()
+    """One sentence for each sample left out."""
     written_by: str = ""
+    """The version of colabstage."""
     shard: str = ""
+    """Of a shard, which one of which set; empty for other files."""
     version: int = MANIFEST_VERSION
+    """The format of the manifest; only grows when an older reader would be misled."""
 
     @property
     def agrees(self) -> bool:
-        """Whether it has a hash for each block of a file of its size, and no row count is negative."""
+        """Tell whether it has a hash for each block of a file of its size, and no row count is negative."""
         if self.size < 0 or self.block_bytes < 1 or min(self.samples.values(), default=0) < 0:
             return False
         # Counted, not listed: a size that is a lie may be any number.
@@ -94,7 +98,7 @@ class Manifest:
 
     @property
     def ranges(self) -> list[tuple[int, int]]:
-        """`(offset, length)` of each block, in bytes."""
+        """Return `(offset, length)` of each block, in bytes."""
         return block_ranges(self.size, self.block_bytes)
 
 
@@ -104,12 +108,12 @@ _NEEDED = _FIELDS - {"shard"}
 
 
 def manifest_path(file: Path) -> Path:
-    """Where a file's manifest stands."""
+    """Return where a file's manifest stands."""
     return file.with_name(f"{file.name}.json")
 
 
 def is_manifest(path: Path) -> bool:
-    """Whether a file is a manifest that colabstage wrote, of whatever version, or the first part of one."""
+    """Tell whether a file is a manifest that colabstage wrote, of whatever version, or the first part of one."""
     raw = read_json(path)
     if raw is not None:
         return isinstance(raw, dict) and {"version", "block_bytes", "hashes"} <= raw.keys()
@@ -118,7 +122,8 @@ def is_manifest(path: Path) -> bool:
 
 
 def is_as_written(file: Path) -> bool:
-    """Whether a file is one of ours that nobody has written to since: its manifest's length, and time or hashes."""
+    """Tell whether a file is one of ours that nobody has written to since: its manifest's length, and time or
+    hashes."""
     if file.is_symlink() or not file.is_file():
         return False
     found = file.stat()
@@ -182,13 +187,13 @@ def read_manifest(file: Path) -> Manifest | None:
 def damaged_blocks(
     file: Path, manifest: Manifest, *, threads: int, cancellation: Cancellation | None = None
 ) -> list[int]:
-    """Numbers of the blocks whose bytes are not those that were written; read in parallel."""
+    """Return the numbers of the blocks whose bytes are not those that were written; read in parallel."""
     found = hash_ranges(file, manifest.ranges, threads=threads, cancellation=cancellation)
     return [number for number, digest in enumerate(found) if digest != manifest.hashes[number]]
 
 
 def make_hashes(file: Path, *, threads: int, cancellation: Cancellation | None = None) -> tuple[str, ...]:
-    """The hash of every block of a finished file, for its manifest."""
+    """Return the hash of every block of a finished file, for its manifest."""
     ranges = block_ranges(file.stat().st_size, BLOCK_BYTES)
     return tuple(hash_ranges(file, ranges, threads=threads, cancellation=cancellation))
 

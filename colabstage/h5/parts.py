@@ -31,33 +31,38 @@ _CLASSES_SHOWN = 5
 
 @dataclass(frozen=True, slots=True)
 class FieldSchema:
-    """One side of every sample. `kind` in words; `facts`: whatever else must agree, by name."""
+    """What all rows of one side of the samples, inputs or targets, have in common."""
 
     kind: str
+    """What a row is, in words."""
     facts: Mapping[str, Any]
+    """Whatever else must agree, by name."""
 
 
 @dataclass(frozen=True, slots=True)
 class PackSchema:
-    """All samples of a pack. `y` is `None` where there are no targets."""
+    """What all samples of a pack have in common."""
 
     classes: tuple[str, ...]
+    """Names of the classes in label order."""
     x: FieldSchema
+    """The inputs."""
     y: FieldSchema | None
+    """The targets; `None` where there are none."""
 
 
 def rows_schema(shape: tuple[int, ...], dtype: np.dtype[Any]) -> FieldSchema:
-    """Rows of one shape."""
+    """Return the schema of rows of one shape."""
     return FieldSchema("values of one shape", {"shape": shape, "dtype": str(dtype.newbyteorder("="))})
 
 
 def boxes_schema(columns: tuple[str, ...]) -> FieldSchema:
-    """Any number of boxes, with `columns` known of each."""
+    """Return any number of boxes, with `columns` known of each."""
     return FieldSchema("boxes", {"columns": tuple(sorted(columns))})
 
 
 def field_schema(info: FieldInfo) -> FieldSchema:
-    """What a file says of one of its fields."""
+    """Return what a file says of one of its fields."""
     if info.kind == "fixed" and info.shape is not None:
         return rows_schema(info.shape, info.dtype)
     if info.kind == "boxes":
@@ -72,7 +77,7 @@ def field_schema(info: FieldInfo) -> FieldSchema:
 
 
 def pack_schema(info: PackInfo, split: str) -> PackSchema:
-    """What a file says of one of its splits.
+    """Return what a file says of one of its splits.
 
     Raises:
         SplitNotFoundError: it has no such split.
@@ -82,7 +87,7 @@ def pack_schema(info: PackInfo, split: str) -> PackSchema:
 
 
 def schema_difference(expected: PackSchema, found: PackSchema) -> str | None:
-    """In what the second differs from the first, in words that need no subject; `None` when they agree."""
+    """Say in what the second differs from the first, in words that need no subject; `None` when they agree."""
     if expected.classes != found.classes:
         return f"its classes are {_list(found.classes)} instead of {_list(expected.classes)}"
     return _field_difference("inputs", expected.x, found.x) or _field_difference("targets", expected.y, found.y)
@@ -131,23 +136,24 @@ _NAMES_SHOWN = 3
 
 @dataclass(frozen=True, slots=True, order=True)
 class PartName:
-    """A file as part of a dataset; ascending in the order of their rows.
-
-    `folder`, `stem`, `suffix`: of the dataset: "." , "NAME" and ".h5".
-    `appended`: whether it was added later. `number`: among the shards, from 0, or among those added, from 1; 0 for a
-    file that stands alone. `count`: of all shards, 0 for what is none.
-    """
+    """A file as part of a dataset; ascending in the order of their rows."""
 
     folder: str
+    """Of the dataset: "." , "NAME" and ".h5"."""
     stem: str
+    """Of the dataset: "." , "NAME" and ".h5"."""
     suffix: str
+    """Of the dataset: "." , "NAME" and ".h5"."""
     appended: bool
+    """Whether it was added later."""
     number: int
+    """Among the shards, from 0, or among those added, from 1; 0 for a file that stands alone."""
     count: int
+    """Of all shards, 0 for what is none."""
 
     @classmethod
     def of(cls, path: Path) -> PartName:
-        """What a file's name says."""
+        """Return what a file's name says."""
         folder = str(path.parent)
         if found := _SHARD.fullmatch(path.name):
             return cls(folder, found["stem"], found["suffix"] or "", False, int(found["number"]), int(found["count"]))
@@ -157,32 +163,32 @@ class PartName:
 
     @property
     def dataset(self) -> tuple[str, str, str]:
-        """What all parts of one dataset have in common."""
+        """Return what all parts of one dataset have in common."""
         return self.folder, self.stem, self.suffix
 
 
 def shard_path(target: Path, number: int, count: int) -> Path:
-    """The name of one of `count` shards of the dataset that one file `target` would hold."""
+    """Return the name of one of `count` shards of the dataset that one file `target` would hold."""
     return target.with_name(f"{target.stem}-{number:05}-of-{count:05}{target.suffix}")
 
 
 def shard_pattern(target: Path, count: int) -> Path:
-    """A pattern that all shards match; `dataset_h5` reads it."""
+    """Return a pattern that all shards match; `dataset_h5` reads it."""
     return target.with_name(f"{glob.escape(target.stem)}-?????-of-{count:05}{target.suffix}")
 
 
 def appended_path(target: Path, number: int) -> Path:
-    """The name of what was added to the dataset `target` as its `number`-th, from 1."""
+    """Return the name of what was added to the dataset `target` as its `number`-th, from 1."""
     return target.with_name(f"{target.stem}-append-{number:05}{target.suffix}")
 
 
 def shards_beside(target: Path) -> list[Path]:
-    """All shards of the dataset `target` that there are, of any count, in order."""
+    """Return all shards of the dataset `target` that there are, of any count, in order."""
     return _named(target, "-?????-of-?????")
 
 
 def appended_beside(target: Path) -> list[Path]:
-    """All that was added to the dataset `target`, in order."""
+    """Return all that was added to the dataset `target`, in order."""
     return _named(target, "-append-?????")
 
 
@@ -193,7 +199,7 @@ def _named(target: Path, pattern: str) -> list[Path]:
 
 
 def next_appended(target: Path) -> Path:
-    """The name for what is added to the dataset `target` now.
+    """Return the name for what is added to the dataset `target` now.
 
     Raises:
         OptionError: there are as many as names can tell apart.
@@ -207,7 +213,7 @@ def next_appended(target: Path) -> Path:
 
 
 def find_parts(files: Files) -> tuple[Path, ...]:
-    """The files that are to be read as one, in the order of their rows; absolute.
+    """Return the files that are to be read as one, in the order of their rows; absolute.
 
     One path is that file alone, also when there are shards or appended files of its name. A pattern (`*`, `?`, `[`) is
     all that match it: of each name the one file, its shards, then what was appended. A list is taken as it is.

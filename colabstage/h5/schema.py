@@ -27,17 +27,17 @@ _SPLIT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 
 def x_name(split: str) -> str:
-    """The dataset, or group, of a split's inputs."""
+    """Return the dataset, or group, of a split's inputs."""
     return f"X_{split}"
 
 
 def y_name(split: str) -> str:
-    """The dataset, or group, of a split's targets."""
+    """Return the dataset, or group, of a split's targets."""
     return f"Y_{split}"
 
 
 def key_name(split: str) -> str:
-    """The dataset of the source key of each row."""
+    """Return the dataset of the source key of each row."""
     return f"key_{split}"
 
 

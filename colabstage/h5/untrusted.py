@@ -205,8 +205,13 @@ class HeapReferences:
     """The references of a dataset of rows of any length, checked before HDF5 follows them; from several threads."""
 
     def __init__(self, dataset: Any, name: str, source: ByteSource | None = None) -> None:
-        """`dataset`: an open `h5py.Dataset` of such rows. `name`: of it, for messages. `source`: the bytes of its file,
-        where that has no path."""
+        """Take an open `h5py.Dataset` of such rows; no row is read yet.
+
+        Args:
+            dataset: the rows.
+            name: of it, for messages.
+            source: the bytes of its file, where that has no path.
+        """
         import h5py
 
         self._dataset = dataset
@@ -261,7 +266,7 @@ class HeapReferences:
                 raise self._damaged(what)
 
     def _read_heap(self, file: ByteSource, start: int) -> dict[int, int]:
-        """The lengths of a heap's objects, by their numbers."""
+        """Return the lengths of a heap's objects, by their numbers."""
         data, base = file.pread(_HEAP_WINDOW_BYTES, start) if start < file.size else b"", 0
         length = int.from_bytes(data[8:16], "little")
         if not data.startswith(HEAP) or not HEAP_HEAD_BYTES <= length <= file.size - start:
@@ -318,7 +323,7 @@ class HeapReferences:
         return found
 
     def _chunk(self, corner: tuple[int, ...]) -> NDArray[Any]:
-        """The references of one chunk: its bytes, put into a dataset of plain bytes with the same filters."""
+        """Return the references of one chunk: its bytes, put into a dataset of plain bytes with the same filters."""
         skipped, stored = self._dataset.id.read_direct_chunk(corner)
         own = self._dataset.id.get_create_plist()
         filters = [own.get_filter(place)[:3] for place in range(own.get_nfilters()) if not skipped >> place & 1]
@@ -339,7 +344,7 @@ class HeapReferences:
 
 
 def _plain_dataset(shape: tuple[int, ...], filters: Iterable[tuple[int, int, tuple[int, ...]]]) -> Any:
-    """A dataset in memory of one chunk of as many bytes as references have, behind `filters`."""
+    """Return a dataset in memory of one chunk of as many bytes as references have, behind `filters`."""
     import h5py
 
     # Names of files in memory must differ as well.
@@ -385,7 +390,7 @@ def check_heaps(path: Path) -> None:
 
 
 def _is_sound(data: bytes, place: int) -> bool:
-    """Whether the objects of the heap at `place` follow each other up to its end, or to the end of `data`."""
+    """Tell whether the objects of the heap at `place` follow each other up to its end, or to the end of `data`."""
     if place + HEAP_HEAD_BYTES > len(data):
         return True
     length = int.from_bytes(data[place + 8 : place + 16], "little")
@@ -426,7 +431,8 @@ _PROBED = 128
 
 
 def ragged_kind(dataset: Any) -> Literal["ragged", "texts"] | None:
-    """What an open `h5py.Dataset` holds a row of: any number of values, or a text; `None` where it is neither."""
+    """Return what an open `h5py.Dataset` holds a row of: any number of values, or a text; `None` where it is
+    neither."""
     from h5py import check_string_dtype
 
     if len(dataset.shape) != 1:
@@ -437,7 +443,7 @@ def ragged_kind(dataset: Any) -> Literal["ragged", "texts"] | None:
 
 
 def element_dtype(dataset: Any) -> np.dtype[Any]:
-    """The dtype of one value of a row of any length, in native byte order; of texts that of their bytes."""
+    """Return the dtype of one value of a row of any length, in native byte order; of texts that of their bytes."""
     import numpy as np
     from h5py import check_vlen_dtype
 
@@ -447,7 +453,8 @@ def element_dtype(dataset: Any) -> np.dtype[Any]:
 
 
 def ragged_trouble(dataset: Any) -> str | None:
-    """Why rows of any length cannot be read, as a sentence; `None` where they can, or where rows are something else."""
+    """Say why rows of any length cannot be read, as a sentence; `None` where they can, or where rows are something
+    else."""
     from h5py import check_string_dtype, check_vlen_dtype
 
     is_text = check_string_dtype(dataset.dtype) is not None
@@ -460,7 +467,7 @@ def ragged_trouble(dataset: Any) -> str | None:
 
 
 def _element_trouble(dataset: Any) -> str | None:
-    """Why values inside rows cannot be read: "" where they can, `None` where rows are not of any length."""
+    """Say why values inside rows cannot be read: "" where they can, `None` where rows are not of any length."""
     import numpy as np
     from h5py import check_vlen_dtype, h5t
 
@@ -491,7 +498,7 @@ def _named(base: Any) -> str:
 
 
 def estimate_bytes(dataset: Any) -> int:
-    """About how many bytes the values of all rows have, by the mean of a few; exact for texts of one length.
+    """Return about how many bytes the values of all rows have, by the mean of a few; exact for texts of one length.
 
     Never more than the file, where no values lie twice.
     """

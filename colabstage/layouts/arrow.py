@@ -1,4 +1,4 @@
-"""One parquet or Arrow file: its schema, where its images lie, and the column of labels; batch by batch, by pyarrow.
+"""Parquet and Arrow files whose rows are samples, as `datasets` writes them; read by pyarrow, in batches.
 
 Images in an Arrow file lie in it as they are, so only their places are noted. Those in parquet are compressed by pages:
 they are unpacked once, to the local disk.
@@ -57,22 +57,23 @@ _PARQUET, _FEATHER = b"PAR1", b"ARROW1"
 
 
 class FileFacts(NamedTuple):
-    """What a file says before its rows are read.
-
-    `schema`: pyarrow's. `unpacked_bytes`: about what its images take when they have to be unpacked, 0 where they lie in
-    the file as they are.
-    """
+    """What a file says before its rows are read."""
 
     schema: Any
+    """pyarrow's."""
     unpacked_bytes: int
+    """About what its images take when they have to be unpacked, 0 where they lie in the file as they are."""
 
 
 class FoundRows(NamedTuple):
-    """Where each row's image lies, in the file or in the spool, and its label."""
+    """Where the image of each row lies, and its label."""
 
     images: list[Part]
+    """The images' bytes, in the file or in the spool."""
     labels: list[Any]
+    """The label of each row, as the file has it."""
     spooled: bool
+    """Whether the images were unpacked, and `images` counts in the spool."""
 
 
 class ImageSpool:
@@ -92,7 +93,7 @@ class ImageSpool:
 
 
 def import_arrow(name: str) -> Any:
-    """The module pyarrow.
+    """Return the module pyarrow.
 
     Raises:
         MissingDependencyError: it is not installed; `name` is the file that needs it.
@@ -168,11 +169,11 @@ class _Opened:
         self.file = arrow.PythonFile(SeekableBytes(window), mode="r")
 
     def parquet(self) -> Any:
-        """The file as a table; a column is read as a stream, not by whole row groups."""
+        """Return the file as a table; a column is read as a stream, not by whole row groups."""
         return self._arrow.parquet.ParquetFile(self.file, pre_buffer=False, buffer_size=_COLUMN_BUFFER_BYTES)
 
     def batches(self, image: str, label: str | None) -> Iterator[Any]:
-        """The rows, some at a time."""
+        """Yield the rows, some at a time."""
         if self.head.startswith(_PARQUET):
             columns = [image, label] if label else [image]
             yield from self.parquet().iter_batches(batch_size=_ROWS, columns=columns, use_threads=False)
@@ -192,7 +193,8 @@ class _Opened:
             raise CorruptArchiveError(msg) from error
 
     def _is_about_format(self, error: BaseException) -> bool:
-        """Whether pyarrow complains of what it read; what a mount answers has a number, and what we raise is typed."""
+        """Tell whether pyarrow complains of what it read; what a mount answers has a number, and what we raise is
+        typed."""
         if isinstance(error, ColabstageError):
             return False
         return isinstance(error, self._arrow.ArrowException) or (isinstance(error, OSError) and error.errno is None)
@@ -216,7 +218,8 @@ def _column_bytes(metadata: Any) -> int:
 
 
 def _in_place(arrow: Any, opened: _Opened, number: int, image: str, label: str | None) -> FoundRows | None:
-    """Rows of an Arrow stream by their places in the file; `None` where images are compressed or of another type."""
+    """Find the rows of an Arrow stream by their places in the file; `None` where images are compressed or of another
+    type."""
     reader = arrow.ipc.MessageReader.open_stream(opened.file)
     schema = arrow.ipc.read_schema(reader.read_next_message())
     images: list[Part] = []
@@ -271,12 +274,16 @@ _LABELS = ("label", "labels", "class", "fine_label", "target", "category", "clas
 
 
 class _Columns(NamedTuple):
-    """The columns that matter: names of classes where the file has them; `others` are left out."""
+    """The columns of a file, by what they are for."""
 
     image: str
+    """The one that has the images."""
     label: str | None
+    """The one that has the labels, if any."""
     classes: tuple[str, ...]
+    """Names of the classes, where the file has them."""
     others: list[str]
+    """Columns that are left out."""
 
 
 def read_arrow(tree: Tree) -> SampleTable:
@@ -357,7 +364,7 @@ def _find_columns(tree: Tree, facts: FileFacts) -> _Columns:
 
 
 def _features(schema: Any) -> dict[str, Any]:
-    """What `datasets` notes of each column; nothing where another tool wrote the file."""
+    """Return what `datasets` notes of each column; nothing where another tool wrote the file."""
     try:
         found = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))["info"]["features"]
     except (ValueError, KeyError, TypeError):
@@ -393,7 +400,7 @@ def _check_same(shards: Sequence[Shard], facts: Sequence[FileFacts], columns: _C
 def _find(
     tree: Tree, shards: list[Shard], facts: Sequence[FileFacts], columns: _Columns
 ) -> tuple[list[FoundRows], list[Shard]]:
-    """The rows of each file, and the files to read their images from."""
+    """Return the rows of each file, and the files to read their images from."""
     folder = spool_folder(sum(one.unpacked_bytes for one in facts), f"The unpacked images of '{tree.label}'")
     with tempfile.NamedTemporaryFile(dir=folder, prefix="colabstage-") as out:
         spool = ImageSpool(out.file)

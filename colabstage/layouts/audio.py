@@ -1,4 +1,8 @@
-"""Clips of sound from their files' bytes: WAV here, FLAC and others by soundfile where it is installed."""
+"""Clips of sound as rows of one length: WAV is read here, FLAC and others by soundfile where it is installed.
+
+Classes come from folders or from a table, as those of images do. Nothing is resampled: what the rate should be is the
+caller's to say.
+"""
 
 from __future__ import annotations
 
@@ -34,20 +38,27 @@ _UNKNOWN_SIZES = (0, 0xFFFFFFFF)
 
 
 class Clip(NamedTuple):
-    """`values`: `(N, channels)`, float32 from -1 to 1, or int16. `rate`: samples in a second."""
+    """The samples of a clip of sound."""
 
     values: NDArray[Any]
+    """`(N, channels)`, float32 from -1 to 1, or int16."""
     rate: int
+    """Samples in a second."""
 
 
 class _Wav(NamedTuple):
     """What the header says, and where the samples are."""
 
     code: int
+    """How samples are stored, by the number of the format."""
     channels: int
+    """How many samples lie side by side."""
     rate: int
+    """Samples in a second, of each channel."""
     bits: int
+    """Bits of a sample."""
     data: memoryview
+    """The samples, as they are stored."""
 
 
 def read_clip(content: bytes, dtype: SoundDtype) -> Clip:
@@ -68,7 +79,7 @@ def read_clip(content: bytes, dtype: SoundDtype) -> Clip:
 
 
 def _parse_wav(content: bytes) -> _Wav | None:
-    """What a WAV holds; `None` where its samples are packed, or of another kind."""
+    """Return what a WAV holds; `None` where its samples are packed, or of another kind."""
     code = channels = rate = align = bits = at = 0
     at = 12
     while at + 8 <= len(content):
@@ -103,7 +114,7 @@ def _samples(content: bytes, at: int, size: int, align: int) -> memoryview:
 
 
 def _unpacked_24(data: memoryview) -> NDArray[np.int32]:
-    """Numbers of 24 bits as the upper part of int32."""
+    """Return the numbers of 24 bits as the upper part of int32."""
     wide = np.zeros((len(data) // 3, 4), np.uint8)
     wide[:, 1:] = np.frombuffer(data, np.uint8).reshape(-1, 3)
     return wide.view("<i4").reshape(-1).astype(np.int32, copy=False)
@@ -165,19 +176,17 @@ _PROBES = 16
 
 @dataclass(frozen=True, slots=True)
 class AudioOptions:
-    """How clips become rows: `layout=functools.partial(read_audio, options=AudioOptions(length=16_000))`.
-
-    `length`: samples of each row; longer clips are cut, shorter ones filled with zeros, both at the end. `None` takes
-    the length that all clips have.
-    `dtype`: "float32" from -1 to 1, or "int16".
-    `mono`: the mean of the channels, `(length,)`; else a clip of several channels is `(length, channels)`.
-    `rate`: samples in a second that each clip must have; `None` takes that of the first. Nothing is resampled.
-    """
+    """How clips become rows: `layout=functools.partial(read_audio, options=AudioOptions(length=16_000))`."""
 
     length: int | None = None
+    """Samples of each row; longer clips are cut, shorter ones filled with zeros, both at the end. `None` takes the
+    length that all clips have."""
     dtype: SoundDtype = "float32"
+    """"float32" from -1 to 1, or "int16"."""
     mono: bool = False
+    """The mean of the channels, `(length,)`; else a clip of several channels is `(length, channels)`."""
     rate: int | None = None
+    """Samples in a second that each clip must have; `None` takes that of the first. Nothing is resampled."""
 
     def __post_init__(self) -> None:
         if self.dtype not in get_args(SoundDtype):
@@ -251,9 +260,13 @@ class _Seen(NamedTuple):
     """What one clip turned out to be."""
 
     name: str
+    """The clip's file."""
     length: int
+    """Its samples, of each channel."""
     channels: int
+    """How many channels it has."""
     rate: int
+    """Samples in a second."""
 
 
 def _look_at(source: TreeFiles, options: AudioOptions) -> list[_Seen]:
@@ -273,7 +286,7 @@ def _look_at(source: TreeFiles, options: AudioOptions) -> list[_Seen]:
 
 
 def _plan(seen: Sequence[_Seen], options: AudioOptions) -> _ClipDecoder:
-    """What all rows are, by those clips."""
+    """Return what all rows are, by those clips."""
     rates = Counter(one.rate for one in seen)
     rate = options.rate or seen[0].rate
     if set(rates) != {rate}:
@@ -307,9 +320,13 @@ class _ClipDecoder:
     """Makes a row of a file's bytes."""
 
     options: AudioOptions
+    """What rows are to be."""
     length: int
+    """Samples of each row."""
     channels: int
+    """Channels that each clip must have."""
     rate: int
+    """Samples in a second that each clip must have."""
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -44,43 +44,57 @@ _OTHER_PICTURES = frozenset({".gif", ".jfif", ".avif", ".heic", ".heif", ".jp2"}
 
 @dataclass(frozen=True, slots=True)
 class FileKind:
-    """What samples are: `layout` is the layout's name, `noun` what several are called, `extensions` those of files."""
+    """What the samples are that folders hold."""
 
     layout: str
+    """Name of the layout."""
     noun: str
+    """What several of them are called."""
     extensions: tuple[str, ...]
+    """Extensions of their files."""
 
 
 class FoundFiles(NamedTuple):
-    """The files in order, N of them. `labels`: int64 `(N,)`, indices into `classes`. `splits`: N names, or `None`."""
+    """The files in order, N of them."""
 
     files: FileEntries
+    """The files themselves."""
     labels: NDArray[np.int64]
+    """int64 `(N,)`, indices into `classes`."""
     classes: tuple[str, ...]
+    """Names of the classes, in label order."""
     splits: tuple[str, ...] | None
+    """N names, or `None`."""
     notes: tuple[str, ...]
+    """Sentences about what was found or left out."""
 
 
 class _Folder(NamedTuple):
-    """A folder with files of the kind, or an empty one: the folders it lies in and its own name, below the wrapping
-    ones; and its number among those that have files, -1 for an empty one."""
+    """A folder with files of the kind, or an empty one."""
 
     parts: tuple[str, ...]
+    """The folders it lies in, below those that only wrap the dataset, and its own name."""
     number: int
+    """Its number among those that have files, -1 for an empty one."""
 
 
 class _ClassFolder(NamedTuple):
-    """What samples are sorted by, all those of one folder alike, and that folder's number. `split`: its name, or ""."""
+    """What samples are sorted by, all those of one folder alike, and that folder's number."""
 
     split_order: int
+    """The place of its split in the usual order."""
     class_name: str
+    """The class of all that is in it."""
     path: str
+    """Its name in the tree."""
     split: str
+    """The split that it is of, or ""."""
     number: int
+    """Its number among the folders that have files."""
 
 
 def find_class_folders(tree: Tree, kind: FileKind) -> FoundFiles:
-    """The files of a kind by class and split.
+    """Return the files of a kind by class and split.
 
     Split folders (train or training, val, valid, validation, dev, test or testing, in any case; also training_set,
     seg_train, test1 and the like) may lie above the class folders; then the classes are those of all splits together.
@@ -142,7 +156,7 @@ def _find_files(tree: Tree, kind: FileKind) -> FileEntries:
 
 
 def _folders(files: FileEntries) -> tuple[list[_Folder], NDArray[np.int32]]:
-    """The folders that hold files, and for each file the number of its own, int32 `(N,)`."""
+    """Return the folders that hold files, and for each file the number of its own, int32 `(N,)`."""
     known: dict[str, int] = {}
     places = (known.setdefault(name.rpartition("/")[0], len(known)) for name in files.names)
     folder_of = np.fromiter(places, np.int32, len(files))
@@ -153,7 +167,8 @@ def _folders(files: FileEntries) -> tuple[list[_Folder], NDArray[np.int32]]:
 
 
 def _without_files(tree: Tree, kind: FileKind, with_files: list[_Folder]) -> list[_Folder]:
-    """Folders that hold nothing, or pictures of a kind that is not read, where nothing in them is of the kind."""
+    """Find the folders that hold nothing, or pictures of a kind that is not read, where nothing in them is of the
+    kind."""
     names = {*empty_folders(tree), *_of_other_pictures(tree, kind)}
     used = {folder.parts[:depth] for folder in with_files for depth in range(1, len(folder.parts) + 1)}
     found = {tuple(name.split("/")) for name in names}
@@ -190,7 +205,8 @@ def _unwrap(folders: list[_Folder]) -> list[_Folder]:
 
 
 def _split_folders(tree: Tree, folders: list[_Folder], kind: FileKind) -> dict[str, str]:
-    """The folders of splits with the name that each is stored under; empty where the folders are those of classes."""
+    """Return the folders of splits with the name that each is stored under; empty where the folders are those of
+    classes."""
     tops = {folder.parts[0] for folder in folders if folder.parts}
     deep = {folder.parts[0] for folder in folders if _has_classes(folder)}
     splits = {top: SPLIT_NAMES[top.lower()] for top in tops if top.lower() in SPLIT_NAMES}
@@ -217,14 +233,14 @@ def _split_folders(tree: Tree, folders: list[_Folder], kind: FileKind) -> dict[s
 
 
 def _has_classes(folder: _Folder) -> bool:
-    """Whether there is more below the outermost folder than that name again, or one that merely says images."""
+    """Tell whether there is more below the outermost folder than that name again, or one that merely says images."""
     below = [name for name in folder.parts[1:] if not is_image_folder(name)]
     return any(split_name(name) != split_name(folder.parts[0]) for name in below)
 
 
 def _spelled_splits(tops: set[str], deep: set[str]) -> dict[str, str]:
-    """Splits by other spellings than the plain words, where the folders say the same beside the split: seg_train and
-    seg_test; rps, which is then what to train on, and rps-test-set. Empty where that is not so."""
+    """Find splits by other spellings than the plain words, where the folders say the same beside the split: seg_train
+    and seg_test; rps, which is then what to train on, and rps-test-set. Empty where that is not so."""
     read = {top: split_name(top) for top in tops}
     named = {top: name for top, name in read.items() if name.split and top in deep}
     rests = {name.rest for name in named.values()}
@@ -263,8 +279,8 @@ def _unwrap_split(folders: list[_Folder], split: str) -> list[_Folder]:
 
 
 def _without_flat(found: list[_ClassFolder]) -> tuple[list[_ClassFolder], list[_ClassFolder]]:
-    """The folders of classes, and those of splits whose only folder merely says images or repeats the split's name
-    while other splits have folders of classes."""
+    """Return the folders of classes, and those of splits whose only folder merely says images or repeats the split's
+    name while other splits have folders of classes."""
     by_split: dict[str, set[str]] = {}
     for folder in found:
         by_split.setdefault(folder.split, set()).add(folder.class_name)
@@ -281,7 +297,7 @@ def _without_flat(found: list[_ClassFolder]) -> tuple[list[_ClassFolder], list[_
 def _listed_classes(
     tree: Tree, files: FileEntries, folder_of: NDArray[np.int32], flat: list[_ClassFolder], classes: list[str]
 ) -> dict[str, dict[str, str]]:
-    """The class of each file of the splits whose folder has a list of names and classes beside the images.
+    """Return the class of each file of the splits whose folder has a list of names and classes beside the images.
 
     Raises:
         BrokenDatasetError: a list leaves out a file, or names a class that no folder is called.
@@ -301,7 +317,7 @@ def _listed_classes(
 
 
 def _read_list(tree: Tree, entry: FileEntry) -> dict[str, str]:
-    """The first two words of each line: a file's bare name, and its class."""
+    """Return the first two words of each line: a file's bare name, and its class."""
     data = read_with_retry(lambda: tree.read(entry), entry.name, policy=RetryPolicy())
     lines = (line.split("\t" if "\t" in line else None) for line in data.decode("utf-8", "replace").splitlines())
     return {words[0].strip(): words[1].strip() for words in lines if len(words) > 1}
@@ -350,7 +366,7 @@ def _notes_on_empty(found: list[_ClassFolder], kind: FileKind) -> list[str]:
 
 
 def _missing_classes(folders: list[_ClassFolder], kind: FileKind) -> list[str]:
-    """A note for each split that has no files of some class."""
+    """Return a note for each split that has no files of some class."""
     by_split: dict[str, set[str]] = {}
     for folder in folders:
         by_split.setdefault(folder.split, set()).add(folder.class_name)

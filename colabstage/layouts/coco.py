@@ -31,21 +31,32 @@ class _Box(NamedTuple):
     """What is kept of an annotation while its file is read; polygons, most of the file, are not."""
 
     image: Any
+    """The image's id."""
     category: Any
+    """The category's id."""
     bbox: Any
+    """Left, top, width and height, as the file has them."""
     iscrowd: Any
+    """Whether it is drawn around many things at once."""
     area: Any
+    """What the file says of the area of the thing's outline."""
     number: Any
+    """How many boxes of the file came before."""
 
 
 class _CocoFile(NamedTuple):
-    """One file, with the split that it is called after ("" for none)."""
+    """One file of annotations."""
 
     entry: FileEntry
+    """The file."""
     split: str
+    """The split that it is called after, "" for none."""
     images: list[Any]
+    """Its list `images`."""
     boxes: list[Any]
+    """Its list `annotations`, of each what is needed."""
     categories: list[Any]
+    """Its list `categories`."""
 
 
 def read_coco(tree: Tree) -> SampleTable:
@@ -116,7 +127,8 @@ def _read_file(tree: Tree, entry: FileEntry) -> _CocoFile | None:
 
 
 def _slim(pairs: list[tuple[str, Any]]) -> Any:
-    """A JSON object; of an annotation only what is needed, which spares most of the memory that polygons take."""
+    """Return a JSON object; of an annotation only what is needed, which spares most of the memory that polygons
+    take."""
     found = dict(pairs)
     if "image_id" in found and "bbox" in found:
         keys = ("image_id", "category_id", "bbox", "iscrowd", "area", "id")
@@ -182,7 +194,7 @@ def _place_images(file: _CocoFile, images: FileEntries) -> tuple[list[tuple[Any,
 
 
 def _size_of(image: dict[str, Any]) -> tuple[int, int]:
-    """Height and width that a file says its image has; zeros where it does not."""
+    """Return the height and width that a file says its image has; zeros where it does not."""
     height, width = image.get("height"), image.get("width")
     if isinstance(height, int) and isinstance(width, int) and height > 0 and width > 0:
         return height, width
@@ -190,7 +202,7 @@ def _size_of(image: dict[str, Any]) -> tuple[int, int]:
 
 
 def _rows(file: _CocoFile, numbers: dict[Any, int]) -> dict[Any, list[list[float]]]:
-    """The boxes of each image, by its id, in the file's order."""
+    """Return the boxes of each image, by its id, in the file's order."""
     known = {image["id"] for image in file.images}
     rows: dict[Any, list[list[float]]] = {}
     for place, box in enumerate(file.boxes):

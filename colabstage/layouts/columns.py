@@ -1,4 +1,8 @@
-"""A table file as columns of text: CSV and its relatives, and parquet where pyarrow is installed."""
+"""A table file as columns of text, and what each column is: labels, splits, groups, the corners of boxes.
+
+CSV and its relatives are read here, parquet where pyarrow is installed. Cells stay text until all of a column have been
+seen, because "01" beside "1" is a code and no number.
+"""
 
 from __future__ import annotations
 
@@ -26,15 +30,17 @@ _DELIMITERS = (",", ";", "\t", "|")
 
 
 def is_table(name: str) -> bool:
-    """Whether a file of this name is a table."""
+    """Tell whether a file of this name is a table."""
     return name.lower().endswith(TABLE_EXTENSIONS)
 
 
 class TableRows(NamedTuple):
-    """The cells of a table, the header's among them. `fault`: what keeps it from being used, "" for nothing."""
+    """What a table file holds."""
 
     rows: list[list[str]]
+    """The cells, row by row, the header's first."""
     fault: str = ""
+    """What keeps it from being used, "" for nothing."""
 
 
 def read_rows(tree: Tree, entry: FileEntry) -> list[list[str]]:
@@ -120,11 +126,14 @@ _CODE = re.compile(r"0\d+", re.ASCII)
 
 
 class ColumnRoles(NamedTuple):
-    """Names of columns by what they are; of a table without one, `None`."""
+    """Names of columns by what they are for."""
 
     labels: tuple[str, ...]
+    """Those that hold labels."""
     split: str | None
+    """The one that names splits, if any."""
     group: str | None
+    """The one that names groups, if any."""
 
 
 def plain_name(column: str) -> str:
@@ -133,12 +142,12 @@ def plain_name(column: str) -> str:
 
 
 def is_label_name(column: str) -> bool:
-    """Whether a column is called a label, so that it is never the path."""
+    """Tell whether a column is called a label, so that it is never the path."""
     return plain_name(column) in _LABELS
 
 
 def is_path_name(column: str) -> bool:
-    """Whether a column is called a path."""
+    """Tell whether a column is called a path."""
     return plain_name(column) in _PATHS
 
 
@@ -171,7 +180,7 @@ def find_roles(columns: Mapping[str, Sequence[str]], *, labels: Sequence[str] | 
 
 
 def _is_split(name: str, cells: Sequence[str]) -> bool:
-    """Whether a column holds nothing but names of splits.
+    """Tell whether a column holds nothing but names of splits.
 
     Raises:
         LayoutError: it is called a split, and some of its cells are none.
@@ -188,7 +197,7 @@ def _is_split(name: str, cells: Sequence[str]) -> bool:
 
 
 def _is_told(name: str, cells: Sequence[str]) -> bool:
-    """Whether a column can be a label: it has a name, and not another word in every row as an id has."""
+    """Tell whether a column can be a label: it has a name, and not another word in every row as an id has."""
     # "Unnamed: 0" is what pandas calls the index it has written.
     if not name or name.lower().startswith("unnamed") or plain_name(name) in _IDS or is_path_name(name):
         return False
@@ -196,7 +205,7 @@ def _is_told(name: str, cells: Sequence[str]) -> bool:
 
 
 def _named_labels(columns: Mapping[str, Sequence[str]]) -> str | None:
-    """The column that is called a label; of several that say the same, the one in words.
+    """Return the column that is called a label; of several that say the same, the one in words.
 
     Raises:
         LayoutError: two are called so, and say different things.
@@ -233,7 +242,7 @@ def _which(columns: list[str]) -> LayoutError:
 
 
 def is_numeric(cells: Sequence[str]) -> bool:
-    """Whether every cell that is not empty is a number, and there are some. "01" is a code, no number."""
+    """Tell whether every cell that is not empty is a number, and there are some. "01" is a code, no number."""
     filled = [cell for cell in cells if cell]
     return (
         bool(filled)
@@ -246,7 +255,7 @@ def is_numeric(cells: Sequence[str]) -> bool:
 def make_targets(
     columns: Mapping[str, Sequence[str]], *, separator: str | None = None
 ) -> tuple[Values, tuple[str, ...]]:
-    """Targets of label columns, and the names of their classes.
+    """Return the targets of label columns, and the names of their classes.
 
     One column of words: int64 `(N,)`, index into the sorted words; with "|" or ";" in them, uint8 `(N, K)`, one column
     for each word. One of numbers: int64 or float32 `(N,)`; whole ones that count classes from 0 name them. Several of
@@ -302,7 +311,7 @@ def _numbers(name: str, cells: Sequence[str]) -> tuple[Values, tuple[str, ...]]:
 
 
 def class_numbers(whole: NDArray[np.int64]) -> tuple[str, ...]:
-    """The numbers of classes as their names, where whole numbers count classes from 0; else nothing."""
+    """Return the numbers of classes as their names, where whole numbers count classes from 0; else nothing."""
     found = np.unique(whole)
     if not len(found) or found[0] != 0 or found[-1] != len(found) - 1 or 2 * len(found) > len(whole):
         return ()
@@ -357,22 +366,27 @@ _BOX_LABELS = ("labelname", "name")
 
 
 class BoxColumns(NamedTuple):
-    """The columns that boxes are in: x0, y0, x1, y1 and what is in the box."""
+    """The columns that boxes are in."""
 
     corners: tuple[str, ...]
+    """Names of x0, y0, x1 and y1, in this order."""
     label: str
+    """Name of the column that says what is in the box."""
 
 
 class PlacedBoxes(NamedTuple):
-    """The boxes of M files in the order of their first rows, whose numbers are `firsts`, and their classes."""
+    """The boxes of M files, in the order of their first rows."""
 
     firsts: list[int]
+    """The number of each file's first row."""
     boxes: Boxes
+    """The boxes of all of them."""
     classes: tuple[str, ...]
+    """Names of the classes, in label order."""
 
 
 def box_columns(header: Sequence[str]) -> BoxColumns | None:
-    """The columns of a table that are boxes; `None` of a table without.
+    """Return the columns of a table that are boxes; `None` of a table without.
 
     Raises:
         LayoutError: there are boxes in a form that is not read, or nothing that says what is in them.

@@ -40,30 +40,38 @@ NAME = "table"
 
 
 class _Row(NamedTuple):
-    """A row whose file there is, by number: its cells, and the places of the columns by name."""
+    """A row whose file is there."""
 
     file: int
+    """The file's number."""
     cells: list[str]
+    """What stands in the row."""
     places: dict[str, int]
+    """The place of each column, by name."""
     split: str
+    """The split that the row, or its table, names; "" for none."""
 
     def cell(self, name: str) -> str:
         return self.cells[self.places[name]]
 
 
 class _Found(NamedTuple):
-    """One table file that leads to files: its columns' names, its rows, and which column it is.
-
-    `leads`: the numbers of the files that each cell of that column may mean, as far as there are any.
-    """
+    """One table file that leads to files of the tree."""
 
     name: str
+    """The table's name in the tree."""
     header: list[str]
+    """Names of its columns."""
     rows: list[list[str]]
+    """Its cells, without the header."""
     path: int
+    """Which column leads to the files."""
     fault: str
+    """What keeps it from being used, "" for nothing."""
     lookup: FileLookup
+    """Finds files by what cells say."""
     leads: dict[str, Sequence[int]]
+    """The numbers of the files that each cell of that column may mean, as far as there are any."""
 
     @property
     def files(self) -> set[int]:
@@ -71,7 +79,8 @@ class _Found(NamedTuple):
 
     @property
     def split(self) -> str:
-        """The split that the table is called after, or lies in: train.csv, labels_train.csv, valid/_classes.csv."""
+        """Return the split that the table is called after, or lies in: train.csv, labels_train.csv,
+        valid/_classes.csv."""
         stem = posixpath.splitext(posixpath.basename(self.name))[0]
         return split_name(stem).split or split_of_path(self.name)
 
@@ -81,27 +90,33 @@ class _Found(NamedTuple):
 
 
 class FileTable(NamedTuple):
-    """What tables say of files: N samples. `targets`, `splits`, `groups`, `classes`, `notes` as in `SampleTable`."""
+    """What tables say of files: N samples."""
 
     keys: Sequence[str]
+    """What each sample is called."""
     files: Sequence[FileEntry]
+    """The file of each."""
     targets: Targets
+    """As in `SampleTable`."""
     splits: tuple[str, ...] | None
+    """As in `SampleTable`."""
     groups: tuple[str, ...] | None
+    """As in `SampleTable`."""
     classes: tuple[str, ...]
+    """As in `SampleTable`."""
     notes: tuple[str, ...]
+    """As in `SampleTable`."""
 
 
 class TableChoice(NamedTuple):
-    """What a caller says of the tables of a tree, rather than have it found out.
-
-    `labels`: the columns that hold the labels. `table`: the one table that counts, by its path or bare name.
-    `separator`: what stands between several labels in one cell, "" where each cell is one label.
-    """
+    """What a caller says of the tables of a tree, rather than have it found out."""
 
     labels: tuple[str, ...] | None = None
+    """The columns that hold the labels."""
     table: str | None = None
+    """The one table that counts, by its path or bare name."""
     separator: str | None = None
+    """What stands between several labels in one cell, "" where each cell is one label."""
 
 
 def read_table(
@@ -139,7 +154,7 @@ def read_table(
 
 
 def find_file_table(tree: Tree, kind: FileKind, choice: TableChoice) -> FileTable:
-    """The files of a kind that the tables of a tree name, with what they say of them.
+    """Return the files of a kind that the tables of a tree name, with what they say of them.
 
     Raises:
         As `read_table`.
@@ -203,7 +218,7 @@ def _read(found: list[_Found], files: FileEntries, kind: FileKind, choice: Table
 
 
 def _chosen(tree: Tree, tables: list[FileEntry], wanted: str | None) -> list[FileEntry]:
-    """The tables that count.
+    """Return the tables that count.
 
     Raises:
         LayoutError: that which was chosen is not there.
@@ -220,7 +235,7 @@ def _chosen(tree: Tree, tables: list[FileEntry], wanted: str | None) -> list[Fil
 
 
 def _with_paths(tree: Tree, tables: list[FileEntry], files: FileEntries, kind: FileKind) -> list[_Found]:
-    """The tables that lead to files of the kind.
+    """Return the tables that lead to files of the kind.
 
     Raises:
         LayoutError: there are none.
@@ -252,14 +267,14 @@ def _with_paths(tree: Tree, tables: list[FileEntry], files: FileEntries, kind: F
 
 
 def _is_submission(name: str) -> bool:
-    """Whether a table is an example of what to submit to a competition: its labels are made up."""
+    """Tell whether a table is an example of what to submit to a competition: its labels are made up."""
     return "submission" in posixpath.basename(name).lower()
 
 
 def _path_column(
     name: str, rows: list[list[str]], lookup: FileLookup, extensions: tuple[str, ...]
 ) -> tuple[int, dict[str, Sequence[int]]] | None:
-    """The column that leads to files, and to which: most of its rows do, or it leads to most of the files.
+    """Return the column that leads to files, and to which: most of its rows do, or it leads to most of the files.
 
     A column called a label never is: "2" may be a class, and also the stem of 2.png.
     """
@@ -320,7 +335,8 @@ def _differ(rows: list[list[str]], one: int, other: int, lookup: FileLookup) -> 
 
 
 def _that_count(found: list[_Found], choice: TableChoice, notes: list[str]) -> list[_Found]:
-    """One table, or those of the splits: what speaks of other files is left out, what speaks of the same competes.
+    """Return one table, or those of the splits: what speaks of other files is left out, what speaks of the same
+    competes.
 
     Raises:
         LayoutError: several tables speak of the same files.
@@ -348,7 +364,7 @@ def listed_names(tables: list[_Found]) -> str:
 
 
 def _labelled(found: list[_Found], roles: ColumnRoles, notes: list[str], kind: FileKind) -> list[_Found]:
-    """The tables with all columns that count; test.csv of a competition has no labels, and is left out."""
+    """Return the tables with all columns that count; test.csv of a competition has no labels, and is left out."""
     if len(found) == 1:
         return found
     needed = {found[0].header[found[0].path], *roles.labels, *filter(None, (roles.group,))}
@@ -363,7 +379,7 @@ def _labelled(found: list[_Found], roles: ColumnRoles, notes: list[str], kind: F
 
 
 def _rows(table: _Found, files: FileEntries, roles: ColumnRoles, *, several: bool) -> list[_Row]:
-    """The rows whose file there is.
+    """Return the rows whose file there is.
 
     Raises:
         LayoutError: a path leads to several files that nothing tells apart.
@@ -390,7 +406,7 @@ def _rows(table: _Found, files: FileEntries, roles: ColumnRoles, *, several: boo
 
 
 def _unique(names: Iterable[str]) -> tuple[str, ...]:
-    """Names with a number behind those that have been there before: an image may have several rows."""
+    """Return the names with a number behind those that have been there before: an image may have several rows."""
     seen: dict[str, int] = {}
     keys = []
     for name in names:

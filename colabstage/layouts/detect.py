@@ -1,7 +1,7 @@
-"""Which layout the files of a tree form: each reader is asked in turn, the weakest last.
+"""Find the layout of a tree: each reader is asked in turn, the weakest last; and the layouts that take options.
 
-What each function returns goes wherever a layout does, to other processes too. Whoever gives the same options again
-gets the pack that was made with them.
+What a layout with options returns goes wherever a layout does, to other processes too. Whoever gives the same options
+again gets the pack that was made with them.
 """
 
 from __future__ import annotations
@@ -67,16 +67,16 @@ LayoutFunction = Callable[["Tree"], "SampleTable"]
 
 
 class LayoutReader(NamedTuple):
-    """One layout.
-
-    `read` makes the table, or raises LayoutError with the reason why the tree is not of this layout; BrokenDatasetError
-    where it is and cannot be read. `guess` is what "auto" asks instead, where more speaks for a layout, or against it,
-    than whoever names it needs to know; and whether the samples are more of a dataset that is there.
-    """
+    """One layout: how to read a tree by it, and how to tell that a tree is of it."""
 
     name: str
+    """What `layout=` calls it."""
     read: Callable[[Tree], SampleTable]
+    """Makes the table, or raises LayoutError with the reason why the tree is not of this layout; BrokenDatasetError
+    where it is and cannot be read."""
     guess: Callable[[Tree, bool], SampleTable] | None = None
+    """What "auto" asks instead, where more speaks for a layout, or against it, than whoever names it needs to know; and
+    whether the samples are more of a dataset that is there."""
 
 
 # Asked in this order: the more a layout demands of a tree, the earlier it stands.
@@ -138,7 +138,7 @@ def detect_layout(tree: Tree, layout: str | LayoutFunction = "auto", *, is_more:
 
 
 def _nothing_fits(label: str, declined: list[tuple[str, LayoutError]]) -> LayoutError:
-    """The error that says first what would nearly fit."""
+    """Return the error that says first what would nearly fit."""
     nearest = next((error for _, error in declined if isinstance(error, NearMissError)), None)
     reasons = "".join(f"\n  {name}: {error}" for name, error in declined if error is not nearest)
     if nearest is not None:
@@ -168,7 +168,7 @@ def audio_clips(
     mono: bool = False,
     labels: Sequence[str] | None = None,
 ) -> LayoutFunction:
-    """Clips of sound, in folders of classes or named by a table, as rows of one length.
+    """Read clips of sound, in folders of classes or named by a table, as rows of one length.
 
     >>> layout = audio_clips(seconds=1.0, rate=16_000, mono=True)
 
@@ -201,7 +201,7 @@ def token_blocks(
     separator: int | None = None,
     field: str = "text",
 ) -> LayoutFunction:
-    """Tokens or text as rows of one number of tokens.
+    """Read tokens or text as rows of one number of tokens.
 
     >>> layout = token_blocks(256, dtype="uint32")
 
@@ -221,7 +221,7 @@ def token_blocks(
 
 
 def array_rows(x: str | None = None, y: str | None = None) -> LayoutFunction:
-    """Rows of arrays in .npy, .npz and HDF5 files.
+    """Read rows of arrays in .npy, .npz and HDF5 files.
 
     >>> layout = array_rows(x="spectra", y="concentration")
 
@@ -234,7 +234,7 @@ def array_rows(x: str | None = None, y: str | None = None) -> LayoutFunction:
 def table_rows(
     labels: Sequence[str] | None = None, *, table: str | None = None, separator: str | None = None
 ) -> LayoutFunction:
-    """Images that a table (.csv, .tsv, .parquet) names.
+    """Read images that a table (.csv, .tsv, .parquet) names.
 
     >>> layout = table_rows(labels=["age", "height"], table="people.csv")
 
@@ -248,7 +248,7 @@ def table_rows(
 
 
 def file_names(pattern: str | None = None) -> LayoutFunction:
-    """Images whose names say their class.
+    """Read images whose names say their class.
 
     >>> layout = file_names(r"([A-Za-z_]+)_\\d+\\.jpg$")  # Abyssinian_12.jpg
 

@@ -88,7 +88,7 @@ def guess_tfrecord(tree: Tree, _is_more: bool) -> SampleTable:
 
 
 def _leads_to_images(tree: Tree) -> bool:
-    """Whether a table leads to image files, however well it can be read."""
+    """Tell whether a table leads to image files, however well it can be read."""
     try:
         read_table(tree)
     except BrokenDatasetError:
@@ -141,7 +141,7 @@ def guess_audio(tree: Tree, is_more: bool) -> SampleTable:
 
 
 def _undoubted(tree: Tree, found: SampleTable, *, is_more: bool) -> SampleTable:
-    """The table of folders of classes, with splits where lists say them, or a note on lists that are not read.
+    """Return the table of folders of classes, with splits where lists say them, or a note on lists that are not read.
 
     Raises:
         BrokenDatasetError: lists of splits contradict the folders, or each other.
@@ -178,12 +178,12 @@ def _labels(found: SampleTable) -> list[int]:
 
 
 def _class_of(found: SampleTable) -> Iterable[tuple[str, str]]:
-    """The name of each image and of its class."""
+    """Return the name of each image and of its class."""
     return ((name, found.classes[label]) for name, label in zip(found.keys, _labels(found), strict=True))
 
 
 def _folders_below(found: SampleTable) -> dict[str, set[str]]:
-    """The folders right below each class, "" for images that lie in the class's own."""
+    """Return the folders right below each class, "" for images that lie in the class's own."""
     below: dict[str, set[str]] = {name: set() for name in found.classes}
     for folder, name in {(image.rpartition("/")[0], name) for image, name in _class_of(found)}:
         parts = folder.split("/")
@@ -193,7 +193,8 @@ def _folders_below(found: SampleTable) -> dict[str, set[str]]:
 
 
 def _roles(found: SampleTable) -> str:
-    """Folders called after splits, or after what they hold of each sample, unless one stands among real classes."""
+    """Find the folders called after splits, or after what they hold of each sample, unless one stands among real
+    classes."""
     roles = [name for name in found.classes if is_role_folder(name)]
     splits = [name for name in found.classes if split_name(name).split]
     rests = [split_name(name) for name in splits]
@@ -218,7 +219,7 @@ def _one_class(found: SampleTable) -> str:
 
 
 def _variants(below: dict[str, set[str]]) -> str:
-    """The same folders below each: variants of one dataset, or parts of each sample."""
+    """Return the same folders below each: variants of one dataset, or parts of each sample."""
     common = set.intersection(*below.values())
     if len(below) < 2 or len(common) < 2 or "" in common:
         return ""
@@ -230,7 +231,7 @@ def _variants(below: dict[str, set[str]]) -> str:
 
 
 def _wrapper(below: dict[str, set[str]]) -> str:
-    """A folder that holds the classes once more."""
+    """Return a folder that holds the classes once more."""
     for name, inner in below.items():
         again = (inner & below.keys()) - {name}
         if len(again) > 1:
@@ -242,7 +243,7 @@ def _wrapper(below: dict[str, set[str]]) -> str:
 
 
 def _strange_split(found: SampleTable) -> str:
-    """A split that has no class in common with what is trained on."""
+    """Return a split that has no class in common with what is trained on."""
     if found.splits is None:
         return ""
     classes: dict[str, set[str]] = {}
@@ -259,10 +260,12 @@ def _strange_split(found: SampleTable) -> str:
 
 
 class _Named(NamedTuple):
-    """What files beside the samples say of them: why that speaks against folders, and lists of splits that agree."""
+    """What files beside the samples say of them."""
 
     reason: str = ""
+    """Why that speaks against folders as classes, "" where it does not."""
     lists: list[str] = []  # noqa: RUF012  # never changed
+    """Lists of splits that agree with them."""
 
 
 def _named_elsewhere(tree: Tree, found: SampleTable, *, read: frozenset[str]) -> _Named:
@@ -302,7 +305,7 @@ def _named_elsewhere(tree: Tree, found: SampleTable, *, read: frozenset[str]) ->
 
 
 def _may_speak_of_many(entry: FileEntry, classes: set[str]) -> bool:
-    """Whether a file may be a list of images of several classes, by its name and place."""
+    """Tell whether a file may be a list of images of several classes, by its name and place."""
     *folders, base = entry.name.split("/")
     return classes.isdisjoint(folders) and not base.lower().startswith(_NO_ANNOTATIONS)
 
@@ -315,17 +318,18 @@ def _says_more(name: str, what: str) -> str:
 
 
 def _words(line: str) -> list[str]:
-    """What of a line may be a name or a label: what stands between blanks and quotes, and between delimiters."""
+    """Return what of a line may be a name or a label: what stands between blanks and quotes, and between delimiters."""
     return [*_WORD.findall(line), *(cell.strip() for cell in _CELL.findall(line))]
 
 
 def _parts(words: list[str]) -> set[str]:
-    """The folders and bare names in some words."""
+    """Return the folders and bare names in some words."""
     return {part for word in words for part in word.replace("\\", "/").split("/")}
 
 
 def _competes(text: str, class_of: dict[str, str], enough: int) -> bool | None:
-    """Whether a text says something else of samples than the class that their folders say; `None`: it names too few.
+    """Tell whether a text says something else of samples than the class that their folders say; `None`: it names too
+    few.
 
     Args:
         text: the beginning of a file.

@@ -1,4 +1,4 @@
-"""The datasets of an HDF5 file that somebody else wrote (MATLAB's .mat files of version 7.3 are such), as arrays."""
+"""The datasets of HDF5 files that somebody else wrote, as rows of samples; MATLAB's .mat 7.3 are such."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ def hdf5_arrays(tree: Tree, entry: FileEntry) -> list[StoredArray]:
 
 
 def _datasets(file: Any, label: str, *, alone: bool) -> Iterator[tuple[str, Any]]:
-    """Every dataset of a file with its name, each once: first those of the file itself, then what links lead to; in
-    place of what cannot be read, the error that says why. `alone`: whether there are no other files beside it."""
+    """Yield every dataset of a file with its name, each once: first those of the file itself, then what links lead to;
+    in place of what cannot be read, the error that says why. `alone`: whether there are no other files beside it."""
     import h5py
 
     path = Path(file.filename)
@@ -92,7 +92,8 @@ def _datasets(file: Any, label: str, *, alone: bool) -> Iterator[tuple[str, Any]
 
 
 def _apart(key: str, label: str) -> PackFormatError:
-    """Without files by names, HDF5 would look for the other file's values in this one."""
+    """Refuse values in another file: without files by names, HDF5 would look for the other file's values in this
+    one."""
     return PackFormatError(
         f"{key} in '{label}' lies in another file, which is looked for only beside files of a folder. Unpack the "
         "archive, or copy all of it into one file."
@@ -100,7 +101,7 @@ def _apart(key: str, label: str) -> PackFormatError:
 
 
 def _unreadable(name: str, trouble: str) -> StoredArray:
-    """What a name stands for whose rows nobody can read."""
+    """Return what a name stands for whose rows nobody can read."""
 
     def refuse() -> NoReturn:
         msg = f"'{name}' cannot be used: {trouble}."
@@ -159,7 +160,7 @@ def _stored(tree: Tree, entry: FileEntry, file: Any, dataset: Any, name: str) ->
 
 
 def _trouble(dataset: Any) -> str:
-    """Why values that are neither numbers nor texts cannot be packed."""
+    """Say why values that are neither numbers nor texts cannot be packed."""
     import h5py
 
     base = h5py.check_vlen_dtype(dataset.dtype)
@@ -184,7 +185,7 @@ def _text(tree: Tree, entry: FileEntry, dataset: Any) -> NDArray[Any]:
 def _rows(
     tree: Tree, entry: FileEntry, file: Any, dataset: Any, name: str, *, along_last: bool = False
 ) -> SampleSource:
-    """Rows by their place in the file where they have one, which needs no lock of HDF5's; else through h5py."""
+    """Read rows by their place in the file where they have one, which needs no lock of HDF5's; else through h5py."""
     # A dataset that a link leads to tells its place in another file.
     has_place = not (dataset.chunks or dataset.external or dataset.is_virtual or is_elsewhere(dataset, file))
     offset = dataset.id.get_offset() if has_place else None
@@ -218,24 +219,24 @@ class _Hdf5Rows:
 
     @cached_property
     def sizes(self) -> NDArray[np.int64]:
-        """Bytes of a row, unpacked."""
+        """Return the bytes of a row, unpacked."""
         return np.full(self._count, self._row_bytes, np.int64)
 
     @cached_property
     def positions(self) -> NDArray[np.int64]:
-        """The rows in their order."""
+        """Return the rows in their order."""
         return np.arange(self._count, dtype=np.int64)
 
     def name(self, index: int) -> str:
-        """The dataset's name and the number of the row."""
+        """Return the dataset's name and the number of the row."""
         return f"{self._name}[{index}]"
 
     def stamp(self, index: int) -> str:
-        """The file's stamp, and which row."""
+        """Return the file's stamp, and which row."""
         return f"{self._stamp} {self._dataset.name} {index}"
 
     def read(self, index: int) -> NDArray[Any]:
-        """One row.
+        """Return one row.
 
         Raises:
             DecodeError: its chunk is damaged.
@@ -262,7 +263,7 @@ class _Hdf5Rows:
 
 
 def _block_rows(chunk_rows: int, row_bytes: int) -> int:
-    """How many rows to read at once: whole chunks where that stays within bounds."""
+    """Return how many rows to read at once: whole chunks where that stays within bounds."""
     wanted = max(1, _BLOCK_BYTES // row_bytes)
     rows = math.ceil(wanted / chunk_rows) * chunk_rows
     return rows if rows * row_bytes <= _MAX_BLOCK_BYTES else max(1, _MAX_BLOCK_BYTES // row_bytes)
@@ -275,12 +276,12 @@ _MAX_FILES = 256
 
 
 def array_files(tree: Tree) -> list[FileEntry]:
-    """The files of a tree that may hold arrays."""
+    """Return the files of a tree that may hold arrays."""
     return [entry for entry in tree.entries if entry.name.lower().endswith(_SUFFIXES)]
 
 
 def find_arrays(tree: Tree) -> list[StoredArray]:
-    """All arrays of a tree, by file and key; headers are read, and no more.
+    """Return all arrays of a tree, by file and key; headers are read, and no more.
 
     Raises:
         LayoutError: a file is not what its name says, or there are too many of them.

@@ -20,24 +20,27 @@ NAME = "detection"
 
 
 class Column(NamedTuple):
-    """What is known of each box beside its place: `width` numbers under one name."""
+    """What is known of each box beside its place."""
 
     name: str
+    """What it is called in the pack."""
     dtype: type[np.generic]
+    """Of its numbers."""
     width: int = 1
+    """How many numbers each box has of it."""
 
 
 class LabelledImage(NamedTuple):
-    """An image and the rows of its boxes: x0, y0, x1, y1, then the label, then the further columns.
-
-    `split` is "" where no split is known of it. `size`: height and width in pixels that the label file says the image
-    has; zeros where it says none.
-    """
+    """An image and its boxes."""
 
     file: FileEntry
+    """The image's file."""
     rows: Sequence[Sequence[float]]
+    """Of each box x0, y0, x1, y1, then the label, then the further columns."""
     split: str
+    """"" where no split is known of it."""
     size: tuple[int, int] = (0, 0)
+    """Height and width in pixels that the label file says the image has; zeros where it says none."""
 
 
 def detection_table(
@@ -87,15 +90,16 @@ def _columns(rows: NDArray[np.float64], columns: Sequence[Column]) -> dict[str, 
 
 
 def split_of_word(word: str) -> str | None:
-    """The split that a word names, years and numbers aside: train, train2017, Validation, instances_val2017's val."""
+    """Return the split that a word names, years and numbers aside: train, train2017, Validation, instances_val2017's
+    val."""
     return SPLIT_NAMES.get(word.lower().rstrip("0123456789").rstrip("-_"))
 
 
 def split_of_folders(name: str) -> str:
-    """The split that a file's folders name, the outermost first; "" for none."""
+    """Return the split that a file's folders name, the outermost first; "" for none."""
     return next((split for folder in name.split("/")[:-1] if (split := split_of_word(folder))), "")
 
 
 def without_boxes_note(count: int, what: str) -> list[str]:
-    """A note on images that nothing is known of; empty where there are none."""
+    """Return a note on images that nothing is known of; empty where there are none."""
     return [f"{count:,} images have no {what}; they are kept without boxes."] if count else []

@@ -91,7 +91,7 @@ class _Pairs:
         return f"{self.label}[{index}]"
 
     def get(self, index: int) -> tuple[Any, Any]:
-        """One item.
+        """Return one item.
 
         Raises:
             OSError: as the dataset raises it; it may pass.
@@ -118,7 +118,7 @@ class _Pairs:
 
 
 def _pair(item: Any, name: str) -> tuple[Any, Any]:
-    """An item as `(x, y)`.
+    """Return an item as `(x, y)`.
 
     Raises:
         LayoutError: it has other parts.
@@ -169,7 +169,7 @@ def _is_picture(value: Any) -> bool:
 
 
 def _as_array(value: Any, name: str) -> NDArray[Any]:
-    """A Pillow image, tensor, array or number as an array; Python's own numbers as int64 and float32."""
+    """Return a Pillow image, tensor, array or number as an array; Python's own numbers as int64 and float32."""
     if _is_picture(value):
         kept = value.mode in ("L", "RGB", "RGBA", "P", "1", "I;16", "I", "F")
         return np.asarray(value if kept else value.convert("RGB"))

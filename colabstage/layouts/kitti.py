@@ -92,7 +92,7 @@ def _classes(found: set[str]) -> list[str]:
 
 
 def _parse(file: FileEntry, content: bytes) -> list[tuple[str, list[float]]]:
-    """Type and the fourteen numbers of each object, in KITTI's order."""
+    """Return the type and the fourteen numbers of each object, in KITTI's order."""
     found = []
     for number, line in enumerate(content.decode("utf-8-sig", "replace").splitlines(), 1):
         words = line.split()

@@ -1,7 +1,7 @@
-"""The keys of an LMDB file, and where their values lie, read by position.
+"""Images and labels in an LMDB database: its keys are read by page, its values by their places.
 
 Not through the lmdb package: that maps the file, which on a mount is slow and, where the file is cut, ends the process
-by a signal. Every value lies in one stretch of the file, so its place is all that reading needs. Format: LMDB 0.9
+by a signal. Every value is one byte range of the file, so its place is all that reading needs. Format: LMDB 0.9
 (data version 1) on 64-bit machines, little-endian; a header of 16 bytes begins each page.
 """
 
@@ -53,29 +53,40 @@ _MAX_DEPTH = 32
 
 
 class Value(NamedTuple):
-    """One key, and where its value lies in the file, in bytes."""
+    """One key of a database, and its value's place."""
 
     key: bytes
+    """As it is stored."""
     start: int
+    """Where the value begins in the file, in bytes."""
     size: int
+    """Length of the value in bytes."""
 
 
 class _Meta(NamedTuple):
+    """One of the two pages that a database begins with."""
+
     page_bytes: int
+    """Length of a page."""
     root: int
+    """Number of the main database's root page."""
     entries: int
+    """How many keys the main database has."""
     flags: int
+    """How the main database is kept."""
     last_page: int
+    """Number of the last page in use."""
     txn: int
+    """Number of the transaction that wrote this page; the later of the two counts."""
 
 
 def is_lmdb_head(head: bytes) -> bool:
-    """Whether an LMDB file begins so."""
+    """Tell whether an LMDB file begins so."""
     return len(head) >= 20 and int.from_bytes(head[16:20], "little") == _MAGIC
 
 
 def scan_values(source: ByteSource) -> Iterator[Value]:
-    """Every key of the file's main database, in order.
+    """Yield every key of the file's main database, in order.
 
     Raises:
         LayoutError: it holds named databases or several values for a key, or is of another version.
@@ -137,7 +148,7 @@ def _parse_meta(source: ByteSource, head: bytes, page_bytes: int) -> _Meta:
 
 
 def _read_page(source: ByteSource, meta: _Meta, number: int) -> tuple[bytes, int, list[int]]:
-    """A page, its flags, and where its nodes begin."""
+    """Return a page, its flags, and where its nodes begin."""
     page = source.pread(meta.page_bytes, number * meta.page_bytes) if number <= meta.last_page else b""
     if len(page) != meta.page_bytes:
         raise _damaged(source, number)
@@ -198,17 +209,25 @@ _MAX_LABEL_BYTES = 64 * 1024
 
 
 class _Scanned(NamedTuple):
-    """One database: its images by name, and their labels, where there are any."""
+    """What one database holds of samples."""
 
     shard: Shard
+    """The database's file."""
     images: dict[str, Part]
+    """Its images by name."""
     labels: dict[str, bytes]
+    """Their labels by the same names, where there are any."""
 
 
 class _Targets(NamedTuple):
+    """What the labels of all databases become."""
+
     values: Values | None
+    """The targets, `None` where there are none."""
     classes: tuple[str, ...] = ()
+    """Names of the classes, in label order."""
     notes: tuple[str, ...] = ()
+    """Sentences about how labels are stored."""
 
 
 def read_lmdb(tree: Tree) -> SampleTable:
@@ -279,7 +298,7 @@ def _scan(shard: Shard, number: int) -> _Scanned:
 
 
 def _key_name(key: bytes) -> str:
-    """A key as text; as hexadecimal digits where it is none."""
+    """Return a key as text; as hexadecimal digits where it is none."""
     try:
         text = key.decode()
     except UnicodeDecodeError:
@@ -320,7 +339,7 @@ def _targets(scanned: Sequence[_Scanned], names: Sequence[str]) -> _Targets:
 
 
 def _folders(scanned: Sequence[_Scanned]) -> list[Label]:
-    """The folder of each key that is written like the path of an image, where all are."""
+    """Return the folder of each key that is written like the path of an image, where all are."""
     keys = [name for found in scanned for name in found.images]
     if all("/" in key and is_image(key) for key in keys):
         return [posixpath.basename(posixpath.dirname(key)) for key in keys]

@@ -1,4 +1,4 @@
-"""What files and folders of datasets are called: image extensions, split names, and how lists of them are shown."""
+"""What files and folders of datasets are called: extensions, names of splits, and which file a written name means."""
 
 from __future__ import annotations
 
@@ -47,14 +47,16 @@ _NAMES_SHOWN = 8
 
 
 class SplitName(NamedTuple):
-    """A folder's or table's name as a split: `split` as it is stored, "" for none; `rest`: the words of no split."""
+    """A folder's or table's name, as far as it names a split."""
 
     split: str
+    """As the split is stored, "" for none."""
     rest: tuple[str, ...]
+    """The words of no split."""
 
 
 def is_image(name: str) -> bool:
-    """Whether torchvision would take a file of this name for an image."""
+    """Tell whether torchvision would take a file of this name for an image."""
     return name.lower().endswith(IMAGE_EXTENSIONS)
 
 
@@ -85,25 +87,25 @@ def split_name(name: str) -> SplitName:
 
 
 def is_split_folder(name: str) -> bool:
-    """Whether a folder is called after a split and nothing else: train, Training_set, val2017, test_images."""
+    """Tell whether a folder is called after a split and nothing else: train, Training_set, val2017, test_images."""
     found = split_name(name)
     return bool(found.split) and not found.rest
 
 
 def split_of_path(name: str) -> str:
-    """The split that the folders of a file name, the outermost first; "" for none."""
+    """Return the split that the folders of a file name, the outermost first; "" for none."""
     return next((split_name(folder).split for folder in name.split("/")[:-1] if is_split_folder(folder)), "")
 
 
 def same_split(one: str, other: str) -> bool:
-    """Whether two names of splits mean the same part of a dataset: val, valid, validation and dev do."""
+    """Tell whether two names of splits mean the same part of a dataset: val, valid, validation and dev do."""
     held_out = {"val", "valid", "validation", "dev"}
     return one == other or {one, other} <= held_out
 
 
 @functools.lru_cache(maxsize=4096)
 def is_role_folder(name: str) -> bool:
-    """Whether a folder is called after what it holds of every sample: images, masks, labels, train_annotations."""
+    """Tell whether a folder is called after what it holds of every sample: images, masks, labels, train_annotations."""
     words = [word.lower() for word in _WORDS.findall(name)]
     return (
         name.lower() in _ROLES
@@ -113,14 +115,14 @@ def is_role_folder(name: str) -> bool:
 
 
 def is_image_folder(name: str) -> bool:
-    """Whether a folder merely says that images are in it: images, JPEGImages, train_imgs."""
+    """Tell whether a folder merely says that images are in it: images, JPEGImages, train_imgs."""
     words = [word.lower() for word in _WORDS.findall(name)]
     return is_role_folder(name) and bool(words) and words[-1] in _IMAGES
 
 
 @functools.lru_cache(maxsize=4096)
 def is_foreign_folder(name: str) -> bool:
-    """Whether a folder is hidden, or left by a file manager or a network drive, and so no part of a dataset."""
+    """Tell whether a folder is hidden, or left by a file manager or a network drive, and so no part of a dataset."""
     return name.startswith(".") or name.lower() in _FOREIGN
 
 
@@ -134,7 +136,7 @@ class FileLookup:
     """
 
     def __init__(self, files: Iterable[FileEntry], folder: str) -> None:
-        """`folder`: where the table or the annotations lie, in the tree."""
+        """Index the files; `folder` is where the table or the annotations lie, in the tree."""
         self._files = FileEntries.of(files)
         self._folder = folder
         self._whole: dict[str, int] = {}
@@ -152,21 +154,21 @@ class FileLookup:
         return len(self._files)
 
     def may_find(self, written: str) -> bool:
-        """Whether there is a file of this bare name, somewhere: a quick look before `search`."""
+        """Tell whether there is a file of this bare name, somewhere: a quick look before `search`."""
         base = written.replace("\\", "/").rstrip("/").rpartition("/")[2]
         return base in self._by_base or base in self._by_stem
 
     def is_base(self, written: str) -> bool:
-        """Whether a file has this bare name, extension included."""
+        """Tell whether a file has this bare name, extension included."""
         return written.replace("\\", "/").rpartition("/")[2] in self._by_base
 
     def find(self, written: str, *, split: str = "") -> FileEntry | None:
-        """The one file that is meant, or `None`; `split`: which split it is of, where that is known."""
+        """Return the one file that is meant, or `None`; `split`: which split it is of, where that is known."""
         found = self.search(written, split=split)
         return self._files[found[0]] if len(found) == 1 else None
 
     def search(self, written: str, *, split: str = "") -> Sequence[int]:
-        """The numbers of the files that may be meant: none, one, or several that nothing tells apart."""
+        """Return the numbers of the files that may be meant: none, one, or several that nothing tells apart."""
         if "/" not in written and "\\" not in written and not split:
             # Nearly every row of nearly every table: a bare name that one file has.
             numbers = self._by_base.get(written) or self._by_stem.get(written)
@@ -190,7 +192,7 @@ class FileLookup:
         return []
 
     def _nearest(self, parts: list[str], numbers: Sequence[int], split: str) -> list[int]:
-        """Those of some files with the right base name whose folders agree best with what is written."""
+        """Return those of some files with the right base name whose folders agree best with what is written."""
         names = self._files.names
         paths = {number: _folders(names[number]) for number in numbers}
         own = [part for part in self._folder.split("/") if part]
@@ -217,7 +219,7 @@ class FileLookup:
         return not other or same_split(other, split)
 
     def _told_apart(self, numbers: list[int], split: str) -> list[int]:
-        """One of several, where one alone lies beside what names it, or in the folder of its split."""
+        """Return one of several, where one alone lies beside what names it, or in the folder of its split."""
         names = self._files.names
         beside = [number for number in numbers if self._folder and names[number].startswith(f"{self._folder}/")]
         of_split = [number for number in numbers if split and split_of_path(names[number])]

@@ -1,4 +1,4 @@
-"""What the values of masks mean, by a look at a few of them: class indices, or 0 and 255 for a foreground."""
+"""Images with a mask each, paired by their names, and what the values of masks mean by a look at a few of them."""
 
 from __future__ import annotations
 
@@ -112,10 +112,12 @@ _MASK_EXTENSIONS = (*IMAGE_EXTENSIONS, ".gif")
 
 
 class _Where(NamedTuple):
-    """What a file is matched by: folders that are neither the images' nor the masks' own, and the bare stem."""
+    """What a file is matched by."""
 
     folders: tuple[str, ...]
+    """Folders that are neither the images' nor the masks' own."""
     stem: str
+    """The bare name without its extension."""
 
 
 def read_pairs(tree: Tree) -> SampleTable:
@@ -187,7 +189,8 @@ def _parts(name: str) -> tuple[list[str], str]:
 
 
 def _mask_folder(folder: str) -> str | None:
-    """What is left of the name of a masks' folder: "" of "masks", "train" of "train_labels", `None` of others."""
+    """Return what is left of the name of a masks' folder: "" of "masks", "train" of "train_labels", `None` of
+    others."""
     for name in _MASK_FOLDERS:
         if folder == name:
             return ""
@@ -239,7 +242,7 @@ def _first_without(images: FileEntries, by_place: dict[_Where, FileEntry]) -> st
 
 
 def _splits(pairs: list[tuple[FileEntry, FileEntry]]) -> tuple[str, ...] | None:
-    """The split that each image's folders name, where they all do."""
+    """Return the split that each image's folders name, where they all do."""
     found = [
         next((SPLIT_NAMES[folder] for folder in _image_place(image.name).folders if folder in SPLIT_NAMES), None)
         for image, _ in pairs
@@ -249,7 +252,8 @@ def _splits(pairs: list[tuple[FileEntry, FileEntry]]) -> tuple[str, ...] | None:
 
 
 def _class_colors(tree: Tree) -> tuple[tuple[str, ...], tuple[tuple[int, int, int], ...] | None]:
-    """Names and colours of the classes, from a table with the columns name, r, g, b; nothing where there is none."""
+    """Return the names and colours of the classes, from a table with the columns name, r, g, b; nothing where there is
+    none."""
     for entry in files_ending_in(tree.entries, TABLE_EXTENSIONS):
         if "class" not in posixpath.basename(entry.name).lower():
             continue

@@ -1,4 +1,4 @@
-"""Reading many small things of a source at once: label files, the headers of a few images."""
+"""Bytes of files in a tree: at any place of one, the first of one, and many small ones at once."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 def open_member(tree: Tree, entry: FileEntry) -> ByteSource:
-    """The bytes of one file of a tree, to be read at any place, from any thread.
+    """Return the bytes of one file of a tree, to be read at any place, from any thread.
 
     A file of a folder is opened, a member of a tar is a part of the archive. Everything else, whose bytes are packed or
     have a checksum that only the whole of them meets, is unpacked into a file without a name on the local disk; the
@@ -55,7 +55,7 @@ def open_member(tree: Tree, entry: FileEntry) -> ByteSource:
 
 
 def open_unpacked(tree: Tree, entry: FileEntry) -> ByteSource:
-    """As `open_member`; of a file that is compressed as a whole (.tar.gz, .tfrecord.gz), what is in it.
+    """Open a file as `open_member` does; of one that is compressed as a whole (.tar.gz, .tfrecord.gz), what is in it.
 
     Raises:
         As `open_member`, and UnsafeArchiveError: it unpacks to more than an honest file does.
@@ -70,7 +70,8 @@ def open_unpacked(tree: Tree, entry: FileEntry) -> ByteSource:
 
 
 def read_head(tree: Tree, entry: FileEntry, length: int) -> bytes:
-    """The first bytes of one file, `length` of them or as many as there are, without reading the rest where possible.
+    """Return the first bytes of one file, `length` of them or as many as there are, without reading the rest where
+    possible.
 
     Raises:
         As `Tree.chunks`.
@@ -87,7 +88,7 @@ def read_head(tree: Tree, entry: FileEntry, length: int) -> bytes:
 
 
 def stamp_of(entry: FileEntry) -> str:
-    """Differs whenever the file may have changed since it was listed."""
+    """Return what differs whenever the file may have changed since it was listed."""
     return f"{entry.name!r} {entry.size} {entry.mtime_ns}"
 
 
@@ -102,21 +103,21 @@ class ByteRange:
 
     @property
     def label(self) -> str:
-        """The part's address, for messages."""
+        """Return the part's address, for messages."""
         return self._label
 
     @property
     def size(self) -> int:
-        """Length in bytes."""
+        """Return the length in bytes."""
         return self._size
 
     def pread(self, length: int, offset: int) -> bytes:
-        """Up to `length` bytes at `offset`; shorter only at the end."""
+        """Read up to `length` bytes at `offset`; shorter only at the end."""
         length = min(length, self._size - offset)
         return self._source.pread(length, self._start + offset) if length > 0 else b""
 
     def close(self) -> None:
-        """Nothing is held open."""
+        """Do nothing: the whole stays open."""
 
 
 class SeekableBytes(io.RawIOBase):
@@ -150,7 +151,7 @@ class SeekableBytes(io.RawIOBase):
 
 
 def spool_folder(needed_bytes: int, what: str) -> Path:
-    """The folder for temporary files with the most room.
+    """Return the folder for temporary files with the most room.
 
     Raises:
         NotEnoughSpaceError: `needed_bytes` do not fit there; `what` is what needs them.

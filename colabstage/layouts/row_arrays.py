@@ -1,4 +1,7 @@
-"""Which arrays of a dataset are inputs and which targets, of which split, by what people call them. Pure."""
+"""Samples that are the rows of arrays, in .npy, .npz and HDF5 files: which are inputs, which targets.
+
+That is decided by what people call them, in pure code; only then is more than headers read.
+"""
 
 from __future__ import annotations
 
@@ -47,20 +50,27 @@ _SUFFIXES = (".npy", ".npz", ".h5", ".hdf5", ".hdf", ".he5", ".mat")
 
 
 class SplitArrays(NamedTuple):
-    """Names of the arrays of one split; `split` is "" where there is just one set, `y` `None` without targets."""
+    """Names of the arrays of one split."""
 
     split: str
+    """"" where there is just one set."""
     x: str
+    """The inputs."""
     y: str | None
+    """The targets, `None` where there are none."""
 
 
 class _Part(NamedTuple):
+    """What one name says of an array."""
+
     split: str
+    """The split that a name names, "" for none."""
     role: str
+    """Whether it names inputs or targets."""
 
 
 def find_splits(names: Iterable[str], *, x: str | None = None, y: str | None = None) -> list[SplitArrays]:
-    """Pair inputs with targets.
+    """Match inputs with targets.
 
     >>> find_splits(["mnist.npz/x_train", "mnist.npz/y_train"])
     [SplitArrays(split='train', x='mnist.npz/x_train', y='mnist.npz/y_train')]
@@ -96,7 +106,7 @@ def find_splits(names: Iterable[str], *, x: str | None = None, y: str | None = N
 
 
 def is_class_names(name: str) -> bool:
-    """Whether an array is called like a list of the names of classes."""
+    """Tell whether an array is called like a list of the names of classes."""
     last = _bare(name.rpartition("/")[2]).lower()
     return last in _CLASSES or last.removeprefix("train_").removeprefix("test_") in _CLASSES
 
@@ -128,7 +138,7 @@ def _pair(split: str, xs: list[str], ys: list[str]) -> SplitArrays:
 
 
 def _part(name: str) -> _Part:
-    """The split and role that a path's parts name; the last part that names one counts."""
+    """Return the split and role that a path's parts name; the last part that names one counts."""
     split = role = ""
     if is_class_names(name):
         return _Part("", "")
@@ -140,7 +150,7 @@ def _part(name: str) -> _Part:
 
 
 def _words(part: str) -> list[str]:
-    """train_images, X-train, xTrain, XTrain and Xtrain in words."""
+    """Return train_images, X-train, xTrain, XTrain and Xtrain in words."""
     text = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=\b[XY])(?=[A-Z])", "_", _bare(part))
     words = [word.lower() for word in re.split(r"[^A-Za-z0-9]+", text) if word]
     split = [

@@ -1,4 +1,7 @@
-"""Labels as packed samples carry them, one by one, made into targets: class indices, words, numbers. Pure."""
+"""What all formats have in common that pack many samples into few files: shards, parts of them, and labels.
+
+Labels come one by one with the samples, and become targets only when all are known: class indices, words or numbers.
+"""
 
 from __future__ import annotations
 
@@ -38,10 +41,12 @@ _MAX_CLASSES = 1_000_000
 
 
 class Labels(NamedTuple):
-    """Targets, `None` where there are none, and the classes' names in label order."""
+    """What labels become: targets, and the classes that they count."""
 
     targets: Values | None
+    """`None` where there are none."""
     classes: tuple[str, ...]
+    """Names of the classes, in label order."""
 
 
 def make_labels(labels: Sequence[Label], samples: Sequence[str], *, names: Mapping[int, str] | None = None) -> Labels:
@@ -78,7 +83,7 @@ def make_labels(labels: Sequence[Label], samples: Sequence[str], *, names: Mappi
 
 
 def names_of(labels: Sequence[Label], texts: Sequence[str | None]) -> dict[int, str]:
-    """What whole numbers mean, by the text that stands beside each; nothing where one number has two texts."""
+    """Return what whole numbers mean, by the text that stands beside each; nothing where one number has two texts."""
     found: dict[int, str] = {}
     for label, text in zip(labels, texts, strict=True):
         if not isinstance(label, int) or not text:
@@ -89,7 +94,7 @@ def names_of(labels: Sequence[Label], texts: Sequence[str | None]) -> dict[int, 
 
 
 def parse_label(text: str) -> Label:
-    """A label as people write it: a whole number, another number, a word; `None` for nothing.
+    """Return a label as people write it: a whole number, another number, a word; `None` for nothing.
 
     >>> parse_label(" 7\\n"), parse_label("0.5"), parse_label("cat"), parse_label("")
     (7, 0.5, 'cat', None)
@@ -135,12 +140,14 @@ class _ReadsParts(Protocol):
     """A tree of a remote service, which gives any part of a file."""
 
     def read_part(self, entry: FileEntry, offset: int, length: int) -> bytes:
-        """Up to `length` bytes at `offset`."""
+        """Read up to `length` bytes at `offset`."""
 
 
 def open_shard(tree: Tree, entry: FileEntry) -> ByteSource:
-    """As `open_member`, but a file of a folder takes a handle only while it is in use, parts of a remote file are asked
-    for one by one, and what is compressed as a whole is unpacked.
+    """Open a file as `open_member` does, but so that many can be open at once.
+
+    A file of a folder takes a handle only while it is in use, parts of a remote file are asked for one by one, and what
+    is compressed as a whole is unpacked.
 
     Raises:
         As `open_member`, and UnsafeArchiveError: it unpacks to more than an honest file does.
@@ -174,16 +181,16 @@ class FolderFile:
 
     @property
     def label(self) -> str:
-        """The file's path."""
+        """Return the file's path."""
         return str(self._path)
 
     @property
     def size(self) -> int:
-        """Its length in bytes, as it was listed."""
+        """Return its length in bytes, as it was listed."""
         return self._size
 
     def pread(self, length: int, offset: int) -> bytes:
-        """Up to `length` bytes at `offset`.
+        """Read up to `length` bytes at `offset`.
 
         Raises:
             OSError: as the disk or mount answers.
@@ -228,7 +235,7 @@ class _RemoteFile:
         return self._tree.read_part(self._entry, offset, length) if length > 0 else b""
 
     def close(self) -> None:
-        """The tree keeps the connection."""
+        """Do nothing: the tree keeps the connection."""
 
 
 T = TypeVar("T")
@@ -249,23 +256,29 @@ _SCAN_STALL_S = 3600.0
 
 
 class Shard(NamedTuple):
-    """One of the files. `name`: in its tree. `stamp`: differs whenever the file does."""
+    """One of the files that hold the samples."""
 
     name: str
+    """In its tree."""
     stamp: str
+    """Differs whenever the file does."""
     content: ByteSource
+    """Its bytes."""
 
 
 class Part(NamedTuple):
-    """Where one piece of content lies: in which shard, from which byte, how many bytes."""
+    """Where one piece of content lies."""
 
     shard: int
+    """In which shard, by number."""
     start: int
+    """The first byte."""
     size: int
+    """How many bytes."""
 
 
 def shard_of(entry: FileEntry, content: ByteSource) -> Shard:
-    """A file of a tree as a shard."""
+    """Return a file of a tree as a shard."""
     return Shard(entry.name, stamp_of(entry), content)
 
 
@@ -276,7 +289,7 @@ def rest_shard(shard: Shard) -> None:
 
 
 def split_of_shard(name: str) -> str | None:
-    """The split that a shard, or the folder it lies in, is called after.
+    """Return the split that a shard, or the folder it lies in, is called after.
 
     >>> split_of_shard("imagenet-train-000012.tar"), split_of_shard("data/validation-00000-of-00014.parquet")
     ('train', 'validation')
@@ -292,7 +305,7 @@ def split_of_shard(name: str) -> str | None:
 
 
 def splits_of_shards(names: Sequence[str]) -> list[str] | None:
-    """The split of each shard, or `None` where not all of them are called after one."""
+    """Return the split of each shard, or `None` where not all of them are called after one."""
     found = [split_of_shard(name) for name in names]
     named = [split for split in found if split is not None]
     return named if named and len(named) == len(found) else None
@@ -328,16 +341,16 @@ class ScanWindow:
 
     @property
     def label(self) -> str:
-        """The source's address."""
+        """Return the source's address."""
         return self._source.label
 
     @property
     def size(self) -> int:
-        """The source's length in bytes."""
+        """Return the source's length in bytes."""
         return self._source.size
 
     def pread(self, length: int, offset: int) -> bytes:
-        """Up to `length` bytes at `offset`; shorter only at the end."""
+        """Read up to `length` bytes at `offset`; shorter only at the end."""
         end = min(offset + length, self.size)
         if not self._start <= offset <= end <= self._start + len(self._data):
             self._fetch(max(length, self._window), offset)
@@ -379,15 +392,15 @@ class ShardParts:
         return len(self.sizes)
 
     def name(self, index: int) -> str:
-        """The sample's name."""
+        """Return the sample's name."""
         return self._names[index]
 
     def stamp(self, index: int) -> str:
-        """The shard's stamp, and where in it the part lies."""
+        """Return the shard's stamp, and where in it the part lies."""
         return f"{self._shards[self._numbers[index]].stamp} {self._starts[index]} {self.sizes[index]}"
 
     def read(self, index: int) -> bytes:
-        """The part's bytes."""
+        """Return the part's bytes."""
         number, start, size = int(self._numbers[index]), int(self._starts[index]), int(self.sizes[index])
         content = self._shards[number].content
         self._touch(number)

@@ -27,19 +27,25 @@ _MOST_LISTS = 16
 
 
 class _SplitList(NamedTuple):
-    """A list that names samples: by number, and how many it names that are not there."""
+    """A list that names samples."""
 
     file: str
+    """The list's name in the tree."""
     split: str
+    """The split that it lists."""
     samples: list[int]
+    """Numbers of the samples that it names."""
     missing: int
+    """How many it names that are not there."""
 
 
 class ListedSplits(NamedTuple):
-    """Samples with the splits that lists say, and the lists' names."""
+    """Samples with the splits that lists give them."""
 
     table: SampleTable
+    """The samples."""
     lists: frozenset[str] = frozenset()
+    """Names of the lists that were read."""
 
 
 def read_listed_splits(tree: Tree, found: SampleTable) -> ListedSplits:
@@ -70,7 +76,8 @@ def read_listed_splits(tree: Tree, found: SampleTable) -> ListedSplits:
 
 
 def _split_of(name: str) -> str:
-    """The split that a file is a list of by its name alone: train.txt, TestImages.txt; "" for train_test_split.txt."""
+    """Return the split that a file is a list of by its name alone: train.txt, TestImages.txt; "" for
+    train_test_split.txt."""
     read = split_name(posixpath.splitext(posixpath.basename(name))[0])
     return "" if read.rest else read.split
 
@@ -81,7 +88,7 @@ def _lines(_file: FileEntry, content: bytes) -> list[str]:
 
 
 def _places(keys: Sequence[str], wanted: set[str]) -> dict[str, list[int]]:
-    """The samples of each bare name that is wanted, with and without its extension."""
+    """Return the samples of each bare name that is wanted, with and without its extension."""
     places: dict[str, list[int]] = defaultdict(list)
     for number, key in enumerate(keys):
         base = posixpath.basename(key)
@@ -91,7 +98,7 @@ def _places(keys: Sequence[str], wanted: set[str]) -> dict[str, list[int]]:
 
 
 def _read_list(name: str, lines: list[str], found: SampleTable, places: dict[str, list[int]]) -> _SplitList | None:
-    """The samples that a list names; `None` where it is no list of these samples' paths."""
+    """Return the samples that a list names; `None` where it is no list of these samples' paths."""
     named = [places.get(posixpath.basename(line), []) for line in lines]
     if not any(named) or sum(map(bool, named)) < _THERE * len(lines):
         return None
@@ -119,7 +126,7 @@ def _read_list(name: str, lines: list[str], found: SampleTable, places: dict[str
 
 
 def _is_path_of(line: str, key: str) -> bool:
-    """Whether a line is a path to a file, from its own folder or from one above or below the tree's."""
+    """Tell whether a line is a path to a file, from its own folder or from one above or below the tree's."""
     keys = (key, posixpath.splitext(key)[0])
     return any(f"/{one}".endswith(f"/{line}") or f"/{line}".endswith(f"/{one}") for one in keys)
 

@@ -1,4 +1,7 @@
-"""Rows of arrays as sources of samples: of several arrays one behind the other, and in another form than stored."""
+"""Arrays in .npy and .npz files, and rows of arrays as sources of samples.
+
+A source may be several arrays one behind the other, or give them in another form than they are stored in.
+"""
 
 from __future__ import annotations
 
@@ -37,24 +40,24 @@ class ConvertedRows:
 
     @property
     def sizes(self) -> NDArray[np.int64]:
-        """As they are read."""
+        """Return the lengths as they are read."""
         return self._source.sizes
 
     @property
     def positions(self) -> NDArray[np.int64]:
-        """As the other source has them."""
+        """Return those of the other source."""
         return self._source.positions
 
     def name(self, index: int) -> str:
-        """As the other source calls it."""
+        """Return what the other source calls it."""
         return self._source.name(index)
 
     def stamp(self, index: int) -> str:
-        """The other source's."""
+        """Return the stamp of the other source."""
         return self._source.stamp(index)
 
     def read(self, index: int) -> Content:
-        """The content, converted."""
+        """Return the content, converted."""
         content = self._source.read(index)
         return content if isinstance(content, bytes) else self._convert(content)
 
@@ -71,12 +74,12 @@ class JoinedSources:
 
     @cached_property
     def sizes(self) -> NDArray[np.int64]:
-        """Those of all parts."""
+        """Return those of all parts."""
         return np.concatenate([part.sizes for part in self._parts])
 
     @cached_property
     def positions(self) -> NDArray[np.int64]:
-        """Those of each part, moved behind the part before."""
+        """Return those of each part, moved behind the part before."""
         moved, start = [], 0
         for part in self._parts:
             positions = np.asarray(part.positions, np.int64)
@@ -85,17 +88,17 @@ class JoinedSources:
         return np.concatenate(moved)
 
     def name(self, index: int) -> str:
-        """As its part calls it."""
+        """Return what its part calls it."""
         part, own = self._find(index)
         return part.name(own)
 
     def stamp(self, index: int) -> str:
-        """As its part has it."""
+        """Return the stamp that its part has."""
         part, own = self._find(index)
         return part.stamp(own)
 
     def read(self, index: int) -> Content:
-        """The content, as its part gives it."""
+        """Return the content, as its part gives it."""
         part, own = self._find(index)
         return part.read(own)
 
@@ -105,7 +108,7 @@ class JoinedSources:
 
 
 def join_sources(parts: Sequence[SampleSource]) -> SampleSource:
-    """One source of several; the one itself where it is alone."""
+    """Return one source of several; the one itself where it is alone."""
     return parts[0] if len(parts) == 1 else JoinedSources(parts)
 
 
@@ -117,30 +120,29 @@ _READ_BYTES = 16 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class StoredArray:
-    """An array that has not been read yet.
-
-    `name`: where it lies: the file, and the key in it.
-    `shape`, `dtype`: as its rows come out; native byte order. Text has dtype kind "U", "S" or "O".
-    `rows`: opens it as a source of its rows, along the first axis.
-    `whole`: reads all of it.
-    `trouble`: why it cannot be read at all; "" where it can.
-    """
+    """An array that has not been read yet."""
 
     name: str
+    """Where it lies: the file, and the key in it."""
     shape: tuple[int, ...]
+    """As its rows come out; native byte order. Text has dtype kind "U", "S" or "O"."""
     dtype: np.dtype[Any]
+    """As its rows come out; native byte order. Text has dtype kind "U", "S" or "O"."""
     rows: Callable[[], SampleSource]
+    """Opens it as a source of its rows, along the first axis."""
     whole: Callable[[], NDArray[Any]]
+    """Reads all of it."""
     trouble: str = ""
+    """Why it cannot be read at all; "" where it can."""
 
     @property
     def is_text(self) -> bool:
-        """Whether it holds words."""
+        """Tell whether it holds words."""
         return self.dtype.kind in "USO"
 
 
 def read_npy(tree: Tree, entry: FileEntry, name: str) -> StoredArray:
-    """What a .npy file holds; only its header is read.
+    """Return what a .npy file holds; only its header is read.
 
     Raises:
         LayoutError: it is no .npy file, or shorter than its header says.
@@ -174,7 +176,7 @@ def read_npy(tree: Tree, entry: FileEntry, name: str) -> StoredArray:
 
 
 def npz_arrays(tree: Tree, entry: FileEntry) -> list[StoredArray]:
-    """The arrays of a .npz archive, those that are compressed included.
+    """Return the arrays of a .npz archive, those that are compressed included.
 
     Raises:
         LayoutError, ArchiveError: it is none.
@@ -190,9 +192,13 @@ def npz_arrays(tree: Tree, entry: FileEntry) -> list[StoredArray]:
 @dataclass(frozen=True, slots=True)
 class _Header:
     shape: tuple[int, ...]
+    """Of the array."""
     dtype: np.dtype[Any]
+    """Of the array, in the file's byte order."""
     fortran: bool
+    """Whether columns, and not rows, are contiguous."""
     start: int
+    """Where the values begin, in bytes."""
 
     @property
     def row_bytes(self) -> int:

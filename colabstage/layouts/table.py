@@ -1,9 +1,8 @@
-"""The table of samples that every layout makes of a tree.
+"""The table of samples that every layout makes of a tree, and the kinds of content that it is made of.
 
-A layout says which content is which sample; packing reads it, many at once and in the order that the medium likes.
-
-They say what the content means, not how it is stored: that is decided when a pack is planned. Audio and text need no
-kind of their own. They are arrays of one shape, with a decoder.
+A layout says which content is which sample; packing reads it, many at once and in the order that the medium likes. The
+kinds say what content means, not how it is stored: that is decided when a pack is planned. Audio and text need no kind
+of their own. They are arrays of one shape, with a decoder.
 """
 
 from __future__ import annotations
@@ -31,24 +30,25 @@ class SampleSource(Protocol):
     """The contents of N samples by number. Every method may be called from any thread, `read` from many at once."""
 
     def __len__(self) -> int:
-        """N."""
+        """Return N, the number of samples."""
 
     @property
     def sizes(self) -> NDArray[np.int64]:
-        """int64 `(N,)`: length in bytes of what `read` returns. Exact where it returns bytes, else about."""
+        """Return the int64 `(N,)` lengths in bytes of what `read` returns. Exact where it returns bytes, else about."""
 
     @property
     def positions(self) -> NDArray[np.int64]:
-        """int64 `(N,)`: reading by ascending position is sequential for the medium."""
+        """Return int64 `(N,)` such that reading by ascending position is sequential for the medium."""
 
     def name(self, index: int) -> str:
-        """What a person would look for when this content is broken: a file's name, a row's number."""
+        """Return what a person would look for when this content is broken: a file's name, a row's number."""
 
     def stamp(self, index: int) -> str:
-        """Differs whenever the content may have changed since it was listed: what a resumed pack compares."""
+        """Return what differs whenever the content may have changed since it was listed: what a resumed pack
+        compares."""
 
     def read(self, index: int) -> Content:
-        """The whole content.
+        """Return the whole content.
 
         Raises:
             OSError: as the medium answers (a mount's errno 5, 107, …); tried again by the caller.
@@ -69,25 +69,25 @@ class TreeFiles:
 
     @cached_property
     def sizes(self) -> NDArray[np.int64]:
-        """Lengths of the files in bytes."""
+        """Return the lengths of the files in bytes."""
         return self.entries.sizes
 
     @property
     def positions(self) -> NDArray[np.int64]:
-        """Where the tree has them."""
+        """Return where the tree has them."""
         return self.entries.positions
 
     def name(self, index: int) -> str:
-        """The file's name in its tree."""
+        """Return the file's name in its tree."""
         return self.entries.names[index]
 
     def stamp(self, index: int) -> str:
-        """The file's name, length and time."""
+        """Return the file's name, length and time."""
         entry = self.entries[index]
         return f"{entry.name!r} {entry.size} {entry.mtime_ns}"
 
     def read(self, index: int) -> bytes:
-        """The whole file."""
+        """Return the whole file."""
         return self.tree.read(self.entries[index])
 
 
@@ -123,15 +123,15 @@ class FileSlices:
         return len(self.positions)
 
     def name(self, index: int) -> str:
-        """The file's name and the number of the part."""
+        """Return the file's name and the number of the part."""
         return f"{self._file.label}[{index}]"
 
     def stamp(self, index: int) -> str:
-        """The file's stamp, and which part of it."""
+        """Return the file's stamp, and which part of it."""
         return f"{self._stamp} {self.positions[index]} {self.sizes[index]}"
 
     def read(self, index: int) -> Content:
-        """One part, as bytes or as an array of the one shape."""
+        """Return one part, as bytes or as an array of the one shape."""
         start, size = int(self.positions[index]), int(self.sizes[index])
         data = self._file.pread(size, start)
         if len(data) != size:
@@ -144,16 +144,14 @@ class FileSlices:
 
 @dataclass(frozen=True, slots=True)
 class Images:
-    """One image for each sample.
-
-    `source`: image files as bytes, or arrays `(H, W)` or `(H, W, C)` of decoded ones.
-    `decoded`: whether the source gives arrays. Those cannot be stored as the files they were.
-    `own_channels`: whether the channels of those arrays are part of the data: only who asks for grayscale changes them.
-    """
+    """One image for each sample."""
 
     source: SampleSource
+    """Image files as bytes, or arrays `(H, W)` or `(H, W, C)` of decoded ones."""
     decoded: bool = False
+    """Whether the source gives arrays. Those cannot be stored as the files they were."""
     own_channels: bool = False
+    """Whether the channels of those arrays are part of the data: only who asks for grayscale changes them."""
 
     def __len__(self) -> int:
         return len(self.source)
@@ -161,18 +159,17 @@ class Images:
 
 @dataclass(frozen=True, slots=True)
 class Arrays:
-    """One array of one shape for each sample, stored as it is; as inputs or as targets.
-
-    `source`: the arrays, or bytes for `decode`.
-    `shape`, `dtype`: of each; `()` for a number. Another shape is an error that names the sample.
-    `decode`: makes the array of what the source gives, in a worker thread. Raises `DecodeError` for a broken file;
-    whatever else it raises stops the pack.
-    """
+    """One array of one shape for each sample, stored as it is; as inputs or as targets."""
 
     source: SampleSource
+    """The arrays, or bytes for `decode`."""
     shape: tuple[int, ...]
+    """Of each; `()` for a number. Another shape is an error that names the sample."""
     dtype: np.dtype[Any]
+    """Of each; `()` for a number. Another shape is an error that names the sample."""
     decode: Callable[[Any], NDArray[Any]] | None = None
+    """Makes the array of what the source gives, in a worker thread. Raises `DecodeError` for a broken file; whatever
+    else it raises stops the pack."""
 
     def __post_init__(self) -> None:
         # Longer floats have another layout on each machine; HDF5 has no dates.
@@ -188,7 +185,7 @@ class Arrays:
         return len(self.source)
 
     def to_array(self, content: Content) -> NDArray[Any]:
-        """The array of a sample's content."""
+        """Return the array of a sample's content."""
         if self.decode is not None:
             return self.decode(content)
         return np.frombuffer(content, self.dtype).reshape(self.shape) if isinstance(content, bytes) else content
@@ -196,13 +193,11 @@ class Arrays:
 
 @dataclass(frozen=True, slots=True)
 class Values:
-    """Targets that are known before any sample is read.
-
-    `values`: `(N,)` or `(N, …)`, bool, integers or floats: a class index (int64, an index into the table's classes), a
-    number to predict, one column for each of several labels.
-    """
+    """Targets that are known before any sample is read."""
 
     values: NDArray[Any]
+    """`(N,)` or `(N, …)`, bool, integers or floats: a class index (int64, an index into the table's classes), a number
+    to predict, one column for each of several labels."""
 
     def __post_init__(self) -> None:
         if self.values.ndim < 1 or self.values.dtype.kind not in "biuf":
@@ -215,18 +210,17 @@ class Values:
 
 @dataclass(frozen=True, slots=True)
 class Masks:
-    """One mask for each image: which class every pixel is, stored as uint8 `(H, W)`.
-
-    `source`: mask files as bytes, or integer arrays `(H, W)`, each exactly as large as its image.
-    `colors`: `(r, g, b)` of class 0, 1, …, for masks that are painted; `None` for masks whose pixels, or palette
-    indices, are the class indices already.
-    `foreground`: whether pixels are 0, class 0, or 255, class 1.
-    """
+    """One mask for each image: which class every pixel is, stored as uint8 `(H, W)`."""
 
     source: SampleSource
+    """Mask files as bytes, or integer arrays `(H, W)`, each exactly as large as its image."""
     colors: tuple[tuple[int, int, int], ...] | None = None
+    """`(r, g, b)` of class 0, 1, …, for masks that are painted; `None` for masks whose pixels, or palette indices, are
+    the class indices already."""
     decoded: bool = False
+    """Whether the source gives arrays in place of files."""
     foreground: bool = False
+    """Whether pixels are 0, class 0, or 255, class 1."""
 
     def __len__(self) -> int:
         return len(self.source)
@@ -234,21 +228,19 @@ class Masks:
 
 @dataclass(frozen=True, slots=True)
 class Boxes:
-    """Any number of boxes for each image. M boxes in all; those of sample i are `offsets[i]` up to `offsets[i + 1]`.
-
-    `offsets`: int64 `(N + 1,)`.
-    `boxes`: float `(M, 4)`, x0, y0, x1, y1 in pixels of the upright image, or in parts of its width and height.
-    `columns`: what else is known of each box, by name, `(M, …)` of numbers; `labels` (int64) first of all.
-    `relative`: whether `boxes` are parts of width and height, as in YOLO's files.
-    `sizes`: int64 `(N, 2)`, height and width of each image that the boxes were drawn on, zeros where unknown; `None`
-    where all are.
-    """
+    """Any number of boxes for each image. M boxes in all; those of sample i are `offsets[i]` up to `offsets[i + 1]`."""
 
     offsets: NDArray[np.int64]
+    """int64 `(N + 1,)`."""
     boxes: NDArray[np.floating[Any]]
+    """float `(M, 4)`, x0, y0, x1, y1 in pixels of the upright image, or in parts of its width and height."""
     columns: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    """What else is known of each box, by name, `(M, …)` of numbers; `labels` (int64) first of all."""
     relative: bool = False
+    """Whether `boxes` are parts of width and height, as in YOLO's files."""
     sizes: NDArray[np.int64] | None = None
+    """int64 `(N, 2)`, height and width of each image that the boxes were drawn on, zeros where unknown; `None` where
+    all are."""
 
     def __post_init__(self) -> None:
         count = len(self.boxes)
@@ -291,25 +283,24 @@ class SampleTable:
     """Which content is which sample, with its target and split. N samples.
 
     Sequences of texts may be lists, tuples, or `trees.entries.StringArray`, which hold millions in little memory.
-
-    `layout`: name of the layout that made the table.
-    `keys`: what each sample is called, N unique names; splits and row order follow from them alone.
-    `inputs`: x of each sample.
-    `targets`: y of each sample; `None` where the source has none.
-    `splits`: the split of each sample, N names, or `None` where the source has no splits.
-    `groups`: what each sample belongs to (a patient, a scene), N names: samples of one group never end in two splits.
-    `classes`: class names, in label order.
-    `notes`: sentences a person should see about what was found or left out.
     """
 
     layout: str
+    """Name of the layout that made the table."""
     keys: Sequence[str]
+    """What each sample is called, N unique names; splits and row order follow from them alone."""
     inputs: Inputs
+    """X of each sample."""
     targets: Targets | None
+    """Y of each sample; `None` where the source has none."""
     splits: Sequence[str] | None = None
+    """The split of each sample, N names, or `None` where the source has no splits."""
     groups: Sequence[str] | None = None
+    """What each sample belongs to (a patient, a scene), N names: samples of one group never end in two splits."""
     classes: tuple[str, ...] = ()
+    """Class names, in label order."""
     notes: tuple[str, ...] = ()
+    """Sentences a person should see about what was found or left out."""
 
     def __post_init__(self) -> None:
         parts = {
@@ -333,7 +324,7 @@ class SampleTable:
 
     @property
     def unit(self) -> str:
-        """What its samples are called where they are counted."""
+        """Return what its samples are called where they are counted."""
         if isinstance(self.inputs, Images):
             return "images"
         return {"audio": "clips", "tokens": "rows", "arrays": "rows"}.get(self.layout, "samples")

@@ -1,4 +1,4 @@
-"""One table, named by itself, in a folder that may hold others: the source `photos/labels.csv`."""
+"""A folder read by one table that is named by itself, where others lie beside it: the source `photos/labels.csv`."""
 
 from __future__ import annotations
 
@@ -24,12 +24,13 @@ _SUFFIXES = (".csv", ".tsv")
 
 @dataclass(frozen=True, slots=True)
 class TableFile:
-    """The layout of a folder whose table `name` lists the samples; other tables do not count."""
+    """The layout of a folder whose samples one table lists."""
 
     name: str
+    """The table, in the folder; other tables do not count."""
 
     def __call__(self, tree: Tree) -> SampleTable:
-        """The samples that the table names: images, or else clips of sound.
+        """Return the samples that the table names: images, or else clips of sound.
 
         Raises:
             LayoutError: it leads to neither.
@@ -47,7 +48,7 @@ class TableFile:
 
 
 def is_table_file(path: Path, layout: object) -> bool:
-    """Whether a path names a table that lists samples beside it, and the layout asked for says nothing else."""
+    """Tell whether a path names a table that lists samples beside it, and the layout asked for says nothing else."""
     return layout in ("auto", NAME) and path.suffix.lower() in _SUFFIXES and not path.is_dir()
 
 
@@ -81,7 +82,7 @@ class _OneTable:
         return self._tree.chunks(entry)
 
     def close(self) -> None:
-        """The tree is its opener's to close."""
+        """Leave the tree open: it is its opener's to close."""
 
     def __enter__(self) -> Self:
         return self
@@ -89,4 +90,4 @@ class _OneTable:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """As `close`."""
+        """Leave the tree open, as `close`."""

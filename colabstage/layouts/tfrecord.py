@@ -62,33 +62,42 @@ _BOX_LABEL, _BOX_TEXT = "image/object/class/label", "image/object/class/text"
 
 
 class _Box(NamedTuple):
-    """Corners in parts of width and height, the label as a number and in words."""
+    """One box of an image."""
 
     corners: tuple[float, ...]
+    """In parts of width and height."""
     label: Label
+    """As a number."""
     text: str | None
+    """In words; `None` where the record has none."""
 
 
 class _Record(NamedTuple):
-    """A record that has an image.
-
-    `stored`: its data and checksum, in its shard. `image`: where in the data. `boxes`: `None` where it has none of
-    their features. `mask`: where in the data, `None` where it has none.
-    """
+    """A record that has an image."""
 
     name: str
+    """What the sample is called."""
     stored: Part
+    """Its data and checksum, in its shard."""
     image: Span
+    """Where in the data."""
     label: Label
+    """`None` where it has none."""
     text: str | None
+    """The label in words, where it has both."""
     boxes: list[_Box] | None
+    """`None` where it has none of their features."""
     mask: Span | None
+    """Where in the data, `None` where it has none."""
 
 
 class _Scanned(NamedTuple):
     shard: Shard
+    """The file."""
     records: list[_Record]
+    """Its records that have an image."""
     without: int
+    """How many have none."""
 
 
 class RecordImages:
@@ -104,15 +113,15 @@ class RecordImages:
         return len(self._spans)
 
     def name(self, index: int) -> str:
-        """The file and the number of the record."""
+        """Return the file and the number of the record."""
         return self._records.name(index)
 
     def stamp(self, index: int) -> str:
-        """The file's stamp, and where in it the record lies."""
+        """Return the file's stamp, and where in it the record lies."""
         return self._records.stamp(index)
 
     def read(self, index: int) -> bytes:
-        """The image's bytes.
+        """Return the image's bytes.
 
         Raises:
             CorruptArchiveError: the record does not meet its checksum.
@@ -190,7 +199,7 @@ def _open(tree: Tree, entry: FileEntry) -> tuple[Shard, bool]:
 
 
 def _image_feature(tree: Tree, shards: Sequence[Shard]) -> str:
-    """The feature of the first record that holds an image file."""
+    """Return the feature of the first record that holds an image file."""
     window = ScanWindow(shards[0].content)
     start, length = next(scan_records(window))
     data = window.pread(length, start)
@@ -216,7 +225,7 @@ def _parse(data: bytes, name: str) -> dict[str, Feature]:
 
 
 def _scan(shard: Shard, number: int, image: str) -> _Scanned:
-    """Every record of a file, in one pass over it."""
+    """Return every record of a file, in one pass over it."""
     window = ScanWindow(shard.content)
     records = []
     count = 0
@@ -241,7 +250,7 @@ def _scan(shard: Shard, number: int, image: str) -> _Scanned:
 
 
 def _one(data: bytes, features: dict[str, Feature], names: Sequence[str], record: str) -> Label:
-    """The one value of the first of some features that there is."""
+    """Return the one value of the first of some features that there is."""
     name = next((name for name in names if features.get(name)), None)
     if name is None:
         return None
@@ -280,7 +289,7 @@ def _boxes(data: bytes, features: dict[str, Feature], record: str) -> list[_Box]
 
 
 def _mask(data: bytes, features: dict[str, Feature]) -> Span | None:
-    """The first feature that is called like a mask and holds an image file."""
+    """Return the first feature that is called like a mask and holds an image file."""
     found = (next(iter(features.get(name, [])), None) for name in _MASKS)
     return next((span for span in found if isinstance(span, Span) and data[slice(*span)].startswith(IMAGE_HEADS)), None)
 

@@ -28,10 +28,12 @@ _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 
 class Span(NamedTuple):
-    """A byte string inside a record's data: from `start` up to `end`."""
+    """A byte string inside a record's data."""
 
     start: int
+    """Its first byte."""
     end: int
+    """The byte behind its last."""
 
 
 Feature = list[Span] | list[int] | list[float]
@@ -52,7 +54,7 @@ def masked_crc32c(data: bytes) -> int:
 
 
 def is_record_head(head: bytes) -> bool:
-    """Whether a TFRecord file begins so, by the checksum of the first record's length."""
+    """Tell whether a TFRecord file begins so, by the checksum of the first record's length."""
     if len(head) < _HEADER.size:
         return False
     _, crc = _HEADER.unpack_from(head)
@@ -60,7 +62,7 @@ def is_record_head(head: bytes) -> bool:
 
 
 def scan_records(source: ByteSource) -> Iterator[tuple[int, int]]:
-    """Where the data of each record lies: first byte and length.
+    """Yield where the data of each record lies: first byte and length.
 
     Raises:
         CorruptArchiveError: a length does not meet its checksum, or the file ends inside a record.
@@ -82,7 +84,7 @@ def scan_records(source: ByteSource) -> Iterator[tuple[int, int]]:
 
 
 def check_record(stored: bytes, name: str) -> bytes:
-    """The data of a record, of the data and the checksum behind it.
+    """Return the data of a record, of the data and the checksum behind it.
 
     Raises:
         CorruptArchiveError: they do not agree.
@@ -95,7 +97,7 @@ def check_record(stored: bytes, name: str) -> bytes:
 
 
 def parse_example(data: bytes) -> dict[str, Feature]:
-    """The features of an Example by name; of byte strings only where they lie.
+    """Return the features of an Example by name; of byte strings only where they lie.
 
     Raises:
         MessageError: it is no Example.
@@ -165,7 +167,7 @@ def _signed(value: int) -> int:
 
 
 def _fields(data: bytes, span: Span) -> Iterator[tuple[int, Span | int]]:
-    """The fields of a message: number, and a span of bytes or a whole number."""
+    """Yield the fields of a message: number, and a span of bytes or a whole number."""
     at = span.start
     while at < span.end:
         tag, at = _varint(data, at)

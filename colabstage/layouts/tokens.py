@@ -1,4 +1,4 @@
-"""Streams of tokens: files that hold them already, and text that is turned into them, a piece at a time."""
+"""Rows of tokens, cut from streams of them: files that hold tokens, and text that is turned into them in pieces."""
 
 from __future__ import annotations
 
@@ -41,24 +41,22 @@ _HEADER_BYTES = 1024
 
 @dataclass(frozen=True, slots=True)
 class TokenOptions:
-    """How text becomes rows: `layout=functools.partial(read_tokens, options=TokenOptions(length=256))`.
-
-    `length`: tokens of each row.
-    `next_tokens`: whether each row has as its target the same number of tokens, each the one that follows; they take
-    as much again in the file. Without, there are no targets.
-    `dtype`: "uint16" or "uint32", of tokens in .bin files and in the rows.
-    `tokenizer`: makes numbers of a text; without one, tokens are the bytes of UTF-8. It sees at least a megabyte of a
-    file at a time, cut where a line ends, or one document of a .jsonl.
-    `separator`: the token between documents (files, or lines of a .jsonl); none by default.
-    `field`: where a line of a .jsonl has its text.
-    """
+    """How text becomes rows: `layout=functools.partial(read_tokens, options=TokenOptions(length=256))`."""
 
     length: int = 1024
+    """Tokens of each row."""
     next_tokens: bool = True
+    """Whether each row has as its target the same number of tokens, each the one that follows; they take as much again
+    in the file. Without, there are no targets."""
     dtype: TokenDtype = "uint16"
+    """"uint16" or "uint32", of tokens in .bin files and in the rows."""
     tokenizer: Callable[[str], Sequence[int]] | None = None
+    """Makes numbers of a text; without one, tokens are the bytes of UTF-8. It sees at least a megabyte of a file at a
+    time, cut where a line ends, or one document of a .jsonl."""
     separator: int | None = None
+    """The token between documents (files, or lines of a .jsonl); none by default."""
     field: str = "text"
+    """Where a line of a .jsonl has its text."""
 
     def __post_init__(self) -> None:
         if self.length < 1:
@@ -74,18 +72,24 @@ class TokenOptions:
 
 @dataclass(frozen=True, slots=True)
 class TokenStream:
-    """Tokens one behind the other. `start`: where the first is, in bytes. `count`: how many there are."""
+    """Tokens that lie one behind the other in one file."""
 
     name: str
+    """What the stream is called in messages and in keys."""
     content: ByteSource
+    """The bytes that they lie in."""
     start: int
+    """Where the first is, in bytes."""
     count: int
+    """How many there are."""
     dtype: np.dtype[Any]
+    """As they are stored."""
     stamp: str
+    """Differs whenever the content may have changed."""
 
 
 def open_tokens(tree: Tree, entry: FileEntry, options: TokenOptions) -> TokenStream:
-    """A .bin file of tokens: as numpy's `tofile` writes them, or with the header of llm.c.
+    """Return a .bin file of tokens: as numpy's `tofile` writes them, or with the header of llm.c.
 
     Raises:
         BrokenDatasetError: its length is no whole number of tokens.
@@ -102,7 +106,7 @@ def open_tokens(tree: Tree, entry: FileEntry, options: TokenOptions) -> TokenStr
 
 
 def make_tokens(tree: Tree, entries: Sequence[FileEntry], options: TokenOptions) -> TokenStream:
-    """The tokens of texts, one behind the other, in a file without a name on the local disk.
+    """Return the tokens of texts, one behind the other, in a file without a name on the local disk.
 
     Raises:
         BrokenDatasetError: a file is no text, or a line of a .jsonl has none.
@@ -165,7 +169,7 @@ def _checked(tokens: Sequence[int], entry: FileEntry, options: TokenOptions) -> 
 
 
 def _texts(tree: Tree, entry: FileEntry, options: TokenOptions) -> Iterator[str]:
-    """The documents of a .jsonl; of other text, pieces that end where a line does."""
+    """Yield the documents of a .jsonl; of other text, pieces that end where a line does."""
     is_jsonl = entry.name.lower().endswith(".jsonl")
     number = 0
     for piece in _lines(tree, entry):
@@ -180,7 +184,7 @@ def _texts(tree: Tree, entry: FileEntry, options: TokenOptions) -> Iterator[str]
 
 
 def _lines(tree: Tree, entry: FileEntry) -> Iterator[bytes]:
-    """The content in pieces that end behind a line, or where the file does."""
+    """Yield the content in pieces that end behind a line, or where the file does."""
     rest: list[bytes] = []
     held = 0
     for chunk in tree.chunks(entry):
@@ -289,7 +293,7 @@ def _words(name: str) -> list[str]:
 
 
 def _by_split(entries: Sequence[FileEntry]) -> dict[str, list[FileEntry]]:
-    """Files by split, in the usual order; those that name none are for training."""
+    """Return the files by split, in the usual order; those that name none are for training."""
     found: dict[str, list[FileEntry]] = {}
     for entry in entries:
         found.setdefault(_split_of(entry.name), []).append(entry)

@@ -45,15 +45,21 @@ _ROLES = frozenset(
 
 
 class _Object(NamedTuple):
+    """One thing in an image."""
+
     name: str
+    """What is in the box."""
     values: list[float]
+    """The box, and what else is known of it."""
 
 
 class _Annotation(NamedTuple):
-    """What one file says. `size`: height and width of the image; zeros where it says none."""
+    """What one file says."""
 
     objects: list[_Object]
+    """What it says is in the image."""
     size: tuple[int, int]
+    """Height and width of the image; zeros where it says none."""
 
 
 _NOTHING = _Annotation([], (0, 0))
@@ -113,12 +119,12 @@ def read_voc(tree: Tree) -> SampleTable:
 
 
 def _is_photo(name: str) -> bool:
-    """Whether a file is an image: masks lie in SegmentationClass and SegmentationObject by the same stems."""
+    """Tell whether a file is an image: masks lie in SegmentationClass and SegmentationObject by the same stems."""
     return is_image(name) and not posixpath.basename(posixpath.dirname(name)).startswith("Segmentation")
 
 
 def _place(image: str) -> tuple[str, str]:
-    """The dataset's folder and the stem of an image in JPEGImages."""
+    """Return the dataset's folder and the stem of an image in JPEGImages."""
     folder, base = posixpath.split(image)
     return posixpath.dirname(folder), posixpath.splitext(base)[0]
 
@@ -130,7 +136,8 @@ def _label_of(image: str, xml: dict[str, FileEntry], by_role: dict[tuple[str, ..
 
 
 def _by_role(annotations: Iterable[FileEntry]) -> dict[tuple[str, ...], FileEntry]:
-    """The XML files by their paths without the folders that only say what is in them; those that share one are none."""
+    """Return the XML files by their paths without the folders that only say what is in them; those that share one are
+    none."""
     found: dict[tuple[str, ...], FileEntry] = {}
     shared: set[tuple[str, ...]] = set()
     for entry in annotations:
@@ -150,7 +157,7 @@ def _is_annotation(_file: FileEntry, content: bytes) -> bool:
 
 
 def _read_lists(tree: Tree) -> dict[tuple[str, str], str]:
-    """The split of every listed image, by the dataset's folder and the image's stem."""
+    """Return the split of every listed image, by the dataset's folder and the image's stem."""
     files = {}
     for entry in tree.entries:
         folder, base = posixpath.split(entry.name)
@@ -182,7 +189,7 @@ def _parse(file: FileEntry, content: bytes) -> _Annotation:
 
 
 def _flag(text: str) -> float:
-    """A yes or no as people write it; what is unspecified is no."""
+    """Return a yes or no as people write it; what is unspecified is no."""
     return _FLAGS[text.lower()] if text.lower() in _FLAGS else float(int(text))
 
 

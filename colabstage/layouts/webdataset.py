@@ -1,4 +1,4 @@
-"""One of WebDataset's tars, scanned once: where its images lie, and the labels that lie between them.
+"""WebDataset's tars: each is scanned once for where its images lie, and for the labels between them.
 
 One tar may be the tree itself, several may be joined to it, or any number of them lie in it.
 """
@@ -50,37 +50,44 @@ _MAX_LABEL_BYTES = 1 << 20
 
 
 class PackedSample(NamedTuple):
-    """Files that share a name up to the first dot, one of them an image.
-
-    `name`: of the image, in its shard. `image`: where that lies. `label`: from its cls or json. `text`: the label in
-    words, where the json has both. `caption`: its txt. `annotated`: whether it has a cls, json or txt at all.
-    """
+    """Files that share a name up to the first dot, one of them an image."""
 
     name: str
+    """Of the image, in its shard."""
     image: Part
+    """Where that lies."""
     label: Label
+    """From its cls or json."""
     text: str | None
+    """The label in words, where the json has both."""
     caption: str | None
+    """Its txt."""
     annotated: bool
+    """Whether it has a cls, json or txt at all."""
 
 
 class ShardSamples(NamedTuple):
-    """The samples of one shard that have an image, and how many have none."""
+    """The samples of one shard."""
 
     samples: list[PackedSample]
+    """Those that have an image."""
     without: int
+    """How many have none."""
 
 
 class _Files(NamedTuple):
-    """The files of one sample by the rest of their names: places of images, contents of labels."""
+    """The files of one sample, by the rest of their names."""
 
     images: dict[str, tuple[str, Part]]
+    """The names and places of its images."""
     labels: dict[str, bytes]
+    """The contents of what may be a label."""
     others: set[str]
+    """All else."""
 
 
 def has_samples(names: Iterable[str]) -> bool:
-    """Whether, of files of these names, an image and a possible label share theirs up to the first dot."""
+    """Tell whether, of files of these names, an image and a possible label share theirs up to the first dot."""
     images: set[str] = set()
     labels: set[str] = set()
     for key, rest in filter(None, map(_split_name, names)):
@@ -127,7 +134,7 @@ def scan_shard(shard: Shard, number: int) -> ShardSamples:
 
 
 def _split_name(name: str) -> tuple[str, str] | None:
-    """What WebDataset takes for the sample's key, and the rest in lower case."""
+    """Return what WebDataset takes for the sample's key, and the rest in lower case."""
     match = _KEY_AND_REST.fullmatch(name)
     return None if match is None else (match[1], match[2].lower())
 
@@ -153,7 +160,8 @@ def _decode(address: str, content: bytes) -> str:
 
 
 def _document_label(address: str, content: bytes, *, needed: bool) -> tuple[Label, str | None]:
-    """The label in a json, and what it is called there; where that is `needed`, one that is no label is an error."""
+    """Return the label in a json, and what it is called there; where that is `needed`, one that is no label is an
+    error."""
     try:
         found = json.loads(content)
     except (ValueError, RecursionError) as error:
@@ -216,7 +224,7 @@ def read_webdataset(tree: Tree) -> SampleTable:
 
 
 def _shard_openers(tree: Tree) -> list[Callable[[], Shard]]:
-    """How to open each tar: the tree itself, the parts that it is joined of, or those that lie in it."""
+    """Return how to open each tar: the tree itself, the parts that it is joined of, or those that lie in it."""
     own = _own_tars(tree)
     if own:
         if not has_samples(file_names(tree.entries)):
@@ -234,7 +242,7 @@ def _shard_openers(tree: Tree) -> list[Callable[[], Shard]]:
 
 
 def _own_tars(tree: Tree) -> list[TarTree]:
-    """The tars that a tree is made of, where it is made of tars only."""
+    """Return the tars that a tree is made of, where it is made of tars only."""
     parts = [tree]
     if isinstance(tree, JoinedTree):
         parts = list(dict.fromkeys(tree.origin(entry)[0] for entry in tree.entries))
@@ -251,7 +259,7 @@ def _inner_opener(tree: Tree, entry: FileEntry) -> Callable[[], Shard]:
 
 
 def _unique(names: Sequence[str]) -> list[str]:
-    """Names of which none is there twice: tars of several folders may be called the same."""
+    """Return the names, of which none is there twice: tars of several folders may be called the same."""
     return [name if names.count(name) == 1 else f"{number}/{name}" for number, name in enumerate(names)]
 
 
@@ -268,7 +276,7 @@ def _declined(tree: Tree) -> LayoutError:
 
 
 def _labels(samples: Sequence[PackedSample]) -> list[Label]:
-    """Labels of cls and json, or else the texts, where they are classes: short, and fewer than samples."""
+    """Return labels of cls and json, or else the texts, where they are classes: short, and fewer than samples."""
     labels = [sample.label for sample in samples]
     if any(label is not None for label in labels):
         return labels

@@ -1,4 +1,4 @@
-"""What YOLO's tools leave beside the labels: names of classes, and of how many keypoints a pose is.
+"""YOLO's labels: a text file for each image, and the names of classes that its tools leave beside them.
 
 data.yaml is read by PyYAML: what people write there (quotes, apostrophes, comments, lists over several lines) is all of
 YAML.
@@ -33,11 +33,12 @@ _MENTIONS_NAMES = re.compile(r"^names\s*:", re.MULTILINE)
 
 
 class ClassFile(NamedTuple):
-    """Class names in label order, empty where there are none; `keypoints`: how many there are of a pose, and numbers
-    of each, (0, 0) where boxes have none."""
+    """What a data.yaml or a list of names says of the classes."""
 
     names: tuple[str, ...]
+    """In label order, empty where there are none."""
     keypoints: tuple[int, int] = (0, 0)
+    """How many there are of a pose, and numbers of each, (0, 0) where boxes have none."""
 
 
 def read_class_file(tree: Tree) -> ClassFile:
@@ -189,7 +190,8 @@ def _both(images: Sequence[FileEntry], labels: Sequence[FileEntry | None]) -> li
 
 
 def _label_of(image: str, texts: dict[str, FileEntry]) -> FileEntry | None:
-    """The file that Ultralytics would look for: the last folder `images` of the path is `labels`; or the one beside."""
+    """Return the file that Ultralytics would look for: the last folder `images` of the path is `labels`; or the one
+    beside."""
     stem = posixpath.splitext(image)[0]
     head, found, tail = f"/{stem}".rpartition(f"/{_IMAGES}/")
     moved = f"{head}/{_LABELS}/{tail}.txt".lstrip("/") if found else ""
@@ -197,7 +199,8 @@ def _label_of(image: str, texts: dict[str, FileEntry]) -> FileEntry | None:
 
 
 def _check_form(tree: Tree, files: Sequence[FileEntry], parse: Callable[[FileEntry, bytes], _Rows]) -> None:
-    """Decline where none of the first files has a line of this form: they hold captions, or labels of other tools."""
+    """Refuse the tree where none of the first files has a line of this form: they hold captions, or labels of other
+    tools."""
     looked_at = [file for file in files if file.size][:_SNIFFED]
 
     def is_right(file: FileEntry, content: bytes) -> bool:
@@ -226,8 +229,8 @@ def _refuse_keypoints(files: Sequence[FileEntry], parsed: Sequence[_Rows]) -> No
 
 
 def _parse(file: FileEntry, content: bytes, *, pose: int = 0) -> _Rows:
-    """x0, y0, x1, y1 and the class of each box; of a polygon also its number of points, and whether they all lie in the
-    box that its first four numbers would be."""
+    """Return x0, y0, x1, y1 and the class of each box; of a polygon also its number of points, and whether they all lie
+    in the box that its first four numbers would be."""
     rows = []
     for number, line in enumerate(content.decode("utf-8-sig", "replace").splitlines(), 1):
         words = line.split()
@@ -264,7 +267,8 @@ def _is_box(values: Sequence[float]) -> bool:
 
 
 def _holds_rest(values: Sequence[float]) -> bool:
-    """Whether the first four numbers are a box that holds the points that follow; points at 0, 0 are hidden ones."""
+    """Tell whether the first four numbers are a box that holds the points that follow; points at 0, 0 are hidden
+    ones."""
     x0, y0, x1, y1 = _corners(values[:4])
     points = zip(values[4::2], values[5::2], strict=True)
     near = (x0 - _SLACK <= x <= x1 + _SLACK and y0 - _SLACK <= y <= y1 + _SLACK for x, y in points if (x, y) != (0, 0))

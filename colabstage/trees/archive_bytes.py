@@ -1,4 +1,4 @@
-"""The bytes of an archive that lies on this machine's disk, and a file object over any `ByteSource`."""
+"""The bytes that trees read from: a local file's, a temporary one's, somebody else's; and a file object over any."""
 
 from __future__ import annotations
 
@@ -46,20 +46,20 @@ class LocalBytes:
 
     @property
     def label(self) -> str:
-        """The file's address, for messages."""
+        """Return the file's address, for messages."""
         return self._label
 
     @property
     def size(self) -> int:
-        """Length of the whole file in bytes, as it was when opened."""
+        """Return the length of the whole file in bytes, as it was when opened."""
         return self._size
 
     def fileno(self) -> int:
-        """The handle, for a process that shall read the same file."""
+        """Return the handle, for a process that shall read the same file."""
         return self._handle
 
     def pread(self, length: int, offset: int) -> bytes:
-        """Up to `length` bytes at `offset`; shorter only at the end of the file."""
+        """Read up to `length` bytes at `offset`; shorter only at the end of the file."""
         return pread_exactly(self._handle, length, offset)
 
     def close(self) -> None:
@@ -97,7 +97,7 @@ class TemporaryBytes(LocalBytes):
 
     @property
     def released_bytes(self) -> int:
-        """How many bytes have been given back to the disk."""
+        """Return how many bytes have been given back to the disk."""
         return self._released
 
     def release_before(self, offset: int) -> None:
@@ -131,30 +131,30 @@ class SharedBytes:
 
     @property
     def label(self) -> str:
-        """The source's address."""
+        """Return the source's address."""
         return self.source.label
 
     @property
     def size(self) -> int:
-        """The source's length in bytes."""
+        """Return the source's length in bytes."""
         return self.source.size
 
     def pread(self, length: int, offset: int) -> bytes:
-        """As the source's."""
+        """Read from the source."""
         return self.source.pread(length, offset)
 
     def close(self) -> None:
-        """The source is its owner's to close."""
+        """Leave the source open: it is its owner's to close."""
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """As `close`."""
+        """Leave the source open, as `close`."""
 
 
 def owners_bytes(source: ByteSource) -> ByteSource:
-    """The source itself, or the one that was lent."""
+    """Return the source itself; of shared bytes, the one that they share."""
     return source.source if isinstance(source, SharedBytes) else source
 
 

@@ -43,12 +43,12 @@ _BINARY = re.compile(rb"[\0-\x08\x0e-\x1a\x1c-\x1f]")
 
 
 def is_html(head: bytes) -> bool:
-    """Whether the bytes begin a web page."""
+    """Tell whether the bytes begin a web page."""
     return _HTML.match(head) is not None
 
 
 def compression_of(head: bytes) -> Compression | None:
-    """The compression of a stream, by its first bytes."""
+    """Return the compression of a stream, by its first bytes."""
     # pzstd writes a skippable frame (RFC 8878, 3.1.2) before each one with content.
     while _SKIPPABLE.match(head):
         head = head[8 + int.from_bytes(head[4:8], "little") :]
@@ -56,19 +56,19 @@ def compression_of(head: bytes) -> Compression | None:
 
 
 def is_zip_head(head: bytes) -> bool:
-    """Whether a zip begins like this; its directory, at the other end, says whether it is whole."""
+    """Tell whether a zip begins like this; its directory, at the other end, says whether it is whole."""
     return head.startswith((b"PK\3\4", b"PK\5\6", b"PK\7\x08PK\3\4", b"PK00PK\3\4"))
 
 
 def foreign_kind(head: bytes) -> Literal["7z", "rar"] | None:
-    """The archive that only a tool or a library of its own reads, by its first bytes."""
+    """Return the archive that only a tool or a library of its own reads, by its first bytes."""
     if head.startswith(b"7z\xbc\xaf\x27\x1c"):
         return "7z"
     return "rar" if head.startswith(b"Rar!\x1a\x07") else None
 
 
 def is_tar_head(head: bytes) -> bool:
-    """Whether a tar begins like this: a header block with a right checksum."""
+    """Tell whether a tar begins like this: a header block with a right checksum."""
     if len(head) < 512 or not head[:512].strip(b"\0"):
         return False
     stored = head[148:156].strip(b" \0")
@@ -78,14 +78,15 @@ def is_tar_head(head: bytes) -> bool:
 
 
 def header_checksums(block: bytes) -> tuple[int, int]:
-    """The two checksums in use for a tar header of 512 bytes: of unsigned bytes, and of signed ones (old Sun tars)."""
+    """Return the two checksums in use for a tar header of 512 bytes: of unsigned bytes, and of signed ones (old Sun
+    tars)."""
     unsigned = sum(block[:148]) + 256 + sum(block[156:])
     negative = sum(1 for byte in block[:148] + block[156:] if byte > 127) if not block.isascii() else 0
     return unsigned, unsigned - 256 * negative
 
 
 def describe_contents(head: bytes) -> str:
-    """What a file holds, by its first `HEAD_BYTES` bytes, as the end of "it is …"."""
+    """Return what a file holds, by its first `HEAD_BYTES` bytes, as the end of "it is …"."""
     guesses = (
         (not head, "an empty file"),
         (not head.strip(b"\0"), "a file of zeros, as a copy or an upload leaves that was cut"),

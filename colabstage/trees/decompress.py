@@ -1,7 +1,8 @@
 """Compressed streams: one reader over any `ByteSource` for gzip, bzip2, xz and Zstandard, chosen by content.
 
-The library's streaming reader returns what it has when the file ends early, and says nothing. Layout: RFC 8878,
-sections 3.1.1 and 3.1.2.
+Whatever the library, a stream that ends early is an error: Python's own readers and Zstandard's return what they have
+then, and say nothing. So the streams of bzip2 and xz are joined here, and Zstandard's frames walked (RFC 8878, 3.1.1
+and 3.1.2).
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ _LOOK_S = 0.1
 def open_stream(
     source: ByteSource, cancellation: Cancellation | None = None, *, read_bytes: int = _READ_BYTES
 ) -> Iterator[IO[bytes]]:
-    """The unpacked bytes of a compressed source, as a readable stream for the `with` block.
+    """Give the unpacked bytes of a compressed source, as a readable stream for the `with` block.
 
     Reading it turns whatever the decompressor complains about into `CorruptArchiveError`. What the source or whoever
     reads raises passes through as it is: an `OSError` with an errno, and every error of colabstage's own. `read_bytes`:
@@ -138,7 +139,8 @@ def _broken(source: ByteSource, error: Exception) -> CorruptArchiveError:
 
 
 def _unpacker(packed: IO[bytes], compression: Compression) -> tuple[IO[bytes], _Damage]:
-    """The decompressing stream, and the exceptions it raises for damaged data; an `OSError` among them has no errno."""
+    """Return the decompressing stream, and the exceptions it raises for damaged data; an `OSError` among them has no
+    errno."""
     if compression == "gz":
         igzip: Any = importlib.import_module("isal.igzip")
         return igzip.IGzipFile(fileobj=packed), (EOFError, OSError, igzip.igzip_lib.IsalError)
@@ -195,7 +197,7 @@ class _Streams(io.RawIOBase):
                 return len(unpacked)
 
     def _next_stream(self) -> bytes:
-        """What has been read of the next stream, from its beginning; empty when there is none."""
+        """Return what has been read of the next stream, from its beginning; empty when there is none."""
         data = self._stream.unused_data.lstrip(b"\0")
         while len(data) < len(self._magic):
             more = self._packed.read(_READ_BYTES)
@@ -317,7 +319,7 @@ def unpack_into(
 
 
 def _unpacked(source: ByteSource, cancellation: Cancellation | None) -> Generator[bytes]:
-    """The content in pieces. Opened and closed by the thread that reads: closing waits for a read that hangs."""
+    """Yield the content in pieces. Opened and closed by the thread that reads: closing waits for a read that hangs."""
     with open_stream(source, cancellation) as stream:
         while piece := stream.read(_SPOOL_BYTES):
             yield piece

@@ -1,10 +1,8 @@
 """The files of a tree in columns: some forty bytes for each, where as many objects take three hundred.
 
-Names are a `StringArray`: the bytes of all of them one behind the other, and where each ends. Layouts see a sequence of
-`FileEntry`; each is made when it is asked for.
-
-A `str` in a list takes 60 to 80 bytes beside its characters' own; of millions of file names that is most of what a
-listing takes. Here it is four bytes, and the `str` is made when it is asked for.
+Layouts see a sequence of `FileEntry`; each is made when it is asked for. Names are a `StringArray`: the bytes of all of
+them one behind the other, and where each ends. A `str` in a list takes 60 to 80 bytes beside its characters' own, of
+millions of file names most of what a listing takes; here it is four bytes.
 """
 
 from __future__ import annotations
@@ -44,7 +42,7 @@ class StringArray(Sequence[str]):
     __slots__ = ("_data", "_ends", "_rows")
 
     def __init__(self, data: bytes, ends: NDArray[Any], rows: NDArray[Any] | None = None) -> None:
-        """StringArray of what `of` makes; call that.
+        """Take what `of` makes; call that.
 
         `data`: all of them. `ends`: `(M,)`, where each ends. `rows`: `(N,)`, which of them are meant; all if `None`.
         """
@@ -54,7 +52,7 @@ class StringArray(Sequence[str]):
 
     @classmethod
     def of(cls, texts: Iterable[str]) -> StringArray:
-        """Those of an iterable, in its order."""
+        """Return those of an iterable, in its order."""
         data = bytearray()
         ends = array("Q")
         for text in texts:
@@ -78,18 +76,18 @@ class StringArray(Sequence[str]):
         return self._data[ends.item(row - 1) if row else 0 : ends.item(row)].decode(_CODEC, _ERRORS)
 
     def take(self, rows: NDArray[Any]) -> StringArray:
-        """Some of them, in the order of `rows`; shares the bytes."""
+        """Return some of them, in the order of `rows`; shares the bytes."""
         return StringArray(self._data, self._ends, rows if self._rows is None else self._rows[rows])
 
     @property
     def lengths(self) -> NDArray[np.int64]:
-        """int64 `(N,)`, made anew: bytes of each in UTF-8."""
+        """Return int64 `(N,)`, made anew: bytes of each in UTF-8."""
         lengths = self._ends.astype(np.int64)
         lengths[1:] -= lengths[:-1].copy()
         return lengths if self._rows is None else lengths[self._rows]
 
     def packed(self) -> StringArray:
-        """The same texts, their bytes in the order of the texts and no others."""
+        """Return the same texts, their bytes in the order of the texts and no others."""
         if self._rows is None:
             return self
         lengths = self.lengths
@@ -105,7 +103,7 @@ class StringArray(Sequence[str]):
         return StringArray(bytes(packed), narrowed(np.cumsum(lengths)))
 
     def order(self) -> NDArray[np.intp]:
-        """`(N,)`: the numbers of the texts, sorted as Python sorts them, equal ones as they come."""
+        """Return `(N,)`: the numbers of the texts, sorted as Python sorts them, equal ones as they come."""
         width = int(self.lengths.max(initial=1)) or 1
         if width > _WIDE or b"\0" in self._data:
             texts = np.empty(len(self), object)
@@ -156,19 +154,19 @@ class StringArray(Sequence[str]):
 
 
 def take_strings(texts: Sequence[str], rows: NDArray[Any]) -> Sequence[str]:
-    """Those of some rows, in their order; of `StringArray`, with no object for each."""
+    """Return those of some rows, in their order; of `StringArray`, with no object for each."""
     return texts.take(rows) if isinstance(texts, StringArray) else [texts[row] for row in rows.tolist()]
 
 
 def narrowed(values: NDArray[Any]) -> NDArray[Any]:
-    """Whole numbers in 32 bits where all of them fit, else as they are."""
+    """Return whole numbers in 32 bits where all of them fit, else as they are."""
     if len(values) and (int(values.max()) > 0xFFFFFFFF or int(values.min()) < 0):
         return values
     return values.astype(np.uint32)
 
 
 def first_repeated(texts: Sequence[str]) -> str | None:
-    """The first text that stands before in the sequence as well, `None` where all differ.
+    """Return the first text that stands before in the sequence as well, `None` where all differ.
 
     Compares their hashes, 8 bytes each, in place of a set of all of them.
     """
@@ -192,33 +190,42 @@ _TIME_END_NS = 1 << 63
 
 
 class _Extensions(NamedTuple):
-    """Which files have which extension: the number of each of M files' in `numbers`, and that of each extension."""
+    """Which of M files have which extension."""
 
     of_files: NDArray[Any]
+    """The number of each file's extension, `(M,)`."""
     numbers: dict[str, int]
+    """The number of each extension."""
 
 
 @dataclass(frozen=True)
 class _Columns:
-    """Facts of M files. `places`: where each is in its tree, `None` where that is its number here."""
+    """Facts of M files."""
 
     names: StringArray
+    """In the order of the other columns."""
     sizes: NDArray[Any]
+    """As `FileEntry.size`, `(M,)`, as all that follow."""
     mtimes_ns: NDArray[Any]
+    """As `FileEntry.mtime_ns`."""
     positions: NDArray[Any]
+    """As `FileEntry.position`."""
     executable: NDArray[Any]
+    """As `FileEntry.executable`."""
     places: NDArray[Any] | None
+    """Where each is in its tree, `None` where that is its number here."""
 
     @cached_property
     def extensions(self) -> _Extensions:
-        """Found once, because each layout asks for its own."""
+        """Return each file's extension; found once, because each layout asks for its own."""
         numbers: dict[str, int] = {}
         of_files = array("q", (numbers.setdefault(extension_of(name), len(numbers)) for name in self.names))
         return _Extensions(narrowed(np.array(of_files, np.int64)), numbers)
 
 
 def extension_of(name: str) -> str:
-    """What a name ends with from its last dot on, in lower case; "" where that is a number, or no extension at all."""
+    """Return what a name ends with from its last dot on, in lower case; "" where that is a number, or no extension at
+    all."""
     end = name[name.rfind(".") + 1 :]
     if len(end) >= min(_LONGEST_EXTENSION, len(name)) or not end.isalnum() or end.isdecimal():
         return ""
@@ -232,14 +239,14 @@ class FileEntries(Sequence[FileEntry]):
     __slots__ = ("_columns", "_rows", "names")
 
     def __init__(self, columns: _Columns, rows: NDArray[Any] | None = None) -> None:
-        """Those of a builder, or `rows` of them; call `of`, `where` or `take`."""
+        """Take columns, or `rows` of them; call `of`, `where` or `take`."""
         self._columns = columns
         self._rows = rows
         self.names = columns.names if rows is None else columns.names.take(rows)
 
     @classmethod
     def of(cls, entries: Iterable[FileEntry]) -> FileEntries:
-        """Those of an iterable, in its order."""
+        """Return those of an iterable, in its order."""
         if isinstance(entries, FileEntries):
             return entries
         listing = Listing()
@@ -282,7 +289,7 @@ class FileEntries(Sequence[FileEntry]):
             yield from map(FileEntry, self.names[page], *values, places)
 
     def take(self, rows: NDArray[Any]) -> FileEntries:
-        """Some of them, in the order of `rows`; shares what is known of them."""
+        """Return some of them, in the order of `rows`; shares what is known of them."""
         rows = rows if self._rows is None else self._rows[rows]
         count = len(self._columns.names)
         if len(rows) == count and np.array_equal(rows, np.arange(count)):
@@ -290,11 +297,11 @@ class FileEntries(Sequence[FileEntry]):
         return FileEntries(self._columns, narrowed(rows))
 
     def where(self, fits: Callable[[str], bool]) -> FileEntries:
-        """Those whose names fit, in the same order."""
+        """Return those whose names fit, in the same order."""
         return self.take(np.flatnonzero(np.fromiter(map(fits, self.names), np.bool_, len(self))))
 
     def ending_in(self, extensions: tuple[str, ...]) -> FileEntries:
-        """Those with one of these extensions, as `extension_of` has them, in the same order."""
+        """Return those with one of these extensions, as `extension_of` has them, in the same order."""
         found = self._columns.extensions
         wanted = [number for extension, number in found.numbers.items() if extension in extensions]
         own = found.of_files if self._rows is None else found.of_files[self._rows]
@@ -302,24 +309,24 @@ class FileEntries(Sequence[FileEntry]):
 
     @property
     def sizes(self) -> NDArray[np.int64]:
-        """int64 `(N,)`, made anew: lengths in bytes."""
+        """Return int64 `(N,)`, made anew: lengths in bytes."""
         return self._int64(self._columns.sizes)
 
     @property
     def mtimes_ns(self) -> NDArray[np.int64]:
-        """int64 `(N,)`, made anew: when they were last written, in ns."""
+        """Return int64 `(N,)`, made anew: when they were last written, in ns."""
         return self._int64(self._columns.mtimes_ns)
 
     @property
     def positions(self) -> NDArray[np.int64]:
-        """int64 `(N,)`, made anew: where the medium has them."""
+        """Return int64 `(N,)`, made anew: where the medium has them."""
         return self._int64(self._columns.positions)
 
     def _int64(self, column: NDArray[Any]) -> NDArray[np.int64]:
         return (column if self._rows is None else column[self._rows]).astype(np.int64)
 
     def find(self, entry: FileEntry) -> int | None:
-        """The number of an entry, by its name; `None` where there is none of it. Only where names ascend."""
+        """Return the number of an entry, by its name; `None` where there is none of it. Only where names ascend."""
         if 0 <= entry.place < len(self) and self.names[entry.place] == entry.name:
             return entry.place
         at = bisect_left(self.names, entry.name)
@@ -337,13 +344,13 @@ class FileEntries(Sequence[FileEntry]):
 
 
 def files_ending_in(entries: Sequence[FileEntry], extensions: tuple[str, ...]) -> FileEntries:
-    """Those of a tree's entries with one of these extensions (".jpg"; "" for none), in the same order, without an
-    object for each. Names are looked at once, however often it is asked."""
+    """Return those of a tree's entries with one of these extensions (".jpg"; "" for none), in the same order, without
+    an object for each. Names are looked at once, however often it is asked."""
     return FileEntries.of(entries).ending_in(extensions)
 
 
 def file_names(entries: Sequence[FileEntry]) -> Iterable[str]:
-    """The names of entries, in their order, without an object for each."""
+    """Return the names of entries, in their order, without an object for each."""
     return entries.names if isinstance(entries, FileEntries) else (entry.name for entry in entries)
 
 
@@ -353,10 +360,12 @@ def _kept_time(mtime_ns: int) -> int:
 
 
 class SortedListing(NamedTuple):
-    """A listing by name. `order`: `(N,)`, when each of `entries` was added."""
+    """The files of a listing, sorted by name."""
 
     entries: FileEntries
+    """The files."""
     order: NDArray[np.intp]
+    """`(N,)`, when each of `entries` was added."""
 
 
 class Listing:
@@ -417,11 +426,11 @@ class Listing:
 
     @property
     def names(self) -> StringArray:
-        """All names so far, in the order in which they were added."""
+        """Return all names so far, in the order in which they were added."""
         return StringArray(bytes(self._names), narrowed(np.cumsum(np.array(self._lengths, np.int64))))
 
     def by_name(self) -> SortedListing:
-        """The files of a whole tree, sorted by name."""
+        """Return the files of a whole tree, sorted by name."""
         return sorted_by_name(
             self.names,
             np.array(self._sizes, np.int64),
@@ -431,7 +440,7 @@ class Listing:
         )
 
     def entries(self, *, places: NDArray[Any] | None = None) -> FileEntries:
-        """The files in the order in which they were added. `places`: where each is in its tree."""
+        """Return the files in the order in which they were added. `places`: where each is in its tree."""
         columns = _Columns(
             self.names,
             narrowed(np.array(self._sizes, np.int64)),
@@ -450,7 +459,7 @@ def sorted_by_name(
     positions: NDArray[np.int64],
     executable: NDArray[np.bool_],
 ) -> SortedListing:
-    """The files of a whole tree from columns `(N,)`, each as in `FileEntry`, sorted by name."""
+    """Return the files of a whole tree from columns `(N,)`, each as in `FileEntry`, sorted by name."""
     order = names.order()
     columns = _Columns(
         names.take(order).packed(),

@@ -57,11 +57,14 @@ _Identity = tuple[int, int]
 
 
 class _Folder(NamedTuple):
-    """A folder still to be listed: its name in the tree ("" for the root) and the folders above it."""
+    """A folder still to be listed."""
 
     name: str
+    """Its name in the tree, "" for the root."""
     ancestors: frozenset[_Identity]
+    """The folders above it."""
     through_link: bool
+    """Whether a link leads to it; only then can it be one of its ancestors."""
 
     @property
     def prefix(self) -> str:
@@ -73,37 +76,50 @@ class _Batch(NamedTuple):
     """Some entries of a folder, to be looked at together."""
 
     folder: _Folder
+    """The folder."""
     entries: list[os.DirEntry[str]]
+    """Those of its entries."""
 
 
 class _Seen(NamedTuple):
     """What one entry of a folder turned out to be."""
 
     kind: Literal["file", "folder", "native", "broken", "left out"]
+    """What it is; "native" is a document of Google's own kinds, "broken" a link that leads nowhere."""
     size: int = 0
+    """Of a file, in bytes."""
     mtime_ns: int = 0
+    """Of a file, in nanoseconds since 1970."""
     through_link: bool = False
+    """Whether the entry is a link."""
 
 
 class _Looked(NamedTuple):
-    """What some entries of a folder are: files, in columns since there may be millions, and the few others. `total`:
-    how many there are, junk included."""
+    """What some entries of a folder are."""
 
     total: int
+    """How many there are, junk included."""
     files: Listing
+    """The files, in columns since there may be millions."""
     others: list[tuple[str, _Seen]]
+    """The few that are none, by name."""
 
 
 class _Listed(NamedTuple):
-    """What one folder holds: `entries` that nobody has looked at yet, `looked` those that somebody has. `looped`:
-    whether a link leads back to a folder that it lies in."""
+    """What one folder holds."""
 
     folder: _Folder
+    """Which folder it is."""
     mtime_ns: int
+    """When something in it was last added, removed or renamed."""
     identity: _Identity
+    """Device and inode, by which a loop is known."""
     looped: bool
+    """Whether a link leads back to a folder that it lies in."""
     entries: list[os.DirEntry[str]]
+    """Those that nobody has looked at yet."""
     looked: list[_Looked]
+    """Those that somebody has."""
 
 
 @dataclass(slots=True)
@@ -111,11 +127,17 @@ class _Found:
     """All that a walk brought home."""
 
     files: Listing = field(default_factory=Listing)
+    """All regular files."""
     stamp: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """As `FolderTree.listing_stamp` gives it."""
     native: list[str] = field(default_factory=list)
+    """Documents of Google's own kinds, by name."""
     broken: list[str] = field(default_factory=list)
+    """Links that lead nowhere, by name."""
     looped: list[str] = field(default_factory=list)
+    """Links back to a folder that they lie in, by name."""
     own: list[str] = field(default_factory=list)
+    """Folders that the caller had left out, by name."""
 
 
 class _Run(Protocol):
@@ -162,38 +184,39 @@ class FolderTree:
 
     @property
     def kind(self) -> TreeKind:
-        """`"folder"`."""
+        """Return `"folder"`."""
         return "folder"
 
     @property
     def label(self) -> str:
-        """The folder's path."""
+        """Return the folder's path."""
         return self._root
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What was left out: Google-native documents, links that lead nowhere, loops."""
+        """Return what was left out: Google-native documents, links that lead nowhere, loops."""
         return self._notes
 
     @property
     def entries(self) -> FileEntries:
-        """All regular files, sorted by name; `position` is the place in the listing."""
+        """Return all regular files, sorted by name; `position` is the place in the listing."""
         return self._entries
 
     @property
     def empty_folders(self) -> tuple[str, ...]:
-        """Folders that hold no file at any depth, by name."""
+        """Return the folders that hold no file at any depth, by name."""
         return without_files(self._stamp, self._entries.names)
 
     def listing_stamp(self) -> Mapping[str, tuple[int, int]]:
-        """For every folder that was listed ("" is the root): its modification time in ns and its number of entries.
+        """Return for every folder that was listed ("" is the root): its modification time in ns and its number of
+        entries.
 
         A folder's time changes when something in it is added, removed or renamed, not when a file is rewritten.
         """
         return dict(self._stamp)
 
     def read(self, entry: FileEntry) -> bytes:
-        """The whole content of one file: one open, one read, one close.
+        """Return the whole content of one file: one open, one read, one close.
 
         Raises:
             OSError: as the disk or mount answers.
@@ -212,7 +235,7 @@ class FolderTree:
         return data
 
     def chunks(self, entry: FileEntry) -> Iterator[bytes]:
-        """The content of one file in pieces of at most 16 MiB; the file is open only while one is read.
+        """Yield the content of one file in pieces of at most 16 MiB; the file is open only while one is read.
 
         Raises:
             As `read`.
@@ -230,7 +253,7 @@ class FolderTree:
                 yield data
 
     def close(self) -> None:
-        """Nothing is held open."""
+        """Do nothing: nothing is held open."""
 
     def __enter__(self) -> Self:
         return self
@@ -313,7 +336,7 @@ def _run_here(function: Callable[[T], R], items: Iterable[T]) -> list[R]:
 
 @contextlib.contextmanager
 def _pool(workers: int) -> Iterator[_Run]:
-    """A `map` over threads that fails when nothing moves for `_STALL_S`; a plain loop for one worker."""
+    """Give a `map` over threads that fails when nothing moves for `_STALL_S`; a plain loop for one worker."""
     if workers < 2:
         yield _run_here
         return

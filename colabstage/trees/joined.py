@@ -25,13 +25,12 @@ _NAMES_SHOWN = 4
 
 @dataclass(frozen=True, slots=True)
 class Joining:
-    """How the files of several trees are named in one.
-
-    `prefixes`: for each tree the folder that its files are put into, "" for none. `reason`: why, as a sentence.
-    """
+    """How the files of several trees are named in one."""
 
     prefixes: tuple[str, ...]
+    """For each tree the folder that its files are put into, "" for none."""
     reason: str
+    """Why, as a sentence."""
 
 
 def plan_joining(stems: Sequence[str], names: Sequence[Collection[str]]) -> Joining:
@@ -58,7 +57,7 @@ def plan_joining(stems: Sequence[str], names: Sequence[Collection[str]]) -> Join
 
 
 def distinct_names(stems: Sequence[str]) -> tuple[str, ...]:
-    """The stems, those that were there before with a number behind them; two that differ in case are the same.
+    """Return the stems, those that were there before with a number behind them; two that differ in case are the same.
 
     >>> distinct_names(["a", "b", "A"])
     ('a', 'b', 'A-2')
@@ -76,12 +75,12 @@ def distinct_names(stems: Sequence[str]) -> tuple[str, ...]:
 
 
 def _lies_in(names: Collection[str], stem: str) -> bool:
-    """Whether a tree has the folder of its own name already, and nothing beside it."""
+    """Tell whether a tree has the folder of its own name already, and nothing beside it."""
     return bool(names) and all(name.lower().startswith(f"{stem.lower()}/") for name in names)
 
 
 def _first_collision(names: Sequence[Collection[str]]) -> str | None:
-    """A name that is in two trees, or a file in one and a folder in another; the first in order."""
+    """Return a name that is in two trees, or a file in one and a folder in another; the first in order."""
     files = Counter(name for part in names for name in part)
     twice = [name for name, count in files.items() if count > 1]
     folders = parent_folders(files)
@@ -129,43 +128,44 @@ class JoinedTree:
 
     @property
     def kind(self) -> TreeKind:
-        """`"folder"` if one of the parts is a folder, whose files can all be read at once; else that of the first."""
+        """Return `"folder"` if one of the parts is a folder, whose files can all be read at once; else that of the
+        first."""
         kinds = [tree.kind for tree in self._trees]
         return "folder" if "folder" in kinds else kinds[0]
 
     @property
     def label(self) -> str:
-        """The address it was given."""
+        """Return the address it was given."""
         return self._label
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """How the parts were joined, and what each of them says."""
+        """Return how the parts were joined, and what each of them says."""
         return self._notes
 
     @property
     def entries(self) -> FileEntries:
-        """All files, sorted by name; by `position`, one part comes after the other."""
+        """Return all files, sorted by name; by `position`, one part comes after the other."""
         return self._entries
 
     @property
     def empty_folders(self) -> tuple[str, ...]:
-        """Those of the parts that know, named as their files are."""
+        """Return those of the parts that know, named as their files are."""
         parts = zip(self._prefixes, self._trees, strict=True)
         return tuple(f"{prefix}/{name}" if prefix else name for prefix, tree in parts for name in empty_folders(tree))
 
     def read(self, entry: FileEntry) -> bytes:
-        """The whole content of one file, as its own tree gives it."""
+        """Return the whole content of one file, as its own tree gives it."""
         tree, own = self.origin(entry)
         return tree.read(own)
 
     def chunks(self, entry: FileEntry) -> Iterator[bytes]:
-        """The content of one file in pieces, as its own tree gives them."""
+        """Return the content of one file in pieces, as its own tree gives them."""
         tree, own = self.origin(entry)
         return tree.chunks(own)
 
     def origin(self, entry: FileEntry) -> tuple[Tree, FileEntry]:
-        """The part that has a file, and the file as that part has it.
+        """Return the part that has a file, and the file as that part has it.
 
         Raises:
             SourceReadError: the entry is another tree's.

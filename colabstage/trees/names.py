@@ -35,19 +35,17 @@ _MAX_LINK_STEPS = 40
 
 @dataclass(frozen=True, slots=True)
 class ArchiveLimits:
-    """What an honest dataset's archive stays under; a bomb does not.
-
-    `max_members`: ten million files are seven times ImageNet-21k's training set in number of bytes of directory alone.
-    `max_total_bytes`: content of all members together; no notebook's disk holds 16 TiB.
-    `max_ratio`: content over archive size. Deflate can reach 1,032, masks and zero-filled arrays a few hundred,
-    photographs about 1.
-    `ratio_from_bytes`: below this much content the ratio is not looked at, since it cannot do any harm.
-    """
+    """What an honest dataset's archive stays under; a bomb does not."""
 
     max_members: int = 10_000_000
+    """Ten million files are seven times ImageNet-21k's training set in number of bytes of directory alone."""
     max_total_bytes: int = 16 * 1024**4
+    """Content of all members together; no notebook's disk holds 16 TiB."""
     max_ratio: float = 500.0
+    """Content over archive size. Deflate can reach 1,032, masks and zero-filled arrays a few hundred, photographs about
+    1."""
     ratio_from_bytes: int = 1024**3
+    """Below this much content the ratio is not looked at, since it cannot do any harm."""
 
 
 DEFAULT_LIMITS = ArchiveLimits()
@@ -77,7 +75,7 @@ def check_limits(archive: str, members: int, total_bytes: int, archive_bytes: in
 
 
 def refuse_member(archive: str, name: str, reason: str) -> UnsafeArchiveError:
-    """The error for one member that no archive should have."""
+    """Return the error for one member that no archive should have."""
     return UnsafeArchiveError(
         f"'{archive}' is refused because of its member {name!r}: {reason}. Nothing was read or written. "
         "Make the archive again from a folder that holds the dataset's files only."
@@ -85,7 +83,7 @@ def refuse_member(archive: str, name: str, reason: str) -> UnsafeArchiveError:
 
 
 def clean_member_name(archive: str, raw: str) -> str:
-    """The name of a file inside a tree, from the name that an archive gives it: no `./`, no doubled slashes.
+    """Return the name of a file inside a tree, from the name that an archive gives it: no `./`, no doubled slashes.
 
     Raises:
         UnsafeArchiveError: the name is empty, absolute, climbs out with `..`, ends in a slash though it is a file's,
@@ -100,7 +98,8 @@ def clean_member_name(archive: str, raw: str) -> str:
 
 
 def _needs_a_closer_look(raw: str) -> bool:
-    """Whether a name may break a rule or have parts to drop. Ten times as fast as a regular expression of the rules."""
+    """Tell whether a name may break a rule or have parts to drop. Ten times as fast as a regular expression of the
+    rules."""
     return (
         raw[:1] in ("", "/", ".")
         or raw[1:2] == ":"
@@ -113,7 +112,7 @@ def _needs_a_closer_look(raw: str) -> bool:
 
 
 def clean_folder_name(archive: str, raw: str) -> str:
-    """The name of a folder inside a tree, `.` for the root; the same rules, but a final slash is fine.
+    """Return the name of a folder inside a tree, `.` for the root; the same rules, but a final slash is fine.
 
     Raises:
         UnsafeArchiveError: as for `clean_member_name`.
@@ -138,7 +137,7 @@ def _name_fault(raw: str, *, folder: bool = False) -> str | None:
 
 
 def resolve_link(archive: str, name: str, target: str) -> str:
-    """The name inside the archive that the symbolic link `name` points to.
+    """Return the name inside the archive that the symbolic link `name` points to.
 
     Raises:
         UnsafeArchiveError: the link points outside the archive.
@@ -152,7 +151,8 @@ def resolve_link(archive: str, name: str, target: str) -> str:
 
 
 def follow_links(links: Mapping[str, str], files: Collection[str]) -> dict[str, str]:
-    """For each link the regular file it finally leads to; links to folders, to nothing or to themselves are absent."""
+    """Find for each link the regular file it finally leads to; links to folders, to nothing or to themselves are
+    absent."""
     found: dict[str, str] = {}
     for name in links:
         target = name
@@ -186,7 +186,7 @@ def check_collisions(archive: str, files: Sequence[str], folders: Iterable[str])
 
 
 def parent_folders(names: Iterable[str]) -> set[str]:
-    """Every folder that `names` lie in, at any depth."""
+    """Return every folder that `names` lie in, at any depth."""
     folders: set[str] = set()
     for name in names:
         folder = name.rpartition("/")[0]
@@ -197,7 +197,8 @@ def parent_folders(names: Iterable[str]) -> set[str]:
 
 
 def without_files(folders: Iterable[str], files: Iterable[str]) -> tuple[str, ...]:
-    """Those of some folders, by cleaned name, that no file lies in at any depth; without what holds only junk."""
+    """Return those of some folders, by cleaned name, that no file lies in at any depth; without what holds only
+    junk."""
     taken = parent_folders(files)
     empty = {name for name in folders if name not in ("", ".") and name not in taken}
     return tuple(sorted(name for name in empty if not is_junk(f"{name}/_")))
@@ -249,7 +250,7 @@ def check_lengths(archive: str, names: Iterable[str], *, room_bytes: int) -> Non
 
 
 def is_junk(name: str) -> bool:
-    """Whether an operating system, a notebook or colabstage left this file, so that it is no part of a dataset."""
+    """Tell whether an operating system, a notebook or colabstage left this file, so that it is no part of a dataset."""
     folder, _, base = name.rpartition("/")
     return base.startswith("._") or base.lower() in JUNK_FILES or is_our_name(base) or _lies_in_junk(folder)
 
@@ -260,5 +261,5 @@ def _lies_in_junk(folder: str) -> bool:
 
 
 def is_junk_folder(base: str) -> bool:
-    """Whether a folder of this name (its last component) holds only junk."""
+    """Tell whether a folder of this name (its last component) holds only junk."""
     return base in _JUNK_FOLDERS or is_our_name(base)

@@ -45,7 +45,7 @@ _LOOK_BYTES = 64 * 1024
 
 
 def recognise(path: Path) -> TreeFormat | None:
-    """What can be opened at `path`: a folder, an archive, a compressed file; `None` for anything else.
+    """Return what can be opened at `path`: a folder, an archive, a compressed file; `None` for anything else.
 
     Raises:
         SourceNotFoundError: there is nothing; the message says what is there instead.
@@ -59,7 +59,7 @@ def recognise(path: Path) -> TreeFormat | None:
 
 
 def recognise_archive(source: ByteSource) -> ArchiveKind | None:
-    """What kind of archive the bytes are, by the beginning of the file; `None` when they are none.
+    """Return what kind of archive the bytes are, by the beginning of the file; `None` when they are none.
 
     Raises:
         OSError: as the medium answers.
@@ -149,7 +149,7 @@ def _open_recognised(source: ByteSource, spool: Path, limits: ArchiveLimits, can
 
 
 def _first_unpacked(source: ByteSource) -> bytes | None:
-    """The first unpacked bytes of a compressed stream; `None` if it is damaged."""
+    """Return the first unpacked bytes of a compressed stream; `None` if it is damaged."""
     try:
         with open_stream(source, read_bytes=_LOOK_BYTES) as stream:
             return stream.read(HEAD_BYTES)
@@ -189,7 +189,8 @@ def _mode(path: Path) -> int | None:
 
 
 def _nothing_at(path: Path) -> SourceNotFoundError:
-    """The error for a missing source: the nearest folder that exists, and the names in it most like the one wanted."""
+    """Return the error for a missing source: the nearest folder that exists, and the names in it most like the one
+    wanted."""
     there = next((parent for parent in path.parents if parent.is_dir()), Path("/"))
     wanted = path.relative_to(there).parts[0]
     sentences = [f"There is nothing at '{path}'.", _what_is_in(there, wanted)]

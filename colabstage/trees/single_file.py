@@ -32,12 +32,12 @@ _SUFFIXES = (
 
 
 def is_lone(label: str) -> bool:
-    """Whether a file at this address may be a dataset by itself."""
+    """Tell whether a file at this address may be a dataset by itself."""
     return base_name(label).lower().endswith(_SUFFIXES)
 
 
 def base_name(label: str) -> str:
-    """What a file is called by its address: the last part of a path; of a web address without its query.
+    """Return what a file is called by its address: the last part of a path; of a web address without its query.
 
     >>> base_name("https://example.org/records/7/data.npy?download=1")
     'data.npy'
@@ -60,26 +60,26 @@ class SingleFileTree:
 
     @property
     def kind(self) -> TreeKind:
-        """`"file"`."""
+        """Return `"file"`."""
         return "file"
 
     @property
     def label(self) -> str:
-        """The file's address."""
+        """Return the file's address."""
         return self.source.label
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Nothing is left out."""
+        """Return nothing: no file is left out."""
         return ()
 
     @property
     def entries(self) -> tuple[FileEntry, ...]:
-        """The one file."""
+        """Return the one file."""
         return (self._entry,)
 
     def read(self, entry: FileEntry) -> bytes:
-        """The content.
+        """Return the content.
 
         Raises:
             OSError: as the medium answers.
@@ -92,7 +92,7 @@ class SingleFileTree:
         return data
 
     def chunks(self, entry: FileEntry) -> Iterator[bytes]:
-        """The content in pieces of at most 16 MiB.
+        """Yield the content in pieces of at most 16 MiB.
 
         Raises:
             As `read`.
@@ -164,7 +164,7 @@ class CompressedFileTree(SingleFileTree):
 
     @property
     def label(self) -> str:
-        """The compressed file's address."""
+        """Return the compressed file's address."""
         return self._compressed.label
 
     def close(self) -> None:
@@ -174,7 +174,7 @@ class CompressedFileTree(SingleFileTree):
 
 
 def single_name(source: ByteSource) -> str:
-    """What the file inside a compressed one is called.
+    """Return what the file inside a compressed one is called.
 
     Raises:
         ArchiveError: the source is not compressed.

@@ -61,33 +61,43 @@ _TIME_DIGITS = 10
 
 
 class TarMember(NamedTuple):
-    """One member. `kind`: `"file"`, `"folder"`, `"symlink"`, `"hardlink"` or `"special"`. `link`: target of a link.
-
-    `name` is uncleaned. `offset`, `size`: where its content lies, in bytes. `executable`: for its owner.
-    """
+    """One member of a tar."""
 
     name: str
+    """Uncleaned, as it stands in the archive."""
     kind: str
+    """`"file"`, `"folder"`, `"symlink"`, `"hardlink"` or `"special"`."""
     link: str
+    """Target of a link. `name` is uncleaned."""
     offset: int
+    """Where its content lies, in bytes."""
     size: int
+    """Where its content lies, in bytes."""
     mtime_ns: int
+    """In nanoseconds since 1970; 0 for what is no time."""
     executable: bool = False
+    """For its owner."""
 
 
 class _Header(NamedTuple):
     """One header block, before long names and pax records are applied."""
 
     name: bytes
+    """As bytes, with what POSIX keeps of it elsewhere in the block."""
     size: int
+    """Of what follows the block, in bytes."""
     mtime: int
+    """In seconds since 1970."""
     kind: bytes
+    """The type flag."""
     link: bytes
+    """Where a link leads."""
     mode: int
+    """Unix file mode."""
 
 
 def scan_members(source: ByteSource) -> Iterator[TarMember]:
-    """Every member of an uncompressed tar, in the archive's order.
+    """Yield every member of an uncompressed tar, in the archive's order.
 
     Raises:
         CorruptArchiveError: the file is truncated, damaged or no tar, and the message says where and which.
@@ -145,7 +155,7 @@ def _text(field: bytes) -> bytes:
 
 
 def _number(field: bytes) -> int:
-    """A number in a header: octal digits, or base 256 where the first bit is set."""
+    """Return a number in a header: octal digits, or base 256 where the first bit is set."""
     if field[0] & 0x80:
         value = int.from_bytes(field, "big", signed=False) & ((1 << (8 * len(field) - 1)) - 1)
         return value - (1 << (8 * len(field) - 1)) if field[0] & 0x40 else value
@@ -183,7 +193,7 @@ def _extend(source: ByteSource, header: _Header, at: int, shared: dict[str, str]
 
 
 def _pax_records(data: bytes) -> dict[str, str]:
-    """The records `"<length> <key>=<value>\\n"` of an extended header."""
+    """Return the records `"<length> <key>=<value>\\n"` of an extended header."""
     records: dict[str, str] = {}
     at = 0
     while at < len(data) and data[at]:
@@ -201,7 +211,8 @@ def _pax_records(data: bytes) -> dict[str, str]:
 
 
 def _apply(source: ByteSource, header: _Header, at: int, pax: dict[str, str]) -> tuple[TarMember, int]:
-    """The member that a header and the extensions before it describe, and the bytes it takes up after the header."""
+    """Return the member that a header and the extensions before it describe, and the bytes it takes up after the
+    header."""
     name = pax.get("path") or _decode(header.name)
     if header.kind == b"S" or _PAX_SPARSE in pax:
         msg = (
@@ -228,7 +239,7 @@ def _apply(source: ByteSource, header: _Header, at: int, pax: dict[str, str]) ->
 
 
 def _nanoseconds(seconds: Decimal) -> int:
-    """A time in whole nanoseconds; 0 for what does not fit 64 bits, which is no time."""
+    """Return a time in whole nanoseconds; 0 for what does not fit 64 bits, which is no time."""
     if seconds.is_finite() and (not seconds or seconds.adjusted() >= _TIME_DIGITS):
         return 0
     value = int(seconds * 10**9)
@@ -252,7 +263,8 @@ def _truncated(source: ByteSource, reason: str) -> CorruptArchiveError:
 
 
 def _check_end(source: ByteSource, block: bytes, at: int) -> None:
-    """A tar ends in blocks of zeros. None at all: cut. Very many: a copy that was cut and filled up. Others: damage."""
+    """Check the end, which is blocks of zeros. None at all: cut. Very many: a copy that was cut and filled up. Others:
+    damage."""
     if not block:
         if at == 0:
             msg = f"'{source.label}' is an empty file, not a tar. Copy or upload the archive again."
@@ -311,26 +323,26 @@ class TarTree:
 
     @property
     def kind(self) -> TreeKind:
-        """`"tar"`."""
+        """Return `"tar"`."""
         return "tar"
 
     @property
     def label(self) -> str:
-        """The archive's address."""
+        """Return the archive's address."""
         return self._source.label
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What was left out: links that lead to folders or nowhere."""
+        """Return what was left out: links that lead to folders or nowhere."""
         return self._notes
 
     @property
     def entries(self) -> FileEntries:
-        """All files, sorted by name; `position` is the offset in the unpacked archive."""
+        """Return all files, sorted by name; `position` is the offset in the unpacked archive."""
         return self._entries
 
     def read(self, entry: FileEntry) -> bytes:
-        """The whole content of one member. A tar has no checksums of contents, so only the length is verified.
+        """Return the whole content of one member. A tar has no checksums of contents, so only the length is verified.
 
         Raises:
             OSError: as the medium answers.
@@ -343,7 +355,7 @@ class TarTree:
         return data
 
     def chunks(self, entry: FileEntry) -> Iterator[bytes]:
-        """The content of one member in pieces of at most 16 MiB.
+        """Yield the content of one member in pieces of at most 16 MiB.
 
         Raises:
             As `read`.
@@ -357,11 +369,11 @@ class TarTree:
 
     @property
     def source(self) -> ByteSource:
-        """The bytes that members' offsets count in: the archive's, or those of its unpacked form."""
+        """Return the bytes that members' offsets count in: the archive's, or those of its unpacked form."""
         return self._bytes
 
     def member(self, entry: FileEntry) -> TarMember:
-        """What the headers say of a file; of a link, what they say of the file that it leads to."""
+        """Return what the headers say of a file; of a link, what they say of the file that it leads to."""
         place = self._entries.find(entry)
         if place is None:
             raise foreign_entry(self.label, entry.name)
@@ -383,11 +395,14 @@ class TarTree:
 
 
 class _Headers(NamedTuple):
-    """The files by cleaned name, links resolved, the links that lead to none, and the folders that hold no file."""
+    """What the headers of an archive say, links resolved."""
 
     files: Listing
+    """The files by cleaned name."""
     skipped: list[str]
+    """Links that lead to no file."""
     empty_folders: tuple[str, ...]
+    """Folders that hold no file."""
 
 
 def _read_headers(

@@ -1,9 +1,7 @@
 """7z and rar archives as trees: listed and judged, then unpacked by their tool into a folder that goes with the tree.
 
-The tool is 7-Zip's command, which is on Colab's image, unpacks on all cores and takes both formats; where it is
-missing, the packages py7zr and rarfile.
-
-7-Zip comes first: it is on Colab's image, unpacks on all cores, and takes both formats.
+7-Zip's command comes first: it is on Colab's image, unpacks on all cores, and takes both formats. Where it is missing,
+the packages py7zr and rarfile are asked.
 """
 
 from __future__ import annotations
@@ -75,14 +73,20 @@ _INSTALL = {
 
 
 class Listed(NamedTuple):
-    """One member as the archive lists it, its name uncleaned. `crc`: `None` where the archive has none."""
+    """One member as the archive lists it."""
 
     name: str
+    """Uncleaned."""
     size: int
+    """Of its content, in bytes."""
     is_folder: bool
+    """Whether it is a folder."""
     is_link: bool
+    """Whether it is a link of any kind."""
     crc: int | None
+    """`None` where the archive has none."""
     executable: bool
+    """Whether it is marked as a program of its owner."""
 
 
 class Reader(Protocol):
@@ -93,7 +97,7 @@ class Reader(Protocol):
 
 
 def find_reader(kind: ForeignKind, path: str, label: str, handle: int, cancellation: Cancellation) -> Reader:
-    """The first way to read such an archive that is there.
+    """Return the first way to read such an archive that is there.
 
     Args:
         kind: what it is.
@@ -124,7 +128,7 @@ def _cannot_read(label: str, kind: ForeignKind, command: str | None) -> MissingD
 
 
 def _reads_rar(command: str) -> bool:
-    """Whether 7-Zip unpacks rar: some distributions leave its codec out, for its licence, and keep the format."""
+    """Tell whether 7-Zip unpacks rar: some distributions leave its codec out, for its licence, and keep the format."""
     shown = subprocess.run([command, "i"], capture_output=True, check=False, timeout=30, stdin=subprocess.DEVNULL)
     return _RAR_CODEC.search(shown.stdout) is not None
 
@@ -224,7 +228,7 @@ def _link_of(fields: dict[str, str]) -> str:
 
 
 def _blocks(label: str, text: str) -> Iterator[dict[str, str]]:
-    """The members in 7-Zip's technical listing: lines "Key = value", a blank line after each member."""
+    """Yield the members in 7-Zip's technical listing: lines "Key = value", a blank line after each member."""
     for block in text.split("\n\n"):
         fields: dict[str, str] = {}
         for line in block.splitlines():
@@ -335,10 +339,12 @@ _EMPTY_BYTES = 128
 
 
 class _Checked(NamedTuple):
-    """The files that belong to the dataset, and the names of all that unpacking may leave."""
+    """The members of a listing that passed the rules."""
 
     files: dict[str, Listed]
+    """Those that belong to the dataset, by cleaned name."""
     all_files: frozenset[str]
+    """The names of all that unpacking may leave, junk included."""
 
 
 class ToolArchiveTree:
@@ -405,26 +411,26 @@ class ToolArchiveTree:
 
     @property
     def kind(self) -> TreeKind:
-        """`"7z"` or `"rar"`."""
+        """Return `"7z"` or `"rar"`."""
         return self._kind
 
     @property
     def label(self) -> str:
-        """The archive's address."""
+        """Return the archive's address."""
         return self._source.label
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Nothing is left out."""
+        """Return nothing: no file is left out."""
         return ()
 
     @property
     def entries(self) -> tuple[FileEntry, ...]:
-        """All files, sorted by name."""
+        """Return all files, sorted by name."""
         return self._entries
 
     def read(self, entry: FileEntry) -> bytes:
-        """The whole content of one member; its checksum was verified when it was unpacked.
+        """Return the whole content of one member; its checksum was verified when it was unpacked.
 
         Raises:
             OSError: as the disk answers.
@@ -437,7 +443,7 @@ class ToolArchiveTree:
         return data
 
     def chunks(self, entry: FileEntry) -> Iterator[bytes]:
-        """The content of one member in pieces of at most 16 MiB.
+        """Yield the content of one member in pieces of at most 16 MiB.
 
         Raises:
             As `read`.
@@ -485,7 +491,7 @@ class ToolArchiveTree:
 
 @contextlib.contextmanager
 def _as_file(source: ByteSource, temp: Path, cancellation: Cancellation) -> Iterator[tuple[str, int]]:
-    """A path at which a tool finds the archive's bytes, and the handle that it depends on."""
+    """Give a path at which a tool finds the archive's bytes, and the handle that it depends on."""
     owners = owners_bytes(source)
     if isinstance(owners, LocalBytes):
         yield f"/proc/self/fd/{owners.fileno()}", owners.fileno()
@@ -502,7 +508,8 @@ def _as_file(source: ByteSource, temp: Path, cancellation: Cancellation) -> Iter
 
 
 def _check_members(archive: str, members: list[Listed]) -> _Checked:
-    """The rules of `names` for all that is listed; links are none that a tool should follow, so they are refused."""
+    """Return the rules of `names` for all that is listed; links are none that a tool should follow, so they are
+    refused."""
     files: dict[str, Listed] = {}
     names: list[str] = []
     folders: list[str] = []

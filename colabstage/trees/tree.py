@@ -1,4 +1,4 @@
-"""What every tree offers: its files with their sizes, and the whole content of each."""
+"""What every tree offers, and what it reads from: files with their sizes, the content of each, bytes at any place."""
 
 from __future__ import annotations
 
@@ -20,23 +20,21 @@ PIECE_BYTES = 16 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class FileEntry:
-    """One regular file of a tree.
-
-    `name`: path inside the tree, with `/`, never absolute, never with `..`.
-    `size`: length of its content in bytes.
-    `mtime_ns`: modification time in nanoseconds since 1970; 0 where the container keeps none.
-    `position`: reading entries by ascending position is sequential for the medium: the offset in an archive, the
-    place in the listing of a folder.
-    `executable`: whether an archive marks it as a program of its owner; a folder does not tell.
-    `place`: its number among the entries of its tree, where it is found sooner than by name; -1 where nobody said.
-    """
+    """One regular file of a tree."""
 
     name: str
+    """Path inside the tree, with `/`, never absolute, never with `..`."""
     size: int
+    """Length of its content in bytes."""
     mtime_ns: int
+    """Modification time in nanoseconds since 1970; 0 where the container keeps none."""
     position: int
+    """Reading entries by ascending position is sequential for the medium: the offset in an archive, the place in the
+    listing of a folder."""
     executable: bool = False
+    """Whether an archive marks it as a program of its owner; a folder does not tell."""
     place: int = field(default=-1, compare=False, repr=False)
+    """Its number among the entries of its tree, where it is found sooner than by name; -1 where nobody said."""
 
 
 class Tree(Protocol):
@@ -44,22 +42,24 @@ class Tree(Protocol):
 
     @property
     def kind(self) -> TreeKind:
-        """What holds the files."""
+        """Return what holds the files."""
 
     @property
     def label(self) -> str:
-        """The tree's address as a person would write it, for messages."""
+        """Return the tree's address as a person would write it, for messages."""
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Sentences about what was left out and why (Google-native documents, for example)."""
+        """Return sentences about what was left out and why (Google-native documents, for example)."""
 
     @property
     def entries(self) -> Sequence[FileEntry]:
-        """All regular files, sorted by name; junk that operating systems leave (`__MACOSX`, `.DS_Store`) left out."""
+        """Return all regular files, sorted by name; junk that operating systems leave (`__MACOSX`, `.DS_Store`) left
+        out."""
 
     def read(self, entry: FileEntry) -> bytes:
-        """The whole content of one file, `entry.size` bytes, verified by the container's checksum where it has one.
+        """Return the whole content of one file, `entry.size` bytes, verified by the container's checksum where it has
+        one.
 
         Raises:
             OSError: as the medium answers (a mount's errno 5, 107, …).
@@ -68,7 +68,8 @@ class Tree(Protocol):
         """
 
     def chunks(self, entry: FileEntry) -> Iterator[bytes]:
-        """The content of one file in order, in pieces of at most `PIECE_BYTES`, so that none is held in memory whole.
+        """Return the content of one file in order, in pieces of at most `PIECE_BYTES`, so that none is held in memory
+        whole.
 
         Verified as `read` does it, once the last piece has come: what was made of the pieces counts only when the
         iterator has ended.
@@ -93,11 +94,11 @@ class ListsFolders(Protocol):
 
     @property
     def empty_folders(self) -> tuple[str, ...]:
-        """Their names."""
+        """Return their names."""
 
 
 def empty_folders(tree: Tree) -> tuple[str, ...]:
-    """The folders of a tree in which no file lies; none where it cannot know."""
+    """Return the folders of a tree in which no file lies; none where it cannot know."""
     return tree.empty_folders if isinstance(tree, ListsFolders) else ()
 
 
@@ -110,14 +111,14 @@ class ByteSource(Protocol):
 
     @property
     def label(self) -> str:
-        """The file's address, for messages."""
+        """Return the file's address, for messages."""
 
     @property
     def size(self) -> int:
-        """Length of the whole file in bytes."""
+        """Return the length of the whole file in bytes."""
 
     def pread(self, length: int, offset: int) -> bytes:
-        """Up to `length` bytes at `offset`; shorter only at the end of the file."""
+        """Read up to `length` bytes at `offset`; shorter only at the end of the file."""
 
     def close(self) -> None:
         """Let go of the handle. Calling it twice is fine."""
@@ -137,14 +138,14 @@ def count_by(keys: Iterable[str], *, most: int = 5) -> str:
 
 
 def skipped_links(names: Sequence[str]) -> tuple[str, ...]:
-    """The note on an archive's links that were left out; `names` is sorted."""
+    """Return the note on an archive's links that were left out; `names` is sorted."""
     if not names:
         return ()
     return (f"{len(names):,} links that lead to no file of the archive were left out (first '{names[0]}').",)
 
 
 def cut_while_read(archive: str, member: str) -> SourceReadError:
-    """The error for an archive that was longer when it was opened."""
+    """Return the error for an archive that was longer when it was opened."""
     return SourceReadError(
         f"'{archive}' ends inside its member {member!r}: the file changed or was cut while being read. "
         "Wait until its upload or copy is complete, then stage again."
@@ -152,5 +153,5 @@ def cut_while_read(archive: str, member: str) -> SourceReadError:
 
 
 def foreign_entry(tree: str, name: str) -> SourceReadError:
-    """The error for an entry that the tree does not have."""
+    """Return the error for an entry that the tree does not have."""
     return SourceReadError(f"'{tree}' has no member {name!r}; the entry is from another tree.")

@@ -1,4 +1,8 @@
-"""A zip as a tree: members are read by offset, each in one positioned read, from any number of threads."""
+"""A zip as a tree: members are read by offset, each in one positioned read, from any number of threads.
+
+Whatever the directory says of a member is held against its own header and content: an archive that was changed in
+between is damage, never other data.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +75,7 @@ class _Decompressor(Protocol):
 
 
 def read_member(source: ByteSource, member: ZipMember) -> bytes:
-    """The content of one member, unpacked and verified.
+    """Return the content of one member, unpacked and verified.
 
     Raises:
         OSError: as the medium answers.
@@ -93,7 +97,8 @@ def read_member(source: ByteSource, member: ZipMember) -> bytes:
 
 
 def member_chunks(source: ByteSource, member: ZipMember) -> Iterator[bytes]:
-    """The content of one member in pieces of at most `PIECE_BYTES`; an error after the last if it is not the right one.
+    """Yield the content of one member in pieces of at most `PIECE_BYTES`; an error after the last if it is not the
+    right one.
 
     Raises:
         As `read_member`.
@@ -121,7 +126,7 @@ def member_chunks(source: ByteSource, member: ZipMember) -> Iterator[bytes]:
 
 
 def _packed_bytes(source: ByteSource, member: ZipMember) -> bytes:
-    """The member as it lies in the archive. Its place depends on the local header, so both come in one read."""
+    """Return the member as it lies in the archive. Its place depends on the local header, so both come in one read."""
     least = _LOCAL.size + len(member.stored_name)
     wanted = least + member.packed_size
     gap = member.end - member.offset - wanted
@@ -138,7 +143,7 @@ def _packed_bytes(source: ByteSource, member: ZipMember) -> bytes:
 
 
 def _content_at(source: ByteSource, member: ZipMember, block: bytes) -> int:
-    """Where the content begins, counted from the local header that `block` begins with."""
+    """Return where the content begins, counted from the local header that `block` begins with."""
     if len(block) < _LOCAL.size + len(member.stored_name):
         raise cut_while_read(source.label, member.name)
     mark, _, flags, method, _, _, _, packed, size, name_length, extra_length = _LOCAL.unpack_from(block)
@@ -303,21 +308,21 @@ class ZipTree:
 
     @property
     def label(self) -> str:
-        """The archive's address."""
+        """Return the archive's address."""
         return self._source.label
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What was left out: links that lead to folders or nowhere."""
+        """Return what was left out: links that lead to folders or nowhere."""
         return self._notes
 
     @property
     def entries(self) -> FileEntries:
-        """All files, sorted by name; `position` is the offset in the archive."""
+        """Return all files, sorted by name; `position` is the offset in the archive."""
         return self._entries
 
     def read(self, entry: FileEntry) -> bytes:
-        """The whole content of one member, its CRC-32 verified.
+        """Return the whole content of one member, its CRC-32 verified.
 
         Raises:
             OSError: as the medium answers.
@@ -327,7 +332,7 @@ class ZipTree:
         return read_member(self._source, self.member(entry))
 
     def chunks(self, entry: FileEntry) -> Iterator[bytes]:
-        """The content of one member in pieces of at most 16 MiB; its CRC-32 is verified after the last.
+        """Return the content of one member in pieces of at most 16 MiB; its CRC-32 is verified after the last.
 
         Raises:
             As `read`.
@@ -336,11 +341,11 @@ class ZipTree:
 
     @property
     def source(self) -> ByteSource:
-        """The archive's bytes."""
+        """Return the archive's bytes."""
         return self._source
 
     def member(self, entry: FileEntry) -> ZipMember:
-        """What the directory says of a file."""
+        """Return what the directory says of a file."""
         place = self._entries.find(entry)
         if place is None:
             raise foreign_entry(self.label, entry.name)
@@ -365,22 +370,23 @@ class ZipTree:
 
 
 class _Listed(NamedTuple):
-    """The files of a zip, N of them, sorted by name.
-
-    `packing`: what reading a member takes beside its entry's facts, `(N,)` by name: end, packed_size, crc, method,
-    flags, mode. `stored_names`: by number, in bytes, of those whose names the archive has otherwise than their entry.
-    `skipped`: links that lead to no file. `empty_folders`: members that are folders and hold no file.
-    """
+    """The files of a zip, N of them, sorted by name."""
 
     entries: FileEntries
+    """As `ZipTree.entries`."""
     packing: dict[str, NDArray[Any]]
+    """What reading a member takes beside its entry's facts, `(N,)` by name: end, packed_size, crc, method, flags, mode.
+    """
     stored_names: dict[int, bytes]
+    """By number, in bytes, of those whose names the archive has otherwise than their entry."""
     skipped: list[str]
+    """Links that lead to no file."""
     empty_folders: tuple[str, ...]
+    """Members that are folders and hold no file."""
 
 
 def _list_files(source: ByteSource, directory: ZipDirectory) -> _Listed:
-    """The files of a directory by cleaned name, junk left out, links in the place of what they lead to."""
+    """Return the files of a directory by cleaned name, junk left out, links in the place of what they lead to."""
     names, numbers, folders = _check_members(source.label, directory)
     empty_folders = without_files(folders, names) if folders else ()
     _check_readable(source.label, directory, numbers)
@@ -411,7 +417,8 @@ def _stored_names(directory: ZipDirectory, entries: FileEntries, rows: NDArray[n
 
 
 def _check_members(archive: str, directory: ZipDirectory) -> tuple[StringArray, NDArray[np.int64], list[str]]:
-    """The members that are files or links, by cleaned name, and their numbers; the names of those that are folders.
+    """Yield the members that are files or links, by cleaned name, and their numbers; the names of those that are
+    folders.
 
     The rules of `names` hold for all.
     """

@@ -73,48 +73,52 @@ _UNIX_SYSTEMS = frozenset({3, 19})
 
 @dataclass(slots=True)
 class ZipMember:
-    """One member as the central directory describes it. Not frozen: a frozen one takes three times as long to make.
-
-    `name`: as it stands there, uncleaned. `stored_name`: its bytes, which the local header repeats.
-    `offset`: where its local header begins. `end`: where the next header or the directory begins.
-    `packed_size`, `size`: bytes before and after unpacking. `mode`: Unix file mode, 0 where the archive has none.
-    """
+    """One member as the central directory describes it. Not frozen: a frozen one takes three times as long to make."""
 
     name: str
+    """As it stands there, uncleaned."""
     stored_name: bytes
+    """Its bytes, which the local header repeats."""
     offset: int
+    """Where its local header begins."""
     end: int
+    """Where the next header or the directory begins."""
     packed_size: int
+    """Bytes before and after unpacking."""
     size: int
+    """Bytes before and after unpacking."""
     crc: int
+    """CRC-32 of its content."""
     method: int
+    """How it is packed, by APPNOTE's numbers."""
     flags: int
+    """Its general purpose bits."""
     mode: int
+    """Unix file mode, 0 where the archive has none."""
     mtime_ns: int
+    """In nanoseconds since 1970, taken as UTC; 0 for none."""
 
 
 @dataclass(frozen=True, slots=True)
 class ZipDirectory:
-    """Every member of a zip in the directory's order, N of them, in columns: of each what `ZipMember` says of it.
-
-    `names`: as they stand there, uncleaned.
-    `stored_names`: the bytes of those, by number, which are not their names in UTF-8.
-    `facts`: structured `(N,)`; offset, end, packed_size, size, crc, method, flags, mode, mtime_ns.
-    """
+    """Every member of a zip in the directory's order, N of them, in columns: of each what `ZipMember` says of it."""
 
     names: StringArray
+    """As they stand there, uncleaned."""
     stored_names: dict[int, bytes]
+    """The bytes of those, by number, which are not their names in UTF-8."""
     facts: NDArray[Any]
+    """Structured `(N,)`; offset, end, packed_size, size, crc, method, flags, mode, mtime_ns."""
 
     def __len__(self) -> int:
         return len(self.names)
 
     def stored_name(self, number: int) -> bytes:
-        """The bytes of a member's name, which its local header repeats."""
+        """Return the bytes of a member's name, which its local header repeats."""
         return self.stored_names.get(number) or self.names[number].encode("utf-8", "surrogatepass")
 
     def member(self, number: int) -> ZipMember:
-        """All that is said of one member."""
+        """Return all that is said of one member."""
         offset, end, packed_size, size, crc, method, flags, mode, mtime_ns = self.facts[number].item()
         return ZipMember(
             self.names[number],
@@ -132,17 +136,22 @@ class ZipDirectory:
 
 
 class _End(NamedTuple):
-    """Where the directory lies, by the archive's last record. `members` is modulo 65,536 without zip64."""
+    """Where the directory lies, by the archive's last record."""
 
     position: int
+    """Where the directory ends, since this record, or zip64's, follows it."""
     members: int
+    """How many it holds, modulo 65,536 without zip64."""
     size: int
+    """Its length in bytes."""
     offset: int
+    """Where the record says that it begins; bytes put before the archive move it."""
     has_64: bool
+    """Whether the numbers are those of a zip64 record."""
 
 
 def read_directory(source: ByteSource) -> ZipDirectory:
-    """Every member of a zip, in the directory's order; reads the end of the file only.
+    """Return every member of a zip, in the directory's order; reads the end of the file only.
 
     Raises:
         CorruptArchiveError: the file is truncated, damaged or no zip, and the message says which.
@@ -168,7 +177,8 @@ def read_directory(source: ByteSource) -> ZipDirectory:
 
 
 def directory_bytes(source: ByteSource) -> bytes | None:
-    """The directory of a zip as it stands there, with the checksum of every member; `None` where there is none whole.
+    """Return the directory of a zip as it stands there, with the checksum of every member; `None` where there is none
+    whole.
 
     Reads no member, and judges nothing.
     """
@@ -188,7 +198,7 @@ def directory_bytes(source: ByteSource) -> bytes | None:
 
 
 def _find_end(source: ByteSource, tail: bytes, tail_at: int) -> _End:
-    """The record that a zip ends with, with its zip64 extension where there is one."""
+    """Return the record that a zip ends with, with its zip64 extension where there is one."""
     at = tail.rfind(_END_MARK)
     while at >= 0:
         # The record ends the file; bytes that something appended are fine as long as a directory lies before it.
@@ -253,7 +263,7 @@ def _damaged(source: ByteSource, reason: str) -> CorruptArchiveError:
 
 
 def _parse(source: ByteSource, directory: bytes, *, wraps: bool) -> ZipDirectory:
-    """The members in a directory. `wraps`: offsets are modulo 4 GiB, as macOS writes them into large archives."""
+    """Yield the members in a directory. `wraps`: offsets are modulo 4 GiB, as macOS writes them into large archives."""
     import numpy as np
 
     from colabstage.trees.entries import StringArray
@@ -294,7 +304,7 @@ def _record_type() -> np.dtype[Any]:
 
 
 def _records(source: ByteSource, directory: bytes) -> Iterator[tuple[int, bytes, bytes]]:
-    """Of each member where its record begins, the bytes of its name, and its extra fields."""
+    """Yield of each member where its record begins, the bytes of its name, and its extra fields."""
     at = 0
     length = len(directory)
     while at < length:
@@ -357,7 +367,7 @@ def _extra_field(extra: bytes, wanted: int) -> bytes | None:
 
 
 def _wide_fields(source: ByteSource, extra: bytes, *narrow: int) -> list[int]:
-    """The 64-bit values of those fields that do not fit 32 bits; they stand in the zip64 field in this order."""
+    """Return the 64-bit values of those fields that do not fit 32 bits; they stand in the zip64 field in this order."""
     field = _extra_field(extra, _EXTRA_ZIP64)
     if field is None:
         return list(narrow)
@@ -385,7 +395,7 @@ def _decode_name(stored: bytes, extra: bytes, flags: int, system: int) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def _unix_time_ns(date: int, time: int) -> int:
-    """A DOS date and time as nanoseconds since 1970. It has no zone and is taken as UTC; 0 for none."""
+    """Return a DOS date and time as nanoseconds since 1970. It has no zone and is taken as UTC; 0 for none."""
     if date == 0:
         return 0
     year, month, day = 1980 + (date >> 9), max(1, min(12, date >> 5 & 15)), max(1, date & 31)
