@@ -479,18 +479,18 @@ def sync_file(path: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """What stands at a place, compared with its deed.
-
-    `kind`: of what is there. `deed`: names the deed; "" without one, or where all that it lists is gone.
-    `strange`: names of what is there and not in the deed. `changed`: of what is there, but not as in the deed. `gone`:
-    of what is in the deed only.
-    """
+    """What stands at a place, compared with its deed."""
 
     kind: Literal["nothing", "empty folder", "folder", "file or link"]
+    """Of what kind it is."""
     deed: str = ""
+    """The name of the deed; "" without one, or where all that it lists is gone."""
     strange: tuple[str, ...] = ()
+    """Names of what is there and not in the deed."""
     changed: tuple[str, ...] = ()
+    """Names of what is there, but not as in the deed."""
     gone: tuple[str, ...] = ()
+    """Names of what is in the deed only."""
 
     @property
     def is_as_made(self) -> bool:

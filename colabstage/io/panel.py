@@ -44,22 +44,26 @@ _MARK_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One step as it is at one moment.
-
-    `total`, `done`: in `unit`s ("B" for bytes). `seconds`: since it was opened, or what it took.
-    `rate`: units per second, of the last seconds while it runs and of the whole step afterwards.
-    `idle_s`: seconds without a report, as far as somebody looked. `problem`: of a failed step, what went wrong.
-    """
+    """One step as it is at one moment."""
 
     name: str
+    """What the step is called."""
     unit: str
+    """What `total` and `done` count; "B" for bytes."""
     total: int | None
+    """How many there are; `None` where nobody knows."""
     done: int
+    """How many are done."""
     state: State
+    """How it goes, or how it ended."""
     seconds: float
+    """Since it was opened, or what it took."""
     rate: float
+    """Units per second, of the last seconds while it runs and of the whole step afterwards."""
     idle_s: float = 0.0
+    """Seconds without a report, as far as somebody looked."""
     problem: str = ""
+    """Of a failed step, what went wrong."""
 
     @property
     def fraction(self) -> float | None:

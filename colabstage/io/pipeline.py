@@ -44,35 +44,37 @@ _WORKERS_END_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class PipelineLimits:
-    """How wide the pipeline may get.
-
-    `readers`: reads in flight at the start; with 0, workers read for themselves until reads prove slow.
-    `max_readers`: what they may grow to while reads prove slow.
-    `workers`: threads that use what was read.
-    `budget_bytes`: bytes read, or being read, and not yet used; one item may exceed it alone.
-    `slow_read_s`: a mean time of one read, in seconds, above which more readers help.
-    `stall_timeout_s`: with nothing read and nothing used for so long, the source counts as dead.
-    `readers_end_s`: how long the end waits for readers that hang.
-    `caller_reads`: whether items are read by the thread that runs the pipeline, one after the other, and by no other:
-    code of somebody else's, which may be made for one thread only.
-    """
+    """How wide the pipeline may get."""
 
     readers: int
+    """Reads in flight at the start; with 0, workers read for themselves until reads prove slow."""
     max_readers: int
+    """What they may grow to while reads prove slow."""
     workers: int
+    """Threads that use what was read."""
     budget_bytes: int = 64 * 1024 * 1024
+    """Bytes read, or being read, and not yet used; one item may exceed it alone."""
     slow_read_s: float = 0.002
+    """A mean time of one read, in seconds, above which more readers help."""
     stall_timeout_s: float = 180.0
+    """With nothing read and nothing used for so long, the source counts as dead."""
     readers_end_s: float = 5.0
+    """How long the end waits for readers that hang."""
     caller_reads: bool = False
+    """Whether items are read by the thread that runs the pipeline, one after the other, and by no other.
+
+    For code of somebody else's, which may be made for one thread only.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class PipelineResult:
-    """What a finished run saw: `readers`, threads that read, and `mean_read_s` seconds for one read."""
+    """What a finished run saw."""
 
     readers: int
+    """Threads that read."""
     mean_read_s: float
+    """Seconds for one read, in the mean."""
 
 
 def run_pipeline(

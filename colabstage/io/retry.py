@@ -39,17 +39,14 @@ _DEAD = frozenset({errno.ENOTCONN, errno.ESHUTDOWN, errno.ECONNABORTED})
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """How long to try.
-
-    `attempts`: tries for one item, the first included.
-    `first_wait_s`: seconds before the second try; each further wait doubles.
-    `missing_is_passing`: a file that was listed a moment ago and now is not found is a symptom of a dying mount,
-    so it is worth another try.
-    """
+    """How long to try."""
 
     attempts: int = 4
+    """Tries for one item, the first included."""
     first_wait_s: float = 0.25
+    """Seconds before the second try; each further wait doubles."""
     missing_is_passing: bool = True
+    """Whether a file is worth another try that was listed a moment ago and now is not found, as on a dying mount."""
 
     def __post_init__(self) -> None:
         if self.attempts < 1 or not self.first_wait_s >= 0:

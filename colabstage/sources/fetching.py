@@ -1,4 +1,8 @@
-"""What fetching did."""
+"""`fetch_files`: bring any source to this machine as the files that it is, once.
+
+What stands at the target is looked at first: what is whole and whose source is the same is not fetched again, and what
+is not ours is never replaced unasked.
+"""
 
 from __future__ import annotations
 
@@ -57,20 +61,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class FetchReport:
-    """What one `fetch_files` did.
-
-    `path`: the file or folder that was made. `files`, `nbytes`: what it holds. `seconds`: of wall clock.
-    `kept_bytes`: those that were here already: all of them when nothing had changed, else what an interrupted run left.
-    `transport`: how the source was reached. `notes`: what else a person should know.
-    """
+    """What one `fetch_files` did."""
 
     path: Path
+    """The file or folder that was made."""
     files: int
+    """How many files it holds."""
     nbytes: int
+    """Their bytes together."""
     seconds: float
+    """What it took."""
     kept_bytes: int
+    """Bytes that were here already: all when nothing had changed, else what an interrupted run left."""
     transport: str
+    """How the source was reached."""
     notes: tuple[str, ...] = ()
+    """What else a person should know."""
 
     @property
     def fetched_bytes(self) -> int:
@@ -197,17 +203,26 @@ def _read_target(target: str | os.PathLike[str]) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class _Fetch:
-    """One call of `fetch_files`. `into`: whether the target ends in a slash, so that one file goes into it."""
+    """One call of `fetch_files`."""
 
     source: Source
+    """What is fetched."""
     target: Path
+    """Where it goes."""
     checksum: Checksum | None
+    """The hash that one file must have."""
     overwrite: bool
+    """Whether what stands at the target is replaced, whatever it is."""
     thorough: bool
+    """Whether content is compared, not only times."""
     progress: Progress
+    """Where the steps are shown."""
     cancellation: Cancellation
+    """What stops it."""
     began: float
+    """When the call began, by the monotonic clock."""
     into: bool
+    """Whether the target ends in a slash, so that one file goes into it."""
 
     def reuse(self) -> FetchReport | None:
         """Return what is here, if it is whole and the source is still the same."""

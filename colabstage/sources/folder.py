@@ -41,15 +41,16 @@ _Span = tuple[str, int, int]
 
 @dataclass(frozen=True, slots=True)
 class FetchedFolder:
-    """What was fetched: `files` and `nbytes`, and how many of the bytes an interrupted run had brought before.
-
-    `deed`: names what was put in place, as `ownership.look_at` finds it.
-    """
+    """What was fetched."""
 
     files: int
+    """How many files."""
     nbytes: int
+    """Their bytes together."""
     kept_bytes: int
+    """Of these, what an interrupted run had brought before."""
     deed: str
+    """The name of the deed of what was put in place, as `ownership.look_at` finds it."""
 
 
 class FolderLedger:

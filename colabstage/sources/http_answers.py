@@ -40,11 +40,14 @@ _OWN_TYPES = frozenset({"application/gzip", "application/x-gzip", "application/x
 
 @dataclass(frozen=True, slots=True)
 class ContentRange:
-    """`Content-Range: bytes start-(stop-1)/total`; `total` is `None` where the server does not know it."""
+    """The header `Content-Range: bytes start-(stop-1)/total`."""
 
     start: int
+    """The first byte."""
     stop: int
+    """The byte after the last."""
     total: int | None
+    """The length of the whole; `None` where the server does not know it."""
 
 
 def parse_content_range(text: str | None) -> ContentRange | None:
@@ -85,11 +88,14 @@ def content_length(headers: Mapping[str, str]) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Validators:
-    """By what one content is told from another: `etag` with its quotes and, if weak, its `W/`; times as sent."""
+    """By what one content is told from another."""
 
     etag: str = ""
+    """The entity tag, with its quotes and, if weak, its `W/`."""
     last_modified: str = ""
+    """When the content was last modified, as sent."""
     date: str = ""
+    """When the answer was made, as sent."""
 
     @property
     def version(self) -> str:

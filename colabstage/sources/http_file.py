@@ -51,11 +51,14 @@ _NO_RANGES = frozenset({400, 405, 412, 416, 501})
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """The first answer: `facts`, its `validators`, whether the server calls the data a page."""
+    """What the first answer told."""
 
     facts: RemoteFacts
+    """The facts on the file."""
     validators: Validators
+    """What tells its content from another."""
     is_page_type: bool
+    """Whether the server calls the data a page."""
 
 
 def open_http(

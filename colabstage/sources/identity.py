@@ -39,40 +39,44 @@ Verdict = Literal["same", "unproved", "changed"]
 
 @dataclass(frozen=True, slots=True)
 class SourceIdentity:
-    """The state of a source at one time.
-
-    `kind`: `"folder"`; `"archive"` for one file; `"file"` for one of many that are a dataset together; `"many"`.
-    `files`: regular files; 1 for an archive. `nbytes`: their bytes together.
-    `address`: which source it is.
-    `mtime_ns`: of an archive. `ends`: hash of an archive's first and last 64 KiB.
-    `version`: what a service calls this state of a file: an ETag, a generation; "" where there is none.
-    `checksum`: the hash of the whole file that was asked for and found, as `"sha256:…"`.
-    `digest`: what stands for every byte: `"zip:…"`, of a zip's whole directory with each member's checksum;
-    `"sha256:…"` of all content; "" where nothing does.
-    `md5`: what the client of a mounted Google Drive tells of all bytes: of one file its MD5, of a folder a hash of all
-    names with theirs; "" where it tells none.
-    `listing`: hash of the names and sizes in a folder. `times`: the same with modification times.
-    `clock`: of times alone, to the second, 8 digits for each of up to 256 groups of files in the order of their names.
-    `stamps`: modification time in ns of each folder by name, which changes when something is added, removed or renamed
-    in it.
-    `parts`: of `"many"`, each source's own, in order.
-    """
+    """The state of a source at one time."""
 
     kind: Literal["folder", "archive", "file", "many"]
+    """`"folder"`; `"archive"` for one file; `"file"` for one of many that are a dataset together; `"many"`."""
     files: int
+    """Regular files; 1 for an archive."""
     nbytes: int
+    """Their bytes together."""
     address: str = ""
+    """Which source it is."""
     mtime_ns: int = 0
+    """The modification time of an archive."""
     ends: str = ""
+    """A hash of an archive's first and last 64 KiB."""
     version: str = ""
+    """What a service calls this state of a file: an ETag, a generation; "" where there is none."""
     checksum: str = ""
+    """The hash of the whole file that was asked for and found, as `"sha256:…"`."""
     digest: str = ""
+    """What stands for every byte; "" where nothing does.
+
+    `"zip:…"`, of a zip's whole directory with each member's checksum; `"sha256:…"` of all content.
+    """
     md5: str = ""
+    """What the client of a mounted Google Drive tells of all bytes; "" where it tells none.
+
+    Of one file its MD5, of a folder a hash of all names with theirs.
+    """
     listing: str = ""
+    """A hash of the names and sizes in a folder."""
     times: str = ""
+    """The same with modification times."""
     clock: str = ""
+    """Of times alone, to the second: 8 digits for each of up to 256 groups of files in the order of their names."""
     stamps: dict[str, int] = field(default_factory=dict)
+    """The modification time in ns of each folder by name, which changes with every name in it."""
     parts: tuple[SourceIdentity, ...] = ()
+    """Of `"many"`, each source's own, in order."""
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON values; what is not known is left out, because there may be thousands of parts."""

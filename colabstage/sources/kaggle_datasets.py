@@ -61,11 +61,14 @@ _LOOK_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class KaggleDataset:
-    """A dataset on Kaggle. `version`: `None` for the newest."""
+    """A dataset on Kaggle."""
 
     owner: str
+    """Whose it is."""
     name: str
+    """What it is called in the address."""
     version: int | None = None
+    """Its number; `None` for the newest."""
 
     @property
     def handle(self) -> str:
@@ -85,17 +88,16 @@ class KaggleDataset:
 
 @dataclass(frozen=True, slots=True)
 class KaggleFiles:
-    """A dataset that can be read now.
-
-    `in_place`: whether the files belong to somebody else (a read-only mount, kagglehub's own cache), so that they must
-    be neither moved nor removed. `notes`: how it came to be where it is, one sentence each. `version`: its number, ""
-    where it cannot be told.
-    """
+    """A dataset that can be read now."""
 
     path: Path
+    """The folder that holds it."""
     in_place: bool
+    """Whether the files are somebody else's (a read-only mount, kagglehub's cache), never to be moved or removed."""
     notes: tuple[str, ...] = ()
+    """How it came to be where it is, one sentence each."""
     version: str = ""
+    """Its number; "" where it cannot be told."""
 
 
 def parse_kaggle(text: str) -> KaggleDataset | None:

@@ -48,15 +48,17 @@ Heard = Callable[[], object]
 
 
 class Look(NamedTuple):
-    """What a quick look at a source found.
-
-    `state`: `"same"`: it is the recorded one by what `detail` says was compared. `"changed"`: it certainly differs.
-    `"unsure"`: only opening it can tell. `"gone"`: it is not there, or refuses; `detail` says how. `"silent"`: nothing
-    came from it in time, so whether it is there, or the same, is not known.
-    """
+    """What a quick look at a source found."""
 
     state: Literal["same", "unsure", "changed", "gone", "silent"]
+    """What is known of it now.
+
+    `"same"`: it is the recorded one by what `detail` says was compared. `"changed"`: it certainly differs.
+    `"unsure"`: only opening it can tell. `"gone"`: it is not there, or refuses. `"silent"`: nothing came from it in
+    time, so whether it is there, or the same, is not known.
+    """
     detail: str = ""
+    """What was compared, or what went wrong, in words."""
 
 
 def check_freshness(source: Source, recorded: SourceIdentity, *, workers: int, silence_s: float | None = None) -> Look:

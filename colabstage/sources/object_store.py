@@ -1,4 +1,8 @@
-"""What remote services say when they fail, in our words, and never with a password, token or signature in it."""
+"""A service that fsspec knows, asked under deadlines by many threads; its failures in our words, without secrets.
+
+Which exception of which library means what, how many connections a kind of service takes, and how its login is found
+is known here and nowhere else.
+"""
 
 from __future__ import annotations
 
@@ -268,17 +272,16 @@ _HINT_TIMEOUT_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """What is known of one kind of service.
-
-    `connections`: parts of one file that it gives at full speed at once.
-    `instances`: file systems, each with a connection of its own, between which threads choose; 0 where one serves all.
-    `options`: defaults for its file system.
-    """
+    """What is known of one kind of service."""
 
     dialect: StoreAdapter
+    """How it is asked."""
     connections: int
+    """Parts of one file that it gives at full speed at once."""
     instances: int
+    """File systems, each with a connection of its own, between which threads choose; 0 where one serves all."""
     options: Mapping[str, Any]
+    """Defaults for its file system."""
 
 
 # An FTP connection carries one transfer and its replies in step; servers often allow an address four of them.

@@ -1,4 +1,7 @@
-"""One object of a remote service as a `RemoteFile`, and what fsspec's facts say of its version, time and hash."""
+"""What lies in a service that fsspec knows: an object as a `RemoteFile`, a folder as a `Tree`, a place to write to.
+
+fsspec's facts name versions, times and hashes differently for every service; what each of them proves is decided here.
+"""
 
 from __future__ import annotations
 
@@ -180,17 +183,25 @@ T = TypeVar("T")
 
 
 class _Member(NamedTuple):
-    """What an entry is called by the service, and its version in the listing."""
+    """An entry as the service has it."""
 
     path: str
+    """What the service calls it."""
     version: str
+    """Its version in the listing."""
 
 
 class _Listed(NamedTuple):
+    """What a listing came to."""
+
     entries: list[FileEntry]
+    """The files of the tree."""
     members: dict[str, _Member]
+    """By name, what the service calls each, and its version."""
     native: list[str]
+    """Google's own documents, which are no files."""
     links: list[str]
+    """Links that lead to no file."""
 
 
 class ObjectTree:

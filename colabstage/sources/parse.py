@@ -67,26 +67,24 @@ _WITH_SIG = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class _Named:
-    """What every source has.
-
-    `address`: how keys and manifests name it; never with a secret in it. `name`: readable, for folders and files made
-    of it. `label`: for messages and reports; never with a secret in it.
-    """
+    """What every source has."""
 
     address: str
+    """How keys and manifests name it; never with a secret in it."""
     name: str
+    """A readable name, for folders and files made of it."""
     label: str
+    """How messages and reports name it; never with a secret in it."""
 
 
 @dataclass(frozen=True, slots=True)
 class LocalSource(_Named):
-    """A folder, a file, or a pattern of several, on this machine or on a mounted Drive. `path` is absolute.
-
-    `leave_out`: names of folders in it that are no part of it, such as what colabstage made of it before.
-    """
+    """A folder, a file, or a pattern of several, on this machine or on a mounted Drive."""
 
     path: Path
+    """Where it is; absolute."""
     leave_out: frozenset[str] = frozenset()
+    """Names of folders in it that are no part of it, such as what colabstage made of it before."""
 
     @property
     def on_drive(self) -> bool:
@@ -99,6 +97,7 @@ class WebSource(_Named):
     """One file at an http(s) address."""
 
     url: str = field(repr=False)
+    """The address, whole, with whatever lets its bearer in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +105,7 @@ class ObjectSource(_Named):
     """A file or folder at an address that fsspec knows."""
 
     url: str = field(repr=False)
+    """The address, whole, with whatever lets its bearer in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +113,7 @@ class ShareSource(_Named):
     """A file or folder shared by a Google Drive link."""
 
     link: ShareLink = field(repr=False)
+    """The link as it was read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,21 +121,25 @@ class KaggleSource(_Named):
     """A dataset on Kaggle."""
 
     dataset: KaggleDataset
+    """Which dataset, in which version."""
 
 
 @dataclass(frozen=True, slots=True)
 class TreeSource(_Named):
-    """Files that the caller has opened as a tree. `digest`: of all their content, where their times say nothing."""
+    """Files that the caller has opened as a tree."""
 
     tree: Tree = field(repr=False)
+    """The tree; it stays the caller's."""
     digest: str = ""
+    """A hash of all their content, where their times say nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class ManySource(_Named):
-    """Several sources that are one dataset together, in the caller's order."""
+    """Several sources that are one dataset together."""
 
     parts: tuple[SingleSource, ...]
+    """These, in the caller's order."""
 
 
 SingleSource = Union[LocalSource, WebSource, ObjectSource, ShareSource, KaggleSource, TreeSource]  # noqa: UP007 - read at run time

@@ -18,20 +18,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class FetchRecord:
-    """What was fetched to one place.
-
-    `address`: from where. `identity`: the source's state then. `seal`: of a file, the facts that change when anything
-    writes to it; of a folder, the name of its deed. `hashes`: of a file, the xxh3-64 of each 8 MiB block.
-    `files`, `nbytes`: what the target holds. `transport`: how it came.
-    """
+    """What was fetched to one place."""
 
     address: str
+    """From where."""
     identity: SourceIdentity
+    """The source's state then."""
     seal: dict[str, int | str]
+    """Of a file, the facts that change when anything writes to it; of a folder, the name of its deed."""
     hashes: tuple[str, ...]
+    """Of a file, the xxh3-64 of each 8 MiB block."""
     files: int
+    """How many files the target holds."""
     nbytes: int
+    """Their bytes together."""
     transport: str
+    """How it came."""
 
     def fits(self, target: Path, *, thorough: bool = False) -> bool:
         """Return whether what was fetched is there as it was left, and in a folder nothing else.

@@ -1,4 +1,7 @@
-"""One file somewhere else: what is known of it, and how its bytes come. Every transport is one of these."""
+"""`RemoteFile`: one file somewhere else, what is known of it, and how its bytes come. Every transport is one of these.
+
+With it go what all of them share: checksums, failures that may be over a moment later, and the least rate of a body.
+"""
 
 from __future__ import annotations
 
@@ -34,10 +37,12 @@ class Hasher(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Checksum:
-    """The hash of a whole file. `algorithm`: such as `"sha256"`. `digest`: hexadecimal, lower case."""
+    """The hash of a whole file."""
 
     algorithm: str
+    """Such as `"sha256"`."""
     digest: str
+    """Hexadecimal, lower case."""
 
     def __str__(self) -> str:
         return f"{self.algorithm}:{self.digest}"
@@ -123,9 +128,9 @@ def given_up() -> Iterator[None]:
 
 
 class LeastRate:
-    """Whether a body comes at a least rate, over stretches of `window_s` seconds of waiting for it: pure accounting.
+    """Whether a body comes at a least rate, over periods of `window_s` seconds of waiting for it: pure accounting.
 
-    `waited_s`, `came`: seconds and bytes of the stretch that is going on.
+    `waited_s`, `came`: seconds and bytes of the period that is going on.
     """
 
     def __init__(self, bytes_per_s: float, window_s: float) -> None:
@@ -135,7 +140,7 @@ class LeastRate:
         self._begins = False
 
     def is_too_slow(self, waited_s: float, nbytes: int) -> bool:
-        """Note that so many bytes came after so long; judge at the end of each stretch."""
+        """Note that so many bytes came after so long; judge at the end of each period."""
         if self._begins:
             self.waited_s, self.came = 0.0, 0
         self.waited_s, self.came = self.waited_s + waited_s, self.came + nbytes
@@ -175,28 +180,26 @@ def at_least_rate(
 
 @dataclass(frozen=True, slots=True)
 class RemoteFacts:
-    """What a service says about one file before any of it is fetched.
-
-    `label`: its address for messages and reports; never with a password, token or signature in it.
-    `name`: the name it would have here, without folders.
-    `size`: bytes; `None` where the service does not say.
-    `version`: a text that is another one when the content is (an ETag, a generation, a time); "" where there is none.
-    `mtime_ns`: modification time in nanoseconds since 1970; 0 where it is not known.
-    `checksum`: of the whole content, where the service offers one or the caller gave one.
-    `ranges`: whether any part can be asked for; otherwise only the whole, from its beginning.
-    `connections`: how many parts the service gives at full speed at once; 1 where more do not help.
-    `eager`: whether to ask for that many from the beginning; otherwise for one more as long as that proves faster.
-    """
+    """What a service says about one file before any of it is fetched."""
 
     label: str
+    """Its address for messages and reports; never with a password, token or signature in it."""
     name: str
+    """The name it would have here, without folders."""
     size: int | None
+    """Bytes; `None` where the service does not say."""
     version: str = ""
+    """A text that is another one when the content is (an ETag, a generation, a time); "" where there is none."""
     mtime_ns: int = 0
+    """Modification time in nanoseconds since 1970; 0 where it is not known."""
     checksum: Checksum | None = None
+    """The hash of the whole content, where the service offers one or the caller gave one."""
     ranges: bool = True
+    """Whether any part can be asked for; otherwise only the whole, from its beginning."""
     connections: int = 8
+    """How many parts the service gives at full speed at once; 1 where more do not help."""
     eager: bool = True
+    """Whether to ask for that many from the beginning; otherwise for one more as long as that proves faster."""
 
 
 class RemoteFile(Protocol):

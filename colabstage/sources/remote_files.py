@@ -1,4 +1,4 @@
-"""Files that are a dataset only together: a list of addresses as a tree."""
+"""`RemoteFileTree`: files that are a dataset only together, a list of addresses as one tree."""
 
 from __future__ import annotations
 
@@ -46,10 +46,12 @@ _ASKERS = 16
 
 
 class RemoteFileEntry(NamedTuple):
-    """One file: its name in the tree, and how to open it, any number of times."""
+    """One file of a tree of files that lie anywhere."""
 
     name: str
+    """Its name in the tree."""
     open: Callable[[], RemoteFile]
+    """Opens it, any number of times."""
 
 
 def name_remote_files(addresses: Sequence[str]) -> list[str]:

@@ -112,18 +112,18 @@ class StopSignal(threading.Event):
 
 @dataclass(frozen=True, slots=True)
 class FileTask:
-    """One file to download.
-
-    `folder`: where its unfinished bytes and their facts lie; may hold those of a process that died.
-    `target`: where it goes once it is whole; on the same disk.
-    `checksum`: of the whole file; `None` where nobody gave one.
-    """
+    """One file to download."""
 
     link: ShareLink
+    """The link to it."""
     facts: RemoteFacts
+    """What Drive said about it."""
     folder: Path
+    """Where its unfinished bytes and their facts lie; may hold those of a process that died."""
     target: Path
+    """Where it goes once it is whole; on the same disk."""
     checksum: Checksum | None = None
+    """The hash of the whole file; `None` where nobody gave one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,10 +131,15 @@ class GdownRun:
     """What all files of one call share."""
 
     web: DriveWeb
+    """Who asks Drive."""
     step: ProgressStep
+    """Where progress is shown."""
     stop: StopSignal
+    """What gdown looks at while it waits."""
     cancellation: Cancellation
+    """What stops the call."""
     policy: RetryPolicy
+    """How often is tried again."""
 
 
 def download_file(task: FileTask, run: GdownRun) -> None:

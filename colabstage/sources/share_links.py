@@ -145,10 +145,15 @@ class _Call:
     """The arguments that everything below needs."""
 
     folder: Path
+    """The caller's folder."""
     web: DriveWeb
+    """Who asks Drive."""
     progress: Progress
+    """Where the steps are shown."""
     cancellation: Cancellation
+    """What stops the call."""
     policy: RetryPolicy
+    """How often is tried again."""
 
 
 def _download_one(call: _Call, link: ShareLink, checksum: Checksum | None) -> Path:

@@ -1,4 +1,7 @@
-"""What people paste when they mean something on Google Drive, read without a connection."""
+"""Google Drive's links and pages, read without a connection: what people paste, and what Drive answers with.
+
+Drive tells most failures by a page in place of the file, so every answer that is no data is judged by its text.
+"""
 
 from __future__ import annotations
 
@@ -39,15 +42,14 @@ _NATIVE_NAMES = {
 
 @dataclass(frozen=True, slots=True)
 class ShareLink:
-    """A file or folder that somebody shares on Google Drive.
-
-    `kind`: "unknown" where the link does not tell, as `open?id=` does not; Drive is asked then.
-    `resource_key`: the second half of links to things shared before 2021; "" for all others.
-    """
+    """A file or folder that somebody shares on Google Drive."""
 
     kind: Literal["file", "folder", "unknown"]
+    """What it is; "unknown" where the link does not tell, as `open?id=` does not; Drive is asked then."""
     id: str
+    """What Drive knows it by."""
     resource_key: str = ""
+    """The second half of links to things shared before 2021; "" for all others."""
 
     @property
     def label(self) -> str:
@@ -169,12 +171,16 @@ _TITLE = re.compile(r"<title[^>]*>(.*?)</title>", re.IGNORECASE | re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class WebAnswer:
-    """An answer without its data. `url`: where the redirects ended; `text`: the page, "" for anything else."""
+    """An answer without its data."""
 
     status: int
+    """The HTTP status."""
     url: str
+    """Where the redirects ended."""
     headers: Mapping[str, str]
+    """Its headers."""
     text: str = ""
+    """The page; "" for anything else."""
 
 
 def judge_answer(label: str, answer: WebAnswer) -> ColabstageError | None:
@@ -254,18 +260,22 @@ def safe_name(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class FolderEntry:
-    """A line of a folder's page. `href`: its link, from which its kind and id are read."""
+    """A line of a folder's page."""
 
     name: str
+    """The name that it shows."""
     href: str
+    """Its link, from which its kind and id are read."""
 
 
 @dataclass(frozen=True, slots=True)
 class FolderPage:
-    """A folder's page. `title`: the folder's name."""
+    """A folder's page."""
 
     title: str
+    """The folder's name."""
     entries: tuple[FolderEntry, ...]
+    """Its lines."""
 
 
 def read_folder_page(text: str) -> FolderPage:

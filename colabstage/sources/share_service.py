@@ -51,29 +51,38 @@ _AGENT = "Mozilla/5.0 (X11; Linux x86_64) AppleWebKit/537.36 (KHTML, like Gecko)
 
 @dataclass(frozen=True, slots=True)
 class SharedFile:
-    """A file in a shared folder. `name`: its name in the tree, with the folders in between."""
+    """A file in a shared folder."""
 
     link: ShareLink
+    """The link to it."""
     name: str
+    """Its name in the tree, with the folders in between."""
 
 
 @dataclass(frozen=True, slots=True)
 class SharedFolder:
-    """All files of a shared folder. `notes`: what was left out or renamed, one sentence each."""
+    """All files of a shared folder."""
 
     name: str
+    """What the folder is called."""
     files: tuple[SharedFile, ...]
+    """The files, each with a name of its own."""
     notes: tuple[str, ...]
+    """What was left out or renamed, one sentence each."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Listed:
-    """A folder whose page is here. `prefix`: its name in the tree; `above`: the ids on the way to it, its own too."""
+    """A folder whose page is here."""
 
     prefix: str
+    """Its name in the tree."""
     above: frozenset[str]
+    """The ids on the way to it, its own too: a folder may hold itself."""
     link: ShareLink
+    """The link to it."""
     page: FolderPage
+    """What its page says."""
 
 
 class DriveWeb:

@@ -1,4 +1,7 @@
-"""How files come here: which way, how many at once, how much room that takes. Pure; decided before the first byte."""
+"""Files of a tree on their way to a folder: planned by pure code before the first byte, then many at once.
+
+Small files are read whole, large ones in parts where the tree gives parts, and a ledger is told of each that is here.
+"""
 
 from __future__ import annotations
 
@@ -42,41 +45,44 @@ _LEAST_PART_BYTES = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class TransferFacts:
-    """What is known of a source and of this machine.
-
-    `transport`: how it is reached. `slow`: whether each answer takes its time, as over a network or a Drive mount.
-    `cores`: that may be used here. `connections`: parts of one file that the source gives at full speed at once.
-    `mount_copy`: whether the mount keeps a second copy of a large file on the local disk, as Google Drive's does.
-    `kept_bytes`: that an interrupted run has on the disk already.
-    """
+    """What is known of a source and of this machine."""
 
     transport: Transport
+    """How the source is reached."""
     slow: bool
+    """Whether each answer takes its time, as over a network or a Drive mount."""
     cores: int
+    """How many may be used here."""
     connections: int = 1
+    """Parts of one file that the source gives at full speed at once."""
     mount_copy: bool = False
+    """Whether the mount keeps a second copy of a large file on the local disk, as Google Drive's does."""
     kept_bytes: int = 0
+    """What an interrupted run has on the disk already."""
 
 
 @dataclass(frozen=True, slots=True)
 class TransferPlan:
-    """How files will come here.
-
-    `files`, `nbytes`: how many, and their bytes together.
-    `readers`: files read at once, at the start; `max_readers`: what they may grow to. `workers`: threads that write.
-    `connections`: parts of one large file in flight at once.
-    `peak_bytes`: what the local disk must have free. `reasons`: why, in sentences.
-    """
+    """How files will come here."""
 
     transport: Transport
+    """How the source is reached."""
     files: int
+    """How many come."""
     nbytes: int
+    """Their bytes together."""
     readers: int
+    """Files read at once, at the start."""
     max_readers: int
+    """What readers may grow to."""
     workers: int
+    """Threads that write."""
     connections: int
+    """Parts of one large file in flight at once."""
     peak_bytes: int
+    """What the local disk must have free."""
     reasons: tuple[str, ...]
+    """Why, in sentences."""
 
     @property
     def limits(self) -> PipelineLimits:
@@ -216,12 +222,16 @@ _STREAMS = 2
 
 
 class Piece(NamedTuple):
-    """A part of one file, `length` bytes from `offset` on; `is_whole` when it is all of it."""
+    """A part of one file."""
 
     entry: FileEntry
+    """The file."""
     offset: int
+    """Where the part begins in it."""
     length: int
+    """Its bytes."""
     is_whole: bool
+    """Whether it is all of the file."""
 
 
 @runtime_checkable

@@ -66,21 +66,24 @@ _RESERVE_BYTES = 32 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class ExtractReport:
-    """What an extraction did.
-
-    `target`: the folder. `members`, `content_bytes`: the files in it. `seconds`: of this call. `kept_members`: of
-    them, how many an earlier, interrupted call had written and verified. `reused`: the folder was there already, from
-    the same archive, and nothing was done. `workers`: how many worked at once. `notes`: what was left out, and why.
-    """
+    """What an extraction did."""
 
     target: Path
+    """The folder."""
     members: int
+    """The number of files in it."""
     content_bytes: int
+    """Their bytes together."""
     seconds: float
+    """What this call took."""
     kept_members: int
+    """Of the files, how many an earlier, interrupted call had written and verified."""
     reused: bool
+    """Whether the folder was there already, from the same archive, and nothing was done."""
     workers: int
+    """How many worked at once."""
     notes: tuple[str, ...]
+    """What was left out, and why."""
 
     @property
     def bytes_per_second(self) -> float:
@@ -312,14 +315,20 @@ def _spool(target: Path) -> Iterator[Path]:
 
 
 class _Work(NamedTuple):
-    """One extraction: of what, how, and where to. `entries` are by ascending position."""
+    """One extraction: of what, how, and where to."""
 
     tree: Tree
+    """The open archive."""
     entries: list[FileEntry]
+    """Its members, by ascending position."""
     plan: ExtractPlan
+    """How they are written."""
     target: Path
+    """The folder to make."""
     identity: ArchiveIdentity
+    """Which archive it is, in which state."""
     overwrite: bool
+    """Whether a folder at the target that is anything else is replaced."""
 
 
 def _extract(work: _Work, progress: Progress, cancellation: Cancellation, stall_timeout_s: float) -> int:

@@ -38,13 +38,18 @@ _FILE_BYTES = 512
 
 
 class Batch(NamedTuple):
-    """Members `first` to `first + members - 1` in the archive's order; `start`, `end`: where they lie in its bytes."""
+    """Neighbours in the archive that are written together."""
 
     first: int
+    """The number of the first member, in the archive's order."""
     members: int
+    """How many there are."""
     start: int
+    """Where they begin in the archive's bytes."""
     end: int
+    """Where they end in them."""
     content_bytes: int
+    """What they unpack to."""
 
     @property
     def is_large(self) -> bool:
@@ -54,21 +59,24 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ExtractPlan:
-    """What will be done.
-
-    `members`, `content_bytes`: files to write, and their content together. `peak_bytes`: disk taken at the most, beyond
-    what is taken already. `batches`: in the archive's order. `workers`: how many work at once.
-    `processes`: whether they are processes. `reason`: why, as a sentence.
-    """
+    """What will be done."""
 
     kind: TreeKind
+    """Which kind of archive it is."""
     members: int
+    """Files to write."""
     content_bytes: int
+    """Their content together."""
     peak_bytes: int
+    """Disk taken at the most, beyond what is taken already."""
     batches: tuple[Batch, ...]
+    """The work, in the archive's order."""
     workers: int
+    """How many work at once."""
     processes: bool
+    """Whether they are processes."""
     reason: str
+    """Why, as a sentence."""
 
     def __str__(self) -> str:
         return (
@@ -147,10 +155,12 @@ Job = tuple[object, ...]
 
 
 class Place(NamedTuple):
-    """The folder that members go to, by an open handle, and its path for messages."""
+    """The folder that members go to."""
 
     handle: int
+    """An open handle on it, so that it cannot be exchanged for another one meanwhile."""
     path: str
+    """Where it is, for messages."""
 
 
 def zip_job(name: str, executable: bool, member: ZipMember) -> Job:

@@ -20,12 +20,16 @@ _EDGE_BYTES = 256 * 1024
 
 @dataclass(frozen=True, slots=True)
 class ArchiveIdentity:
-    """Which archive in which state: its address, size in bytes, time in ns, and a hash of its beginning and end."""
+    """Which archive in which state."""
 
     address: str
+    """What it is called, as a source."""
     size: int
+    """Its length in bytes."""
     mtime_ns: int
+    """Its modification time in ns."""
     edges: str
+    """A hash of its beginning and end."""
 
     @property
     def fingerprint(self) -> str:
@@ -39,12 +43,16 @@ class ArchiveIdentity:
 
 @dataclass(frozen=True, slots=True)
 class ExtractRecord:
-    """What `extract_archive` notes of a finished folder. `deed`: names what was put there, file by file."""
+    """What `extract_archive` notes of a finished folder."""
 
     archive: ArchiveIdentity
+    """From which archive it was made."""
     members: int
+    """The number of files in it."""
     content_bytes: int
+    """Their bytes together."""
     deed: str
+    """The name of the deed of what was put there, file by file."""
 
     def fits(self, target: Path) -> bool:
         """Return whether all that was extracted is there, with its size and time, and nothing else."""

@@ -1,6 +1,6 @@
 """Who fetches which bytes of one file: pure accounting. Times come in as arguments, nobody waits here.
 
-A request costs a round trip before its first byte, so each connection asks for a long range: as long as makes that
+A request costs a round trip before its first byte, so each connection asks for a long byte range: as long as makes that
 cost small at the speed seen so far, and never more than an even share of what nobody has asked for yet. When all is
 asked for, whoever is free takes over the end of the range that would otherwise end last. Ranges are handed out
 from the front, so that who reads the file in order while it arrives is served.
@@ -75,18 +75,20 @@ class IntervalSet:
 
 @dataclass(slots=True, eq=False)
 class ByteRange:
-    """Bytes `begin` to `end` that one connection fetches in order; `position` is the first it has not brought yet.
-
-    `end` moves towards the front when others take over. `asked_at`: when it was handed out. `first_byte_at`: when its
-    first bytes came, `moved_at`: its latest; both `None` before the first.
-    """
+    """Bytes that one connection fetches in order."""
 
     begin: int
+    """The first of them."""
     end: int
+    """The byte after the last; moves towards the front when others take over."""
     asked_at: float
+    """When the range was handed out."""
     position: int = -1
+    """The first byte that has not come yet."""
     first_byte_at: float | None = None
+    """When its first bytes came; `None` before."""
     moved_at: float | None = None
+    """When its latest bytes came; `None` before the first."""
 
     def __post_init__(self) -> None:
         self.position = max(self.position, self.begin)

@@ -1,8 +1,8 @@
 """Several connections that bring one file of known size here, each a thread; and whoever waits for its bytes.
 
-A connection that fails is opened again at the byte where it stopped. The budget of tries begins anew with every byte
+A connection that fails is opened again at the byte where it stopped. The retry budget begins anew with every byte
 that arrives by whichever connection: a download of hours survives any number of cuts, and one that gets nowhere ends
-soon. A connection that is refused while others go on leaves its range to them, and asks again ever more rarely.
+soon. A connection that is refused while others go on leaves its byte range to them, and asks again ever more rarely.
 """
 
 from __future__ import annotations
@@ -463,7 +463,7 @@ def read_directly(
     stopped: Callable[[], bool],
     clock: Clock = SYSTEM_CLOCK,
 ) -> bytes:
-    """Return a part of a source, by a request of its own; the budget of tries begins anew with every byte.
+    """Return a part of a source, by a request of its own; the retry budget begins anew with every byte.
 
     Raises:
         As `RemoteFile.read_range`, but no `TransientError`.

@@ -1,4 +1,4 @@
-"""The hash of each block, while its bytes pass in order: they are in the processor's cache anyway.
+"""An unfinished file beside its target, with the hash of each block that is whole, for whoever goes on with it.
 
 `.colabstage-NAME.OWNER.tmp/` holds `data`, written at any place in any order, and `blocks`: a line of text that says
 what is being fetched, then one line for each finished block with its hash. Renaming the folder takes both over at

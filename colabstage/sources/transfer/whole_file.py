@@ -1,4 +1,7 @@
-"""A file whose length nobody says: one stream to its end, hashed as it passes."""
+"""`fetch_file`: one file brought whole to its place, verified before it takes its name.
+
+In several ranges at once where the source says its length, else as one stream to its end, hashed as it passes.
+"""
 
 from __future__ import annotations
 
@@ -108,21 +111,24 @@ _LOOK_S = 0.25
 
 @dataclass(frozen=True, slots=True)
 class FetchedFile:
-    """What was fetched.
-
-    `path`: where it is. `nbytes`: its length. `kept_bytes`: those of them that an interrupted run had fetched before.
-    `kept_blocks`, `fetched_blocks`: the same in blocks of 8 MiB, and the others. `seconds`: of wall clock.
-    `block_hashes`: xxh3-64 of each block. `version`: the source's, "" where it has none.
-    """
+    """What was fetched."""
 
     path: Path
+    """Where it is."""
     nbytes: int
+    """Its length."""
     kept_bytes: int
+    """Of its bytes, those that an interrupted run had fetched before."""
     kept_blocks: int
+    """The same in blocks of 8 MiB."""
     fetched_blocks: int
+    """The other blocks."""
     seconds: float
+    """What it took."""
     block_hashes: tuple[str, ...]
+    """The xxh3-64 of each block."""
     version: str
+    """The source's version; "" where it has none."""
 
 
 def fetch_file(
@@ -190,13 +196,21 @@ class _Fetch:
     """What all tries to fetch one file share."""
 
     target: Path
+    """The file to make."""
     step: ProgressStep
+    """What is told of every byte."""
     cancellation: Cancellation
+    """What stops the call."""
     policy: RetryPolicy
+    """How often is tried again without a byte of progress."""
     connections: int | None
+    """Parts in flight at once; `None` for what the source says."""
     stall_timeout_s: float
+    """Seconds without a byte after which the source counts as dead."""
     announce: Callable[[tuple[str, ...], int], object]
+    """Told the hashes and the length right before the file takes its name."""
     replaces: Callable[[Path], bool]
+    """Says of what stands at the target whether it may go."""
 
     def run(self, source: RemoteFile) -> FetchedFile:
         self.cancellation.check()
