@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     T = TypeVar("T")
 
 # What a Drive mount answers on a bad day and may not answer a moment later.
-_PASSING = frozenset({errno.EIO, errno.EAGAIN, errno.EINTR, errno.ETIMEDOUT, errno.EBUSY})
+_TRANSIENT = frozenset({errno.EIO, errno.EAGAIN, errno.EINTR, errno.ETIMEDOUT, errno.EBUSY})
 # The client behind the mount is gone; only mounting again helps.
 _DEAD = frozenset({errno.ENOTCONN, errno.ESHUTDOWN, errno.ECONNABORTED})
 
@@ -45,7 +45,7 @@ class RetryPolicy:
     """Tries for one item, the first included."""
     first_wait_s: float = 0.25
     """Seconds before the second try; each further wait doubles."""
-    missing_is_passing: bool = True
+    missing_is_transient: bool = True
     """Whether a file is worth another try that was listed a moment ago and now is not found, as on a dying mount."""
 
     def __post_init__(self) -> None:
@@ -57,14 +57,14 @@ class RetryPolicy:
             raise OptionError(msg)
 
 
-def is_passing(error: OSError, policy: RetryPolicy) -> bool:
+def is_transient(error: OSError, policy: RetryPolicy) -> bool:
     """Return whether the same call may succeed a moment later."""
-    return error.errno in _PASSING or (error.errno == errno.ENOENT and policy.missing_is_passing)
+    return error.errno in _TRANSIENT or (error.errno == errno.ENOENT and policy.missing_is_transient)
 
 
 def speaks_of_a_mount(error: OSError) -> bool:
     """Return whether a mount answers so whose client is dead or has a bad day, and local disks hardly ever do."""
-    return error.errno in _DEAD or error.errno in _PASSING
+    return error.errno in _DEAD or error.errno in _TRANSIENT
 
 
 def translate_read_error(error: OSError, name: str, tries: int) -> OSError:
@@ -82,7 +82,7 @@ def translate_read_error(error: OSError, name: str, tries: int) -> OSError:
         return SourceNotFoundError(msg)
     reason = error.strerror or str(error)
     msg = f"Reading '{name}' failed after {often}: {reason}."
-    if error.errno in _PASSING:
+    if error.errno in _TRANSIENT:
         msg += (
             " On Google Drive this is often the download quota of a file or a folder with too many entries: "
             "stage a copy of the file, or one archive of the folder."
@@ -112,7 +112,7 @@ def read_with_retry(
         except ColabstageError:
             raise
         except OSError as error:
-            if tries >= policy.attempts or not is_passing(error, policy):
+            if tries >= policy.attempts or not is_transient(error, policy):
                 raise translate_read_error(error, name, tries) from error
         clock.sleep(policy.first_wait_s * 2 ** (tries - 1))
     raise AssertionError  # itertools.count does not end

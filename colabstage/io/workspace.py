@@ -40,9 +40,9 @@ def unless(*refused: type[BaseException]) -> Callable[[Path, BaseException], boo
     return lambda _, error: not isinstance(error, refused)
 
 
-def only_for(*passing: type[BaseException]) -> Callable[[Path, BaseException], bool]:
-    """Return a rule for `open_workspace`: keep what is there for errors that pass, remove it for all others."""
-    return lambda _, error: isinstance(error, passing)
+def only_for(*transient: type[BaseException]) -> Callable[[Path, BaseException], bool]:
+    """Return a rule for `open_workspace`: keep what is there for transient errors, remove it for all others."""
+    return lambda _, error: isinstance(error, transient)
 
 
 @contextlib.contextmanager

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 # A server may ask for more patience than this; then the work is better begun again by a person.
 _MAX_WAIT_S = 3600.0
 _NAME_BYTES = 200
-_PASSING = frozenset({202, 408, 425, 429})
+_TRANSIENT = frozenset({202, 408, 425, 429})
 _PAGE_TYPES = frozenset({"text/html", "application/xhtml+xml"})
 _BINARY = re.compile(rb"[\0-\x08\x0e-\x1a\x1c-\x1f]")
 # Files that are compressed themselves, and what careless servers then say of their transfer.
@@ -159,7 +159,7 @@ def status_error(status: int, headers: Mapping[str, str], url: str, label: str, 
     if status in {404, 410}:
         msg = f"There is nothing at '{label}': {said}. Check the address, or open it in a browser."
         return SourceNotFoundError(msg)
-    if status in _PASSING or status >= 500:
+    if status in _TRANSIENT or status >= 500:
         wait_s = retry_after_s(headers)
         asked = "" if wait_s is None else f"; it asks to be left alone for {wait_s:.0f} s"
         return TransientError(f"The server of '{label}' cannot answer now: {said}{asked}. Try again later.", wait_s)

@@ -182,7 +182,7 @@ def identify_many(parts: Sequence[SourceIdentity], *, address: str) -> SourceIde
     return SourceIdentity("many", files, nbytes, address=address, parts=tuple(parts))
 
 
-def as_loose_file(identity: SourceIdentity) -> SourceIdentity:
+def as_one_of_many(identity: SourceIdentity) -> SourceIdentity:
     """Return one file's identity as that of one of many; of one on Google Drive, its time counts to the second."""
     return replace(identity, kind="file", version=identity.version if identity.trusts_times else "")
 

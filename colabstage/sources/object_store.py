@@ -48,9 +48,9 @@ if TYPE_CHECKING:
 
     from colabstage.io.clock import Clock
 
-Judgement = Literal["missing", "access", "passing", "other"]
+Judgement = Literal["missing", "access", "transient", "other"]
 
-_PASSING_ERRNOS = frozenset(
+_TRANSIENT_ERRNOS = frozenset(
     {
         *(errno.EIO, errno.EAGAIN, errno.EINTR, errno.EBUSY, errno.EPIPE, errno.ETIMEDOUT, errno.ECONNRESET),
         *(errno.ECONNABORTED, errno.ECONNREFUSED, errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN),
@@ -68,7 +68,7 @@ _NAMES: dict[Judgement, frozenset[str]] = {
             *("ClientAuthenticationError", "GatedRepoError", "RepositoryNotFoundError", "LocalTokenNotFoundError"),
         }
     ),
-    "passing": frozenset(
+    "transient": frozenset(
         {
             *("EndpointConnectionError", "ConnectTimeoutError", "ReadTimeoutError", "ConnectionClosedError"),
             *("ResponseStreamingError", "IncompleteReadError", "IncompleteRead", "HTTPClientError"),
@@ -136,7 +136,7 @@ def translate_error(error: BaseException, protocol: str, label: str, secrets: Se
         login = _LOGINS.get(protocol, f"{_OUTSIDE_CODE} the package for {protocol}:// says by which variables.")
         msg = f"'{label}' cannot be read: the service refuses ({reason}). {login} Or the address may be wrong."
         return SourceAccessError(msg)
-    if judgement == "passing":
+    if judgement == "transient":
         return TransientError(f"Reading '{label}' failed for now: {reason}.", wait_asked(error))
     return SourceReadError(f"Reading '{label}' failed: {type(error).__name__}: {reason}.")
 
@@ -184,25 +184,25 @@ def _judge_one(error: BaseException) -> Judgement:
         return named[0]
     if isinstance(error, OSError) and (judgement := _judge_os(error)) != "other":
         return judgement
-    return "passing" if isinstance(error, (TimeoutError, EOFError)) else _judge_status(_status(error))
+    return "transient" if isinstance(error, (TimeoutError, EOFError)) else _judge_status(_status(error))
 
 
 def _judge_os(error: OSError) -> Judgement:
     if isinstance(error, socket.gaierror):
-        return "passing" if error.errno == socket.EAI_AGAIN else "missing"
+        return "transient" if error.errno == socket.EAI_AGAIN else "missing"
     kinds: dict[Judgement, tuple[type[OSError], ...]] = {
         "missing": (FileNotFoundError, NotADirectoryError),
         "access": (PermissionError,),
-        "passing": (TimeoutError, ConnectionError),
+        "transient": (TimeoutError, ConnectionError),
     }
     judged = (judgement for judgement, classes in kinds.items() if isinstance(error, classes))
-    return next(judged, "passing" if error.errno in _PASSING_ERRNOS else "other")
+    return next(judged, "transient" if error.errno in _TRANSIENT_ERRNOS else "other")
 
 
 def _judge_ftp(error: ftplib.Error) -> Judgement:
     text = str(error)
     if isinstance(error, ftplib.error_temp):
-        return "passing"
+        return "transient"
     if text[:3] in {"530", "532", "331", "332"}:
         return "access"
     if text[:3] in {"550", "553"}:
@@ -215,7 +215,7 @@ def _judge_status(status: int) -> Judgement:
         return "missing"
     if status in {401, 403}:
         return "access"
-    return "passing" if status in {408, 425, 429} or status >= 500 else "other"
+    return "transient" if status in {408, 425, 429} or status >= 500 else "other"
 
 
 def _status(error: BaseException) -> int:
@@ -274,7 +274,7 @@ _HINT_TIMEOUT_S = 10.0
 class Backend:
     """What is known of one kind of service."""
 
-    dialect: StoreAdapter
+    adapter: StoreAdapter
     """How it is asked."""
     connections: int
     """Parts of one file that it gives at full speed at once."""
@@ -347,9 +347,9 @@ class ObjectStore:
         """
         asked = path or self.path
         try:
-            return self._ask(lambda fs: self.backend.dialect.info(fs, asked))
+            return self._ask(lambda fs: self.backend.adapter.info(fs, asked))
         except SourceAccessError as refused:
-            return self._anonymously(lambda fs: self.backend.dialect.info(fs, asked), refused)
+            return self._anonymously(lambda fs: self.backend.adapter.info(fs, asked), refused)
         except SourceNotFoundError as error:
             raise SourceNotFoundError(f"{error} {self._neighbours(asked)}".strip()) from None
 
@@ -359,12 +359,12 @@ class ObjectStore:
         Raises:
             SourceAccessError, TransientError, SourceReadError: as the service answers, for any of the folders.
         """
-        found = self._ask(lambda fs: self.backend.dialect.find(fs, self.path))
+        found = self._ask(lambda fs: self.backend.adapter.find(fs, self.path))
         return self._walk(workers) if found is None else [row for row in found if row.get("type") != "directory"]
 
     def list_folder(self, path: str) -> list[dict[str, Any]]:
         """Return the same for everything directly in one folder, folders included."""
-        rows = self._ask(lambda fs: self.backend.dialect.list_folder(fs, path))
+        rows = self._ask(lambda fs: self.backend.adapter.list_folder(fs, path))
         return [row for row in rows if str(row["name"]).rstrip("/") != path.rstrip("/")]
 
     def read(self, path: str, offset: int, end: int | None) -> Iterator[bytes]:
@@ -375,7 +375,7 @@ class ObjectStore:
         """
         try:
             with self._lender.lend() as fs:
-                pieces = self.backend.dialect.pieces(fs, path, offset, end)
+                pieces = self.backend.adapter.pieces(fs, path, offset, end)
                 yield from at_least_rate(pieces, self.label, clock=self._clock)
         except ColabstageError:
             raise
@@ -385,11 +385,11 @@ class ObjectStore:
     @property
     def folders_are_prefixes(self) -> bool:
         """Return whether a folder is no more than the beginning of names, so that a file can be called like one."""
-        return isinstance(self.backend.dialect, AsyncAdapter)
+        return isinstance(self.backend.adapter, AsyncAdapter)
 
     def has_ranges(self) -> bool:
         """Return whether parts of an object can be asked for."""
-        return self._ask(self.backend.dialect.has_ranges)
+        return self._ask(self.backend.adapter.has_ranges)
 
     def close(self) -> None:
         """Hang up. Calling it twice is fine."""
@@ -461,7 +461,7 @@ class _ConnectionPool:
 
     def __init__(self, make: Callable[[], Any], backend: Backend) -> None:
         self._make = make
-        self._dialect = backend.dialect
+        self._adapter = backend.adapter
         self._shared = backend.instances == 0
         self._most = max(1, backend.instances)
         self._made = 0
@@ -526,7 +526,7 @@ class _ConnectionPool:
 
     def _give_back(self, fs: Any, *, usable: bool) -> None:
         with self._change:
-            keep = usable and not self._closed and self._dialect.is_usable(fs)
+            keep = usable and not self._closed and self._adapter.is_usable(fs)
             if keep:
                 self._idle.append(fs)
             else:
@@ -537,7 +537,7 @@ class _ConnectionPool:
 
     def _hang_up(self, fs: Any) -> None:
         with contextlib.suppress(Exception):
-            self._dialect.close(fs)
+            self._adapter.close(fs)
 
 
 def _protocol(url: str, label: str) -> str:

@@ -270,7 +270,7 @@ class ObjectTree:
         return hash_block("\n".join(lines).encode(errors="surrogateescape"))
 
     def read(self, entry: FileEntry) -> bytes:
-        """Return the whole content of one object, tried again where the failure passes.
+        """Return the whole content of one object, tried again where the failure is transient.
 
         Raises:
             SourceChangedError: it is not `entry.size` bytes long any more.
@@ -510,7 +510,7 @@ class WritableStore(ObjectStore):
     def exists(self, path: str) -> bool:
         """Return whether there is an object, or a folder."""
         try:
-            self._ask(lambda fs: self.backend.dialect.info(fs, path))
+            self._ask(lambda fs: self.backend.adapter.info(fs, path))
         except SourceNotFoundError:
             return False
         return True
@@ -518,7 +518,7 @@ class WritableStore(ObjectStore):
     def size(self, path: str) -> int | None:
         """Return length of an object in bytes; `None` where there is none."""
         try:
-            return int(self._ask(lambda fs: self.backend.dialect.info(fs, path))["size"])
+            return int(self._ask(lambda fs: self.backend.adapter.info(fs, path))["size"])
         except SourceNotFoundError:
             return None
 
@@ -582,7 +582,7 @@ class WritableStore(ObjectStore):
 
     @property
     def _has_loop(self) -> bool:
-        return isinstance(self.backend.dialect, AsyncAdapter)
+        return isinstance(self.backend.adapter, AsyncAdapter)
 
     def _do(self, work: Callable[[Any], None], path: str) -> None:
         try:

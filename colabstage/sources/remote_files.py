@@ -14,7 +14,7 @@ from colabstage.errors import SourceChangedError, SourceReadError
 from colabstage.io.pipeline import DaemonPool
 from colabstage.io.retry import RetryPolicy
 from colabstage.machine.mounts import is_slow_mount, require_answer
-from colabstage.sources.identity import as_loose_file, identify_many, identify_remote
+from colabstage.sources.identity import as_one_of_many, identify_many, identify_remote
 from colabstage.sources.opening import Opened, remote_opener
 from colabstage.sources.parse import LocalSource, WebSource, local_source
 from colabstage.sources.remote import TransientError, given_up
@@ -259,7 +259,7 @@ class RemoteFileTree:
     def identities(self, addresses: Sequence[str]) -> list[SourceIdentity]:
         """Return the state of each file when it was listed; `addresses` are theirs, in the order of `files`."""
         facts = zip(self.facts.values(), addresses, strict=True)
-        return [as_loose_file(identify_remote(one, one.size or 0, address=address)) for one, address in facts]
+        return [as_one_of_many(identify_remote(one, one.size or 0, address=address)) for one, address in facts]
 
     def close(self) -> None:
         """Leave it: nothing is held open between reads."""
@@ -298,18 +298,18 @@ class OpenedParts:
         files = [part for part in self._opened if part.tree is None]
         folders = [part for part in self._opened if part.tree is not None]
         names = name_remote_files([_address(part) for part in files])
-        loose = RemoteFileTree(
+        together = RemoteFileTree(
             source.label, [RemoteFileEntry(*pair) for pair in zip(names, map(_opener, files), strict=True)]
         )
-        of_files = dict(zip(map(id, files), loose.identities([part.source.address for part in files]), strict=True))
+        of_files = dict(zip(map(id, files), together.identities([part.source.address for part in files]), strict=True))
         self.identity: SourceIdentity = identify_many(
             [of_files.get(id(part)) or part.identify() for part in self._opened], address=source.address
         )
         tops = sorted({name.partition("/")[0] for name in names})
         stems = distinct_names([*tops, *(part.source.name for part in folders)])[len(tops) :]
-        trees: list[Tree] = [loose, *(part.tree for part in folders if part.tree is not None)]
+        trees: list[Tree] = [together, *(part.tree for part in folders if part.tree is not None)]
         parts = list(zip(("", *stems), trees, strict=True))
-        self.tree: Tree = JoinedTree(source.label, parts, joining=Joining(("", *stems), "")) if folders else loose
+        self.tree: Tree = JoinedTree(source.label, parts, joining=Joining(("", *stems), "")) if folders else together
 
     def discard(self) -> None:
         """Remove what was brought whole: it has been made use of."""

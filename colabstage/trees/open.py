@@ -172,7 +172,7 @@ def _no_archive(source: ByteSource) -> ArchiveError:
 
 
 def _is_folder(path: Path) -> bool:
-    mode = read_with_retry(lambda: _mode(path), str(path), policy=RetryPolicy(missing_is_passing=False))
+    mode = read_with_retry(lambda: _mode(path), str(path), policy=RetryPolicy(missing_is_transient=False))
     if mode is None:
         raise _nothing_at(path)
     if not (stat.S_ISDIR(mode) or stat.S_ISREG(mode)):

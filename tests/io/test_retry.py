@@ -15,7 +15,7 @@ from colabstage.errors import (
     SourceNotFoundError,
     SourceReadError,
 )
-from colabstage.io.retry import RetryPolicy, is_passing, read_with_retry
+from colabstage.io.retry import RetryPolicy, is_transient, read_with_retry
 from tests.clocks import ManualClock
 
 
@@ -97,7 +97,7 @@ def test_a_missing_file_may_be_final() -> None:
     """On a medium whose listings can be trusted, one try tells."""
     reader = Reader(os_error(errno.ENOENT))
     with pytest.raises(SourceNotFoundError, match=r"\(1 try\)"):
-        reader.run(RetryPolicy(missing_is_passing=False))
+        reader.run(RetryPolicy(missing_is_transient=False))
 
 
 @pytest.mark.parametrize("kind", [SourceReadError, DamagedPackError, DriveQuotaError])
@@ -117,7 +117,7 @@ def test_other_errors_are_not_touched() -> None:
 
 def test_an_error_without_a_number_does_not_pass() -> None:
     """An OSError that is only a sentence is final, and its sentence is kept."""
-    assert not is_passing(OSError("odd"), RetryPolicy())
+    assert not is_transient(OSError("odd"), RetryPolicy())
     with pytest.raises(SourceReadError, match="failed after 1 try: odd"):
         Reader(OSError("odd")).run(RetryPolicy())
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from colabstage.sources.identity import SourceIdentity, as_loose_file, identify_many, is_same
+from colabstage.sources.identity import SourceIdentity, as_one_of_many, identify_many, is_same
 
 WEB = SourceIdentity("archive", 1, 100, address="https://e.org/a.zip", version='"abc"', mtime_ns=5)
 DISK = SourceIdentity("archive", 1, 100, address="/a.zip", mtime_ns=5, ends="ff")
@@ -18,7 +18,7 @@ SHARED = replace(FOLDER, address="gdrive:1A")
 BOTH = identify_many([WEB, FOLDER], address="list:1")
 
 
-@pytest.mark.parametrize("identity", [WEB, DISK, FOLDER, BOTH, identify_many([as_loose_file(WEB)] * 3, address="x")])
+@pytest.mark.parametrize("identity", [WEB, DISK, FOLDER, BOTH, identify_many([as_one_of_many(WEB)] * 3, address="x")])
 def test_it_survives_a_trip_through_json(identity: SourceIdentity) -> None:
     """What was written is what is read."""
     text = json.dumps(identity.to_json())
@@ -53,8 +53,8 @@ def test_anything_else_is_none(raw: object) -> None:
         (BOTH, identify_many([WEB, FOLDER], address="list:1"), True),
         (BOTH, identify_many([WEB, replace(FOLDER, times="u")], address="list:1"), False),
         (BOTH, identify_many([WEB], address="list:1"), False),
-        (as_loose_file(DRIVE), as_loose_file(replace(DRIVE, mtime_ns=6)), True),
-        (as_loose_file(DISK), as_loose_file(replace(DISK, mtime_ns=6)), False),
+        (as_one_of_many(DRIVE), as_one_of_many(replace(DRIVE, mtime_ns=6)), True),
+        (as_one_of_many(DISK), as_one_of_many(replace(DISK, mtime_ns=6)), False),
     ],
 )
 def test_what_counts_as_the_same(recorded: SourceIdentity, now: SourceIdentity, same: bool) -> None:

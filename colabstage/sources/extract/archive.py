@@ -246,9 +246,9 @@ def _opened(path: Path, target: Path, progress: Progress) -> Iterator[tuple[Byte
     with contextlib.closing(MountedFile(path)) as remote:
         step = progress.step(f"Copying {path.name}", total=remote.facts.size, unit="B")
         copy = target.with_name(f"{target.name}.archive")
-        with step, StreamingCopy(remote, copy, step=step, policy=RetryPolicy()) as arriving:
-            yield arriving, path.stat().st_mtime_ns
-            arriving.discard()
+        with step, StreamingCopy(remote, copy, step=step, policy=RetryPolicy()) as copying:
+            yield copying, path.stat().st_mtime_ns
+            copying.discard()
 
 
 def _local(path: Path) -> LocalBytes:
@@ -333,29 +333,25 @@ class _Work(NamedTuple):
 
 def _extract(work: _Work, progress: Progress, cancellation: Cancellation, stall_timeout_s: float) -> int:
     """Do it; returns how many members were there from an earlier run."""
-    passing = (CancelledError, KeyboardInterrupt, SystemExit, TargetExistsError)
+    transient = (CancelledError, KeyboardInterrupt, SystemExit, TargetExistsError)
     with contextlib.ExitStack() as stack:
         with typed_write_errors(work.target):
-            workspace = stack.enter_context(open_workspace(work.target, keeps=only_for(*passing)))
+            workspace = stack.enter_context(open_workspace(work.target, keeps=only_for(*transient)))
         extraction = stack.enter_context(
             Extraction(work.tree, work.entries, work.plan, workspace.path, fingerprint=work.identity.fingerprint)
         )
-        arriving = _arriving_source(work.tree)
-        _check_room(work, extraction.kept_bytes, 0 if arriving is None else arriving.size)
-        if arriving is not None:
-            arriving.start()
+        # The archive itself, where it is still to come and its members are read as it does.
+        source = bytes_of(work.tree)
+        copying = source if isinstance(source, StreamingCopy) else None
+        _check_room(work, extraction.kept_bytes, 0 if copying is None else copying.size)
+        if copying is not None:
+            copying.start()
         title = f"Extracting {work.target.name}"
         with progress.step(title, total=work.plan.content_bytes, unit="B") as step:
             extraction.run(step, cancellation, stall_timeout_s)
         cancellation.check()
         _put_in_place(extraction.tree_path, work)
     return extraction.kept_members
-
-
-def _arriving_source(tree: Tree) -> StreamingCopy | None:
-    """Return the archive itself where it is still to come and its members are read as it does."""
-    source = bytes_of(tree)
-    return source if isinstance(source, StreamingCopy) else None
 
 
 def _check_room(work: _Work, kept_bytes: int, archive_bytes: int) -> None:

@@ -9,7 +9,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from colabstage.errors import SourceChangedError, SourceReadError
-from colabstage.io.retry import RetryPolicy, is_passing, read_with_retry, translate_read_error
+from colabstage.io.retry import RetryPolicy, is_transient, read_with_retry, translate_read_error
 from colabstage.machine.mounts import is_slow_mount
 from colabstage.sources.copy import close_quietly
 from colabstage.sources.remote import RemoteFacts, TransientError
@@ -24,7 +24,7 @@ _PIECE_BYTES = 1024 * 1024
 # figures are those of one reader, gives it more slowly. So it is tried.
 _MOUNT_CONNECTIONS = 4
 # What was found once and is not there a moment later is a symptom of a dying mount; what never was, is not there.
-_LOOKING = RetryPolicy(missing_is_passing=False)
+_LOOKING = RetryPolicy(missing_is_transient=False)
 _READING = RetryPolicy()
 
 
@@ -135,7 +135,7 @@ class MountedFile:
         raise SourceChangedError(msg)
 
     def _judge(self, error: OSError) -> OSError:
-        if is_passing(error, _READING):
+        if is_transient(error, _READING):
             what = "was listed but cannot be found" if error.errno == errno.ENOENT else f"answers: {error.strerror}"
             return TransientError(f"'{self._label}' {what}.")
         return translate_read_error(error, self._label, 1)

@@ -222,7 +222,7 @@ class _Fetch:
 
     def _run_parts(self, source: RemoteFile, began: float) -> FetchedFile:
         facts = source.facts
-        arriving = StreamingCopy(
+        copy = StreamingCopy(
             source,
             self.target,
             step=self.step,
@@ -230,36 +230,36 @@ class _Fetch:
             connections=self.connections,
             stall_timeout_s=self.stall_timeout_s,
         )
-        with arriving:
+        with copy:
             try:
-                digest = self._arrive(arriving, facts.checksum)
+                digest = self._arrive(copy, facts.checksum)
             except SourceChangedError:
-                arriving.discard()
+                copy.discard()
                 raise
-            hashes = arriving.block_hashes
-            move_to = self._announcing(arriving.move_to, hashes, arriving.size)
+            hashes = copy.block_hashes
+            move_to = self._announcing(copy.move_to, hashes, copy.size)
             self._publish(move_to, facts.label, facts.checksum, digest)
             return FetchedFile(
                 path=self.target,
-                nbytes=arriving.size,
-                kept_bytes=arriving.kept_bytes,
-                kept_blocks=arriving.kept_blocks,
-                fetched_blocks=len(hashes) - arriving.kept_blocks,
+                nbytes=copy.size,
+                kept_bytes=copy.kept_bytes,
+                kept_blocks=copy.kept_blocks,
+                fetched_blocks=len(hashes) - copy.kept_blocks,
                 seconds=time.monotonic() - began,
                 block_hashes=hashes,
                 version=facts.version,
             )
 
-    def _arrive(self, arriving: StreamingCopy, checksum: Checksum | None) -> str | None:
+    def _arrive(self, copy: StreamingCopy, checksum: Checksum | None) -> str | None:
         """Wait for all of the file; returns its digest, hashed while it came."""
         if checksum is None:
-            arriving.wait(self.cancellation)
+            copy.wait(self.cancellation)
             return None
-        follower = _Follower(arriving, checksum)
-        arriving.start()
+        follower = _Follower(copy, checksum)
+        copy.start()
         follower.start()
         try:
-            arriving.wait(self.cancellation)
+            copy.wait(self.cancellation)
             return follower.result(self.cancellation)
         finally:
             follower.stop()
@@ -312,8 +312,8 @@ class _Fetch:
 class _Follower:
     """Hashes a file in order while it arrives, in a thread of its own."""
 
-    def __init__(self, arriving: StreamingCopy, checksum: Checksum) -> None:
-        self._arriving = arriving
+    def __init__(self, copy: StreamingCopy, checksum: Checksum) -> None:
+        self._copy = copy
         self._hasher = checksum.new_hasher()
         self._stopping = False
         self._error: BaseException | None = None
@@ -338,10 +338,10 @@ class _Follower:
 
     def _run(self) -> None:
         try:
-            for offset in range(0, self._arriving.size, _HASH_PIECE_BYTES):
+            for offset in range(0, self._copy.size, _HASH_PIECE_BYTES):
                 if self._stopping:
                     return
-                self._hasher.update(self._arriving.read_here(_HASH_PIECE_BYTES, offset))
+                self._hasher.update(self._copy.read_here(_HASH_PIECE_BYTES, offset))
         except BaseException as error:  # noqa: BLE001 - raised by whoever asks for the result
             self._error = error
 
