@@ -32,6 +32,7 @@ def disk_use(path: Path) -> int:
     """Return the bytes that a file, or all in a folder, takes on the disk; holes take none, and nothing takes 0."""
     total = 0
     for part in walk_parts(path):
+        # Others may be clearing up meanwhile.
         with contextlib.suppress(FileNotFoundError):
             total += part.lstat().st_blocks * 512
     return total
@@ -52,6 +53,7 @@ def make_folder(path: Path) -> None:
             raise NotEnoughSpaceError(msg) from error
         msg = f"Cannot create the folder '{path}' ({error}). Choose another place, one that this user can write to."
         raise TargetNotWritableError(msg) from error
+    # A folder that was there already, or on a file system that is mounted read-only.
     if not os.access(path, os.W_OK | os.X_OK):
         msg = f"Cannot write in the folder '{path}'. Choose another place, or give this user the right to write there."
         raise TargetNotWritableError(msg)
@@ -64,6 +66,7 @@ def make_own_folder(path: Path) -> None:
         As `make_folder`; TargetNotWritableError also for what `check_own_folder` refuses.
     """
     make_folder(path.parent)
+    # Another user could make it first and own it; who comes second then has to look whose it is.
     if _others_may_write(path.parent):
         with contextlib.suppress(FileExistsError):
             os.mkdir(path, 0o700)  # noqa: PTH102 - with this mode from the first moment on
@@ -79,6 +82,7 @@ def check_own_folder(path: Path) -> None:
     """
     try:
         found = path.lstat()
+    # What is not there is planted by nobody.
     except (FileNotFoundError, NotADirectoryError):
         return
     if not _others_may_write(path.parent):
@@ -130,6 +134,7 @@ def _finite(text: str) -> float:
 
 def hash_block(data: bytes | bytearray | memoryview) -> str:
     """Return the xxh3-64 of one block, as 16 hexadecimal digits."""
+    # Imported here, so that whoever hashes nothing does not need it.
     import xxhash
 
     digest: str = xxhash.xxh3_64_hexdigest(data)
@@ -144,6 +149,7 @@ def block_ranges(size: int, block_bytes: int) -> list[tuple[int, int]]:
 def pread_exactly(handle: int, length: int, offset: int) -> bytes:
     """Read up to `length` bytes at `offset`, going on after short reads; shorter only at the end of the file."""
     first = os.pread(handle, length, offset)
+    # Nearly always all of it: then nothing is copied once more.
     if len(first) in (0, length):
         return first
     parts = [first]
@@ -166,6 +172,7 @@ def pwrite_exactly(handle: int, data: bytes | memoryview, offset: int) -> None:
     done = 0
     while done < len(view):
         written = os.pwrite(handle, view[done:], offset + done)
+        # A disk that takes nothing and says nothing would be asked for ever.
         if written == 0:
             raise OSError(errno.EIO, f"nothing more was written at byte {offset + done}")
         done += written
@@ -197,6 +204,7 @@ def hash_ranges(
                 cancellation.check()
             return hash_block(pread_exactly(handle, part[1], part[0]))
 
+        # A thread costs more than it brings for one part.
         if len(ranges) < 2 or threads < 2:
             return [one(part) for part in ranges]
         with DaemonPool(threads, "colabstage-hash") as pool:
@@ -229,6 +237,7 @@ def local_lock(
     held = False
     try:
         held = _acquire(lock, path, timeout_s, notice, cancellation)
+    # A file system that knows no locks; unique names keep the result correct.
     except (OSError, NotImplementedError):
         held = False
     try:
@@ -264,6 +273,7 @@ def _acquire(
             return False
     else:
         return True
+    # Only now is it worth a word: most locks are free at once.
     began = time.monotonic()
     notice(f"Waited for {lock_holder(path)}, which holds '{path}'.")
     while (waited_s := time.monotonic() - began + soon_s) < timeout_s:

@@ -91,10 +91,12 @@ def owner_is_alive(token: str) -> bool | None:
     `None` when that cannot be judged from here: the token is another boot's or another container's, or was made
     where the kernel does not tell when processes started.
     """
+    # Process ids begin anew with each boot and in each container, so elsewhere they say nothing.
     world, _, rest = token.partition("-")
     pid, _, started = rest.partition("-")
     if not pid.isdigit() or not started or world != current_world():
         return None
+    # The same number may be another process by now; it started at another time.
     return _started(int(pid)) == started
 
 
@@ -212,10 +214,12 @@ def sweep_orphans(
         if entry.suffix == _DEED:
             deeds.setdefault(name or found[0], []).append(entry)
             continue
+        # What this very process is removing may go: a thread of it failed to.
         alive = owner_is_alive(found[1]) and not (entry.suffix == _OLD and found[1] == owner_token())
         if alive or (alive is None and time.time() - _last_touched(entry) < foreign_age_s):
             continue
         target = folder / (name or found[0])
+        # It may be all that is left of what stood there.
         if entry.suffix == _WAS and (put_back(target) or not os.path.lexists(target)):
             continue
         remove_own(entry, empty=empty)  # another sweeper may be at it too
@@ -228,6 +232,7 @@ def sweep_orphans(
 
 def _sweep_deeds(target: Path, deeds: list[Path], foreign_age_s: float) -> list[Path]:
     """Remove those that dead owners announced and never put there, or that stand for what was replaced."""
+    # A single one may be announced for what is about to be put there.
     if len(deeds) < 2 or look_at(target).kind != "folder":
         return []
     there = _take_inventory(target)
@@ -315,6 +320,7 @@ def rename_own(path: Path, to: Path) -> Path:
         OSError: as the disk answers.
     """
     _check_own(path)
+    # `replace` would not ask.
     if not is_own(to) and os.path.lexists(to):
         msg = f"'{to}' is there already. Rename it, then try again."
         raise TargetExistsError(msg)
@@ -365,6 +371,7 @@ def remove_vouched(path: Path, ours: Callable[[Path], bool], *, empty: bool = Fa
         return True
     if path.is_symlink() or not ours(path):
         return False
+    # Renamed first, so that nobody opens a file that is half gone.
     going = _owned_name(path, _OLD)
     path.rename(going)
     remove_own(going, empty=empty)
@@ -578,6 +585,7 @@ def put_folder(
     if not deed.exists():  # another thread that put the same there has cleared up
         _write_deed(deed, listed)
     for path, owner in list(_owned_beside(target, _DEED)):
+        # Earlier states' deeds; one of a living process is announced for what it is about to put there.
         if path != deed and (owner == owner_token() or not owner_is_alive(owner)):
             remove_named(path)
     return _digest(listed)
@@ -607,6 +615,7 @@ def _swap(made: Path, target: Path) -> None:
     was = made.rename(_owned_name(target, _WAS))
     try:
         if not _exchange(was, target):
+            # No exchange here: for a moment nothing stands at the target, and `put_back` helps who dies in it.
             coming, was = was, target.rename(_owned_name(target, _WAS))
             try:
                 coming.rename(target)
@@ -622,6 +631,7 @@ def _swap(made: Path, target: Path) -> None:
 
 
 def _exchange(one: Path, other: Path) -> bool:
+    # Python has no call for it; musl and old kernels have none either.
     rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if rename is None:
         return False
@@ -674,6 +684,7 @@ def _write_deed(deed: Path, listed: dict[str, str]) -> None:
 
 
 def _deed_text(listed: dict[str, str]) -> bytes:
+    # Sorted, so that the name of a deed follows from what it lists; NUL is in no file name.
     parts = [os.fsencode(text) for item in sorted(listed.items()) for text in item]
     return b"\0".join([_DEED_HEAD, *parts])
 

@@ -126,6 +126,7 @@ def _types(kind: type[Any]) -> dict[str, Any]:
 def _instance(kind: type[Record], raw: Any) -> Record:
     assert is_dataclass(kind)
     hints = _types(kind)
+    # A key that nobody knows is of another version, which may mean the others differently.
     if not isinstance(raw, dict) or not hints.keys() >= raw.keys():
         raise _UnfitError
     values = {name: _value(hints[name], value) for name, value in raw.items()}
@@ -150,6 +151,7 @@ def _value(hint: Any, raw: Any) -> Any:
         return {_value(inner[0], name): _value(inner[1], value) for name, value in raw.items()}
     elif isinstance(hint, type) and is_dataclass(hint):
         return _instance(hint, raw)
+    # `True` is an int to Python, and JSON's numbers have no end.
     elif hint is int:
         fits = type(raw) is int and abs(raw) < _BEYOND
     else:

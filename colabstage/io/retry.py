@@ -77,6 +77,7 @@ def translate_read_error(error: OSError, name: str, tries: int) -> OSError:
             "finished work is kept."
         )
         return DriveDisconnectedError(msg)
+    # It was there a moment ago, or nobody would have asked for it.
     if error.errno == errno.ENOENT:
         msg = f"'{name}' was listed but cannot be found any more ({often}). Was it moved or deleted meanwhile?"
         return SourceNotFoundError(msg)
@@ -109,6 +110,7 @@ def read_with_retry(
     for tries in itertools.count(1):
         try:
             return read()
+        # Some of ours are OSErrors too, and already say what they mean.
         except ColabstageError:
             raise
         except OSError as error:

@@ -70,6 +70,7 @@ def copy_blocks(
     """
     blocks = block_ranges(size, block_bytes)
     hashes = [""] * len(blocks)
+    # Without `keep` nobody counts on what an earlier run left.
     fresh = keep is None
     with (
         _open_source(source, size, policy) as reader,
@@ -80,9 +81,11 @@ def copy_blocks(
         def read(number: int) -> tuple[bytes | None, str]:
             wanted = None if expected is None else expected[number]
             there = leftover.hash_of(blocks[number])
+            # It is here and right, by the hash that it should have: the source is spared a read.
             if there is not None and there == wanted:
                 return None, there
             data, digest = _read_block(reader, blocks[number], wanted, source, policy)
+            # Without expected hashes the source tells what is right, and a write is spared.
             return (None if digest == there else data), digest
 
         def use(number: int, block: tuple[bytes | None, str]) -> None:
@@ -118,6 +121,7 @@ class _Leftover:
         self._handle = -1
         if used:
             with typed_write_errors(target):
+                # A longer file may be left of another state; its end would stay.
                 if target.stat().st_size > size:
                     cut_own(target, size)
                 self._handle = os.open(target, os.O_RDONLY | os.O_CLOEXEC)
@@ -149,6 +153,7 @@ def _open_source(source: Path, size: int, policy: RetryPolicy) -> Iterator[int]:
     handle = read_with_retry(lambda: os.open(source, os.O_RDONLY | os.O_CLOEXEC), label, policy=policy)
     try:
         found = read_with_retry(lambda: os.fstat(handle).st_size, label, policy=policy)
+        # Before anything is written: a file whose upload goes on would be copied half.
         if found != size:
             msg = f"'{label}' has {found:,} bytes; expected {size:,}. Wait until its upload or copy is complete."
             raise SourceReadError(msg)
@@ -233,5 +238,6 @@ class TargetFile:
         if error is None:
             self.close()
             return
+        # The error that ended the block matters more.
         with contextlib.suppress(OSError):
             self.close()

@@ -227,13 +227,16 @@ class _Fetch:
     def reuse(self) -> FetchReport | None:
         """Return what is here, if it is whole and the source is still the same."""
         place = self.target
+        # Who died between two renames has left nothing at the target, and what stood there beside it.
         put_back(place)
         record = FETCHED.read(place)
+        # The target may be the folder that the file went into, under a name that only the source told.
         if record is None and place.is_dir():
             found = FETCHED.find(place, lambda one: one.address == self.source.address)
             place, record = (found, FETCHED.read(found)) if found is not None else (place, None)
         if record is None or record.address != self.source.address or not record.fits(place, thorough=self.thorough):
             return None
+        # What is here is asked first: that needs no connection.
         note = self._unchanged(record.identity)
         if note is None:
             return None
@@ -249,6 +252,7 @@ class _Fetch:
             # With the right checksum it need not be asked: what is here is what was asked for.
             return "" if recorded.checksum == str(self.checksum) else None
         look = Look("unsure") if self.thorough else check_freshness(self.source, recorded, workers=SLOW_LISTERS)
+        # A source that has disappeared is no change: what was made of it stays usable, and the report says so.
         if look.state == "gone":
             return f"The source cannot be reached now; what was fetched before is as it was. {look.detail}"
         if look.state == "silent":
@@ -259,6 +263,7 @@ class _Fetch:
 
     def _compared(self, recorded: SourceIdentity) -> str | None:
         """Answer as `_unchanged`, by opening the source; what must come whole to be looked at is fetched anew."""
+        # To open it would be to download it: then it may as well be fetched.
         if comes_whole(self.source):
             return None
         try:
@@ -271,6 +276,7 @@ class _Fetch:
                     opened = opener.open(source)
                     stack.callback(opened.close)
                     now = opened.identify()
+        # As above: what cannot be read now is no change.
         except (SourceError, DriveError) as error:
             return f"The source cannot be read now ({error}); what was fetched before is as it was."
         verdict = compare(recorded, now)
@@ -292,6 +298,7 @@ class _Fetch:
         opened = opener.open(source)
         try:
             report = self._run_file(opened) if opened.file is not None else self._run_tree(opened)
+            # What was brought here only to be read is of no use once the result stands.
             opened.discard()
         finally:
             opened.close()
@@ -303,10 +310,12 @@ class _Fetch:
         place = self.target / facts.name if self.into or self.target.is_dir() else self.target
         self._check_replaceable(place)
         on_drive = opened.path is not None and drive_root(opened.path) is not None
+        # An interrupted run's bytes are on the disk already, so they need no room.
         kept = sum(map(disk_use, find_orphans(place)))
         plan = self._plan([facts.size or 0], opened, connections=facts.connections, on_drive=on_drive, kept=kept)
         self._check_space(plan)
         identity = replace(opened.identify(), checksum=str(self.checksum or ""))
+        # On the same disk and ours: a rename instead of a copy.
         if opened.movable:
             return self._move(opened, place, identity, 1, facts.size or 0)
 
@@ -324,6 +333,7 @@ class _Fetch:
                 announce=lambda hashes, nbytes: announce_record(place, record_of({}, hashes, nbytes)),
                 replaces=self._may_replace,
             )
+        # The seal holds the time of the last change, which only the rename has set.
         record = record_of(file_seal(place), fetched.block_hashes, fetched.nbytes)
         FETCHED.write(place, record)
         return self._report(place, record, fetched.kept_bytes, [*opened.notes, *plan.reasons])
@@ -385,6 +395,7 @@ class _Fetch:
         coming = FetchRecord(self.source.address, identity, {}, (), len(sizes), sum(sizes), opened.transport)
 
         def announce(deed: str) -> None:
+            # The last moment to notice a listing that was not whole: after this, the folder stands.
             self._check_listing(opened)
             announce_record(place, replace(coming, seal={"deed": deed}))
 
@@ -426,6 +437,7 @@ class _Fetch:
             return
         real = os.path.realpath(place)
         for part in self.source.parts if isinstance(self.source, ManySource) else (self.source,):
+            # With links resolved: a target above the source would take it along.
             if isinstance(part, LocalSource) and Path(os.path.realpath(part.path)).is_relative_to(real):
                 msg = f"'{place}' holds the source '{part.path}', which would go with it. Choose another target."
                 raise TargetExistsError(msg)
@@ -450,6 +462,7 @@ class _Fetch:
         record = FETCHED.read(place)
         ours = record is not None and record.address == self.source.address and record.fits(place)
         if place.is_dir() and not place.is_symlink():
+            # Nobody loses anything by an empty folder.
             return ours or look_at(place).kind == "empty folder"
         return ours
 
@@ -462,5 +475,6 @@ class _Fetch:
             seconds,
             kept_bytes,
             record.transport,
+            # Parts of one source may have the same to say.
             tuple(dict.fromkeys(note for note in notes if note)),
         )

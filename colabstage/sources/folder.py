@@ -62,9 +62,11 @@ class FolderLedger:
         path = workspace / _LEDGER
         recorded = read_ledger(path, fingerprint) or {}
         with typed_write_errors(path):
+            # What no ledger names cannot be told from half a file.
             if not recorded:
                 remove_own(self._files)
             self._files.mkdir(exist_ok=True)
+        # That a line was written says nothing of the bytes after a crash of the machine: only their hash does.
         with ThreadPoolExecutor(_HASH_THREADS, thread_name_prefix="colabstage-hash") as pool:
             found = zip(recorded, pool.map(self._hash, recorded), strict=True)
             self._kept = {span: digest for span, digest in found if recorded[span] == digest}
@@ -96,6 +98,7 @@ class FolderLedger:
     def _hash(self, span: _Span) -> str:
         name, offset, length = span
         try:
+            # Shorter than it says, so there is nothing to hash.
             if (self._files / name).stat().st_size < offset + length:
                 return ""
             return hash_ranges(self._files / name, [(offset, length)], threads=1)[0]
@@ -106,6 +109,7 @@ class FolderLedger:
 def read_ledger(path: Path, fingerprint: str) -> dict[_Span, str] | None:
     """Return what a ledger says is here, by name, offset and length; `None` when it is of something else, or none."""
     try:
+        # Without a fingerprint nothing tells that the files are still those of the ledger.
         found = read_journal(path, _head(fingerprint)) if fingerprint else None
         return None if found is None else {(name, offset, length): digest for name, offset, length, digest in found}
     except (OSError, ValueError, TypeError):
@@ -119,6 +123,7 @@ def _head(fingerprint: str) -> dict[str, object]:
 def unfinished_bytes(target: Path, fingerprint: str) -> int:
     """Return bytes that an interrupted run left for a folder and that its ledger names; nothing is hashed."""
     ledgers = [read_ledger(orphan / _LEDGER, fingerprint) for orphan in find_orphans(target)]
+    # Of several leftovers the next run takes over one, the one that holds most.
     return max((sum(length for _, _, length in ledger) for ledger in ledgers if ledger), default=0)
 
 
@@ -150,6 +155,7 @@ def fetch_folder(
         As `fetch_tree`; what stood at `target` is as it was.
     """
     with contextlib.ExitStack() as stack:
+        # Only making the folder is the disk's: what the block raises has its type already.
         with typed_write_errors(target):
             workspace = stack.enter_context(
                 open_workspace(
@@ -159,6 +165,7 @@ def fetch_folder(
                 )
             )
         with FolderLedger(workspace.path, fingerprint) as ledger:
+            # Read here: the ledger is closed before the folder takes its place.
             kept = ledger.kept_bytes
             fetch_tree(
                 tree,

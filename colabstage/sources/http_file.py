@@ -81,7 +81,7 @@ def open_http(
         timeout_s: seconds of silence, at any time, after which the connection counts as failed; also for the whole
             head of an answer.
         least_bytes_per_s: what a body must bring on average in any `timeout_s` seconds of waiting for it.
-        policy: how often to try again when the first look fails in a way that passes.
+        policy: how often to try again when the first look fails in a transient way.
         clock: by which these tries wait, and bodies are timed; sockets have time limits of their own.
 
     Raises:
@@ -92,6 +92,7 @@ def open_http(
     session = HttpSession(url, timeout_s, least_bytes_per_s, clock)
     try:
         return HttpFile(session, _look_patiently(session, checksum, policy or RetryPolicy()))
+    # Nobody else has the session yet.
     except BaseException:
         session.close()
         raise
@@ -122,6 +123,7 @@ class HttpFile:
             whole = "" if self.facts.ranges else " Its server gives only the whole, from the beginning."
             msg = f"'{label}' has no part of {length} bytes at {offset}; its size is {size}.{whole}"
             raise OptionError(msg)
+        # HTTP has no way to ask for nothing.
         if stop == offset:
             return iter(())
         return self._part(offset, stop) if self.facts.ranges and stop is not None else self._beginning(stop)
@@ -133,11 +135,13 @@ class HttpFile:
     def _part(self, offset: int, stop: int) -> Iterator[bytes]:
         headers = {"Range": f"bytes={offset}-{stop - 1}"}
         if self._look.validators.if_range:
+            # Of another state the server then sends the whole, which is told from a part by its status.
             headers["If-Range"] = self._look.validators.if_range
         with self._session.get(headers) as response:
             if response.status_code == 206:
                 promised = self._check_part(response, offset, stop)
                 yield from self._exactly(response, promised, ends=True)
+                # A server may send less than was asked for; what it promised has come, the rest is asked for again.
                 if promised < stop - offset:
                     raise TransientError(self._short(promised, stop - offset))
                 return
@@ -148,7 +152,7 @@ class HttpFile:
             self._refuse(response)
 
     def _beginning(self, stop: int | None) -> Iterator[bytes]:
-        """Return the whole file, or its beginning, where no parts can be had."""
+        """Yield the whole file, or its beginning, where no parts can be had."""
         with self._session.get({}) as response:
             if response.status_code != 200:
                 self._refuse(response)
@@ -156,6 +160,7 @@ class HttpFile:
             coding, length = coding_of(response.headers, self.facts.name), content_length(response.headers)
             if self.facts.size is not None and not coding and length not in {None, self.facts.size}:
                 raise SourceChangedError(self._changed(f"its size was {self.facts.size} and is {length} bytes"))
+            # A length is that of the compressed bytes, so it says nothing of the file.
             if coding:
                 yield from self._decoded(response, coding, stop)
             elif stop is not None:
@@ -164,7 +169,7 @@ class HttpFile:
                 yield from _pieces(response, self._session)
 
     def _check_part(self, response: requests.Response, offset: int, stop: int) -> int:
-        """Return bytes that the part has; raises when it is not the one that was asked for."""
+        """Return how many bytes the part has; raise when it is not the one that was asked for."""
         self._check_same(response)
         told, label = parse_content_range(response.headers.get("Content-Range")), self.facts.label
         if told is None or told.start != offset or told.stop > stop:
@@ -173,6 +178,7 @@ class HttpFile:
                 f"(Content-Range: {response.headers.get('Content-Range', 'none')}). It cannot be trusted with parts."
             )
             raise SourceReadError(msg)
+        # The version alone would not do: many servers tell none.
         if told.total is not None and told.total != self.facts.size:
             raise SourceChangedError(self._changed(f"its size was {self.facts.size} and is {told.total} bytes"))
         if coding_of(response.headers, self.facts.name):
@@ -192,6 +198,7 @@ class HttpFile:
         length = content_length(response.headers)
         if length is not None and length != self.facts.size:
             raise SourceChangedError(self._changed(f"its size was {self.facts.size} and is {length} bytes"))
+        # Without a sign on both sides, a whole of the same length may be another state.
         known = bool(validators(response.headers).version and self.facts.version)
         if offset or not known or coding_of(response.headers, self.facts.name):
             sign = "by its ETag or time it is unchanged" if known else "nothing says whether it has changed"
@@ -202,6 +209,7 @@ class HttpFile:
 
     def _check_same(self, response: requests.Response) -> None:
         if response.status_code == 200 and is_page_type(response.headers) and not self._look.is_page_type:
+            # A login that ran out, or a limit: a page with status 200, in the midst of the data.
             coding = coding_of(response.headers, self.facts.name)
             raise _page_error(self.facts.label, _head(response, self._session, coding))
         now, before = validators(response.headers), self._look.validators
@@ -214,12 +222,13 @@ class HttpFile:
             size = parse_missed_total(response.headers.get("Content-Range"))
             if size is not None and size != self.facts.size:
                 raise SourceChangedError(self._changed(f"its size was {self.facts.size} and is {size} bytes"))
+            # One of several servers behind the address may not have the file yet.
             msg = f"The server of '{self.facts.label}' says that it has no such part (416), which it has. Try again."
             raise TransientError(msg)
         raise _status_error(response, self._session)
 
     def _exactly(self, response: requests.Response, count: int, *, ends: bool) -> Iterator[bytes]:
-        """Return the next `count` bytes; with `ends`, nothing may follow them."""
+        """Yield the next `count` bytes; with `ends`, nothing may follow them."""
         left = count
         for piece in _pieces(response, self._session, count):
             left -= len(piece)
@@ -262,6 +271,7 @@ def _look_patiently(session: HttpSession, checksum: Checksum | None, policy: Ret
             return _look(session, checksum)
         except TransientError as error:
             wait_s = max(error.wait_s or 0.0, policy.first_wait_s * 2 ** (tries - 1))
+            # A minute of silence before anything is seen to happen looks like a program that hangs.
             if wait_s > _MAX_OPENING_WAIT_S:
                 raise
         session.clock.sleep(wait_s)
@@ -279,12 +289,14 @@ def _look(session: HttpSession, checksum: Checksum | None) -> _Look:
                 # This also takes the end of a body in chunks, so that the connection can be used again.
                 if len(head) < stop or not _read(response, 1):
                     return _judge(session, response, checksum, size, head, ranges=True)
+        # An empty file has no first byte.
         if response.status_code == 416 and parse_missed_total(response.headers.get("Content-Range")) == 0:
             return _judge(session, response, checksum, 0, b"", ranges=False)
         if response.status_code == 200:
             return _look_at_whole(session, response, checksum)
         if response.status_code != 206 and response.status_code not in _NO_RANGES:
             raise _status_error(response, session)
+    # Once more without a range, which some servers refuse though they have the file.
     with session.get({}) as response:
         if response.status_code != 200:
             raise _status_error(response, session)
@@ -309,9 +321,11 @@ def _judge(
     headers = response.headers
     name = file_name(headers, session.url, response.url)
     found = validators(headers)
+    # Services answer a login, a quota or a missing file with a page and status 200.
     if is_page(headers, head) and not names_a_page(session.url, name):
         raise _page_error(session.label, head)
     modified = parse_http_date(found.last_modified)
+    # The front door may tell a checksum that the storage behind it does not.
     first_hop = response.history[0].headers if response.history else {}
     decoded = coding_of(headers, name) != ""
     whole = response.status_code == 200
@@ -403,6 +417,7 @@ def _inflated(pieces: Iterator[bytes], coding: str, label: str) -> Iterator[byte
         for piece in pieces:
             rest = piece
             while rest:
+                # Several compressed streams one after the other are one content, by RFC 1952.
                 if unzip.eof:
                     unzip = zlib.decompressobj(47)
                 plain = unzip.decompress(rest, _PIECE_BYTES)

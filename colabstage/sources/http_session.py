@@ -128,6 +128,7 @@ class HttpSession:
         self._timeouts = (min(timeout_s, _CONNECT_TIMEOUT_S), timeout_s)
         self._session = _new_session(self.label)
         self._lock = threading.Lock()
+        # Those that are being read, to be hung up on from another thread.
         self._open: set[requests.Response] = set()
         self._closed = False
 
@@ -165,6 +166,7 @@ class HttpSession:
     def _ask(self, headers: dict[str, str]) -> requests.Response:
         target = self._target
         response = self._send(target, headers)
+        # A signed address that has run out refuses; the front door gives a new one.
         if target != self.url and response.status_code in _EXPIRED:
             response.close()
             response = self._send(self.url, headers)
@@ -177,6 +179,7 @@ class HttpSession:
         from requests.auth import HTTPBasicAuth
 
         self._check_open()
+        # A password is for the server that it was given for, and none that it redirects to.
         login = self._login if _origin(url) == _origin(self.url) else None
         try:
             return self._session.get(
@@ -205,6 +208,7 @@ class HttpSession:
         except ColabstageError:
             raise
         except (OSError, urllib3.exceptions.HTTPError, http.client.HTTPException) as error:
+            # Hanging up breaks reads off in many ways; what it was is told once.
             self._check_open()
             if isinstance(error, requests.exceptions.TooManyRedirects):
                 msg = f"'{self.label}' redirects in a circle. Open it in a browser; it may want a login or cookies."
@@ -217,6 +221,7 @@ def connection_error(error: BaseException, label: str) -> SourceError:
     import requests
 
     inner = _innermost(error)
+    # Not transient: it would be refused again and again.
     if isinstance(inner, ssl.SSLCertVerificationError):
         msg = (
             f"The certificate of the server of '{label}' is not trusted: {inner.verify_message}. If it is your own, "
@@ -249,6 +254,7 @@ def _reason(error: BaseException, inner: BaseException) -> str:
 
 def _innermost(error: BaseException) -> BaseException:
     seen: set[int] = set()
+    # Causes may form a circle.
     while id(error) not in seen:
         seen.add(id(error))
         candidates: tuple[Any, ...] = (getattr(error, "reason", None), *error.args, error.__cause__, error.__context__)
@@ -321,9 +327,11 @@ def _new_session(label: str) -> requests.Session:
             pool.ConnectionCls = prompt.get(pool.ConnectionCls, pool.ConnectionCls)
             return pool
 
+    # No retries of its own: whoever reads goes on at the byte where it stopped.
     adapter = Adapter(pool_connections=8, pool_maxsize=_POOL_CONNECTIONS, max_retries=0)
     session.mount("https://", adapter)
     session.mount("http://", adapter)
+    # No service needs more; requests would follow thirty, each within its own time limit.
     session.max_redirects = 10
     session.headers.update({"User-Agent": "colabstage", "Accept": "*/*", "Accept-Encoding": "identity"})
     return session

@@ -180,6 +180,7 @@ def open_kaggle(
         NotEnoughSpaceError: the disk is full.
         CancelledError: the caller asked to stop; what came is kept for the next call.
     """
+    # Nothing is faster than what is here already, and it needs no login.
     mounted = mounted_files(dataset, os.environ)
     if mounted is not None:
         return mounted
@@ -192,8 +193,10 @@ def open_kaggle(
         raise TargetExistsError(msg)
     make_folder(folder)
     lasting = folder / f"kaggle-{dataset.owner}-{dataset.name}"
+    # A workspace without bytes would only make the next call look for something to go on with.
     with open_workspace(lasting, keeps=lambda work, _: disk_use(work / "cache") > 0) as workspace:
         work = workspace.path
+        # Where the person keeps datasets, this one is kept too, once for all programs.
         theirs = kagglehub_cache(dataset, os.environ)
         cache = theirs or work / "cache"
         with progress.step("Download from Kaggle", total=None, unit="B") as step:
@@ -201,9 +204,11 @@ def open_kaggle(
             path = _download(
                 dataset, cache, log=work / "log.txt", watch=watch, cancellation=cancellation, policy=policy
             )
+        # kagglehub calls an upload complete that holds nothing.
         if not any(path.iterdir()):
             msg = f"'{dataset.label}' is empty at '{path}'. Look at {dataset.page}: was it uploaded completely?"
             raise SourceReadError(msg)
+        # kagglehub may mount a dataset instead of downloading it, wherever it was told to put it.
         if work not in path.parents:
             where = "in kagglehub's own cache" if theirs and theirs in path.parents else "where it is mounted"
             note = f"Kaggle's files are read {where}: '{path}'."
@@ -223,6 +228,7 @@ def newest_version(dataset: KaggleDataset, *, timeout_s: float = 15.0) -> str | 
         return None
     command = [sys.executable, "-P", "-m", "colabstage.sources.kaggle_worker", "--newest"]
     environ = {**_worker_environment(Path(os.devnull)), "PYTHONWARNINGS": "ignore"}
+    # Only a question is asked; nothing is to be looked up in a cache.
     environ.pop("KAGGLEHUB_CACHE")
     process = subprocess.Popen(
         [*command, f"{dataset.owner}/{dataset.name}"],
@@ -238,6 +244,7 @@ def newest_version(dataset: KaggleDataset, *, timeout_s: float = 15.0) -> str | 
             answer = json.loads(process.stdout.read() if process.stdout else b"")
         except (subprocess.TimeoutExpired, ValueError):
             return None
+        # It may hang in a connection for longer than anybody waits for the answer.
         finally:
             process.kill()
     version = answer.get("version") if isinstance(answer, dict) else None
@@ -312,6 +319,7 @@ class _Watch:
         if used != self.bytes:
             self.bytes = used
             self._changed_at = time.monotonic()
+            # Extracting removes archives: what is on the disk may shrink, what was shown may not.
             self._step.advance(max(0, used - self._shown))
             self._shown = max(self._shown, used)
         return used
@@ -338,6 +346,7 @@ def _download(
         problem = judge_failure(dataset, answer)
         if not isinstance(problem, TransientError):
             raise problem
+        # As long as something comes, each break is a first one.
         tries = 1 if watch.measure() > before else tries + 1
         if tries >= policy.attempts:
             msg = f"{problem} Given up after {tries} tries without progress; what came is kept for the next run."
@@ -348,7 +357,7 @@ def _download(
 def _run_worker(
     dataset: KaggleDataset, environ: Mapping[str, str], log: Path, watch: _Watch, cancellation: Cancellation
 ) -> dict[str, Any]:
-    """Return one run of kagglehub; what it answered."""
+    """Run kagglehub once; return what it answered."""
     # -P: what lies in the current folder is not for this process.
     command = [sys.executable, "-P", "-m", "colabstage.sources.kaggle_worker", dataset.handle]
     watch.begin()
@@ -364,12 +373,14 @@ def _run_worker(
                     process.wait(_LOOK_S)
                     break
                 cancellation.check()
+                # Nothing else tells a mount that never appears from one that takes its time.
                 if watch.look():
                     raise _stalled(dataset, log)
         finally:
             process.kill()
         output = process.stdout.read() if process.stdout else b""
     try:
+        # What was killed or crashed leaves no answer, or half of one.
         answer: dict[str, Any] = json.loads(output)
     except ValueError:
         last = hide_secrets("\n".join(log.read_text("utf-8", "replace").splitlines()[-3:]), credentials_in(environ))
@@ -399,6 +410,7 @@ def judge_failure(dataset: KaggleDataset, answer: Mapping[str, Any]) -> Colabsta
         dataset: which one was asked for.
         answer: `kinds`, the names of the exception's classes; `message`; `status` of the web answer; `errno`.
     """
+    # By names of classes: its exceptions live in another process, and may be another version's.
     kinds = set(answer.get("kinds", ()))
     status = answer.get("status")
     message = " ".join(str(answer.get("message", "")).split())[:400]

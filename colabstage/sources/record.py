@@ -43,11 +43,13 @@ class FetchRecord:
         if "deed" in self.seal:
             here = look_at(target)
             return here.is_as_made and here.deed == self.seal["deed"]
+        # A link is somebody's way to something else, even where that is as it was.
         if target.is_symlink() or not target.is_file():
             return False
         sealed = bool(self.seal) and self.seal.items() <= file_seal(target).items()
         if sealed and not (thorough and self.hashes):
             return True
+        # The length is free to ask, the hashes read everything.
         if not self.hashes or target.stat().st_size != self.nbytes:
             return False
         ranges = block_ranges(self.nbytes, BLOCK_BYTES)

@@ -167,12 +167,14 @@ def download_file(task: FileTask, run: GdownRun) -> None:
         task.target.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise _our_side(error, task) from error
+    # The name is the proof: under it there is only what is whole and checked.
     _try_until_whole(task, run)
     rename_own(task.folder / _OUTPUT, task.target)
 
 
 def _try_until_whole(task: FileTask, run: GdownRun) -> None:
     """Call gdown until the file is whole. Tries count only while nothing comes: Drive cuts off every hour or so."""
+    # Drive cuts off a long download again and again: that is no reason to give up while it grows.
     tries = 0
     shown = _Shown(run.step)
     while True:
@@ -203,6 +205,7 @@ class _Shown:
         self._so_far = 0
 
     def reached(self, so_far: int) -> None:
+        # gdown tells where it stands, which falls back when it begins anew.
         if so_far > self._so_far:
             self._step.advance(so_far - self._so_far)
             self._so_far = so_far
@@ -223,9 +226,11 @@ def _already_whole(task: FileTask) -> bool:
     if output.exists():
         return True
     partials = _partials(task.folder)
+    # It died between the last byte and the rename.
     if len(partials) == 1 and partials[0].stat().st_size == task.facts.size:
         rename_own(partials[0], output)
         return True
+    # gdown picks up one of several as it likes, and none of them can be longer than the file.
     if len(partials) > 1 or (
         partials and task.facts.size is not None and _partial_bytes(task.folder) > task.facts.size
     ):
@@ -240,6 +245,7 @@ def _call_gdown(task: FileTask, run: GdownRun, shown: _Shown, hasher: Hasher | N
 
     def told(so_far: int, total: int | None) -> None:
         if total is not None and task.facts.size is not None and total != task.facts.size:
+            # It would be resumed onto another content.
             raise _changed(task)
         shown.reached(so_far)
 
@@ -299,6 +305,7 @@ def _refused(task: FileTask, run: GdownRun, error: Exception) -> Exception:
 def _broken_off(task: FileTask, run: GdownRun, error: Exception) -> Exception:
     if "byte range" not in str(error):
         return TransientError(f"Downloading '{task.link.label}' ('{task.facts.name}') broke off.")
+    # A file that was replaced meanwhile answers the same way.
     facts = run.web.facts(task.link)
     if (facts.size, facts.version) != (task.facts.size, task.facts.version):
         return _changed(task)
@@ -336,11 +343,13 @@ def _check_whole(task: FileTask, hasher: Hasher | None) -> None:
     output = task.folder / _OUTPUT
     size = output.stat().st_size
     if task.facts.size is not None and size != task.facts.size:
+        # Nothing says which of its bytes are right, so the next try begins anew.
         remove_own(output)
         msg = f"'{task.link.label}' ('{task.facts.name}') came with {size:,} bytes; expected {task.facts.size:,}."
         raise TransientError(msg)
     if task.checksum is None:
         return
+    # It was whole before this call, so its bytes have passed nobody who could hash them.
     if hasher is None:
         hasher = task.checksum.new_hasher()
         _feed(hasher.update, output)

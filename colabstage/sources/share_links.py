@@ -61,7 +61,7 @@ def _ignore(_: str) -> None:
 def share_link_facts(
     link: ShareLink, *, cancellation: Cancellation | None = None, policy: RetryPolicy = _POLICY
 ) -> RemoteFacts | None:
-    """Name, size and version of what a link leads to, by one or two small requests.
+    """Return name, size and version of what a link leads to, by one or two small requests.
 
     Args:
         link: a file or a folder. A folder's `size` is `None`, since only asking for each file would tell it; its
@@ -127,6 +127,7 @@ def download_share_link(
         NotEnoughSpaceError: it would not fit; raised before the first byte.
         CancelledError: the caller asked to stop; what came is kept for the next call.
     """
+    # Before anything is asked or made: without it there is nothing to do.
     require_gdown()
     make_folder(folder)
     with DriveWeb(cancellation=cancellation, policy=policy) as web:
@@ -176,12 +177,14 @@ def _download_folder(call: _Call, link: ShareLink, note: Callable[[str], None]) 
     shared = call.web.list_folder(link)
     for sentence in shared.notes:
         note(sentence)
+    # Drive allows any name; one that leads out of the folder is refused before the first byte.
     names = [clean_member_name(link.label, file.name) for file in shared.files]
     check_collisions(link.label, names, ())
     target = _free_target(call.folder / shared.name, link)
     facts = call.web.map_in_parallel(call.web.facts, [file.link for file in shared.files])
     with _work_folder(call.folder, link) as work:
         tasks = [_task(file, each, work, None) for file, each in zip(shared.files, facts, strict=True)]
+        # Files that were removed or renamed on Drive since an interrupted call must not come along.
         _drop_strangers(work / "files", {task.target for task in tasks})
         _download_all(call, tasks, work)
         _compare(work / "files", tasks, link)
@@ -212,6 +215,7 @@ def _task(file: SharedFile, facts: RemoteFacts, work: Path, checksum: Checksum |
 
 
 def _free_target(target: Path, link: ShareLink) -> Path:
+    # Asked before the download too, not only at its end, hours later.
     if os.path.lexists(target):
         msg = f"'{link.label}' would become '{target}', but that is there already. Remove it, or choose another folder."
         raise TargetExistsError(msg)
@@ -228,6 +232,7 @@ def _drop_strangers(files: Path, wanted: set[Path]) -> None:
 def _download_all(call: _Call, tasks: Sequence[FileTask], work: Path) -> None:
     """Download everything, several files at once; the first that fails stops the others."""
     sizes = [task.facts.size for task in tasks]
+    # A size that nobody knows is found to be too much when the disk is full.
     total = sum(size or 0 for size in sizes)
     _check_room(call.folder, total - disk_use(work), tasks)
     stop = StopSignal(call.cancellation)
@@ -240,6 +245,7 @@ def _download_all(call: _Call, tasks: Sequence[FileTask], work: Path) -> None:
         futures = [pool.submit(download_file, task, run) for task in tasks]
         try:
             _await_all(futures)
+        # gdown cannot be interrupted, it has to look; the pool waits until it has.
         except BaseException:
             stop.set()
             for future in futures:

@@ -83,6 +83,7 @@ def parse_share_link(text: str, *, bare_id: bool = False) -> ShareLink | None:
     parts = _address(cleaned)
     if parts is None:
         return None
+    # Of a parameter that is given twice, Drive takes the first.
     query = {name: values[0] for name, values in urllib.parse.parse_qs(parts.query).items()}
     # Addresses of Google Workspace have the domain in front: /a/example.org/file/d/…
     path = re.sub(r"\A/a/[^/]+", "", parts.path)
@@ -190,6 +191,7 @@ def judge_answer(label: str, answer: WebAnswer) -> ColabstageError | None:
         label: the link, for the message.
         answer: what came.
     """
+    # The text first: Drive tells a spent quota with status 200, 403 or 404, as it likes.
     return _quota_error(label, answer) or _status_error(label, answer)
 
 
@@ -198,6 +200,7 @@ def _quota_error(label: str, answer: WebAnswer) -> DriveQuotaError | None:
         return DriveQuotaError(
             f"Google Drive does not hand out '{label}' for now: too many users have viewed or downloaded it. {OWN_COPY}"
         )
+    # Google asks for proof of a human there, which no program can give.
     robot = urllib.parse.urlsplit(answer.url).path.startswith("/sorry") or _AUTOMATED.search(answer.text)
     if answer.status == 429 or robot:
         return DriveQuotaError(
@@ -221,6 +224,7 @@ def _status_error(label: str, answer: WebAnswer) -> ColabstageError | None:
         )
     if answer.status >= 500:
         return TransientError(f"Google Drive answered '{label}' with status {answer.status}.")
+    # 416 answers a range of an empty file, which is there.
     if answer.status >= 400 and answer.status != 416:
         return WebPageError(f"Google Drive answered '{label}' with status {answer.status}; expected the file.")
     return None
@@ -252,6 +256,7 @@ def safe_name(name: str) -> str:
     flat = re.sub(r"[/\\\x00-\x1f]", "_", name).strip()
     if flat.startswith(".colabstage-"):
         flat = f"_{flat}"  # that prefix is for temporary files of ours
+    # File systems take 255 bytes, and a temporary's suffix has to fit too.
     while len(flat.encode()) > 240:
         stem, dot, suffix = flat.rpartition(".")
         flat = f"{stem[:-8]}{dot}{suffix}" if len(suffix) < 16 and stem else flat[:-8]

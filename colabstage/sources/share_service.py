@@ -93,6 +93,7 @@ class DriveWeb:
         from requests.adapters import HTTPAdapter
 
         self._session = requests.Session()
+        # Compressed, the length of an answer would not be that of the file.
         self._session.headers.update({"User-Agent": _AGENT, "Accept-Encoding": "identity"})
         self._session.mount("https://", HTTPAdapter(pool_maxsize=IN_FLIGHT))
         self._cancellation = cancellation
@@ -117,12 +118,13 @@ class DriveWeb:
             return link
         answer = self._ask("https://drive.google.com/open", _query(link), link.label, redirects=False)
         found = parse_share_link(urllib.parse.urljoin(answer.url, answer.headers.get("Location", "")))
+        # Drive led elsewhere, as to a login: asking for the file itself tells what is wrong.
         if found is None or found.id != link.id or found.kind == "unknown":
             return ShareLink("file", link.id, link.resource_key)
         return ShareLink(found.kind, link.id, link.resource_key or found.resource_key)
 
     def facts(self, link: ShareLink) -> RemoteFacts:
-        """Name, size and version of a shared file.
+        """Return name, size and version of a shared file.
 
         Raises:
             OptionError: it is a Google document.
@@ -138,9 +140,11 @@ class DriveWeb:
             # To a Google document, too, Drive answers with status 500.
             self.resolve(ShareLink("unknown", link.id, link.resource_key))
             raise
+        # Large files come only after a page that says that nobody has looked for viruses.
         form = "" if "Content-Disposition" in answer.headers else confirmation_address(answer.text)
         if form:
             answer = self._ask(form, {}, link.label, first_byte=True)
+        # Only data has a name to be saved under; pages have none.
         if "Content-Disposition" not in answer.headers:
             raise page_instead_of_data(link.label, answer)
         return RemoteFacts(
@@ -194,12 +198,14 @@ class DriveWeb:
             try:
                 return [future.result() for future in futures]
             finally:
+                # After a failure, what has not begun need not be asked any more.
                 for future in futures:
                     future.cancel()
 
     def _folder_page(self, link: ShareLink) -> FolderPage:
         answer = self._ask("https://drive.google.com/embeddedfolderview", _query(link), link.label)
         page = read_folder_page(answer.text)
+        # The login page would pass for a folder without files.
         if not page.title or ("flip-entries" not in answer.text and not page.entries):
             raise page_instead_of_data(link.label, answer)
         return page
@@ -207,7 +213,7 @@ class DriveWeb:
     def _ask(
         self, address: str, query: dict[str, str], label: str, *, redirects: bool = True, first_byte: bool = False
     ) -> WebAnswer:
-        """Return one question, asked again while the failure is of a kind that passes."""
+        """Ask one question, again while the failure is transient."""
         for tries in range(1, self._policy.attempts + 1):
             self._cancellation.check()
             try:
@@ -223,6 +229,7 @@ class DriveWeb:
     ) -> WebAnswer:
         import requests
 
+        # One byte is enough for all facts to come with it, whatever the file's size.
         headers = {"Range": "bytes=0-0"} if first_byte else {}
         timeout = (CONNECT_TIMEOUT_S, READ_TIMEOUT_S)
         try:
@@ -252,6 +259,7 @@ def _page_text(response: Any) -> str:
     for part in response.iter_content(64 * 1024):
         parts.append(part)
         size += len(part)
+        # No page of Drive's is so long; what goes on for ever is none.
         if size > _MAX_PAGE_BYTES:
             break
     return b"".join(parts).decode("utf-8", "replace")
@@ -281,6 +289,7 @@ def _sort_entries(
         name = prefix + safe_name(entry.name)
         try:
             link = parse_share_link(entry.href)
+        # A link that reads as Drive's and has no file behind it.
         except OptionError:
             notes.append(f"'{name}' is a Google document, no file, and was left out.")
             continue

@@ -153,8 +153,10 @@ def extract_archive(
     shown = resolve_progress(progress)
 
     def extract() -> ExtractReport:
+        # A mount that hangs would hold up every look at it for ever.
         require_answer(archive, place)
         _check_file(archive)
+        # With overwrite, what stands at the target goes, and this archive with it.
         if os.path.lexists(place) and Path(os.path.realpath(archive)).is_relative_to(os.path.realpath(place)):
             msg = f"'{place}' holds the archive '{archive}', which would go with it. Choose another target."
             raise TargetExistsError(msg)
@@ -191,6 +193,7 @@ def extract_bytes(
     there whole at the same time. The source stays open.
     """
     began = time.monotonic()
+    # Closing the tree must not close what is the caller's.
     with SharedBytes(source) as lent:
         found = _reusable(target, identity, overwrite=overwrite)
         if found is not None:
@@ -200,9 +203,11 @@ def extract_bytes(
             seconds = time.monotonic() - began
             return ExtractReport(target, found.members, found.content_bytes, seconds, 0, True, 0, ())
         make_folder(target.parent)
+        # Nobody goes on with a dead run's spool: what is in it has not been verified.
         sweep_orphans(target.parent, name=_spool_name(target))
         with _spool(target) as spool, open_archive(lent, spool=spool, limits=limits, cancellation=cancellation) as tree:
             entries = sorted(tree.entries, key=lambda entry: (entry.position, entry.name))
+            # Before anything is written: a file system without room for a name would stop it midway.
             _check_names(tree, target)
             plan = plan_for(tree, entries)
             work = _Work(tree, entries, plan, target, identity, overwrite)
@@ -216,6 +221,7 @@ def extract_bytes(
 def plan_for(tree: Tree, entries: list[FileEntry]) -> ExtractPlan:
     """Return the plan for an open archive on this machine; `entries` by ascending position."""
     own = released_by(tree)
+    # Another process can only read what has a handle.
     local = isinstance(bytes_of(tree), LocalBytes)
     return plan_extract(
         entries,
@@ -245,8 +251,10 @@ def _opened(path: Path, target: Path, progress: Progress) -> Iterator[tuple[Byte
         return
     with contextlib.closing(MountedFile(path)) as remote:
         step = progress.step(f"Copying {path.name}", total=remote.facts.size, unit="B")
+        # A name of its own: the folder's leftovers are of another kind.
         copy = target.with_name(f"{target.name}.archive")
         with step, StreamingCopy(remote, copy, step=step, policy=RetryPolicy()) as copying:
+            # After an error the copy stays, for the next call to go on with.
             yield copying, path.stat().st_mtime_ns
             copying.discard()
 
@@ -343,12 +351,14 @@ def _extract(work: _Work, progress: Progress, cancellation: Cancellation, stall_
         # The archive itself, where it is still to come and its members are read as it does.
         source = bytes_of(work.tree)
         copying = source if isinstance(source, StreamingCopy) else None
+        # Once more with what an earlier run left, which needs no room.
         _check_room(work, extraction.kept_bytes, 0 if copying is None else copying.size)
         if copying is not None:
             copying.start()
         title = f"Extracting {work.target.name}"
         with progress.step(title, total=work.plan.content_bytes, unit="B") as step:
             extraction.run(step, cancellation, stall_timeout_s)
+        # The last moment: once the folder has its name, the work is done.
         cancellation.check()
         _put_in_place(extraction.tree_path, work)
     return extraction.kept_members

@@ -29,7 +29,9 @@ if TYPE_CHECKING:
 
 # Batches that a process has in hand: the one it works at and the next.
 _IN_HAND = 2
+# How often a cancellation is looked at.
 _LOOK_S = 0.25
+# Long enough for a killed process to be gone; waiting without an end would hang on a dead disk.
 _END_S = 10.0
 _PROGRAM = """
 import sys
@@ -58,11 +60,14 @@ class _Member:
             parent=os.getpid(),
         )
         self.process = subprocess.Popen(
+            # Isolated and without site: none of the environment's hooks runs, and the start is as short as it can be.
             [sys.executable, "-I", "-S", "-c", program],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             pass_fds=(archive, place.handle),
+            # An interrupt at the keyboard is the parent's to handle, which then ends these.
             start_new_session=True,
+            # A message that lay in a buffer would leave the process waiting.
             bufsize=0,
         )
         self.in_hand: collections.deque[int] = collections.deque()
@@ -76,6 +81,7 @@ class _Member:
             while data:
                 data = data[self.process.stdin.write(data) or 0 :]
         except BrokenPipeError:
+            # It never worked here, so threads may; one that dies later has met something that threads would meet too.
             if not self.has_answered:
                 raise ProcessesNotStartedError from None
             raise
@@ -93,6 +99,7 @@ class _Member:
         self.has_answered = True
         self._answers += data
         found: list[tuple[Any, ...]] = []
+        # A read may end anywhere, also within a message.
         while len(self._answers) >= LENGTH.size:
             (length,) = LENGTH.unpack_from(self._answers)
             if len(self._answers) < LENGTH.size + length:
@@ -102,6 +109,7 @@ class _Member:
         return found
 
     def end(self) -> None:
+        # It holds nothing that would have to be finished: what it wrote is noted only after its answer.
         self.process.kill()
         for stream in (self.process.stdin, self.process.stdout):
             if stream is not None:
@@ -134,6 +142,7 @@ class ProcessPool:
             for _ in range(self._workers):
                 self._members.append(_Member(self._archive, self._label, self._place))
         except (OSError, ProcessesNotStartedError) as error:
+            # Half a pool would never be entered, so nobody else would end these.
             self.__exit__(None, None, None)
             raise ProcessesNotStartedError from error
         return self
@@ -170,6 +179,7 @@ class ProcessPool:
             while finished < len(batches):
                 cancellation.check()
                 ready = selector.select(_LOOK_S)
+                # Any answer of any process counts: one alone may be at a large member for long.
                 if ready:
                     last_sign = time.monotonic()
                 elif time.monotonic() - last_sign > stall_timeout_s:
@@ -181,6 +191,7 @@ class ProcessPool:
                         if answer[0] == "bytes":
                             step.advance(answer[1])
                         elif answer[0] == "error":
+                            # The error as the process raised it, with its type.
                             raise pickle.loads(answer[1])
                         else:
                             finished += 1
@@ -204,6 +215,7 @@ def _feed(
     while len(member.in_hand) < _IN_HAND:
         if share:
             number = share.popleft()
+        # Who has finished its own share takes from the far end of the longest, where its owner comes last.
         elif richest := max(shares, key=len):
             number = richest.pop()
         else:

@@ -39,6 +39,7 @@ def archive_ends(tree: Tree, entries: Sequence[FileEntry]) -> list[int]:
     """Return where each entry's bytes end in the bytes that its position counts in."""
     if not isinstance(tree, ZipTree):
         return [entry.position + entry.size for entry in entries]
+    # The local header repeats the name and may hold fields that the directory does not tell, so the end is estimated.
     ends = []
     for entry in entries:
         member = tree.member(entry)
@@ -84,10 +85,12 @@ class Extraction:
             raise translate_write_error(error, self.tree_path) from error
         with contextlib.ExitStack() as undo:
             undo.push(self._journal)
+            # Members without a note may be half written.
             if not finished:
                 remove_own(self.tree_path)
                 self.tree_path.mkdir()
             undo.pop_all()
+        # Another plan may have cut other batches: only those that are the same again count.
         noted = set(finished)
         self._kept = {
             batch for batch in plan.batches if (batch.first, batch.members) in noted and self._is_there(batch)
@@ -122,6 +125,7 @@ class Extraction:
         cancellation.check()
         if self.kept_bytes:
             step.advance(self.kept_bytes)
+        # All at once and before, so that nobody who writes a file has to look for its folder.
         make_folders(self.tree_path, (entry.name for entry in self._entries))
         if isinstance(self._tree, ToolArchiveTree):
             self._move(self._tree, step)
@@ -129,7 +133,8 @@ class Extraction:
         handle = os.open(self.tree_path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         place = Place(handle, str(self.tree_path))
         try:
-            if not (self._plan.processes and self._with_crew(place, step, cancellation, stall_timeout_s)):
+            # Where no process can be started, as inside another program, threads do the same work.
+            if not (self._plan.processes and self._with_processes(place, step, cancellation, stall_timeout_s)):
                 self._with_threads(place, step, cancellation, stall_timeout_s)
         finally:
             os.close(handle)
@@ -161,7 +166,9 @@ class Extraction:
             first = min(self._open, default=None)
             self._own.release_before(self._own.size if first is None else self._open[first].start)
 
-    def _with_crew(self, place: Place, step: ProgressStep, cancellation: Cancellation, stall_timeout_s: float) -> bool:
+    def _with_processes(
+        self, place: Place, step: ProgressStep, cancellation: Cancellation, stall_timeout_s: float
+    ) -> bool:
         """Have processes do it; whether that was possible."""
         source = self._source()
         assert isinstance(source, LocalBytes)
@@ -176,6 +183,7 @@ class Extraction:
                     stall_timeout_s=stall_timeout_s,
                 )
         except ProcessesNotStartedError:
+            # What was answered for before is noted already.
             self._left = [batch for batch in self._left if batch.first in self._open]
             return False
         return True
@@ -204,10 +212,15 @@ class Extraction:
             use=use,
             cost=lambda number: small[number].end - small[number].start,
             limits=PipelineLimits(
-                readers=1, max_readers=2, workers=self._plan.workers, stall_timeout_s=stall_timeout_s
+                # Batches follow each other in the archive, so more readers would only make the disk seek.
+                readers=1,
+                max_readers=2,
+                workers=self._plan.workers,
+                stall_timeout_s=stall_timeout_s,
             ),
             cancellation=cancellation,
         )
+        # Last, each alone: of these only pieces are held in memory.
         for batch in self._left:
             if batch.is_large:
                 self._write_large(batch, place, step, cancellation, stall_timeout_s)

@@ -45,6 +45,7 @@ class BlockHashes:
         import xxhash
 
         done: dict[int, str] = {}
+        # Bytes in between went elsewhere, so the block that was begun is not hashed from here.
         if offset != self._position:
             self._hasher = None
         self._position = offset + len(data)
@@ -91,6 +92,7 @@ class PartialFile:
         self.blocks = block_ranges(facts.size or 0, BLOCK_BYTES)
         self._recorded = dict(recorded)
         self._lock = threading.Lock()
+        # Handles are closed by the last who uses them, because a thread may hang in a read for minutes.
         self._users = 0
         self._closing = False
         with typed_write_errors(self._target):
@@ -106,6 +108,7 @@ class PartialFile:
         """
         numbers = sorted(self._recorded)
         kept: dict[int, str] = {}
+        # In portions, so that a cancellation need not wait for gigabytes.
         for at in range(0, len(numbers), _HASH_AT_ONCE):
             if stop():
                 return
@@ -115,6 +118,7 @@ class PartialFile:
                 (number, got) for number, got in zip(some, hashes, strict=True) if got == self._recorded[number]
             )
         self.finished = kept
+        # Anew, so that a block that proved wrong is named no more.
         self._open_journal()
         self._verified = True
 
@@ -122,6 +126,7 @@ class PartialFile:
         """Note that a block is whole on the disk."""
         with self._using(), typed_write_errors(self._target):
             assert self._journal is not None
+            # Before others see it as finished: what is told as here is also what a next run finds.
             self._journal.append([number, digest])
             self.finished[number] = digest
 
@@ -154,6 +159,7 @@ class PartialFile:
     def leave(self) -> None:
         """Close, and leave what is finished for whoever comes next; nothing finished leaves nothing."""
         self.close()
+        # Stopped before anything was hashed, the old journal still says what is here.
         if self.finished or (self._recorded and not self._verified):
             leave_for_next(self._folder)
             return
@@ -173,6 +179,7 @@ class PartialFile:
         """
         self.close()
         with typed_write_errors(path):
+            # The source's own time, by which other programs tell whether they have this state.
             if self._facts.mtime_ns:
                 os.utime(self._path, ns=(self._facts.mtime_ns, self._facts.mtime_ns))
             put_file(self._path, path, replaces=replaces)
@@ -220,6 +227,7 @@ def take_partial_file(target: Path, facts: RemoteFacts) -> PartialFile:
     folder = temp_beside(target)
     journals = [(orphan, _read_journal(orphan, facts)) for orphan in find_orphans(target)]
     ours = [(orphan, recorded) for orphan, recorded in journals if recorded is not None]
+    # The one that holds most; another process may take it first, then the next.
     for orphan, recorded in sorted(ours, key=lambda one: len(one[1]), reverse=True):
         if not take_orphan(orphan, folder):
             continue
@@ -242,6 +250,7 @@ def _read_journal(folder: Path, facts: RemoteFacts) -> dict[int, str] | None:
     try:
         found = read_journal(folder / _BLOCKS, _head(facts)) if _can_prove(facts) else None
         count = len(block_ranges(facts.size or 0, BLOCK_BYTES))
+        # A number beyond the file is of no journal that we wrote.
         return {number: str(digest) for number, digest in found or () if 0 <= number < count}
     except OSError:
         return None

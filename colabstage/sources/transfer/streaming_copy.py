@@ -80,10 +80,12 @@ class StreamingCopy:
         self._target = target
         self._step = step
         self._policy = policy
+        # A source that says 0 still takes one.
         self._connections = max(1, facts.connections if connections is None else connections)
         self._stall_timeout_s = stall_timeout_s
         self._clock = clock
         self._cancellation = cancellation
+        # Guards what begins and ends once; the transfer has a lock of its own for the bytes.
         self._lock = threading.Lock()
         self._closed = False
         self._partial: PartialFile | None = None
@@ -103,6 +105,7 @@ class StreamingCopy:
     def block_hashes(self) -> tuple[str, ...]:
         """Return the xxh3-64 of each block of 8 MiB, once everything is here."""
         finished = {} if self._partial is None else self._partial.finished
+        # Blocks end in the order in which they came, not in that of the file.
         return tuple(finished[number] for number in sorted(finished))
 
     def start(self) -> None:
@@ -113,6 +116,7 @@ class StreamingCopy:
             SourceReadError: it was closed before.
         """
         with self._lock:
+            # Whoever reads late, in a thread that nobody waits for, must not begin it again.
             if self._closed:
                 raise stopped_error(self.label)
             if self._transfer is not None:
@@ -145,9 +149,11 @@ class StreamingCopy:
             return self._read_directly(offset, end)
         partial = self._partial
         assert partial is not None
+        # Bytes that are far off are had sooner by a request of their own, where there are ranges.
         if not transfer.wait_for(offset, end, patient=not self._source.facts.ranges, cancellation=self._cancellation):
             try:
                 return self._read_directly(offset, end)
+            # A dead mount gives nothing by the copy either.
             except DriveDisconnectedError:
                 raise
             except SourceReadError:
@@ -209,6 +215,7 @@ class StreamingCopy:
         """Stop the threads; whether this was the first call."""
         with self._lock:
             first, self._closed = not self._closed, True
+        # Outside the lock: the threads that end may be about to take it.
         if self._transfer is not None:
             self._transfer.close()
         return first
@@ -223,6 +230,7 @@ class StreamingCopy:
         return self._transfer
 
     def _read_directly(self, offset: int, end: int) -> bytes:
+        # Without ranges the beginning comes along, at most a megabyte of it, and is thrown away.
         skipped = 0 if self._source.facts.ranges else offset
         try:
             data = read_directly(
@@ -234,6 +242,7 @@ class StreamingCopy:
                 clock=self._clock,
             )
         except SourceReadError:
+            # A request that was hung up on by a cancellation says so as one.
             if self._cancellation is not None:
                 self._cancellation.check()
             raise

@@ -45,6 +45,7 @@ class Stream:
         self._partial = partial
         self._step = step
         self._cancellation = cancellation
+        # Which block is the last, only the end of the stream tells.
         self._blocks = BlockHashes(None)
         self._done: list[str] = []
         self._whole: Hasher | None = None if checksum is None else checksum.new_hasher()
@@ -75,15 +76,18 @@ class Stream:
                 tries = budget.count(moved=False, arrived=self.nbytes, slow=error.slow)
                 if tries >= policy.attempts:
                     raise final_error(error, self._source.facts.label, tries) from error
+                # The other side knows best when it can be asked again.
                 wait_s = budget.wait_s(policy.first_wait_s) if error.wait_s is None else error.wait_s
                 sleep_unless(lambda: self._cancellation.cancelled, wait_s)
                 self._cancellation.check()
 
     def _fetch(self) -> None:
+        # A server without ranges sends what is here already once more.
         offset = self.nbytes if self._source.facts.ranges else 0
         with closing_pieces(self._source.read_range(offset, None)) as pieces:
             for piece in pieces:
                 self._cancellation.check()
+                # What comes twice has to be the same, or the file is made of two states of the source.
                 known = min(len(piece), self.nbytes - offset)
                 if known and piece[:known] != self._partial.read(known, offset):
                     label = self._source.facts.label
@@ -91,6 +95,7 @@ class Stream:
                     raise SourceChangedError(msg)
                 offset += len(piece)
                 self._take_in(memoryview(piece)[known:])
+        # A proxy may have cut it short, which is worth another try.
         if offset < self.nbytes:
             msg = f"'{self._source.facts.label}' ended at byte {offset:,} where more had come before."
             raise TransientError(msg)
@@ -184,6 +189,7 @@ def fetch_file(
         if reopen is None:
             raise
     cancellation.check()
+    # Once only: what changes while it is read a second time is still being written.
     again = reopen()
     try:
         return fetch.run(again)
@@ -233,6 +239,7 @@ class _Fetch:
         with copy:
             try:
                 digest = self._arrive(copy, facts.checksum)
+            # What has come is of a state that nobody can ask for any more.
             except SourceChangedError:
                 copy.discard()
                 raise
@@ -255,6 +262,7 @@ class _Fetch:
         if checksum is None:
             copy.wait(self.cancellation)
             return None
+        # Hashing afterwards would read everything again, and not from the system's cache where the file is large.
         follower = _Follower(copy, checksum)
         copy.start()
         follower.start()
@@ -272,6 +280,7 @@ class _Fetch:
             stream.run(self.policy)
             move_to = self._announcing(partial.move_to, stream.block_hashes, stream.nbytes)
             self._publish(move_to, facts.label, facts.checksum, stream.digest)
+        # A stream cannot be gone on with, so nothing is left for a next run.
         except BaseException:
             partial.remove()
             raise
@@ -286,6 +295,7 @@ class _Fetch:
         """Return `move_to`, with an announcement before of what goes to the target itself."""
 
         def move(place: Path) -> None:
+            # What is put aside as damaged is never announced: no record of ours may vouch for it.
             if place == self.target:
                 self.announce(hashes, nbytes)
             move_to(place, self.replaces)
@@ -317,6 +327,7 @@ class _Follower:
         self._hasher = checksum.new_hasher()
         self._stopping = False
         self._error: BaseException | None = None
+        # A daemon: it may wait for bytes that never come.
         self._thread = threading.Thread(target=self._run, name="colabstage-hash", daemon=True)
 
     def start(self) -> None:
