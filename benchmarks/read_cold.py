@@ -45,7 +45,6 @@ from colabstage.load.epoch import epoch_order
 from colabstage.load.loader import make_loader
 from colabstage.load.reading.mapping import FileStamp
 from colabstage.load.reading.opening import OpenFile
-from colabstage.load.reading.reader import SplitReader
 from colabstage.load.reading.storage import EngineChoice, read_facts
 from colabstage.load.reading.threads import ThreadPool
 
@@ -119,8 +118,9 @@ def make_cold_loader(path: Path, shuffle: bool | str) -> Loader:
     """A loader of a file that memory cannot hold, or that is told so."""
     dataset = dataset_h5(path)
     reader = dataset.reader
-    if reader.engine.name != "read" and isinstance(reader, SplitReader):
-        reader._x = replace(reader._x, choice=EngineChoice("read", "told to for a benchmark"))
+    if reader.engine.name != "read":
+        for part in reader._parts:
+            part._x = replace(part._x, choice=EngineChoice("read", "told to for a benchmark"))
     options = {"memory_budget": WINDOW_BUDGET} if shuffle == "window" else {}
     return make_loader(dataset, BATCH, strategy="direct", shuffle=shuffle, **options)  # type: ignore[arg-type]
 

@@ -93,7 +93,7 @@ def run_pillow(reader: SplitReader) -> float:
     """The same crops by one thread with the whole image decoded and resized by Pillow: what the parts bring."""
     rows = np.arange(min(256, len(reader)))
     draws, start = BatchPlace(0, 0, rows).draws(CROP_DRAWS), time.perf_counter()
-    engine = reader._open().x
+    engine = reader._parts[0]._open().x
     for row in rows.tolist():
         pixels = decode_jpeg(engine.read_bytes(row), "RGB")  # type: ignore[union-attr]
         top, left, height, width = resized_crops(np.array(pixels.shape[:2]), draws[row : row + 1])[0].tolist()

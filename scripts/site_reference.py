@@ -74,7 +74,6 @@ REFERENCE = {
             "colabstage.load.frameworks.keras_dataset.KerasBatches",
             "colabstage.to_tf_data",
             "colabstage.load.reading.reader.SplitReader",
-            "colabstage.load.reading.joined.JoinedReader",
             "colabstage.load.reading.storage.EngineChoice",
         ),
     ),

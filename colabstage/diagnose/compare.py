@@ -34,7 +34,7 @@ from colabstage.io.progress import Cancellation, resolve_progress
 from colabstage.io.retry import RetryPolicy, read_with_retry
 from colabstage.io.units import format_bytes
 from colabstage.layouts.table import Images
-from colabstage.load.reading.joined import open_reader
+from colabstage.load.reading.reader import SplitReader
 from colabstage.load.reading.threads import ThreadPool
 from colabstage.machine.mounts import mount_of, probe_mount, slow_reason
 from colabstage.machine.platforms import detect_platform
@@ -313,7 +313,7 @@ class _Comparing:
             encoding=self.options.encoding,
             progress=self.progress,
         )
-        reader = open_reader(self.folder / "pack.h5")
+        reader = SplitReader(self.folder / "pack.h5")
         try:
             with (
                 ThreadPool(usable_cores()) as pool,

@@ -371,11 +371,11 @@ def _pack_s(path: str, samples: int) -> float | None:
     """Return the seconds to read a batch of this HDF5 file by our own reader; `None` where it cannot."""
     import numpy as np
 
-    from colabstage.load.reading.joined import open_reader
+    from colabstage.load.reading.reader import SplitReader
 
     try:
         # Under the name that nearly all such files use; another one is no advice that could be pasted.
-        reader = open_reader(path, "train", in_memory=False)
+        reader = SplitReader(path, "train", in_memory=False)
         rows = np.random.default_rng(0).integers(0, len(reader), samples)
         seconds = []
         for _ in range(3):

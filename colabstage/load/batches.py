@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from colabstage.io.progress import Cancellation
     from colabstage.load.dataset import dataset_h5
     from colabstage.load.epoch import BatchPlace
-    from colabstage.load.reading.joined import JoinedReader
     from colabstage.load.reading.memory import BufferPool
     from colabstage.load.reading.reader import SplitReader
     from colabstage.load.reading.targets import TargetBatch
@@ -209,7 +208,7 @@ def each_batch(
 class _Reading:
     """Reads rows into memory that pools lend."""
 
-    reader: SplitReader | JoinedReader
+    reader: SplitReader
     pool: ThreadPool
     buffers: BufferPool
     targets: BufferPool | None

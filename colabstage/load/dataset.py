@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from colabstage.errors import MissingDependencyError
 from colabstage.io.page import facts_table, page
 from colabstage.io.units import format_bytes
-from colabstage.load.reading.joined import open_reader
+from colabstage.load.reading.reader import SplitReader
 from colabstage.load.reading.threads import ThreadPool
 
 try:
@@ -46,7 +46,7 @@ class dataset_h5(_Base):  # noqa: N801 - the name that people know from the reci
     Attributes:
         transform: called with each x; `target_transform` with each y.
         return_index: whether samples are `((x, y), index)`.
-        reader: the `SplitReader` below, or `JoinedReader` of several files, for reading without torch.
+        reader: the `SplitReader` below, for reading without torch.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class dataset_h5(_Base):  # noqa: N801 - the name that people know from the reci
             SplitNotFoundError: it has no such split; the message lists those it has.
             NotEnoughSpaceError: with `in_memory`, when the inputs do not fit.
         """
-        self.reader = open_reader(in_file, split, in_memory=in_memory, decode=decode)
+        self.reader = SplitReader(in_file, split, in_memory=in_memory, decode=decode)
         self.transform = transform
         self.target_transform = target_transform
         self.return_index = return_index

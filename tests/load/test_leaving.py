@@ -116,8 +116,8 @@ def test_a_break_waits_for_one_piece_of_each_thread(
         file["Y_train"] = np.arange(6 * BATCH)
     dataset = dataset_h5(path)
     if way == "read":
-        reader: Any = dataset.reader
-        reader._x = replace(reader._x, choice=EngineChoice("read", "a test"))
+        part: Any = dataset.reader._parts[0]
+        part._x = replace(part._x, choice=EngineChoice("read", "a test"))
     slow = SlowRows(BATCH)
     owner, name = {
         "chunks": (ChunkEngine, "_copy"),

@@ -15,7 +15,7 @@ from PIL import Image
 
 from colabstage.errors import LayoutError, OptionError, SourceNotFoundError, TargetExistsError
 from colabstage.h5.manifest import check_whole, manifest_path, read_manifest
-from colabstage.load.reading.joined import open_reader
+from colabstage.load.reading.reader import SplitReader
 from colabstage.pack.run import pack_dataset
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def test_what_is_appended_takes_the_form_of_what_is_there(base: Path, more: Path
     assert report.samples == {"train": 10}
     assert not any("have the names" in note for note in report.notes)
     assert base.read_bytes() == before
-    one, both = open_reader(base), open_reader(base.with_name("data*.h5"))
+    one, both = SplitReader(base), SplitReader(base.with_name("data*.h5"))
     assert len(both) == 40
     np.testing.assert_array_equal(both.read_x(range(30)), one.read_x(range(30)))
     assert both.read_y(range(30, 40)).tolist() == [2] * 10  # type: ignore[union-attr]
@@ -61,7 +61,7 @@ def test_appending_again_takes_the_next_number(base: Path, more: Path) -> None:
     report = pack_dataset(more, append_to=base.with_name("data-append-00001.h5"), progress=False)
     assert Path(report.path).name == "data-append-00002.h5"
     assert "10 of the samples have the names of samples that were there" in report.notes[-1]
-    assert len(open_reader(base.with_name("data*.h5"))) == 50
+    assert len(SplitReader(base.with_name("data*.h5"))) == 50
 
 
 def test_shards_can_be_appended_to(tmp_path: Path, photos: Path, more: Path) -> None:
@@ -69,7 +69,7 @@ def test_shards_can_be_appended_to(tmp_path: Path, photos: Path, more: Path) -> 
     pack_dataset(photos, tmp_path / "set.h5", image_size=(8, 8), shards=3, progress=False)
     report = pack_dataset(more, append_to=tmp_path / "set.h5", progress=False)
     assert Path(report.path).name == "set-append-00001.h5"
-    assert len(open_reader(tmp_path / "set-*.h5")) == 40
+    assert len(SplitReader(tmp_path / "set-*.h5")) == 40
 
 
 def _other_class(folder: Path) -> None:
@@ -177,7 +177,7 @@ def test_a_killed_append_leaves_what_was_there(
     process.join(60)
     assert process.exitcode == -9
     process.close()
-    assert len(open_reader(base.with_name("data*.h5"))) == 30
+    assert len(SplitReader(base.with_name("data*.h5"))) == 30
     report = pack_dataset(more, append_to=base, progress=False)
     assert Path(report.path).name == "data-append-00001.h5"
     assert leftovers(base.parent) == []

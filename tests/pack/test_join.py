@@ -14,7 +14,7 @@ from PIL import Image
 from colabstage.h5.manifest import check_whole, read_manifest
 from colabstage.images.options import ImageOptions
 from colabstage.io.progress import NullProgress
-from colabstage.load.reading.joined import open_reader
+from colabstage.load.reading.reader import SplitReader
 from colabstage.pack.join import join_shards, pack_by_executor
 from colabstage.pack.options import PackOptions, split_fractions
 from colabstage.pack.run import pack_dataset
@@ -93,7 +93,7 @@ def test_a_failed_join_goes_on_with_the_shards(tmp_path: Path, make_images: Any,
     (tmp_path / "out.h5").rmdir()
     assert _pack(photos, tmp_path / "out.h5").resumed == 140
     assert leftovers(tmp_path) == []
-    assert len(open_reader(tmp_path / "out.h5")) == 140
+    assert len(SplitReader(tmp_path / "out.h5")) == 140
 
 
 def test_masks_and_plain_numbers_join(tmp_path: Path) -> None:

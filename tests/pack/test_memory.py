@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.pack_memory import PackMemory, measure, memory_holds
 from colabstage.h5.create import PackContent, ReservedDataset, create_pack
-from colabstage.load.reading.joined import open_reader
+from colabstage.load.reading.reader import SplitReader
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -45,6 +45,6 @@ def test_a_pack_of_many_samples_opens_at_once(tmp_path: Path) -> None:
     seconds = []  # of computing: all is in the system's cache, and others may want the core
     for _ in range(7):
         start = time.process_time()
-        open_reader(path).read_x([count // 2])
+        SplitReader(path).read_x([count // 2])
         seconds.append(time.process_time() - start)
     assert min(seconds) < 0.020

@@ -12,7 +12,7 @@ from PIL import Image, ImageOps
 
 from colabstage.errors import DecodeError
 from colabstage.layouts.table import Images, SampleTable, TreeFiles
-from colabstage.load.reading.joined import open_reader
+from colabstage.load.reading.reader import SplitReader
 from colabstage.pack.run import pack_dataset
 from tests.pack.odd_images import odd_images
 
@@ -97,7 +97,7 @@ def test_each_is_stored_as_pillow_reads_it_or_named(
         on_error="skip",
         progress=False,
     )
-    reader = open_reader(report.path)
+    reader = SplitReader(report.path)
     rows = {key.removeprefix("any/"): row for row, key in enumerate(reader.keys())}
     named = _named(report)
     assert set(rows) | named == set(images)

@@ -14,7 +14,7 @@ import pytest
 
 from colabstage.errors import CancelledError, OptionError, TargetExistsError, TargetNotWritableError
 from colabstage.h5.parts import shards_beside
-from colabstage.load.reading.joined import open_reader
+from colabstage.load.reading.reader import SplitReader
 from colabstage.pack.run import pack_dataset
 from colabstage.sources.fetching import fetch_files
 from tests.sources.servers import BucketService, moto_service, use_login
@@ -77,7 +77,7 @@ def test_a_bucket_gets_the_same_bytes(
     assert report.files[1] == "s3://data/sets/set-00001-of-00002.h5"
     assert report.nbytes == sum(len(content) for name, content in expected.items() if name.endswith(".h5"))
     fetch_files("s3://data/sets", tmp_path / "back", progress=False)
-    assert len(open_reader(tmp_path / "back" / "set-*.h5")) == 30
+    assert len(SplitReader(tmp_path / "back" / "set-*.h5")) == 30
 
 
 def _spawned(workers: str) -> dict[str, Any]:

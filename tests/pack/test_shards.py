@@ -27,7 +27,7 @@ from colabstage.errors import (
 )
 from colabstage.h5.manifest import check_whole, read_manifest
 from colabstage.h5.parts import shards_beside
-from colabstage.load.reading.joined import open_reader
+from colabstage.load.reading.reader import SplitReader
 from colabstage.pack.dispatch import run_tasks
 from colabstage.pack.run import pack_dataset
 
@@ -59,7 +59,7 @@ def test_shards_read_as_the_one_file(tmp_path: Path, photos: Path, encoding: str
     assert [Path(file).name for file in report.files] == [f"set-0000{number}-of-00004.h5" for number in range(4)]
     assert report.samples == {"train": 21, "dev": 6, "test": 3}
     for split in report.samples:
-        one, several = open_reader(tmp_path / "one.h5", split), open_reader(report.path, split)
+        one, several = SplitReader(tmp_path / "one.h5", split), SplitReader(report.path, split)
         rows = np.random.default_rng(0).permutation(len(one))
         np.testing.assert_array_equal(several.read_x(rows), one.read_x(rows))
         np.testing.assert_array_equal(several.read_y(rows), one.read_y(rows))
@@ -218,7 +218,7 @@ def test_left_out_samples_count_over_all_shards(tmp_path: Path, photos: Path, re
     assert len(report.skipped) == 2
     pack_dataset(photos, tmp_path / "one.h5", on_error="skip", progress=False)
     np.testing.assert_array_equal(
-        open_reader(report.path).read_x(range(28)), open_reader(tmp_path / "one.h5").read_x(range(28))
+        SplitReader(report.path).read_x(range(28)), SplitReader(tmp_path / "one.h5").read_x(range(28))
     )
 
 
@@ -266,7 +266,7 @@ def test_a_failed_set_is_gone_on_with(tmp_path: Path, photos: Path, leftovers: A
     report = pack_dataset(photos, tmp_path / "set.h5", shards=10, progress=False)
     assert 0 <= report.resumed < 30
     assert leftovers(tmp_path) == []
-    assert len(open_reader(report.path)) == 30
+    assert len(SplitReader(report.path)) == 30
 
 
 def test_what_is_there_is_replaced_only_when_asked(tmp_path: Path, photos: Path) -> None:

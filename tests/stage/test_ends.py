@@ -27,7 +27,7 @@ from colabstage import extract_archive, fetch_files, pack_dataset, plan_stage, p
 from colabstage.errors import CancelledError, ColabstageError, DriveDisconnectedError, OptionError, SourceNotFoundError
 from colabstage.io.files import hash_ranges, local_lock
 from colabstage.io.progress import Cancellation, NullProgress
-from colabstage.load.reading.joined import open_reader
+from colabstage.load.reading.reader import SplitReader
 from colabstage.machine import mounts
 from colabstage.machine.watched import run_watched
 from colabstage.simulate.knobs import DriveFaults, FaultOp, OpFault
@@ -57,7 +57,7 @@ VERBS: dict[str, Callable[[Path, Path], object]] = {
     "pack": lambda drive, here: pack_dataset(drive / "photos", here / "a.h5", progress=False),
     "pack to Drive": lambda drive, here: pack_dataset(here / "photos", drive / "a.h5", progress=False),
     "append": lambda drive, here: pack_dataset(here / "photos", append_to=drive / "a.h5", progress=False),
-    "read": lambda drive, here: open_reader(drive / "a.h5"),
+    "read": lambda drive, here: SplitReader(drive / "a.h5"),
     "list": lambda drive, here: list_datasets(cache_dir=drive / "colabstage"),
 }
 
@@ -76,7 +76,7 @@ def test_a_drive_that_is_dead_from_the_start_is_one_error_everywhere(
 
 _HANGING = """
 import pathlib, sys
-import colabstage, colabstage.errors, colabstage.load.reading.joined
+import colabstage, colabstage.errors, colabstage.load.reading.reader
 from colabstage.machine import mounts, remount
 mounts._ANSWER_S = remount._PROBE_TIMEOUT_S = 0.7
 drive, here = map(pathlib.Path, sys.argv[1:])
@@ -86,7 +86,7 @@ for verb in (
     lambda: colabstage.stage_dataset(drive / "other", local_dir=here / "local", cache_dir=None, progress=False),
     lambda: colabstage.publish_file(here / "model.pt", drive / "model.pt", progress=False),
     lambda: colabstage.fetch_files(drive / "photos", here / "fetched", progress=False),
-    lambda: colabstage.load.reading.joined.open_reader(drive / "a.h5"),
+    lambda: colabstage.load.reading.reader.SplitReader(drive / "a.h5"),
 ):
     try:
         verb()

@@ -17,7 +17,6 @@ from colabstage.h5.schema import BOXES
 from colabstage.load.choices import LoaderFacts, LoaderRequest
 from colabstage.load.choosing import choose_loader
 from colabstage.load.epoch import epoch_order
-from colabstage.load.reading.joined import JoinedReader, open_reader
 from colabstage.load.reading.memory import BufferPool
 from colabstage.load.reading.reader import SplitReader
 from colabstage.load.reading.threads import SOLO
@@ -31,8 +30,7 @@ if TYPE_CHECKING:
     from colabstage.load.dataset import dataset_h5
     from colabstage.load.reading.threads import ThreadPool
 
-    Reader = SplitReader | JoinedReader
-    Source = dataset_h5 | Reader | Files
+    Source = dataset_h5 | SplitReader | Files
     Batch = tuple[Any, Any]
 
 # Whole range of the integers that images come in.
@@ -202,19 +200,19 @@ class ArrayBatches:
         return scaled
 
 
-def _resolved(source: Source, split: str | None) -> tuple[Any, Reader]:
+def _resolved(source: Source, split: str | None) -> tuple[Any, SplitReader]:
     """The dataset whose transforms must be called, if any, and the reader."""
     if isinstance(source, str | os.PathLike | list | tuple):
-        return None, open_reader(source, split or "train")
+        return None, SplitReader(source, split or "train")
     if split is not None:
         msg = f"split={split!r} is for the path of a file; a {type(source).__name__} has its split already."
         raise OptionError(msg)
-    if isinstance(source, SplitReader | JoinedReader):
+    if isinstance(source, SplitReader):
         return None, source
     # By what it has: asking for the class would import torch.
     dataset: Any = source
     reader = getattr(dataset, "reader", None)
-    if not isinstance(reader, SplitReader | JoinedReader):
+    if not isinstance(reader, SplitReader):
         msg = f"Got {type(source).__name__}; expected a dataset_h5 or the path of an HDF5 file."
         raise OptionError(msg)
     if dataset.return_index:
@@ -224,7 +222,7 @@ def _resolved(source: Source, split: str | None) -> tuple[Any, Reader]:
     return (dataset if has_transforms else None), reader
 
 
-def _check_arrays(reader: Reader) -> None:
+def _check_arrays(reader: SplitReader) -> None:
     """Refuse rows that no array takes."""
     if reader.row_shape is None and not reader.encoded:
         msg = (
@@ -246,7 +244,7 @@ def _check_arrays(reader: Reader) -> None:
         raise OptionError(msg)
 
 
-def _facts(reader: Reader, *, per_sample: bool) -> LoaderFacts:
+def _facts(reader: SplitReader, *, per_sample: bool) -> LoaderFacts:
     resources = read_resources()
     return LoaderFacts(
         rows=len(reader),
@@ -286,7 +284,7 @@ def _float_dtype(dtype: DTypeLike | None) -> np.dtype[Any] | None:
     return found
 
 
-def _class_count(wanted: object, reader: Reader) -> int | None:
+def _class_count(wanted: object, reader: SplitReader) -> int | None:
     if wanted == "auto":
         if not reader.classes:
             msg = f"'{reader.path}' names no classes; give their number, for example one_hot=10."

@@ -12,12 +12,11 @@ if TYPE_CHECKING:
     from colabstage.h5.parts import Files
     from colabstage.load.dataset import dataset_h5
     from colabstage.load.frameworks.keras_dataset import KerasBatches
-    from colabstage.load.reading.joined import JoinedReader
     from colabstage.load.reading.reader import SplitReader
 
 
 def to_keras(
-    dataset: dataset_h5 | SplitReader | JoinedReader | Files,
+    dataset: dataset_h5 | SplitReader | Files,
     batch_size: int,
     *,
     split: str | None = None,

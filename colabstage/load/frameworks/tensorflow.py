@@ -24,14 +24,13 @@ if TYPE_CHECKING:
     from colabstage.h5.parts import Files
     from colabstage.load.dataset import dataset_h5
     from colabstage.load.frameworks.arrays import ArraySpec
-    from colabstage.load.reading.joined import JoinedReader
     from colabstage.load.reading.reader import SplitReader
 
 _MOST_AT_ONCE = 4
 
 
 def to_tf_data(
-    dataset: dataset_h5 | SplitReader | JoinedReader | Files,
+    dataset: dataset_h5 | SplitReader | Files,
     batch_size: int,
     *,
     split: str | None = None,

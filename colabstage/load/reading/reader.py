@@ -1,211 +1,154 @@
-"""One split of an HDF5 file as rows: the part of reading that needs no torch.
+"""Rows of one split, of one HDF5 file or of several read as one: the part of reading that needs no torch.
 
-A `SplitReader` is a description until it is read from. Each process opens the file for itself on first use (HDF5
-handles and locks do not survive fork or pickling), and refuses a file that is no longer the one described.
+Rows of the first file come first, and a batch is what one file of all rows would give.
 """
 
 from __future__ import annotations
 
 import copy
-import logging
 import os
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from colabstage.errors import PackFormatError
-from colabstage.h5.info import open_h5, read_info
-from colabstage.h5.schema import BOXES, BYTES, OFFSETS
-from colabstage.h5.untrusted import reading_contents
-from colabstage.images.options import ImageOptions
-from colabstage.load.reading.encoded import EncodedRows
-from colabstage.load.reading.engines import GatherEngine, memory_table, resolve_rows
-from colabstage.load.reading.mapping import FileStamp, check_stamp
-from colabstage.load.reading.memory import check_memory, empty_array
-from colabstage.load.reading.opening import FieldSource, OpenFile, decoding
-from colabstage.load.reading.ragged import RaggedRows, read_keys
-from colabstage.load.reading.storage import (
-    CacheState,
-    EngineChoice,
-    choose_engine,
-    choose_ragged,
-    ragged_facts,
-    read_facts,
-)
+from colabstage.errors import DamagedPackError, SplitNotFoundError
+from colabstage.h5.info import read_info
+from colabstage.h5.parts import PartName, check_schemas, find_parts
+from colabstage.load.reading.engines import resolve_rows
+from colabstage.load.reading.memory import check_memory
+from colabstage.load.reading.part import SplitPart, refuse_out, target_array
 from colabstage.load.reading.threads import SOLO
-from colabstage.machine.mounts import mount_of, slow_reason
+from colabstage.machine.mounts import require_answer
 from colabstage.machine.resources import read_resources
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from numpy.typing import NDArray
 
-    from colabstage.h5.info import FieldInfo, SplitInfo
+    from colabstage.h5.info import PackInfo
+    from colabstage.h5.parts import Files
     from colabstage.load.reading.engines import Indices
-    from colabstage.load.reading.opening import InputRows
-    from colabstage.load.reading.storage import StorageFacts
-    from colabstage.load.reading.targets import TargetBatch, TargetRows
+    from colabstage.load.reading.storage import EngineChoice
+    from colabstage.load.reading.targets import TargetBatch
     from colabstage.load.reading.threads import ThreadPool
-
-_PROBED_ROWS = 16
-
-_log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class _Opened:
-    """What one process has open. `x` is an engine for fixed rows, `EncodedRows` or `RaggedRows` otherwise."""
-
-    pid: int
-    x: InputRows
-    y: TargetRows | None
 
 
 class SplitReader:
-    """Random access to the rows of one split. Lazy, picklable, safe under fork and spawn, and from several threads."""
+    """Read rows of one split at random. Lazy, picklable, safe under fork and spawn, and from several threads."""
 
-    def __init__(
-        self,
-        path: str | os.PathLike[str],
-        split: str = "train",
-        *,
-        in_memory: bool = False,
-        decode: bool = False,
-        beside_bytes: int = 0,
-    ) -> None:
-        """Look at the file; no sample is read, except with `in_memory`.
+    def __init__(self, files: Files, split: str = "train", *, in_memory: bool = False, decode: bool = False) -> None:
+        """Look at the files; no sample is read, except with `in_memory`.
 
         Args:
-            path: an HDF5 file with `X_<split>`, and `Y_<split>` unless there are no targets.
+            files: an HDF5 file with `X_<split>`, and `Y_<split>` unless there are no targets; a pattern that several
+                match, or a list of files, in the order of their rows. Of several, one without the split has no rows of
+                it.
             split: which split.
             in_memory: read all inputs into memory now, in one sequential pass. Children made by fork share them.
             decode: decode inputs that are rows of bytes of any length, each an image file.
-            beside_bytes: length of what is read at random beside this file: the system's cache has to hold that too.
 
         Raises:
-            SourceNotFoundError, PackFormatError, NewerFormatError, DamagedPackError: the file cannot be read, or with
-                `decode` holds no image files.
-            SplitNotFoundError: it has no such split; the message lists those it has.
+            DriveDisconnectedError: a mount that they lie on is dead, or does not answer.
+            SourceNotFoundError, PackFormatError, NewerFormatError, DamagedPackError: a file cannot be read, or with
+                `decode` holds no image files; several are not alike (the message names the difference), or are shards
+                of different sets.
+            SplitNotFoundError: none has such a split; the message lists those that there are.
             NotEnoughSpaceError: with `in_memory`, when the inputs do not fit; nothing has been read.
         """
-        self.path = Path(path).expanduser().absolute()
-        info = read_info(self.path)
+        require_answer(*((files,) if isinstance(files, str | os.PathLike) else files))
+        paths = find_parts(files)
+        if len(paths) == 1:
+            self._parts: tuple[SplitPart, ...] = (SplitPart(paths[0], split, decode=decode),)
+            paths = (self._parts[0].path,)
+        else:
+            self._parts = _open_parts(paths, split, decode=decode)
+        self.path = paths[0]
+        self.paths = paths
         self.split = split
-        self.info: SplitInfo = info.split(split)
-        self.classes = info.classes
-        self._stamps = {self.path: FileStamp.of(self.path.stat())}
-        self._beside_bytes = beside_bytes
-        self.slow_mount = slow_reason(mount_of(self.path))
-        with open_h5(self.path) as file, reading_contents(self.path):
-            self._x = self._examine(file, self.info.x)
-            self._y = None if self.info.y is None else self._examine(file, self.info.y)
-            if decode:
-                self._x = decoding(self._x, file, self.path)
-        if self._y is not None and self._y.info.image is not None:
-            msg = (
-                f"{self._y.info.name} in '{self.path}' holds image files; expected numbers, masks or boxes as targets."
-            )
-            raise PackFormatError(msg)
-        self._x = self._considering_cache(self._x)
-        self._opened: _Opened | None = None
-        self.in_memory = in_memory
-        self._loaded: InputRows | None = None
-        self._kept_y: RaggedRows | None = None
+        self.classes = self._parts[0].classes
+        self.in_memory = False
+        # Of one file rows have their own numbers: sharing them out would cost a small batch as much as its copy.
+        self._only = self._parts[0] if len(self._parts) == 1 else None
+        self._ends = np.cumsum([len(part) for part in self._parts])
+        self.slow_mount = next((part.slow_mount for part in self._parts if part.slow_mount is not None), None)
         if in_memory:
-            self._open()
+            self._load()
 
     def __len__(self) -> int:
-        return self.info.rows
+        return int(self._ends[-1])
 
     @property
     def engine(self) -> EngineChoice:
-        """How the inputs are read, and why."""
-        if self.in_memory:
-            return EngineChoice("memory", "the whole split was read into memory")
-        return self._x.choice
+        """Tell how the inputs are read, of several files most of them, and why."""
+        largest = max(self._parts, key=len).engine
+        if self._only is not None:
+            return largest
+        return replace(largest, reason=f"{len(self._parts)} files; of the largest: {largest.reason}")
 
     @property
     def encoded(self) -> bool:
-        """Whether rows are image files that are decoded when they are read."""
-        return self._x.info.kind == "encoded"
+        """Tell whether rows are image files that are decoded when they are read."""
+        return self._parts[0].encoded
 
     @property
     def stored_bytes(self) -> int:
-        """Length of all inputs as they are stored, and of targets of any length, in bytes: what `into_memory` takes."""
-        return self._x.nbytes + (self._y.nbytes if self._y is not None and self._y.heap else 0)
+        """Return the length of all inputs as they are stored, and of targets of any length, in bytes: what
+        `into_memory` takes."""
+        return sum(part.stored_bytes for part in self._parts)
 
     @property
     def row_shape(self) -> tuple[int, ...] | None:
-        """Shape of one input row; `None` when rows have different shapes, and come as lists."""
-        if not self.encoded:
-            return self._x.info.shape
-        options = self._image or ImageOptions()
-        if options.size is None or options.color_mode == "keep":
-            return None
-        return (*options.size, 1 if options.color_mode == "grayscale" else 3)
-
-    @property
-    def _image(self) -> ImageOptions | None:
-        """How encoded inputs are decoded."""
-        return self._x.info.image
+        """Return the shape of one input row; `None` when rows have different shapes, and come as lists."""
+        return self._parts[0].row_shape
 
     @property
     def row_dtype(self) -> np.dtype[Any]:
-        """Dtype of the inputs, in native byte order; `object` for texts. Encoded rows of 16-bit or float images have
-        their own."""
-        return np.dtype(object) if self._x.info.kind == "texts" else self._x.facts.dtype
+        """Return the dtype of the inputs, in native byte order; `object` for texts. Encoded rows of 16-bit or float
+        images have their own."""
+        return self._parts[0].row_dtype
 
     @property
     def row_bytes(self) -> int:
-        """Length of one input row in memory, in bytes; the mean where each has its own, of encoded rows of files."""
-        if self.row_shape is None:
-            return self._x.nbytes // max(1, len(self))
-        return int(np.prod(self.row_shape, dtype=np.int64)) * self.row_dtype.itemsize
+        """Return the length of one input row in memory, in bytes; the mean where each has its own, of encoded rows of
+        files."""
+        if self._only is not None:
+            return self._only.row_bytes
+        return sum(part.row_bytes * len(part) for part in self._parts) // max(1, len(self))
 
     def estimate_row_bytes(self) -> int:
-        """Length of one input row once it is in memory, in bytes: exact where all have one shape, otherwise the mean
-        of a few images whose headers are read."""
-        engine = None if self.row_shape is not None else self._loaded or self._open().x
-        if not isinstance(engine, EncodedRows) or not len(self):
-            return self.row_bytes
-        lengths = engine.decoded_lengths(np.linspace(0, len(self) - 1, _PROBED_ROWS).astype(np.intp))
-        return sum(lengths) // len(lengths) if lengths else self.row_bytes
+        """Return the length of one input row once it is in memory, in bytes: exact where all have one shape, otherwise
+        the mean of a few images of the largest file, whose headers are read."""
+        return max(self._parts, key=len).estimate_row_bytes()
 
     @property
     def target_shape(self) -> tuple[int, ...] | None:
-        """Shape of one target; empty for a number, `None` when the file has no targets, or each has its own."""
-        if self._y is None:
-            return None
-        mask = self._y.info.mask
-        return self._y.info.shape if mask is None else mask.size
+        """Return the shape of one target; empty for a number, `None` when there are no targets, or each has its
+        own."""
+        return self._parts[0].target_shape
 
     @property
     def target_dtype(self) -> np.dtype[Any] | None:
-        """Dtype of targets of one shape, in native byte order; `None` where `target_shape` is."""
-        if self._y is None or self.target_shape is None:
-            return None
-        return np.dtype(np.uint8) if self._y.info.mask is not None else self._y.facts.dtype
+        """Return the dtype of targets of one shape, in native byte order; `None` where `target_shape` is."""
+        return self._parts[0].target_dtype
 
     @property
     def target_bytes(self) -> int | None:
-        """Length of one target in memory, in bytes; 0 when the file has none, `None` when each has its own."""
-        if self._y is None:
-            return 0
-        shape = self.target_shape
-        return None if shape is None else int(np.prod(shape, dtype=np.int64)) * self._y.info.dtype.itemsize
+        """Return the length of one target in memory, in bytes; 0 when there are none, `None` when each has its own."""
+        return self._parts[0].target_bytes
 
     @property
     def has_boxes(self) -> bool:
-        """Whether targets are boxes, any number of each row."""
-        return self._y is not None and self._y.info.kind == "boxes"
+        """Tell whether targets are boxes, any number of each row."""
+        return self._parts[0].has_boxes
 
     @property
     def has_free_targets(self) -> bool:
-        """Whether targets are texts, or values of any number in each row."""
-        return self._y is not None and self._y.heap
+        """Tell whether targets are texts, or values of any number in each row."""
+        return self._parts[0].has_free_targets
 
     def read_x(
         self, indices: Indices, out: NDArray[Any] | None = None, *, pool: ThreadPool = SOLO
@@ -224,39 +167,59 @@ class SplitReader:
             IndexError: a row that is not there.
             ValueError: `out` is not of the right shape, dtype or order, or rows of different shapes have no `out`.
             DecodeError: an encoded row is broken; the message names it.
-            DamagedPackError: the file changed since it was opened, or is cut off.
+            DamagedPackError: a file changed since it was opened, or is cut off.
         """
+        if self._only is not None:
+            return self._only.read_x(indices, out, pool=pool)
         rows = resolve_rows(indices, len(self))
-        engine = self._loaded or self._open().x
         shape = self.row_shape
-        if isinstance(engine, EncodedRows):
-            if shape is None:
-                refuse_out(out)
-                return engine.decode_list(rows, pool)
-            target = target_array(out, (len(rows), *shape), self.row_dtype)
-            engine.decode_rows(rows, target, pool)
-            return target
-        if isinstance(engine, RaggedRows):
-            refuse_out(out, "rows")
-            return engine.read(rows, pool)
-        target = target_array(out, (len(rows), *self._x.facts.shape[1:]), self.row_dtype)
-        engine.read_rows(rows, target, pool)
+        if shape is None:
+            refuse_out(out)
+            images: list[Any] = [None] * len(rows)
+            for part, own, places in self._shares(rows):
+                for place, image in zip(places.tolist(), part.read_x(own, pool=pool), strict=True):
+                    images[place] = image
+            return images
+        target = target_array(out, (len(rows), *shape), self.row_dtype)
+        for part, own, places in self._shares(rows):
+            run = slice(int(places[0]), int(places[-1]) + 1)
+            # Rows of one file that stand together in the batch go there without an array in between.
+            if run.stop - run.start == len(places):
+                part.read_x(own, target[run], pool=pool)
+            else:
+                target[places] = part.read_x(own, pool=pool)
         return target
 
     @property
     def can_crop(self) -> bool:
-        """Whether `read_crops` can read these inputs: encoded images of 8 bits at their own sizes."""
+        """Tell whether `read_crops` can read these inputs: encoded images of 8 bits at their own sizes."""
         return self.whole_reason is None
 
     @property
     def whole_reason(self) -> str | None:
-        """Why `read_crops` cannot read these inputs, `None` where it can."""
-        if not self.encoded or self._image is None:
-            return "they are not image files"
-        if self._image.size is not None:
-            height, width = self._image.size
-            return f"they are brought to {height} x {width} pixels first"
-        return "they keep the channels and the depth of their files" if self._image.color_mode == "keep" else None
+        """Tell why `read_crops` cannot read these inputs, `None` where it can."""
+        return self._parts[0].whole_reason
+
+    @property
+    def crop_channels(self) -> int:
+        """Return the number of channels of what `read_crops` reads."""
+        return self._parts[0].crop_channels
+
+    def image_sizes(self, indices: Indices, *, pool: ThreadPool = SOLO) -> NDArray[np.int64]:
+        """Read the height and width in pixels of images that are decoded at their own sizes, upright, int64 `(B, 2)`,
+        from their headers.
+
+        Raises:
+            IndexError, DecodeError: as `read_x`.
+            TypeError: these inputs are no image files.
+        """
+        if self._only is not None:
+            return self._only.image_sizes(indices, pool=pool)
+        rows = resolve_rows(indices, len(self))
+        sizes = np.empty((len(rows), 2), np.int64)
+        for part, own, places in self._shares(rows):
+            sizes[places] = part.image_sizes(own, pool=pool)
+        return sizes
 
     def read_crops(
         self,
@@ -281,33 +244,16 @@ class SplitReader:
             IndexError, DecodeError, DamagedPackError, ValueError: as `read_x`.
             TypeError: these inputs cannot be cropped when they are read (`can_crop`).
         """
-        engine = self._loaded or self._open().x
-        if not self.can_crop or not isinstance(engine, EncodedRows):
-            msg = f"{self._x.info.name} in '{self.path}' is not made of image files of their own sizes."
-            raise TypeError(msg)
+        if self._only is not None:
+            return self._only.read_crops(indices, size, choose, out, pool=pool)
         rows = resolve_rows(indices, len(self))
         target = target_array(out, (len(rows), *size, self.crop_channels), np.dtype(np.uint8))
-        engine.decode_crops(rows, choose(engine.own_sizes(rows, pool)), target, pool)
+        # Once for the whole batch: what draws for each image by its place in it must not begin anew with each file.
+        crops = choose(self.image_sizes(rows, pool=pool))
+        for part, own, places in self._shares(rows):
+            chosen = crops[places]
+            target[places] = part.read_crops(own, size, lambda _, chosen=chosen: chosen, pool=pool)  # type: ignore[misc]
         return target
-
-    @property
-    def crop_channels(self) -> int:
-        """Channels of what `read_crops` reads."""
-        return 1 if self._image is not None and self._image.color_mode == "grayscale" else 3
-
-    def image_sizes(self, indices: Indices, *, pool: ThreadPool = SOLO) -> NDArray[np.int64]:
-        """Height and width in pixels of images that are decoded at their own sizes, upright, int64 `(B, 2)`, from their
-        headers.
-
-        Raises:
-            IndexError, DecodeError: as `read_x`.
-            TypeError: these inputs are no image files.
-        """
-        engine = self._loaded or self._open().x
-        if not isinstance(engine, EncodedRows):
-            msg = f"{self._x.info.name} in '{self.path}' is not made of image files."
-            raise TypeError(msg)
-        return engine.own_sizes(resolve_rows(indices, len(self)), pool)
 
     def read_y(self, indices: Indices, out: NDArray[Any] | None = None, *, pool: ThreadPool = SOLO) -> TargetBatch:
         """Read targets.
@@ -318,7 +264,7 @@ class SplitReader:
                 default.
 
         Returns:
-            As stored, `(B, *target_shape)`, in native byte order; -1 for each where the file has none. Masks of
+            As stored, `(B, *target_shape)`, in native byte order; -1 for each where there are none. Masks of
             images of many sizes: a list of B uint8 arrays `(H, W)`. Rows of any length: a list of B arrays `(M,)`, or
             of B `str`. Boxes: a list of B dicts, `boxes` float32 `(M, 4)` in pixels of the image as `read_x` gives it,
             and every further column, `(M, …)`.
@@ -328,31 +274,48 @@ class SplitReader:
             ValueError: `out` is not of the right shape, dtype or order, or there is none for these targets.
             DecodeError: an encoded mask is broken, or the header of an image whose boxes are asked for.
         """
+        if self._only is not None:
+            return self._only.read_y(indices, out, pool=pool)
         rows = resolve_rows(indices, len(self))
-        engine = self._open().y
         shape, dtype = self.target_shape, self.target_dtype
-        if shape is None or dtype is None or engine is None:
+        if shape is None or dtype is None:
             refuse_out(out, "targets")
-            return np.full(len(rows), -1, np.int64) if engine is None else engine.read(rows, pool)
-        return engine.read(rows, pool, target_array(out, (len(rows), *shape), dtype))
+        elif out is not None:
+            target_array(out, (len(rows), *shape), dtype)
+        shares = [(part.read_y(own, pool=pool), places) for part, own, places in self._shares(rows)]
+        # No rows are nobody's, and any file knows what no targets look like.
+        if not shares:
+            return self._parts[0].read_y(rows, out, pool=pool)
+        first = shares[0][0]
+        if isinstance(first, np.ndarray):
+            joined = np.empty((len(rows), *first.shape[1:]), first.dtype) if out is None else out
+            for values, places in shares:
+                joined[places] = values
+            return joined
+        found: list[Any] = [None] * len(rows)
+        for values, places in shares:
+            for place, value in zip(places.tolist(), values, strict=True):
+                found[place] = value
+        return found
 
     def keys(self, indices: Indices | None = None) -> list[str]:
-        """The source key of rows, of all by default: the name of the file that each was made from.
+        """Read the source key of rows, of all by default: the name of the file that each was made from.
 
         Raises:
-            PackFormatError: the file has none.
+            PackFormatError: a file has none.
             IndexError: a row that is not there.
         """
-        if self.info.keys is None:
-            msg = f"'{self.path}' keeps no source keys for the split '{self.split}'; files that colabstage packs do."
-            raise PackFormatError(msg)
-        check_stamp(self.path, self.path.stat(), self._stamps[self.path])
-        with open_h5(self.path) as file, reading_contents(self.path):
-            rows = None if indices is None else resolve_rows(indices, len(self))
-            return read_keys(file[self.info.keys], rows)
+        if self._only is not None or indices is None:
+            return list(chain.from_iterable(part.keys(indices) for part in self._parts))
+        rows = resolve_rows(indices, len(self))
+        found = [""] * len(rows)
+        for part, own, places in self._shares(rows):
+            for place, key in zip(places.tolist(), part.keys(own), strict=True):
+                found[place] = key
+        return found
 
     def into_memory(self) -> SplitReader:
-        """Another reader of the same rows, with all inputs read into memory now; this one if it has them there.
+        """Make another reader of the same rows, with all inputs read into memory now; this one if it has them there.
 
         Raises:
             NotEnoughSpaceError: they do not fit; nothing has been read.
@@ -360,137 +323,87 @@ class SplitReader:
         if self.in_memory:
             return self
         loaded = copy.copy(self)
-        loaded.in_memory = True
-        loaded._open()
+        loaded._load()
         return loaded
 
     def warm_up(self) -> Iterator[None]:
-        """Have the system hold a mapped file's inputs in memory, if they mostly are not and fit there.
+        """Have the system hold mapped files' inputs in memory, if they mostly are not and fit there.
 
-        One sequential pass, with a pause after each block. A file that does not stay in memory all the same, as in a
-        container whose page cache is limited, is from then on read row by row.
+        One sequential pass, file by file, with a pause after each block. A file that does not stay in memory all the
+        same, as in a container whose page cache is limited, is from then on read row by row.
 
         Raises:
-            DamagedPackError: the file changed since it was opened.
+            DamagedPackError: a file changed since it was opened.
         """
-        if self.in_memory or self._x.choice.name != "mapped":
-            return
-        file = OpenFile(self.path, self._stamps)
-        before = self._cache_state(file, self._x.facts)
-        if before.warm or not before.fits:
-            return
-        yield from file.warm(self._x.facts)
-        part = file.resident_part(self._x.facts)
-        if not replace(before, resident_part=part).warm:
-            reason = f"after reading all of it once, only {part:.0%} has stayed in memory"
-            _log.warning("'%s' is read row by row: %s.", self.path, reason)
-            self._x = replace(self._x, choice=EngineChoice("read", reason))
-            self._opened = None
+        for part in self._parts:
+            yield from part.warm_up()
 
     def close(self) -> None:
-        """Let go of the file; the next read opens it again. Reads under way in other threads finish first."""
-        # What is open closes with its last reference: unmapping under a reader would crash the process.
-        self._opened = None
+        """Let go of the files; the next read opens them again. Reads under way in other threads finish first."""
+        for part in self._parts:
+            part.close()
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_opened": None, "_loaded": None, "_kept_y": None}
+    def _load(self) -> None:
+        # One file asks for itself, in a message of its own.
+        if self._only is None:
+            check_memory(
+                self.stored_bytes,
+                read_resources().free_memory_bytes,
+                f"The split '{self.split}' of {len(self._parts)} files",
+                remedy="Leave in_memory=False: files on a local disk are read from the system's cache, as far as that "
+                "reaches.",
+            )
+        self._parts = tuple(part.into_memory() for part in self._parts)
+        self._only = self._parts[0] if self._only is not None else None
+        self.in_memory = True
 
-    def _examine(self, file: Any, info: FieldInfo) -> FieldSource:
-        """Look at how a field is stored."""
-        node = file[info.name]
-        if info.kind in ("ragged", "texts"):
-            facts = ragged_facts(node, info.name, self.path)
-            choice = choose_ragged(texts=info.kind == "texts", slow_mount=self._slow_mount_of(facts))
-            return FieldSource(info, facts, choice, heap=True)
-        if info.kind == "fixed":
-            return FieldSource(info, *self._look_at(node, info.name))
-        offsets = read_facts(node[OFFSETS], f"{info.name}/{OFFSETS}", self.path)
-        if info.kind == "encoded":
-            coding = info.mask or info.image or ImageOptions()
-            return FieldSource(info, *self._look_at(node[BYTES], f"{info.name}/{BYTES}"), offsets, coding)
-        columns = {name: self._look_at(node[name], f"{info.name}/{name}") for name in info.columns}
-        return FieldSource(info, *columns[BOXES], offsets, columns=columns)
-
-    def _look_at(self, dataset: Any, name: str) -> tuple[StorageFacts, EngineChoice]:
-        facts = read_facts(dataset, name, self.path)
-        return facts, choose_engine(facts, slow_mount=self._slow_mount_of(facts))
-
-    def _slow_mount_of(self, facts: StorageFacts) -> str | None:
-        """Why what a field lies in must not be mapped; a file that a link leads to is remembered as it is now."""
-        if facts.home is None:
-            return self.slow_mount
-        self._stamps.setdefault(facts.home, FileStamp.of(facts.home.stat()))
-        return self.slow_mount or slow_reason(mount_of(facts.home))
-
-    def _considering_cache(self, field: FieldSource) -> FieldSource:
-        """The same field, with its engine chosen by what of it is in memory now."""
-        if field.choice.name != "mapped":
-            return field
-        cache = self._cache_state(OpenFile(self.path, self._stamps), field.facts)
-        return replace(field, choice=choose_engine(field.facts, cache=cache))
-
-    def _cache_state(self, file: OpenFile, facts: StorageFacts) -> CacheState:
-        nbytes = facts.nbytes + self._beside_bytes
-        return CacheState(file.resident_part(facts), nbytes, read_resources().free_memory_bytes)
-
-    def _open(self) -> _Opened:
-        """What this process has open, opened now if it was not."""
-        opened = self._opened
-        # Two threads may both find it closed; then one of the two openings is dropped, which costs a millisecond and
-        # spares a lock that a fork could leave locked.
-        if opened is None or opened.pid != os.getpid():
-            file = OpenFile(self.path, self._stamps)
-            with reading_contents(self.path):
-                x = self._loaded or self._open_x(file)
-                y = None if self._y is None else self._open_y(file, self._y, x)
-            opened = self._opened = _Opened(os.getpid(), x, y)
-        return opened
-
-    def _open_y(self, file: OpenFile, y: FieldSource, x: InputRows) -> TargetRows:
-        if y.heap and self._kept_y is None:
-            # One by one they would take longer than their inputs. Children made by fork share them.
-            self._kept_y = file.ragged(y, in_memory=True) if self.in_memory else file.few_ragged(y)
-        return self._kept_y or file.targets(y, x, self._image)
-
-    def _open_x(self, file: OpenFile) -> InputRows:
-        if not self.in_memory:
-            if self._x.heap and not self.encoded:
-                return file.ragged(self._x, in_memory=False)
-            return file.encoded(self._x, in_memory=False) if self.encoded else file.rows(self._x.facts, self._x.choice)
-        # Kept beside what is open, because children made by fork share it; a pickled reader reads its own.
-        self._loaded = self._load(file)
-        return self._loaded
-
-    def _load(self, file: OpenFile) -> InputRows:
-        """Read all inputs, as stored, into memory."""
-        check_memory(
-            self.stored_bytes,
-            read_resources().free_memory_bytes,
-            f"{self._x.info.name} in '{self.path}'",
-            remedy="Leave in_memory=False: a file on a local disk is read from the system's cache, as far as that "
-            "reaches.",
-        )
-        if self.encoded:
-            return file.encoded(self._x, in_memory=True)
-        if self._x.heap:
-            return file.ragged(self._x, in_memory=True)
-        return GatherEngine(memory_table(file.load(self._x.facts, self._x.choice)), None)
+    def _shares(self, rows: NDArray[np.intp]) -> Iterator[tuple[SplitPart, NDArray[np.intp], NDArray[np.intp]]]:
+        """Yield for each file with any of `rows` its part, its own row numbers, and their places in the batch."""
+        owners = np.searchsorted(self._ends, rows, side="right")
+        for number in np.unique(owners).tolist():
+            part, places = self._parts[number], np.flatnonzero(owners == number)
+            yield part, rows[places] - (int(self._ends[number]) - len(part)), places
 
 
-def target_array(out: NDArray[Any] | None, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """`out` if it is what is needed, a new array if there is none."""
-    if out is None:
-        return empty_array(shape, dtype)
-    if out.shape != shape or out.dtype != dtype or not out.flags.c_contiguous or not out.flags.writeable:
-        msg = (
-            f"out is {out.shape} {out.dtype}; expected a writable, C-contiguous array of shape {shape} and "
-            f"dtype {dtype}."
-        )
-        raise ValueError(msg)
-    return out
+def _open_parts(paths: tuple[Path, ...], split: str, *, decode: bool) -> tuple[SplitPart, ...]:
+    """Open several files that are to be read as one, once it is sure that they can be.
+
+    Raises:
+        PackFormatError: a file's samples are not like those of the others; the message names the difference.
+        DamagedPackError: the files are shards of different sets.
+        SplitNotFoundError: none has the split.
+        ColabstageError: whatever else `SplitPart` raises.
+    """
+    infos = [read_info(path) for path in paths]
+    _check_one_set(infos)
+    having = [info for info in infos if split in info.splits]
+    if not having:
+        there = ", ".join(f"'{name}'" for name in dict.fromkeys(name for info in infos for name in info.splits))
+        msg = f"None of the {len(infos)} files has a split '{split}'. They have {there}."
+        raise SplitNotFoundError(msg)
+    check_schemas(having, split)
+    total = sum(info.split(split).x.nbytes for info in having)
+    return tuple(
+        SplitPart(info.path, split, decode=decode, beside_bytes=total - info.split(split).x.nbytes) for info in having
+    )
 
 
-def refuse_out(out: NDArray[Any] | None, what: str = "images") -> None:
-    if out is not None:
-        msg = f"These {what} do not share one shape, and so no out array. Leave out=None."
-        raise ValueError(msg)
+def _check_one_set(infos: list[PackInfo]) -> None:
+    """Make sure that shards of one name come from one run, as those that were written together say.
+
+    Raises:
+        DamagedPackError: shards of one name and number come from different runs.
+    """
+    sets: dict[tuple[str, str, str], PackInfo] = {}
+    for info in infos:
+        # Files of others, and those that stand alone, say nothing of a set.
+        if info.shard_set is None:
+            continue
+        other = sets.setdefault(PartName.of(info.path).dataset, info)
+        if other.shard_set != info.shard_set:
+            msg = (
+                f"'{other.path.name}' and '{info.path.name}' in '{info.path.parent}' are of different sets: packing "
+                "was interrupted while it replaced one by the other, or they were copied together. Pack or copy them "
+                "again."
+            )
+            raise DamagedPackError(msg)

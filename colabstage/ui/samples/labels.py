@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from colabstage.h5.info import FieldInfo
-    from colabstage.ui.samples.source import Reader, Source
+    from colabstage.ui.samples.source import Source, SplitReader
 
 # More different values than this are measurements, not classes, unless the file names its classes.
 _MOST_UNNAMED = 256
@@ -69,7 +69,7 @@ def read_labels(source: Source, split: str) -> Labels:
     return _of_numbers(reader)
 
 
-def _of_numbers(reader: Reader) -> Labels:
+def _of_numbers(reader: SplitReader) -> Labels:
     shape = reader.target_shape or ()
     length = int(np.prod(shape, dtype=np.int64))
     if length == 1:
@@ -98,14 +98,14 @@ def _of_values(values: NDArray[Any], classes: Sequence[str]) -> Labels:
     return _sorted(np.arange(len(values)), places[numbers], known, classes)
 
 
-def _are_masks(reader: Reader, targets: FieldInfo) -> bool:
+def _are_masks(reader: SplitReader, targets: FieldInfo) -> bool:
     shape = reader.target_shape
     return targets.kind == "encoded" or (
         shape is not None and len(shape) == 2 and min(shape) > 1 and reader.target_dtype == np.uint8
     )
 
 
-def _of_masks(reader: Reader) -> Labels:
+def _of_masks(reader: SplitReader) -> Labels:
     """Return, for each row, each class that one of its pixels has, where looking at every pixel is not much."""
     if reader.target_shape is None or len(reader) * int(np.prod(reader.target_shape)) > _MOST_MASK_BYTES:
         return Labels(why_none="targets are masks, a class for each pixel, and too many to look through")
@@ -143,7 +143,7 @@ def _of_boxes(source: Source, split: str, classes: Sequence[str]) -> Labels:
     return _sorted(pairs[1], np.searchsorted(known, pairs[0]), known, classes)
 
 
-def _of_texts(reader: Reader) -> Labels:
+def _of_texts(reader: SplitReader) -> Labels:
     """Return the classes of targets that are one word for each row, as files of other programs have them."""
     texts = list(reader.read_y(_all_rows(reader)))
     if not all(isinstance(text, str) for text in texts):
@@ -176,5 +176,5 @@ def class_name(value: int, classes: Sequence[str]) -> str:
     return "no label" if value == -1 else str(value)
 
 
-def _all_rows(reader: Reader) -> NDArray[np.int64]:
+def _all_rows(reader: SplitReader) -> NDArray[np.int64]:
     return np.arange(len(reader))

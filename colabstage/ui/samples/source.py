@@ -14,7 +14,6 @@ import numpy as np
 from colabstage.errors import OptionError, PackFormatError, SplitNotFoundError
 from colabstage.h5.info import read_info
 from colabstage.h5.parts import find_parts
-from colabstage.load.reading.joined import JoinedReader, open_reader
 from colabstage.load.reading.reader import SplitReader
 from colabstage.load.reading.threads import ThreadPool
 from colabstage.machine.resources import usable_cores
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
     # Whatever samples can be looked at in; a path may be a pattern that several files match.
     Samples = StagedDataset | dataset_h5 | str | os.PathLike[str]
 
-Reader = SplitReader | JoinedReader
 Kind = Literal["image", "sound", "tokens", "numbers"]
 
 _MOST_CHANNELS = 4
@@ -57,10 +55,10 @@ class Source:
     """How many samples each split has."""
     paths: tuple[Path, ...]
     """The files, in the order of their rows."""
-    _readers: dict[str, Reader] = field(default_factory=dict)
+    _readers: dict[str, SplitReader] = field(default_factory=dict)
     _keys: dict[str, list[str]] = field(default_factory=dict)
 
-    def reader(self, split: str) -> Reader:
+    def reader(self, split: str) -> SplitReader:
         """Return the reader of a split; the same one each time.
 
         Raises:
@@ -71,7 +69,7 @@ class Source:
             msg = f"'{self.name}' has no split '{split}'. It has {there}."
             raise SplitNotFoundError(msg)
         if split not in self._readers:
-            self._readers[split] = open_reader(list(self.paths), split)
+            self._readers[split] = SplitReader(list(self.paths), split)
         return self._readers[split]
 
     def keys(self, split: str, rows: Sequence[int]) -> list[str]:
@@ -115,9 +113,8 @@ def open_source(data: Samples) -> Source:
         return _of_paths((data.info.path,))
     # By what it has and not by its class, because that would import torch.
     reader = getattr(data, "reader", None)
-    if isinstance(reader, SplitReader | JoinedReader):
-        paths = reader.paths if isinstance(reader, JoinedReader) else (reader.path,)
-        return Source(paths[0].name, read_info(paths[0]).layout, {reader.split: len(reader)}, paths)
+    if isinstance(reader, SplitReader):
+        return Source(reader.path.name, read_info(reader.path).layout, {reader.split: len(reader)}, reader.paths)
     if isinstance(data, str | os.PathLike):
         return _of_paths(find_parts(data))
     msg = (
@@ -190,7 +187,7 @@ def read_samples(source: Source, split: str, rows: Sequence[int], *, longest_px:
 
 
 def _read_reduced(
-    reader: Reader, rows: list[int], longest_px: int, pool: ThreadPool
+    reader: SplitReader, rows: list[int], longest_px: int, pool: ThreadPool
 ) -> tuple[list[NDArray[Any]], list[tuple[int, int] | None]]:
     """Read images of many sizes, each decoded no larger than it is shown; those of one size are decoded together."""
     sizes = [(int(height), int(width)) for height, width in reader.image_sizes(rows)]

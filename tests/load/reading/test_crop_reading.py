@@ -18,7 +18,6 @@ from colabstage.images.region import decode_region
 from colabstage.load.epoch import BatchPlace
 from colabstage.load.geometry import CROP_DRAWS, resized_crops
 from colabstage.load.reading.encoded import resize_into
-from colabstage.load.reading.joined import JoinedReader, open_reader
 from colabstage.load.reading.reader import SplitReader
 from colabstage.load.reading.threads import ThreadPool
 
@@ -149,8 +148,7 @@ def test_crops_of_several_files_are_those_of_one(jpegs: Path, tmp_path: Path) ->
         _write(tmp_path / name, [_file(row, quality=92) for row in rows])
         for name, rows in (("a.h5", range(5)), ("b.h5", range(5, 12)))
     ]
-    joined, rows = open_reader(parts), np.array([11, 0, 5, 4, 5, -12, 7])
-    assert isinstance(joined, JoinedReader)
+    joined, rows = SplitReader(parts), np.array([11, 0, 5, 4, 5, -12, 7])
     draws = BatchPlace(0, 1, rows % 12).draws(CROP_DRAWS)
     with ThreadPool(2) as pool:
         got = joined.read_crops(rows, (48, 40), _choose(draws), pool=pool)

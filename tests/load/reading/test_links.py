@@ -85,10 +85,11 @@ def each_engine(path: Path) -> Iterator[SplitReader]:
     yield SplitReader(path)
     yield SplitReader(path, in_memory=True)
     ways = {"mapped": ("mapped", "read", "h5py"), "read": ("mapped", "read", "h5py"), "chunks": ("chunks", "h5py")}
-    chosen = SplitReader(path)._x.choice.name
+    chosen = SplitReader(path).engine.name
     for way in ways.get(chosen, (chosen,)):
         reader = SplitReader(path)
-        reader._x = replace(reader._x, choice=EngineChoice(way, "asked for"))  # type: ignore[arg-type]
+        part = reader._parts[0]
+        part._x = replace(part._x, choice=EngineChoice(way, "asked for"))  # type: ignore[arg-type]
         yield reader
 
 

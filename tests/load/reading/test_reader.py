@@ -27,7 +27,6 @@ from colabstage.errors import (
 )
 from colabstage.images.decode import decode_image
 from colabstage.images.options import ImageOptions
-from colabstage.load.reading.joined import JoinedReader
 from colabstage.load.reading.memory import empty_array
 from colabstage.load.reading.reader import SplitReader
 from colabstage.load.reading.threads import ThreadPool
@@ -392,7 +391,7 @@ def test_targets_go_where_they_are_asked_to(tmp_path: Path) -> None:
             file["X_train"] = np.zeros((3, 2), np.uint8)
             file["Y_train"] = masks[3 * number : 3 * number + 3]
     one = SplitReader(tmp_path / "part-1.h5")
-    both = JoinedReader((tmp_path / "part-0.h5", tmp_path / "part-1.h5"))
+    both = SplitReader((tmp_path / "part-0.h5", tmp_path / "part-1.h5"))
     for reader, rows, expected in ((one, [2, 0], masks[[5, 3]]), (both, [5, 0, 1], masks[[5, 0, 1]])):
         assert reader.target_dtype == np.uint8
         out = np.empty(expected.shape, np.uint8)

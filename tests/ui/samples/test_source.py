@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from colabstage.errors import OptionError, SourceNotFoundError, SplitNotFoundError
-from colabstage.load.reading.joined import open_reader
+from colabstage.load.reading.reader import SplitReader
 from colabstage.ui.samples.source import open_source, read_samples
 from tests.ui.packs import photos, write_boxed, write_pack
 
@@ -78,10 +78,10 @@ def test_keys_of_a_few_rows(tmp_path: Path) -> None:
     """Names are those of the rows asked for, in their order, in one file and in several; all of them without rows."""
     for number in (1, 2):
         write_pack(tmp_path / f"d-{number}.h5", photos(400, height=4, width=5), None, keys=True)
-    joined = open_reader(tmp_path / "d-*.h5")
+    joined = SplitReader(tmp_path / "d-*.h5")
     every = joined.keys()
     assert len(every) == 800
     for rows in ([3, 1, 3, -1], [401, 2, 400], list(range(0, 800, 2)), []):
         assert joined.keys(rows) == [every[row] for row in rows]
-    one = open_reader(tmp_path / "d-1.h5")
+    one = SplitReader(tmp_path / "d-1.h5")
     assert one.keys(range(300, 0, -1)) == every[300:0:-1]
