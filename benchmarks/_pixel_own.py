@@ -99,12 +99,12 @@ class Gather:
     def __init__(self, x: NDArray[Any], y: NDArray[Any]) -> None:
         self._x, self._y = x, y
         self._x_batch, self._y_batch = np.empty_like(x[:BATCH]), np.empty_like(y[:BATCH])
-        self._dice = np.random.default_rng(0)
+        self._rng = np.random.default_rng(0)
 
     def __iter__(self) -> Iterator[tuple[Any, Any]]:
         import torch
 
-        order = self._dice.permutation(len(self._x))
+        order = self._rng.permutation(len(self._x))
         for start in range(0, len(order), BATCH):
             rows = order[start : start + BATCH]
             x, y = self._x_batch[: len(rows)], self._y_batch[: len(rows)]

@@ -82,10 +82,10 @@ class GatherFromMemory:
         self._x, self._y = x, y
         shapes = [((BATCH, *values.shape[1:]), values.dtype) for values in (x, y)]
         self._buffers = [[np.empty(shape, dtype) for shape, dtype in shapes] for _ in range(pairs)]
-        self._dice = np.random.default_rng(1)
+        self._rng = np.random.default_rng(1)
 
     def __iter__(self) -> Iterator[tuple[Any, Any]]:
-        order = self._dice.permutation(len(self._x))
+        order = self._rng.permutation(len(self._x))
         for number, start in enumerate(range(0, len(order), BATCH)):
             rows = order[start : start + BATCH]
             for_x, for_y = self._buffers[number % len(self._buffers)]

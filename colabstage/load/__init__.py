@@ -1,1 +1,1 @@
-"""Reading batches out of HDF5 at the memory's speed."""
+"""Read batches out of HDF5 at the memory's speed."""

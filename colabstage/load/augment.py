@@ -1,4 +1,4 @@
-"""Batch augmentation for `make_loader(..., batch_transform=...)`: each sample in its own way, on the device.
+"""Augment batches for `make_loader(..., batch_transform=...)`: each sample in its own way, on the device.
 
 A transform is called with `(x, y)`, x `(B, C, H, W)` of bytes or floats, and returns new ones; masks and boxes in y
 move with x. In a loader the parameters of a sample follow from the seed, the epoch and the sample's row alone, so they
@@ -54,21 +54,22 @@ _WHITE = {torch.uint8: 255.0, torch.uint16: 65535.0}
 
 
 class _Placed:
-    """What all of them share: called by hand, they find a place of their own."""
+    """Find a place of their own for transforms that are called by hand."""
 
     generator: torch.Generator | None
 
     def __call__(self, x: Any, y: Any) -> tuple[Any, Any]:
-        """The new `(x, y)`, with parameters from the generator."""
+        """Return the new `(x, y)`, with parameters from the generator."""
+        # One number from the generator is the seed of a place, so that by hand and in a loader the same code draws.
         return self.apply_at(x, y, _drawn_place(len(x), self.generator))
 
     def apply_at(self, x: Any, y: Any, place: BatchPlace) -> tuple[Any, Any]:
-        """The new `(x, y)`, with the parameters of this place."""
+        """Return the new `(x, y)`, with the parameters of this place."""
         raise NotImplementedError
 
 
 class Compose(_Placed):
-    """Several batch transforms, one after the other; other callables of `(x, y)` may be among them.
+    """Apply several batch transforms, one after the other; other callables of `(x, y)` may be among them.
 
     >>> augment = Compose([RandomCrop(32, padding=4), RandomFlip(), Normalize((0.49,), (0.25,))])
     >>> x, y = augment(torch.zeros(8, 1, 32, 32, dtype=torch.uint8), torch.zeros(8))
@@ -77,12 +78,13 @@ class Compose(_Placed):
     """
 
     def __init__(self, transforms: list[Transform], *, generator: torch.Generator | None = None) -> None:
-        """`generator`: for calls by hand, a generator of the processor; the parts' own are then not asked."""
+        """Take `generator`, for calls by hand, a generator of the processor; the parts' own are then not asked."""
         self.transforms = list(transforms)
         self.generator = _checked_generator(generator)
 
     def apply_at(self, x: Any, y: Any, place: BatchPlace) -> tuple[Any, Any]:
-        """The new `(x, y)`; each part draws independently of the others."""
+        """Return the new `(x, y)`; each part draws independently of the others."""
+        # By number, so that two equal parts draw differently.
         for number, transform in enumerate(self.transforms):
             x, y = apply_transform(transform, x, y, place.inner(number))
         return x, y
@@ -93,11 +95,14 @@ class Compose(_Placed):
 
 @dataclass(frozen=True, eq=False)
 class RandomFlip(_Placed):
-    """Mirror each image with probability `horizontal` left to right, and with `vertical` top to bottom."""
+    """Mirror each image left to right or top to bottom, each with its probability."""
 
     horizontal: float = 0.5
+    """Probability of left to right."""
     vertical: float = 0.0
+    """Probability of top to bottom."""
     generator: torch.Generator | None = field(default=None, repr=False, kw_only=True)
+    """For calls by hand, a generator of the processor."""
 
     def __post_init__(self) -> None:
         for name, value in (("horizontal", self.horizontal), ("vertical", self.vertical)):
@@ -107,18 +112,22 @@ class RandomFlip(_Placed):
         _checked_generator(self.generator)
 
     def apply_at(self, x: Any, y: Any, place: BatchPlace) -> tuple[Any, Any]:
-        """The mirrored `(x, y)`."""
+        """Return the mirrored `(x, y)`."""
         size = _image_size(x)
         # As x, y: the order that boxes have.
         chosen = place.draws(2) < (self.horizontal, self.vertical)
         flip = _Flip(chosen)
+        # What lies at p in a mirrored image lay at its length minus p.
         boxes = BoxMovement(np.where(chosen, -1.0, 1.0), np.where(chosen, (size[1], size[0]), 0.0))
         return flip.pixels(x), move_targets(y, size, flip, boxes)
 
 
 @dataclass(frozen=True, slots=True)
 class _Flip:
+    """Mirror masks as their images are."""
+
     chosen: NDArray[np.bool_]
+    """`(B, 2)`: whether left to right, whether top to bottom."""
 
     def pixels(self, images: torch.Tensor) -> torch.Tensor:
         return mirror(mirror(images, self.chosen[:, 0], -1), self.chosen[:, 1], -2)
@@ -126,17 +135,21 @@ class _Flip:
 
 @dataclass(frozen=True, eq=False)
 class RandomCrop(_Placed):
-    """Cut a window of `size` (a number, or height and width) out of each image, padded on all sides before.
+    """Cut a window out of each image, padded on all sides before.
 
-    `padding`: pixels on each side. `fill`: their value, in the units of x; `mask_fill`: their class in masks. Boxes are
-    cut at the window's edges, and dropped where nothing is left of them.
+    Boxes are cut at the window's edges, and dropped where nothing is left of them.
     """
 
     size: int | Size
+    """A number, or height and width."""
     padding: int = 0
+    """Pixels on each side."""
     fill: float = 0
+    """Their value, in the units of x."""
     mask_fill: int = VOID
+    """Their class in masks."""
     generator: torch.Generator | None = field(default=None, repr=False, kw_only=True)
+    """For calls by hand, a generator of the processor."""
 
     def __post_init__(self) -> None:
         _pair(self.size)
@@ -146,19 +159,21 @@ class RandomCrop(_Placed):
         _checked_generator(self.generator)
 
     def apply_at(self, x: Any, y: Any, place: BatchPlace) -> tuple[Any, Any]:
-        """The cut `(x, y)`.
+        """Return the cut `(x, y)`.
 
         Raises:
             OptionError: the images are smaller than the window.
         """
         size, image = _pair(self.size), _image_size(x)
         room = np.add(image, 2 * self.padding) - size
+        # Refused instead of padded further: nobody asked for more border than `padding`.
         if (room < 0).any():
             msg = (
                 f"RandomCrop(size={self.size}, padding={self.padding}) is larger than the images, {image[0]} x "
                 f"{image[1]} (height x width). Use a smaller size or more padding."
             )
             raise OptionError(msg)
+        # Draws lie below 1, so the last place is as likely as the others.
         corners = np.floor(place.draws(2) * (room + 1)).astype(np.int64) - self.padding
         boxes = BoxMovement(np.ones((len(x), 2)), -corners[:, ::-1].astype(np.float64), size)
         moved = move_targets(y, image, _Cut(corners, size, self.mask_fill), boxes)
@@ -167,9 +182,14 @@ class RandomCrop(_Placed):
 
 @dataclass(frozen=True, slots=True)
 class _Cut:
+    """Cut masks as their images are."""
+
     corners: NDArray[np.int64]
+    """`(B, 2)`, top and left of the windows."""
     size: Size
+    """Height and width of the windows."""
     fill: int
+    """The class of what lies outside."""
 
     def pixels(self, images: torch.Tensor) -> torch.Tensor:
         return cut(images, self.corners, self.size, self.fill)
@@ -177,21 +197,24 @@ class _Cut:
 
 @dataclass(frozen=True, eq=False)
 class RandomResizedCrop(_Placed):
-    """Cut a part of random area and shape out of each image and resize it to `size`, as torchvision's does.
+    """Cut a part of random area and shape out of each image and resize it, as torchvision's does.
 
-    `size`: a number, or height and width. `scale`: least and most part of the area. `ratio`: least and most width by
-    height, drawn evenly in its logarithm. Images are resized by the antialiased bilinear filter, masks by the nearest
-    pixel; boxes are cut at the edges, and dropped where nothing is left of them. Takes a list of images `(C, H, W)` of
-    their own sizes too, with a list of masks `(H, W)`.
+    Images are resized by the antialiased bilinear filter, masks by the nearest pixel; boxes are cut at the edges, and
+    dropped where nothing is left of them. Takes a list of images `(C, H, W)` of their own sizes too, with a list of
+    masks `(H, W)`.
 
     Where it comes first in `batch_transform`, `make_loader` decodes JPEGs of their own sizes no further than their
     crops need (`decode=`).
     """
 
     size: int | Size
+    """A number, or height and width."""
     scale: tuple[float, float] = AREAS
+    """Least and most part of the area."""
     ratio: tuple[float, float] = RATIOS
+    """Least and most width by height, drawn evenly in its logarithm."""
     generator: torch.Generator | None = field(default=None, repr=False, kw_only=True)
+    """For calls by hand, a generator of the processor."""
 
     def __post_init__(self) -> None:
         _pair(self.size)
@@ -199,7 +222,7 @@ class RandomResizedCrop(_Placed):
         _checked_generator(self.generator)
 
     def apply_at(self, x: Any, y: Any, place: BatchPlace) -> tuple[Any, Any]:
-        """The cut and resized `(x, y)`."""
+        """Return the cut and resized `(x, y)`."""
         sizes = _image_sizes(x)
         crops = self.choose(sizes, place)
         resize = resize_listed_crops if isinstance(x, list) else resize_crops
@@ -207,16 +230,17 @@ class RandomResizedCrop(_Placed):
 
     @property
     def target_size(self) -> Size:
-        """Height and width of the results."""
+        """Return the height and width of the results."""
         return _pair(self.size)
 
     def choose(self, sizes: NDArray[np.int64], place: BatchPlace) -> NDArray[np.int64]:
-        """The crops of images of these sizes, `(B, 2)`: int64 `(B, 4)`, top, left, height and width."""
+        """Return the crops of images of these sizes, `(B, 2)`: int64 `(B, 4)`, top, left, height and width."""
         return resized_crops(sizes, place.draws(CROP_DRAWS), scale=self.scale, ratio=self.ratio)
 
     def move(self, y: Any, sizes: NDArray[np.int64], crops: NDArray[np.int64]) -> Any:
-        """The targets of images of these sizes after these crops of them."""
+        """Return the targets of images of these sizes after these crops of them."""
         size = _pair(self.size)
+        # Masks of their own sizes cannot be one tensor before they are cut.
         if _are_masks(y, sizes):
             return pick_listed_crops(y, crops, size)
         factors = np.divide(size[::-1], crops[:, :1:-1], dtype=np.float64)
@@ -226,8 +250,12 @@ class RandomResizedCrop(_Placed):
 
 @dataclass(frozen=True, slots=True)
 class _Pick:
+    """Resize crops of masks as those of their images are."""
+
     crops: NDArray[np.int64]
+    """`(B, 4)`: top, left, height and width."""
     size: Size
+    """Height and width of the results."""
 
     def pixels(self, images: torch.Tensor) -> torch.Tensor:
         return pick_crops(images, self.crops, self.size)
@@ -243,6 +271,7 @@ class Normalize(_Placed):
     generator = None
 
     def __init__(self, mean: tuple[float, ...], std: tuple[float, ...], *, dtype: torch.dtype = torch.float32) -> None:
+        # A std of 0 would make infinities that only show in the loss.
         if len(mean) != len(std) or not mean or not all(value > 0 for value in std):
             msg = f"mean={mean!r} and std={std!r} cannot work; expected one of each for every channel, std above 0."
             raise OptionError(msg)
@@ -252,11 +281,12 @@ class Normalize(_Placed):
         self.mean, self.std, self.dtype = tuple(mean), tuple(std), dtype
 
     def apply_at(self, x: Any, y: Any, place: BatchPlace) -> tuple[Any, Any]:
-        """The normalised x, and y.
+        """Return the normalised x, and y.
 
         Raises:
             OptionError: x has another number of channels.
         """
+        # Images of their own sizes come as a list, and each is a batch of one.
         if isinstance(x, list):
             return [self._normalised(image[None])[0] for image in x], y
         return self._normalised(x), y
@@ -274,6 +304,7 @@ class Normalize(_Placed):
         values = x.to(torch.float32 if x.dtype == torch.uint16 else self.dtype)
         # One for all leaves the axes as they are.
         shape = (1, -1, 1, 1) if channels > 1 else ()
+        # One product and one difference, instead of a division by 255, a difference and a quotient.
         factor = values.new_tensor([1 / (white * std) for std in self.std]).view(shape)
         shift = values.new_tensor([mean / std for mean, std in zip(self.mean, self.std, strict=True)]).view(shape)
         # Bytes have become a tensor of their own already, which may be changed in place.
@@ -288,21 +319,24 @@ class Normalize(_Placed):
 class OneHot(_Placed):
     """Turn class indices into one channel a class: masks `(B, H, W)` to `(B, K, H, W)`, labels `(B,)` to `(B, K)`.
 
-    `classes`: K. Indices outside, such as those of pixels of no class (255), are 0 in all channels. `dtype`: of the
-    result.
+    Indices outside, such as those of pixels of no class (255), are 0 in all channels.
     """
 
     classes: int
+    """K."""
     dtype: torch.dtype = torch.float32
+    """Of the result."""
     generator: None = field(default=None, init=False, repr=False)
+    """None: it draws nothing."""
 
     def __post_init__(self) -> None:
+        # Before the first batch, where the line that is wrong is still in sight.
         if self.classes < 1:
             msg = f"classes={self.classes!r} cannot work; expected how many there are, 1 or more."
             raise OptionError(msg)
 
     def apply_at(self, x: Any, y: Any, place: BatchPlace) -> tuple[Any, Any]:
-        """x, and the channels of y.
+        """Return x, and the channels of y.
 
         Raises:
             OptionError: y is no tensor of integers.
@@ -317,21 +351,21 @@ class OneHot(_Placed):
 
 
 def _image_sizes(x: Any) -> NDArray[np.int64]:
-    """Height and width of each image, int64 `(B, 2)`."""
+    """Return the height and width of each image, int64 `(B, 2)`."""
     if isinstance(x, list) and all(isinstance(image, torch.Tensor) and image.dim() == 3 for image in x):
         return np.array([image.shape[1:] for image in x], np.int64).reshape(-1, 2)
     return np.tile(np.array(_image_size(x), np.int64), (len(x), 1))
 
 
 def _common_size(sizes: NDArray[np.int64]) -> Size:
-    """The size that all images have; one that nothing has where they differ."""
+    """Return the size that all images have; one that nothing has where they differ."""
     if not len(sizes) or (sizes != sizes[0]).any():
         return 0, 0
     return int(sizes[0, 0]), int(sizes[0, 1])
 
 
 def _are_masks(y: Any, sizes: NDArray[np.int64]) -> bool:
-    """Whether targets are a list of masks, each of the size of its image."""
+    """Tell whether targets are a list of masks, each of the size of its image."""
     if not isinstance(y, list) or len(y) != len(sizes) or not y:
         return False
     return all(
@@ -373,19 +407,18 @@ def _image_size(x: Any) -> Size:
 
 @dataclass(frozen=True, slots=True)
 class FirstCrop:
-    """What a batch transform begins with.
-
-    `crop`: its first step. `stream`: of the numbers that this draws. `rest`: what follows, with the numbers that it
-    draws after the crop; `None` where nothing does.
-    """
+    """Hold what a batch transform begins with."""
 
     crop: RandomResizedCrop
+    """Its first step."""
     stream: tuple[int, ...]
+    """Of the numbers that this draws."""
     rest: Compose | None
+    """What follows, with the numbers that it draws after the crop; `None` where nothing does."""
 
 
 def first_crop(transform: Transform | None) -> FirstCrop | None:
-    """The crop that a transform begins with; `None` where it begins with anything else."""
+    """Return the crop that a transform begins with; `None` where it begins with anything else."""
     # Not what derives from them, which may do something else.
     if type(transform) is RandomResizedCrop:
         return FirstCrop(transform, (), None)
@@ -406,38 +439,44 @@ def _unchanged(x: Any, y: Any) -> tuple[Any, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Crops:
-    """What a loader has cut while images are decoded. `seed`: what it depends on, together with epoch and row."""
+    """Hold what a loader has cut while images are decoded."""
 
     first: FirstCrop
+    """The crop, and what follows it."""
     seed: int
+    """What it depends on, together with epoch and row."""
 
     def of_epoch(self, dataset: dataset_h5, epoch: int) -> CroppedInputs:
-        """The inputs of an epoch."""
+        """Return the inputs of an epoch."""
         return CroppedInputs(dataset, self.first, self.seed, epoch)
 
 
 @dataclass(frozen=True, slots=True)
 class CroppedInputs:
-    """The crops of an epoch, as a dataset's inputs. `seed`, `epoch`: what they depend on, together with the row."""
+    """Read the crops of an epoch, as a dataset's inputs."""
 
     dataset: dataset_h5
+    """Where from."""
     first: FirstCrop
+    """The crop."""
     seed: int
+    """What crops depend on, together with epoch and row."""
     epoch: int
+    """What crops depend on, together with seed and row."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of each: height, width, channels."""
+        """Return the height, width and channels of each."""
         return (*self.first.crop.target_size, self.dataset.reader.crop_channels)
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """uint8."""
+        """Return uint8."""
         return np.dtype(np.uint8)
 
     @property
     def row_bytes(self) -> int:
-        """Length of each in bytes."""
+        """Return the length of each in bytes."""
         return int(np.prod(self.shape, dtype=np.int64))
 
     def read(self, rows: NDArray[np.intp], out: NDArray[Any] | None, pool: ThreadPool) -> NDArray[np.uint8]:
@@ -450,10 +489,12 @@ class CroppedInputs:
         return self.dataset.reader.read_crops(rows, size, choose, out, pool=pool)
 
     def move(self, y: Any, rows: NDArray[np.intp]) -> Any:
-        """The targets of a batch of these rows, where they go with the crops."""
+        """Return the targets of a batch of these rows, where they go with the crops."""
         reader = self.dataset.reader
+        # Labels stay what they are, and no header is read for them.
         if not reader.has_boxes and reader.target_shape in ((), None) and not isinstance(y, list):
             return y
+        # From headers that the crops have read already: they are remembered.
         sizes = reader.image_sizes(rows)
         return self.first.crop.move(y, sizes, self._crops(rows, sizes))
 

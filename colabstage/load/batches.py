@@ -1,4 +1,5 @@
-"""Batches as torch sees them: tensors over reused host memory, nested to any depth, and what is done to them last."""
+"""Make batches as torch sees them: tensors over reused host memory, nested to any depth, and what is done to them
+last."""
 
 from __future__ import annotations
 
@@ -50,12 +51,13 @@ def map_leaves(batch: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def moves_itself(thing: object) -> bool:
-    """Whether a thing that is no tensor knows how to move to a device."""
+    """Tell whether a thing that is no tensor knows how to move to a device."""
     return not isinstance(thing, torch.Tensor) and callable(getattr(thing, "to", None))
 
 
 def _map_values(batch: Mapping[Any, Any], change: Callable[[Any], Any]) -> Any:
     values = {key: map_leaves(value, change) for key, value in batch.items()}
+    # The usual case, without the copy that other mappings need.
     if type(batch) is dict:
         return values
     if isinstance(batch, MutableMapping):
@@ -68,34 +70,35 @@ def _map_values(batch: Mapping[Any, Any], change: Callable[[Any], Any]) -> Any:
 
 def _refilled(batch: list[Any], parts: list[Any]) -> Any:
     filled = copy.copy(batch)
+    # Over a copy, for what else a subclass of list carries.
     filled[:] = parts
     return filled
 
 
 class Inputs(Protocol):
-    """Inputs of rows. May be called from several threads at once."""
+    """Read inputs of rows. May be called from several threads at once."""
 
     @property
     def shape(self) -> tuple[int, ...] | None:
-        """Of each; `None` where rows have their own."""
+        """Return the shape of each; `None` where rows have their own."""
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Of each, where they have one shape."""
+        """Return the dtype of each, where they have one shape."""
 
     @property
     def row_bytes(self) -> int:
-        """About how many bytes each takes in memory."""
+        """Return about how many bytes each takes in memory."""
 
     def read(
         self, rows: NDArray[np.intp], out: NDArray[Any] | None, pool: ThreadPool
     ) -> NDArray[Any] | list[NDArray[Any]]:
-        """The inputs of rows, `(B, *shape)`, in `out` where there is one; a list of B where rows have their own
+        """Read the inputs of rows, `(B, *shape)`, in `out` where there is one; a list of B where rows have their own
         shapes."""
 
 
 class WholeInputs:
-    """Rows as they are stored; encoded ones decoded."""
+    """Read rows as they are stored; encoded ones decoded."""
 
     def __init__(self, dataset: dataset_h5) -> None:
         self._reader = dataset.reader
@@ -148,21 +151,23 @@ def host_batches(
         dataset: where from.
         batches: rows of each batch, intp `(B,)`.
         workers: threads that copy or decode at once.
-        buffers: lends the memory of inputs of one shape.
-        targets: lends that of targets of one shape; each has memory of its own by default.
+        buffers: memory of inputs of one shape.
+        targets: that of targets of one shape; each has memory of its own by default.
         ragged: what boxes are handed on as.
         together: batches that are read at once, where rows are of one shape: for small ones, of which each would cost
             more than its copy. They share their memory, without overlapping.
         cancellation: stops the reading, also inside a batch.
 
     Yields:
-        `(x, y)`, as `make_loader` describes them, in host memory and of the stored dtype; ticks before the first. Where
-        the dataset has transforms, arrays as they are stored instead: what `batch_of` takes, in the caller's thread.
+        `(x, y)`, as `make_loader` describes them, in host memory and of the stored dtype; heartbeats before the first.
+        Where the dataset has transforms, arrays as they are stored instead: what `batch_of` takes, in the caller's
+        thread.
     """
     for _ in dataset.reader.warm_up():
         yield HEARTBEAT
     with ThreadPool(workers, cancellation) as pool:
         reading = _Reading(dataset.reader, pool, buffers, targets)
+        # Small batches cost more by the call than by the copy.
         if together > 1 and can_group(dataset):
             for group in groups_of(batches, together):
                 yield from each_batch(*reading.arrays(np.concatenate(group)), group)
@@ -174,14 +179,14 @@ def host_batches(
 
 
 def can_group(dataset: dataset_h5) -> bool:
-    """Whether several batches can be read as one and taken apart: rows and targets have one shape each."""
+    """Tell whether several batches can be read as one and taken apart: rows and targets have one shape each."""
     reader = dataset.reader
     uniform = reader.row_shape is not None and reader.target_bytes is not None
     return uniform and not reader.encoded and not dataset.per_sample
 
 
 def groups_of(batches: Iterable[NDArray[np.intp]], together: int) -> Iterator[list[NDArray[np.intp]]]:
-    """The batches, some at a time."""
+    """Yield the batches, some at a time."""
     waiting = iter(batches)
     while group := list(islice(waiting, together)):
         yield group
@@ -190,7 +195,8 @@ def groups_of(batches: Iterable[NDArray[np.intp]], together: int) -> Iterator[li
 def each_batch(
     x: NDArray[Any], y: NDArray[Any], group: Sequence[NDArray[np.intp]]
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """The batches of a group, whose rows follow each other in `x` and `y`."""
+    """Yield the batches of a group, whose rows follow each other in `x` and `y`."""
+    # Converted once for the group, not for each batch.
     y, start = target_array(y), 0
     made: deque[tuple[torch.Tensor, torch.Tensor]] = deque()
     for rows in group:
@@ -206,37 +212,42 @@ def each_batch(
 
 @dataclass(frozen=True, slots=True)
 class _Reading:
-    """Reads rows into memory that pools lend."""
+    """Read rows into memory that is borrowed from pools."""
 
     reader: SplitReader
+    """Where from."""
     pool: ThreadPool
+    """Threads that share the copying and decoding."""
     buffers: BufferPool
+    """Memory of inputs of one shape."""
     targets: BufferPool | None
+    """Memory of targets of one shape; each has its own without."""
 
     def arrays(self, rows: NDArray[np.intp]) -> tuple[Any, Any]:
-        """Inputs and targets, of rows of one shape each as one array."""
+        """Read inputs and targets, of rows of one shape each as one array."""
         reader, count = self.reader, len(rows)
         x_shape, y_shape, y_dtype = reader.row_shape, reader.target_shape, reader.target_dtype
-        x = None if x_shape is None else self.buffers.lend((count, *x_shape), reader.row_dtype)
+        x = None if x_shape is None else self.buffers.borrow((count, *x_shape), reader.row_dtype)
         y = None
         if self.targets is not None and y_shape is not None and y_dtype is not None:
-            y = self.targets.lend((count, *y_shape), y_dtype)
+            y = self.targets.borrow((count, *y_shape), y_dtype)
         return reader.read_x(rows, x, pool=self.pool), reader.read_y(rows, y, pool=self.pool)
 
     def tensors(self, rows: NDArray[np.intp], ragged: Ragged) -> tuple[Any, Any]:
-        """A batch."""
+        """Read a batch."""
         x, y = self.arrays(rows)
         return input_tensors(x, ragged), target_tensors(y, ragged)
 
 
 def batch_of(dataset: dataset_h5, x: Any, y: Any, ragged: Ragged) -> tuple[Any, Any]:
-    """What was read of some rows, as the batch: by the dataset's transforms, where it has any, which are called as a
-    stock `DataLoader` calls them: in this thread, for one sample after the other. A side without one is what it is in
+    """Make the batch of what was read of some rows: by the dataset's transforms, where it has any, which are called as
+    a stock `DataLoader` calls them: in this thread, for one sample after the other. A side without one is what it is in
     batches without transforms."""
     if not dataset.per_sample:
         return input_tensors(x, ragged), target_tensors(y, ragged)
     samples = [dataset.sample(*parts) for parts in zip(x, y, strict=True)]
     xs, ys = (list(side) for side in zip(*samples, strict=True))
+    # As a stock DataLoader stacks what a transform returns, so that code moves here unchanged.
     made_x = input_tensors(x, ragged) if dataset.transform is None else default_collate(xs)
     if dataset.target_transform is None:
         return made_x, target_tensors(y, ragged)
@@ -248,33 +259,34 @@ def batch_of(dataset: dataset_h5, x: Any, y: Any, ragged: Ragged) -> tuple[Any, 
 
 
 def is_image(shape: tuple[int, ...] | None) -> bool:
-    """Whether rows of this shape are images `(H, W, C)`, to be handed on as `(C, H, W)`: three axes, the last one at
-    most 4 long. So are rows of many shapes that have three axes."""
+    """Tell whether rows of this shape are images `(H, W, C)`, to be handed on as `(C, H, W)`: three axes, the last one
+    at most 4 long. So are rows of many shapes that have three axes."""
     return shape is None or (len(shape) == 3 and 1 <= shape[-1] <= _MOST_CHANNELS)
 
 
 def input_tensors(x: NDArray[Any] | list[Any], ragged: Ragged) -> Any:
-    """Inputs of a batch as tensors; images of their own sizes in a list of `(C, H, W)`, rows of any length as `ragged`
-    says, texts as they are."""
+    """Return inputs of a batch as tensors; images of their own sizes in a list of `(C, H, W)`, rows of any length as
+    `ragged` says, texts as they are."""
     if not isinstance(x, list):
         return input_tensor(x)
     return _ragged([part.permute(2, 0, 1) if _is_picture(part) else part for part in _tensors(x)], ragged)
 
 
 def _is_picture(part: Any) -> bool:
-    """Whether one of several inputs with shapes of their own is an image `(H, W, C)`."""
+    """Tell whether one of several inputs with shapes of their own is an image `(H, W, C)`."""
     return isinstance(part, torch.Tensor) and part.dim() == _IMAGE_AXES
 
 
 def input_tensor(x: NDArray[Any]) -> torch.Tensor:
-    """Inputs as a tensor over the same memory; images `(B, H, W, C)` as a `(B, C, H, W)` view (`channels_last`)."""
+    """Return inputs as a tensor over the same memory; images `(B, H, W, C)` as a `(B, C, H, W)` view
+    (`channels_last`)."""
     tensor = torch.from_numpy(x)
     return tensor.permute(0, 3, 1, 2) if is_image(x.shape[1:]) else tensor
 
 
 def target_tensors(y: TargetBatch, ragged: Ragged) -> Any:
-    """Targets of a batch as tensors; those of rows with shapes of their own in a list, boxes and rows of any length as
-    `ragged` says."""
+    """Return targets of a batch as tensors; those of rows with shapes of their own in a list, boxes and rows of any
+    length as `ragged` says."""
     if not isinstance(y, list):
         return target_tensor(y)
     return _ragged(_tensors(y), ragged)
@@ -297,7 +309,7 @@ def _ragged(rows: list[Any], ragged: Ragged) -> Any:
 
 
 def pad_targets(targets: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-    """Boxes of B rows, of M at the most, as tensors of one shape.
+    """Pad boxes of B rows, of M at the most, to tensors of one shape.
 
     Returns:
         Every column as `(B, M, …)`, filled up with 0 for boxes and other floats and with -1 for integers, and
@@ -308,7 +320,7 @@ def pad_targets(targets: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tenso
 
 
 def pad_values(rows: list[torch.Tensor]) -> dict[str, torch.Tensor]:
-    """B rows of any length, of M at the most, as tensors of one shape.
+    """Pad B rows of any length, of M at the most, to tensors of one shape.
 
     Returns:
         `values`, `(B, M)`, filled up with -1 for signed integers and with 0 for all else, and `lengths`, int64 `(B,)`:
@@ -318,17 +330,18 @@ def pad_values(rows: list[torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def _padded(rows: list[torch.Tensor]) -> torch.Tensor:
+    # -1 is no class, so a loss with ignore_index=-1 skips it; 0 would be the first class.
     filler = -1 if rows[0].dtype in _SIGNED else 0
     return pad_sequence(rows, batch_first=True, padding_value=filler)
 
 
 def target_tensor(y: NDArray[Any]) -> torch.Tensor:
-    """Targets as a tensor: int64 where each is one integer, as losses expect them; as stored otherwise."""
+    """Return targets as a tensor: int64 where each is one integer, as losses expect them; as stored otherwise."""
     return torch.from_numpy(target_array(y))
 
 
 def target_array(y: NDArray[Any]) -> NDArray[Any]:
-    """Targets as `target_tensor` gives them, still in numpy."""
+    """Return targets as `target_tensor` gives them, still in numpy."""
     return y.astype(np.int64) if y.ndim == 1 and y.dtype.kind in "iu" else y
 
 
@@ -339,10 +352,12 @@ def scale_to(x: Any, dtype: torch.dtype) -> Any:
         return [scale_to(part, dtype) for part in x]
     if isinstance(x, dict) and VALUES in x:
         return {**x, VALUES: scale_to(x[VALUES], dtype)}
+    # A text is nobody's number.
     if isinstance(x, str):
         return x
     white = _WHITE.get(x.dtype)
     if white is None:
+        # Floats and wide integers say nothing of a range that they come in.
         return x.to(dtype)
     # 65535 is beyond float16, so its range is divided first.
     wide = torch.float32 if x.dtype == torch.uint16 else dtype
@@ -356,18 +371,21 @@ def move_to(x: Any, device: torch.device) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """Takes batches `(x, y)` or `(x, y, index)`. `dtype`: of x, `None` to leave it; `batch_transform`: of `(x, y)`."""
+    """Take batches `(x, y)` or `(x, y, index)` and do what is done to them last."""
 
     dtype: torch.dtype | None
+    """Of x, `None` to leave it."""
     batch_transform: Callable[[Any, Any], tuple[Any, Any]] | None
+    """Of `(x, y)`."""
 
     def scale(self, batch: tuple[Any, ...]) -> tuple[Any, ...]:
-        """The batch with x in its dtype, on the device that it is on."""
+        """Return the batch with x in its dtype, on the device that it is on."""
         return batch if self.dtype is None else (scale_to(batch[0], self.dtype), *batch[1:])
 
     def transform(self, batch: tuple[Any, ...], place: BatchPlace | None = None) -> Any:
-        """The batch as the caller gets it: `(x, y)`, or `((x, y), index)`. `place`: where it stands, if that is known,
-        for transforms that take it."""
+        """Return the batch as the caller gets it: `(x, y)`, or `((x, y), index)`. `place`: where it stands, if that is
+        known, for transforms that take it."""
+        # With `return_index` the batch has a third part.
         x, y, *index = batch
         sample = self._transformed(x, y, place)
         return (sample, index[0]) if index else sample
@@ -378,7 +396,7 @@ class Finish:
         return self.batch_transform(x, y) if place is None else apply_transform(self.batch_transform, x, y, place)
 
     def scale_each(self, batches: Generator[tuple[Any, ...] | Heartbeat]) -> Generator[tuple[Any, ...] | Heartbeat]:
-        """The batches, each in its dtype, made where they are: in the thread that prepares them."""
+        """Yield the batches, each in its dtype, made where they are: in the thread that prepares them."""
 
         def scaled(batch: tuple[Any, ...] | Heartbeat) -> tuple[Any, ...] | Heartbeat:
             return batch if isinstance(batch, Heartbeat) else self.scale(batch)
@@ -392,9 +410,13 @@ class Finish:
 
 @dataclass(frozen=True, slots=True)
 class Collate:
-    """`collate_fn` for loaders that frameworks build of our parts: what they get is finished, in host memory."""
+    """Finish what frameworks get that build loaders of our parts: it is in host memory by then.
+
+    Stands where they expect a `collate_fn`.
+    """
 
     finish: Finish
+    """What is done to each batch."""
 
     def __call__(self, batch: tuple[Any, ...]) -> Any:
         return self.finish.transform(self.finish.scale(batch))

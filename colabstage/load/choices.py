@@ -1,4 +1,4 @@
-"""What is decided about loading, and how: facts and a request in, values with their reasons out. Pure functions.
+"""Decide about loading in pure functions: facts and a request in, values with their reasons out.
 
 How much of each image is decoded, how many small batches are gathered at once, in which order an epoch visits rows and
 how large its windows are, whether worker processes gain and how they are started.
@@ -26,99 +26,117 @@ Decode = Literal["auto", "crops", "whole"]
 
 @dataclass(frozen=True, slots=True)
 class DeviceFacts:
-    """The device that batches go to. `type`: torch's word for its kind. `free_bytes`: of its memory."""
+    """Describe the device that batches go to."""
 
     type: str
+    """Torch's word for its kind."""
     free_bytes: int
+    """Of its memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessFacts:
-    """What starting worker processes depends on.
-
-    `threads`: threads of this process that Python knows. `cuda_started`: whether this process uses CUDA.
-    `unpicklable`: why the dataset cannot be sent to another process, `None` when it can. `methods`: ways of starting
-    that this system has. `shared_memory_bytes`: free room for results on their way between processes. `runs_again`:
-    whether a process that is started anew would run the script that is running from its top, because the line that it
-    is at is not below `if __name__ == "__main__":`.
-    """
+    """Hold what starting worker processes depends on."""
 
     threads: int
+    """Threads of this process that Python knows."""
     cuda_started: bool
+    """Whether this process uses CUDA."""
     unpicklable: str | None
+    """Why the dataset cannot be sent to another process, `None` when it can."""
     methods: tuple[str, ...]
+    """Ways of starting that this system has."""
     shared_memory_bytes: int
+    """Free room for results on their way between processes."""
     runs_again: bool = False
+    """Whether a process that is started anew would run the script that is running from its top, because the line that
+    it is at is not below `if __name__ == "__main__":`."""
 
 
 @dataclass(frozen=True, slots=True)
 class SampleCost:
-    """What a probe measured: seconds that a sample takes with its transform, and bytes of its result."""
+    """Hold what a probe measured."""
 
     seconds: float
+    """That a sample takes with its transform."""
     result_bytes: int
+    """Length of its result."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoaderFacts:
-    """What the decision rests on.
-
-    `rows`: samples. `row_bytes`: of one in memory. `stored_bytes`: of all inputs as they are stored. `engine`: how they
-    are read. `encoded`: whether they are decoded on read. `per_sample`: whether the dataset has a Python transform for
-    each sample. `cores`, `free_memory_bytes`: what this process may use. `target_bytes`: of one target.
-    `uniform`: whether all inputs have one shape, and all targets. `random_rows`: whether the rows of the file are in
-    random order. `epoch_rows`: visited in an epoch, where that is not `rows`. `shard`: this rank's part.
-    `device`: where batches go, `None` for this computer's memory. `processes`: `None` where nobody looked. `cost`: of
-    a sample with its transform, `None` where nobody measured it. `crop_bytes`: of one crop, where the batch transform
-    begins with a random resized one, `None` where it does not. `whole_reason`: why these inputs cannot be decoded as
-    crops, `None` where they can.
-    """
+    """Hold what the decision rests on."""
 
     rows: int
+    """How many samples there are."""
     row_bytes: int
+    """Length of one in memory."""
     stored_bytes: int
+    """Length of all inputs as they are stored."""
     engine: EngineChoice
+    """How they are read."""
     encoded: bool
+    """Whether they are decoded on read."""
     per_sample: bool
+    """Whether the dataset has a Python transform for each sample."""
     cores: int
+    """That this process may use."""
     free_memory_bytes: int
+    """That this process may use."""
     target_bytes: int = 8
+    """Length of one target."""
     uniform: bool = True
+    """Whether all inputs have one shape, and all targets."""
     random_rows: bool = False
+    """Whether the rows of the file are in random order."""
     epoch_rows: int | None = None
+    """Visited in an epoch, where that is not `rows`."""
     shard: Shard = field(default_factory=Shard)
+    """This rank's part."""
     device: DeviceFacts | None = None
+    """Where batches go, `None` for this computer's memory."""
     processes: ProcessFacts | None = None
+    """`None` where nobody looked."""
     cost: SampleCost | None = None
+    """Of a sample with its transform, `None` where nobody measured it."""
     crop_bytes: int | None = None
+    """Length of one crop, where the batch transform begins with a random resized one, `None` where it does not."""
     whole_reason: str | None = None
+    """Why these inputs cannot be decoded as crops, `None` where they can."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoaderRequest:
-    """What the caller of `make_loader` asked for, as far as the decision depends on it.
-
-    `memory_budget`: bytes that a window shuffle may take, `None` for a part of what is free. `sampling`: whether a
-    sampler decides by itself in which order rows come.
-    """
+    """Hold what the caller of `make_loader` asked for, as far as the decision depends on it."""
 
     batch_size: int
+    """Samples in a batch."""
     strategy: Strategy = "auto"
+    """Where batches come from."""
     drop_last: bool = False
+    """Whether a last batch that is not full is left out."""
     num_workers: int | Literal["auto"] = "auto"
+    """Threads that copy or decode at once, or processes."""
     prefetch: int | Literal["auto"] = "auto"
+    """Batches prepared ahead."""
     shuffle: Shuffle = True
+    """Whether rows are visited in random order, and in which kind of it."""
     memory_budget: int | None = None
+    """Bytes that a window shuffle may take, `None` for a part of what is free."""
     sampling: bool = False
+    """Whether a sampler decides by itself in which order rows come."""
     decode: Decode = "auto"
+    """How much of each image file is decoded."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReasonedValue:
-    """A number and why it is that."""
+    """Hold a number and why it is that."""
 
     value: int
+    """The number."""
     reason: str
+    """Why, in words that follow it in brackets."""
 
     def __str__(self) -> str:
         return f"{self.value} ({self.reason})"
@@ -126,16 +144,17 @@ class ReasonedValue:
 
 @dataclass(frozen=True, slots=True)
 class OrderChoice:
-    """In which order an epoch visits rows, and why.
-
-    `name`: `"permutation"` any order is as likely as any other; `"window"` rows are shuffled in windows of
-    `window_rows`, made of blocks of `block_rows` neighbours; `"file"` as stored; `"sampler"` as the sampler says.
-    """
+    """Say in which order an epoch visits rows, and why."""
 
     name: Literal["permutation", "window", "file", "sampler"]
+    """`"permutation"` any order is as likely as any other; `"window"` rows are shuffled in windows; `"file"` as stored;
+    `"sampler"` as the sampler says."""
     reason: str
+    """Why, in words that follow the name."""
     window_rows: int = 0
+    """Rows that are shuffled among each other."""
     block_rows: int = 0
+    """Neighbours in the file that windows are made of."""
 
     def __str__(self) -> str:
         return f"{self.name}: {self.reason}"
@@ -143,13 +162,12 @@ class OrderChoice:
 
 @dataclass(frozen=True, slots=True)
 class DecodeChoice:
-    """How much of each image file is decoded, and why.
-
-    `name`: `"crops"` no more than the crop that the batch transform begins with needs; `"whole"` all of it.
-    """
+    """Say how much of each image file is decoded, and why."""
 
     name: Literal["crops", "whole"]
+    """`"crops"` no more than the crop that the batch transform begins with needs; `"whole"` all of it."""
     reason: str
+    """Why, in words that follow "because"."""
 
     def __str__(self) -> str:
         return f"{self.name}, because {self.reason}"
@@ -157,11 +175,14 @@ class DecodeChoice:
 
 @dataclass(frozen=True, slots=True)
 class StartChoice:
-    """How worker processes are started, and why. `safe`: whether that may be done unasked."""
+    """Say how worker processes are started, and why."""
 
     method: StartMethod
+    """Python's word for it."""
     reason: str
+    """Why, in words that follow it in brackets."""
     safe: bool = True
+    """Whether that may be done unasked."""
 
     def __str__(self) -> str:
         return f"{self.method} ({self.reason})"
@@ -169,30 +190,34 @@ class StartChoice:
 
 @dataclass(frozen=True, slots=True)
 class LoaderPlan:
-    """How batches will be loaded.
-
-    `strategy`: with `"direct"` a background thread copies, or decodes, batches straight out of the file; with
-    `"memory"` the whole split is read once, and batches come from there; with `"device"` the same on the device; with
-    `"workers"` processes make them. `engine`: what rows are read by then. `batches`: in an epoch, of this rank.
-    `workers`: threads that copy or decode at once, or processes. `prefetch`: batches prepared ahead, by each process
-    where there are some. `order`: in which rows are visited. `start`: how processes are started, `None` without any.
-    `decode`: how much of image files is decoded, `None` where inputs are none.
-    """
+    """Say how batches will be loaded."""
 
     strategy: Literal["device", "memory", "direct", "workers"]
+    """With `"direct"` a background thread copies, or decodes, batches straight out of the file; with `"memory"` the
+    whole split is read once, and batches come from there; with `"device"` the same on the device; with `"workers"`
+    processes make them."""
     reason: str
+    """Why, in words that follow the strategy."""
     batch_size: int
+    """Samples in a batch."""
     batches: int
+    """In an epoch, of this rank."""
     workers: ReasonedValue
+    """Threads that copy or decode at once, or processes."""
     prefetch: ReasonedValue
+    """Batches prepared ahead, by each process where there are some."""
     engine: EngineChoice
+    """What rows are read by then."""
     order: OrderChoice
+    """In which rows are visited."""
     start: StartChoice | None = None
+    """How processes are started, `None` without any."""
     decode: DecodeChoice | None = None
+    """How much of image files is decoded, `None` where inputs are none."""
 
     @property
     def facts(self) -> list[tuple[str, str]]:
-        """What was chosen, and why, one choice after the other."""
+        """Tell what was chosen, and why, one choice after the other."""
         chosen = [
             ("strategy", f"{self.strategy}: {self.reason}"),
             ("batches", f"{self.batches:,} of {self.batch_size:,}"),
@@ -229,25 +254,28 @@ def choose_decoding(facts: LoaderFacts, request: LoaderRequest, strategy: str) -
     if request.decode not in get_args(Decode):
         msg = f"decode={request.decode!r} is unknown; expected one of {', '.join(get_args(Decode))}."
         raise OptionError(msg)
+    # Found first, because "auto" needs its absence and "crops" its words.
     obstacle = _obstacle(facts, strategy)
     if request.decode == "crops" and obstacle is not None:
         msg = f'decode="crops" cannot work: {obstacle}. Use decode="auto".'
         raise OptionError(msg)
     if not facts.encoded:
         return None
+    # Told apart from an obstacle, so that the plan says whose choice it was.
     if request.decode == "whole":
         return DecodeChoice("whole", "that was asked for")
     return DecodeChoice("crops", _CROPS) if obstacle is None else DecodeChoice("whole", obstacle)
 
 
 def _obstacle(facts: LoaderFacts, strategy: str) -> str | None:
-    """Why images cannot be decoded as crops."""
+    """Tell why images cannot be decoded as crops."""
     if not facts.encoded:
         return "inputs are no image files that are decoded when they are read"
     if facts.crop_bytes is None:
         return "batch_transform does not begin with a RandomResizedCrop"
     if facts.whole_reason is not None:
         return f"images cannot be cropped while they are decoded, as {facts.whole_reason}"
+    # Of the transform nobody knows whether it would still see the whole image.
     if facts.per_sample:
         return "the dataset's own transform takes whole images"
     if strategy not in ("direct", "memory"):
@@ -256,7 +284,7 @@ def _obstacle(facts: LoaderFacts, strategy: str) -> str | None:
 
 
 def with_crops(facts: LoaderFacts, decode: DecodeChoice | None) -> LoaderFacts:
-    """The facts about what is read by then."""
+    """Return the facts about what is read by then."""
     if decode is None or decode.name != "crops" or facts.crop_bytes is None:
         return facts
     return replace(facts, row_bytes=facts.crop_bytes)
@@ -269,12 +297,13 @@ _MOST_TOGETHER = 32
 
 
 def prefetch_of_small(batch_bytes: int) -> int:
-    """Batches to prepare ahead, when they are small enough to be gathered in groups: two groups."""
+    """Return the number of batches to prepare ahead, when they are small enough to be gathered in groups: two
+    groups."""
     return 2 * min(_MOST_TOGETHER, _GROUP_BYTES // max(1, batch_bytes))
 
 
 def batches_together(prefetch: int, batch_bytes: int) -> int:
-    """Batches that are gathered at once.
+    """Return the number of batches that are gathered at once.
 
     Args:
         prefetch: batches prepared ahead; a group is half of them at the most, so that no more are.
@@ -315,25 +344,30 @@ def choose_order(facts: LoaderFacts, request: LoaderRequest, strategy: str, pref
         return OrderChoice("sampler", "the sampler decides")
     if not request.shuffle:
         return OrderChoice("file", "not shuffled")
+    # True means a full permutation, however slow: only "auto" leaves the choice to us.
     if request.shuffle is True or facts.epoch_rows is not None:
         return OrderChoice("permutation", "every order is as likely as any other")
     return _by_cost(facts, request, strategy, prefetch)
 
 
 def _by_cost(facts: LoaderFacts, request: LoaderRequest, strategy: str, prefetch: int) -> OrderChoice:
-    """A permutation where rows come as fast in any order, and a window where they do not and it is fair."""
+    """Choose a permutation where rows come as fast in any order, and a window where they do not and it is fair."""
+    # One rank with more free memory must not visit another order than the rest.
     if facts.shard.world_size > 1:
         why = 'ranks must come to one order, whatever memory each has; shuffle="window" on all is for files beyond it'
         return OrderChoice("permutation", why)
+    # Only a disk is faster by neighbours; memory and decoders are not.
     if facts.engine.name != "read" or strategy != "direct":
         return OrderChoice("permutation", "rows come as fast in any order from where they are read")
     cold = "the file is not in memory and does not fit there"
+    # A file sorted by class would come out of windows almost as sorted.
     if not facts.random_rows:
         why = f'although {cold}: its own rows may be in no random order; shuffle="window" is faster where they are'
         return OrderChoice("permutation", why)
     try:
         return _window(facts, request, prefetch, f"{cold}, and its own rows are in random order")
     except OptionError:
+        # Who gave a budget is told that it is too small; who gave none gets the order that needs none.
         if request.memory_budget is not None:
             raise
         return OrderChoice("permutation", f"although {cold}: there is too little memory for a window")
@@ -346,6 +380,7 @@ def _window(facts: LoaderFacts, request: LoaderRequest, prefetch: int, reason: s
         budget = _RANKS_BYTES if budget is None else budget
         prefetch = request.prefetch if isinstance(request.prefetch, int) else _RANKS_PREFETCH
     elif budget is None:
+        # The rest is for the model, other splits, and whoever else uses this machine.
         spare = spare_memory(facts.free_memory_bytes) // _MEMORY_PART
         budget = min(_MOST_BYTES, 1 << max(0, spare.bit_length() - 1))
     # Beside the two windows: batches that wait, one in the making, one with the consumer.
@@ -376,24 +411,26 @@ _SHARED_PART = 2
 
 
 def may_gain(facts: LoaderFacts, request: LoaderRequest) -> bool:
-    """Whether a probe of a sample's cost could speak for processes at all."""
+    """Tell whether a probe of a sample's cost could speak for processes at all."""
     if request.strategy != "auto" or not facts.per_sample or facts.processes is None:
         return False
+    # What may hang or run a script twice is not begun unasked, however much it gains.
     safe = facts.processes.unpicklable is None and choose_start(facts.processes).safe
     return safe and _count(facts, request) > 1
 
 
 def processes_gain(facts: LoaderFacts, request: LoaderRequest) -> bool:
-    """Whether a sample's transform takes so long that processes are worth having."""
+    """Tell whether a sample's transform takes so long that processes are worth having."""
     if facts.cost is None or not may_gain(facts, request):
         return False
+    # Against one thread, which calls all transforms where there are no processes.
     thread_s = request.batch_size * facts.cost.seconds
     moving_s = _BATCH_S + request.batch_size * facts.cost.result_bytes / _BYTES_PER_S
     return thread_s >= _LEAST_GAIN * (thread_s / _count(facts, request) + moving_s)
 
 
 def choose_processes(facts: LoaderFacts, request: LoaderRequest) -> tuple[ReasonedValue, ReasonedValue, StartChoice]:
-    """How many processes, how many batches each makes ahead, and how they are started."""
+    """Choose how many processes there are, how many batches each makes ahead, and how they are started."""
     processes = facts.processes
     if processes is None:
         msg = "Worker processes cannot be planned without facts about this process."
@@ -403,10 +440,12 @@ def choose_processes(facts: LoaderFacts, request: LoaderRequest) -> tuple[Reason
     reason = "as asked" if asked else "all cores but the one that trains"
     ahead = _AHEAD if request.prefetch == "auto" else request.prefetch
     ahead_reason = "of each process" if request.prefetch == "auto" else "as asked"
+    # What goes between processes is the transform's result, often floats four times as long.
     result_bytes = facts.row_bytes if facts.cost is None else facts.cost.result_bytes
     batch_bytes = max(1, request.batch_size * result_bytes)
     # One more of each is in the making, and one on its way.
     fitting = processes.shared_memory_bytes // _SHARED_PART // batch_bytes
+    # Who asked for so many gets them: perhaps /dev/shm is about to be made larger.
     if not asked and count * (ahead + 1) + 1 > fitting:
         room = f"batches of {format_bytes(batch_bytes)} leave shared memory for no more"
         if request.prefetch == "auto":
@@ -417,16 +456,18 @@ def choose_processes(facts: LoaderFacts, request: LoaderRequest) -> tuple[Reason
 
 
 def choose_start(facts: ProcessFacts) -> StartChoice:
-    """How to start processes safely.
+    """Choose how to start processes safely.
 
     A forked process has the locks of threads that it does not have, locked for ever if they were, and must not touch
     CUDA. One that is started anew takes seconds, must be sent the dataset, and imports the script: where that would run
     from its top again, it is forked all the same, as a stock `DataLoader` would be.
     """
+    # CUDA first: a fork breaks it for certain, and threads only perhaps.
     busy = "CUDA is in use" if facts.cuda_started else f"{facts.threads} threads run" if facts.threads > 1 else None
     can_fork = "fork" in facts.methods
     if can_fork and busy is None:
         return StartChoice("fork", "no other thread runs, and CUDA is not in use")
+    # Not safe and yet the only way: so never unasked.
     if can_fork and facts.unpicklable is not None:
         why = f"although {busy}: the dataset cannot be sent to another process, as {facts.unpicklable}"
         return StartChoice("fork", why, safe=False)

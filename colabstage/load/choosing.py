@@ -1,4 +1,4 @@
-"""Deciding how batches are loaded, from facts alone, with the reason beside every number."""
+"""Decide how batches are loaded, from facts alone, with the reason beside every number."""
 
 from __future__ import annotations
 
@@ -49,9 +49,12 @@ def choose_loader(facts: LoaderFacts, request: LoaderRequest) -> LoaderPlan:
         OptionError: a value that cannot work, with those that can.
         NotEnoughSpaceError: `"memory"` or `"device"` was asked for, and the split does not fit there.
     """
+    # Before anything is measured or read.
     _check(request)
+    # A sampler may visit fewer rows than there are, or some more than once.
     rows = facts.rows if facts.epoch_rows is None else facts.epoch_rows
     batches = count_batches(rows, request.batch_size, facts.shard, drop_last=request.drop_last)
+    # An epoch of nothing would train nothing and say nothing.
     if request.drop_last and rows and not batches:
         ranks = "" if facts.shard.world_size == 1 else f" for {facts.shard.world_size} ranks"
         msg = (
@@ -61,9 +64,11 @@ def choose_loader(facts: LoaderFacts, request: LoaderRequest) -> LoaderPlan:
         raise OptionError(msg)
     strategy, engine = _choose_strategy(facts, request)
     decode = choose_decoding(facts, request, strategy)
+    # From here on a row is as long as its crop, which is what is held in memory.
     whole, facts = facts, with_crops(replace(facts, engine=engine), decode)
     prefetch = _choose_prefetch(facts, request)
     workers, start = _choose_workers(facts, request), None
+    # Processes have their own counts: a thread of this one would only wait for them.
     if strategy == "workers":
         workers, prefetch, start = choose_processes(facts, request)
     if strategy == "device":
@@ -92,8 +97,10 @@ def _check(request: LoaderRequest) -> None:
         raise OptionError(msg)
     counts = {"batch_size": request.batch_size, "num_workers": request.num_workers, "prefetch": request.prefetch}
     for name, value in counts.items():
+        # Nobody but the caller knows what a batch is.
         if value == "auto" and name != "batch_size":
             continue
+        # True is an int to Python, and a mistake here.
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             words = "a whole number, 1 or more" + ("" if name == "batch_size" else ', or "auto"')
             msg = f"{name}={value!r} cannot work; expected {words}."
@@ -101,10 +108,11 @@ def _check(request: LoaderRequest) -> None:
 
 
 def _choose_strategy(facts: LoaderFacts, request: LoaderRequest) -> _Resolved:
-    """Where batches come from, and the engine that reads them there."""
+    """Choose where batches come from, and the engine that reads them there."""
     asked = request.strategy
     if asked == "device":
         return "device", _on_device(facts)
+    # The fastest first, where it costs nobody else their memory.
     if asked == "auto" and _belongs_on_device(facts):
         free = format_bytes(facts.device.free_bytes if facts.device else 0)
         part = f"{format_bytes(_device_bytes(facts))} of the {free} that are free there"
@@ -116,6 +124,7 @@ def _choose_strategy(facts: LoaderFacts, request: LoaderRequest) -> _Resolved:
 
 def _file_or_memory(facts: LoaderFacts, request: LoaderRequest) -> _Resolved:
     engine, size = facts.engine, format_bytes(facts.stored_bytes)
+    # The dataset was opened with in_memory=True: nothing is left to choose.
     if engine.name == "memory":
         return "memory", engine
     if request.strategy == "memory":
@@ -123,6 +132,7 @@ def _file_or_memory(facts: LoaderFacts, request: LoaderRequest) -> _Resolved:
             facts.stored_bytes, facts.free_memory_bytes, 'strategy="memory"', remedy='Use strategy="direct" or "auto".'
         )
         return "memory", EngineChoice("memory", f"as asked, all {size} are read once")
+    # Elsewhere the system's cache serves rows as fast, and gives the memory back.
     slow = engine.name == "h5py" or engine.costly
     if slow and facts.stored_bytes * _UNASKED_PART <= spare_memory(facts.free_memory_bytes):
         why = f"reading in random order would be slow, as {engine.reason}; its {size} fit, and are read once"
@@ -131,6 +141,7 @@ def _file_or_memory(facts: LoaderFacts, request: LoaderRequest) -> _Resolved:
 
 
 def _device_bytes(facts: LoaderFacts) -> int:
+    # As they lie there, decoded, not as they are stored.
     return facts.rows * (facts.row_bytes + facts.target_bytes)
 
 
@@ -141,7 +152,7 @@ def _belongs_on_device(facts: LoaderFacts) -> bool:
 
 
 def _on_device(facts: LoaderFacts) -> EngineChoice:
-    """The engine of a split that is to lie on the device.
+    """Return the engine of a split that is to lie on the device.
 
     Raises:
         OptionError: its rows cannot lie there.
@@ -159,6 +170,7 @@ def _on_device(facts: LoaderFacts) -> EngineChoice:
             'with image_size=… or use strategy="auto".'
         )
         raise OptionError(msg)
+    # Without a device batches stay in this computer's memory, and so does the split.
     free = facts.free_memory_bytes if facts.device is None else facts.device.free_bytes
     needed = _device_bytes(facts)
     if needed > max(0, free - _DEVICE_RESERVE_BYTES):
@@ -195,6 +207,7 @@ def _choose_workers(facts: LoaderFacts, request: LoaderRequest) -> ReasonedValue
         return ReasonedValue(max(_READ_THREADS, facts.cores), "most wait for the disk")
     if facts.encoded:
         return ReasonedValue(facts.cores, "decoding keeps every core busy")
+    # More threads would take turns at HDF5's lock.
     if facts.engine.name == "h5py":
         return ReasonedValue(1, "HDF5 lets only one thread read at a time")
     if facts.cores <= _MOST_COPY_THREADS:
@@ -218,7 +231,8 @@ def _choose_prefetch(facts: LoaderFacts, request: LoaderRequest) -> ReasonedValu
 
 
 def _choose_several(facts: LoaderFacts, request: LoaderRequest) -> int:
-    """How many batches to prepare ahead where they are small; 0 where they cannot be gathered together."""
+    """Choose how many batches to prepare ahead where they are small; 0 where they cannot be gathered together."""
+    # Rows of one shape only: of others a group cannot be taken apart by slices.
     if not facts.uniform or facts.encoded or facts.per_sample:
         return 0
     batch_bytes = max(1, request.batch_size * facts.row_bytes)

@@ -1,4 +1,4 @@
-"""`CudaDataLoader`: any loader's batches on the device by the time that the model asks for them.
+"""Have any loader's batches on the device by the time that the model asks for them: `CudaDataLoader`.
 
 With T1 seconds to load a batch and T2 to train on it, a batch costs max(T1, T2) instead of T1 + T2.
 """
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class CudaDataLoader(SingleIteration, Generic[T]):
-    """Runs a loader in a background thread and moves its batches to a device, a few ahead of the model.
+    """Run a loader in a background thread and move its batches to a device, a few ahead of the model.
 
     >>> for x, y in CudaDataLoader(DataLoader(dataset, 64), "cuda"):  # doctest: +SKIP
     ...     train_step(x, y)
@@ -59,6 +59,7 @@ class CudaDataLoader(SingleIteration, Generic[T]):
         Raises:
             OptionError: there is no such device here, or an argument that cannot work.
         """
+        # Before the device is touched, which may take seconds the first time.
         _check(loader, queue_size)
         self.loader = loader
         self.device = usable_device(device)
@@ -67,7 +68,7 @@ class CudaDataLoader(SingleIteration, Generic[T]):
         self._stager = make_stager(self.device)
 
     def __len__(self) -> int:
-        """Batches in an iteration.
+        """Count the batches in an iteration.
 
         Raises:
             TypeError: the loader does not know.
@@ -76,6 +77,7 @@ class CudaDataLoader(SingleIteration, Generic[T]):
 
     def __iter__(self) -> Iterator[T]:
         """Start the next iteration; the loader's own begins here, in the caller's thread."""
+        # Two iterations would fill the same pinned memory.
         self._end_iteration()
         # Before our thread is there: worker processes that a loader forks should inherit no locks from it.
         batches = iter(self.loader)
@@ -100,8 +102,9 @@ def _check(loader: object, queue_size: object) -> None:
 
 
 def _gives_new_batches(loader: Any) -> bool:
-    """Whether each batch has memory of its own for certain: batches of a `DataLoader` that stacks samples, or whose
-    processes send them. Any other loader may fill the same memory again while a batch waits."""
+    """Tell whether each batch has memory of its own for certain: batches of a `DataLoader` that stacks samples, or
+    whose processes send them. Any other loader may fill the same memory again while a batch waits."""
+    # Nobody can know what another class keeps, and a copy costs less than a wrong batch.
     if not isinstance(loader, DataLoader):
         return False
     if loader.num_workers > 0 or type(loader).__module__.startswith("colabstage."):
@@ -111,8 +114,8 @@ def _gives_new_batches(loader: Any) -> bool:
 
 
 def _own(device: torch.device, leaf: Any) -> Any:
-    """A part of a batch that stays what it is when its loader fills its memory again. What is copied on its way to the
-    device anyway, before the loader is asked for more, is left."""
+    """Return a part of a batch that stays what it is when its loader fills its memory again. What is copied on its way
+    to the device anyway, before the loader is asked for more, is left."""
     if isinstance(leaf, np.ndarray):
         return leaf.copy()
     if not isinstance(leaf, torch.Tensor):
@@ -124,11 +127,12 @@ def _own(device: torch.device, leaf: Any) -> Any:
 
 
 def _taken(batches: Iterator[T], own: Callable[[Any], Any] | None, *, owned: bool) -> Generator[T]:
-    """The batches of an iterator, made our own by `own`; one that was made for this is closed at the end, if it can
-    be."""
+    """Yield the batches of an iterator, made our own by `own`; one that was made for this is closed at the end, if it
+    can be."""
     try:
         yield from batches if own is None else map(partial(map_leaves, change=own), batches)
     finally:
+        # A generator's own clean-up runs now, not whenever it is collected.
         close: Any = getattr(batches, "close", None)
         if owned and callable(close):
             close()

@@ -1,4 +1,4 @@
-"""`dataset_h5`: one split of an HDF5 file as a `torch.utils.data.Dataset`."""
+"""Read one split of an HDF5 file as a `torch.utils.data.Dataset`: `dataset_h5`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ else:
 
 
 class dataset_h5(_Base):  # noqa: N801 - the name that people know from the recipe
-    """One split of an HDF5 file with `X_<split>` and `Y_<split>`, whoever wrote it.
+    """Read one split of an HDF5 file with `X_<split>` and `Y_<split>`, whoever wrote it.
 
     Opens the file lazily in each process, so it works in a `DataLoader` with any number of workers, under fork and
     spawn, and pickles. `len(dataset)` is the number of samples.
@@ -85,6 +85,7 @@ class dataset_h5(_Base):  # noqa: N801 - the name that people know from the reci
         self.transform = transform
         self.target_transform = target_transform
         self.return_index = return_index
+        # Told once, here, where the path is chosen: later it would only be slow.
         if self.reader.slow_mount is not None and not in_memory:
             warnings.warn(
                 f"'{self.reader.path}' is on {self.reader.slow_mount}: every sample is fetched through it, in every "
@@ -96,29 +97,29 @@ class dataset_h5(_Base):  # noqa: N801 - the name that people know from the reci
 
     @property
     def split(self) -> str:
-        """The split's name."""
+        """Return the split's name."""
         return self.reader.split
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """Class names in label order; empty when the file has none."""
+        """Return class names in label order; empty when the file has none."""
         return self.reader.classes
 
     @property
     def per_sample(self) -> bool:
-        """Whether Python of the caller's is called for each sample."""
+        """Tell whether Python of the caller's is called for each sample."""
         return self.transform is not None or self.target_transform is not None
 
     @property
     def engine(self) -> EngineChoice:
-        """How samples are read (`.name`) and why (`.reason`)."""
+        """Tell how samples are read (`.name`) and why (`.reason`)."""
         return self.reader.engine
 
     def __len__(self) -> int:
         return len(self.reader)
 
     def __getitem__(self, index: int) -> Any:
-        """One sample: `(x, y)`, or `((x, y), index)` with `return_index`.
+        """Return one sample: `(x, y)`, or `((x, y), index)` with `return_index`.
 
         `x` is a writable array of its own, as stored, `(H, W, C)` for images, before `transform`. `y` is an int where
         targets are integers, a numpy scalar for other numbers, an array as stored where one target is more (`(1, 1)`
@@ -130,14 +131,17 @@ class dataset_h5(_Base):  # noqa: N801 - the name that people know from the reci
             IndexError: there is no such sample.
             DecodeError: an encoded image is broken, or a text not UTF-8; the message names its row.
         """
+        # By way of the list, so that one sample and a batch cannot differ.
         return self.__getitems__([operator.index(index)])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        """Several samples by one read; `DataLoader` calls this for each batch. As `__getitem__` for each index."""
+        """Return several samples by one read; `DataLoader` calls this for each batch. As `__getitem__` for each
+        index."""
         xs, ys = self.read_batch(indices)
         samples = [self.sample(x, y) for x, y in zip(xs, ys, strict=True)]
         if not self.return_index:
             return samples
+        # Indices are given back as rows, so that the same sample has one number.
         count = len(self)
         rows = [operator.index(index) for index in indices]
         return [(sample, row + count if row < 0 else row) for sample, row in zip(samples, rows, strict=True)]
@@ -163,6 +167,7 @@ class dataset_h5(_Base):  # noqa: N801 - the name that people know from the reci
             ValueError: `out` does not fit.
             DecodeError: an encoded image is broken; the message names its row.
         """
+        # For this call only: a pool that stays would not survive a fork of the dataset.
         with ThreadPool(threads) as pool:
             return self.reader.read_x(indices, out, pool=pool), self.reader.read_y(indices, pool=pool)
 
@@ -171,7 +176,7 @@ class dataset_h5(_Base):  # noqa: N801 - the name that people know from the reci
         self.reader.close()
 
     def sample(self, x: Any, y: NDArray[Any] | np.generic | dict[str, NDArray[Any]] | str) -> tuple[Any, Any]:
-        """What `__getitem__` makes of one row as `read_batch` gives it."""
+        """Make of one row what `__getitem__` returns, as `read_batch` gives it."""
         # Other scalars stay numpy's: a Python float would be collated to float64.
         value = y if isinstance(y, dict | str) or y.ndim > 0 or y.dtype.kind not in "biu" else y.item()
         return (
@@ -199,7 +204,7 @@ class dataset_h5(_Base):  # noqa: N801 - the name that people know from the reci
         ]
 
     def _row(self) -> str:
-        """One input in words."""
+        """Describe one input in words."""
         shape, dtype = self.reader.row_shape, self.reader.row_dtype
         if shape is not None:
             return f"{' x '.join(map(str, shape))} {dtype}"

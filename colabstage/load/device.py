@@ -1,4 +1,4 @@
-"""Batches on a device: copies that overlap with the model's work there, and whole splits that live there.
+"""Bring batches to a device: copies that overlap with the model's work there, and whole splits that live there.
 
 Copies are built on a `CopyStream`, the few operations of a CUDA stream and its events that they need. Tests drive the
 same code with one that copies late, in a thread, on any machine.
@@ -48,7 +48,7 @@ except ImportError as error:
 
 
 def usable_device(device: str | torch.device) -> torch.device:
-    """The device of that name, with its number where there may be several.
+    """Return the device of that name, with its number where there may be several.
 
     Raises:
         OptionError: there is no such device here.
@@ -63,52 +63,54 @@ def usable_device(device: str | torch.device) -> torch.device:
 
 
 def free_device_memory(device: torch.device) -> int | None:
-    """Bytes of a CUDA device that this process may still take, what torch holds ready there included; `None` for
-    devices that share this computer's memory or do not tell."""
+    """Return the bytes of a CUDA device that this process may still take, what torch holds ready there included; `None`
+    for devices that share this computer's memory or do not tell."""
+    # Apple's and the like share this computer's memory, which is counted elsewhere.
     if device.type != "cuda":
         return None
     free, _ = torch.cuda.mem_get_info(device)
+    # The driver calls this taken, but torch will hand it out again.
     idle = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return int(free) + int(idle)
 
 
 class CopyEvent(Protocol):
-    """A point in a lane's work."""
+    """Stand for a point in a stream's work."""
 
     def synchronize(self) -> None:
         """Wait, in the calling thread, until the work up to here is done."""
 
 
 class CopyStream(Protocol):
-    """Work for one device, done in order, beside the consumer's own. Its methods only put work there."""
+    """Do work for one device in order, beside the consumer's own. Its methods only put work there."""
 
     pinned: bool
     """Whether host memory must be pinned for its copies to be asynchronous."""
 
     def takes(self, host: torch.Tensor) -> bool:
-        """Whether copies of this tensor are asynchronous as it is, without a stop in pinned memory."""
+        """Tell whether copies of this tensor are asynchronous as it is, without a stop in pinned memory."""
 
     def follow(self) -> None:
         """Let what comes from now on wait for all that the caller's own stream was given so far."""
 
     def entered(self) -> AbstractContextManager[object]:
-        """A context in which this thread's device work goes onto the lane."""
+        """Return a context in which this thread's device work goes onto the stream."""
 
     def copy(self, host: torch.Tensor) -> torch.Tensor:
         """Begin to copy, in a new tensor on the device, what must stay unchanged in the host's memory until then."""
 
-    def mark(self) -> CopyEvent:
-        """The point after all that was put here so far."""
+    def record(self) -> CopyEvent:
+        """Return an event after all that was put here so far."""
 
-    def lead(self, mark: CopyEvent) -> None:
-        """Let the caller's own stream wait for a point of this lane."""
+    def lead(self, event: CopyEvent) -> None:
+        """Let the caller's own stream wait for an event of this one."""
 
     def used(self, tensor: torch.Tensor) -> None:
-        """Say that the caller's own stream uses a tensor that was made on this lane."""
+        """Say that the caller's own stream uses a tensor that was made on this one."""
 
 
 class CudaCopyStream:
-    """A side stream of a CUDA device, one for the object's life.
+    """Copy by a side stream of a CUDA device, one for the object's life.
 
     A new stream each epoch would strand the memory that torch's allocator keeps for the old one.
     """
@@ -129,16 +131,17 @@ class CudaCopyStream:
         return torch.cuda.stream(self._stream)
 
     def copy(self, host: torch.Tensor) -> torch.Tensor:
+        # Made on this stream, by which torch's allocator knows when the memory may be used again.
         return torch.empty_like(host, device=self._device).copy_(host, non_blocking=True)
 
-    def mark(self) -> CopyEvent:
+    def record(self) -> CopyEvent:
         # Blocking, so that a thread that waits for it sleeps instead of turning on a core.
         event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
         event.record(self._stream)
         return event
 
-    def lead(self, mark: CopyEvent) -> None:
-        torch.cuda.current_stream(self._device).wait_event(mark)  # type: ignore[arg-type]  # the event that `mark` made
+    def lead(self, event: CopyEvent) -> None:
+        torch.cuda.current_stream(self._device).wait_event(event)  # type: ignore[arg-type]  # the event that `record` made
 
     def used(self, tensor: torch.Tensor) -> None:
         if tensor.is_cuda:
@@ -155,14 +158,16 @@ _ALIGNMENT_BYTES = 64
 
 @dataclass(frozen=True, slots=True)
 class Staged(Generic[T]):
-    """A batch on its way to a device; `copied` is the mark after which it is there, `None` on a CPU."""
+    """Hold a batch on its way to a device."""
 
     batch: T
+    """With its tensors there, or on their way."""
     copied: CopyEvent | None
+    """The event after which it is there, `None` on a CPU."""
 
 
 class PinnedBuffer:
-    """Host memory that tensors are laid out in, one after the other, before they are copied to a device."""
+    """Hold host memory that tensors are laid out in, one after the other, before they are copied to a device."""
 
     def __init__(self, *, pinned: bool) -> None:
         self._pinned = pinned
@@ -178,6 +183,7 @@ class PinnedBuffer:
         for tensor in tensors:
             starts.append(end)
             end += -(-tensor.nbytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+        # Grows to the largest batch and stays: pinning takes milliseconds.
         if end > len(self._memory):
             self._memory = torch.empty(end, dtype=torch.uint8, pin_memory=self._pinned)
         return [self._placed(tensor, start) for tensor, start in zip(tensors, starts, strict=True)]
@@ -190,39 +196,40 @@ class PinnedBuffer:
 
 
 class _Slot:
-    """Host memory that copies are under way from, and the mark after which it may be filled again."""
+    """Hold host memory that copies are under way from, and the event after which it may be filled again."""
 
     def __init__(self, *, pinned: bool) -> None:
         self.stage = PinnedBuffer(pinned=pinned)
-        self.lent: list[torch.Tensor] = []
+        self.borrowed: list[torch.Tensor] = []
         self.emptied: CopyEvent | None = None
 
     def empty(self) -> None:
         """Wait until nothing is copied from here any more."""
+        # Nothing was ever copied from a new one.
         if self.emptied is not None:
             self.emptied.synchronize()
-        self.lent.clear()
+        self.borrowed.clear()
 
 
 class StreamStager:
-    """Takes batches to a device by a lane. `stage` belongs to the thread that prepares, the rest to the consumer."""
+    """Take batches to a device by a stream. `stage` belongs to the thread that prepares, the rest to the consumer."""
 
-    def __init__(self, lane: CopyStream, device: torch.device) -> None:
-        self._lane = lane
+    def __init__(self, stream: CopyStream, device: torch.device) -> None:
+        self._copies = stream
         self._device = device
-        self._slots = [_Slot(pinned=lane.pinned) for _ in range(_SLOTS)]
+        self._slots = [_Slot(pinned=stream.pinned) for _ in range(_SLOTS)]
         self._turn = 0
 
     def begin(self) -> None:
         """Let the copies of an iteration come after all that the caller's stream was given so far."""
-        self._lane.follow()
+        self._copies.follow()
 
     def stage(self, batches: Generator[T | Heartbeat]) -> Generator[Staged[T] | Heartbeat]:
         """Start the copies of batch after batch.
 
-        Batches are also made on the lane, so those that are on the device already are ordered like the rest.
+        Batches are also made on the stream, so those that are on the device already are ordered like the rest.
         """
-        with closing(batches), self._lane.entered(), torch.no_grad():
+        with closing(batches), self._copies.entered(), torch.no_grad():
             try:
                 yield from map(self._start, batches)  # type: ignore[arg-type]  # mypy loses T here
             finally:
@@ -233,14 +240,14 @@ class StreamStager:
     def hand_out(self, staged: Staged[T]) -> T:
         """Make a batch the caller's: what its stream is given from now on finds the batch on the device."""
         if staged.copied is not None:
-            self._lane.lead(staged.copied)
+            self._copies.lead(staged.copied)
 
         def finish(leaf: Any) -> Any:
             if moves_itself(leaf):
                 # Here, because nobody could record what is inside of it on the consumer's stream.
                 return leaf.to(self._device)
             if isinstance(leaf, torch.Tensor):
-                self._lane.used(leaf)
+                self._copies.used(leaf)
             return leaf
 
         return map_leaves(staged.batch, finish)  # type: ignore[no-any-return]
@@ -252,25 +259,27 @@ class StreamStager:
         map_leaves(batch, lambda leaf: tensors.append(leaf) if _is_stageable(leaf) else None)
         copies = iter(self._copy(tensors))
         moved = map_leaves(batch, lambda leaf: next(copies) if _is_stageable(leaf) else self._moved(leaf))
-        return Staged(moved, self._lane.mark())
+        return Staged(moved, self._copies.record())
 
     def _copy(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         slot = self._slots[self._turn]
         self._turn = (self._turn + 1) % _SLOTS
         slot.empty()
         # What the loader gathered into pinned memory needs no second copy there.
-        ready = [self._lane.takes(tensor) for tensor in tensors]
+        ready = [self._copies.takes(tensor) for tensor in tensors]
         placed = iter(slot.stage.fill([tensor for tensor, there in zip(tensors, ready, strict=True) if not there]))
         copies = []
         for tensor, there in zip(tensors, ready, strict=True):
             if there:
-                slot.lent.append(tensor)
-            copies.append(self._lane.copy(tensor if there else next(placed)))
-        slot.emptied = self._lane.mark()
+                slot.borrowed.append(tensor)
+            copies.append(self._copies.copy(tensor if there else next(placed)))
+        # After the last copy out of it, not after the batch: other work may follow.
+        slot.emptied = self._copies.record()
         return copies
 
     def _moved(self, leaf: Any) -> Any:
-        """What does not go through pinned memory: tensors on a device, sparse ones, and things that are no tensors."""
+        """Return what does not go through pinned memory: tensors on a device, sparse ones, and things that are no
+        tensors."""
         return leaf.to(self._device) if isinstance(leaf, torch.Tensor) else leaf
 
 
@@ -280,13 +289,13 @@ def _is_stageable(leaf: Any) -> bool:
 
 
 class PlainStager:
-    """Takes batches to a device that has no streams of ours, such as the CPU itself; same methods as `StreamStager`."""
+    """Take batches to a device that has no streams of ours, such as the CPU itself; same methods as `StreamStager`."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
     def begin(self) -> None:
-        """Nothing to wait for."""
+        """Wait for nothing."""
 
     def stage(self, batches: Generator[T | Heartbeat]) -> Generator[Staged[T] | Heartbeat]:
         """Move batch after batch; what is there already stays what it is."""
@@ -294,7 +303,7 @@ class PlainStager:
             yield from map(self._start, batches)  # type: ignore[arg-type]  # mypy loses T here
 
     def hand_out(self, staged: Staged[T]) -> T:
-        """The batch."""
+        """Return the batch."""
         return staged.batch
 
     def _start(self, batch: T | Heartbeat) -> Staged[T] | Heartbeat:
@@ -311,7 +320,7 @@ Stager = StreamStager | PlainStager
 
 
 def make_stager(device: torch.device) -> Stager:
-    """The way of taking batches to a device that this device allows."""
+    """Make the stager that this device allows."""
     return StreamStager(CudaCopyStream(device), device) if device.type == "cuda" else PlainStager(device)
 
 
@@ -327,7 +336,7 @@ def prefetch_staged(
 
 
 def pinned_block(nbytes: int) -> memoryview:
-    """Pinned memory that batches can be gathered into."""
+    """Allocate pinned memory that batches can be gathered into."""
     memory: Any = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True).numpy()
     return memoryview(memory)
 
@@ -338,14 +347,15 @@ _WORDS = (torch.int64, torch.int32, torch.int16)
 
 
 class DeviceTable:
-    """N rows of one shape and dtype on a device."""
+    """Keep N rows of one shape and dtype on a device."""
 
     def __init__(self, count: int, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> None:
-        """`shape`: of one row."""
+        """Allocate memory for `count` rows of this `shape` each."""
         self._shape = tuple(shape)
         self._dtype = dtype
         self._length = int(np.prod(self._shape, dtype=np.int64))
         row_bytes = dtype.itemsize * self._length
+        # The longest word that rows are made of.
         word = next((word for word in _WORDS if row_bytes % word.itemsize == 0), torch.uint8)
         self._words = torch.empty((count, row_bytes // word.itemsize), dtype=word, device=device)
 
@@ -355,13 +365,13 @@ class DeviceTable:
         part.copy_(rows.contiguous().view(len(rows), self._length).view(torch.uint8).view(part.dtype).view(part.shape))
 
     def take(self, index: torch.Tensor) -> torch.Tensor:
-        """Copies of the rows of `index`, int64 `(B,)` on the device: `(B, *shape)`."""
+        """Return copies of the rows of `index`, int64 `(B,)` on the device: `(B, *shape)`."""
         words = self._words.index_select(0, index)
         return words.view(torch.uint8).view(self._dtype).view(len(index), *self._shape)
 
 
 class DeviceSplit:
-    """A split's inputs and targets on a device."""
+    """Keep a split's inputs and targets on a device."""
 
     def __init__(self, dataset: dataset_h5, device: torch.device, threads: int) -> None:
         """Read all of it, in blocks, by way of pinned memory. Whether it fits has been looked at before.
@@ -391,6 +401,7 @@ class DeviceSplit:
 
     def _fill(self, count: int, start: int, x: torch.Tensor, y: torch.Tensor) -> None:
         x = x.permute(0, 2, 3, 1) if self._images else x
+        # Their shapes are those of the first block: transposed images, widened labels.
         if self._x is None or self._y is None:
             self._x = DeviceTable(count, x.shape[1:], x.dtype, self._device)
             self._y = DeviceTable(count, y.shape[1:], y.dtype, self._device)
@@ -406,9 +417,11 @@ class DeviceSplit:
         """
         if not batches or self._x is None or self._y is None:
             return
+        # One copy of all numbers for the epoch, not one for each batch.
         order = torch.from_numpy(np.concatenate(batches)).to(self._device)
         start = 0
         for rows in batches:
+            # The consumer may run on another stream than the one that made it.
             if order.is_cuda:
                 order.record_stream(torch.cuda.current_stream(self._device))
             index = order[start : start + len(rows)]

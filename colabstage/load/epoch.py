@@ -1,8 +1,7 @@
-"""The order of an epoch, its random numbers, and who of several ranks takes which rows: functions of seed and epoch.
+"""Order an epoch, draw its random numbers, and share its rows out among ranks: functions of seed and epoch.
 
-So neither depends on how samples are batched, on who draws first, or on where an epoch was resumed.
-
-So augmentation does not depend on how samples are batched, on who draws first, or on where an epoch was resumed.
+So neither the order nor augmentation depends on how samples are batched, on who draws first, or on where an epoch was
+resumed.
 
 Every sample is visited exactly once an epoch, by one rank, and ranks differ by one sample at the most. All ranks make
 the same number of steps, because a collective operation that one of them does not join would wait for ever: a rank
@@ -25,35 +24,36 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-# SplitMix64 (Steele, Lea, Flood 2014): a counter times the golden ratio, stirred by two multiplications.
+# SplitMix64 (Steele, Lea, Flood 2014): a counter times the golden ratio, mixed by two multiplications.
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX = ((30, np.uint64(0xBF58476D1CE4E5B9)), (27, np.uint64(0x94D049BB133111EB)))
 
 
 @dataclass(frozen=True, slots=True)
 class BatchPlace:
-    """Where a batch stands: what its random parameters depend on.
-
-    `seed`, `epoch`: at least 0. `rows`: `(B,)`, the samples' places in the dataset. `stream`: tells transforms that are
-    called one after the other on the same batch apart.
-    """
+    """Say where a batch stands: what its random parameters depend on."""
 
     seed: int
+    """At least 0."""
     epoch: int
+    """At least 0."""
     rows: NDArray[np.intp]
+    """`(B,)`, the samples' places in the dataset."""
     stream: tuple[int, ...] = ()
+    """Tells transforms that are called one after the other on the same batch apart."""
 
     def draws(self, count: int) -> NDArray[np.float64]:
-        """`count` numbers for each row, float64 `(B, count)`, even in [0, 1); the same ones each time."""
+        """Return `count` numbers for each row, float64 `(B, count)`, even in [0, 1); the same ones each time."""
         # In the spawn key a further number makes another stream; SeedSequence takes [1] and [1, 0] for the same.
         words = np.random.SeedSequence([self.seed, self.epoch], spawn_key=self.stream).generate_state(2, np.uint64)
         states = _mixed(self.rows.astype(np.uint64) * _GOLDEN + words[0])
         counters = np.arange(1, count + 1, dtype=np.uint64) * _GOLDEN
         bits = _mixed((states ^ words[1])[:, None] + counters)
+        # 53 bits are all that a float64 below 1 holds.
         return np.asarray((bits >> np.uint64(11)) * 2.0**-53)
 
     def inner(self, number: int) -> BatchPlace:
-        """The place of the part with this number, which draws independently of the others."""
+        """Return the place of the part with this number, which draws independently of the others."""
         return replace(self, stream=(*self.stream, number))
 
 
@@ -65,10 +65,10 @@ def _mixed(state: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 @runtime_checkable
 class SeededTransform(Protocol):
-    """A batch transform whose random parameters follow from the place of the batch."""
+    """Transform batches by random parameters that follow from the place of the batch."""
 
     def apply_at(self, x: Any, y: Any, place: BatchPlace) -> tuple[Any, Any]:
-        """The new `(x, y)`."""
+        """Return the new `(x, y)`."""
 
 
 def apply_transform(
@@ -80,52 +80,53 @@ def apply_transform(
     return transform(x, y)
 
 
-# Below this many bits of a row's number, 40 bits of dice are left: enough that hardly ever two rows throw the same.
+# Below this many bits of a row's number, 40 random bits are left: enough that hardly ever two rows draw the same.
 _MOST_ROW_BITS = 24
 
 
 class Order(Protocol):
-    """In which order an epoch visits which rows."""
+    """Decide in which order an epoch visits which rows."""
 
     @property
     def count(self) -> int:
-        """Rows visited in an epoch, by all ranks together."""
+        """Count the rows visited in an epoch, by all ranks together."""
 
     def rows(self, epoch: int, shard: Shard) -> NDArray[np.intp]:
-        """The rows that one rank visits, intp; those of all ranks together are the epoch's, each once."""
+        """Return the rows that one rank visits, intp; those of all ranks together are the epoch's, each once."""
 
     def identity(self) -> dict[str, int]:
-        """What two loaders must share to visit rows in the same order, seed and number of samples apart."""
+        """Return what two loaders must share to visit rows in the same order, seed and number of samples apart."""
 
 
 def random_order(count: int, *entropy: int) -> NDArray[np.intp]:
-    """A permutation of `range(count)` that depends on nothing but the numbers given, each at least 0.
+    """Return a permutation of `range(count)` that depends on nothing but the numbers given, each at least 0.
 
     The same on every machine and with every version of numpy: numpy promises that for the raw numbers of its
     generators, not for `permutation`.
     """
-    dice = np.random.PCG64(np.random.SeedSequence(entropy)).random_raw(count)
+    drawn = np.random.PCG64(np.random.SeedSequence(entropy)).random_raw(count)
     bits = max(1, (count - 1).bit_length())
     if bits > _MOST_ROW_BITS:
-        return np.argsort(dice, kind="stable")
-    # The dice's upper bits with the row below them: sorting numbers takes a fifth of the time of sorting places.
+        return np.argsort(drawn, kind="stable")
+    # The upper random bits with the row below them: sorting numbers takes a fifth of the time of sorting places.
     low = np.uint64((1 << bits) - 1)
-    keyed = (dice & ~low) | np.arange(count, dtype=np.uint64)
+    keyed = (drawn & ~low) | np.arange(count, dtype=np.uint64)
     keyed.sort()
     return (keyed & low).astype(np.intp)
 
 
 def digest_of(*values: NDArray[Any]) -> int:
-    """A number of 63 bits that other values, or the same in another order, do not have."""
+    """Return a number of 63 bits that other values, or the same in another order, do not have."""
     digest = hashlib.sha256()
     for part in values:
+        # Bytes alone would not tell two arrays from one that joins them.
         digest.update(f"{part.dtype.str}{part.shape}".encode())
         digest.update(np.ascontiguousarray(part).data)
     return int.from_bytes(digest.digest()[:8], "big") >> 1
 
 
 def epoch_order(count: int, *, shuffle: bool, seed: int, epoch: int) -> NDArray[np.intp]:
-    """The rows of one epoch.
+    """Return the rows of one epoch.
 
     Args:
         count: number of samples.
@@ -140,13 +141,20 @@ def epoch_order(count: int, *, shuffle: bool, seed: int, epoch: int) -> NDArray[
 
 @dataclass(frozen=True, eq=False)
 class RowOrder:
-    """All rows, or those of `subset`, shuffled or not. Rank r of W takes every W-th, from its r-th on: then what all
-    ranks see in a step is what one process would see in a batch W times as large."""
+    """Visit all rows, or those of `subset`, shuffled or not.
+
+    Rank r of W takes every W-th, from its r-th on: then what all ranks see in a step is what one process would see in a
+    batch W times as large.
+    """
 
     samples: int
+    """How many there are."""
     shuffle: bool
+    """Whether they are visited in random order."""
     seed: int
+    """What that order depends on, together with the epoch."""
     subset: NDArray[np.intp] | None = None
+    """Rows that are visited, `None` for all."""
 
     @property
     def count(self) -> int:
@@ -163,27 +171,30 @@ class RowOrder:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """One rank's part: `rank` of `world_size`, counted from 0."""
+    """Hold one rank's part of an epoch."""
 
     rank: int = 0
+    """Counted from 0."""
     world_size: int = 1
+    """How many ranks there are."""
 
     def every(self, values: NDArray[Any]) -> NDArray[Any]:
-        """Every `world_size`-th value, from the `rank`-th on."""
+        """Return every `world_size`-th value, from the `rank`-th on."""
         return values[self.rank :: self.world_size]
 
     def part(self, values: NDArray[Any]) -> NDArray[Any]:
-        """One contiguous part; the first ranks' are longer by one where it does not come out even."""
+        """Return one contiguous part; the first ranks' are longer by one where it does not come out even."""
+        # Each rank before this one that has one more moves it by one.
         start = self.rank * (len(values) // self.world_size) + min(self.rank, len(values) % self.world_size)
         return values[start : start + self.share(len(values))]
 
     def share(self, count: int) -> int:
-        """How many of `count` this rank gets, in either way."""
+        """Return how many of `count` this rank gets, in either way."""
         return count // self.world_size + (self.rank < count % self.world_size)
 
 
 def choose_shard(rank: int | None, world_size: int | None) -> Shard:
-    """The part that was asked for; by default that of the process group, where one is initialised.
+    """Return the part that was asked for; by default that of the process group, where one is initialised.
 
     Raises:
         OptionError: one of the two without the other, or numbers that cannot be.
@@ -191,6 +202,7 @@ def choose_shard(rank: int | None, world_size: int | None) -> Shard:
     if rank is None and world_size is None:
         from torch import distributed
 
+        # As torch's own DistributedSampler does, so that one script runs alone and on many.
         if distributed.is_available() and distributed.is_initialized():
             return Shard(distributed.get_rank(), distributed.get_world_size())
         return Shard()
@@ -208,8 +220,9 @@ def _is_count(value: object, least: int) -> bool:
 
 
 def count_batches(count: int, batch_size: int, shard: Shard, *, drop_last: bool) -> int:
-    """How many batches a rank has of an epoch of `count` rows. With `drop_last` they are full ones only, and equally
-    many on all ranks."""
+    """Return how many batches a rank has of an epoch of `count` rows. With `drop_last` they are full ones only, and
+    equally many on all ranks."""
+    # Equally many on all ranks without more ado: the rest of all is left out.
     if drop_last:
         return count // (batch_size * shard.world_size)
     longest = -(-count // shard.world_size)
@@ -220,20 +233,24 @@ def count_batches(count: int, batch_size: int, shard: Shard, *, drop_last: bool)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Schedule:
-    """Which rows make up which batch of which epoch, for one rank."""
+    """Share out rows into the batches of each epoch, for one rank."""
 
     order: Order
+    """In which rows are visited."""
     batch_size: int
+    """Rows in a batch."""
     drop_last: bool
+    """Whether batches that are not full are left out."""
     shard: Shard
+    """This rank's part."""
 
     @property
     def batches(self) -> int:
-        """Batches in an epoch."""
+        """Count the batches in an epoch."""
         return count_batches(self.order.count, self.batch_size, self.shard, drop_last=self.drop_last)
 
     def rows_left(self, epoch: int, batches_done: int) -> tuple[list[NDArray[np.intp]], int]:
-        """Rows of the batches that are left of an epoch, and how many rows there were before them."""
+        """Return the rows of the batches that are left of an epoch, and how many rows there were before them."""
         rows = self.order.rows(epoch, self.shard)
         edges = self._edges(len(rows))
         left = [rows[start:stop] for start, stop in zip(edges[batches_done:-1], edges[batches_done + 1 :], strict=True)]

@@ -1,4 +1,4 @@
-"""Gathering what the decision about loading rests on."""
+"""Gather what the decision about loading rests on."""
 
 from __future__ import annotations
 
@@ -49,8 +49,10 @@ def gather_facts(
 
     `crop_size`: height and width of the random resized crops that the batch transform begins with.
     """
+    # Now and not at import: a notebook's limits and free memory change.
     resources = read_resources()
     reader = dataset.reader
+    # Devices that do not tell share this computer's memory.
     needs_memory = None if device is None else free_device_memory(device)
     free = resources.free_memory_bytes if needs_memory is None else needs_memory
     return LoaderFacts(
@@ -83,10 +85,11 @@ def measure_cost(dataset: dataset_h5, *, clock: Clock = SYSTEM_CLOCK) -> SampleC
     Returns:
         `None` where the first one failed, or the transforms cannot be copied: it will again, where it is asked for.
     """
+    # From all over the file, as neighbours are often alike.
     rows = np.linspace(0, len(dataset) - 1, min(_PROBED, len(dataset))).astype(np.intp).tolist()
     done, result_bytes, elapsed_s = 0, 0, 0.0
     # Whatever a transform raises is the loop's to raise, where it says which batch.
-    with _dice_kept(), contextlib.suppress(Exception):
+    with _rng_restored(), contextlib.suppress(Exception):
         probed = copy.copy(dataset)
         # What they count or draw on the way stays with the copies, as it does with those of processes.
         transforms = pickle.dumps((dataset.transform, dataset.target_transform))
@@ -113,7 +116,7 @@ def _nbytes(sample: Any) -> int:
 
 
 @contextlib.contextmanager
-def _dice_kept() -> Iterator[None]:
+def _rng_restored() -> Iterator[None]:
     python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 - what transforms draw from
     try:
         with torch.random.fork_rng(devices=[]):
@@ -124,7 +127,8 @@ def _dice_kept() -> Iterator[None]:
 
 
 def _rows_are_random(dataset: dataset_h5) -> bool:
-    """Whether the rows of the file are in random order: those of `train` are that colabstage packs."""
+    """Tell whether the rows of the file are in random order: those of `train` are that colabstage packs."""
+    # Nobody else needs to know, and looking means opening the file.
     if dataset.engine.name != "read" or dataset.split != "train":
         return False
     return read_info(dataset.reader.path).format_version is not None
@@ -142,11 +146,12 @@ def _processes(dataset: dataset_h5) -> ProcessFacts:
 
 
 def _pickle_problem(dataset: dataset_h5) -> str | None:
-    """Why another process could not be sent the dataset's transforms; `None` when it could."""
+    """Tell why another process could not be sent the dataset's transforms; `None` when it could."""
     try:
         pickle.dumps((dataset.transform, dataset.target_transform))
     except Exception as error:  # noqa: BLE001 - whatever a transform's own pickling raises
         return str(error).partition("\n")[0] or type(error).__name__
+    # A class of a notebook pickles by its name, and fails where it is looked up.
     main = __import__("__main__")
     homes = {
         getattr(part, "__module__", type(part).__module__) for part in (dataset.transform, dataset.target_transform)
@@ -157,7 +162,7 @@ def _pickle_problem(dataset: dataset_h5) -> str | None:
 
 
 def _runs_again() -> bool:
-    """Whether a process that imports the main module would run the script that is running from its top."""
+    """Tell whether a process that imports the main module would run the script that is running from its top."""
     main = sys.modules["__main__"]
     path, spec = getattr(main, "__file__", None), getattr(main, "__spec__", None)
     if path is None or (spec is not None and spec.name.endswith(".__main__")):
@@ -169,6 +174,7 @@ def _runs_again() -> bool:
         return False
     try:
         script = ast.parse(Path(path).read_bytes())
+    # What cannot be read may have no guard: the careful answer.
     except (OSError, SyntaxError, ValueError):
         return True
     line = frame.f_lineno

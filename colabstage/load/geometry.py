@@ -1,4 +1,4 @@
-"""Where pixels, masks and boxes go when the images of a batch are cut, mirrored and resized, each in its own way.
+"""Move pixels, masks and boxes when the images of a batch are cut, mirrored and resized, each in its own way.
 
 On a GPU one kernel does a step for the whole batch. On the processor what is fastest is to copy image by image
 (64 of 256x256x3 uint8 cut to 224: 11 ms so, 128 ms by one indexed gather), so there the same functions do that.
@@ -71,11 +71,14 @@ def resized_crops(
     height, width = image[:, :1], image[:, 1:]
     areas = height * width * (scale[0] + (scale[1] - scale[0]) * draws[:, :_TRIES])
     low, high = math.log(ratio[0]), math.log(ratio[1])
+    # Evenly in the logarithm, so that 3:4 is as likely as 4:3.
     ratios = np.exp(low + (high - low) * draws[:, _TRIES : 2 * _TRIES])
     tries = np.rint(np.sqrt(np.stack([areas / ratios, areas * ratios], axis=2))).astype(np.int64)
+    # All ten tries of all images at once: a loop in Python would take longer than decoding.
     fits = np.all((tries > 0) & (tries <= image[:, None]), axis=2)
     crop = np.take_along_axis(tries, fits.argmax(axis=1)[:, None, None], axis=1)[:, 0]
     place = np.floor((image - crop + 1) * draws[:, 2 * _TRIES :]).astype(np.int64)
+    # For all, and taken for few: choosing rows would cost more than computing them.
     middle = _middle_crops(image, ratio)
     found = np.any(fits, axis=1)[:, None]
     return np.where(found, np.concatenate([place, crop], axis=1), middle)
@@ -100,22 +103,22 @@ _LENGTHS = "lengths"
 
 
 class Movement(Protocol):
-    """What happens to pixels that cannot be mixed, `(B, K, H, W)` of any dtype."""
+    """Move pixels that cannot be mixed, `(B, K, H, W)` of any dtype."""
 
     def pixels(self, images: torch.Tensor) -> torch.Tensor:
-        """The moved pixels, of the same dtype."""
+        """Return the moved pixels, of the same dtype."""
 
 
 @dataclass(frozen=True, slots=True)
 class BoxMovement:
-    """What happens to places in each image: `new = old * scale + shift`, `(B, 2)` each, x first.
-
-    `size`: height and width that boxes are cut at; boxes with nothing inside are dropped. `None` where all stay inside.
-    """
+    """Say what happens to places in each image: `new = old * scale + shift`."""
 
     scale: NDArray[np.float64]
+    """`(B, 2)`, x first."""
     shift: NDArray[np.float64]
+    """`(B, 2)`, x first."""
     size: Size | None = None
+    """Height and width that boxes are cut at; boxes with nothing inside are dropped. `None` where all stay inside."""
 
 
 def move_targets(y: Any, image_size: Size, movement: Movement, boxes: BoxMovement) -> Any:
@@ -127,6 +130,7 @@ def move_targets(y: Any, image_size: Size, movement: Movement, boxes: BoxMovemen
     """
     if isinstance(y, torch.Tensor):
         return _move_mask(y, image_size, movement)
+    # Padded boxes are told by what they have, because collate functions make plain dicts.
     if isinstance(y, dict):
         if {BOXES, _LENGTHS} <= y.keys():
             return _move_padded(y, boxes)
@@ -150,14 +154,14 @@ def _move_mask(y: torch.Tensor, size: Size, movement: Movement) -> torch.Tensor:
 
 
 def _moved(boxes: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
-    """`boxes` `(…, 4)` at their new places; `scale` and `shift` `(…, 2)`."""
+    """Return `boxes` `(…, 4)` at their new places; `scale` and `shift` `(…, 2)`."""
     first, second = boxes[..., :2] * scale + shift, boxes[..., 2:] * scale + shift
     # Where it is mirrored, the right edge has become the left one.
     return torch.cat([torch.minimum(first, second), torch.maximum(first, second)], dim=-1)
 
 
 def _cut(boxes: torch.Tensor, size: Size) -> tuple[torch.Tensor, torch.Tensor]:
-    """Boxes cut at the edges, and which of them are left."""
+    """Return boxes cut at the edges, and which of them are left."""
     height, width = size
     cut = torch.minimum(boxes.clamp(min=0), boxes.new_tensor([width, height, width, height]))
     return cut, (cut[..., 2] > cut[..., 0]) & (cut[..., 3] > cut[..., 1])
@@ -169,7 +173,7 @@ def _factors(movement: BoxMovement, like: torch.Tensor) -> tuple[torch.Tensor, t
 
 
 def _move_list(targets: list[dict[str, Any]], movement: BoxMovement) -> list[dict[str, Any]]:
-    """All boxes of the batch at once: one wait for the device, not one for each image."""
+    """Move all boxes of the batch at once: one wait for the device, not one for each image."""
     counts = [len(target[BOXES]) for target in targets]
     boxes = torch.cat([target[BOXES] for target in targets])
     scale, shift = (
@@ -180,6 +184,7 @@ def _move_list(targets: list[dict[str, Any]], movement: BoxMovement) -> list[dic
     if movement.size is None:
         return [{**target, BOXES: part} for target, part in zip(targets, torch.split(moved, counts), strict=True)]
     moved, kept = _cut(moved, movement.size)
+    # The only wait for the device.
     left = np.split(kept.cpu().numpy(), np.cumsum(counts)[:-1])
     return [
         _chosen({**target, BOXES: part}, np.flatnonzero(rows), len(rows))
@@ -188,7 +193,7 @@ def _move_list(targets: list[dict[str, Any]], movement: BoxMovement) -> list[dic
 
 
 def _chosen(target: dict[str, Any], rows: NDArray[np.intp], count: int) -> dict[str, Any]:
-    """The rows of every tensor that has one for each box."""
+    """Return the rows of every tensor that has one for each box."""
     if len(rows) == count:
         return target
     which = torch.from_numpy(rows).to(target[BOXES].device)
@@ -217,7 +222,7 @@ def _move_padded(target: dict[str, Any], movement: BoxMovement) -> dict[str, Any
 
 
 def _repacked(column: torch.Tensor, order: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
-    """A padded column `(B, M, …)` in another order, and filled up again as `pad_targets` does."""
+    """Bring a padded column `(B, M, …)` into another order, and filled up again as `pad_targets` does."""
     extra = (1,) * (column.dim() - 2)
     taken = column.gather(1, order.view(*order.shape, *extra).expand_as(column))
     is_index = not column.is_floating_point() and column.dtype not in (torch.uint8, torch.bool)
@@ -235,10 +240,12 @@ def mirror(images: torch.Tensor, chosen: NDArray[np.bool_], axis: int) -> torch.
     Returns:
         A new tensor; `images` itself when none is chosen.
     """
+    # With a rare flip many batches have no image that is mirrored, and need no copy.
     if not chosen.any():
         return images
     if images.device.type != "cpu":
         return mirror_by_mask(images, chosen, axis)
+    # All are mirrored at once, and the few that should not be are put back.
     result = images.flip(axis)
     source, target = _as_array(images), _as_array(result)
     for row in np.flatnonzero(~chosen).tolist():
@@ -247,7 +254,7 @@ def mirror(images: torch.Tensor, chosen: NDArray[np.bool_], axis: int) -> torch.
 
 
 def mirror_by_mask(images: torch.Tensor, chosen: NDArray[np.bool_], axis: int) -> torch.Tensor:
-    """`mirror` in one step for all."""
+    """Do as `mirror`, in one step for all."""
     return torch.where(_on(chosen, images.device)[:, None, None, None], images.flip(axis), images)
 
 
@@ -265,7 +272,7 @@ def cut(images: torch.Tensor, corners: NDArray[np.int64], size: Size, fill: floa
 
 
 def cut_by_windows(images: torch.Tensor, corners: NDArray[np.int64], size: Size, fill: float) -> torch.Tensor:
-    """`cut` as one choice among all windows that there are."""
+    """Do as `cut`, by one choice among all windows that there are."""
     batch, _, height, width = images.shape
     least, most = corners.min(axis=0, initial=0), (corners + size).max(axis=0, initial=0)
     before, after = np.maximum(-least, 0), np.maximum(most - (height, width), 0)
@@ -282,6 +289,7 @@ def _cut_each(images: torch.Tensor, corners: NDArray[np.int64], size: Size, fill
     result = torch.empty(shape, dtype=images.dtype, memory_format=_memory_format(images))
     limits = np.array(images.shape[2:])
     starts, stops = np.clip(corners, 0, limits), np.clip(corners + size, 0, limits)
+    # Filling costs as much as copying, so only where something lies outside.
     if (stops - starts != size).any():
         result.fill_(fill)
     source, target = _as_array(images), _as_array(result)
@@ -310,13 +318,13 @@ def resize_crops(images: torch.Tensor, crops: NDArray[np.int64], size: Size) -> 
 
 
 def resize_listed_crops(images: list[torch.Tensor], crops: NDArray[np.int64], size: Size) -> torch.Tensor:
-    """`resize_crops` of images that have their own sizes, `(C, H, W)` each; one batch comes of them."""
+    """Resize crops of images that have their own sizes, `(C, H, W)` each; one batch comes of them."""
     parts = [resize_crops(image[None], crops[row : row + 1], size) for row, image in enumerate(images)]
     return torch.cat(parts).contiguous(memory_format=torch.channels_last)
 
 
 def pick_listed_crops(masks: list[torch.Tensor], crops: NDArray[np.int64], size: Size) -> torch.Tensor:
-    """`pick_crops` of masks that have their own sizes, `(H, W)` each: `(B, *size)`."""
+    """Pick crops of masks that have their own sizes, `(H, W)` each: `(B, *size)`."""
     return torch.cat([pick_crops(mask[None, None], crops[row : row + 1], size)[:, 0] for row, mask in enumerate(masks)])
 
 
@@ -341,7 +349,7 @@ def _resize_bytes(images: torch.Tensor, crops: NDArray[np.int64], size: Size) ->
 
 
 def resize_by_weights(images: torch.Tensor, crops: NDArray[np.int64], size: Size) -> torch.Tensor:
-    """`resize_crops` as two products with a matrix of weights for each image, which is what a GPU is good at."""
+    """Do as `resize_crops`, by two products with a matrix of weights for each image, which is what a GPU is good at."""
     # Bytes are exact in half precision, and what is lost of sums of them is less than rounding loses.
     is_short = images.dtype == torch.uint8 and images.device.type == "cuda"
     kind = torch.float16 if is_short else torch.float64 if images.dtype == torch.float64 else torch.float32
@@ -353,10 +361,11 @@ def resize_by_weights(images: torch.Tensor, crops: NDArray[np.int64], size: Size
 
 
 def _weights(start: torch.Tensor, length: torch.Tensor, count: int, wanted: int) -> torch.Tensor:
-    """How much each of `count` pixels gives to each of the `wanted` ones: `(B, wanted, count)`, 1 in sum."""
+    """Return how much each of `count` pixels gives to each of the `wanted` ones: `(B, wanted, count)`, 1 in sum."""
     step = (length / wanted)[:, None, None]
     centre = step * (torch.arange(wanted, device=start.device)[:, None] + 0.5)
     pixel = torch.arange(count, device=start.device) - start[:, None, None]
+    # A triangle as wide as a step, so that every pixel counts when shrinking.
     weight = (1 - (pixel + 0.5 - centre).abs() / step.clamp(min=1)).clamp_(min=0)
     weight = weight.where((pixel >= 0) & (pixel < length[:, None, None]), 0)
     return weight / weight.sum(dim=2, keepdim=True)
@@ -389,6 +398,7 @@ def _to_dtype(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     if dtype.is_floating_point:
         return values.to(dtype)
     limits = torch.iinfo(dtype)
+    # Rounding may go beyond the range, and a conversion would wrap around.
     return values.round().clamp(limits.min, limits.max).to(dtype)
 
 
@@ -398,6 +408,6 @@ def _memory_format(images: torch.Tensor) -> torch.memory_format:
 
 
 def _as_array(images: torch.Tensor) -> NDArray[Any]:
-    """The tensor's memory as an array `(B, H, W, C)`, for copying; numpy has no bfloat16."""
+    """Return the tensor's memory as an array `(B, H, W, C)`, for copying; numpy has no bfloat16."""
     plain = images.view(torch.int16) if images.dtype == torch.bfloat16 else images
     return plain.movedim(1, 3).numpy()

@@ -1,4 +1,4 @@
-"""`make_loader`: batches as tensors, prepared in the background while the model computes."""
+"""Make batches as tensors, prepared in the background while the model computes: `make_loader`."""
 
 from __future__ import annotations
 
@@ -138,6 +138,7 @@ def make_loader(
         NotEnoughSpaceError: with `strategy="memory"` or `"device"`, when the split does not fit; nothing has been
             read.
     """
+    # Before anything is looked at that takes time.
     _check_dataset(dataset)
     seed = _whole("seed", seed)
     if dtype is not None and not dtype.is_floating_point:
@@ -199,6 +200,7 @@ def _check_dataset(dataset: object) -> None:
 
 
 def _has_tensors(dtype: np.dtype[Any]) -> bool:
+    # float128 and the like have no tensors.
     widest = 16 if dtype.kind == "c" else 8
     return dtype.hasobject or (dtype.kind in "biufc" and dtype.itemsize <= widest)
 
@@ -231,6 +233,7 @@ def _build(
     # What a framework builds of the loader's parts reads whole images, and has all of the transform before it.
     collate = Collate(finish)
     if crops is not None:
+        # The crop is done by then; what follows it is not.
         finish = replace(finish, batch_transform=crops.first.rest)
     shown = epoch_sampler(schedule.order, schedule.shard)
     identity = {
@@ -260,11 +263,14 @@ def _build(
 
 @dataclass(slots=True)
 class _Place:
-    """How far an epoch has been handed out. `ended`: whether its loop has been told that there is no more."""
+    """Hold how far an epoch has been handed out."""
 
     epoch: int
+    """Which one."""
     batches_done: int
+    """How many of its batches were."""
     ended: bool = False
+    """Whether its loop has been told that there is no more."""
 
     def end(self) -> None:
         """Take note that the loop has ended."""
@@ -273,21 +279,31 @@ class _Place:
 
 @dataclass(frozen=True, slots=True)
 class _Machine:
-    """What makes a loader's batches."""
+    """Make a loader's batches."""
 
     plan: LoaderPlan
+    """How, and why."""
     schedule: Schedule
+    """Which rows make up which batch."""
     source: BatchSource
+    """What reads them."""
     stager: Stager
+    """What takes them to the device."""
     finish: Finish
+    """What is done to them last."""
     device: torch.device
+    """Where they go."""
     sampler: EpochSampler
+    """What the loader shows to frameworks."""
     seed: int
+    """What random numbers depend on."""
     identity: dict[str, int]
+    """What a loader must share that goes on where this one was."""
 
     def start(self, place: _Place) -> Iteration[Any, Any]:
         """Begin to make the batches that are left of an epoch; `place` moves on as they are handed out."""
         batches, rows_before = self.schedule.rows_left(place.epoch, place.batches_done)
+        # One for each iteration: a new one must not be stopped by the end of the last.
         cancellation = Cancellation()
         source = self.source.start(batches, rows_before, place.epoch, cancellation)
         finish, seed, first = self.finish, self.seed, place.batches_done
@@ -305,6 +321,7 @@ class _Machine:
 
             return Iteration(source, count, place.end)
 
+        # The device gathers by itself, and a thread would only stand between.
         if not self.source.in_background:
             return begun(source, lambda batch: finished(finish.scale(batch)))
         depth, collate = max(1, self.plan.prefetch.value), self.source.collate
@@ -314,6 +331,7 @@ class _Machine:
                 Prefetcher(source, depth, _THREAD, cancellation),
                 lambda read: finished(finish.scale(move_to(collate(read), self.device))),
             )
+        # Nothing is copied to a device, so no stager is needed either.
         if self.device.type == "cpu":
             if finish.dtype is not None:
                 # Here it would take the consumer's time.
@@ -328,7 +346,7 @@ class _Machine:
 
 
 class Loader(SingleIteration, _Base):
-    """Iterates over batches; each iteration is the next epoch. Made by `make_loader`.
+    """Iterate over batches; each iteration is the next epoch. Made by `make_loader`.
 
     One iteration runs at a time: a new one ends the one before, whose next step is then an error. Leaving a loop
     early, by `break` or an exception, ends the background threads with it, each after the row that it is at; worker
@@ -353,15 +371,17 @@ class Loader(SingleIteration, _Base):
     _next: _Place
 
     def __len__(self) -> int:
-        """Batches in an epoch, of this rank."""
+        """Count the batches in an epoch, of this rank."""
         return super().__len__() if self._machine is None else self._machine.schedule.batches
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # the base promises a class of its own
         """Start the next epoch, or go on where `load_state_dict` said."""
+        # It is a plain DataLoader, which frameworks build by this class's constructor.
         if self._machine is None:
             return super().__iter__()
         self._end_iteration()
         asked, self._machine.sampler.asked = self._machine.sampler.asked, None
+        # A framework calls set_epoch with the epoch that comes anyway, which must not lose a resumed place.
         if asked is not None and asked != self._next.epoch:
             self._next = _Place(asked, 0)
         self._done, self._next = self._next, _Place(self._next.epoch + 1, 0)
@@ -379,13 +399,14 @@ class Loader(SingleIteration, _Base):
         self._done = self._next
 
     def state_dict(self) -> dict[str, int]:
-        """Where the loader is: seed, epoch and batches handed out, and what else a resumed loader must share.
+        """Tell where the loader is: seed, epoch and batches handed out, and what else a resumed loader must share.
 
         Taken inside the loop, the batch at hand counts as done: after the last one nothing of the epoch is left, and a
         resumed loop over it is empty. Taken after the loop has ended, it is the beginning of the next epoch. A batch
         whose transform failed is over as well, where the loop goes on. All ranks have the same state at the same step,
         so one rank's serves all.
         """
+        # Only the loop's end tells that nothing of the epoch is left to ask for.
         done = _Place(self._done.epoch + 1, 0) if self._done.ended else self._done
         return {**self._identity(), "epoch": done.epoch, "batches_done": done.batches_done}
 
@@ -396,6 +417,7 @@ class Loader(SingleIteration, _Base):
             OptionError: the state is of a loader with another seed, batch size, order, subset, number of samples or of
                 ranks.
         """
+        # Refused rather than resumed a little off: the samples left would be others.
         for name, here in self._identity().items():
             if state.get(name) != here:
                 msg = f"This state has {name}={state.get(name)!r}, the loader has {here!r}; both must be the same."
@@ -413,7 +435,7 @@ class Loader(SingleIteration, _Base):
             self._machine.source.close()
 
     def __copy__(self) -> Loader:
-        """Another one over the same parts, with a place of its own."""
+        """Return another one over the same parts, with a place of its own."""
         copied = type(self).__new__(type(self))
         # Past `DataLoader.__setattr__`, which guards what belongs to the sampler.
         copied.__dict__.update(self.__dict__, _running=None)

@@ -1,4 +1,4 @@
-"""Iterating in a background thread, a few results ahead of the consumer, and ending it in every case.
+"""Iterate in a background thread, a few results ahead of the consumer, and end it in every case.
 
 No wait here is unbounded: whoever waits is woken by `close`, and looks every second whether the other side still lives.
 Of the iterations over one loader there is one at a time.
@@ -32,16 +32,17 @@ _log = logging.getLogger(__name__)
 
 
 class Heartbeat(Enum):
-    """What a generator yields while it has no result yet: nobody gets it, and it is ended here if nobody waits."""
+    """Stand for what a generator yields while it has no result yet: nobody gets it, and it is ended here if nobody
+    waits."""
 
-    HEARTBEAT = "tick"
+    HEARTBEAT = "heartbeat"
 
 
 HEARTBEAT = Heartbeat.HEARTBEAT
 
 
 class _BoundedQueue(Generic[T]):
-    """A bounded queue that either side can end.
+    """Hand items from one thread to another by a bounded queue that either side can end.
 
     Small batches pass here many thousand times a second. So what is there is taken, and put where there is room,
     without the lock (a deque's append and popleft are atomic); and a producer that waits to fill a long queue is woken
@@ -62,7 +63,7 @@ class _BoundedQueue(Generic[T]):
         self._error: BaseException | None = None
 
     def put(self, item: T | Heartbeat) -> bool:
-        """Wait for room and add an item, unless it is a tick; `False` when nobody wants any more."""
+        """Wait for room and add an item, unless it is a heartbeat; `False` when nobody wants any more."""
         if isinstance(item, Heartbeat):
             return not self._closed
         if len(self._items) >= self._depth:
@@ -98,6 +99,7 @@ class _BoundedQueue(Generic[T]):
                 item = self._items.popleft()
             except IndexError:
                 self._raise_end()
+        # Half empty, so that one wake-up fills many places.
         if self._producer_waits and len(self._items) <= self._low:
             self._wake()
         return item
@@ -174,7 +176,7 @@ def _stop(queue: _BoundedQueue[T], thread: threading.Thread, pid: int, cancellat
 
 
 class Prefetcher(Generic[T]):
-    """Iterates over what a generator yields in a thread, at most `depth` results ahead.
+    """Iterate over what a generator yields in a thread, at most `depth` results ahead.
 
     The thread ends with the generator, with an error (which is raised at the consumer, with its traceback), with
     `close`, when this object is dropped, and at interpreter exit.
@@ -183,7 +185,8 @@ class Prefetcher(Generic[T]):
     def __init__(
         self, source: Generator[T | Heartbeat], depth: int, name: str, cancellation: Cancellation | None = None
     ) -> None:
-        """`cancellation`: what the source looks at between two results; called for when nobody wants another."""
+        """Start the thread. `cancellation`: what the source looks at between two results; called for when nobody wants
+        another."""
         self._pid = os.getpid()
         self._queue: _BoundedQueue[T] = _BoundedQueue(depth)
         # A daemon: Python waits for others at exit before anything could tell them to stop.
@@ -197,12 +200,14 @@ class Prefetcher(Generic[T]):
         return self
 
     def __next__(self) -> T:
+        # The thread did not come along, and waiting for it would last for ever.
         if os.getpid() != self._pid:
             msg = "Batches are prepared by a thread of another process, before a fork. Start a new iteration here."
             raise RuntimeError(msg)
         try:
             return self._queue.get(self._thread.is_alive)
         except BaseException:
+            # After an error nothing more comes, and what waits is freed now.
             self.close()
             raise
 
@@ -216,7 +221,7 @@ S_co = TypeVar("S_co", covariant=True)
 
 
 class Source(Protocol[S_co]):
-    """What an iteration takes from: a thread's results (`Prefetcher`), or a generator."""
+    """Give an iteration its results: a thread's results (`Prefetcher`), or a generator."""
 
     def __next__(self) -> S_co: ...
 
@@ -225,13 +230,13 @@ class Source(Protocol[S_co]):
 
 
 class Iteration(Generic[S, T]):
-    """One running iteration. Holds nothing of the loader but what it needs, so that either may be dropped first."""
+    """Run one iteration. Holds nothing of the loader but what it needs, so that either may be dropped first."""
 
     def __init__(
         self, source: Source[S], hand_out: Callable[[S], T], at_end: Callable[[], object] = lambda: None
     ) -> None:
-        """`hand_out`: makes what the source gives the consumer's, in the consumer's thread. `at_end`: called when the
-        consumer has been told that there is no more."""
+        """Take over `source`. `hand_out`: makes what the source gives the consumer's, in the consumer's thread.
+        `at_end`: called when the consumer has been told that there is no more."""
         self._source = source
         self._hand_out = hand_out
         self._at_end = at_end
@@ -253,12 +258,13 @@ class Iteration(Generic[S, T]):
 
     def close(self) -> None:
         """End it, with the thread behind it."""
+        # First, so that whoever goes on with it is told so, instead of that there is no more.
         self._closed = True
         self._source.close()
 
 
 class SingleIteration:
-    """A loader with one running iteration at the most; as a context, it ends it."""
+    """Be a loader with one running iteration at the most; as a context, it ends it."""
 
     _running: weakref.ref[Iteration[Any, Any]] | None = None
 
@@ -272,6 +278,7 @@ class SingleIteration:
         self._end_iteration()
 
     def _end_iteration(self) -> None:
+        # Held weakly: a loop that was left ends its thread without being asked.
         iteration = None if self._running is None else self._running()
         self._running = None
         if iteration is not None:

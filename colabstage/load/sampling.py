@@ -1,4 +1,4 @@
-"""The order of an epoch as a torch sampler gives it, and what may be passed as `sampler=`."""
+"""Order an epoch as a torch sampler does, and take what may be passed as `sampler=`."""
 
 from __future__ import annotations
 
@@ -23,12 +23,13 @@ if TYPE_CHECKING:
 
 
 def sampler_order(sampler: Iterable[int], samples: int, *, shuffle: bool, seed: int) -> Order:
-    """The order of what was passed as `sampler=`: of a list, an array or a tensor of rows the subset, shuffled or not;
-    of anything else the order that it gives.
+    """Return the order of what was passed as `sampler=`: of a list, an array or a tensor of rows the subset, shuffled
+    or not; of anything else the order that it gives.
 
     Raises:
         OptionError: it is neither, or has rows that are not there.
     """
+    # Such an object draws anew each epoch; a list says all there is.
     if isinstance(sampler, Sampler) or (hasattr(sampler, "__len__") and not _is_list(sampler)):
         return SampledOrder(sampler, samples, seed)
     if not _is_list(sampler):
@@ -41,12 +42,12 @@ def sampler_order(sampler: Iterable[int], samples: int, *, shuffle: bool, seed: 
 
 
 def is_own_order(sampler: object) -> bool:
-    """Whether a sampler decides by itself in which order rows come."""
+    """Tell whether a sampler decides by itself in which order rows come."""
     return isinstance(sampler, Sampler)
 
 
 def shares_out(sampler: object) -> bool:
-    """Whether a sampler gives each rank rows of its own."""
+    """Tell whether a sampler gives each rank rows of its own."""
     return isinstance(sampler, DistributedSampler)
 
 
@@ -64,28 +65,32 @@ def _rows_of(values: Any, samples: int) -> NDArray[np.intp]:
 
 @dataclass(frozen=True, eq=False)
 class SampledOrder:
-    """The rows that a sampler draws.
+    """Visit the rows that a sampler draws.
 
     While it draws, torch's generator, and its own where it has one, are seeded with seed and epoch, and put back
-    afterwards: so its draws are the same on every rank, and again after a resume. A sampler with other dice is not
-    reproduced.
+    afterwards: so its draws are the same on every rank, and again after a resume. A sampler that draws from any other
+    rng is not reproduced.
     """
 
     sampler: Any
+    """What was passed as `sampler=`."""
     samples: int
+    """How many there are to draw from."""
     seed: int
+    """What its draws depend on, together with the epoch."""
 
     @property
     def count(self) -> int:
         return len(self.sampler)
 
     def rows(self, epoch: int, shard: Shard) -> NDArray[np.intp]:
-        """As `Order`.
+        """Draw the rows of an epoch, as `Order`.
 
         Raises:
             OptionError: it draws rows that are not there, or other than it says.
         """
         rows = _rows_of(self._drawn(epoch), self.samples)
+        # The plan counts batches by len(sampler), and ranks would part ways.
         if len(rows) != self.count:
             msg = f"The sampler gave {len(rows):,} rows, and len(sampler) is {self.count:,}; both must be the same."
             raise OptionError(msg)
@@ -95,6 +100,7 @@ class SampledOrder:
         return {"sampled": self.count, "sampler": digest_of(*_numbers_of(self.sampler))}
 
     def _drawn(self, epoch: int) -> list[int]:
+        # As torch's own DistributedSampler wants it.
         if callable(set_epoch := getattr(self.sampler, "set_epoch", None)):
             set_epoch(epoch)
         number = int(np.random.SeedSequence([self.seed, epoch]).generate_state(1, np.uint64)[0] >> np.uint64(1))
@@ -113,8 +119,8 @@ class SampledOrder:
 
 
 def _numbers_of(sampler: object) -> Iterator[NDArray[Any]]:
-    """The rows, weights and so on that a sampler holds: what tells it from another one of its kind. What tells one rank
-    from another, plain numbers, is not among them."""
+    """Yield the rows, weights and so on that a sampler holds: what tells it from another one of its kind. What tells
+    one rank from another, plain numbers, is not among them."""
     for name, value in sorted(getattr(sampler, "__dict__", {}).items()):
         is_listed = isinstance(value, range) or (
             isinstance(value, list | tuple) and all(isinstance(item, int | float) for item in value)
@@ -125,7 +131,8 @@ def _numbers_of(sampler: object) -> Iterator[NDArray[Any]]:
 
 
 class EpochSampler(Sampler[int]):
-    """A whole epoch's rows, all ranks' together: for frameworks that take a loader apart and make one of their own.
+    """Give a whole epoch's rows, all ranks' together: for frameworks that take a loader apart and make one of their
+    own.
 
     Accelerate, for example, shares them out among ranks by itself.
     """
@@ -148,7 +155,7 @@ class EpochSampler(Sampler[int]):
 
 
 class RankSampler(EpochSampler, DistributedSampler[int]):
-    """The same for a loader that shares out by itself: frameworks leave alone what has a `DistributedSampler`."""
+    """Give the same for a loader that shares out by itself: frameworks leave alone what has a `DistributedSampler`."""
 
     def __init__(self, order: Order, shard: Shard) -> None:
         super().__init__(order)
@@ -156,5 +163,5 @@ class RankSampler(EpochSampler, DistributedSampler[int]):
 
 
 def epoch_sampler(order: Order, shard: Shard) -> EpochSampler:
-    """The sampler that a loader shows to frameworks."""
+    """Return the sampler that a loader shows to frameworks."""
     return EpochSampler(order) if shard.world_size == 1 else RankSampler(order, shard)

@@ -1,4 +1,4 @@
-"""Where a loader's batches come from: one class for each strategy, all used alike.
+"""Make a loader's batches: one class for each strategy, all used alike.
 
 Threads of this process that copy or decode, random crops cut while images are decoded, a split that lives on the
 device, and a stock `torch.utils.data.DataLoader` with worker processes.
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class CropSource:
-    """Crops straight out of the file, or out of memory, with their targets; in windows where the plan says so."""
+    """Cut crops straight out of the file, or out of memory, with their targets; in windows where the plan says so."""
 
     in_background = True
     collate = None
@@ -55,12 +55,12 @@ class CropSource:
     def start(
         self, batches: list[NDArray[np.intp]], rows_before: int, epoch: int, cancellation: Cancellation
     ) -> Generator[tuple[Any, ...] | Heartbeat]:
-        """As `BatchSource.start`."""
+        """Begin, as `BatchSource.start`."""
         inputs = self._crops.of_epoch(self._dataset, epoch)
         return _finished(self._read(inputs, batches, rows_before, cancellation), inputs, batches)
 
     def close(self) -> None:
-        """Nothing lives longer."""
+        """Do nothing: nothing lives longer."""
 
     def _read(
         self, inputs: CroppedInputs, batches: list[NDArray[np.intp]], rows_before: int, cancellation: Cancellation
@@ -104,7 +104,7 @@ def _one_by_one(
         for rows in batches:
             # Nothing here may keep a name on a batch: it would occupy a buffer while the next one is made.
             yield (
-                input_tensor(inputs.read(rows, buffers.lend((len(rows), *inputs.shape), inputs.dtype), pool)),
+                input_tensor(inputs.read(rows, buffers.borrow((len(rows), *inputs.shape), inputs.dtype), pool)),
                 target_tensors(reader.read_y(rows, pool=pool), ragged),
             )
 
@@ -112,7 +112,7 @@ def _one_by_one(
 def _finished(
     batches: Generator[tuple[Any, Any] | Heartbeat], inputs: CroppedInputs, rows: list[NDArray[np.intp]]
 ) -> Generator[tuple[Any, ...] | Heartbeat]:
-    """The batches with their targets moved, and their rows where they are asked for."""
+    """Yield the batches with their targets moved, and their rows where they are asked for."""
     places = iter(rows)
 
     def finish(batch: tuple[Any, Any] | Heartbeat) -> tuple[Any, ...] | Heartbeat:
@@ -130,7 +130,7 @@ def _finished(
 
 
 class BatchDataset(dataset_h5):
-    """A `dataset_h5` that gives a `DataLoader` whole batches instead of lists of samples.
+    """Give a `DataLoader` whole batches instead of lists of samples.
 
     A `DataLoader` asks `__getitems__` for a batch and hands what it gets to `collate_fn`: so one read makes a batch,
     in any worker, also of loaders that frameworks build of these parts.
@@ -140,30 +140,32 @@ class BatchDataset(dataset_h5):
 
     @classmethod
     def over(cls, dataset: dataset_h5, ragged: Ragged) -> BatchDataset:
-        """A view of the same rows; the dataset itself stays what it is."""
+        """Return a view of the same rows; the dataset itself stays what it is."""
         view = cls.__new__(cls)
+        # Not by the constructor, which would look at the file again.
         view.__dict__.update(dataset.__dict__)
         view._ragged = ragged
         return view
 
     def __getitem__(self, index: int) -> Any:
-        """One sample, as of the dataset."""
+        """Return one sample, as of the dataset."""
         return super().__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> Any:
-        """A batch, as `make_loader` describes it, in host memory: `(x, y)`, or `(x, y, index)` with
+        """Read a batch, as `make_loader` describes it, in host memory: `(x, y)`, or `(x, y, index)` with
         `return_index`."""
         if isinstance(indices, SeededRows) and self.per_sample:
             # In a process of a loader of ours: so draws do not depend on how many there are, or on what came before.
             _seed_all(indices.entropy)
         x, y = batch_of(self, *self.read_batch(indices), self._ragged)
+        # In the caller's own process nothing is sent.
         if get_worker_info() is not None:
             x, y = _joined(x), _joined(y)
         return (x, y, torch.as_tensor(indices)) if self.return_index else (x, y)
 
 
 def _joined(rows: Any) -> Any:
-    """Rows of any length as views of one tensor: each tensor on its way between processes keeps a file open."""
+    """Return rows of any length as views of one tensor: each tensor on its way between processes keeps a file open."""
     if not isinstance(rows, list) or not all(isinstance(row, torch.Tensor) and row.dim() == 1 for row in rows):
         return rows
     return list(torch.split(torch.cat(rows), [len(row) for row in rows]))
@@ -175,13 +177,13 @@ def as_it_is(batch: Any) -> Any:
 
 
 class SeededRows(list[int]):
-    """Rows of a batch, and what the random numbers that are drawn for it follow from."""
+    """Hold rows of a batch, and what the random numbers that are drawn for it follow from."""
 
     entropy: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, rows: list[int], *entropy: int) -> SeededRows:
-        """`entropy`: numbers of at least 0."""
+        """Hold `rows` with `entropy`, numbers of at least 0."""
         seeded = cls(rows)
         seeded.entropy = entropy
         return seeded
@@ -196,7 +198,7 @@ def _seed_all(entropy: tuple[int, ...]) -> None:
 
 
 class _Planned:
-    """A batch sampler that is told its batches anew in each epoch."""
+    """Sample batches that are told anew in each epoch."""
 
     def __init__(self) -> None:
         self.batches: list[SeededRows] = []
@@ -209,15 +211,15 @@ class _Planned:
 
 
 class Workers:
-    """Worker processes that make batches: one stock `DataLoader`, kept from epoch to epoch."""
+    """Run worker processes that make batches: one stock `DataLoader`, kept from epoch to epoch."""
 
     def __init__(self, view: BatchDataset, plan: LoaderPlan, seed: int) -> None:
         self._view = view
         self._plan = plan
         self._seed = seed
         self._planned = _Planned()
-        # Its own, so that starting an epoch draws nothing from the dice that the training uses.
-        self._dice = torch.Generator().manual_seed(seed)
+        # Its own, so that starting an epoch draws nothing from the rng that the training uses.
+        self._rng = torch.Generator().manual_seed(seed)
         self._loader: DataLoader[Any] | None = None
         self._epoch: Any = None
 
@@ -238,7 +240,7 @@ class Workers:
                 persistent_workers=True,
                 multiprocessing_context=None if self._plan.start is None else self._plan.start.method,
                 collate_fn=as_it_is,
-                generator=self._dice,
+                generator=self._rng,
             )
         self._epoch = iter(self._loader)
         return _each(self._epoch)
@@ -256,15 +258,15 @@ def _each(batches: Any) -> Generator[Any]:
 
 
 class BatchSource(Protocol):
-    """Makes the batches of an epoch, `(x, y)` or with `return_index` `(x, y, index)`."""
+    """Make the batches of an epoch, `(x, y)` or with `return_index` `(x, y, index)`."""
 
     in_background: bool
     """Whether batches are made in host memory, by a thread ahead of the consumer, and moved from there."""
 
     @property
     def collate(self) -> Callable[[tuple[Any, ...]], tuple[Any, ...]] | None:
-        """What makes batches of what that thread has read, in the consumer's thread, because it calls the dataset's
-        transforms; `None` where batches come as they are."""
+        """Return what makes batches of what that thread has read, in the consumer's thread, because it calls the
+        dataset's transforms; `None` where batches come as they are."""
 
     def start(
         self, batches: list[NDArray[np.intp]], rows_before: int, epoch: int, cancellation: Cancellation
@@ -277,7 +279,7 @@ class BatchSource(Protocol):
 
 
 class FileSource:
-    """Batches straight out of the file, or out of memory; in windows where `window_rows` says so."""
+    """Read batches straight out of the file, or out of memory; in windows where `window_rows` says so."""
 
     in_background = True
 
@@ -323,12 +325,13 @@ class FileSource:
         return _indexed(made, batches) if self._dataset.return_index else made
 
     def close(self) -> None:
-        """Nothing lives longer."""
+        """Do nothing: nothing lives longer."""
 
 
 class DeviceSource:
-    """Batches gathered on the device, which holds the whole split."""
+    """Gather batches on the device, which holds the whole split."""
 
+    # The device gathers a batch in microseconds, on the stream that uses it.
     in_background = False
     collate = None
 
@@ -342,11 +345,11 @@ class DeviceSource:
         return self._split.batches(batches, with_index=self._with_index)
 
     def close(self) -> None:
-        """The split stays with the loader."""
+        """Leave the split with the loader."""
 
 
 class WorkerSource:
-    """Batches made by processes."""
+    """Have processes make batches."""
 
     in_background = True
     collate = None
@@ -373,12 +376,14 @@ def make_source(
     seed: int,
     crops: Crops | None = None,
 ) -> tuple[BatchSource, BatchDataset]:
-    """What a plan's strategy reads from, read into memory or onto the device now where it says so; and a view of the
-    same rows for frameworks. `crops`: what the plan has cut out of images while they are decoded."""
+    """Make what a plan's strategy reads from, read into memory or onto the device now where it says so; and a view of
+    the same rows for frameworks. `crops`: what the plan has cut out of images while they are decoded."""
+    # Now, so that an error comes where the loader is made, not in the first batch.
     source = in_memory(dataset) if plan.strategy == "memory" else dataset
     view = BatchDataset.over(source, ragged)
     if plan.strategy == "device":
         return DeviceSource(dataset, plan, device), view
+    # Whoever has processes reads in those alone.
     if plan.strategy == "workers":
         return WorkerSource(view, plan, seed), view
     if crops is not None:
@@ -391,7 +396,7 @@ def _collated(dataset: dataset_h5, ragged: Ragged, batch: tuple[Any, ...]) -> tu
 
 
 def in_memory(dataset: dataset_h5) -> dataset_h5:
-    """The same dataset over memory. A copy: the caller's goes on reading from the file, and keeps none of it."""
+    """Return the same dataset over memory. A copy: the caller's goes on reading from the file, and keeps none of it."""
     source = copy.copy(dataset)
     source.reader = dataset.reader.into_memory()
     return source

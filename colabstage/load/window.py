@@ -1,4 +1,4 @@
-"""Window shuffle: for files larger than memory, random order at the rate of sequential reading.
+"""Shuffle in windows: for files larger than memory, random order at the rate of sequential reading.
 
 The file is cut into blocks of neighbouring rows. Blocks come in a random order; as many rows as a window holds are
 shuffled among each other. While one window is used, the next is read, block by block: two windows are all the memory
@@ -39,26 +39,31 @@ _LOOK_S = 0.5
 
 @dataclass(frozen=True)
 class WindowOrder:
-    """Blocks of `block_rows` rows in random order, shuffled in windows of `window_rows` rows."""
+    """Visit blocks of neighbouring rows in random order, shuffled in windows."""
 
     samples: int
+    """How many there are."""
     window_rows: int
+    """Rows that are shuffled among each other."""
     block_rows: int
+    """Neighbours in the file that are read together."""
     seed: int
+    """What the order depends on, together with the epoch."""
 
     @property
     def count(self) -> int:
         return self.samples
 
     def rows(self, epoch: int, shard: Shard) -> NDArray[np.intp]:
+        # The 1 tells this draw from that within windows, which has a 2.
         starts = self.block_rows * random_order(-(-self.samples // self.block_rows), self.seed, epoch, 1)
         blocks = (starts[:, None] + np.arange(self.block_rows)).reshape(-1)
-        # Ranks take whole stretches, so that each reads its own part of the file and no other.
+        # Ranks take whole ranges, so that each reads its own part of the file and no other.
         rows = shard.part(blocks[blocks < self.samples])
-        # Sorting by (window, dice) shuffles all windows at once.
+        # Sorting by (window, random number) shuffles all windows at once.
         windows = np.arange(len(rows)) // self.window_rows
-        dice = random_order(len(rows), self.seed, epoch, 2, shard.rank)
-        return rows[np.lexsort((dice, windows))]
+        drawn = random_order(len(rows), self.seed, epoch, 2, shard.rank)
+        return rows[np.lexsort((drawn, windows))]
 
     def identity(self) -> dict[str, int]:
         return {"window_rows": self.window_rows, "block_rows": self.block_rows}
@@ -66,14 +71,18 @@ class WindowOrder:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Rows that are in memory together: `rows`, ascending, with the inputs and targets of each in that order."""
+    """Hold rows that are in memory together."""
 
     rows: NDArray[np.intp]
+    """Ascending."""
     x: NDArray[Any] | list[NDArray[Any]]
+    """Inputs of each, in that order."""
     y: Any
+    """Targets of each, in that order."""
 
     def take(self, rows: NDArray[np.intp], x: NDArray[Any] | None) -> tuple[Any, Any]:
-        """Copies of some rows' inputs, into `x` where there is one, and their targets."""
+        """Copy some rows' inputs, into `x` where there is one, and their targets."""
+        # The window was read in ascending order, as a disk likes it.
         places = np.searchsorted(self.rows, rows)
         return _take(self.x, places, x), _take(self.y, places, None)
 
@@ -87,7 +96,7 @@ def _take(values: Any, places: NDArray[np.intp], out: NDArray[Any] | None) -> An
 def group_by_window(
     batches: Sequence[NDArray[np.intp]], rows_before: int, window_rows: int
 ) -> list[list[NDArray[np.intp]]]:
-    """Batches that come out of the same window, together. Windows hold whole batches.
+    """Put batches together that come out of the same window. Windows hold whole batches.
 
     Args:
         batches: rows of the batches that are left.
@@ -102,7 +111,7 @@ def group_by_window(
 
 
 class WindowReader:
-    """Reads windows, one ahead of the one in use, into two buffers that take turns."""
+    """Read windows, one ahead of the one in use, into two buffers that take turns."""
 
     def __init__(
         self, dataset: dataset_h5, pool: ThreadPool, windows: list[NDArray[np.intp]], inputs: Inputs | None = None
@@ -117,8 +126,8 @@ class WindowReader:
         self._next: Future[Window] | None = self._thread.submit(self._read, 0) if windows else None
 
     def windows(self) -> Generator[Window | Heartbeat]:
-        """Each window when it is there, ticks while it is not. One that was yielded is overwritten by the next but
-        one."""
+        """Yield each window when it is there, heartbeats while it is not. One that was yielded is overwritten by the
+        next but one."""
         for number in range(len(self._windows)):
             while self._next is not None and not self._next.done():
                 yield HEARTBEAT
@@ -143,6 +152,7 @@ class WindowReader:
         step = max(1, _PART_BYTES // max(1, inputs.row_bytes))
         images: list[NDArray[Any]] = []
         for start in range(0, len(rows), step):
+            # A window may take minutes, and nobody should wait for one that is not wanted.
             if self._stop.is_set():
                 break
             part = rows[start : start + step]
@@ -157,6 +167,7 @@ class WindowReader:
         if shape is None:
             return None
         buffer = self._buffers[turn]
+        # The last window is shorter and fits into the buffer of a whole one.
         if buffer is None or len(buffer) < count:
             buffer = self._buffers[turn] = np.empty((count, *shape), self._inputs.dtype)
         return buffer[:count]
@@ -174,7 +185,7 @@ def window_batches(
     inputs: Inputs | None = None,
     cancellation: Cancellation | None = None,
 ) -> Generator[tuple[Any, Any] | Heartbeat]:
-    """Batches out of windows: as `host_batches`, for batches in the order of `WindowOrder`.
+    """Make batches out of windows: as `host_batches`, for batches in the order of `WindowOrder`.
 
     Args:
         rows_before: how many rows of the epoch come before these batches.
@@ -192,7 +203,7 @@ def window_batches(
                 yield HEARTBEAT
                 continue
             for rows in next(waiting):
-                out = None if inputs.shape is None else buffers.lend((len(rows), *inputs.shape), inputs.dtype)
+                out = None if inputs.shape is None else buffers.borrow((len(rows), *inputs.shape), inputs.dtype)
                 # Transforms are not called in this thread: see `host_batches`.
                 yield (
                     window.take(rows, out) if dataset.per_sample else batch_of(dataset, *window.take(rows, out), ragged)

@@ -79,7 +79,7 @@ def test_resuming_and_early_breaks(make_file: Callable[..., Any]) -> None:
     assert after == [index.tolist() for _, index in straight]
 
 
-def test_starting_an_epoch_moves_no_dice(make_file: Callable[..., Any]) -> None:
+def test_starting_an_epoch_moves_no_rng(make_file: Callable[..., Any]) -> None:
     """A stock DataLoader draws a seed from torch's generator in each epoch; this one has dice of its own."""
     dataset = dataset_h5(make_file("pack", 23).path)
     with make_loader(dataset, 10, strategy="workers", num_workers=1) as loader:

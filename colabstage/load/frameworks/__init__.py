@@ -1,1 +1,1 @@
-"""The same batches for Keras and TensorFlow, without torch."""
+"""Give the same batches to Keras and TensorFlow, without torch."""

@@ -1,4 +1,4 @@
-"""Batches as numpy arrays, for frameworks beside torch: the rows and values of `make_loader`, without torch.
+"""Make batches as numpy arrays, for frameworks beside torch: the rows and values of `make_loader`, without torch.
 
 Every batch is a pure function of (epoch, number): who reads ahead, and in how many threads, is the caller's business.
 """
@@ -39,28 +39,38 @@ _WHITE = {np.dtype(np.uint8): 255.0, np.dtype(np.uint16): 65535.0}
 
 @dataclass(frozen=True, slots=True)
 class ArrayRequest:
-    """What the caller asked for; `to_keras` says what each means."""
+    """Hold what the caller asked for; `to_keras` says more of each."""
 
     batch_size: int
+    """Samples in a batch."""
     shuffle: bool = True
+    """Whether they come in random order."""
     seed: int = 0
+    """What that order depends on, together with the epoch."""
     drop_last: bool = False
+    """Whether a last batch that is not full is left out."""
     dtype: DTypeLike | None = None
+    """Of x, `None` as stored."""
     one_hot: int | Literal["auto"] | None = None
+    """How many classes indices become numbers of."""
     num_workers: int | Literal["auto"] = "auto"
+    """Threads that copy or decode at once."""
     prefetch: int | Literal["auto"] = "auto"
+    """Batches prepared ahead."""
 
 
 @dataclass(frozen=True, slots=True)
 class ArraySpec:
-    """Shape, `None` where it differs from batch to batch, and dtype of an array of a batch."""
+    """Describe an array of a batch."""
 
     shape: tuple[int | None, ...]
+    """`None` along an axis that differs from batch to batch."""
     dtype: np.dtype[Any]
+    """Of its values."""
 
 
 class ArrayBatches:
-    """The batches of every epoch. May be read from any thread, from several at once; pickles.
+    """Make the batches of every epoch. May be read from any thread, from several at once; pickles.
 
     Attributes:
         plan: how they are read, and why.
@@ -99,17 +109,19 @@ class ArrayBatches:
         self._order: tuple[int, NDArray[np.intp]] | None = None
 
     def __len__(self) -> int:
-        """Batches in an epoch."""
+        """Count the batches in an epoch."""
         return self.plan.batches
 
     @property
     def shuffled(self) -> bool:
-        """Whether samples come in a random order."""
+        """Tell whether samples come in a random order."""
         return self._request.shuffle
 
     def rows(self, epoch: int, number: int) -> NDArray[np.intp]:
-        """Which rows a batch has: those that `make_loader` gives it for the same seed, epoch and batch size."""
+        """Return the rows that a batch has: those that `make_loader` gives it for the same seed, epoch and batch
+        size."""
         order = self._order
+        # One epoch's order is kept: requests come batch by batch.
         if order is None or order[0] != epoch:
             seed, shuffle = self._request.seed, self._request.shuffle
             order = self._order = (epoch, epoch_order(len(self.reader), shuffle=shuffle, seed=seed, epoch=epoch))
@@ -126,7 +138,7 @@ class ArrayBatches:
         return self.finish(self.read_ahead(epoch, number, pool))
 
     def read_ahead(self, epoch: int, number: int, pool: ThreadPool = SOLO) -> Any:
-        """What of a batch can be made in any thread, for `finish`: all of it, where the dataset has no transforms.
+        """Make what of a batch can be made in any thread, for `finish`: all of it, where the dataset has no transforms.
 
         Raises:
             As `read`.
@@ -137,7 +149,7 @@ class ArrayBatches:
         return self.reader.read_x(rows, pool=pool), self.reader.read_y(rows, pool=pool)
 
     def finish(self, ahead: Any) -> Batch:
-        """A batch of what `read_ahead` gave: calls the dataset's transforms, where it has any, in this thread."""
+        """Make a batch of what `read_ahead` gave: calls the dataset's transforms, where it has any, in this thread."""
         if self._dataset is None:
             batch: Batch = ahead
             return batch
@@ -145,11 +157,12 @@ class ArrayBatches:
 
     @property
     def per_sample(self) -> bool:
-        """Whether Python of the caller's is called for each sample."""
+        """Tell whether Python of the caller's is called for each sample."""
         return self._dataset is not None
 
     def specs(self) -> tuple[Any, Any]:
-        """What a batch looks like: an `ArraySpec` for x and one for y, or where y is a dict a dict of them."""
+        """Describe what a batch looks like: an `ArraySpec` for x and one for y, or where y is a dict a dict of them."""
+        # One real row shows what no description could: what transforms make of it.
         rows = np.zeros(1, np.intp)
         if self._dataset is None:
             x, y = self._finished(*self._stored(rows, SOLO), SOLO)
@@ -179,19 +192,19 @@ class ArrayBatches:
 
     def _stored(self, rows: NDArray[np.intp], pool: ThreadPool) -> Batch:
         shape = self.reader.row_shape or ()
-        out = self._pool.lend((len(rows), *shape), self.reader.row_dtype)
+        out = self._pool.borrow((len(rows), *shape), self.reader.row_dtype)
         y = self.reader.read_y(rows, pool=pool)
         return self.reader.read_x(rows, out, pool=pool), _target_arrays(y)
 
     def _scaled(self, x: NDArray[Any], pool: ThreadPool) -> NDArray[Any]:
-        """x in the dtype asked for: the numbers that `make_loader` gives."""
+        """Return x in the dtype asked for: the numbers that `make_loader` gives."""
         if self._request.dtype is None:
             return x
         wanted = np.dtype(self._request.dtype)
         # 65535 is beyond float16, so its range is divided first.
         wide = np.dtype(np.float32) if x.dtype == np.uint16 else wanted
         white = np.array(_WHITE.get(x.dtype, 1.0), wide)
-        scaled = self._pool.lend(x.shape, wanted)
+        scaled = self._pool.borrow(x.shape, wanted)
 
         def scale(start: int, stop: int) -> None:
             np.divide(x[start:stop], white, out=scaled[start:stop], dtype=wide, casting="unsafe")
@@ -201,7 +214,7 @@ class ArrayBatches:
 
 
 def _resolved(source: Source, split: str | None) -> tuple[Any, SplitReader]:
-    """The dataset whose transforms must be called, if any, and the reader."""
+    """Return the dataset whose transforms must be called, if any, and the reader."""
     if isinstance(source, str | os.PathLike | list | tuple):
         return None, SplitReader(source, split or "train")
     if split is not None:
@@ -285,6 +298,7 @@ def _float_dtype(dtype: DTypeLike | None) -> np.dtype[Any] | None:
 
 
 def _class_count(wanted: object, reader: SplitReader) -> int | None:
+    # The file's own names, so that a class without samples counts as well.
     if wanted == "auto":
         if not reader.classes:
             msg = f"'{reader.path}' names no classes; give their number, for example one_hot=10."
@@ -299,14 +313,14 @@ def _class_count(wanted: object, reader: SplitReader) -> int | None:
 
 
 def _target_arrays(y: Any) -> Any:
-    """int64 where each target is one integer, as losses expect them; boxes padded; as stored otherwise."""
+    """Return int64 where each target is one integer, as losses expect them; boxes padded; as stored otherwise."""
     if isinstance(y, list):
         return pad_boxes(y)
     return y.astype(np.int64) if y.ndim == 1 and y.dtype.kind in "iu" else y
 
 
 def _sampled(dataset: dataset_h5, x: Any, y: Any) -> Batch:
-    """What was read of some rows, sample by sample through the dataset's transforms."""
+    """Put what was read of some rows, sample by sample, through the dataset's transforms."""
     xs, ys = zip(*(dataset.sample(*parts) for parts in zip(x, y, strict=True)), strict=True)
     is_boxes = all(isinstance(target, dict) and BOXES in target for target in ys)
     return _stacked("transform", xs), pad_boxes(list(ys)) if is_boxes else _stacked("target_transform", ys)
@@ -315,6 +329,7 @@ def _sampled(dataset: dataset_h5, x: Any, y: Any) -> Batch:
 def _stacked(name: str, values: tuple[Any, ...]) -> NDArray[Any]:
     arrays = [np.asarray(value) for value in values]
     shapes = {array.shape for array in arrays}
+    # np.stack would say so too, but not whose function to change.
     if len(shapes) > 1 or arrays[0].dtype == object:
         found = "things that are no arrays" if arrays[0].dtype == object else f"shapes {sorted(shapes)[:3]}"
         msg = f"A batch here is one array, but its samples are {found}. Have {name} make arrays of one shape."
@@ -323,7 +338,7 @@ def _stacked(name: str, values: tuple[Any, ...]) -> NDArray[Any]:
 
 
 def pad_boxes(targets: list[dict[str, NDArray[Any]]]) -> dict[str, NDArray[Any]]:
-    """Boxes of B rows, of M at the most, as arrays of one shape.
+    """Pad boxes of B rows, of M at the most, to arrays of one shape.
 
     Returns:
         Every column as `(B, M, …)`, filled up with 0 for boxes, other floats and bytes and with -1 for other integers,
@@ -333,6 +348,7 @@ def pad_boxes(targets: list[dict[str, NDArray[Any]]]) -> dict[str, NDArray[Any]]
     most = int(lengths.max(initial=0))
     padded: dict[str, NDArray[Any]] = {}
     for name, first in targets[0].items():
+        # -1 is no class; a byte cannot hold it.
         filler = -1 if first.dtype.kind in "iu" and first.dtype != np.uint8 else 0
         padded[name] = np.full((len(targets), most, *first.shape[1:]), filler, first.dtype)
         for row, target in enumerate(targets):
@@ -341,7 +357,7 @@ def pad_boxes(targets: list[dict[str, NDArray[Any]]]) -> dict[str, NDArray[Any]]
 
 
 def one_hot(y: Any, classes: int) -> NDArray[np.float32]:
-    """Class indices as one number a class, along a new last axis.
+    """Turn class indices into one number a class, along a new last axis.
 
     Args:
         y: integers `(B, …)`; where each target is one integer, `(B,)`, `(B, 1, 1)` and the like, `(B,)` is taken.

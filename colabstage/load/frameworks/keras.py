@@ -1,4 +1,4 @@
-"""`to_keras`: a split as a `keras.utils.PyDataset`, for every backend of Keras."""
+"""Make a `keras.utils.PyDataset` of a split, for every backend of Keras: `to_keras`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The `keras.utils.PyDataset` that `to_keras` makes. Importing this imports keras, and so chooses its backend."""
+"""Serve batches to Keras: the `keras.utils.PyDataset` that `to_keras` makes. Importing this imports keras, and so
+chooses its backend."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
 
 
 class KerasBatches(PyDataset):  # type: ignore[misc]  # keras has no type information
-    """Batches for `model.fit`, `evaluate` and `predict`, read ahead by a thread of this process. Made by `to_keras`.
+    """Give batches to `model.fit`, `evaluate` and `predict`, read ahead by a thread of this process. Made by
+    `to_keras`.
 
     Each pass over the data is the next epoch. One pass runs at a time. The thread ends whenever enough batches wait, so
     that none is left whenever training stops.
@@ -35,29 +37,31 @@ class KerasBatches(PyDataset):  # type: ignore[misc]  # keras has no type inform
     """
 
     def __init__(self, batches: ArrayBatches) -> None:
+        # Keras's own queue would be a second thread and a second copy of what waits.
         super().__init__(workers=1, use_multiprocessing=False)
         self.plan: LoaderPlan = batches.plan
         self._batches = batches
-        self._passes = EpochTracker(len(batches), by_turn=batches.shuffled)
+        self._tracker = EpochTracker(len(batches), by_turn=batches.shuffled)
         self._ahead: OnDemandPrefetcher[Batch] | None = None
         # What the read-ahead gives next: epoch and batch.
         self._coming = (0, 0)
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
-        """Batches in an epoch."""
+        """Count the batches in an epoch."""
         return len(self._batches)
 
     @property
     def num_batches(self) -> int:
-        """Batches in an epoch. Keras asks for this whenever it begins a pass, which is how passes are told apart."""
+        """Count the batches in an epoch. Keras asks for this whenever it begins a pass, which is how passes are told
+        apart."""
         with self._lock:
-            self._passes.begin()
+            self._tracker.begin()
         return len(self._batches)
 
     def __getitem__(self, index: int) -> Batch:
-        """A batch, `(x, y)`. Where samples are shuffled, the first request of a pass gets the epoch's first batch,
-        whatever its index: Keras's `fit` shuffles indices too.
+        """Return a batch, `(x, y)`. Where samples are shuffled, the first request of a pass gets the epoch's first
+        batch, whatever its index: Keras's `fit` shuffles indices too.
 
         Raises:
             IndexError: an epoch has no batch of this number.
@@ -68,7 +72,7 @@ class KerasBatches(PyDataset):  # type: ignore[misc]  # keras has no type inform
             msg = f"There is no batch {number}; an epoch has {len(self):,}."
             raise IndexError(msg)
         with self._lock:
-            return self._take(*self._passes.request(number))
+            return self._take(*self._tracker.request(number))
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next pass epoch `epoch`: when training goes on after a restart.
@@ -78,10 +82,10 @@ class KerasBatches(PyDataset):  # type: ignore[misc]  # keras has no type inform
         """
         check_whole("epoch", epoch)
         with self._lock:
-            self._passes.start_epoch(epoch)
+            self._tracker.start_epoch(epoch)
 
     def on_epoch_end(self) -> None:
-        """Called by Keras. What was read ahead is let go, and read again if the pass goes on."""
+        """Let go of what was read ahead; it is read again if the pass goes on. Keras calls this."""
         self.close()
 
     def close(self) -> None:
@@ -91,7 +95,7 @@ class KerasBatches(PyDataset):  # type: ignore[misc]  # keras has no type inform
 
     @property
     def workers(self) -> int:
-        """1: threads of this dataset's own read ahead."""
+        """Return 1: threads of this dataset's own read ahead."""
         return 1
 
     @workers.setter
@@ -105,7 +109,7 @@ class KerasBatches(PyDataset):  # type: ignore[misc]  # keras has no type inform
 
     @property
     def use_multiprocessing(self) -> bool:
-        """False: see `workers`."""
+        """Return `False`: see `workers`."""
         return False
 
     @use_multiprocessing.setter
@@ -118,6 +122,7 @@ class KerasBatches(PyDataset):  # type: ignore[misc]  # keras has no type inform
             raise OptionError(msg)
 
     def __getstate__(self) -> dict[str, Any]:
+        # Locks and threads do not pickle; the other process starts its own.
         return {**self.__dict__, "_lock": None, "_ahead": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -140,6 +145,7 @@ class KerasBatches(PyDataset):  # type: ignore[misc]  # keras has no type inform
             )
         self._coming = (epoch, number + 1)
         batch = self._batches.finish(self._ahead.take())
+        # Its thread has ended already, and its memory is freed before validation begins.
         if number + 1 == len(self):
             self._end()
         return batch

@@ -1,4 +1,4 @@
-"""Batches for those who ask by number, may stop asking at any time, and say neither that nor when an epoch ends.
+"""Prefetch for those who ask by number, may stop asking at any time, and say neither that nor when an epoch ends.
 
 Keras calls a dataset for one batch after another, drops it in the middle of an epoch without a word, and on TensorFlow
 keeps it for the life of the process. So the thread here ends as soon as enough batches wait, and the next request
@@ -23,7 +23,7 @@ _LOOK_BATCHES = 4
 
 
 class EpochTracker:
-    """Tells passes over the data apart.
+    """Tell passes over the data apart.
 
     A pass begins with the first request after `begin`, or with a batch that was handed out already. It is the next
     epoch, unless the one before was no more than a look: at most 4 batches, and not all; then the same epoch begins
@@ -34,9 +34,9 @@ class EpochTracker:
     """
 
     def __init__(self, batches: int, *, by_turn: bool) -> None:
-        """`batches`: in an epoch. `by_turn`: the first request of a pass means batch 0, the second batch 1, and so on,
-        whatever number is asked for: samples are shuffled anyway, and who shuffles the numbers too would otherwise
-        leave nothing to read ahead."""
+        """Take the number of `batches` in an epoch. `by_turn`: the first request of a pass means batch 0, the second
+        batch 1, and so on, whatever number is asked for: samples are shuffled anyway, and who shuffles the numbers too
+        would otherwise leave nothing to read ahead."""
         self._batches = batches
         self._by_turn = by_turn
         self._asked: set[int] = set()
@@ -53,7 +53,8 @@ class EpochTracker:
         self._asked.clear()
 
     def request(self, number: int) -> tuple[int, int]:
-        """The epoch and the batch that a request for batch `number` means."""
+        """Return the epoch and the batch that a request for batch `number` means."""
+        # Keras may start over without a word, but it never asks twice for a batch in one pass.
         if self._begins or number in self._asked:
             self._begin_pass()
         turn = len(self._asked)
@@ -77,7 +78,8 @@ _log = logging.getLogger(__name__)
 
 
 class OnDemandPrefetcher(Generic[T]):
-    """Results of `read(number, pool)` for ascending numbers, in their order, up to `depth` of them ready beforehand.
+    """Prefetch the results of `read(number, pool)` for ascending numbers, in their order, up to `depth` of them ready
+    beforehand.
 
     For one consumer.
     """
@@ -91,7 +93,8 @@ class OnDemandPrefetcher(Generic[T]):
         threads: int,
         prepare: Callable[[], Iterable[object]],
     ) -> None:
-        """`threads`: of the pool. `prepare`: what is done before the first number, with a pause after each piece."""
+        """Take the number of `threads` of the pool. `prepare`: what is done before the first number, with a pause after
+        each piece."""
         self._read = read
         self._prepare = prepare
         self._threads = threads
@@ -147,7 +150,7 @@ class OnDemandPrefetcher(Generic[T]):
         """Start the thread if it has something to do and does not run. The lock is held."""
         if self._thread is None and self._has_work():
             # No daemon: it ends by itself, and a process that exits may wait for that.
-            self._thread = threading.Thread(target=self._run, name="colabstage-refill")
+            self._thread = threading.Thread(target=self._run, name="colabstage-ahead")
             self._thread.start()
 
     def _has_work(self) -> bool:
@@ -177,6 +180,7 @@ class OnDemandPrefetcher(Generic[T]):
             self._prepared = True
         with ThreadPool(self._threads, self._cancellation) as pool:
             while self._has_work():
+                # Before the read: one that fails is not tried again.
                 self._left -= 1
                 result = self._read(next(self._coming), pool)
                 with self._changed:

@@ -1,4 +1,4 @@
-"""`to_tf_data`: a split as a `tf.data.Dataset`.
+"""Make a `tf.data.Dataset` of a split: `to_tf_data`.
 
 TensorFlow's own threads call the reader and keep batches ahead, so nothing of ours runs between batches, and an
 iterator that is dropped takes everything with it.

@@ -1,1 +1,1 @@
-"""Rows out of HDF5 files, without torch: how the bytes lie, the engines that copy them, and targets of every kind."""
+"""Read rows out of HDF5 files, without torch: how the bytes lie, engines that copy them, targets of every kind."""

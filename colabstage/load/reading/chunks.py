@@ -1,4 +1,4 @@
-"""Rows of chunked datasets: where each chunk lies, which are decoded already, and rows put together from them.
+"""Read rows of chunked datasets: where each chunk lies, which are decoded already, and rows put together from them.
 
 Filters are undone without HDF5, so that several threads decode at once: HDF5 holds one lock for the process.
 
@@ -40,18 +40,21 @@ _HERE = frozenset((_DEFLATE, _SHUFFLE, _FLETCHER32, _ZSTD))
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """One step of a dataset's filters: HDF5's registered `number`, its `name`, and the `values` it was set up with."""
+    """Describe one step of a dataset's filters."""
 
     number: int
+    """HDF5's registered number."""
     name: str
+    """HDF5's name, for messages."""
     values: tuple[int, ...] = ()
+    """What it was set up with."""
 
     def __str__(self) -> str:
         return self.name
 
 
 def undecodable(filters: tuple[Filter, ...]) -> tuple[Filter, ...]:
-    """Those of the filters that only HDF5 can undo."""
+    """Return those of the filters that only HDF5 can undo."""
     return tuple(step for step in filters if step.number not in _HERE)
 
 
@@ -72,6 +75,7 @@ def decode_chunk(
     Raises:
         DecodeError: the bytes are not what these filters leave.
     """
+    # Without a copy: the bytes may lie in the mapped file.
     data = np.frombuffer(stored, np.uint8)
     try:
         for place in reversed(range(len(filters))):
@@ -80,6 +84,7 @@ def decode_chunk(
     except (zlib.error, ValueError, MemoryError) as error:
         msg = f"A chunk of {len(data):,} stored bytes cannot be decoded ({', '.join(map(str, filters))}): {error}."
         raise DecodeError(msg) from error
+    # Shorter chunks would leave rows of what was in memory before.
     if len(data) != nbytes:
         msg = f"A chunk decodes to {len(data):,} bytes; expected {nbytes:,}."
         raise DecodeError(msg)
@@ -87,6 +92,7 @@ def decode_chunk(
 
 
 def _undo(step: Filter, data: NDArray[np.uint8], nbytes: int) -> NDArray[np.uint8]:
+    # By isal, which inflates at several times zlib's rate.
     if step.number == _DEFLATE:
         return _inflate(data, nbytes)
     if step.number == _SHUFFLE:
@@ -120,7 +126,7 @@ def _unzstd(data: NDArray[np.uint8], nbytes: int) -> NDArray[np.uint8]:
 
 
 def _unshuffle(data: NDArray[np.uint8], width: int) -> NDArray[np.uint8]:
-    """Bytes that lie by their place in the value, the first of every value, then the second, back into values."""
+    """Put bytes that lie by their place in the value, the first of every value, then the second, back into values."""
     count = len(data) // width if width > 1 else 0
     if count <= 1:
         return data
@@ -129,6 +135,7 @@ def _unshuffle(data: NDArray[np.uint8], width: int) -> NDArray[np.uint8]:
     # One column after another: numpy's copy of the transposed table takes several times as long.
     for place in range(width):
         table[:, place] = data[place * count : (place + 1) * count]
+    # What is left over was not shuffled.
     result[count * width :] = data[count * width :]
     return result
 
@@ -148,8 +155,8 @@ def _without_checksum(data: NDArray[np.uint8]) -> NDArray[np.uint8]:
 
 
 def fletcher32(data: NDArray[np.uint8]) -> tuple[int, int]:
-    """The two sums of HDF5's Fletcher-32, each modulo 65535: of all 16-bit words (the higher byte first), and of all
-    the sums on the way."""
+    """Return the two sums of HDF5's Fletcher-32, each modulo 65535: of all 16-bit words (the higher byte first), and of
+    all the sums on the way."""
     even = data[: len(data) // 2 * 2].view(">u2")
     first = second = 0
     left = len(even) + len(data) % 2
@@ -179,20 +186,21 @@ Place = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class ChunkTable:
-    """Where the chunks of a dataset lie in its file; each array has an axis for each of the dataset's, of as many
-    chunks as it is long.
+    """Say where the chunks of a dataset lie in its file.
 
-    `addresses`: int64, of the first byte, -1 for chunks never written. `sizes`: int64, as stored, in bytes.
-    `skipped`: int64, HDF5's mask of the filters that were not applied.
+    Each array has an axis for each of the dataset's, of as many chunks as it is long.
     """
 
     addresses: NDArray[np.int64]
+    """int64, of the first byte, -1 for chunks never written."""
     sizes: NDArray[np.int64]
+    """int64, as stored, in bytes."""
     skipped: NDArray[np.int64]
+    """int64, HDF5's mask of the filters that were not applied."""
 
 
 def chunk_grid(facts: StorageFacts) -> tuple[int, ...]:
-    """How many chunks the dataset has along each axis."""
+    """Return how many chunks the dataset has along each axis."""
     return tuple(-(-length // chunk) for length, chunk in zip(facts.shape, facts.chunks or (), strict=True))
 
 
@@ -206,6 +214,7 @@ def read_table(dataset: Any, facts: StorageFacts, file: MappedFile) -> ChunkTabl
     dataset.id.chunk_iter(
         lambda chunk: found.append((chunk.chunk_offset, chunk.byte_offset, chunk.size, chunk.filter_mask))
     )
+    # Chunks that were never written are not in HDF5's table.
     table = ChunkTable(np.full(grid, _NOWHERE, np.int64), np.zeros(grid, np.int64), np.zeros(grid, np.int64))
     if not found:
         return table
@@ -215,6 +224,7 @@ def read_table(dataset: Any, facts: StorageFacts, file: MappedFile) -> ChunkTabl
     table.addresses[places] = np.array(addresses, np.int64) + base
     table.sizes[places] = sizes
     table.skipped[places] = skipped
+    # Looked at once, so that no read has to: beyond a mapping's end lies a crash.
     end = int((table.addresses + table.sizes).max())
     if end > len(file.data) or int(table.addresses[places].min()) < 0:
         raise cut_off(file.path, end, len(file.data))
@@ -222,7 +232,8 @@ def read_table(dataset: Any, facts: StorageFacts, file: MappedFile) -> ChunkTabl
 
 
 def _address_base(dataset: Any, found: tuple[Place, int, int, int], file: MappedFile) -> int:
-    """What must be added to the addresses that HDF5 says: some versions count them from the end of the user block."""
+    """Return what must be added to the addresses that HDF5 says: some versions count them from the end of the user
+    block."""
     block = int(dataset.file.userblock_size)
     if block:
         corner, address, size, _ = found
@@ -236,17 +247,17 @@ def _address_base(dataset: Any, found: tuple[Place, int, int, int], file: Mapped
 
 
 class ChunkSource(Protocol):
-    """Chunks by their place in the grid. May be called from any thread, from several at once."""
+    """Give chunks by their place in the grid. May be called from any thread, from several at once."""
 
     def chunk(self, place: Place) -> NDArray[Any] | None:
-        """The values of a chunk, at the dataset's edge perhaps beyond it; `None` for one never written."""
+        """Return the values of a chunk, at the dataset's edge perhaps beyond it; `None` for one never written."""
 
     def check(self) -> None:
         """Make sure that the file is the one that was opened, once for each batch."""
 
 
 class H5pyChunks:
-    """Chunks decoded by HDF5, one at a time in the whole process."""
+    """Have HDF5 decode chunks, one at a time in the whole process."""
 
     def __init__(self, dataset: Any, facts: StorageFacts) -> None:
         self._dataset = dataset
@@ -264,14 +275,14 @@ class H5pyChunks:
         return values
 
     def check(self) -> None:
-        """HDF5 keeps its handle on the file that was opened."""
+        """Leave it to HDF5, which keeps its handle on the file that was opened."""
 
 
 class StoredChunks:
-    """Chunks taken from the mapped file and decoded by the caller's thread."""
+    """Take chunks from the mapped file and decode them in the caller's thread."""
 
     def __init__(self, file: MappedFile, table: ChunkTable, facts: StorageFacts, by_hdf5: H5pyChunks) -> None:
-        """`by_hdf5`: who has the last word on a chunk that cannot be decoded here."""
+        """Take `by_hdf5`, which has the last word on a chunk that cannot be decoded here."""
         self._file = file
         self._table = table
         self._facts = facts
@@ -280,12 +291,14 @@ class StoredChunks:
     def chunk(self, place: Place) -> NDArray[Any] | None:
         table, facts = self._table, self._facts
         address = int(table.addresses[place])
+        # Never written, so the fill value is all there is.
         if address == _NOWHERE:
             return None
         shape, stored = facts.chunks or (), facts.stored or facts.dtype
         data = self._file.data[address : address + int(table.sizes[place])]
         try:
             values = decode_chunk(data, facts.filters, int(table.skipped[place]), math.prod(shape) * stored.itemsize)
+        # HDF5 may know a filter's settings better, and says what is wrong where it does not.
         except DecodeError:
             return self._by_hdf5.chunk(place)
         return values.view(stored).reshape(shape)
@@ -295,7 +308,7 @@ class StoredChunks:
 
 
 class CachedChunks:
-    """Chunks that were decoded lately, so that rows of one chunk in batch after batch decode it once."""
+    """Keep chunks that were decoded lately, so that rows of one chunk in batch after batch decode it once."""
 
     def __init__(self, source: ChunkSource, budget_bytes: int) -> None:
         self._source = source
@@ -312,12 +325,14 @@ class CachedChunks:
                 self._held.move_to_end(place)
                 return values
         values = self._source.chunk(place)
+        # One larger than the cache would drive out all others and not stay itself.
         if values is not None and values.nbytes <= self._budget:
             self._keep(place, values)
         return values
 
     def _keep(self, place: Place, values: NDArray[Any]) -> None:
         with self._lock:
+            # Another thread decoded the same one meanwhile.
             if place in self._held:
                 return
             self._held[place] = values
@@ -330,12 +345,12 @@ class CachedChunks:
 
 
 def cache_bytes(free_memory_bytes: int) -> int:
-    """How much of the free memory chunks may take that are kept decoded."""
+    """Return how much of the free memory chunks may take that are kept decoded."""
     return min(_MOST_CACHE_BYTES, free_memory_bytes // _CACHE_PART)
 
 
 class ChunkEngine:
-    """Rows put together from chunks, each touched chunk asked for once a batch, shared among the pool."""
+    """Put rows together from chunks, each touched chunk asked for once a batch, shared among the pool."""
 
     def __init__(self, source: ChunkSource, facts: StorageFacts) -> None:
         self._source = source
@@ -348,6 +363,7 @@ class ChunkEngine:
         if out.nbytes == 0:
             return
         groups = rows // self._sides[0]
+        # Rows of one chunk together, so that it is taken once.
         order = np.argsort(groups, kind="stable")
         edges = np.flatnonzero(np.diff(groups[order], prepend=-1, append=-1)).tolist()
         parts = [(start, stop, across) for start, stop in itertools.pairwise(edges) for across in self._across]
@@ -377,7 +393,7 @@ class ChunkEngine:
 
 
 class PlacedRows:
-    """Rows that each lie whole in an unfiltered chunk, copied straight out of the mapped file."""
+    """Copy rows that each lie whole in an unfiltered chunk, straight out of the mapped file."""
 
     def __init__(self, file: MappedFile, table: ChunkTable, facts: StorageFacts) -> None:
         self._file = file
@@ -401,6 +417,7 @@ class PlacedRows:
         # Every run of bytes in the file as one element, each beginning a byte after the one before.
         everywhere: NDArray[np.void] = np.ndarray((len(data) - length + 1,), f"V{length}", data, strides=(1,))
         target.view(f"V{length}")[:, 0] = everywhere[np.maximum(places, 0)]
+        # These were copied from the file's start, to have one copy for all.
         target[places == _NOWHERE] = self._fill
 
     def _copy_large(self, places: NDArray[np.int64], target: NDArray[np.uint8]) -> None:
@@ -410,7 +427,7 @@ class PlacedRows:
 
 
 class ChunkBytes:
-    """Ranges of a long dataset of bytes that lies in chunks."""
+    """Read ranges of a long dataset of bytes that lies in chunks."""
 
     def __init__(self, source: ChunkSource, facts: StorageFacts) -> None:
         self._source = source
@@ -419,7 +436,7 @@ class ChunkBytes:
         self.length = facts.shape[0]
 
     def read(self, start: int, stop: int) -> bytes:
-        """The bytes from `start` up to `stop`."""
+        """Read the bytes from `start` up to `stop`."""
         self._source.check()
         side, parts = self._side, list[bytes]()
         for number in range(start // side, -(-stop // side)):

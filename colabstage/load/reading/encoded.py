@@ -1,4 +1,4 @@
-"""Image and mask files as rows, decoded on read: mostly one long dataset of bytes and the offsets of each row."""
+"""Decode rows that are image and mask files on read: mostly one long dataset of bytes and the offsets of each row."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ def resize_into(pixels: NDArray[np.uint8], out: NDArray[np.uint8]) -> None:
     quarter of its time, as it needs no copy into four channels and none out of them (benchmarks/read_jpeg.py). By
     Pillow's otherwise. May be called from several threads.
     """
+    # Nothing to resize, which is the case where packing did it.
     if pixels.shape == out.shape:
         out[...] = pixels
         return
@@ -52,18 +53,18 @@ def _resize_by_pillow(pixels: NDArray[np.uint8], out: NDArray[np.uint8]) -> None
 
 
 class ByteRanges(Protocol):
-    """Random access to a long dataset of bytes."""
+    """Read a long dataset of bytes at random."""
 
     @property
     def length(self) -> int:
-        """How many bytes there are."""
+        """Return how many bytes there are."""
 
     def read(self, start: int, stop: int) -> bytes:
-        """The bytes from `start` up to `stop`."""
+        """Read the bytes from `start` up to `stop`."""
 
 
 class ArrayBytes:
-    """Bytes of a one-dimensional array: own memory, or a mapped file, which is checked before each read."""
+    """Read bytes of a one-dimensional array: own memory, or a mapped file, which is checked before each read."""
 
     def __init__(self, data: NDArray[np.uint8], file: MappedFile | None) -> None:
         self._data = data
@@ -77,7 +78,7 @@ class ArrayBytes:
 
 
 class ReadBytes:
-    """Bytes of a contiguous dataset, read from the disk when they are asked for."""
+    """Read bytes of a contiguous dataset from the disk when they are asked for."""
 
     def __init__(self, file: ReadFile, facts: StorageFacts) -> None:
         self._file = file
@@ -86,13 +87,14 @@ class ReadBytes:
 
     def read(self, start: int, stop: int) -> bytes:
         self._file.check()
+        # Bytes of its own, because decoders keep what they are given for a while.
         target = np.empty(stop - start, np.uint8)
         self._file.read_into(self._start + start, target)
         return target.tobytes()
 
 
 class H5pyBytes:
-    """Bytes of a dataset that cannot be mapped."""
+    """Read bytes of a dataset that cannot be mapped."""
 
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
@@ -103,21 +105,21 @@ class H5pyBytes:
 
 
 class RowFiles(Protocol):
-    """The files of rows. May be called from several threads at once."""
+    """Read the files of rows. May be called from several threads at once."""
 
     @property
     def count(self) -> int:
-        """How many there are."""
+        """Return how many there are."""
 
     def read(self, row: int) -> bytes:
-        """One of them."""
+        """Read one of them."""
 
 
 class RangedFiles:
-    """Files that lie one behind the other."""
+    """Read files that lie one behind the other."""
 
     def __init__(self, label: str, offsets: NDArray[np.int64], data: ByteRanges) -> None:
-        """`label`: where they are, for messages. `offsets`: `(N + 1,)`, file i is bytes `offsets[i]` up to
+        """Take `label`, where they are, for messages. `offsets`: `(N + 1,)`, file i is bytes `offsets[i]` up to
         `offsets[i + 1]` of `data`.
 
         Raises:
@@ -137,11 +139,11 @@ class RangedFiles:
 
 
 class EncodedRows:
-    """Image or mask files, decoded when they are read. From several threads at once."""
+    """Decode image or mask files when they are read. From several threads at once."""
 
     def __init__(self, label: str, files: RowFiles, options: ImageOptions | MaskOptions) -> None:
-        """`label`: where the rows are, for messages. `options`: whether they are images or masks, and what is made of
-        them."""
+        """Take `label`, where the rows are, for messages. `options`: whether they are images or masks, and what is made
+        of them."""
         self._label = label
         self._files = files
         self._options = options
@@ -151,7 +153,7 @@ class EncodedRows:
         self._sizes = np.zeros((files.count, 2), np.int32)
 
     def read_bytes(self, row: int) -> bytes:
-        """The file of one row, as it was packed."""
+        """Read the file of one row, as it was packed."""
         return self._files.read(row)
 
     def decode_rows(self, rows: NDArray[np.intp], out: NDArray[Any], pool: ThreadPool) -> None:
@@ -232,21 +234,25 @@ class EncodedRows:
         return images
 
     def decoded_lengths(self, rows: NDArray[np.intp]) -> list[int]:
-        """Lengths in bytes of rows at their files' own sizes, from their headers; those of broken rows are left out."""
+        """Return the lengths in bytes of rows at their files' own sizes, from their headers; those of broken rows are
+        left out."""
         lengths = []
         for row in rows:
+            # An estimate needs no row in particular; reading will name the broken one.
             with contextlib.suppress(DecodeError):
                 facts = probe_image(self.read_bytes(int(row)))
                 lengths.append(facts.height * facts.width * facts.channels * facts.dtype.itemsize)
         return lengths
 
     def own_sizes(self, rows: NDArray[np.intp], pool: ThreadPool) -> NDArray[np.int64]:
-        """Height and width of rows as their files have them, upright, int64 `(len(rows), 2)`, from their headers.
+        """Return the height and width of rows as their files have them, upright, int64 `(len(rows), 2)`, from their
+        headers.
 
         Raises:
             DecodeError: a row is broken; the message names it.
             CancelledError: the pool was told to stop.
         """
+        # Each header is read once in a process: crops and boxes ask for sizes in every epoch.
         for row in rows[self._sizes[rows, 0] == 0].tolist():
             pool.cancellation.check()
             try:
@@ -258,6 +264,7 @@ class EncodedRows:
 
     def _decode(self, row: int) -> NDArray[Any]:
         data = self.read_bytes(row)
+        # Large images wait for each other, so that threads do not fill memory together.
         with self._room.room_for(data):
             if isinstance(self._options, MaskOptions):
                 return decode_mask(data, self._options)
@@ -272,7 +279,7 @@ class EncodedRows:
                 decode_image_into(data, self._options, out, scratch=self._scratch())
 
     def _scratch(self) -> bytearray:
-        """Memory to decode into, of the calling thread alone."""
+        """Return memory to decode into, of the calling thread alone."""
         if not hasattr(self._own, "scratch"):
             self._own.scratch = bytearray()
         scratch: bytearray = self._own.scratch

@@ -1,4 +1,5 @@
-"""The ways of copying rows out of an HDF5 dataset into an array. All give the same bytes; `storage` says which is used.
+"""Copy rows out of an HDF5 dataset into an array, in several ways. All give the same bytes; `storage` says which is
+used.
 
 Row numbers are checked once, where they come in, and made the ones that a copy loop can trust.
 
@@ -42,6 +43,7 @@ def resolve_rows(indices: Indices, count: int) -> NDArray[np.intp]:
         IndexError: a row that is not there, by its number.
         TypeError: something else than a list of integers.
     """
+    # Lists, arrays and tensors all come this way.
     rows = np.asarray(indices)
     if rows.size == 0 and rows.ndim == 1:
         return np.empty(0, np.intp)
@@ -65,6 +67,7 @@ def row_runs(rows: NDArray[np.intp], longest: int) -> Iterator[tuple[int, int, i
     Yields:
         `(start, first_row, length)`: `rows[start : start + length]` is `first_row, first_row + 1, …`.
     """
+    # Equal rows break a run too: each place in the batch needs its own copy.
     breaks = np.flatnonzero(np.diff(rows) != 1) + 1
     for begin, end in zip([0, *breaks.tolist()], [*breaks.tolist(), len(rows)], strict=True):
         for start in range(begin, end, longest):
@@ -78,22 +81,24 @@ _SCRATCH_BYTES = 64 * 1024 * 1024
 
 
 class RowEngine(Protocol):
-    """Copies rows of one dataset. May be called from any thread, from several at once."""
+    """Copy rows of one dataset. May be called from any thread, from several at once."""
 
     def read_rows(self, rows: NDArray[np.intp], out: NDArray[Any], pool: ThreadPool) -> None:
         """Copy `rows`, each in `[0, N)`, to `out`, C-contiguous `(len(rows), …)` of the dataset's native dtype."""
 
 
 class GatherEngine:
-    """Rows by one gather out of memory: a mapped file's, or an array's."""
+    """Copy rows by one gather out of memory: a mapped file's, or an array's."""
 
     def __init__(self, table: NDArray[np.uint8], file: MappedFile | None) -> None:
-        """`table`: uint8 `(N, row_bytes)`. `file`: what it maps, checked before each read; `None` for own memory."""
+        """Take `table`, uint8 `(N, row_bytes)`. `file`: what it maps, checked before each read; `None` for own
+        memory."""
         # As bytes, because np.take makes an aligned copy of the whole table first when elements are not aligned.
         self._table = table
         self._file = file
 
     def read_rows(self, rows: NDArray[np.intp], out: NDArray[Any], pool: ThreadPool) -> None:
+        # A write to the file would change pixels in the middle of a batch, unseen.
         if self._file is not None:
             self._file.check()
         if out.nbytes == 0:
@@ -111,7 +116,7 @@ class GatherEngine:
 
 
 def mapped_table(file: MappedFile, facts: StorageFacts) -> NDArray[np.uint8]:
-    """A contiguous, native dataset in a mapped file as uint8 `(N, row_bytes)`.
+    """Return a contiguous, native dataset in a mapped file as uint8 `(N, row_bytes)`.
 
     Raises:
         DamagedPackError: the file ends before the dataset does.
@@ -123,14 +128,14 @@ def mapped_table(file: MappedFile, facts: StorageFacts) -> NDArray[np.uint8]:
 
 
 def memory_table(values: NDArray[Any]) -> NDArray[np.uint8]:
-    """A C-contiguous array, the row first, as uint8 `(N, row_bytes)`."""
+    """Return a C-contiguous array, the row first, as uint8 `(N, row_bytes)`."""
     # math's product of a few numbers takes a tenth of numpy's time; a small batch is gathered in as long.
     row_bytes = math.prod(values.shape[1:]) * values.itemsize
     return values.reshape(-1).view(np.uint8).reshape(len(values), row_bytes)
 
 
 class ReadEngine:
-    """Rows of a contiguous dataset read from the disk, each part of the pool with a read of its own under way.
+    """Read rows of a contiguous dataset from the disk, each part of the pool with a read of its own under way.
 
     For files that memory cannot hold: 64 rows of 196,608 bytes by 16 threads came at 4 times the rate of the mapped
     file, whose read-ahead fetches many times the bytes asked for (benchmarks/read_cold.py).
@@ -158,7 +163,7 @@ class ReadEngine:
 
 
 class H5pyEngine:
-    """Rows by h5py, for whatever has neither one place nor chunks in the file: runs of rows in one go.
+    """Read rows by h5py, for whatever has neither one place nor chunks in the file: runs of rows in one go.
 
     h5py holds one lock for the whole process, so more threads would not help.
     """
@@ -170,6 +175,7 @@ class H5pyEngine:
     def read_rows(self, rows: NDArray[np.intp], out: NDArray[Any], pool: ThreadPool) -> None:
         if out.nbytes == 0:
             return
+        # h5py wants rows ascending and each once.
         wanted, place = np.unique(rows, return_inverse=True)
         order = np.argsort(place, kind="stable")
         # edges[i] : edges[i + 1] of `order` are the places that the i-th wanted row goes to.
@@ -188,7 +194,7 @@ class H5pyEngine:
 
 
 class ByteSwappedEngine:
-    """Rows whose bytes lie in the other order, turned round once they are read."""
+    """Read rows whose bytes lie in the other order, and swap them once they are read."""
 
     def __init__(self, engine: RowEngine) -> None:
         self._engine = engine
@@ -206,6 +212,7 @@ def turn_bytes(values: NDArray[Any]) -> None:
 def load_array(engine: RowEngine, facts: StorageFacts, pool: ThreadPool) -> NDArray[Any]:
     """Read all rows into memory, front to back."""
     values = np.empty(facts.shape, facts.dtype)
+    # In parts, as engines hold beside the result what they decode.
     step = max(1, _SCRATCH_BYTES // max(1, facts.row_bytes))
     for start in range(0, facts.shape[0], step):
         stop = min(facts.shape[0], start + step)

@@ -1,4 +1,4 @@
-"""One file, mapped into memory or read at any place, and the proof that it is still the file that was looked at."""
+"""Map one file into memory or read it at any place, and prove that it is still the file that was looked at."""
 
 from __future__ import annotations
 
@@ -25,20 +25,23 @@ _BLOCK_BYTES = 4 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class FileStamp:
-    """What changes when a file is replaced or written to."""
+    """Hold what changes when a file is replaced or written to."""
 
     inode: int
+    """Another one when the file was replaced."""
     size: int
+    """In bytes."""
     mtime_ns: int
+    """When it was written to last."""
 
     @classmethod
     def of(cls, status: os.stat_result) -> Self:
-        """The stamp in an answer of `os.stat`."""
+        """Return the stamp in an answer of `os.stat`."""
         return cls(status.st_ino, status.st_size, status.st_mtime_ns)
 
 
 class _CheckedFile:
-    """An open file that is refused once it is no longer the one expected. Its handle goes with the object."""
+    """Hold an open file that is refused once it is no longer the one expected. Its handle goes with the object."""
 
     def __init__(self, path: Path, expected: FileStamp) -> None:
         """Open `path`.
@@ -49,6 +52,7 @@ class _CheckedFile:
         """
         self.path = path
         self._expected = expected
+        # Not inherited by programs that are started, whose handles would keep a mount busy.
         self._handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         weakref.finalize(self, os.close, self._handle).atexit = False
         self.check()
@@ -63,7 +67,7 @@ class _CheckedFile:
 
 
 class MappedFile(_CheckedFile):
-    """A whole file as read-only bytes. Its handle and mapping go when the last array over it is gone.
+    """Map a whole file as read-only bytes. Its handle and mapping go when the last array over it is gone.
 
     There is no `close`: unmapping under an array that another thread reads would crash the process.
     """
@@ -75,11 +79,12 @@ class MappedFile(_CheckedFile):
 
 
 class ReadFile(_CheckedFile):
-    """A file read in parts, each exactly the bytes asked for. May be read by several threads at once."""
+    """Read a file in parts, each exactly the bytes asked for. May be read by several threads at once."""
 
     def __init__(self, path: Path, expected: FileStamp, *, at_random: bool) -> None:
         """Open `path`; raises as `_CheckedFile`. `at_random`: whether reading ahead would be in vain."""
         super().__init__(path, expected)
+        # Read-ahead would fetch many times the bytes of a row.
         if at_random:
             os.posix_fadvise(self._handle, 0, 0, os.POSIX_FADV_RANDOM)
 
@@ -92,12 +97,13 @@ class ReadFile(_CheckedFile):
         done = 0
         while done < len(target):
             count = os.preadv(self._handle, [target.data[done:]], start + done)
+            # A read of nothing is the file's end, and a second try would not move it.
             if count == 0:
                 raise cut_off(self.path, start + len(target), start + done)
             done += count
 
     def read_blocks(self, start: int, target: NDArray[np.uint8]) -> Iterator[None]:
-        """As `read_into`, in large blocks, with a pause after each."""
+        """Read as `read_into`, in large blocks, with a pause after each."""
         for block in range(0, len(target), _BLOCK_BYTES):
             self.read_into(start + block, target[block : block + _BLOCK_BYTES])
             yield
@@ -111,7 +117,7 @@ class ReadFile(_CheckedFile):
 
 
 def cut_off(path: Path, wanted: int, size: int) -> DamagedPackError:
-    """The error of a file that ends before its contents do; both in bytes."""
+    """Return the error of a file that ends before its contents do; both in bytes."""
     return DamagedPackError(
         f"'{path}' is cut off: its samples reach to byte {wanted:,} of a file of {size:,}. Copy or stage it again."
     )

@@ -1,9 +1,9 @@
-"""Memory for reading: how much may be used, batches that are used again, and how much of a file the system holds.
+"""Manage memory for reading: how much may be used, buffers that are used again, how much of a file the system holds.
 
 A fresh array for every batch is zeroed and mapped page by page by the kernel, which costs as much as the copy into it.
 A ring of buffers overwrites what the caller kept. So the pool lends an array, and takes its memory back when the
-array and everything made from it (slices, tensors) is gone: numpy keeps the lent array alive as the base of its views,
-torch as the owner of its storage, and a finalizer on it returns the memory.
+array and everything made from it (slices, tensors) is gone: numpy keeps the borrowed array alive as the base of its
+views, torch as the owner of its storage, and a finalizer on it returns the memory.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _LARGE_BYTES = 4096
 
 
 def spare_memory(free_memory_bytes: int) -> int:
-    """What of the free memory may be filled with samples, in bytes."""
+    """Return what of the free memory may be filled with samples, in bytes."""
     return max(0, free_memory_bytes - _RESERVE_BYTES)
 
 
@@ -59,13 +59,14 @@ def check_memory(needed_bytes: int, free_memory_bytes: int, what: str, *, remedy
 
 
 def empty_array(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """An uninitialised array like `np.empty`'s, a large one aligned to the processor's cache lines.
+    """Make an uninitialised array like `np.empty`'s, a large one aligned to the processor's cache lines.
 
     `np.empty` begins 16 bytes behind a page. Rows that begin at a page, as in files that colabstage packs, are copied
     there at a sixth of the rate by AMD's Zen 3 and 4, which mistake the copy for one that overlaps.
     """
     count = math.prod(shape)
     nbytes = count * dtype.itemsize
+    # Objects are pointers, which uninitialised memory must not look like.
     if nbytes < _LARGE_BYTES or dtype.hasobject:
         return np.empty(shape, dtype)
     memory = np.empty(nbytes + _ALIGNMENT_BYTES, np.uint8)
@@ -73,7 +74,7 @@ def empty_array(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
     return memory[start : start + nbytes].view(dtype).reshape(shape)
 
 
-# A block of writable memory: a mapping, or a view of pinned memory. Never a numpy array (see `lend`).
+# A block of writable memory: a mapping, or a view of pinned memory. Never a numpy array (see `borrow`).
 Block = mmap.mmap | memoryview
 
 # Below this, malloc's own reuse is faster than a mapping of our own, and two pages would be rounded up to.
@@ -81,20 +82,20 @@ _SMALLEST_BYTES = 64 * 1024
 
 
 class BufferPool:
-    """Lends arrays and reuses their memory. Every method may be called from any thread.
+    """Lend arrays and reuse their memory. Every method may be called from any thread.
 
-    What is lent is bounded by what the caller keeps; what waits to be lent again by `max_idle` blocks.
+    What is borrowed is bounded by what the caller keeps; what waits to be borrowed again by `max_idle` blocks.
     """
 
     def __init__(self, max_idle: int, allocate: Callable[[int], Block] | None = None) -> None:
-        """`allocate`: makes a block of so many bytes; by default ordinary memory of this process."""
+        """Take `allocate`, which makes a block of so many bytes; by default ordinary memory of this process."""
         self._allocate = allocate or _map_memory
-        # No lock: finalizers run wherever the last reference dies, also inside `lend` of the same thread.
+        # No lock: finalizers run wherever the last reference dies, also inside `borrow` of the same thread.
         # A deque's append and pop are atomic, and at its full length it lets the oldest block go.
         self._idle: deque[Block] = deque(maxlen=max_idle)
 
-    def lend(self, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
-        """An uninitialised C-contiguous array; its memory comes back when the last view of it is dropped."""
+    def borrow(self, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
+        """Borrow an uninitialised C-contiguous array; its memory comes back when the last view of it is dropped."""
         wanted = np.dtype(dtype)
         nbytes = int(np.prod(shape, dtype=np.int64)) * wanted.itemsize
         if nbytes < _SMALLEST_BYTES:
@@ -108,13 +109,14 @@ class BufferPool:
 
     @property
     def idle(self) -> int:
-        """Number of blocks that wait to be lent again."""
+        """Return the number of blocks that wait to be borrowed again."""
         return len(self._idle)
 
     def _take_block(self, nbytes: int) -> Block:
         with contextlib.suppress(IndexError):
             # The block that came back last: its lines may still be in the processor's cache.
             block = self._idle.pop()
+            # A smaller one is let go: batches have grown, and it would be in the way again.
             if nbytes <= len(block):
                 return block
         return self._allocate(nbytes)
@@ -146,6 +148,7 @@ def resident_part(mapped: NDArray[np.uint8]) -> float:
     last = -(-(mapped.ctypes.data + len(mapped)) // mmap.PAGESIZE)
     if len(mapped) == 0:
         return 1.0
+    # Few enough to look at all of them.
     if last - first <= _WINDOWS * _WINDOW_PAGES:
         return _resident_pages(first, last - first) / (last - first)
     starts = np.linspace(first, last - _WINDOW_PAGES, _WINDOWS).astype(np.int64)
@@ -153,7 +156,7 @@ def resident_part(mapped: NDArray[np.uint8]) -> float:
 
 
 def _resident_pages(first: int, count: int) -> int:
-    """How many of `count` pages from page number `first` of this process's memory are resident."""
+    """Return how many of `count` pages from page number `first` of this process's memory are resident."""
     flags = np.empty(count, np.uint8)
     ask = _mincore()
     if ask is None or ask(first * mmap.PAGESIZE, count * mmap.PAGESIZE, flags.ctypes.data) != 0:

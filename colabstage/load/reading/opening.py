@@ -1,4 +1,4 @@
-"""One process's way into a file: mapped, through h5py, or both, each opened when it is first needed."""
+"""Open a file for one process: mapped, through h5py, or both, each when it is first needed."""
 
 from __future__ import annotations
 
@@ -64,28 +64,34 @@ _OFFSET_BYTES = 8
 
 @dataclass(frozen=True, slots=True)
 class FieldSource:
-    """A field of a split and how it is read. For encoded rows `facts` and `choice` are of the bytes, `offsets` and
-    `coding` say where rows begin and how they are decoded. For boxes `facts` and `choice` are of their places, and
-    `columns` has them again beside all that is known of each box. With `heap` rows have any length by HDF5's own means,
-    and `facts` are of their values, but for shape and place; such rows of bytes are encoded ones where `coding` says
-    how they are decoded."""
+    """Hold a field of a split and how it is read."""
 
     info: FieldInfo
+    """What the file says of it."""
     facts: StorageFacts
+    """Of the bytes, for encoded rows; of the boxes' places, for boxes; of the values, but for shape and place, with
+    `heap`."""
     choice: EngineChoice
+    """How what `facts` are of is read."""
     offsets: StorageFacts | None = None
+    """Where encoded rows, or boxes of rows, begin."""
     coding: ImageOptions | MaskOptions | None = None
+    """How encoded rows are decoded."""
     columns: Mapping[str, tuple[StorageFacts, EngineChoice]] = field(default_factory=dict)
+    """Of boxes all that is known of each, their places among it."""
     heap: bool = False
+    """Whether rows have any length by HDF5's own means. Such rows of bytes are encoded ones where `coding` says how
+    they are decoded."""
 
     @property
     def nbytes(self) -> int:
-        """Length of all rows in memory, encoded ones as they are stored, in bytes; an estimate with `heap`."""
+        """Return the length of all rows in memory, encoded ones as they are stored, in bytes; an estimate with
+        `heap`."""
         return self.info.nbytes if self.heap else self.facts.nbytes
 
 
 def decoding(inputs: FieldSource, file: Any, path: Path) -> FieldSource:
-    """The inputs of an open file, decoded where they are image files in rows of bytes of any length.
+    """Return the inputs of an open file, decoded where they are image files in rows of bytes of any length.
 
     Raises:
         PackFormatError: they are no image files.
@@ -104,20 +110,22 @@ def decoding(inputs: FieldSource, file: Any, path: Path) -> FieldSource:
 
 
 class OpenFile:
-    """Makes engines for the fields of one file. What is open closes when the last engine over it is dropped."""
+    """Make engines for the fields of one file. What is open closes when the last engine over it is dropped."""
 
     def __init__(self, path: Path, stamps: Mapping[Path, FileStamp]) -> None:
-        """`stamps`: the state of `path`, and of each file it links to, when the fields were described; another one is
-        refused on opening."""
+        """Take `stamps`, the state of `path`, and of each file it links to, when the fields were described; another one
+        is refused on opening."""
         self._path = path
         self._stamps = stamps
         self._mappings: dict[Path, MappedFile] = {}
         self._handles: dict[Path, ReadFile] = {}
 
     def rows(self, facts: StorageFacts, choice: EngineChoice) -> RowEngine:
-        """The engine for rows of one shape."""
+        """Make the engine for rows of one shape."""
+        # Contiguous, which is all that has one place for every row.
         if choice.name in ("mapped", "read"):
             return _in_native_order(self._contiguous(facts, choice), facts)
+        # Compact, virtual, external, or empty: HDF5 alone knows where values are.
         if facts.chunks is None or not facts.shape[0]:
             return H5pyEngine(self._h5[facts.name], facts)
         if choice.name == "chunks" and facts.has_whole_rows:
@@ -131,18 +139,19 @@ class OpenFile:
         return ReadEngine(self._read(facts), facts)
 
     def _chunks(self, facts: StorageFacts, choice: EngineChoice) -> ChunkSource:
-        """The chunks of a dataset, kept for a while where taking them is not free."""
+        """Return the chunks of a dataset, kept for a while where taking them is not free."""
         by_hdf5 = H5pyChunks(self._h5[facts.name], facts)
         source: ChunkSource = by_hdf5
         if choice.name == "chunks":
             table = read_table(self._h5[facts.name], facts, self._mapped(facts))
             source = StoredChunks(self._mapped(facts), table, facts, by_hdf5)
+            # Nothing is decoded, so there is nothing to keep.
             if not facts.filters:
                 return source
         return CachedChunks(source, cache_bytes(read_resources().free_memory_bytes))
 
     def encoded(self, source: FieldSource, *, in_memory: bool) -> EncodedRows:
-        """The reader of rows that are image files; with `in_memory` their bytes are all read now."""
+        """Make the reader of rows that are image files; with `in_memory` their bytes are all read now."""
         label = f"{source.info.name} in '{self._path}'"
         if source.heap and source.coding is not None:
             rows = self._ragged_source(source, in_memory=in_memory)
@@ -167,7 +176,7 @@ class OpenFile:
         return EncodedRows(label, RangedFiles(label, offsets, data), source.coding)
 
     def ragged(self, source: FieldSource, *, in_memory: bool) -> RaggedRows:
-        """The reader of rows of any length; with `in_memory` all are read now.
+        """Make the reader of rows of any length; with `in_memory` all are read now.
 
         Raises:
             NotEnoughSpaceError: with `in_memory`, when they turn out to be more than memory can hold.
@@ -177,7 +186,7 @@ class OpenFile:
         return RaggedRows(label, rows, texts=source.info.kind == "texts")
 
     def few_ragged(self, source: FieldSource) -> RaggedRows | None:
-        """Rows of any length, read into memory now, if they are so few that nobody minds; `None` where they are not."""
+        """Read rows of any length into memory now, if they are so few that nobody minds; `None` where they are not."""
         if source.nbytes + _OFFSET_BYTES * source.info.rows > _FEW_BYTES:
             return None
         kept = self._kept(source, _FEW_BYTES)
@@ -187,6 +196,7 @@ class OpenFile:
     def _ragged_source(self, source: FieldSource, *, in_memory: bool) -> RaggedSource:
         if not in_memory:
             return H5pyRagged(self._h5[source.facts.name], self._path)
+        # HDF5 does not say beforehand how long such rows are together.
         spare = spare_memory(read_resources().free_memory_bytes)
         kept = self._kept(source, spare)
         if kept is None:
@@ -199,7 +209,8 @@ class OpenFile:
         return keep_rows(rows, count, source.facts.dtype, source.nbytes // max(1, count), most_bytes)
 
     def targets(self, source: FieldSource, x: InputRows, image: ImageOptions | None) -> TargetRows:
-        """The reader of a split's targets; `x` and `image`, its inputs and how they are decoded, where boxes follow."""
+        """Make the reader of a split's targets; `x` and `image`, its inputs and how they are decoded, where boxes
+        follow."""
         if source.heap:
             return self.ragged(source, in_memory=False)
         if source.info.kind == "encoded":
@@ -220,7 +231,7 @@ class OpenFile:
         return np.asarray(self._h5[facts.name][()], np.int64)
 
     def load(self, facts: StorageFacts, choice: EngineChoice) -> NDArray[Any]:
-        """All of a dataset, read front to back."""
+        """Read all of a dataset, front to back."""
         if choice.name in ("chunks", "h5py"):
             with ThreadPool(usable_cores()) as pool:
                 return load_array(self.rows(facts, choice), facts, pool)
@@ -233,7 +244,7 @@ class OpenFile:
         return values
 
     def resident_part(self, facts: StorageFacts) -> float:
-        """Which part of a contiguous dataset the system holds in memory, 0 to 1."""
+        """Return which part of a contiguous dataset the system holds in memory, 0 to 1."""
         start = facts.offset or 0
         return resident_part(self._mapped(facts).data[start : start + facts.nbytes])
 
@@ -243,6 +254,7 @@ class OpenFile:
 
     def _mapped(self, facts: StorageFacts) -> MappedFile:
         home = facts.home or self._path
+        # Inputs and targets in one file share its mapping.
         if home not in self._mappings:
             self._mappings[home] = MappedFile(home, self._stamps[home])
         return self._mappings[home]
@@ -259,6 +271,7 @@ class OpenFile:
 
     @cached_property
     def _h5(self) -> Any:
+        # Also those that links lead to, because HDF5 follows them by itself.
         for path, stamp in self._stamps.items():
             check_stamp(path, path.stat(), stamp)
         return open_h5(self._path)

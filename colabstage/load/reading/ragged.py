@@ -1,4 +1,4 @@
-"""Rows of any length out of the files of others: HDF5's variable-length numbers, and texts.
+"""Read rows of any length out of the files of others: HDF5's variable-length numbers, and texts.
 
 Each row is a pointer into a heap that HDF5 alone follows. 64 rows at random places cost 40 to 120 µs each, 1,024 by one
 call 5 µs, and all of them front to back 2 to 5 µs: so rows of a batch are asked for together, and those that fit are
@@ -32,14 +32,15 @@ _LOOKED_AT = 16
 
 
 class RaggedSource(Protocol):
-    """Random access to rows of any length. May be called from several threads at once."""
+    """Read rows of any length at random. May be called from several threads at once."""
 
     def read(self, rows: NDArray[np.intp]) -> list[Any]:
-        """The values of `rows`, each in `[0, N)`: one-dimensional arrays of their own, of texts perhaps `bytes`."""
+        """Read the values of `rows`, each in `[0, N)`: one-dimensional arrays of their own, of texts perhaps
+        `bytes`."""
 
 
 class H5pyRagged:
-    """Rows through h5py, whose lock lets one thread read at a time."""
+    """Read rows through h5py, whose lock lets one thread read at a time."""
 
     def __init__(self, dataset: Any, path: Path) -> None:
         self._dataset = dataset
@@ -47,7 +48,7 @@ class H5pyRagged:
         self._references = HeapReferences(dataset, str(dataset.name).lstrip("/"))
 
     def read(self, rows: NDArray[np.intp]) -> list[Any]:
-        """As `RaggedSource.read`.
+        """Read as `RaggedSource.read`.
 
         Raises:
             DamagedPackError: their heap is broken, or references do not lead to rows in it.
@@ -62,6 +63,7 @@ class H5pyRagged:
             self._references.check(wanted)
             found = self._dataset[chosen].tolist()
         taken = [found[place] for place in places.tolist()]
+        # A row asked for twice must not be one array in two places.
         return taken if len(wanted) == len(rows) else [_own(value) for value in taken]
 
 
@@ -70,7 +72,8 @@ def _own(value: Any) -> Any:
 
 
 class KeptRagged:
-    """Rows in our own memory: blocks of `step` rows, each one array of all values, and where each row of it begins."""
+    """Keep rows in our own memory: blocks of `step` rows, each one array of all values, and where each row of it
+    begins."""
 
     def __init__(self, step: int, blocks: list[NDArray[Any]], offsets: list[NDArray[np.int64]]) -> None:
         self._step = step
@@ -78,7 +81,7 @@ class KeptRagged:
         self._offsets = offsets
 
     def read(self, rows: NDArray[np.intp]) -> list[Any]:
-        """As `RaggedSource.read`."""
+        """Read as `RaggedSource.read`."""
         return [self._row(*divmod(row, self._step)) for row in rows.tolist()]
 
     def _row(self, number: int, place: int) -> NDArray[Any]:
@@ -111,22 +114,23 @@ def keep_rows(
         blocks.append(np.concatenate(values, dtype=dtype))
         offsets.append(np.cumsum([0, *map(len, values)], dtype=np.int64))
         held += blocks[-1].nbytes + offsets[-1].nbytes
+        # While reading, because only then their length is known.
         if held > most_bytes:
             return None
     return KeptRagged(step, blocks, offsets)
 
 
 class RaggedRows:
-    """Inputs or targets of any length: arrays `(M,)`, or texts as `str`."""
+    """Read inputs or targets of any length: arrays `(M,)`, or texts as `str`."""
 
     def __init__(self, label: str, source: RaggedSource, *, texts: bool) -> None:
-        """`label`: where they are, for messages."""
+        """Take `label`, where they are, for messages."""
         self._label = label
         self._source = source
         self._texts = texts
 
     def read(self, rows: NDArray[np.intp], pool: ThreadPool, out: NDArray[Any] | None = None) -> list[Any]:
-        """The values of `rows`, each in `[0, N)`: a list of `(M,)` arrays, each the caller's own, or of `str`.
+        """Read the values of `rows`, each in `[0, N)`: a list of `(M,)` arrays, each the caller's own, or of `str`.
 
         Raises:
             DamagedPackError: the file is broken where they lie.
@@ -146,14 +150,14 @@ class RaggedRows:
 
 
 class RaggedFiles:
-    """Rows of bytes that are image files, as `EncodedRows` takes them."""
+    """Read rows of bytes that are image files, as `EncodedRows` takes them."""
 
     def __init__(self, source: RaggedSource, count: int) -> None:
         self._source = source
         self.count = count
 
     def read(self, row: int) -> bytes:
-        """The file of one row."""
+        """Read the file of one row."""
         return bytes(self._source.read(np.array([row], np.intp))[0])
 
 
@@ -167,6 +171,7 @@ def check_images(dataset: Any, path: Path) -> None:
     HeapReferences(dataset, name).check(np.arange(min(_LOOKED_AT, int(dataset.shape[0]))))
     for row in range(min(_LOOKED_AT, int(dataset.shape[0]))):
         data = bytes(dataset[row])
+        # An empty row says nothing of the others.
         if not data:
             continue
         try:

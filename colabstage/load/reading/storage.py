@@ -1,4 +1,4 @@
-"""How a dataset's bytes lie in the file, and which way of reading that allows. The choice is a pure function."""
+"""Find out how a dataset's bytes lie in the file, and choose by a pure function how they are read."""
 
 from __future__ import annotations
 
@@ -25,80 +25,85 @@ Layout = Literal["contiguous", "chunked", "compact", "virtual", "external"]
 
 @dataclass(frozen=True, slots=True)
 class StorageFacts:
-    """What HDF5 says about one dataset.
-
-    `name`: in the file. `shape`: of the whole, the row first. `dtype`: of the values as they are read, native byte
-    order. `offset`: of the first byte in the file; `None` where there is no single place. `stored`: dtype of the bytes
-    in the file, perhaps of the other byte order; `None` where they are no dtype of numpy's. `chunks`: shape of one
-    chunk, `None` when not chunked. `filters`: of each chunk, in the order applied. `fill`: what values are that nobody
-    has written. `home`: the file in which all of this holds, where a link leads to another than the one opened.
-    """
+    """Hold what HDF5 says about one dataset."""
 
     name: str
+    """In the file."""
     shape: tuple[int, ...]
+    """Of the whole, the row first."""
     dtype: np.dtype[Any]
+    """Of the values as they are read, native byte order."""
     layout: Layout
+    """In which of its ways HDF5 keeps the values."""
     offset: int | None
+    """Of the first byte in the file; `None` where there is no single place."""
     stored: np.dtype[Any] | None
+    """Dtype of the bytes in the file, perhaps of the other byte order; `None` where they are no dtype of numpy's."""
     chunks: tuple[int, ...] | None
+    """Shape of one chunk, `None` when not chunked."""
     filters: tuple[Filter, ...]
+    """Of each chunk, in the order applied."""
     fill: Any
+    """What values are that nobody has written."""
     home: Path | None = None
+    """The file in which all of this holds, where a link leads to another than the one opened."""
 
     @property
     def chunk_rows(self) -> int | None:
-        """Rows in one chunk; `None` when not chunked."""
+        """Return the rows in one chunk; `None` when not chunked."""
         return None if self.chunks is None else self.chunks[0]
 
     @property
     def has_whole_rows(self) -> bool:
-        """Whether each row lies whole in one chunk, with no filter over it."""
+        """Tell whether each row lies whole in one chunk, with no filter over it."""
         return self.chunks is not None and not self.filters and self.chunks[1:] == self.shape[1:]
 
     @property
     def row_bytes(self) -> int:
-        """Length of one row in memory, in bytes."""
+        """Return the length of one row in memory, in bytes."""
         return math.prod(self.shape[1:]) * self.dtype.itemsize
 
     @property
     def nbytes(self) -> int:
-        """Length of all rows in memory, in bytes."""
+        """Return the length of all rows in memory, in bytes."""
         return self.shape[0] * self.row_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class CacheState:
-    """What of a dataset the system holds in memory: `resident_part`, 0 to 1, of its `nbytes`. `free_memory_bytes`: what
-    this process may use, page cache included."""
+    """Say what of a dataset the system holds in memory."""
 
     resident_part: float
+    """Which part of it, 0 to 1."""
     nbytes: int
+    """Length of the dataset."""
     free_memory_bytes: int
+    """What this process may use, page cache included."""
 
     @property
     def warm(self) -> bool:
-        """Whether random rows mostly come out of memory."""
+        """Tell whether random rows mostly come out of memory."""
         return self.resident_part >= _WARM_PART
 
     @property
     def fits(self) -> bool:
-        """Whether memory can hold all of it."""
+        """Tell whether memory can hold all of it."""
         return self.nbytes <= spare_memory(self.free_memory_bytes)
 
 
 @dataclass(frozen=True, slots=True)
 class EngineChoice:
-    """Which engine reads a dataset, and why.
-
-    `name`: `"mapped"` gathers rows out of the mapped file, `"read"` reads rows from the disk, many at once, `"chunks"`
-    takes chunks out of the mapped file and decodes them in threads, `"h5py"` goes through HDF5, `"memory"` gathers from
-    our own memory. `costly`: whether a row takes much more than a copy, so that all of them once into memory, where
-    they fit, are soon the cheaper way.
-    """
+    """Name the engine that reads a dataset, and why it is that."""
 
     name: Literal["mapped", "read", "chunks", "h5py", "memory"]
+    """`"mapped"` gathers rows out of the mapped file, `"read"` reads rows from the disk, many at once, `"chunks"` takes
+    chunks out of the mapped file and decodes them in threads, `"h5py"` goes through HDF5, `"memory"` gathers from our
+    own memory."""
     reason: str
+    """Why, in words that follow the name."""
     costly: bool = False
+    """Whether a row takes much more than a copy, so that all of them once into memory, where they fit, are soon the
+    cheaper way."""
 
     def __str__(self) -> str:
         return f"{self.name}: {self.reason}"
@@ -114,8 +119,10 @@ def choose_engine(
         slow_mount: why the file's mount must not be mapped, `None` for a local disk.
         cache: what is in memory of a dataset that can be mapped, `None` when nobody looked.
     """
+    # First of all: a mapping over a network that fails kills the process.
     if slow_mount is not None:
         return EngineChoice("h5py", f"the file is on {slow_mount}, which is not safe to map into memory")
+    # Such as 12-bit integers: only HDF5 converts them.
     if facts.stored is None:
         return EngineChoice("h5py", "its values are stored in another form than this machine computes with")
     if facts.layout == "chunked":
@@ -145,13 +152,14 @@ def _by_chunks(facts: StorageFacts) -> EngineChoice:
 
 
 def _by_cache(plain: str, cache: CacheState) -> EngineChoice:
-    """A cold mapped file reads 20 times the bytes asked for, so it is read through once where it fits into memory, and
-    row by row where it does not.
+    """Have a cold mapped file, which reads 20 times the bytes asked for, read through once where it fits into memory,
+    and row by row where it does not.
 
     Row by row the first batch of a file that fits would come sooner, by a second for each gigabyte or two, but not the
     first epoch: rows of 784 bytes came at a fifteenth of the rate that way, of 49,152 at half, of 196,608 and more at
     about the same.
     """
+    # Nothing to gain from another way.
     if cache.warm:
         return EngineChoice("mapped", f"{plain}, {cache.resident_part:.0%} of it in memory")
     if cache.fits:
@@ -197,8 +205,8 @@ def read_facts(dataset: Any, name: str, path: Path) -> StorageFacts:
 
 
 def ragged_facts(dataset: Any, name: str, path: Path) -> StorageFacts:
-    """Of an open `h5py.Dataset` whose rows have any length: `dtype` is that of a value, `shape` only says how many rows
-    there are.
+    """Ask HDF5 how an open `h5py.Dataset` is stored whose rows have any length: `dtype` is that of a value, `shape`
+    only says how many rows there are.
 
     Raises:
         PackFormatError: nothing here can undo one of its filters, or its values lie in a file that is not there.
@@ -220,14 +228,14 @@ def ragged_facts(dataset: Any, name: str, path: Path) -> StorageFacts:
 
 
 def choose_ragged(*, texts: bool, slow_mount: str | None = None) -> EngineChoice:
-    """How rows of any length are read: by h5py always."""
+    """Say how rows of any length are read: by h5py always."""
     rows = "its rows are texts" if texts else "its rows have any length (HDF5's variable-length type)"
     mount = "" if slow_mount is None else f"; besides, the file is on {slow_mount}"
     return EngineChoice("h5py", f"{rows}, which only HDF5 itself reads, one thread at a time{mount}", costly=True)
 
 
 def _described(dataset: Any) -> str:
-    """The type of values that are no numbers, in HDF5's words."""
+    """Return the type of values that are no numbers, in HDF5's words."""
     from h5py import check_string_dtype, check_vlen_dtype
 
     if check_string_dtype(dataset.dtype) is not None:
@@ -263,7 +271,7 @@ def _layout(properties: Any) -> Layout:
 
 
 def _filters(properties: Any, name: str, path: Path) -> tuple[Filter, ...]:
-    """The filters of a dataset's chunks.
+    """Return the filters of a dataset's chunks.
 
     Raises:
         PackFormatError: nothing here can undo one of them.
@@ -286,7 +294,7 @@ def _filters(properties: Any, name: str, path: Path) -> tuple[Filter, ...]:
 
 
 def _is_exact(dataset: Any) -> bool:
-    """Whether the stored type is, bit for bit, a type that numpy has: the same width, precision and padding."""
+    """Tell whether the stored type is, bit for bit, a type that numpy has: the same width, precision and padding."""
     from h5py import h5t
 
     stored = dataset.id.get_type()

@@ -1,4 +1,4 @@
-"""Targets of every kind as rows: numbers and arrays of one shape, masks that are decoded, boxes of any number."""
+"""Read targets of every kind as rows: numbers and arrays of one shape, masks that are decoded, boxes of any number."""
 
 from __future__ import annotations
 
@@ -25,38 +25,38 @@ TargetBatch = NDArray[Any] | list[NDArray[Any]] | list[dict[str, NDArray[Any]]] 
 
 
 class TargetRows(Protocol):
-    """Reads targets of rows. May be called from any thread, from several at once."""
+    """Read targets of rows. May be called from any thread, from several at once."""
 
     def read(self, rows: NDArray[np.intp], pool: ThreadPool, out: NDArray[Any] | None = None) -> TargetBatch:
-        """The targets of `rows`, each in `[0, N)`, in their order; put into `out` where they share a shape."""
+        """Return the targets of `rows`, each in `[0, N)`, in their order; put into `out` where they share a shape."""
 
 
 class FixedTargets:
-    """Targets of one shape, as stored."""
+    """Read targets of one shape, as stored."""
 
     def __init__(self, engine: RowEngine, facts: StorageFacts) -> None:
         self._engine = engine
         self._facts = facts
 
     def read(self, rows: NDArray[np.intp], pool: ThreadPool, out: NDArray[Any] | None = None) -> NDArray[Any]:
-        """`(B, …)` as stored."""
+        """Read `(B, …)` as stored."""
         target = np.empty((len(rows), *self._facts.shape[1:]), self._facts.dtype) if out is None else out
         self._engine.read_rows(rows, target, pool)
         return target
 
 
 class MaskTargets:
-    """Masks that are decoded when they are read, into the geometry of their images."""
+    """Decode masks when they are read, into the geometry of their images."""
 
     def __init__(self, encoded: EncodedRows, size: tuple[int, int] | None) -> None:
-        """`size`: height and width of all, `None` where each has its own."""
+        """Take `size`, height and width of all, `None` where each has its own."""
         self._encoded = encoded
         self._size = size
 
     def read(
         self, rows: NDArray[np.intp], pool: ThreadPool, out: NDArray[Any] | None = None
     ) -> NDArray[Any] | list[NDArray[Any]]:
-        """uint8 `(B, H, W)`, or a list of `(H, W)`."""
+        """Decode uint8 `(B, H, W)`, or a list of `(H, W)`."""
         if self._size is None:
             return self._encoded.decode_list(rows, pool)
         target = np.empty((len(rows), *self._size), np.uint8) if out is None else out
@@ -65,7 +65,7 @@ class MaskTargets:
 
 
 class BoxTargets:
-    """Boxes of each row, and what else is known of them.
+    """Read boxes of each row, and what else is known of them.
 
     Where images are resized when they are read, boxes move with them: then the images' own sizes are read from their
     headers, and `image` says how they are fitted.
@@ -80,8 +80,8 @@ class BoxTargets:
         image: ImageOptions | None = None,
         sizes_of: Callable[[NDArray[np.intp], ThreadPool], NDArray[np.int64]] | None = None,
     ) -> None:
-        """`label`: where they are, for messages. `offsets`: int64 `(N + 1,)`. `columns`: by name, `boxes` among them.
-        `sizes_of`: height and width of rows' images, int64 `(B, 2)`.
+        """Take `label`, where they are, for messages. `offsets`: int64 `(N + 1,)`. `columns`: by name, `boxes` among
+        them. `sizes_of`: height and width of rows' images, int64 `(B, 2)`.
 
         Raises:
             DamagedPackError: the offsets do not ascend, or reach outside.
@@ -98,8 +98,9 @@ class BoxTargets:
     def read(
         self, rows: NDArray[np.intp], pool: ThreadPool, out: NDArray[Any] | None = None
     ) -> list[dict[str, NDArray[Any]]]:
-        """For each row a dict: `boxes`, float32 `(M, 4)`, and every other column, `(M, …)`."""
+        """Return for each row a dict: `boxes`, float32 `(M, 4)`, and every other column, `(M, …)`."""
         starts = self._offsets[rows]
+        # Boxes of all rows are gathered at once: a read for each row would cost more than its boxes.
         counts = self._offsets[rows + 1] - starts
         ends = np.cumsum(counts)
         wanted = (np.repeat(starts - (ends - counts), counts) + np.arange(counts.sum())).astype(np.intp)
@@ -109,6 +110,7 @@ class BoxTargets:
             moved, kept = fit_boxes(values[BOXES].astype(np.float64), sizes, self._image.size, self._image.resize)
             values[BOXES] = moved.astype(values[BOXES].dtype)
             values = {name: column[kept] for name, column in values.items()}
+            # Boxes outside have gone, so each row's end moves down by those before it.
             ends = np.concatenate([[0], np.cumsum(kept)])[ends]
         starts = np.concatenate([[0], ends[:-1]])
         # Of each row its own: a view would keep the boxes of the whole batch.

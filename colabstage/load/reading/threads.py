@@ -1,4 +1,4 @@
-"""A few threads that share out one piece of work and come back together."""
+"""Share out one piece of work among a few threads that come back together."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PARTS_A_THREAD = 4
 
 
 class ThreadPool:
-    """`threads` threads, the caller's own among them. Idle ones wait; `close` ends them.
+    """Hold `threads` threads, the caller's own among them. Idle ones wait; `close` ends them.
 
     Attributes:
         threads: how many.
@@ -39,7 +39,9 @@ class ThreadPool:
             CancelledError: nobody wants it any more; likewise.
         """
         self.cancellation.check()
+        # No more than there are rows to share.
         threads = min(self.threads, count)
+        # Without waking anybody, as most batches of one thread want it.
         if threads < 2 or self._pool is None:
             work(0, count)
             return
@@ -82,7 +84,7 @@ class ThreadPool:
 
 
 def _taken(left: deque[int]) -> int | None:
-    """The next part, `None` when none is left. Popping is atomic: no two threads get the same."""
+    """Return the next part, `None` when none is left. Popping is atomic: no two threads get the same."""
     try:
         return left.popleft()
     except IndexError:

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from colabstage.h5.info import FieldInfo
-    from colabstage.ui.samples.source import Source, SplitReader
+    from colabstage.load.reading.reader import SplitReader
+    from colabstage.ui.samples.source import Source
 
 # More different values than this are measurements, not classes, unless the file names its classes.
 _MOST_UNNAMED = 256

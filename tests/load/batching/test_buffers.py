@@ -18,11 +18,11 @@ SHAPE = (64, 64, 64)  # 262,144 bytes: above what the pool leaves to malloc
 def test_memory_of_a_dropped_array_is_lent_again() -> None:
     """The next array lies where the dropped one lay."""
     pool = BufferPool(2)
-    first = pool.lend(SHAPE, np.uint8)
+    first = pool.borrow(SHAPE, np.uint8)
     address = first.ctypes.data
     del first
     assert pool.idle == 1
-    assert pool.lend(SHAPE, np.uint8).ctypes.data == address
+    assert pool.borrow(SHAPE, np.uint8).ctypes.data == address
 
 
 def test_kept_arrays_are_never_overwritten() -> None:
@@ -30,7 +30,7 @@ def test_kept_arrays_are_never_overwritten() -> None:
     pool = BufferPool(2)
     kept = []
     for number in range(12):
-        array = pool.lend(SHAPE, np.uint8)
+        array = pool.borrow(SHAPE, np.uint8)
         array[...] = number
         kept.append(array)
     assert [int(array.min()) for array in kept] == [int(array.max()) for array in kept] == list(range(12))
@@ -52,7 +52,7 @@ def test_any_view_keeps_the_memory(derive: object) -> None:
     """Whatever is derived from a lent array keeps its memory, and gives it back when it goes."""
     assert callable(derive)
     pool = BufferPool(2)
-    view = derive(pool.lend(SHAPE, np.uint8))
+    view = derive(pool.borrow(SHAPE, np.uint8))
     gc.collect()
     assert pool.idle == 0
     del view
@@ -63,7 +63,7 @@ def test_any_view_keeps_the_memory(derive: object) -> None:
 def test_idle_memory_is_bounded() -> None:
     """Of many arrays dropped at once only so many blocks are kept for later."""
     pool = BufferPool(3)
-    many = [pool.lend(SHAPE, np.uint8) for _ in range(10)]
+    many = [pool.borrow(SHAPE, np.uint8) for _ in range(10)]
     many.clear()
     assert pool.idle == 3
 
@@ -71,11 +71,11 @@ def test_idle_memory_is_bounded() -> None:
 def test_a_smaller_array_fits_an_old_block_and_a_larger_one_does_not() -> None:
     """The last batch of an epoch reuses memory, and a larger array gets the memory it needs."""
     pool = BufferPool(1)
-    pool.lend(SHAPE, np.uint8)
-    small = pool.lend((40, 64, 64), np.uint8)
+    pool.borrow(SHAPE, np.uint8)
+    small = pool.borrow((40, 64, 64), np.uint8)
     assert pool.idle == 0
     del small
-    large = pool.lend((128, 64, 64), np.float32)
+    large = pool.borrow((128, 64, 64), np.float32)
     large[...] = 1
     assert large.shape == (128, 64, 64)
 
@@ -83,14 +83,14 @@ def test_a_smaller_array_fits_an_old_block_and_a_larger_one_does_not() -> None:
 @pytest.mark.parametrize("shape", [(0, 5), (3,), (2, 2, 2)])
 def test_small_and_empty_arrays_are_ordinary(shape: tuple[int, ...]) -> None:
     """Arrays too small to be worth a mapping come all the same."""
-    array = BufferPool(1).lend(shape, np.float32)
+    array = BufferPool(1).borrow(shape, np.float32)
     assert array.shape == shape
     assert array.dtype == np.float32
 
 
 def test_an_array_outlives_its_pool() -> None:
     """Dropping the pool does not pull memory from under an array."""
-    array = BufferPool(1).lend(SHAPE, np.uint8)
+    array = BufferPool(1).borrow(SHAPE, np.uint8)
     gc.collect()
     array[...] = 5
     assert int(array.sum()) == 5 * array.size
@@ -104,7 +104,7 @@ def test_threads_never_share_a_block() -> None:
     def work(number: int) -> bool:
         start.wait(timeout=30)
         for _ in range(200):
-            array = pool.lend(SHAPE, np.uint8)
+            array = pool.borrow(SHAPE, np.uint8)
             array[::16, ::16] = number
             if not (array[::16, ::16] == number).all():
                 return False
@@ -116,7 +116,7 @@ def test_threads_never_share_a_block() -> None:
 
 def test_a_forked_child_does_not_write_into_its_parent() -> None:
     """Memory of the pool is private to each process after a fork."""
-    array = BufferPool(1).lend(SHAPE, np.uint8)
+    array = BufferPool(1).borrow(SHAPE, np.uint8)
     array[...] = 1
     child = os.fork()
     if child == 0:

@@ -66,7 +66,7 @@ def test_resuming_is_exact(dataset: dataset_h5, name: str, done: int) -> None:
     assert visited(resumed) == two[2 * done :]
 
 
-def test_drawing_leaves_the_dice_of_others_alone(dataset: dataset_h5) -> None:
+def test_drawing_leaves_the_rng_of_others_alone(dataset: dataset_h5) -> None:
     """Neither torch's generator nor the sampler's own is moved by an epoch."""
     own = torch.Generator().manual_seed(5)
     loader = make_loader(dataset, 4, sampler=RandomSampler(range(23), generator=own))

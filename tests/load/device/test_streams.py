@@ -1,4 +1,4 @@
-"""Overlapping copies without a GPU: a lane that copies late, in a thread, shows whatever is not waited for."""
+"""Overlapping copies without a GPU: a stream that copies late, in a thread, shows whatever is not waited for."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CPU = torch.device("cpu")
 
 
 class Reached:
-    """A mark of the slow lane."""
+    """An event of the slow stream."""
 
     def __init__(self) -> None:
         self.event = threading.Event()
@@ -30,7 +30,7 @@ class Reached:
         assert self.event.wait(30)
 
 
-class SlowLane:
+class SlowStream:
     """Does its work in order, in a thread, each copy some time after it was asked for."""
 
     pinned = False
@@ -39,7 +39,7 @@ class SlowLane:
         self._delay_s = delay_s
         self._takes_all = takes_all
         self._work: queue.Queue[Callable[[], None] | None] = queue.Queue()
-        self._thread = threading.Thread(target=self._run, name="slow-lane")
+        self._thread = threading.Thread(target=self._run, name="slow-stream")
         self._thread.start()
         self.followed = 0
         self.recorded: list[int] = []
@@ -73,31 +73,31 @@ class SlowLane:
         self._work.put(arrive)
         return there
 
-    def mark(self) -> Reached:
+    def record(self) -> Reached:
         reached = Reached()
         self._work.put(reached.event.set)
         return reached
 
-    def lead(self, mark: Any) -> None:
+    def lead(self, event: Any) -> None:
         # A GPU's stream would wait; a processor's thread has to do it itself.
-        mark.synchronize()
+        event.synchronize()
 
     def used(self, tensor: torch.Tensor) -> None:
         self.recorded.append(tensor.data_ptr())
 
 
 @pytest.fixture
-def make_lane() -> Generator[Callable[..., SlowLane]]:
-    """Make lanes, and end them."""
-    lanes: list[SlowLane] = []
+def make_stream() -> Generator[Callable[..., SlowStream]]:
+    """Make streams, and end them."""
+    streams: list[SlowStream] = []
 
-    def make(**options: Any) -> SlowLane:
-        lanes.append(SlowLane(0.005, **options))
-        return lanes[-1]
+    def make(**options: Any) -> SlowStream:
+        streams.append(SlowStream(0.005, **options))
+        return streams[-1]
 
     yield make
-    for lane in lanes:
-        lane.close()
+    for stream in streams:
+        stream.close()
 
 
 class Lender:
@@ -124,12 +124,12 @@ class Lender:
 @pytest.mark.parametrize("takes_all", [False, True])
 @pytest.mark.parametrize("depth", [1, 3])
 def test_no_memory_is_filled_while_it_is_copied_from(
-    make_lane: Callable[..., SlowLane], takes_all: bool, depth: int
+    make_stream: Callable[..., SlowStream], takes_all: bool, depth: int
 ) -> None:
     """Every batch arrives as it was, though the memory it came from was wanted at once, by way of pinned memory of
     ours or straight from where the batch was gathered."""
-    lane = make_lane(takes_all=takes_all)
-    stager = StreamStager(lane, CPU)
+    stream = make_stream(takes_all=takes_all)
+    stager = StreamStager(stream, CPU)
     lender = Lender(30)
     got = []
     for staged in prefetch_staged(lender.batches(), stager, depth, "colabstage-test"):
@@ -137,28 +137,28 @@ def test_no_memory_is_filled_while_it_is_copied_from(
         got.append(batch["x"][0])
         assert batch["label"] == "cat"
     assert [part.unique().tolist() for part in got] == [[number] for number in range(30)]
-    assert set(lane.recorded) == {part.data_ptr() for part in got}
-    assert lane.followed == 1
+    assert set(stream.recorded) == {part.data_ptr() for part in got}
+    assert stream.followed == 1
 
 
-def test_ending_early_waits_for_the_copies_under_way(make_lane: Callable[..., SlowLane]) -> None:
+def test_ending_early_waits_for_the_copies_under_way(make_stream: Callable[..., SlowStream]) -> None:
     """Memory goes back only when nothing is copied from it any more, also when nobody takes the batches."""
-    lane = make_lane(takes_all=True)
-    stager = StreamStager(lane, CPU)
+    stream = make_stream(takes_all=True)
+    stager = StreamStager(stream, CPU)
     lender = Lender(30)
     ahead = prefetch_staged(lender.batches(), stager, 2, "colabstage-test")
     assert int(stager.hand_out(next(ahead))["x"][0][0, 0]) == 0
     ahead.close()
-    assert lane._work.empty()
+    assert stream._work.empty()
     assert lender.made < 10
 
 
-def test_one_stager_serves_one_iteration_after_another(make_lane: Callable[..., SlowLane]) -> None:
+def test_one_stager_serves_one_iteration_after_another(make_stream: Callable[..., SlowStream]) -> None:
     """Iterations that were left early disturb none that follow."""
-    lane = make_lane(takes_all=False)
-    stager = StreamStager(lane, CPU)
+    stream = make_stream(takes_all=False)
+    stager = StreamStager(stream, CPU)
     for _ in range(5):
         ahead = prefetch_staged(Lender(9).batches(), stager, 2, "colabstage-test")
         assert [int(stager.hand_out(next(ahead))["x"][0][0, 0]) for _ in range(4)] == [0, 1, 2, 3]
         ahead.close()
-    assert lane.followed == 5
+    assert stream.followed == 5
