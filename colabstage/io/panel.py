@@ -192,11 +192,13 @@ class Board:
 
     def rows(self) -> tuple[Row, ...]:
         """Return all steps as they are now, in the order in which they were opened."""
+        # Looked at outside the lock, so that opening a step never waits for drawing.
         with self._lock:
             steps = tuple(self._steps)
         return tuple(step.look() for step in steps)
 
     def _draw(self) -> None:
+        # One at a time: two drawings at once could end in the older one.
         with self._drawing:
             self._show(self.rows())
 
@@ -240,7 +242,8 @@ def panel_text(rows: Sequence[Row]) -> str:
 
 
 def _chosen(rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:
-    """Return those to show, in order: whatever runs or failed, then the latest; and the others."""
+    """Return the rows to show, in order: whatever runs or failed, then the latest; and the others."""
+    # Failures stay in sight, however many steps come after them.
     latest = sorted(range(len(rows)), key=lambda at: (rows[at].state not in ("running", "failed"), -at))
     kept = set(latest[:_ROWS_SHOWN])
     return [rows[at] for at in sorted(kept)], [row for at, row in enumerate(rows) if at not in kept]
@@ -282,6 +285,7 @@ def _rate(row: Row) -> str:
 def _time(row: Row) -> str:
     if row.state != "running":
         return f"{_ENDINGS[row.state]} {format_duration(row.seconds)}"
+    # An estimate from a rate that is no more would promise something.
     if row.idle_s >= _STALLED_S:
         return f"nothing for {format_duration(row.idle_s)}"
     left = row.seconds_left
@@ -308,6 +312,7 @@ def draws_html(shell_classes: Iterable[str]) -> bool:
 
 def in_notebook() -> bool:
     """Return whether this process answers to a notebook that draws HTML."""
+    # Not imported: who has not loaded it is in no notebook.
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     return shell is not None and draws_html(kind.__name__ for kind in type(shell).__mro__)

@@ -376,7 +376,7 @@ def _pieces(response: requests.Response, session: HttpSession, count: int | None
         TransientError: it comes more slowly than the session allows.
     """
     return at_least_rate(
-        _arriving(response, count),
+        _raw_pieces(response, count),
         session.label,
         bytes_per_s=session.least_bytes_per_s,
         window_s=session.timeout_s,
@@ -384,7 +384,7 @@ def _pieces(response: requests.Response, session: HttpSession, count: int | None
     )
 
 
-def _arriving(response: requests.Response, count: int | None) -> Iterator[bytes]:
+def _raw_pieces(response: requests.Response, count: int | None) -> Iterator[bytes]:
     left = _PIECE_BYTES if count is None else count
     while left > 0 and (piece := _read(response, min(left, _PIECE_BYTES))):
         if count is not None:

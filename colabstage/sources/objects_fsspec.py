@@ -69,6 +69,7 @@ class ObjectFile:
             raise SourceReadError(msg)
         end = size if length is None else offset + length
         at = offset
+        # The last piece is held back until the version has been asked.
         held = b""
         try:
             for piece in self._store.read(self._path, offset, end) if end is None or offset < end else ():
@@ -127,6 +128,7 @@ def size_of(info: Mapping[str, Any]) -> int | None:
 
 def version_of(info: Mapping[str, Any]) -> str:
     """Return a text that is another one when the content is; "" where nothing tells."""
+    # The surest first: a generation is never used twice, an ETag may be.
     for name in ("generation", "ETag", "etag", "blob_id", "sha"):
         if info.get(name):
             return str(info[name]).strip('"')
@@ -213,7 +215,7 @@ class ObjectTree:
         url: such as `s3://bucket/train`.
         workers: how many folders are listed at once, where the service does not list all of them in one answer.
         storage_options: for fsspec's file system, as for `open_object`.
-        retry: how often an object is asked for again when the service fails in a way that passes.
+        retry: how often an object is asked for again when the service fails in a transient way.
         clock: a test's own.
 
     Raises:
@@ -239,6 +241,7 @@ class ObjectTree:
         except BaseException:
             self._store.close()
             raise
+        # A service lists in an order of its own; a tree's is by name.
         self._entries = tuple(sorted(listed.entries, key=lambda entry: entry.name))
         self._members = listed.members
         self._notes = (*self._store.notes, *_notes(listed))
@@ -276,6 +279,7 @@ class ObjectTree:
             SourceChangedError: it is not `entry.size` bytes long any more.
             SourceNotFoundError, SourceAccessError, SourceReadError: as the service answers.
         """
+        # Nothing to ask for, and some services refuse an empty range.
         if not entry.size:
             return b""
         path = self._member(entry).path
@@ -302,6 +306,7 @@ class ObjectTree:
             SourceChangedError: it is another object than the listed one.
             SourceNotFoundError, SourceAccessError, SourceReadError: as the service answers.
         """
+        # One budget for the whole file, which begins anew with every byte.
         file, budget = self._open(entry), RetryBudget()
         at = 0
         while at < entry.size:  # the last piece comes after the question whether it is still the same object
@@ -328,6 +333,7 @@ class ObjectTree:
         root = self._store.path.rstrip("/")
         is_file = self._store.info().get("type") != "directory"
         listed = [] if is_file and not self._store.folders_are_prefixes else self._store.list_files(workers=workers)
+        # Some services list the folder itself among what is in it.
         rows = [row for row in listed if str(row["name"]).rstrip("/") != root]
         if is_file and not rows:
             msg = f"'{self.label}' is a file, not a folder."
@@ -371,6 +377,7 @@ class ObjectTree:
         tries = budget.count(moved=False, arrived=arrived, slow=error.slow)
         if tries >= self._retry.attempts:
             raise final_error(error, self.label, tries) from error
+        # As long as the service asks, but a minute at most: longer looks like hanging.
         self._clock.sleep(max(budget.wait_s(self._retry.first_wait_s), min(error.wait_s or 0.0, 60.0)))
 
 
@@ -382,6 +389,7 @@ def _sort_in(label: str, root: str, rows: list[dict[str, Any]]) -> _Listed:
         path = str(row["name"])
         size = size_of(row) or 0
         raw = path.removeprefix(f"{root}/") if root else path.lstrip("/")
+        # Nobody's file, however many consoles make one.
         if _is_marker(raw, size):
             continue
         name = clean_member_name(label, raw)
@@ -406,7 +414,8 @@ def _is_marker(raw: str, size: int) -> bool:
 
 
 def _without_empty_folders(label: str, listed: _Listed, sizes: dict[str, int]) -> _Listed:
-    """Return an empty object that others lie below is a folder's marker as well; one with content is refused."""
+    """Leave out empty objects that others lie below, markers of folders as well; refuse one with content."""
+    # A name cannot be a file and a folder here, though buckets allow it.
     markers = {name for name in parent_folders(sizes) if sizes.get(name) == 0}
     check_collisions(label, [name for name in sizes if name not in markers], [])
     return listed._replace(
@@ -425,9 +434,6 @@ def _notes(listed: _Listed) -> tuple[str, ...]:
     if listed.links:
         notes.append(f"{len(listed.links):,} links that lead to no file were left out (first '{min(listed.links)}').")
     return tuple(notes)
-
-
-__all__ = ["ObjectFile", "ObjectTree", "object_kind", "open_object"]
 
 
 def open_object(

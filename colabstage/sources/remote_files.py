@@ -99,7 +99,7 @@ class RemoteFileTree:
     Args:
         label: its address, for messages.
         files: in the order in which to read.
-        policy: how often a file is asked for again when it fails in a way that passes.
+        policy: how often a file is asked for again when it fails in a transient way.
         cancellation: looked at while the files are asked for.
 
     Raises:
@@ -120,6 +120,7 @@ class RemoteFileTree:
         names = [clean_member_name(label, file.name) for file in files]
         check_collisions(label, names, ())
         self._open = dict(zip(names, (file.open for file in files), strict=True))
+        # A service that hangs must not hold up the interpreter's end.
         with DaemonPool(min(_ASKERS, len(files)) or 1, "colabstage-list") as pool:
             facts = pool.run(self._ask, names, cancellation=cancellation)
         # In the order of `files`.
@@ -209,6 +210,7 @@ class RemoteFileTree:
                         known = min(len(piece), done - passed)
                         again.update(piece[:known])
                         passed += known
+                        # By hash, so that what came before need not be kept in memory.
                         if known and passed == done and again.digest() != seen.digest():
                             raise _became_another(file)
                         if known < len(piece):
@@ -230,6 +232,7 @@ class RemoteFileTree:
     def _opened(self, entry: FileEntry) -> Iterator[RemoteFile]:
         if entry.name not in self._open:
             raise foreign_entry(self._label, entry.name)
+        # What opens it has tried again already.
         with given_up():
             file = self._open[entry.name]()
         try:
@@ -250,6 +253,7 @@ class RemoteFileTree:
         with given_up():
             file = self._open[name]()
         try:
+            # Nothing but reading it all tells its length, which a plan needs.
             if file.facts.size is None:
                 return replace(file.facts, size=sum(map(len, self._stream(file))))
             return file.facts
@@ -291,9 +295,11 @@ class OpenedParts:
         Raises:
             As `Opener.open`.
         """
+        # Before anything is touched: a mount that hangs would hold up every look at it.
         require_answer(*(part.path for part in source.parts if isinstance(part, LocalSource)))
         self._opened = [self._open(part, opener, stack) for part in source.parts]
         self.notes = [note for part in self._opened for note in part.notes]
+        # How many files are read at once follows from the slowest.
         self.slowest = next((part for part in self._opened if part.slow), self._opened[0])
         files = [part for part in self._opened if part.tree is None]
         folders = [part for part in self._opened if part.tree is not None]

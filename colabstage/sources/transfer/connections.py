@@ -119,7 +119,7 @@ class Transfer:
         self._freed = threading.Condition(self._lock)
         self._arrived = IntervalSet()
         self._plan: RangeScheduler | None = None
-        self._ramp = ConnectionTuner(1, 1)
+        self._tuner = ConnectionTuner(1, 1)
         self._noted = 0
         self._last_moved = clock.now()
         self._window = (self._last_moved, 0)
@@ -188,12 +188,14 @@ class Transfer:
             if self._error is not None:
                 # A fresh one for each who waits: one that several threads raise collects all their tracebacks.
                 raise type(self._error)(*self._error.args) from self._error
+            # Whoever waits in another thread must not wait for threads that have ended.
             if self._stopping:
                 raise stopped_error(self._label)
             if cancellation is not None:
                 cancellation.check()
             if self._clock.now() - max(since, self._last_moved) > self._stall_timeout_s:
                 raise self._stalled_error(at_all=True)
+            # Single bytes now and then would pass for a copy that moves.
             if self._crawls():
                 raise self._stalled_error(at_all=False)
             self._clock.wait(self._moved, LOOK_S)
@@ -204,6 +206,7 @@ class Transfer:
         seconds = self._clock.now() - began
         if self._plan is None or self._arrived.total == self._size or seconds < self._stall_timeout_s:
             return False
+        # Judged window by window: a mean over hours would hide that it has come to a stop.
         self._window = (self._clock.now(), self._arrived.total)
         return self._arrived.total - total < LEAST_BYTES_PER_S * seconds
 
@@ -233,6 +236,7 @@ class Transfer:
 
     def _fail(self, error: BaseException) -> None:
         with self._lock:
+            # The first failure is the cause; the others follow from it, or from the end.
             if self._error is None and not self._stopping:
                 self._error = error
             self._wake()
@@ -248,6 +252,7 @@ class Transfer:
             self.kept_bytes = self._arrived.total
             gaps = self._arrived.missing(self._size)
             missing = self._size - self._arrived.total
+            # A connection costs a round trip or more: for a small rest that is more than it brings.
             connections = max(1, min(self._connections, -(-missing // _LEAST_BYTES)))
             # Without ranges all of it is one range.
             block_bytes = BLOCK_BYTES if self._ranges else max(1, self._size)
@@ -255,10 +260,11 @@ class Transfer:
             self._last_moved = self._clock.now()
             self._window = (self._last_moved, self._arrived.total)
             eager = self._source.facts.eager
-            self._ramp = ConnectionTuner(connections if eager else 1, connections)
+            self._tuner = ConnectionTuner(connections if eager else 1, connections)
             self._working = 1
             self._wake()
             self._grow()
+        # Outside the lock: whoever shows progress may be slow.
         if kept:
             self._step.advance(sum(length for _, length in kept))
         self._connect()
@@ -272,12 +278,13 @@ class Transfer:
                     self._fetch(byte_range, hashes)
                 except TransientError as error:
                     self._go_on_after(error, byte_range, budget)
+                # What came through proves that the connection is good again.
                 else:
                     budget = RetryBudget()
 
     def _grow(self) -> None:
         """Open as many connections as are wanted now, with the lock held."""
-        while self._working < self._ramp.wanted and not self._ended():
+        while self._working < self._tuner.wanted and not self._ended():
             self._working += 1
             self._spawn(self._connect)
 
@@ -285,7 +292,8 @@ class Transfer:
         with self._lock:
             assert self._plan is not None
             while not self._ended() and self._arrived.total < self._size:
-                if self._working > self._ramp.wanted:
+                # The last one did not make the whole faster, so one of them leaves.
+                if self._working > self._tuner.wanted:
                     self._working -= 1
                     return None
                 byte_range = self._plan.take(self._clock.now())
@@ -343,11 +351,12 @@ class Transfer:
                 self._plan.advance(byte_range, end, now)
             if new:
                 self._last_moved = now
-                if self._ramp.is_due(now):
-                    self._ramp.look(now, self._arrived.total)
+                if self._tuner.is_due(now):
+                    self._tuner.look(now, self._arrived.total)
                     self._grow()
             finished = [number for number in self._whole_blocks(offset, end) if number not in was_whole]
             self._moved.notify_all()
+        # Only bytes that nobody else had brought count.
         if new:
             self._step.advance(new)
         for number in finished:

@@ -29,6 +29,17 @@ if TYPE_CHECKING:
     from colabstage.sources.remote import RemoteFacts
 
 
+# As in the manifest of a pack, and for the same reasons.
+BLOCK_BYTES = 8 * 1024 * 1024
+_FORMAT = 2
+_DATA = "data"
+_BLOCKS = "blocks"
+# Blocks hashed between two looks whether to stop.
+_HASH_AT_ONCE = 16
+# Hashing what is in the system's cache needs a core, reading from a disk needs two requests in flight.
+_HASH_THREADS = 2
+
+
 class BlockHashes:
     """Hashes the blocks that come through one connection from their first byte to their last.
 
@@ -65,17 +76,6 @@ class BlockHashes:
     def finish(self) -> str | None:
         """Return the hash of a last block that is short, at the end of a file of unknown length."""
         return None if self._hasher is None else self._hasher.hexdigest()
-
-
-# As in the manifest of a pack, and for the same reasons.
-BLOCK_BYTES = 8 * 1024 * 1024
-_FORMAT = 2
-_DATA = "data"
-_BLOCKS = "blocks"
-# Blocks hashed between two looks whether to stop.
-_HASH_AT_ONCE = 16
-# Hashing what is in the system's cache needs a core, reading from a disk needs two requests in flight.
-_HASH_THREADS = 2
 
 
 class PartialFile:

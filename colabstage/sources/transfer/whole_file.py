@@ -30,6 +30,11 @@ if TYPE_CHECKING:
     from colabstage.sources.transfer.partial_file import PartialFile
 
 
+_HASH_PIECE_BYTES = 1024 * 1024
+# How often a thread that waits looks whether it should stop.
+_LOOK_S = 0.25
+
+
 class Stream:
     """One such file on its way into a `PartialFile`.
 
@@ -107,11 +112,6 @@ class Stream:
             self._whole.update(data)
         self.nbytes += len(data)
         self._step.advance(len(data))
-
-
-_HASH_PIECE_BYTES = 1024 * 1024
-# How often a thread that waits looks whether it should stop.
-_LOOK_S = 0.25
 
 
 @dataclass(frozen=True, slots=True)
