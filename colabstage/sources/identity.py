@@ -109,6 +109,7 @@ class SourceIdentity:
             return hash_block("\n".join(parts).encode()) if all(parts) else ""
         if self.md5:
             return f"{self.address} {self.kind} {self.files} {self.nbytes} md5:{self.md5}"
+        # The times of a download are those of the download.
         listed = self.listing if self.is_downloaded else self.times
         content = self.version or " ".join(filter(None, (self.digest, self.ends, listed)))
         if not content and not self.mtime_ns:
@@ -131,6 +132,7 @@ def identify_archive(source: ByteSource, mtime_ns: int, *, address: str = "") ->
     """Return the identity of one file; reads its first and last 64 KiB, and the whole directory of a zip."""
     first = source.pread(_END_BYTES, 0)
     last = source.pread(_END_BYTES, max(0, source.size - _END_BYTES))
+    # With the checksum of every member, it stands for all bytes without reading them.
     directory = directory_bytes(source) if first.startswith(_ZIP_MARK) else None
     digest = "" if directory is None else f"zip:{hash_block(directory)}"
     ends = hash_block(first + last)
@@ -170,6 +172,7 @@ def identify_tree(tree: Tree, *, address: str = "", digest: str = "", md5s: Sequ
 
 
 def _read_clock(seconds: Sequence[int]) -> str:
+    # Groups, because a time for each of a million files would be most of the record.
     groups = min(len(seconds), _GROUPS)
     bounds = [number * len(seconds) // groups for number in range(groups + 1)] if groups else []
     parts = (seconds[first:after] for first, after in itertools.pairwise(bounds))
@@ -211,6 +214,7 @@ def compare(recorded: SourceIdentity, now: SourceIdentity) -> Verdict:
         return _compare_folders(recorded, now)
     if now.is_downloaded:
         return "unproved" if recorded.ends == now.ends else "changed"
+    # Drive's mounts give the same file times that differ within the second.
     unit = 1 if now.trusts_times else _SECOND_NS
     same_time = recorded.mtime_ns // unit == now.mtime_ns // unit
     return "same" if same_time and recorded.ends == now.ends else "changed"
@@ -218,10 +222,12 @@ def compare(recorded: SourceIdentity, now: SourceIdentity) -> Verdict:
 
 def _told(recorded: SourceIdentity, now: SourceIdentity) -> tuple[str, str]:
     """Return what decides alone, of both; nothing where there is no such thing."""
+    # A version on one side only is another one: the service would have told it before.
     if recorded.version or now.version:
         return recorded.version, now.version
     if recorded.md5 and now.md5:
         return recorded.md5, now.md5
+    # A zip's directory and a hash of all content cannot be compared with each other.
     kinds = (recorded.digest.partition(":")[0], now.digest.partition(":")[0])
     return (recorded.digest, now.digest) if kinds[0] == kinds[1] else ("", "")
 
@@ -245,6 +251,7 @@ def _compare_parts(recorded: Sequence[SourceIdentity], now: Sequence[SourceIdent
     if len(recorded) != len(now):
         return "changed"
     verdicts = set(map(compare, recorded, now))
+    # One part that changed is a change of all.
     order: tuple[Verdict, ...] = ("changed", "unproved")
     return next((verdict for verdict in order if verdict in verdicts), "same")
 

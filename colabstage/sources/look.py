@@ -95,6 +95,7 @@ def check_freshness(source: Source, recorded: SourceIdentity, *, workers: int, s
 def _look(source: Source, recorded: SourceIdentity, workers: int, heard: Heard) -> Look:
     try:
         return _ask(source, recorded, workers, heard)
+    # A source that cannot be asked is no change; who called says what to do with what is here.
     except (OSError, ColabstageError) as error:
         return Look("gone", str(error))
     finally:
@@ -128,11 +129,13 @@ def _ask_disk(
 ) -> Look:
     found = place.stat()
     if recorded.kind in ("archive", "file"):
+        # Another length is proof enough, whatever else agrees.
         if not place.is_file() or found.st_size != recorded.nbytes:
             return Look("changed")
         return _ask_file(place, recorded, found.st_mtime_ns)
     if not place.is_dir():
         return Look("changed")
+    # Listing everything would take minutes there, so its folders speak for it.
     if is_slow_mount(place) or not recorded.trusts_times:
         return _ask_mounted(place, recorded, workers, heard, leave_out)
     now = identify_tree(FolderTree(place, heard=heard, leave_out=leave_out), address=recorded.address)
@@ -153,6 +156,7 @@ def _ask_file(place: Path, recorded: SourceIdentity, mtime_ns: int) -> Look:
 def _ask_mounted(place: Path, recorded: SourceIdentity, workers: int, heard: Heard, leave_out: frozenset[str]) -> Look:
     """Ask for the times of a folder's folders, and where Drive's client told the MD5 of its files, for these."""
     stamps = folder_stamps(place, recorded.stamps, workers=workers, heard=heard) if recorded.stamps else None
+    # A remount may give folders new times, so other ones prove no change.
     if stamps is None or stamps != recorded.stamps:
         return Look("unsure")
     if not recorded.md5:
@@ -180,6 +184,7 @@ def _ask_service(source: WebSource | ObjectSource, recorded: SourceIdentity) -> 
     if recorded.kind != "archive":
         seen = "its address; of a list of single files none is asked again, and another would not show"
         return Look("same", seen) if recorded.kind == "file" else Look("unsure")
+    # One try: a look is under a deadline, and what is here can be used without it.
     file = open_remote(source, policy=_ONE_TRY)
     try:
         facts = file.facts
@@ -187,6 +192,7 @@ def _ask_service(source: WebSource | ObjectSource, recorded: SourceIdentity) -> 
         file.close()
     if facts.size is not None and facts.size != recorded.nbytes:
         return Look("changed")
+    # Where only one of them has a version, the service speaks otherwise than it did: another state, or another server.
     if facts.version or recorded.version:
         same = facts.version == recorded.version
         return Look("same", "its service names the recorded version") if same else Look("changed")
@@ -229,7 +235,7 @@ def _ask_kaggle(source: KaggleSource, recorded: SourceIdentity, workers: int, he
 
 
 def open_remote(source: WebSource | ObjectSource, *, policy: RetryPolicy | None = None) -> RemoteFile:
-    """Return one file at an address; asks the service for its facts.
+    """Open one file at an address; its service is asked for the facts.
 
     Raises:
         As `open_http` and `open_object`.
@@ -244,6 +250,7 @@ def open_remote(source: WebSource | ObjectSource, *, policy: RetryPolicy | None 
 
 
 def _ask_many(parts: Sequence[SingleSource], recorded: SourceIdentity, workers: int, heard: Heard) -> Look:
+    # Another list is another dataset, in whatever state its parts are.
     if [part.address for part in parts] != [part.address for part in recorded.parts]:
         return Look("changed")
     with DaemonPool(min(_ASKERS, len(parts)), "colabstage-look") as pool:

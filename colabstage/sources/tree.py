@@ -293,6 +293,7 @@ def fetch_tree(
     fetch = _TreeFetch(tree, target, step, policy, ledger or _EmptyLedger())
     pieces, streamed = _cut(tree)
     _make_folders(target, [entry.name for entry in tree.entries])
+    # Small files and parts first: they fill the pipeline, streams only their own thread.
     fetch.pieces([piece for piece in pieces if not fetch.is_here(piece)], limits, cancellation)
     fetch.streams([entry for entry in streamed if not fetch.is_here(_whole(entry))], cancellation)
 
@@ -307,6 +308,7 @@ def check_names_fit(label: str, names: Sequence[str], folder: Path) -> None:
         TargetNotWritableError: the disk cannot be asked.
     """
     try:
+        # The disk is asked only where it matters: the probe is a file.
         check_case_collisions(label, names)
     except UnsafeArchiveError:
         if _mixes_up_names(folder):
@@ -351,6 +353,7 @@ class _TreeFetch:
 
         def use(number: int, data: bytes) -> None:
             piece = pieces[number]
+            # What a dead run left of a file is emptied, but not what another thread has just written of it.
             with TargetFile(self._target / piece.entry.name, fresh=piece.is_whole) as file:
                 file.write(data, piece.offset)
             # The pieces of a file come in any order; each leaves the time right, so the last one does.
@@ -412,6 +415,7 @@ def _cut(tree: Tree) -> tuple[list[Piece], list[FileEntry]]:
     parts_come_alone = isinstance(tree, FolderTree | TreeWithParts)
     pieces: list[Piece] = []
     streamed: list[FileEntry] = []
+    # In the order in which they lie, so that a slow source is read from front to back.
     for entry in sorted(tree.entries, key=lambda entry: entry.position):
         if entry.size <= LARGE_BYTES:
             pieces.append(_whole(entry))
@@ -439,6 +443,7 @@ def _piece_reader(tree: Tree) -> Callable[[Piece], bytes]:
 
 
 def _make_folders(target: Path, names: Sequence[str]) -> None:
+    # Before any file, so that threads that write need not look for their folders.
     for folder in sorted({name.rpartition("/")[0] for name in names}):
         try:
             (target / folder).mkdir(parents=True, exist_ok=True)
