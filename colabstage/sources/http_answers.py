@@ -117,6 +117,7 @@ class Validators:
     def contradicts(self, other: Validators) -> bool:
         """Return whether the two cannot be of one content."""
         if self.etag and other.etag:
+            # Weak or strong: a proxy that compresses weakens a tag on its way.
             return self.etag.removeprefix("W/") != other.etag.removeprefix("W/")
         return bool(self.last_modified and other.last_modified) and self.last_modified != other.last_modified
 
@@ -124,6 +125,7 @@ class Validators:
 def validators(headers: Mapping[str, str]) -> Validators:
     """Return the validators of an answer."""
     etag = headers.get("ETag", "").strip()
+    # What is no tag may be anything, also something that changes with each answer.
     usable = re.fullmatch(r'(?:W/)?"[^"]*"', etag) is not None
     return Validators(etag if usable else "", headers.get("Last-Modified", "").strip(), headers.get("Date", "").strip())
 
@@ -141,6 +143,7 @@ def retry_after_s(headers: Mapping[str, str]) -> float | None:
 
     A date is taken by the server's own clock where it tells it.
     """
+    # Seconds or a date, by RFC 9110, 10.2.3.
     text = headers.get("Retry-After", "").strip()
     if text.isdecimal() and text.isascii():
         return min(float(text[:9]), _MAX_WAIT_S)
@@ -179,6 +182,7 @@ def _access_remedy(status: int, url: str, text: str) -> str:
         return "The proxy wants a login: put it into the variable HTTPS_PROXY, as http://user:password@host:port."
     if status == 451:
         return "It is withheld for legal reasons, perhaps only in this machine's country."
+    # Before the login: a signed address needs none, it needs to be a fresh one.
     if is_signed_address(url) or re.search(r"(?i)\bexpired\b", text):
         return "The link carries a signature or token, which has probably expired: get a fresh link."
     if status == 401:
@@ -243,6 +247,7 @@ def file_name(headers: Mapping[str, str], *urls: str) -> str:
     """
     told = _clean_name(_disposition_name(headers.get("Content-Disposition", "")))
     names = [_clean_name(unquote(urlsplit(url).path).rpartition("/")[2]) for url in urls]
+    # A redirect often ends at a number; the name then stands in the address before it.
     with_suffix = [name for name in names if PurePosixPath(name).suffix]
     return next(filter(None, [told, *with_suffix, *names]), "download")
 
@@ -292,6 +297,7 @@ def offered_checksum(headers: Mapping[str, str], *, whole: bool, first_hop: Mapp
         offers.append(("sha256", headers.get("x-amz-checksum-sha256", "")))
     offers.append(("md5", headers.get("x-ms-blob-content-md5", "")))
     offers.append(("md5", headers.get("Content-MD5", "") if whole else ""))
+    # What is no checksum of its kind is no offer.
     found = {offer.algorithm: offer for offer in map(_from_base64, offers) if offer}
     linked = re.fullmatch(r'"?([0-9a-f]{64})"?', first_hop.get("X-Linked-ETag", ""))
     if linked:

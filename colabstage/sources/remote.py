@@ -50,10 +50,12 @@ class Checksum:
     def new_hasher(self) -> Hasher:
         """Return a hasher that will give this digest for the right content."""
         if self.algorithm.startswith("xxh3"):
+            # Imported here: few sources tell one of these.
             import xxhash
 
             hasher: Hasher = getattr(xxhash, self.algorithm)()
             return hasher
+        # Some builds refuse MD5 otherwise, which is what most services tell.
         return hashlib.new(self.algorithm, usedforsecurity=False)
 
 
@@ -111,16 +113,17 @@ class TransientError(SourceReadError):
         self.slow = slow
 
     def __reduce__(self) -> tuple[Callable[..., TransientError], tuple[str, float | None, bool]]:
-        return _passing_error, (str(self), self.wait_s, self.slow)
+        # By a function: exceptions are rebuilt from their arguments alone, without keywords.
+        return _transient_error, (str(self), self.wait_s, self.slow)
 
 
-def _passing_error(message: str, wait_s: float | None, slow: bool) -> TransientError:
+def _transient_error(message: str, wait_s: float | None, slow: bool) -> TransientError:
     return TransientError(message, wait_s, slow=slow)
 
 
 @contextlib.contextmanager
 def given_up() -> Iterator[None]:
-    """Yield where nobody tries again, raise what failed for now as what failed for good."""
+    """Raise what failed for now as what failed for good: for where nobody tries again."""
     try:
         yield
     except TransientError as error:
