@@ -40,10 +40,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks._photographs import write_photographs
-from colabstage.images.decode import decode_sized
+from colabstage.images.decode import Scratch, decode_sized
 from colabstage.images.options import ImageOptions
 from colabstage.images.resample import can_torch_resize
-from colabstage.images.scratch import Scratch
 from colabstage.machine.resources import usable_cores
 from colabstage.pack.run import pack_dataset
 

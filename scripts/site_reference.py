@@ -30,7 +30,7 @@ REFERENCE = {
             "colabstage.stage.report.StageReport",
             "colabstage.stage.report.StagePlan",
             "colabstage.pack_dataset",
-            "colabstage.pack.report.PackReport",
+            "colabstage.pack.execute.PackReport",
             "colabstage.io.progress.Progress",
             "colabstage.io.progress.ProgressStep",
             "colabstage.io.progress.Cancellation",

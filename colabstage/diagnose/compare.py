@@ -191,7 +191,7 @@ class _Comparing:
 
     def compare(self, path: Path, place: str, samples: int, seed: int) -> SourceComparison:
         """Read in every way and put the figures together."""
-        from colabstage.images.encode import encode_jpeg
+        from colabstage.images.decode import encode_jpeg
 
         # Once beforehand, so that the decoders are imported before the clock starts.
         decode_image(encode_jpeg(np.zeros((8, 8, 3), np.uint8), 90), self.options.image)

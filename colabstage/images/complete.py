@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from colabstage.errors import DecodeError
 from colabstage.images.decode import decode_image, open_upright, probe_image
-from colabstage.images.jpeg import read_jpeg_header, without_codes
+from colabstage.images.headers import read_jpeg_header, without_codes
 from colabstage.images.options import ImageOptions
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def _unpacks(data: bytes) -> bool:
 
 
 def _has_checksums(data: bytes) -> bool:
-    """Whether all chunks of a PNG that decoding needs are as they were written, up to its end."""
+    """Return whether all chunks of a PNG that decoding needs are as they were written, up to its end."""
     position, view, kinds = len(_PNG_HEAD), memoryview(data), set[bytes]()
     while position + 12 <= len(data):
         length, kind = struct.unpack_from(">I4s", data, position)

@@ -1,4 +1,4 @@
-"""Image bytes to arrays, from any number of threads at once.
+"""Image bytes to arrays and back, from any number of threads at once.
 
 JPEG goes through libjpeg-turbo by `simplejpeg`, which gives the interpreter lock away while it decodes; whatever that
 cannot do, and every other format, goes through Pillow. Both use libjpeg-turbo with its exact transform, so colour
@@ -14,14 +14,19 @@ What happens to the rarer kinds:
 - 16-bit grayscale keeps its 16 bits for `"keep"`; otherwise its upper 8 are used (Pillow would clip instead). Floating
   point and 32-bit grayscale come as float32 for `"keep"`, and have no agreed range to make 8 bits of: an error.
 - Of an animation, the first frame.
+
+Faulting fresh pages takes a tenth of the time of decoding, so each thread keeps what it decodes into. But decoding
+takes up to 16 bytes for each pixel on the way, and a few kilobytes may hold 170 million pixels: for those, threads take
+turns.
 """
 
 from __future__ import annotations
 
 import io
 import struct
+import threading
 import zlib
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -29,24 +34,30 @@ import numpy as np
 
 from colabstage.errors import DecodeError
 from colabstage.images.geometry import place_image, reduction_factor
-from colabstage.images.jpeg import is_jpeg, read_jpeg_header
-from colabstage.images.orientation import read_orientation
+from colabstage.images.headers import is_jpeg, read_jpeg_header, read_orientation
 from colabstage.images.resample import resample
-from colabstage.images.scratch import Scratch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from contextlib import AbstractContextManager
 
     from numpy.typing import NDArray
     from PIL import Image
 
-    from colabstage.images.jpeg import JpegHeader
+    from colabstage.images.headers import JpegHeader
     from colabstage.images.options import ColorMode, ImageOptions
     from colabstage.images.resample import Resizer
 
+# Photographs of 24 million pixels are decoded by two threads at once, as ever; smaller ones are not even counted.
+_MOST_PIXELS = 64_000_000
+_FEW_PIXELS = 8_000_000
+# No JPEG of fewer bytes has many pixels: a block of 64 of one colour takes six bits and more.
+_SMALL_JPEG_BYTES = 512 * 1024
+# Larger memory is not kept for the next image.
+_MOST_KEPT_BYTES = 256 * 1024 * 1024
+_LOOK_S = 1.0
 # Where Pillow itself refuses by default: about half a gigabyte as RGB, more than any photograph.
 MAX_PIXELS = 178_956_970
-
 # What Pillow's plugins let through when a file is broken, over and above the documented OSError.
 _PLUGIN_ERRORS = (
     OSError,
@@ -62,7 +73,6 @@ _PLUGIN_ERRORS = (
     struct.error,
     zlib.error,
 )
-
 # A side of a photograph that shrinks by two or more is reduced by whole blocks first, as its JPEG decoder does for
 # both sides: a sixth of the resizing saved, for one to two grey levels in the mean.
 _PHOTOGRAPH_GAP = 1.0
@@ -74,19 +84,123 @@ _TURNS = {2: 0, 3: 3, 4: 1, 5: 5, 6: 4, 7: 6, 8: 2}
 _ALPHA_MODES = ("RGBA", "LA", "PA", "La", "RGBa")
 
 
+def count_pixels(data: bytes) -> int:
+    """Return width times height of an image file by its first bytes; 0 where they do not tell, or it is small."""
+    width = height = 0
+    try:
+        if is_jpeg(data):
+            if len(data) >= _SMALL_JPEG_BYTES:
+                header = read_jpeg_header(data)
+                width, height = header.width, header.height
+        elif data.startswith(b"\x89PNG"):
+            width, height = struct.unpack_from(">II", data, 16)
+        elif data.startswith(b"GIF8"):
+            width, height = struct.unpack_from("<HH", data, 6)
+        elif data[8:16] == b"WEBPVP8X":
+            width, height = (1 + int.from_bytes(data[at : at + 3], "little") for at in (24, 27))
+        elif data[8:15] == b"WEBPVP8":
+            if data[15:16] == b"L":
+                bits = int.from_bytes(data[21:25], "little")
+                width, height = 1 + (bits & 0x3FFF), 1 + (bits >> 14 & 0x3FFF)
+            else:
+                width, height = (side & 0x3FFF for side in struct.unpack_from("<HH", data, 26))
+        else:
+            width, height = len(data), 1  # no smaller than its pixels, where they are not compressed
+    except (struct.error, DecodeError):
+        return 0
+    return width * height
+
+
+class PixelRoom:
+    """Bound the pixels that several threads decode at once: one huge image at a time, or a few large ones."""
+
+    def __init__(self, most_pixels: int = _MOST_PIXELS) -> None:
+        self._most = most_pixels
+        self._taken = 0
+        self._changed = threading.Condition()
+
+    def room_for(self, content: object) -> AbstractContextManager[None]:
+        """Return a context to decode an image file in.
+
+        It begins when there is room for it, at the latest when nothing else is decoded.
+        """
+        pixels = count_pixels(content) if isinstance(content, bytes) else 0
+        return nullcontext() if pixels <= _FEW_PIXELS else self._occupied(pixels)
+
+    @contextmanager
+    def _occupied(self, pixels: int) -> Iterator[None]:
+        with self._changed:
+            while self._taken and self._taken + pixels > self._most:
+                self._changed.wait(_LOOK_S)  # whoever has it decodes, and ends
+            self._taken += pixels
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._taken -= pixels
+                self._changed.notify_all()
+
+
+class Scratch:
+    """Keep what one thread decodes and resizes into. Grows to the largest image; never to be shared by two threads."""
+
+    def __init__(self, decoded: bytearray | None = None) -> None:
+        self.decoded = bytearray() if decoded is None else decoded
+        self._resized = np.empty((0, 0, 0), np.uint8)
+
+    def resized(self, shape: tuple[int, int, int]) -> NDArray[np.uint8]:
+        """Return a C-contiguous array `(H, W, C)` of any content; the one returned before, where it has this shape."""
+        if self._resized.shape != shape:
+            self._resized = np.empty(shape, np.uint8)
+        return self._resized
+
+    def forget_huge(self) -> None:
+        """Let go of memory that a huge image has left; what was made in it must have been used."""
+        if len(self.decoded) > _MOST_KEPT_BYTES:
+            self.decoded = bytearray()
+        if self._resized.nbytes > _MOST_KEPT_BYTES:
+            self._resized = np.empty((0, 0, 0), np.uint8)
+
+
+def encode_jpeg(pixels: NDArray[Any], quality: int) -> bytes:
+    """Encode one image as JPEG, colours at half their resolution as cameras do.
+
+    Args:
+        pixels: uint8 `(H, W, C)` of 1 or 3 channels.
+        quality: 1 to 100.
+
+    Raises:
+        DecodeError: JPEG cannot hold such an image.
+    """
+    import simplejpeg
+
+    if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] not in (1, 3) or max(pixels.shape) > 65500:
+        msg = (
+            f"JPEG cannot hold an image of {pixels.dtype} {' x '.join(map(str, pixels.shape))}. Pass color_mode='rgb' "
+            "or 'grayscale', or another encoding."
+        )
+        raise DecodeError(msg)
+    gray = pixels.shape[2] == 1
+    encoded: bytes = simplejpeg.encode_jpeg(
+        np.ascontiguousarray(pixels), quality, "GRAY" if gray else "RGB", "Gray" if gray else "420"
+    )
+    return encoded
+
+
 @dataclass(frozen=True, slots=True)
 class ImageFacts:
-    """What `decode_image(data, ImageOptions(color_mode="keep"))` would return, read from the header alone.
-
-    `height`, `width`: in pixels, orientation applied. `channels`: 1, 3 or 4. `dtype`: uint8, uint16 or float32.
-    `format`: Pillow's name of the format, for example `"JPEG"`.
-    """
+    """Hold what `decode_image(data, ImageOptions(color_mode="keep"))` would return, read from the header alone."""
 
     height: int
+    """In pixels, orientation applied."""
     width: int
+    """In pixels, orientation applied."""
     channels: int
+    """1, 3 or 4."""
     dtype: np.dtype[Any]
+    """uint8, uint16 or float32."""
     format: str
+    """Pillow's name of the format, for example `"JPEG"`."""
 
 
 def decode_image(data: bytes, options: ImageOptions, *, scratch: bytearray | None = None) -> NDArray[Any]:
@@ -209,12 +323,16 @@ def probe_image(data: bytes) -> ImageFacts:
 
 
 class _Decoded(NamedTuple):
-    """Upright pixels of an image of `size` (height, width), each the mean of a block of `factor` by `factor`."""
+    """Hold the upright pixels of an image."""
 
     pixels: NDArray[Any]
+    """`(h, w, C)`, each the mean of a block of `factor` by `factor`."""
     size: tuple[int, int]
+    """Height and width of the whole image."""
     factor: int
+    """1, 2, 4 or 8."""
     is_photograph: bool
+    """Whether it came out of a JPEG."""
 
 
 def _decode_pixels(data: bytes, options: ImageOptions, scratch: bytearray | None) -> _Decoded:
@@ -257,7 +375,7 @@ def _decode_turbo(data: bytes, options: ImageOptions, scratch: bytearray | None)
 
 
 def _jpeg_factor(header: JpegHeader, factor: int) -> int:
-    """The factor, or a smaller one where turning the image would bring its last, partial blocks to the front."""
+    """Return the factor, or a smaller one where turning the image would bring its last, partial blocks to the front."""
     while header.orientation != 1 and (header.height % factor or header.width % factor):
         factor //= 2
     return factor
@@ -308,7 +426,7 @@ def open_upright(data: bytes, *, luma: bool = False) -> Iterator[Image.Image]:
 
 
 def _orientation_left(image: Image.Image, data: bytes) -> int:
-    """The orientation, 1 to 8, that the size of an opened image does not take into account yet."""
+    """Return the orientation, 1 to 8, that the size of an opened image does not take into account yet."""
     if image.format == "TIFF":
         return _prepare_tiff(image)
     if is_jpeg(data):
@@ -372,7 +490,7 @@ def _turned(size: tuple[int, int], orientation: int) -> tuple[int, int]:
 
 
 def _kept_kind(image: Image.Image) -> tuple[int, np.dtype[Any]]:
-    """Channels and dtype of an image for `color_mode="keep"`."""
+    """Return the channels and dtype of an image for `color_mode="keep"`."""
     if image.mode in _DEEP_MODES or (image.mode == "I" and image.format == "PNG"):
         return 1, np.dtype(np.uint16)
     if image.mode in _WIDE_MODES:
@@ -383,7 +501,7 @@ def _kept_kind(image: Image.Image) -> tuple[int, np.dtype[Any]]:
 
 
 def _to_array(image: Image.Image, color_mode: ColorMode) -> NDArray[Any]:
-    """A loaded Pillow image as a writable array `(H, W, C)`."""
+    """Return a loaded Pillow image as a writable array `(H, W, C)`."""
     channels, dtype = _kept_kind(image)
     if dtype != np.uint8:
         return _deep_to_array(image, dtype, color_mode)

@@ -15,26 +15,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """How a source image becomes the target image. All sizes in pixels.
-
-    `box`: `(left, upper, right, lower)` of the source that is used; fractions of a pixel are meant.
-    `scaled`: `(height, width)` that the box is scaled to.
-    `offset`: `(top, left)` of the scaled box inside the target; what it leaves uncovered is black.
-    `target`: `(height, width)` of the result.
-    """
+    """Say how a source image becomes the target image. All sizes in pixels."""
 
     box: tuple[float, float, float, float]
+    """`(left, upper, right, lower)` of the source that is used; fractions of a pixel are meant."""
     scaled: tuple[int, int]
+    """`(height, width)` that the box is scaled to."""
     offset: tuple[int, int]
+    """`(top, left)` of the scaled box inside the target; what it leaves uncovered is black."""
     target: tuple[int, int]
+    """`(height, width)` of the result."""
 
     @property
     def is_padded(self) -> bool:
-        """Whether the scaled box leaves a part of the target uncovered."""
+        """Return whether the scaled box leaves a part of the target uncovered."""
         return self.scaled != self.target
 
     def reduced(self, factor: int) -> Placement:
-        """The same placement of a source in which each pixel stands for a block of `factor` by `factor`."""
+        """Return the same placement of a source in which each pixel stands for a block of `factor` by `factor`."""
         if factor == 1:
             return self
         left, upper, right, lower = self.box
@@ -42,7 +40,7 @@ class Placement:
 
     @property
     def is_identity(self) -> bool:
-        """Whether the source is the target already, pixel for pixel."""
+        """Return whether the source is the target already, pixel for pixel."""
         height, width = self.target
         return not self.is_padded and self.box == (0.0, 0.0, float(width), float(height))
 
@@ -74,7 +72,8 @@ def place_image(source: tuple[int, int], target: tuple[int, int] | None, resize:
 
 
 def reduction_factor(placement: Placement) -> int:
-    """The largest of 1, 2, 4, 8 by which both sides of the used box may shrink and still cover what is made of it.
+    """Return the largest of 1, 2, 4, 8 by which both sides of the used box may shrink and still cover what is made of
+    it.
 
     A JPEG decodes to a half, a quarter or an eighth of its size for less than its whole, each pixel the mean of a
     block; what is left for the filter is a reduction by less than two.
@@ -121,7 +120,7 @@ def fit_boxes(
 
 
 def _covering_box(source: tuple[int, int], target: tuple[int, int]) -> tuple[float, float, float, float]:
-    """The largest centred box of the source with the target's aspect ratio."""
+    """Return the largest centred box of the source with the target's aspect ratio."""
     height, width = source
     wanted_height, wanted_width = target
     if width * wanted_height > height * wanted_width:
@@ -134,7 +133,7 @@ def _covering_box(source: tuple[int, int], target: tuple[int, int]) -> tuple[flo
 
 
 def _fitting_size(source: tuple[int, int], target: tuple[int, int]) -> tuple[int, int]:
-    """The largest size with the source's aspect ratio that fits the target, one pixel at least."""
+    """Return the largest size with the source's aspect ratio that fits the target, one pixel at least."""
     height, width = source
     wanted_height, wanted_width = target
     if width * wanted_height > height * wanted_width:

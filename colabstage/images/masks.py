@@ -9,7 +9,7 @@ import numpy as np
 from colabstage.errors import DecodeError
 from colabstage.images.decode import open_upright
 from colabstage.images.geometry import place_image
-from colabstage.images.jpeg import is_jpeg
+from colabstage.images.headers import is_jpeg
 from colabstage.images.options import VOID, MaskOptions
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def decode_mask(content: bytes | NDArray[Any], options: MaskOptions) -> NDArray[
 
 
 def read_mask(content: bytes | NDArray[Any], options: MaskOptions) -> NDArray[np.uint8]:
-    """Class indices at the mask's own size, as `decode_mask` without its fitting."""
+    """Return class indices at the mask's own size, as `decode_mask` without its fitting."""
     values = _indices_of_file(content, painted=options.colors is not None) if isinstance(content, bytes) else content
     if options.colors is not None:
         return _look_up(values, options.colors)
@@ -109,7 +109,7 @@ def _to_foreground(values: NDArray[np.uint8]) -> NDArray[np.uint8]:
 
 
 def _look_up(values: NDArray[Any], colors: tuple[tuple[int, int, int], ...]) -> NDArray[np.uint8]:
-    """The class of each colour of `(H, W, 3)`."""
+    """Return the class of each colour of `(H, W, 3)`."""
     if values.ndim != 3 or values.shape[2] != 3:
         msg = f"The mask has shape {values.shape}; expected colours (height, width, 3)."
         raise DecodeError(msg)

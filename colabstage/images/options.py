@@ -13,18 +13,17 @@ Resize = Literal["stretch", "crop", "pad"]
 
 @dataclass(frozen=True, slots=True)
 class ImageOptions:
-    """The image part of what shapes a pack.
-
-    `size`: `(height, width)` in pixels every image gets, `None` to keep each image's own.
-    `color_mode`: `"rgb"` (3 channels), `"grayscale"` (1 channel), `"keep"` (1, 3 or 4 as the file has), `"auto"`
-    (`"rgb"` for files and single images; who packs arrays whose channels are part of the data keeps them).
-    `resize`: how an image of another shape reaches `size`: `"stretch"` ignores the aspect ratio; `"crop"` scales until
-    both sides cover `size` and cuts the middle out; `"pad"` scales until both sides fit and fills with black.
-    """
+    """Say how an image file becomes an array."""
 
     size: tuple[int, int] | None = None
+    """`(height, width)` in pixels every image gets, `None` to keep each image's own."""
     color_mode: ColorMode = "auto"
+    """`"rgb"` (3 channels), `"grayscale"` (1 channel), `"keep"` (1, 3 or 4 as the file has), `"auto"` (`"rgb"` for
+    files and single images; who packs arrays whose channels are part of the data keeps them)."""
     resize: Resize = "stretch"
+    """How an image of another shape reaches `size`: `"stretch"` ignores the aspect ratio; `"crop"` scales until both
+    sides cover `size` and cuts the middle out; `"pad"` scales until both sides fit and fills with black.
+    """
 
     def __post_init__(self) -> None:
         if self.color_mode not in get_args(ColorMode):
@@ -44,17 +43,16 @@ VOID = 255
 
 @dataclass(frozen=True, slots=True)
 class MaskOptions:
-    """How a mask file becomes class indices.
-
-    `size`, `resize`: those of its image.
-    `colors`: `(r, g, b)` of class 0, 1, …; `None` when its pixels are class indices already.
-    `foreground`: whether its pixels are 0, class 0, or 255, class 1.
-    """
+    """Say how a mask file becomes class indices."""
 
     size: tuple[int, int] | None = None
+    """That of its image."""
     resize: Resize = "stretch"
+    """That of its image."""
     colors: tuple[tuple[int, int, int], ...] | None = None
+    """`(r, g, b)` of class 0, 1, …; `None` when its pixels are class indices already."""
     foreground: bool = False
+    """Whether its pixels are 0, class 0, or 255, class 1."""
 
     def __post_init__(self) -> None:
         if self.colors is not None and not 1 <= len(self.colors) <= VOID:

@@ -8,13 +8,13 @@ import numpy as np
 
 from colabstage.images.decode import MAX_PIXELS, decode_image
 from colabstage.images.geometry import Placement, reduction_factor
-from colabstage.images.jpeg import first_rows, is_jpeg, read_jpeg_header
+from colabstage.images.headers import first_rows, is_jpeg, read_jpeg_header
 from colabstage.images.options import ImageOptions
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from colabstage.images.jpeg import JpegHeader
+    from colabstage.images.headers import JpegHeader
     from colabstage.images.options import ColorMode
 
 Crop = tuple[int, int, int, int]
@@ -53,7 +53,7 @@ def decode_region(
 def _decode_jpeg(
     data: bytes, color_mode: ColorMode, crop: Crop, target: tuple[int, int], scratch: bytearray | None
 ) -> NDArray[np.uint8] | None:
-    """`None` where the file has to be looked at as a whole."""
+    """Decode the part of a JPEG alone; `None` where the file has to be looked at as a whole."""
     import simplejpeg
 
     header = read_jpeg_header(data)
@@ -91,13 +91,13 @@ def _factor(crop: Crop, target: tuple[int, int]) -> int:
 
 
 def _reduced(start: int, length: int, factor: int, limit: int) -> tuple[int, int]:
-    """First and last (exclusive) of the pixels that blocks of `factor` became."""
+    """Return the first and last (exclusive) of the pixels that blocks of `factor` became."""
     first = min(round(start / factor), -(-limit // factor) - 1)
     return first, min(-(-limit // factor), max(first + 1, round((start + length) / factor)))
 
 
 def _lying(crop: Crop, header: JpegHeader) -> Crop:
-    """The crop in the image as it is stored, before it is turned upright."""
+    """Return the crop in the image as it is stored, before it is turned upright."""
     top, left, height, width = crop
     # The steps of `_turned`, back to front.
     turned = header.orientation in (5, 6, 7, 8)

@@ -17,8 +17,8 @@ from colabstage.images.geometry import place_image
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from colabstage.images.decode import Scratch
     from colabstage.images.geometry import Placement
-    from colabstage.images.scratch import Scratch
 
 Resizer = Literal["pillow", "torch"]
 
@@ -65,7 +65,7 @@ def resample(
 
 
 def can_torch_resize() -> bool:
-    """Whether torch is here, has its fast kernel on this processor, and keeps within one grey level of Pillow.
+    """Return whether torch is here, has its fast kernel on this processor, and keeps within one grey level of Pillow.
 
     Imports torch where it is installed, which takes one core about two seconds, and 200 MB.
     """

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import os
-from itertools import chain, islice
+from itertools import chain, islice, takewhile
 from typing import TYPE_CHECKING, Any, Self
 
 from colabstage.io.ownership import begin_journal
@@ -38,12 +38,30 @@ def read_journal(path: Path, head: Mapping[str, object]) -> list[Any] | None:
         OSError: as the disk answers, but for a file that is not there.
     """
     try:
-        lines = path.read_bytes().split(b"\n")[:-1]  # a last line without its end was cut off
-        if not lines or json.loads(lines[0]) != head:
-            return None
-        return [json.loads(line) for line in lines[1:]]
+        return list(walk_journal(path, head))
     except (FileNotFoundError, NotADirectoryError, ValueError, RecursionError):
         return None
+
+
+def walk_journal(path: Path, head: Mapping[str, object]) -> Iterator[Any]:
+    """Yield what the whole lines of a journal say, one by one, for journals of which not all should be in memory.
+
+    Args:
+        path: the journal.
+        head: which work it has to belong to, as it was given to `Journal`.
+
+    Raises:
+        ValueError: it belongs to other work, or a whole line is no JSON.
+        RecursionError: a line is nested too deeply.
+        OSError: as the disk answers.
+    """
+    with path.open("rb") as file:
+        # A last line without its end was cut off by a kill.
+        whole = takewhile(lambda line: line.endswith(b"\n"), file)
+        if json.loads(next(whole, b"null")) != head:
+            msg = f"The journal '{path}' belongs to other work, or to none; begin it anew."
+            raise ValueError(msg)
+        yield from map(json.loads, whole)
 
 
 class Journal:

@@ -9,6 +9,7 @@ journal it keeps there what is done already.
 from __future__ import annotations
 
 import contextlib
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -68,17 +69,17 @@ def open_workspace(
     folder = temp_beside(target)
     # Of several, the one that holds most; the rest are swept.
     orphans = sorted(find_orphans(target), key=disk_use, reverse=True)
-    resumed = any(accepts(orphan) and take_orphan(orphan, folder) for orphan in orphans)
+    # A file was left by work of another kind for the same target: a copy that was to become it.
+    resumed = any(orphan.is_dir() and accepts(orphan) and take_orphan(orphan, folder) for orphan in orphans)
     sweep_orphans(target.parent, name=target.name)
-    if not folder.is_dir():
-        remove_own(folder)  # a file, left by work of another kind for the same target
+    if not resumed:
         folder.mkdir()
-        resumed = False
     try:
         yield Workspace(folder, resumed)
     except BaseException as error:
-        # The block may have put the folder itself in its place.
-        if folder.exists() and keeps(folder, error):
+        # The block may have put the folder itself in its place. Asked so that a mount which has died meanwhile hides
+        # no error of the block's.
+        if os.path.lexists(folder) and keeps(folder, error):
             leave_for_next(folder)
         else:
             remove_own(folder)

@@ -33,7 +33,7 @@ from colabstage.errors import (
 )
 from colabstage.io.pipeline import DaemonPool
 from colabstage.io.units import format_duration
-from colabstage.machine.drive_errors import flush_error, mount_error
+from colabstage.machine.drive_client import flush_error, mount_error
 from colabstage.machine.mounts import PRACTICE_SOURCE, Mount, follow_links, list_mounts, mount_of, probe_mount
 from colabstage.machine.platforms import detect_platform, system_root
 
@@ -54,21 +54,20 @@ _REMOUNT_WAIT_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class FlushReport:
-    """What `flush_drive` did.
-
-    `mountpoint`: where Drive was mounted. `seconds`: how long the upload of everything that was waiting took.
-    `remounted`: whether Drive is mounted there again. `problem`: why not, when that was wanted and failed; everything
-    was uploaded all the same.
-    """
+    """Tell what `flush_drive` did."""
 
     mountpoint: Path
+    """Where Drive was mounted."""
     seconds: float
+    """How long the upload of everything that was waiting took."""
     remounted: bool
+    """Whether Drive is mounted there again."""
     problem: str | None = None
+    """Why not, when that was wanted and failed; everything was uploaded all the same."""
 
 
 def drive_root(path: str | os.PathLike[str]) -> Path | None:
-    """The mount point of the Google Drive that `path` lies on; `None` when it lies elsewhere.
+    """Return the mount point of the Google Drive that `path` lies on; `None` when it lies elsewhere.
 
     Links are followed, nothing on Drive itself is touched, and the path need not exist.
     """
@@ -90,15 +89,19 @@ def normalise_drive_path(path: str | os.PathLike[str]) -> Path:
 
 
 def find_drive(*, timeout_s: float = _ANSWER_S) -> Path | None:
-    """The `MyDrive` folder of a mounted Google Drive that answers within `timeout_s` seconds; `None` without one."""
+    """Return the `MyDrive` folder of a mounted Google Drive that answers within `timeout_s` seconds; `None` without
+    one.
+    """
     return ask_drives(timeout_s=timeout_s).folder
 
 
 class DriveAnswer(NamedTuple):
-    """Which Drive answers. `folder`: the `MyDrive` of the first that does. `silent`: mount points that said nothing."""
+    """Say which Drive answers."""
 
     folder: Path | None
+    """The `MyDrive` of the first that does; `None` where none does."""
     silent: tuple[Path, ...]
+    """Mount points that said nothing."""
 
 
 def ask_drives(*, near: str | os.PathLike[str] | None = None, timeout_s: float = _ANSWER_S) -> DriveAnswer:
@@ -120,7 +123,7 @@ def ask_drives(*, near: str | os.PathLike[str] | None = None, timeout_s: float =
 
 
 def list_drives() -> list[Path]:
-    """The mount points of Google Drives that can be reached, from the mount table alone."""
+    """Return the mount points of Google Drives that can be reached, from the mount table alone."""
     return [mount.mountpoint for mount in _drives()]
 
 
@@ -229,7 +232,7 @@ def flush_drive(*, timeout_s: float = 3600.0, remount: bool = True) -> FlushRepo
 
 
 def _visible_mounts() -> list[Mount]:
-    """The mounts that can be reached, the one at `/content/drive` first, then the latest first.
+    """Return the mounts that can be reached, the one at `/content/drive` first, then the latest first.
 
     On a practice machine only those below its root count.
     """
@@ -240,13 +243,13 @@ def _visible_mounts() -> list[Mount]:
 
 
 def _drives() -> list[Mount]:
-    """The Drives of whoever runs this; one that somebody practises on is nobody's but its practice machine's."""
+    """Return the Drives of whoever runs this; one that somebody practises on is nobody's but its practice machine's."""
     found = [mount for mount in _visible_mounts() if mount.fstype in {_TYPE, _OLD_TYPE}]
     return [mount for mount in found if mount.source != PRACTICE_SOURCE or system_root() != Path("/")]
 
 
 def _mount_at(place: Path) -> Mount | None:
-    """What is mounted at exactly this place."""
+    """Return what is mounted at exactly this place."""
     real = follow_links(place)
     return next((mount for mount in _visible_mounts() if mount.mountpoint == real), None)
 
@@ -265,7 +268,7 @@ def _the_drive(verb: str) -> Mount:
 
 
 def _is_dead(mount: Mount) -> bool:
-    """Whether the mount's client has died; `False` when it is a Drive that works.
+    """Return whether the mount's client has died; `False` when it is a Drive that works.
 
     Raises:
         TargetExistsError: it is no Drive at all.
@@ -327,7 +330,7 @@ def _check_mountpoint(place: Path) -> None:
 
 
 def _check_no_other_drive(place: Path) -> None:
-    """Mounting kills every running Drive client, so one that works elsewhere stands in the way."""
+    """Refuse while a Drive works elsewhere: mounting kills every running client."""
     here = _mount_at(place)
     for mount in _drives():
         if mount.fstype == _TYPE and mount != here and not _is_dead(mount):
@@ -353,7 +356,9 @@ def _check_unused(root: Path) -> None:
 
 
 def _held_below(root: Path) -> dict[Path, Path]:
-    """What this process has open below `root`, by its place in /proc. Reading the links does not touch the files."""
+    """Return what this process has open below `root`, by its place in /proc. Reading the links does not touch the
+    files.
+    """
     held = {}
     for link in (Path("/proc/self/cwd"), *Path("/proc/self/fd").iterdir()):
         try:

@@ -33,45 +33,51 @@ _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 
 @dataclass(frozen=True, slots=True)
 class GpuProcess:
-    """A process that computes on a GPU. `name` is empty and `memory_bytes` `None` where the driver does not tell."""
+    """Name a process that computes on a GPU."""
 
     pid: int
+    """Its number."""
     name: str = ""
+    """Empty where the driver does not tell."""
     memory_bytes: int | None = None
+    """Of the GPU's memory; `None` where the driver does not tell."""
 
 
 @dataclass(frozen=True, slots=True)
 class GpuReading:
-    """One GPU at one moment; `None` stands for what the driver does not tell.
-
-    `utilisation`: part of the time, 0 to 1, in which something ran on it, over the driver's last period (up to 1 s).
-    `memory_used_bytes`, `memory_total_bytes`: of its own memory, by all processes.
-    `power_w`, `power_limit_w`: watts now, and the most it may draw.
-    `sliced`: whether it is cut into MIG slices, whose utilisation is not told.
-    `processes`: who computes on it, as far as this process may know.
-    """
+    """Hold the state of one GPU at one moment; `None` stands for what the driver does not tell."""
 
     index: int
+    """The driver's number for it."""
     uuid: str
+    """The driver's name for it that stays."""
     name: str
+    """What it is sold as."""
     utilisation: float | None = None
+    """Part of the time, 0 to 1, in which something ran on it, over the driver's last period (up to 1 s)."""
     memory_used_bytes: int | None = None
+    """Of its own memory, by all processes."""
     memory_total_bytes: int | None = None
+    """All of its own memory."""
     power_w: float | None = None
+    """Watts now."""
     power_limit_w: float | None = None
+    """The most it may draw, in watts."""
     sliced: bool = False
+    """Whether it is cut into MIG slices, whose utilisation is not told."""
     processes: tuple[GpuProcess, ...] = ()
+    """Who computes on it, as far as this process may know."""
 
 
 class GpuSource(Protocol):
-    """Somebody who can be asked about the GPUs, from one thread."""
+    """Answer what the GPUs do, from one thread."""
 
     @property
     def label(self) -> str:
-        """What is asked: `"NVML"` or `"nvidia-smi"`."""
+        """Return what is asked: `"NVML"` or `"nvidia-smi"`."""
 
     def read(self, *, processes: bool = False) -> tuple[GpuReading, ...]:
-        """All GPUs now, by index; with `processes`, who uses them as well.
+        """Return all GPUs now, by index; with `processes`, who uses them as well.
 
         Raises:
             NotSupportedHereError: the driver does not answer, or not in time.
@@ -82,7 +88,9 @@ class GpuSource(Protocol):
 
 
 def gpu_problem() -> str | None:
-    """Why there is no GPU to be asked, as far as can be said without asking the driver; `None` where there may be."""
+    """Return why there is no GPU to be asked, as far as can be said without asking the driver; `None` where there may
+    be.
+    """
     if find_spec("pynvml") is None and shutil.which(PROGRAM) is None:
         return f"there is no NVIDIA GPU here: neither {PROGRAM} nor the package nvidia-ml-py is installed"
     return None
@@ -112,7 +120,7 @@ def open_gpus(*, timeout_s: float = 10.0) -> GpuSource:
 
 
 class SmiGpus:
-    """The program nvidia-smi, run once or twice for each answer."""
+    """Ask the program nvidia-smi, run once or twice for each answer."""
 
     label = PROGRAM
 
@@ -120,7 +128,7 @@ class SmiGpus:
         self._timeout_s = timeout_s
 
     def read(self, *, processes: bool = False) -> tuple[GpuReading, ...]:
-        """All GPUs now.
+        """Return all GPUs now.
 
         Raises:
             NotSupportedHereError: the program is missing, fails, or takes too long.
@@ -223,7 +231,7 @@ def with_processes(
 
 
 def _number(cell: str) -> float | None:
-    """`37`, `37 %` and `68.52 W`; not `[N/A]`, `[Not Supported]`, `[Unknown Error]`, `[Insufficient Permissions]`."""
+    """Read `37`, `37 %` and `68.52 W`; not `[N/A]`, `[Not Supported]`, `[Insufficient Permissions]` and their like."""
     match = None if cell.startswith("[") else _NUMBER.match(cell)
     return None if match is None else float(match[0])
 
@@ -233,7 +241,7 @@ def _sentence(text: str) -> str:
 
 
 class NvmlGpus:
-    """NVML, by the package nvidia-ml-py (`import pynvml`)."""
+    """Ask NVML, by the package nvidia-ml-py (`import pynvml`)."""
 
     label = "NVML"
 
@@ -244,7 +252,7 @@ class NvmlGpus:
         self._devices = [(index, nvml.nvmlDeviceGetHandleByIndex(index)) for index in count]
 
     def read(self, *, processes: bool = False) -> tuple[GpuReading, ...]:
-        """All GPUs now."""
+        """Return all GPUs now."""
         return tuple(self._look(index, device, processes=processes) for index, device in self._devices)
 
     def close(self) -> None:
@@ -283,7 +291,7 @@ class NvmlGpus:
 
 
 def _open_nvml() -> NvmlGpus | None:
-    """NVML where its package and the driver's library are here and know a GPU; nvidia-smi says why they do not."""
+    """Open NVML where its package and the driver's library are here and know a GPU; nvidia-smi says why they do not."""
     try:
         import pynvml
     except ImportError:
@@ -304,5 +312,5 @@ def _open_nvml() -> NvmlGpus | None:
 
 
 def _text(value: Any) -> str:
-    """Older versions of the package give bytes."""
+    """Return text, also of the bytes that older versions of the package give."""
     return value.decode(errors="replace") if isinstance(value, bytes) else str(value or "")

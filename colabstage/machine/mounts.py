@@ -55,29 +55,32 @@ else:
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """One line of the mount table. `fstype` is the kernel's word for it: `ext4`, `nfs4`, `fuse.drive`."""
+    """Hold one line of the mount table."""
 
     mountpoint: Path
+    """The folder that it is mounted at."""
     fstype: str
+    """The kernel's word for it: `ext4`, `nfs4`, `fuse.drive`."""
     source: str
+    """What is mounted, in its own words."""
     readonly: bool = False
+    """Whether nothing there can be changed."""
 
 
 @dataclass(frozen=True, slots=True)
 class MountProbe:
-    """What a path answered.
-
-    `state`: `alive`; `missing`, nothing at the path; `dead`, the client behind the mount is gone; `failing`, any other
-    error; `silent`, no answer before the deadline.
-    `errno`: the error number, 0 where there was none.
-    """
+    """Say what a path answered."""
 
     state: Literal["alive", "missing", "dead", "failing", "silent"]
+    """`alive`; `missing`, nothing at the path; `dead`, the client behind the mount is gone; `failing`, any other error;
+    `silent`, no answer before the deadline.
+    """
     errno: int = 0
+    """The error number, 0 where there was none."""
 
     @property
     def reason(self) -> str:
-        """The answer in words."""
+        """Return the answer in words."""
         return os.strerror(self.errno) if self.errno else {"silent": "no answer"}.get(self.state, self.state)
 
 
@@ -151,7 +154,7 @@ def slow_reason(mount: Mount) -> str | None:
 
 
 def is_slow_mount(path: str | os.PathLike[str]) -> bool:
-    """Whether `path` lies on a network or user-space mount, where each file opened costs a round trip."""
+    """Return whether `path` lies on a network or user-space mount, where each file opened costs a round trip."""
     return slow_reason(mount_of(path)) is not None
 
 
@@ -247,7 +250,7 @@ def _end_child(child: subprocess.Popen[bytes]) -> None:
 
 
 def _parse_line(line: str) -> Mount:
-    """Fields of proc(5): 4 is the mount point, 5 its options; after a lone dash come type and source."""
+    """Read the fields of proc(5): 4 is the mount point, 5 its options; after a lone dash come type and source."""
     before, _, after = line.partition(" - ")
     fields = before.split(" ")
     fstype, source, *_ = [*after.split(" "), ""]
@@ -259,7 +262,9 @@ def _unescape(text: str) -> str:
 
 
 def _covering(path: Path, mounts: Sequence[Mount]) -> Mount:
-    """The mount with the longest mount point above `path`; of two at one place the later one, which hides the other."""
+    """Return the mount with the longest mount point above `path`; of two at one place the later one, which hides the
+    other.
+    """
     # By names, which paths keep: is_relative_to makes new paths, a hundred for one look, 8 ms of opening a file.
     parts = path.parts
     above = [mount for mount in mounts if parts[: len(mount.mountpoint.parts)] == mount.mountpoint.parts]
@@ -267,7 +272,7 @@ def _covering(path: Path, mounts: Sequence[Mount]) -> Mount:
 
 
 def _steps(path: Path) -> list[str]:
-    """The names on the way along `path`, the last one first."""
+    """Return the names on the way along `path`, the last one first."""
     return [name for name in reversed(path.parts) if name != "/"]
 
 

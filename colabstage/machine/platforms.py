@@ -30,32 +30,35 @@ SYSTEM_ROOT_VARIABLE = "COLABSTAGE_SYSTEM_ROOT"
 
 @dataclass(frozen=True, slots=True)
 class Platform:
-    """The facts about one notebook platform.
-
-    `name`: the word used in code and in `COLABSTAGE_PLATFORM`. `title`: what people call it.
-    `fast_dir`: a folder on the machine's own disk, lost with the machine on most platforms; it may not exist yet.
-    `persistent_dir`: a folder that outlives the machine, `None` where there is none. On Colab only a mounted Drive
-    outlives the machine (`find_drive` knows whether and where), so it is `None` there: a folder made in Drive's place
-    while Drive is not mounted is lost, and keeps Drive from being mounted.
-    `drive_mountable`: whether `google.colab.drive.mount` can work in this very process.
-    `notes`: what a person should know about the limits here.
-    """
+    """Hold the facts about one notebook platform."""
 
     name: str
+    """The word used in code and in `COLABSTAGE_PLATFORM`."""
     title: str
+    """What people call it."""
     fast_dir: Path
+    """A folder on the machine's own disk, lost with the machine on most platforms; it may not exist yet."""
     persistent_dir: Path | None
+    """A folder that outlives the machine, `None` where there is none. On Colab only a mounted Drive outlives the
+    machine (`find_drive` knows whether and where), so it is `None` there: a folder made in Drive's place while Drive is
+    not mounted is lost, and keeps Drive from being mounted.
+    """
     drive_mountable: bool = False
+    """Whether `google.colab.drive.mount` can work in this very process."""
     notes: tuple[str, ...] = ()
+    """What a person should know about the limits here."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Facts:
-    """What the table looks at."""
+    """Hold what the table looks at."""
 
     environ: Mapping[str, str]
+    """The environment."""
     path_exists: Callable[[str], bool]
+    """Whether a path exists."""
     modules: Mapping[str, object]
+    """The imported modules by name."""
 
     def any_set(self, *names: str) -> bool:
         return any(name in self.environ for name in names)
@@ -67,11 +70,11 @@ class _Facts:
         return self.path_exists(str(self.system(path)))
 
     def system(self, path: str) -> Path:
-        """An absolute path of the machine, as a practice machine would have it."""
+        """Return an absolute path of the machine, as a practice machine would have it."""
         return system_root(self.environ) / path.lstrip("/")
 
     def first_existing(self, *paths: str) -> Path:
-        """The first path that exists, else the last one."""
+        """Return the first path that exists, else the last one."""
         return self.system(next((path for path in paths if self.exists(path)), paths[-1]))
 
     @property
@@ -84,26 +87,34 @@ class _Facts:
 
     @property
     def cache(self) -> Path:
-        """Where a computer of one's own keeps what can be made again. Not /tmp: that is memory on many of them."""
+        """Return where a person's own computer keeps what can be made again. Not /tmp: that is memory on many."""
         if self.environ.get("TMPDIR"):
             return self.temp
         return Path(self.environ.get("XDG_CACHE_HOME") or self.home / ".cache")
 
     @property
     def in_kernel(self) -> bool:
-        """Whether this process is a notebook kernel, not a script that a notebook started."""
+        """Return whether this process is a notebook kernel, not a script that a notebook started."""
         get_shell = getattr(self.modules.get("IPython"), "get_ipython", None)
         return getattr(get_shell() if get_shell else None, "kernel", None) is not None
 
 
 @dataclass(frozen=True, slots=True)
 class _Row:
+    """Describe one platform: how it is told, and where its folders are."""
+
     name: str
+    """As in `Platform`."""
     title: str
+    """As in `Platform`."""
     holds: Callable[[_Facts], bool]
+    """Whether these are facts of such a machine."""
     fast: Callable[[_Facts], Path]
+    """Its fast folder."""
     persistent: Callable[[_Facts], Path | None]
+    """Its lasting folder, or `None`."""
     notes: tuple[str, ...] = ()
+    """As in `Platform`."""
 
 
 def _temp(facts: _Facts) -> Path:
@@ -226,7 +237,7 @@ PLATFORM_NAMES: tuple[str, ...] = tuple(row.name for row in _TABLE)
 
 
 def system_root(environ: Mapping[str, str] | None = None) -> Path:
-    """The folder that stands for `/`: `/` itself, unless `COLABSTAGE_SYSTEM_ROOT` names a practice machine's."""
+    """Return the folder that stands for `/`: `/` itself, unless `COLABSTAGE_SYSTEM_ROOT` names a practice machine's."""
     return Path((os.environ if environ is None else environ).get(SYSTEM_ROOT_VARIABLE) or "/")
 
 

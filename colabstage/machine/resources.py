@@ -39,16 +39,14 @@ _CACHE_KEYS_V1 = ("total_active_file", "total_inactive_file")
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What this process may use.
-
-    `cores`: whole cores, at least 1.
-    `memory_bytes`: the limit on memory: the cgroup's, or the computer's where that is less.
-    `free_memory_bytes`: how much of it can still be had. Page cache counts as free, since it gives way.
-    """
+    """Say what this process may use."""
 
     cores: int
+    """Whole cores, at least 1."""
     memory_bytes: int
+    """The limit on memory: the cgroup's, or the computer's where that is less."""
     free_memory_bytes: int
+    """How much of it can still be had. Page cache counts as free, since it gives way."""
 
 
 def read_resources(*, root: Path = _SYSTEM) -> Resources:
@@ -129,14 +127,14 @@ def _affinity_cores() -> int:
 
 
 def _computer_memory(root: Path) -> tuple[int, int]:
-    """Total and available memory of the computer, in bytes."""
+    """Return the total and available memory of the computer, in bytes."""
     figures = {name: 1024 * kib for name, kib in _read_table(root / "proc/meminfo").items()}
     total = figures.get("MemTotal:", 0) or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return total, figures.get("MemAvailable:", total)
 
 
 def _memory_limits(root: Path) -> Iterator[tuple[int, int, int]]:
-    """Limit, use and page cache in bytes of every cgroup that limits this process's memory."""
+    """Yield limit, use and page cache in bytes of every cgroup that limits this process's memory."""
     for folder in _cgroup_folders(root, ""):
         limit = _read_number(folder / "memory.max")
         if limit is not None:
@@ -148,7 +146,7 @@ def _memory_limits(root: Path) -> Iterator[tuple[int, int, int]]:
 
 
 def _cpu_quotas(root: Path) -> Iterator[float]:
-    """The quota in cores of every cgroup that limits this process's computing time."""
+    """Yield the quota in cores of every cgroup that limits this process's computing time."""
     for folder in _cgroup_folders(root, ""):
         quota, _, period = _read_text(folder / "cpu.max").partition(" ")
         if quota.isdigit() and int(period or 100_000) > 0:
@@ -161,7 +159,7 @@ def _cpu_quotas(root: Path) -> Iterator[float]:
 
 
 def _cgroup_folders(root: Path, controller: str) -> Iterator[Path]:
-    """The folders of this process's cgroup and all above it; `controller` is empty for version 2.
+    """Yield the folders of this process's cgroup and all above it; `controller` is empty for version 2.
 
     A container often sees its own group as the root of the hierarchy while /proc still names the host's path, so
     the folders on the way that do not exist are passed over.
@@ -185,7 +183,7 @@ def _page_cache(folder: Path, keys: tuple[str, ...]) -> int:
 
 
 def _read_table(path: Path) -> dict[str, int]:
-    """Lines of a name, a number and perhaps a unit."""
+    """Read lines of a name, a number and perhaps a unit."""
     rows = (line.split() for line in _read_text(path).splitlines())
     return {row[0]: int(row[1]) for row in rows if len(row) > 1 and row[1].isdigit()}
 

@@ -39,17 +39,16 @@ _GLOBALS = frozenset({"LOAD_GLOBAL", "LOAD_NAME"})
 
 
 class Description(NamedTuple):
-    """What a function is.
-
-    `name`: for people. `digest`: 16 hexadecimal digits, other ones whenever it may do something else.
-    `unknown`: the types of what it holds that nobody can compare; then the digest says nothing.
-    `code`: 16 hexadecimal digits of its code alone, without what it holds, which may change while it works.
-    """
+    """Say what a function is."""
 
     name: str
+    """For people."""
     digest: str
+    """16 hexadecimal digits, other ones whenever it may do something else."""
     unknown: tuple[str, ...] = ()
+    """The types of what it holds that nobody can compare; then the digest says nothing."""
     code: str = ""
+    """16 hexadecimal digits of its code alone, without what it holds, which may change while it works."""
 
 
 def describe_callable(function: Callable[..., Any]) -> Description:
@@ -77,7 +76,10 @@ def code_digest(function: Callable[..., Any]) -> str:
 
 
 class _Walk:
-    """One look at a value and all that hangs on it. `unknown`: types that could not be compared, in order."""
+    """Look at a value and all that hangs on it, once.
+
+    `unknown`: types that could not be compared, in order.
+    """
 
     def __init__(self) -> None:
         self.unknown: dict[str, None] = {}
@@ -85,7 +87,7 @@ class _Walk:
         self._under_way: dict[int, int] = {}
 
     def digest(self, value: Any) -> bytes:
-        """A hash of a value's content; equal values of one type have one."""
+        """Return a hash of a value's content; equal values of one type have one."""
         if type(value) in _PLAIN:
             return _hash(type(value).__name__, repr(value))
         known = self._known.get(id(value))
@@ -105,7 +107,7 @@ class _Walk:
         return [self.digest(value) for value in values]
 
     def _parts(self, value: Any) -> Iterable[Any]:
-        """What a value is made of, as texts and digests."""
+        """Return what a value is made of, as texts and digests."""
         kind = type(value)
         if kind in _CONTAINERS:
             parts = self._container(value)
@@ -173,7 +175,7 @@ class _Walk:
         return ("function", self.digest(value.__code__), *held, *self._globals(value))
 
     def _code(self, code: types.CodeType) -> Iterable[Any]:
-        """What a code object does, without where it stands in its file."""
+        """Return what a code object does, without where it stands in its file."""
         # Above the lower 16 bits is which features of later Pythons the file around it asked for.
         flags = code.co_flags & 0xFFFF
         shape = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, flags)
@@ -182,7 +184,9 @@ class _Walk:
         return ("code", code.co_code, repr(shape), repr(names), code.co_exceptiontable, *constants)
 
     def _globals(self, function: types.FunctionType) -> Iterator[Any]:
-        """The globals that a function, and those within it, name; of a module of the user's, what they take of it."""
+        """Return the globals that a function, and those within it, name; of a module of the user's, what they take of
+        it.
+        """
         codes = list(_codes(function.__code__))
         attributes = {name for code in codes for name in code.co_names}
         named = {str(one.argval) for code in codes for one in dis.get_instructions(code) if one.opname in _GLOBALS}
@@ -212,7 +216,7 @@ class _Walk:
         return ("class", kind.__qualname__, *self._each(kind.__bases__), *members)
 
     def _object(self, value: Any) -> Iterable[Any]:
-        """An object by what it would be pickled as."""
+        """Return an object by what it would be pickled as."""
         kind = type(value)
         if kind.__module__.partition(".")[0] == "torch" and hasattr(value, "detach"):
             value = _tensor_bytes(value)
@@ -256,7 +260,7 @@ def _content(cell: types.CellType) -> Any:
 
 
 def _unwrapped(member: Any) -> Any:
-    """What a class's member does, of the kinds that hold a function and cannot be pickled."""
+    """Return what a class's member does, of the kinds that hold a function and cannot be pickled."""
     if isinstance(member, property):
         return [member.fget, member.fset, member.fdel]
     if isinstance(member, (staticmethod, classmethod)):

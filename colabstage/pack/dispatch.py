@@ -70,7 +70,7 @@ def run_tasks(
 
 
 class _Watch:
-    """Notices when nobody works any more."""
+    """Notice when nobody works any more."""
 
     def __init__(self, signs: Callable[[], object], silence_s: float) -> None:
         self._signs = signs
@@ -96,7 +96,7 @@ class _Watch:
 
 
 class _Run(Generic[Task, Result]):
-    """Tasks under way: `pending`, by their futures."""
+    """Keep tasks under way: `pending`, by their futures."""
 
     def __init__(self, executor: Executor, function: Callable[[Task], Result], tasks: Sequence[Task]) -> None:
         self.pending: dict[Future[Result], int] = {}
@@ -109,7 +109,7 @@ class _Run(Generic[Task, Result]):
             self._submit(number)
 
     def collect(self, finished: set[Future[Result]]) -> Iterator[tuple[Task, Result]]:
-        """Results of finished tasks; those that lost their worker are submitted again."""
+        """Yield the results of finished tasks; those that lost their worker are submitted again."""
         lost: list[tuple[int, Exception]] = []
         for future in finished:
             number = self.pending.pop(future)
@@ -140,7 +140,7 @@ class _Run(Generic[Task, Result]):
         self.pending[future] = number
 
     def _replace(self) -> None:
-        """A pool like the broken one. Spawned, since forking a process with threads may hang the child."""
+        """Make a pool like the broken one. Spawned, since forking a process with threads may hang the child."""
         size = getattr(self._executor, "_max_workers", None) or usable_cores()
         if self._own is not None:
             self._own.shutdown(wait=False, cancel_futures=True)
@@ -157,7 +157,7 @@ class _Run(Generic[Task, Result]):
 
 
 def _is_loss(error: Exception) -> bool:
-    """Whether the worker failed, not the task. Dask's own errors are told by where they come from."""
+    """Return whether the worker failed, not the task. Dask's own errors are told by where they come from."""
     return isinstance(error, BrokenExecutor | CancelledError) or type(error).__module__.partition(".")[0] == (
         "distributed"
     )

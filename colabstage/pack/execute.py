@@ -1,4 +1,4 @@
-"""Writing a planned pack: beside its target, verified, then in its place."""
+"""Writing a planned pack: beside its target, verified, then in its place; and the report of it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from colabstage.errors import CancelledError, ColabstageError, DecodeError, DriveError, LayoutError, SourceError
+from colabstage.errors import (
+    CancelledError,
+    ColabstageError,
+    DecodeError,
+    DriveError,
+    LayoutError,
+    SourceError,
+    printable,
+)
 from colabstage.h5.create import create_pack, reserved_offsets
 from colabstage.h5.manifest import (
     BLOCK_BYTES,
@@ -28,27 +36,18 @@ from colabstage.h5.manifest import (
 )
 from colabstage.h5.schema import FORMAT_VERSION, RESIZER_ATTRIBUTE, SHARD_SET_ATTRIBUTE
 from colabstage.io.files import disk_use
-from colabstage.io.ownership import (
-    adopt_orphan,
-    find_orphans,
-    leave_for_next,
-    put_file,
-    remove_own,
-    sweep_orphans,
-    temp_beside,
-    whatever_is_there,
-)
+from colabstage.io.ownership import find_orphans, put_file, remove_own, whatever_is_there
+from colabstage.io.page import notes, page
 from colabstage.io.pipeline import PipelineLimits
 from colabstage.io.retry import RetryPolicy, translate_write_error
+from colabstage.io.units import format_bytes, format_duration, format_rate
+from colabstage.io.workspace import only_for, open_workspace
 from colabstage.layouts.table import Boxes, Images, Values
 from colabstage.machine.resources import check_space, free_space, release_freed_memory, usable_cores
-from colabstage.pack.fields import pack_content
 from colabstage.pack.finish import OVERHEAD_BYTES, DecodedPack, finish_pack
-from colabstage.pack.journal import Journal
-from colabstage.pack.plan import plan_pack
-from colabstage.pack.report import PackReport
-from colabstage.pack.samples import MixedImagesError, SampleCoder
-from colabstage.pack.writer import SampleFacts, Spool, WriteJob, write_samples
+from colabstage.pack.journal import PackJournal
+from colabstage.pack.plan import pack_content, plan_pack
+from colabstage.pack.writer import MixedImagesError, SampleCoder, SampleFacts, Spool, WriteJob, write_samples
 from colabstage.sources.tree import SLOW_READERS
 
 if TYPE_CHECKING:
@@ -57,6 +56,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from colabstage.images.resample import Resizer
     from colabstage.io.progress import Cancellation, Progress
     from colabstage.layouts.table import SampleTable
     from colabstage.pack.job import PackJob
@@ -69,6 +69,61 @@ _SLOW_READ_S = 0.001
 _COLD_READ_S = 0.0002
 # Whose manifest is the one of the file that was moved to its place last.
 _PUBLISHED = "published"
+
+
+@dataclass(frozen=True, slots=True)
+class PackReport:
+    """Tell what packing did."""
+
+    path: Path | str
+    """The file; an address where the target is one; of shards a pattern that they match, which `dataset_h5` reads."""
+    encoding: str
+    """How samples are stored."""
+    reason: str
+    """Why they are stored so, in a sentence."""
+    samples: Mapping[str, int]
+    """Rows of each split."""
+    classes: tuple[str, ...]
+    """Class names in label order."""
+    skipped: tuple[str, ...]
+    """One sentence for each sample that was left out."""
+    nbytes: int
+    """Length of the file, or of all shards, in bytes."""
+    seconds: float
+    """How long it took."""
+    packing_s: float
+    """Seconds of that for reading, decoding and writing."""
+    resumed: int
+    """Samples that an earlier, interrupted run had already put in place."""
+    readers: int
+    """Reads in flight at the most."""
+    notes: tuple[str, ...]
+    """What else a person should know."""
+    files: tuple[Path | str, ...] = ()
+    """Of shards, all of them."""
+    animated: tuple[str, ...] = ()
+    """Names of images that have further frames; the first one counts."""
+    resizer: Resizer | None = None
+    """`"torch"` or `"pillow"`, which scaled the images; `None` where they were not scaled."""
+    unit: str = "samples"
+    """What samples are called where they are counted: images, clips of sound, rows, or just samples."""
+
+    def __str__(self) -> str:
+        total = sum(self.samples.values())
+        rate = format_rate(total - self.resumed, self.packing_s, self.unit)
+        stored = f"{total:,} {self.unit} in {format_bytes(self.nbytes)} ({self.encoding}: {self.reason})"
+        lines = [f"{stored} in {format_duration(self.seconds)}, {rate}", *self.notes]
+        if self.resizer == "torch":
+            lines.append("resized by torch, within one grey level of Pillow")
+        if self.resumed:
+            lines.insert(1, f"{self.resumed:,} of them were in place from before")
+        if self.skipped:
+            lines.append(f"{len(self.skipped):,} left out: " + "; ".join(self.skipped[:3]))
+        return "\n".join(map(printable, lines))
+
+    def _repr_html_(self) -> str:
+        headline, *further = str(self).splitlines()
+        return page(headline, notes([*further, f"in {self.path}"]))
 
 
 def run_pack(
@@ -111,7 +166,7 @@ def run_pack(
 
 
 def keeps_files(job: PackJob) -> PackJob:
-    """The same job, every image kept as it came.
+    """Return the same job, every image kept as it came.
 
     What "auto" promises when the few images that were looked at had one size, and another then has not.
     """
@@ -121,19 +176,21 @@ def keeps_files(job: PackJob) -> PackJob:
 
 
 def animation_notes(names: Sequence[str]) -> tuple[str, ...]:
-    """What a person should know about images that have further frames."""
+    """Return what a person should know about images that have further frames."""
     if not names:
         return ()
     return (f"{len(names):,} files are animations ('{names[0]}' first); the first frame of each counts",)
 
 
 class ShardName(NamedTuple):
-    """One file of a set that was written together. `made_of`: hexadecimal digits that all of them share, and no other
-    set has. `number` of `total`, from 0."""
+    """Name one file of a set that was written together."""
 
     made_of: str
+    """Hexadecimal digits that all of them share, and no other set has."""
     number: int
+    """Which of them, from 0."""
     total: int
+    """How many there are."""
 
     def __str__(self) -> str:
         return f"{self.made_of} {self.number}/{self.total}"
@@ -141,50 +198,63 @@ class ShardName(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Origin:
-    """Where the samples come from, as manifest and file say it."""
+    """Say where the samples come from, as manifest and file have it."""
 
     key: str
+    """The key of the source in the cache."""
     identity: dict[str, Any]
+    """What tells this state of the source from another."""
     address: str
+    """The source's address, without secrets."""
     shard: ShardName | None
+    """Which part of a set this is; `None` for a file of its own."""
 
 
 class _Written(NamedTuple):
-    """A final file that is not in its place yet, and how it came about; as in `PackReport`."""
+    """Hold a final file that is not in its place yet, and how it came about."""
 
     file: Path
+    """The file, in the workspace."""
     plan: PackPlan
+    """The plan without the samples that were left out."""
     skipped: tuple[str, ...]
+    """As in `PackReport`."""
     animated: tuple[str, ...]
+    """As in `PackReport`."""
     packing_s: float
+    """As in `PackReport`."""
     resumed: int
+    """As in `PackReport`."""
     readers: int
+    """As in `PackReport`."""
 
 
 @dataclass(frozen=True, slots=True)
 class _PackRun:
-    """One attempt to write one plan."""
+    """Make one attempt to write one plan."""
 
     job: PackJob
+    """The plan."""
     out: Path
+    """The file to make."""
     slow: bool
+    """Whether the tree is known to answer slowly."""
     origin: _Origin
+    """Where the samples come from."""
 
     def execute(self, progress: Progress, cancellation: Cancellation, began: float) -> PackReport:
         """Write beside, then publish; what a passing failure leaves is kept for the next try."""
-        workspace = temp_beside(self.out)
-        try:
-            with _typed_disk_errors(self.out):
-                _take_over(self.out, workspace)
-                report = self._fill(workspace, progress, cancellation, began)
-        except (KeyboardInterrupt, CancelledError, SourceError, DriveError, DecodeError):
-            leave_for_next(workspace)
-            raise
-        except BaseException:
-            remove_own(workspace)
-            raise
-        remove_own(workspace)
-        return report
+        # What another call may get past: an interrupt, a source or a mount that comes back, a file that is repaired.
+        keeps = only_for(KeyboardInterrupt, CancelledError, SourceError, DriveError, DecodeError)
+        with (
+            _typed_disk_errors(self.out),
+            open_workspace(self.out, keeps=keeps) as workspace,
+            _typed_disk_errors(self.out),  # also within, since the workspace is kept by what the error means
+        ):
+            _take_back(self.out, workspace.path)
+            for leftover in (workspace.path / "final.h5", *workspace.path.glob("*.json")):
+                remove_own(leftover)
+            return self._fill(workspace.path, progress, cancellation, began)
 
     def _attributes(self) -> dict[str, Any]:
         shard = self.origin.shard
@@ -197,7 +267,8 @@ class _PackRun:
         }
 
     def _fingerprint(self, order: NDArray[np.int64]) -> str:
-        """Differs whenever what an earlier run wrote would not be what this one writes to the same places.
+        """Return digits that differ whenever what an earlier run wrote would not be what this one writes to the same
+        places.
 
         A sample that changed is no matter here: the journal compares the stamps of each.
         """
@@ -243,13 +314,13 @@ class _PackRun:
         )
 
     def _write(self, workspace: Path, progress: Progress, cancellation: Cancellation) -> _Written:
-        """Everything up to the final file. What it keeps for each sample goes when it returns."""
+        """Make everything up to the final file. What it keeps for each sample goes when it returns."""
         data, spool = workspace / "data.h5", workspace / "spool"
         coder = SampleCoder(self.job.table, self.job.plan, self.job.options)
         content = pack_content(self.job.table, self.job.plan, self.job.options, attributes=self._attributes())
         order = np.argsort(coder.positions, kind="stable")
         with (
-            Journal(
+            PackJournal(
                 workspace / "journal",
                 fingerprint=self._fingerprint(order),
                 samples=len(order),
@@ -338,25 +409,13 @@ def place_pack(file: Path, out: Path) -> None:
 
 
 def target_arrays(table: SampleTable) -> tuple[NDArray[Any], ...]:
-    """Targets that are known before any sample is read."""
+    """Return targets that are known before any sample is read."""
     targets = table.targets
     if isinstance(targets, Values):
         return (targets.values,)
     if isinstance(targets, Boxes):
         return (targets.offsets, targets.boxes, *(values for _, values in sorted(targets.columns.items())))
     return ()
-
-
-def _take_over(out: Path, workspace: Path) -> None:
-    """Make the folder to work in: what a dead process left for `out`, or an empty one."""
-    adopt_orphan(out, workspace)
-    sweep_orphans(out.parent, name=out.name)
-    if not workspace.is_dir():
-        remove_own(workspace)  # a copy that was to become `out`
-        workspace.mkdir()
-    _take_back(out, workspace)
-    for leftover in (workspace / "final.h5", *workspace.glob("*.json")):
-        remove_own(leftover)
 
 
 def _take_back(out: Path, workspace: Path) -> None:
@@ -373,7 +432,7 @@ def _take_back(out: Path, workspace: Path) -> None:
 
 @contextmanager
 def _typed_disk_errors(out: Path) -> Iterator[None]:
-    """What the source answers is an error of ours already, so what is not comes from the disk written to."""
+    """Raise what the disk answers as an error of ours; what the source answers is one already."""
     try:
         yield
     except ColabstageError:
@@ -383,12 +442,14 @@ def _typed_disk_errors(out: Path) -> Iterator[None]:
 
 
 def space_for(out: Path) -> int:
-    """Bytes that a pack at `out` may take: what is free, and what an unfinished one holds that it can go on with."""
+    """Return the bytes that a pack at `out` may take: what is free, and what an unfinished one holds that it can go on
+    with.
+    """
     return free_space(out.parent) + sum(disk_use(orphan) for orphan in find_orphans(out))
 
 
 def pipeline_limits(tree: Tree | None, *, slow: bool, decodes: bool = True) -> PipelineLimits:
-    """How wide the pipeline is on this machine, for a tree that is known to answer slowly or not.
+    """Return how wide the pipeline is on this machine, for a tree that is known to answer slowly or not.
 
     Of a quick folder each worker reads for itself, until reads prove slow; where nothing is decoded (`decodes`) that is
     one, since several wait for each other's turn in Python and in the file. An archive is one file, here or on its way

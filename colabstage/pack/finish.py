@@ -16,9 +16,9 @@ from colabstage.images.options import ImageOptions
 from colabstage.io.files import block_ranges, pread_exactly
 from colabstage.layouts.table import Boxes
 from colabstage.machine.resources import check_space
-from colabstage.pack.fields import pack_content, split_boxes
-from colabstage.pack.samples import array_bytes
+from colabstage.pack.plan import pack_content, split_boxes
 from colabstage.pack.splits import SplitPlan
+from colabstage.pack.writer import array_bytes
 from colabstage.sources.copy import TargetFile
 
 if TYPE_CHECKING:

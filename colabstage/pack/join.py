@@ -31,8 +31,8 @@ from colabstage.h5.schema import (
     y_name,
 )
 from colabstage.io.files import block_ranges, pread_exactly
-from colabstage.io.ownership import adopt_orphan, leave_for_next, remove_own, sweep_orphans, temp_beside
 from colabstage.io.retry import translate_write_error
+from colabstage.io.workspace import open_workspace
 from colabstage.machine.resources import check_space, usable_cores
 from colabstage.pack.execute import place_pack
 from colabstage.pack.finish import OVERHEAD_BYTES
@@ -46,9 +46,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from colabstage.io.progress import Progress
+    from colabstage.pack.execute import PackReport
     from colabstage.pack.job import PackSource
     from colabstage.pack.options import PackOptions
-    from colabstage.pack.report import PackReport
 
 _COPY_BYTES = 8 * 1024 * 1024
 
@@ -76,14 +76,10 @@ def pack_by_executor(
     """
     began = time.monotonic()
     model = out.with_name(f"{out.stem}-parts{out.suffix}")
-    workspace = temp_beside(model)
-    adopt_orphan(model, workspace)
-    sweep_orphans(out.parent, name=model.name)
-    workspace.mkdir(exist_ok=True)
-    try:
-        parts = ShardSet(source, workspace / "pack.h5", options, None, executor, overwrite=True).pack(progress)
+    with open_workspace(model) as workspace:
+        parts = ShardSet(source, workspace.path / "pack.h5", options, None, executor, overwrite=True).pack(progress)
         check_space(out.parent, parts.nbytes + OVERHEAD_BYTES, f"The pack of '{address}', put together,")
-        joined = workspace / "joined.h5"
+        joined = workspace.path / "joined.h5"
         try:
             join_shards(
                 [Path(file) for file in parts.files],
@@ -105,10 +101,6 @@ def pack_by_executor(
         )
         write_manifest(joined, manifest)
         place_pack(joined, out)
-    except BaseException:
-        leave_for_next(workspace)
-        raise
-    remove_own(workspace)
     seconds = time.monotonic() - began
     return replace(parts, path=out, files=(), nbytes=manifest.size, samples=manifest.samples, seconds=seconds)
 
@@ -140,26 +132,32 @@ def join_shards(shards: Sequence[Path], out: Path, *, splits: Iterable[str], att
 
 @dataclass(frozen=True, slots=True)
 class _Stored:
-    """Bytes of a shard's file."""
+    """Point to bytes of a shard's file."""
 
     path: Path | str
+    """The shard."""
     start: int
+    """Where they begin in it."""
     nbytes: int
+    """How many there are."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Joined:
-    """One split of the whole: small `arrays` as they are, large ones `reserved` and their `pieces` in order, and the
-    attributes of its groups."""
+    """Hold one split of the whole."""
 
     arrays: dict[str, NDArray[Any]]
+    """Small datasets, as they are."""
     reserved: list[ReservedDataset]
+    """Large ones, to be written without HDF5."""
     pieces: dict[str, list[_Stored | NDArray[Any]]]
+    """Of each large one the pieces that it is made of, in order."""
     group_attributes: dict[str, dict[str, Any]]
+    """The attributes of its groups."""
 
     @classmethod
     def of(cls, split: str, files: Sequence[Any]) -> _Joined:
-        """The split, of those shards that have rows of it."""
+        """Return the split, of those shards that have rows of it."""
         joined = cls({}, [], {}, {})
         having = [file for file in files if key_name(split) in file]
         keys = [text for file in having for text in file[key_name(split)][()].tolist()]
@@ -175,7 +173,7 @@ class _Joined:
         return joined
 
     def _add_group(self, top: str, groups: Sequence[Any]) -> None:
-        """Rows of any length: those that offsets reach one behind the other, and then those that they do not."""
+        """Add rows of any length: those that offsets reach one behind the other, and then those that they do not."""
         counted = [group[OFFSETS][()] for group in groups]
         used = [int(offsets[-1]) for offsets in counted]
         starts = np.cumsum([0, *used])
@@ -229,7 +227,7 @@ def _bytes_of(pieces: Sequence[_Stored | NDArray[Any]]) -> Iterator[bytes]:
 
 
 def _rows(node: Any, first: int, end: int) -> _Stored:
-    """Where some rows of a contiguous dataset lie."""
+    """Return where some rows of a contiguous dataset lie."""
     row_bytes = node.dtype.itemsize * int(np.prod(node.shape[1:], dtype=np.int64))
     return _Stored(
         os.fsdecode(node.file.filename), (node.id.get_offset() or 0) + first * row_bytes, (end - first) * row_bytes
@@ -237,7 +235,7 @@ def _rows(node: Any, first: int, end: int) -> _Stored:
 
 
 def _is_reserved(node: Any) -> bool:
-    """Whether a dataset was made to be written without HDF5."""
+    """Return whether a dataset was made to be written without HDF5."""
     from h5py import h5d
 
     found: bool = node.id.get_create_plist().get_alloc_time() == h5d.ALLOC_TIME_EARLY
@@ -245,7 +243,7 @@ def _is_reserved(node: Any) -> bool:
 
 
 def _rank(path: str, split: str) -> tuple[int, int, str]:
-    """By which datasets of a split are sorted as `pack_content` reserves them: boxes, then x, then y."""
+    """Return the key by which datasets of a split are sorted as `pack_content` reserves them: boxes, then x, then y."""
     top, _, name = path.partition("/")
     if top == x_name(split):
         return 1, 0, name

@@ -1,23 +1,21 @@
 """Which samples of an unfinished pack are already in their places, so that a killed run goes on where it was.
 
-One line of text for each finished block of samples, appended with one write. Whoever takes a journal over writes it
-anew first, so that a line cut off by a kill, or a reason from an unfinished block, stays behind. Nothing is forced to
-the disk: what a killed process wrote, the kernel still has. After a reboot it may not, so a journal counts only in the
-boot that wrote it; a rented machine's local disk does not outlive that anyway.
+A journal (see `io.journal`) with one line for each finished block of samples. What a line claims nobody can check
+without decoding the samples again, so a journal counts only in the boot that wrote it; a rented machine's local disk
+does not outlive that anyway.
 """
 
 from __future__ import annotations
 
-import json
-import os
 import threading
 from array import array
-from itertools import chain, islice
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from itertools import chain
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 import xxhash
 
-from colabstage.io.ownership import begin_journal, current_world
+from colabstage.io.journal import Journal, walk_journal
+from colabstage.io.ownership import current_world
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -28,11 +26,10 @@ if TYPE_CHECKING:
 BLOCK_SAMPLES = 8
 # The stamp of a block that is not finished; no finished one has it.
 _NO_STAMP = 0
-_LINES_AT_ONCE = 4096
 
 
-class Journal:
-    """The journal of one run. `fingerprint` says which work it belongs to; N samples in all.
+class PackJournal:
+    """Note what one run has finished of N samples.
 
     A block counts only as long as each of its samples has the stamp that it had when it was finished, so that one file
     that is repaired or replaced costs its own block, not the work.
@@ -58,48 +55,46 @@ class Journal:
                 self._found.stamps[position // BLOCK_SAMPLES] = _NO_STAMP
             self._found.skipped.clear()
         self._path = path
-        self._handle = begin_journal(path, self._begin())
+        self._lines = self._begin()
 
     @property
     def resumed(self) -> bool:
-        """Whether an earlier run finished anything."""
+        """Return whether an earlier run finished anything."""
         return self.finished_samples > 0
 
     @property
     def finished_samples(self) -> int:
-        """How many samples an earlier run has put in their places."""
+        """Return how many samples an earlier run has put in their places."""
         return self._samples - sum(self._samples_of(block) for block, stamp in self._blocks() if stamp == _NO_STAMP)
 
     @property
     def skipped(self) -> dict[int, str]:
-        """Why samples were left out, by their positions."""
+        """Return why samples were left out, by their positions."""
         return self._found.skipped
 
     @property
     def animated(self) -> set[int]:
-        """Positions of samples of which only the first frame is stored."""
+        """Return the positions of samples of which only the first frame is stored."""
         return self._found.animated
 
     def forget(self) -> None:
         """Begin anew: nothing is finished. Only before the first `finish`."""
         self._found = _Found.nothing(self._samples)
-        os.close(self._handle)
-        self._handle = begin_journal(self._path, self._begin())
+        self._lines.close()
+        self._lines = self._begin()
 
-    def _begin(self) -> Iterator[bytes]:
-        lines: Iterator[dict[str, object]] = chain(
-            [self._head],
+    def _begin(self) -> Journal:
+        kept: Iterator[dict[str, object]] = chain(
             ({"block": block, "stamp": stamp} for block, stamp in self._blocks() if stamp != _NO_STAMP),
             ({"skipped": position, "why": why} for position, why in sorted(self.skipped.items())),
             ({"animated": position} for position in sorted(self.animated)),
         )
-        while some := b"".join(map(_line, islice(lines, _LINES_AT_ONCE))):
-            yield some
         for block in range(len(self._left)):
             self._left[block] = self._samples_of(block)
+        return Journal(self._path, self._head, kept)
 
     def _blocks(self) -> Iterator[tuple[int, int]]:
-        """Each block with the stamp that it has if an earlier run finished it."""
+        """Yield each block with the stamp that it has if an earlier run finished it."""
         return enumerate(self._found.stamps)
 
     def _samples_of(self, block: int) -> int:
@@ -111,11 +106,11 @@ class Journal:
         return xxhash.xxh3_64_intdigest(stamps.encode(errors="surrogateescape")) or 1
 
     def is_finished(self, position: int) -> bool:
-        """Whether an earlier run has put the sample at this position of the reading order in its place."""
+        """Return whether an earlier run has put the sample at this position of the reading order in its place."""
         return self._found.stamps[position // BLOCK_SAMPLES] != _NO_STAMP
 
     def unfinished(self) -> Sequence[int]:
-        """Positions of all samples that no earlier run has put in their places, ascending."""
+        """Return the positions of all samples that no earlier run has put in their places, ascending."""
         if not self.resumed:
             return range(self._samples)
         return array("q", (position for position in range(self._samples) if not self.is_finished(position)))
@@ -129,24 +124,22 @@ class Journal:
         with self._lock:
             if animated:
                 self.animated.add(position)
-                os.write(self._handle, _line({"animated": position}))
+                self._lines.append({"animated": position})
             if skipped is not None:
                 self.skipped[position] = skipped
-                os.write(self._handle, _line({"skipped": position, "why": skipped}))
+                self._lines.append({"skipped": position, "why": skipped})
             self._left[block] -= 1
             if self._left[block] == 0:
-                os.write(self._handle, _line({"block": block, "stamp": self._block_stamp(block)}))
+                self._lines.append({"block": block, "stamp": self._block_stamp(block)})
 
     def a_reason(self) -> str:
-        """Why one of the samples was left out."""
+        """Return why one of the samples was left out."""
         with self._lock:
             return next(iter(self.skipped.values()), "")
 
     def close(self) -> None:
         """Let go of the file."""
-        if self._handle >= 0:
-            os.close(self._handle)
-            self._handle = -1
+        self._lines.close()
 
     def __enter__(self) -> Self:
         return self
@@ -157,17 +150,15 @@ class Journal:
         self.close()
 
 
-def _line(value: dict[str, object]) -> bytes:
-    return (json.dumps(value) + "\n").encode()
-
-
 class _Found(NamedTuple):
-    """What an earlier run finished: the stamp of each block, or `_NO_STAMP`; of the samples in them, the reasons why
-    some were left out, and which are animated."""
+    """Hold what an earlier run finished."""
 
     stamps: array[int]
+    """The stamp of each block, or `_NO_STAMP`."""
     skipped: dict[int, str]
+    """Of the samples in finished blocks, why some were left out."""
     animated: set[int]
+    """Those of them that have further frames."""
 
     @classmethod
     def nothing(cls, samples: int) -> _Found:
@@ -179,16 +170,18 @@ def _blocks_of(samples: int) -> int:
 
 
 def _read(path: Path, head: dict[str, object], samples: int, stamp: Callable[[int], int]) -> _Found:
-    """What is noted of this very work, and true of its samples still; nothing of another work's."""
+    """Return what is noted of this very work, and true of its samples still; nothing of another work's."""
     found = _Found.nothing(samples)
     try:
-        with path.open("rb") as file:
-            for number, line in enumerate(file):
-                if not line.endswith(b"\n"):
-                    break  # cut off by a kill
-                if not _take(found, json.loads(line), head if number == 0 else None):
-                    return _Found.nothing(samples)
-    except (FileNotFoundError, ValueError, LookupError, TypeError, OverflowError):
+        for value in walk_journal(path, head):
+            if "block" in value:
+                found.stamps[value["block"]] = value["stamp"]
+            elif "skipped" in value:
+                found.skipped[value["skipped"]] = value["why"]
+            elif "animated" in value:
+                found.animated.add(value["animated"])
+    # Whatever stands there that no journal of this work would say: packing anew is always right.
+    except (FileNotFoundError, NotADirectoryError, ValueError, LookupError, TypeError, OverflowError, RecursionError):
         return _Found.nothing(samples)
     for block, noted in enumerate(found.stamps):
         if noted != _NO_STAMP and noted != stamp(block):
@@ -198,16 +191,3 @@ def _read(path: Path, head: dict[str, object], samples: int, stamp: Callable[[in
             found.skipped.pop(position, None)
             found.animated.discard(position)
     return found
-
-
-def _take(found: _Found, value: dict[str, Any], head: dict[str, object] | None) -> bool:
-    """Take over what a line says; whether it may be so. `head`: what the first line has to be."""
-    if head is not None:
-        return value == head
-    if "block" in value:
-        found.stamps[value["block"]] = value["stamp"]
-    elif "skipped" in value:
-        found.skipped[value["skipped"]] = value["why"]
-    elif "animated" in value:
-        found.animated.add(value["animated"])
-    return True

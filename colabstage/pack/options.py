@@ -35,34 +35,39 @@ OnError = Literal["raise", "skip"]
 
 @dataclass(frozen=True, slots=True)
 class PackOptions:
-    """How samples become one file.
-
-    `layout`: name of the layout, `"auto"` to find out; or a function that makes the table of samples of a tree.
-    `image`: size, colour and resizing of every image.
-    `encoding`: `"pixels"` stores decoded arrays, `"encoded"` the files' own bytes, `"jpeg:Q"` JPEGs of quality Q made
-    of the resized images, `"auto"` decides by what fits.
-    `splits`: `(name, fraction)` pairs, `None` to take the splits as found.
-    `group_by`: a regular expression that is searched in each sample's key; samples for which it finds the same never
-    end in two splits. `None` for the groups that the layout knows, where it does.
-    `prepare`: called with each decoded x, in several threads; returns the array to store, of one shape for all.
-    `seed`: of the assignment to splits and of the row order of `train`.
-    `on_error`: what a sample that cannot be decoded does: `"raise"` stops, `"skip"` leaves it out and reports it,
-    `"skip:1%"` does so until more than that part of all samples is out.
-    """
+    """Say how samples become one file."""
 
     layout: str | LayoutFunction = "auto"
+    """Name of the layout, `"auto"` to find out; or a function that makes the table of samples of a tree."""
     image: ImageOptions = field(default_factory=ImageOptions)
+    """Size, colour and resizing of every image."""
     encoding: str = "auto"
+    """`"pixels"` stores decoded arrays, `"encoded"` the files' own bytes, `"jpeg:Q"` JPEGs of quality Q made of the
+    resized images, `"auto"` decides by what fits.
+    """
     splits: tuple[tuple[str, float], ...] | None = None
+    """`(name, fraction)` pairs, `None` to take the splits as found."""
     group_by: str | None = None
+    """A regular expression that is searched in each sample's key; samples for which it finds the same never end in two
+    splits. `None` for the groups that the layout knows, where it does.
+    """
     prepare: Callable[[NDArray[Any]], NDArray[Any]] | None = None
+    """Called with each decoded x, in several threads; returns the array to store, of one shape for all."""
     seed: int = 0
+    """Of the assignment to splits and of the row order of `train`."""
     on_error: str = "raise"
+    """What a sample that cannot be decoded does: `"raise"` stops, `"skip"` leaves it out and reports it, `"skip:1%"`
+    does so until more than that part of all samples is out.
+    """
     # Stands in for what cannot be compared: no other options have it, but those that travel to a worker.
     once: str = field(default_factory=lambda: secrets.token_hex(8), repr=False, compare=False)
+    """Stands in for what cannot be compared: no other options have it, but those that travel to a worker."""
     # What `layout` and `prepare` are, looked at once: what they hold may change while they work, and a worker must not
     # take its own look for another function.
     functions: tuple[Description | None, Description | None] = field(init=False, repr=False, compare=False)
+    """What `layout` and `prepare` are, looked at once: what they hold may change while they work, and a worker must not
+    take its own look for another function.
+    """
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "functions", tuple(_described(one) for one in (self.layout, self.prepare)))
@@ -86,25 +91,25 @@ class PackOptions:
 
     @property
     def jpeg_quality(self) -> int | None:
-        """The Q of `encoding="jpeg:Q"`, 1 to 100; `None` for other encodings."""
+        """Return the Q of `encoding="jpeg:Q"`, 1 to 100; `None` for other encodings."""
         found = re.fullmatch(r"jpeg:(\d{1,3})", self.encoding)
         return int(found[1]) if found and 1 <= int(found[1]) <= 100 else None
 
     @property
     def skip_share(self) -> float | None:
-        """Which part of all samples may be left out, 0 to 1; `None` where none may."""
+        """Return which part of all samples may be left out, 0 to 1; `None` where none may."""
         found = re.fullmatch(r"skip(?::(\d+(?:\.\d+)?)%)?", self.on_error)
         if found is None or (found[1] is not None and float(found[1]) > 100):
             return None
         return 1.0 if found[1] is None else float(found[1]) / 100
 
     def to_json(self) -> dict[str, Any]:
-        """All that shapes the samples in the file, as JSON values, as the file keeps it."""
+        """Return all that shapes the samples in the file, as JSON values, as the file keeps it."""
         return self._to_json(self.once)
 
     @property
     def incomparable(self) -> tuple[str, ...]:
-        """Types of what the functions hold that cannot be compared, so that nothing made with them is made again."""
+        """Return the types of what the functions hold that cannot be compared; nothing made with such is made again."""
         return tuple(dict.fromkeys(name for one in self.functions if one for name in one.unknown))
 
     def check_code(self) -> None:
@@ -138,11 +143,13 @@ class PackOptions:
         }
 
     def fingerprint(self) -> str:
-        """16 hexadecimal digits that differ whenever the file made would differ, unless something is `incomparable`."""
+        """Return 16 hexadecimal digits that differ whenever the file made would differ, unless something is
+        `incomparable`.
+        """
         return _digest([FORMAT_VERSION, RULES_VERSION, self._in_order(""), self.on_error])
 
     def places_fingerprint(self) -> str:
-        """16 hexadecimal digits that differ whenever what is written of some sample, or where, would differ."""
+        """Return 16 hexadecimal digits that differ whenever what is written of some sample, or where, would differ."""
         return _digest([FORMAT_VERSION, RULES_VERSION, self._in_order(self.once)])
 
     def _in_order(self, once: str) -> dict[str, Any]:
@@ -151,7 +158,7 @@ class PackOptions:
 
 
 def recorded_image(options: Mapping[str, Any]) -> ImageOptions:
-    """The image part of `PackOptions.to_json`, as a file keeps it."""
+    """Return the image part of `PackOptions.to_json`, as a file keeps it."""
     from colabstage.h5.info import image_options_from_json
 
     raw = options.get("image", {})

@@ -1,23 +1,44 @@
-"""Deciding what a pack will be, before a byte of it is written. Pure: facts in, plan out."""
+"""Deciding what a pack will be, before a byte of it is written: which fields its file holds, how and where.
+
+Where a box lies in the stored image depends on how large the image was, which is known once it has been decoded. So
+packing notes every image's size, and the boxes, which are small, are computed and written when all samples are in
+their places: for all of a split at once.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from colabstage.errors import LayoutError, OptionError
+from colabstage.h5.create import PackContent, ReservedDataset
 from colabstage.h5.info import image_options_to_json, mask_options_to_json
-from colabstage.h5.schema import IMAGE_OPTIONS_ATTRIBUTE, MASK_OPTIONS_ATTRIBUTE
+from colabstage.h5.schema import (
+    BOXES,
+    BYTES,
+    CLASSES,
+    IMAGE_OPTIONS_ATTRIBUTE,
+    MASK_OPTIONS_ATTRIBUTE,
+    OFFSETS,
+    SKIPPED,
+    key_name,
+    x_name,
+    y_name,
+)
+from colabstage.images.geometry import fit_boxes
 from colabstage.images.options import MaskOptions
 from colabstage.io.units import format_bytes
-from colabstage.layouts.table import Arrays, Images, Masks
-from colabstage.pack.fields import StoredField
+from colabstage.layouts.table import Arrays, Boxes, Images, Masks, Values
 from colabstage.pack.splits import SplitPlan, split_rows
+from colabstage.trees.entries import take_strings
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
+    from typing import Literal
+
+    from numpy.typing import NDArray
 
     from colabstage.h5.info import PackInfo
     from colabstage.images.decode import ImageFacts
@@ -26,62 +47,225 @@ if TYPE_CHECKING:
     from colabstage.layouts.table import SampleTable
     from colabstage.pack.options import PackOptions
 
+# What stands in rows of other columns that cropping left without a box; they come after all others.
+_UNUSED = -1
 # Left free on the disk: other things of the session need some, and a full disk fails in ways nobody tested.
 _SPARE_FRACTION = 0.05
 # A photograph as JPEG of quality 90 takes about two bits a pixel; twice that is planned for.
 _PIXELS_OF_A_BYTE = 2
 # Importing torch takes one core 1.6 s; its kernel saves 1 ms with a photograph, which all cores share.
 TORCH_SAMPLES = 2_000
-"""So many images are worth importing torch for,"""
 TORCH_BYTES = 4_096
-"""of so many bytes in the mean. Those of a few thousand pixels take Pillow no longer than torch."""
-
-
 # How a file says that another machine, or a later day, might have stored pixels.
 _NO_ROOM = "are free, so they are kept as they came"
 
 
+@dataclass(frozen=True, slots=True)
+class StoredField:
+    """Hold how one side of all samples, N of them, lies in the file; each sample writes into its own place."""
+
+    side: Literal["x", "y"]
+    """Inputs or targets."""
+    shape: tuple[int, ...] | None
+    """Of one row; `None` for bytes of each sample's own length."""
+    dtype: np.dtype[Any]
+    """Of one row."""
+    lengths: NDArray[np.int64] | None = None
+    """int64 `(N,)`, bytes of each sample, where `shape` is `None`; `None` until all samples have been encoded."""
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+    """Of the group of bytes: how they are decoded."""
+
+    @property
+    def is_open(self) -> bool:
+        """Return whether its samples have no places yet."""
+        return self.shape is None and self.lengths is None
+
+    @property
+    def row_bytes(self) -> int:
+        """Return the length of one row in bytes; 0 where each has its own."""
+        return 0 if self.shape is None else int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
+
+    def name(self, split: str) -> str:
+        """Return the name of its dataset, or group, of a split."""
+        return x_name(split) if self.side == "x" else y_name(split)
+
+    def lengths_of(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the bytes of each of some samples."""
+        if self.shape is not None:
+            return np.full(len(samples), self.row_bytes, np.int64)
+        return np.zeros(len(samples), np.int64) if self.lengths is None else self.lengths[samples]
+
+    def reserve(self, split: SplitPlan) -> ReservedDataset:
+        """Return the dataset that holds a split's samples, to be written later."""
+        name = self.name(split.name)
+        if self.shape is not None:
+            return ReservedDataset(name, (len(split.samples), *self.shape), self.dtype)
+        return ReservedDataset(f"{name}/{BYTES}", (int(self.lengths_of(split.samples).sum()),), self.dtype)
+
+    def offsets(self, split: SplitPlan) -> dict[str, NDArray[np.int64]]:
+        """Return where each row of bytes begins and ends, int64 `(rows + 1,)`, by the dataset's name.
+
+        Rows of one shape have none.
+        """
+        if self.shape is not None:
+            return {}
+        ends = np.cumsum(self.lengths_of(split.samples))
+        return {f"{self.name(split.name)}/{OFFSETS}": np.concatenate([[0], ends]).astype(np.int64)}
+
+    def places(self, splits: Sequence[SplitPlan], offsets: Mapping[str, int], count: int) -> NDArray[np.int64]:
+        """Return where in the file each sample's bytes begin, int64 `(count,)`, by the sample's number.
+
+        `offsets`: of the reserved datasets, as `create_pack` returns them. Samples of no split have no place.
+        """
+        places = np.zeros(count, dtype=np.int64)
+        for split in splits:
+            lengths = self.lengths_of(split.samples)
+            places[split.samples] = offsets.get(self.reserve(split).name, 0) + np.cumsum(lengths) - lengths
+        return places
+
+
+def reserve_boxes(boxes: Boxes, split: SplitPlan) -> list[ReservedDataset]:
+    """Return the datasets of a split's boxes: their offsets, their places, and each further column."""
+    group = y_name(split.name)
+    count = int(np.diff(boxes.offsets)[split.samples].sum())
+    return [
+        ReservedDataset(f"{group}/{OFFSETS}", (len(split.samples) + 1,), np.dtype(np.int64)),
+        ReservedDataset(f"{group}/{BOXES}", (count, 4), np.dtype(np.float32)),
+        *(
+            ReservedDataset(f"{group}/{name}", (count, *values.shape[1:]), values.dtype)
+            for name, values in sorted(boxes.columns.items())
+        ),
+    ]
+
+
+def split_boxes(
+    boxes: Boxes, split: SplitPlan, sizes: NDArray[np.int64], options: ImageOptions
+) -> dict[str, NDArray[Any]]:
+    """Return the content of the datasets that `reserve_boxes` names.
+
+    Args:
+        boxes: of all samples.
+        split: whose samples, in row order.
+        sizes: int64 `(N, 2)`, height and width of every sample's upright image before it was resized.
+        options: how the stored image was made of it; with no size, boxes stay where they are.
+    """
+    counts = np.diff(boxes.offsets)[split.samples]
+    owner = np.repeat(np.arange(len(split.samples)), counts)
+    rows = np.repeat(boxes.offsets[split.samples] - np.concatenate([[0], np.cumsum(counts)[:-1]]), counts)
+    rows = (rows + np.arange(len(rows))).astype(np.int64)
+    own = sizes[split.samples][owner]
+    places = boxes.boxes[rows].astype(np.float64)
+    if boxes.relative:
+        places *= own[:, [1, 0, 1, 0]]
+    places, kept = fit_boxes(places, own, options.size, options.resize)
+    kept_counts = np.bincount(owner[kept], minlength=len(split.samples))
+    group = y_name(split.name)
+    found: dict[str, NDArray[Any]] = {
+        f"{group}/{OFFSETS}": np.concatenate([[0], np.cumsum(kept_counts)]).astype(np.int64),
+        f"{group}/{BOXES}": _filled(places[kept].astype(np.float32), len(rows), 0),
+    }
+    for name, values in boxes.columns.items():
+        unused = 0 if values.dtype.kind in "bu" else _UNUSED
+        found[f"{group}/{name}"] = _filled(values[rows[kept]], len(rows), unused)
+    return found
+
+
+def _filled(values: NDArray[Any], count: int, unused: int) -> NDArray[Any]:
+    """Return the values with rows behind them up to `count`."""
+    rest = np.full((count - len(values), *values.shape[1:]), unused, values.dtype)
+    return np.ascontiguousarray(np.concatenate([values, rest]))
+
+
+def pack_content(
+    table: SampleTable,
+    plan: PackPlan,
+    options: PackOptions,
+    *,
+    attributes: Mapping[str, Any],
+    skipped: Sequence[str] = (),
+) -> PackContent:
+    """Return all that the file holds before its samples.
+
+    `skipped` has one sentence for each sample that was left out.
+    """
+    reserved: list[ReservedDataset] = []
+    arrays: dict[str, NDArray[Any]] = {CLASSES: np.array(table.classes, dtype=object)}
+    if skipped:
+        arrays[SKIPPED] = np.array(skipped, dtype=object)
+    texts: dict[str, Sequence[str]] = {}
+    groups: dict[str, Mapping[str, Any]] = {}
+    for split in plan.splits:
+        texts[key_name(split.name)] = take_strings(table.keys, split.samples)
+        if isinstance(table.targets, Values):
+            arrays[y_name(split.name)] = table.targets.values[split.samples]
+        elif isinstance(table.targets, Boxes):
+            reserved += reserve_boxes(table.targets, split)
+        for part in plan.fields:
+            if part.is_open:
+                continue
+            arrays.update(part.offsets(split))
+            reserved.append(part.reserve(split))
+            if part.attributes:
+                groups[part.name(split.name)] = part.attributes
+    return PackContent(
+        reserved=reserved,
+        arrays=arrays,
+        texts=texts,
+        attributes={"layout": table.layout, "options": options.to_json(), **attributes},
+        group_attributes=groups,
+    )
+
+
+"""So many images are worth importing torch for,"""
+"""of so many bytes in the mean. Those of a few thousand pixels take Pillow no longer than torch."""
+
+
 def lacked_room(info: PackInfo) -> bool:
-    """Whether `encoding="auto"` kept the files' own bytes of a pack only because pixels did not fit on that disk."""
+    """Return whether `encoding="auto"` kept the files' own bytes of a pack only because pixels did not fit on that
+    disk.
+    """
     return info.encoding == "encoded" and _NO_ROOM in (info.encoding_reason or "")
 
 
 @dataclass(frozen=True, slots=True)
 class PackPlan:
-    """What will be written.
-
-    `encoding`: how inputs are stored: `"pixels"`, `"encoded"`, `"jpeg:Q"`, or `"arrays"` where they are no images;
-    what `"auto"` came to, with the `reason` in a sentence.
-    `x`: the inputs. Where a few images only were looked at, another may yet contradict their shape.
-    `y`: targets that are read with the samples, `None` where they are known before.
-    `splits`: the samples of each split, in row order.
-    `open_bytes`: about how much inputs will take whose lengths are not known yet.
-    `resizer`: what scales the images, which shows in the bytes; `None` where they are not scaled.
-    """
+    """Say what will be written."""
 
     encoding: str
+    """How inputs are stored, where `"auto"` is decided: `"pixels"`, `"encoded"`, `"jpeg:Q"`, or `"arrays"` where they
+    are no images.
+    """
     reason: str
+    """Why so, in a sentence."""
     x: StoredField
+    """The inputs. Where a few images only were looked at, another may yet contradict their shape."""
     y: StoredField | None
+    """Targets that are read with the samples, `None` where they are known before."""
     splits: tuple[SplitPlan, ...]
+    """The samples of each split, in row order."""
     open_bytes: int = 0
+    """About how much inputs will take whose lengths are not known yet."""
     resizer: Resizer | None = None
+    """What scales the images, which shows in the bytes; `None` where they are not scaled."""
 
     @property
     def fields(self) -> tuple[StoredField, ...]:
-        """What each sample is written to."""
+        """Return what each sample is written to."""
         return (self.x,) if self.y is None else (self.x, self.y)
 
     @property
     def nbytes(self) -> int:
-        """Length of all samples in the file, in bytes."""
+        """Return the length of all samples in the file, in bytes."""
         known = sum(int(part.lengths_of(split.samples).sum()) for part in self.fields for split in self.splits)
         return known + (self.open_bytes if self.x.is_open else 0)
 
 
 def image_options(table: SampleTable, options: PackOptions) -> ImageOptions:
-    """How images become what is stored: rows of arrays keep their channels unless others are asked for, or JPEG, which
-    needs a form of its own; all else becomes RGB."""
+    """Return how images become what is stored, with no colour mode left open.
+
+    Rows of arrays keep their channels unless others are asked for, or JPEG, which needs a form of its own; all else
+    becomes RGB.
+    """
     if options.image.color_mode != "auto":
         return options.image
     keeps = isinstance(table.inputs, Images) and table.inputs.own_channels and options.jpeg_quality is None
@@ -89,14 +273,14 @@ def image_options(table: SampleTable, options: PackOptions) -> ImageOptions:
 
 
 def needs_facts(table: SampleTable, options: PackOptions) -> bool:
-    """Whether some images must be looked at before planning."""
+    """Return whether some images must be looked at before planning."""
     image = image_options(table, options)
     known = image.size is not None and image.color_mode != "keep"
     return isinstance(table.inputs, Images) and options.encoding in ("auto", "pixels") and not known
 
 
 def gains_by_torch(table: SampleTable, options: PackOptions) -> bool:
-    """Whether so many images of three channels, and so large ones, are to be resized that importing torch pays.
+    """Return whether so many images of three channels, and so large ones, are to be resized that importing torch pays.
 
     Depends on the samples and options alone: not on cores, nor on whether torch happens to be imported already, since
     the resizer shows in the bytes.
@@ -191,7 +375,7 @@ def _plan_images(  # noqa: PLR0917  # what one decision needs, each passed on on
 
 
 def _plan_jpeg(images: Images, table: SampleTable, options: PackOptions, splits: tuple[SplitPlan, ...]) -> PackPlan:
-    """Images encoded anew: bytes whose lengths show when they are there."""
+    """Plan images encoded anew: bytes whose lengths show when they are there."""
     size = options.image.size
     # What is stored has its size already; fitting it again when it is read changes nothing.
     x = StoredField(
@@ -205,7 +389,7 @@ def _plan_jpeg(images: Images, table: SampleTable, options: PackOptions, splits:
 def _plan_target(
     table: SampleTable, options: PackOptions, image_shape: tuple[int, int, int] | None
 ) -> StoredField | None:
-    """How targets that come with the samples are stored; masks as their images are."""
+    """Plan how targets that come with the samples are stored; masks as their images are."""
     targets = table.targets
     if isinstance(targets, Arrays):
         return StoredField("y", targets.shape, targets.dtype)
@@ -218,12 +402,12 @@ def _plan_target(
 
 
 def mask_options(masks: Masks, options: PackOptions) -> MaskOptions:
-    """How masks become class indices: the geometry of their images."""
+    """Return how masks become class indices: the geometry of their images."""
     return MaskOptions(options.image.size, options.image.resize, masks.colors, masks.foreground)
 
 
 def _has_files(images: Images, table: SampleTable) -> bool:
-    """Whether images, and masks where there are, come as files that can be kept as they are."""
+    """Return whether images, and masks where there are, come as files that can be kept as they are."""
     return not images.decoded and not (isinstance(table.targets, Masks) and table.targets.decoded)
 
 
@@ -236,7 +420,7 @@ def _check_files(images: Images, table: SampleTable) -> None:
 def _row_shape(
     image: ImageOptions, facts: Sequence[ImageFacts]
 ) -> tuple[tuple[int, int, int] | None, np.dtype[Any], str]:
-    """The one shape of all images as far as `facts` tell, and its dtype; or no shape, with the reason."""
+    """Return the one shape of all images as far as `facts` tell, and its dtype; or no shape, with the reason."""
     uint8 = np.dtype(np.uint8)
     channels = {"rgb": 3, "grayscale": 1}.get(image.color_mode)
     if image.size is not None and channels is not None:

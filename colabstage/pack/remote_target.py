@@ -18,19 +18,19 @@ from typing import TYPE_CHECKING
 from colabstage.errors import OptionError, SourceError, TargetExistsError
 from colabstage.h5.manifest import manifest_path, read_manifest
 from colabstage.h5.parts import PartName, shard_path, shard_pattern
-from colabstage.io.ownership import adopt_orphan, leave_for_next, remove_own, sweep_orphans, temp_beside
+from colabstage.io.ownership import remove_own
 from colabstage.io.redaction import show_address
+from colabstage.io.workspace import open_workspace
 from colabstage.pack.dispatch import run_tasks
-from colabstage.pack.samples import MixedImagesError
 from colabstage.pack.shards import WANTED, ShardResult, check_share, set_report, write_shard, write_shard_of
+from colabstage.pack.writer import MixedImagesError
 from colabstage.sources.objects_fsspec import WritableStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
 
     from colabstage.io.progress import Progress
-    from colabstage.pack.execute import ShardName
-    from colabstage.pack.report import PackReport
+    from colabstage.pack.execute import PackReport, ShardName
     from colabstage.pack.shards import SetPlan, ShardTask
 
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
@@ -41,16 +41,14 @@ _SILENCE_S = 4 * 3600.0
 
 @dataclass(frozen=True, slots=True)
 class RemoteTarget:
-    """The address that one file with the whole dataset would have. Picklable.
-
-    `url`: as it was given.
-    """
+    """Hold the address that one file with the whole dataset would have. Picklable."""
 
     url: str
+    """As it was given."""
 
     @classmethod
     def of(cls, out: str | object) -> RemoteTarget | None:
-        """The target, where `out` is an address; `None` for a path.
+        """Return the target, where `out` is an address; `None` for a path.
 
         Raises:
             OptionError: it is an address that nothing can be written to.
@@ -66,17 +64,17 @@ class RemoteTarget:
 
     @property
     def label(self) -> str:
-        """The address for messages, without secrets."""
+        """Return the address for messages, without secrets."""
         return show_address(self.url)
 
     @property
     def scratch(self) -> Path:
-        """A file of the target's name on this machine, where temporary files go."""
+        """Return a file of the target's name on this machine, where temporary files go."""
         return Path(tempfile.gettempdir()) / self.url.rpartition("/")[2]
 
     @contextlib.contextmanager
     def open(self) -> Iterator[_SetFolder]:
-        """The storage, for as long as it is asked."""
+        """Yield the storage, for as long as it is asked."""
         store = WritableStore(self.url)
         try:
             yield _SetFolder(store)
@@ -133,10 +131,12 @@ class RemoteTarget:
 
 @dataclass(frozen=True, slots=True)
 class RemoteTask:
-    """All that a worker needs to write one shard on its own disk and to upload it. Picklable as `ShardTask` is."""
+    """Hold all that a worker needs to write one shard on its own disk and to upload it. Picklable as `ShardTask` is."""
 
     shard: ShardTask
+    """What is to be written."""
     target: RemoteTarget
+    """Where it goes."""
 
 
 def write_remote_shard(task: RemoteTask) -> ShardResult:
@@ -156,28 +156,21 @@ def _write(task: RemoteTask, shelf: _SetFolder, write: Callable[[ShardTask], Sha
     if done is not None:
         return done
     model = task.target.scratch.with_name(f"colabstage-{name.made_of}-{name.number:05}")
-    workspace = temp_beside(model)
-    adopt_orphan(model, workspace)
-    sweep_orphans(model.parent, name=model.name)
-    workspace.mkdir(exist_ok=True)
-    local = replace(task.shard, folder=str(workspace))
-    try:
-        with _as_long_as_wanted(shelf, name, workspace / WANTED):
+    # Whatever ends the work, the shard on this disk is gone on with: its journal proves what is in it.
+    with open_workspace(model) as workspace:
+        local = replace(task.shard, folder=str(workspace.path))
+        with _as_long_as_wanted(shelf, name, workspace.path / WANTED):
             result = write(local)
         if not shelf.has_all(name):
             shelf.upload(local.path, name)
             if shelf.has_all(name):
                 shelf.discard(name)
-    except BaseException:
-        leave_for_next(workspace)
-        raise
-    remove_own(workspace)
-    return result
+        return result
 
 
 @contextlib.contextmanager
 def _as_long_as_wanted(shelf: _SetFolder, name: ShardName, file: Path) -> Iterator[None]:
-    """A file that goes when the caller, wherever it is, wants the shards no longer."""
+    """Keep a file that goes when the caller, wherever it is, wants the shards no longer."""
     file.touch()
     ending = threading.Event()
 
@@ -198,22 +191,22 @@ def _as_long_as_wanted(shelf: _SetFolder, name: ShardName, file: Path) -> Iterat
 
 
 class _SetFolder:
-    """The folder that shards go to."""
+    """Speak to the folder that shards go to."""
 
     def __init__(self, store: WritableStore) -> None:
         self.store = store
         self._folder, _, self._name = store.path.rpartition("/")
 
     def final(self, name: ShardName) -> str:
-        """Where a shard ends up."""
+        """Return where a shard ends up."""
         return f"{self._folder}/{self._file(name)}"
 
     def part(self, name: ShardName) -> str:
-        """Where it is until all are there."""
+        """Return where a shard is until all are there."""
         return f"{self._parts(name)}/{self._file(name)}"
 
     def finished(self, path: str, name: ShardName) -> ShardResult | None:
-        """What became of a shard that is there and whole; `None` when it is not, or is another set's."""
+        """Return what became of a shard that is there and whole; `None` when it is not, or is another set's."""
         sidecar = self.store.content(f"{path}.json")
         if sidecar is None:
             return None
@@ -226,7 +219,8 @@ class _SetFolder:
         return ShardResult(manifest.samples, manifest.skipped, sum(manifest.samples.values()), 0)
 
     def others(self, names: list[ShardName], *, overwrite: bool) -> list[str]:
-        """What stands in the way and goes at the end; shards of this very set do not, nor those that are replaced.
+        """Return what stands in the way and goes at the end; shards of this very set do not, nor those that are
+        replaced.
 
         Raises:
             TargetExistsError: there is something, and it must not be replaced.
@@ -276,15 +270,17 @@ class _SetFolder:
             self.store.put(Path(folder) / WANTED, f"{self._parts(name)}/{WANTED}")
 
     def unwant(self, name: ShardName) -> None:
-        """Say that it is not."""
+        """Say that the set of a shard is not wanted any more."""
         self.store.remove(f"{self._parts(name)}/{WANTED}")
 
     def is_wanted(self, name: ShardName) -> bool:
-        """Whether it is."""
+        """Return whether it is wanted."""
         return self.store.exists(f"{self._parts(name)}/{WANTED}")
 
     def has_all(self, name: ShardName) -> bool:
-        """Whether a shard's set is finished. Then it was by other workers, where one that seemed lost still works."""
+        """Return whether a shard's set is finished. Then it was by other workers, where one that seemed lost still
+        works.
+        """
         return not self.is_wanted(name) and self.finished(self.final(name), name) is not None
 
     def discard(self, name: ShardName) -> None:

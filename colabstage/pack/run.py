@@ -1,4 +1,7 @@
-"""`pack_dataset`: a local folder or archive becomes one HDF5 file, or several."""
+"""`pack_dataset`: a local folder or archive becomes one HDF5 file, or several, or more of a dataset that is packed.
+
+What is added has the same form as what is there, or is refused with the difference named.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +12,34 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from colabstage.errors import OptionError, TargetExistsError
-from colabstage.h5.parts import appended_beside, next_appended, shards_beside
+from colabstage.h5.info import read_info
+from colabstage.h5.parts import (
+    FieldSchema,
+    PackSchema,
+    PartName,
+    appended_beside,
+    boxes_schema,
+    find_parts,
+    next_appended,
+    pack_schema,
+    rows_schema,
+    schema_difference,
+    shard_pattern,
+    shards_beside,
+)
+from colabstage.h5.schema import IMAGE_OPTIONS_ATTRIBUTE, MASK_OPTIONS_ATTRIBUTE
 from colabstage.images.options import ImageOptions
 from colabstage.io.files import local_lock, make_folder, make_own_folder
 from colabstage.io.progress import cancellation_of, resolve_progress
+from colabstage.layouts.table import Boxes, Values
 from colabstage.machine.mounts import require_answer
 from colabstage.machine.watched import run_watched
-from colabstage.pack.append import check_fits, dataset_of, options_like, read_base, repeated_names, with_classes
 from colabstage.pack.execute import run_pack, space_for
 from colabstage.pack.job import open_source, plan_job
-from colabstage.pack.options import PackOptions, split_fractions
+from colabstage.pack.options import PackOptions, recorded_image, split_fractions
 from colabstage.pack.remote_target import RemoteTarget
 from colabstage.pack.shards import ShardSet
 
@@ -28,12 +48,119 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
     from os import PathLike
 
+    from colabstage.h5.info import PackInfo
     from colabstage.images.options import ColorMode, Resize
     from colabstage.io.progress import Progress
     from colabstage.layouts.detect import LayoutFunction
+    from colabstage.layouts.table import SampleTable
+    from colabstage.pack.execute import PackReport
     from colabstage.pack.job import PackSource, Prepare
     from colabstage.pack.options import Encoding, OnError
-    from colabstage.pack.report import PackReport
+    from colabstage.pack.plan import PackPlan, StoredField
+
+
+def read_base(target: Path) -> PackInfo:
+    """Return what is appended to: the file `target`, the first of its shards, or the dataset that a part belongs to.
+
+    Raises:
+        SourceNotFoundError: there is nothing, or shards are missing.
+        PackFormatError, NewerFormatError, DamagedPackError: it cannot be read.
+    """
+    shards = [] if target.exists() else shards_beside(target)
+    if shards:
+        return read_info(find_parts(shard_pattern(target, PartName.of(shards[0]).count))[0])
+    return read_info(target)
+
+
+def dataset_of(part: Path) -> Path:
+    """Return the file that a dataset would be if it were one: `NAME.h5` of `NAME.h5`, of a shard, and of what was
+    appended.
+    """
+    name = PartName.of(part)
+    return part.with_name(f"{name.stem}{name.suffix}")
+
+
+def options_like(base: PackInfo, options: PackOptions) -> PackOptions:
+    """Return the options for more of `base`: what is left at its default is as it was there."""
+    plain = ImageOptions()
+    recorded = recorded_image(base.options)
+    asked = options.image
+    image = ImageOptions(
+        size=recorded.size if asked.size is None else asked.size,
+        color_mode=recorded.color_mode if asked.color_mode == plain.color_mode else asked.color_mode,
+        resize=recorded.resize if asked.resize == plain.resize else asked.resize,
+    )
+    encoding = options.encoding
+    if encoding == "auto" and base.encoding is not None and base.encoding != "arrays":
+        encoding = base.encoding
+    return replace(options, image=image, encoding=encoding)
+
+
+def with_classes(table: SampleTable, classes: tuple[str, ...]) -> SampleTable:
+    """Return the table with the labels of `classes`, where its own are some of them."""
+    if table.classes == classes or not set(table.classes) <= set(classes) or not table.classes:
+        return table
+    numbers = np.array([classes.index(name) for name in table.classes], np.int64)
+    targets = table.targets
+    if isinstance(targets, Values) and targets.values.ndim == 1 and targets.values.dtype.kind in "iu":
+        return replace(table, classes=classes, targets=Values(numbers[targets.values]))
+    if isinstance(targets, Boxes) and "labels" in targets.columns:
+        columns = {**targets.columns, "labels": numbers[targets.columns["labels"]]}
+        return replace(table, classes=classes, targets=replace(targets, columns=columns))
+    return table
+
+
+def check_fits(base: PackInfo, table: SampleTable, plan: PackPlan, options: PackOptions) -> None:
+    """Make sure that what is planned can be read as one with `base`.
+
+    Raises:
+        OptionError: it cannot; the message says in what it differs.
+    """
+    expected = pack_schema(base, next(iter(base.splits)))
+    difference = schema_difference(expected, _planned_schema(table, plan))
+    prepare = options.to_json()["prepare"]
+    if difference is None and base.options.get("prepare") != prepare:
+        difference = f"its inputs are prepared by {prepare} instead of {base.options.get('prepare')}"
+    if difference is None and base.encoding not in (None, plan.encoding):
+        difference = f"its encoding is {plan.encoding} instead of {base.encoding}"
+    if difference is not None:
+        msg = (
+            f"This cannot be appended to '{base.path}': {difference}. Nothing has been written; change the options or "
+            "the source so that both agree, or pack it to a file of its own."
+        )
+        raise OptionError(msg)
+
+
+def repeated_names(base: Path, table: SampleTable, *, but: Path) -> int:
+    """Return how many of the samples have the name of one in the dataset's other files than `but`."""
+    import h5py
+
+    there: set[bytes] = set()
+    for part in (base, *shards_beside(base), *appended_beside(base)):
+        if part.is_file() and part != but:
+            with h5py.File(part, "r", locking=False) as file:
+                there.update(*(file[name][()].tolist() for name in file if name.startswith("key_")))
+    return sum(key.encode(errors="backslashreplace") in there for key in table.keys)
+
+
+def _planned_schema(table: SampleTable, plan: PackPlan) -> PackSchema:
+    """Return what `pack_schema` will say of the file once it is written."""
+    targets = table.targets
+    if isinstance(targets, Values):
+        y: FieldSchema | None = rows_schema(targets.values.shape[1:], targets.values.dtype)
+    elif isinstance(targets, Boxes):
+        y = boxes_schema(("boxes", *targets.columns))
+    else:
+        y = None if plan.y is None else _stored_schema(plan.y)
+    return PackSchema(table.classes, _stored_schema(plan.x), y)
+
+
+def _stored_schema(field: StoredField) -> FieldSchema:
+    if field.shape is not None:
+        return rows_schema(field.shape, field.dtype)
+    if MASK_OPTIONS_ATTRIBUTE in field.attributes:
+        return FieldSchema("encoded masks", {"mask_options": field.attributes[MASK_OPTIONS_ATTRIBUTE]})
+    return FieldSchema("encoded images", field.attributes.get(IMAGE_OPTIONS_ATTRIBUTE, {}))
 
 
 def pack_dataset(

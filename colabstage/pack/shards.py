@@ -29,24 +29,23 @@ from colabstage.h5.manifest import is_as_written, read_manifest, remove_manifest
 from colabstage.h5.parts import shard_path, shard_pattern, shards_beside
 from colabstage.images.resample import can_torch_resize
 from colabstage.io.files import disk_use, make_folder
-from colabstage.io.ownership import (
-    adopt_orphan,
-    leave_for_next,
-    remove_own,
-    remove_vouched,
-    sweep_orphans,
-    temp_beside,
-    whatever_is_there,
-)
+from colabstage.io.ownership import remove_own, remove_vouched, whatever_is_there
 from colabstage.io.progress import Cancellation, NullProgress
+from colabstage.io.workspace import open_workspace, unless
 from colabstage.machine.resources import check_space, free_space
 from colabstage.pack.dispatch import run_tasks
-from colabstage.pack.execute import ShardName, animation_notes, keeps_files, place_pack, run_pack, target_arrays
+from colabstage.pack.execute import (
+    PackReport,
+    ShardName,
+    animation_notes,
+    keeps_files,
+    place_pack,
+    run_pack,
+    target_arrays,
+)
 from colabstage.pack.job import open_source, plan_job, seen_facts
-from colabstage.pack.report import PackReport
-from colabstage.pack.samples import MixedImagesError
-from colabstage.pack.splits import SplitPlan
-from colabstage.pack.subset import take_rows, take_samples
+from colabstage.pack.splits import SplitPlan, take_rows, take_samples
+from colabstage.pack.writer import MixedImagesError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping, Sequence
@@ -70,48 +69,56 @@ _LOOK_S = 0.25
 
 @dataclass(frozen=True, slots=True)
 class ShardTask:
-    """All that a worker needs to write one shard. Picklable where `source` and the functions in `options` are.
-
-    `folder`: where to write it. `target`: the file whose shards these are, for their names. `facts`, `free_bytes`: what
-    the caller planned with. `encoded`: whether images turned out to be of many sizes, so that all stay as they came.
-    `resizer`: what scales the images wherever a shard is written.
-    """
+    """Hold all that a worker needs to write one shard. Picklable where `source` and the functions in `options` are."""
 
     source: PackSource
+    """What is packed, under the name by which the worker sees it."""
     folder: str
+    """Where to write it."""
     target: str
+    """The file whose shards these are, for their names."""
     options: PackOptions
+    """How samples become a file."""
     facts: tuple[ImageFacts, ...]
+    """The images that the caller planned with."""
     free_bytes: int
+    """The room that the caller planned with."""
     encoded: bool
+    """Whether images turned out to be of many sizes, so that all stay as they came."""
     resizer: Resizer | None
+    """What scales the images wherever a shard is written."""
     name: ShardName
+    """Which of the shards this is."""
 
     @property
     def path(self) -> Path:
-        """The shard's file."""
+        """Return the shard's file."""
         return shard_path(Path(self.folder) / Path(self.target).name, self.name.number, self.name.total)
 
 
 @dataclass(frozen=True, slots=True)
 class ShardResult:
-    """What became of one shard: rows of each split, one sentence for each sample that was left out, and the names of
-    animations, as far as this run has seen them."""
+    """Tell what became of one shard."""
 
     samples: dict[str, int]
+    """Rows of each split."""
     skipped: tuple[str, ...]
+    """One sentence for each sample that was left out."""
     resumed: int
+    """Samples that were in place before."""
     readers: int
+    """Reads in flight at the most."""
     animated: tuple[str, ...] = ()
+    """The names of animations, as far as this run has seen them."""
 
     @property
     def rows(self) -> int:
-        """Samples that are done, one way or the other."""
+        """Return the samples that are done, one way or the other."""
         return sum(self.samples.values()) + len(self.skipped)
 
 
 def default_shards(job: PackJob) -> int:
-    """How many shards a dataset has if nobody says: about one for each GB. Depends on the samples alone."""
+    """Return how many shards a dataset has if nobody says: about one for each GB. Depends on the samples alone."""
     by_size = max(_FEWEST, -(-job.plan.nbytes // _SHARD_BYTES))
     return max(1, min(by_size, len(job.table) // _FEWEST_SAMPLES, _MOST))
 
@@ -130,7 +137,9 @@ def check_shards(count: int, job: PackJob) -> int:
 
 
 def shard_splits(splits: Sequence[SplitPlan], number: int, count: int) -> list[SplitPlan]:
-    """The rows of one shard: of every split its part in turn, so that all shards together are the one file's rows."""
+    """Return the rows of one shard: of every split its part in turn, so that all shards together are the one file's
+    rows.
+    """
     parts = []
     for split in splits:
         rows = len(split.samples)
@@ -141,14 +150,14 @@ def shard_splits(splits: Sequence[SplitPlan], number: int, count: int) -> list[S
 
 
 def shard_job(job: PackJob, number: int, count: int) -> PackJob:
-    """The part of a job that is one shard."""
+    """Return the part of a job that is one shard."""
     splits = shard_splits(job.plan.splits, number, count)
     chosen = np.sort(np.concatenate([split.samples for split in splits]))
     return replace(job, table=take_samples(job.table, chosen), plan=take_rows(job.plan, chosen, splits))
 
 
 def made_of(job: PackJob, count: int) -> str:
-    """16 hexadecimal digits that differ whenever some shard of the set would."""
+    """Return 16 hexadecimal digits that differ whenever some shard of the set would."""
     digest = hashlib.sha256()
     facts = (
         version("colabstage"),
@@ -231,7 +240,7 @@ def write_shard_of(job: PackJob, opened: OpenSource, task: ShardTask) -> ShardRe
 
 
 def finished_shard(path: Path, name: ShardName) -> ShardResult | None:
-    """What became of a shard that is there and whole; `None` when it is not, or is another set's."""
+    """Return what became of a shard that is there and whole; `None` when it is not, or is another set's."""
     manifest = read_manifest(path)
     if manifest is None or manifest.shard != str(name) or not path.is_file() or path.stat().st_size != manifest.size:
         return None
@@ -239,7 +248,7 @@ def finished_shard(path: Path, name: ShardName) -> ShardResult | None:
 
 
 class _AsLongAs(Cancellation):
-    """Cancelled once a file is gone: how other processes, on other machines, are told to stop."""
+    """Count as cancelled once a file is gone: how other processes, on other machines, are told to stop."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -248,7 +257,7 @@ class _AsLongAs(Cancellation):
 
     @property
     def cancelled(self) -> bool:
-        """Whether the file is gone, or `cancel` has been called."""
+        """Return whether the file is gone, or `cancel` has been called."""
         now = time.monotonic()
         if now - self._looked > _LOOK_S:
             self._looked = now
@@ -264,18 +273,22 @@ class _AsLongAs(Cancellation):
 
 @dataclass(frozen=True, slots=True)
 class ShardSet:
-    """What is to be packed into how many shards of the dataset that one file `target` would hold.
-
-    `write`: how, if not by `SetPlan.execute`.
-    """
+    """Say what is to be packed into how many shards of the dataset that one file would hold."""
 
     source: PackSource
+    """What is packed."""
     target: Path
+    """The one file."""
     options: PackOptions
+    """How samples become a file."""
     shards: int | None
+    """How many shards; `None` for `default_shards`."""
     executor: Executor | None
+    """Who writes them; `None` for this process."""
     overwrite: bool
+    """Whether what stands there may be replaced."""
     write: Callable[[SetPlan, Progress, float], PackReport] | None = None
+    """How they are written, if not by `SetPlan.execute`."""
 
     def pack(self, progress: Progress) -> PackReport:
         """Write all shards.
@@ -303,18 +316,25 @@ class ShardSet:
 
 @dataclass(frozen=True, slots=True)
 class SetPlan:
-    """One attempt to write a planned set."""
+    """Make one attempt to write a planned set."""
 
     wanted: ShardSet
+    """What was asked for."""
     opened: OpenSource
+    """The source."""
     job: PackJob
+    """The plan of all samples."""
     count: int
+    """How many shards."""
     facts: tuple[ImageFacts, ...]
+    """The images that were looked at."""
     free_bytes: int
+    """The room that was there when it was planned."""
     encoded: bool = False
+    """Whether all images stay as they came, because they are of many sizes."""
 
     def names(self) -> list[ShardName]:
-        """All shards of the set, in order."""
+        """Return all shards of the set, in order."""
         made = made_of(self.job, self.count)
         return [ShardName(made, number, self.count) for number in range(self.count)]
 
@@ -324,16 +344,17 @@ class SetPlan:
         names = self.names()
         others = self._others(names)
         model = target.with_name(f"{target.stem}-shards{target.suffix}")
-        folder = temp_beside(model)
-        adopt_orphan(model, folder)
-        sweep_orphans(target.parent, name=model.name)
-        folder.mkdir(exist_ok=True)
-        try:
-            check_space(
-                target.parent, max(0, self.job.plan.nbytes - disk_use(folder)), f"The pack of '{self.job.label}'"
-            )
-            (folder / WANTED).touch()
-            results = self._write(folder, names, progress)
+        # Of these two, one needs shards of another form, and the other has nothing to go on with.
+        with open_workspace(model, keeps=unless(MixedImagesError, TargetExistsError)) as workspace:
+            folder = workspace.path
+            try:
+                check_space(
+                    target.parent, max(0, self.job.plan.nbytes - disk_use(folder)), f"The pack of '{self.job.label}'"
+                )
+                (folder / WANTED).touch()
+                results = self._write(folder, names, progress)
+            finally:
+                remove_own(folder / WANTED)  # whoever still works on a shard stops
             check_share(self.job, results)
             for name in names:
                 file = shard_path(folder / target.name, name.number, name.total)
@@ -342,14 +363,6 @@ class SetPlan:
             for other in others:
                 remove_vouched(other, whatever_is_there)
                 remove_manifest(other)
-        except (MixedImagesError, TargetExistsError):
-            remove_own(folder)
-            raise
-        except BaseException:
-            remove_own(folder / WANTED)
-            leave_for_next(folder)
-            raise
-        remove_own(folder)
         files = [shard_path(target, number, self.count) for number in range(self.count)]
         nbytes = sum(file.stat().st_size for file in files)
         return set_report(
@@ -357,7 +370,8 @@ class SetPlan:
         )
 
     def _others(self, names: list[ShardName]) -> list[Path]:
-        """What stands in the way and goes at the end; shards of this very set do not, nor those that are replaced.
+        """Return what stands in the way and goes at the end; shards of this very set do not, nor those that are
+        replaced.
 
         Raises:
             TargetExistsError: there is something, and it must not be replaced.
@@ -377,7 +391,7 @@ class SetPlan:
         return others
 
     def _write(self, folder: Path, names: list[ShardName], progress: Progress) -> list[ShardResult]:
-        """The results of all shards, in order."""
+        """Return the results of all shards, in order."""
         target = self.wanted.target
         results: dict[int, ShardResult] = {}
         for name in names:
@@ -388,7 +402,7 @@ class SetPlan:
         return self.collect(results, self._run(tasks, folder), progress)
 
     def task(self, name: ShardName, folder: Path) -> ShardTask:
-        """What the writer of one shard is told."""
+        """Return what the writer of one shard is told."""
         source, options = self.wanted.source, self.job.options
         if options.skip_share is not None:
             options = replace(options, on_error="skip")  # the share is of all shards together
@@ -407,7 +421,7 @@ class SetPlan:
     def collect(
         self, done: Mapping[int, ShardResult], coming: Generator[tuple[ShardTask, ShardResult]], progress: Progress
     ) -> list[ShardResult]:
-        """The results of all shards, in order: those that were `done` before, and those that are `coming`."""
+        """Return the results of all shards, in order: those that were `done` before, and those that are `coming`."""
         results = dict(done)
         # Too many broken samples end this while tasks run. The generator stops them and waits for them: left to the
         # garbage collector, it might do so in the very thread that one of them runs in.
@@ -453,7 +467,9 @@ def set_report(
     nbytes: int,
     began: float,
 ) -> PackReport:
-    """What became of a set: `files` that match `pattern`, of `nbytes` in all, begun at `time.monotonic()` `began`."""
+    """Return what became of a set: `files` that match `pattern`, of `nbytes` in all, begun at `time.monotonic()`
+    `began`.
+    """
     seconds = time.monotonic() - began
     animated = tuple(name for result in results for name in result.animated)
     return PackReport(

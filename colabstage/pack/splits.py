@@ -1,4 +1,4 @@
-"""Which sample belongs to which split, and in which row it is stored.
+"""Which sample belongs to which split, and in which row it is stored; and a table of some samples alone.
 
 Both orders come from a hash of (seed, sample key), not from a random generator: they are the same on every version of
 every library, and a sample that is added later moves few of the others.
@@ -7,14 +7,14 @@ every library, and a sample that is added later moves few of the others.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 import xxhash
 
 from colabstage.errors import LayoutError, OptionError
-from colabstage.layouts.table import TreeFiles, Values
+from colabstage.layouts.table import Boxes, TreeFiles, Values
 from colabstage.trees.entries import take_strings
 
 if TYPE_CHECKING:
@@ -22,22 +22,24 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from colabstage.layouts.table import SampleTable
-
+    from colabstage.layouts.table import Content, Inputs, SampleSource, SampleTable, Targets
+    from colabstage.pack.plan import PackPlan
 
 _GOLDEN = (5**0.5 - 1) / 2
 
 
 @dataclass(frozen=True, slots=True)
 class SplitPlan:
-    """One split: `samples` are int64 indices into the table, in row order."""
+    """Say which samples a split holds."""
 
     name: str
+    """The split's name."""
     samples: NDArray[np.int64]
+    """int64, indices into the table, in row order."""
 
 
 def key_hashes(keys: Sequence[str], *, seed: int, purpose: str) -> NDArray[np.uint64]:
-    """One hash for each key, uint64 `(N,)`. Different purposes give independent orders."""
+    """Return one hash for each key, uint64 `(N,)`. Different purposes give independent orders."""
     prefix = f"{seed}/{purpose}/"
     return np.fromiter(
         (xxhash.xxh3_64_intdigest((prefix + key).encode(errors="surrogateescape")) for key in keys),
@@ -81,7 +83,7 @@ def assign_splits(
 def split_rows(
     table: SampleTable, fractions: Sequence[tuple[str, float]] | None, *, seed: int, group_by: str | None = None
 ) -> dict[str, NDArray[np.int64]]:
-    """Which samples each split holds, in row order.
+    """Return which samples each split holds, in row order.
 
     Rows of `train` are in seeded random order, so that any range of them is a fair sample; other splits keep the
     source's order, as predictions need it.
@@ -132,7 +134,7 @@ def split_rows(
 def _divide(
     table: SampleTable, fractions: Sequence[tuple[str, float]], *, seed: int, group_by: str | None
 ) -> NDArray[np.int64]:
-    """The split of each sample, index into `fractions`."""
+    """Return the split of each sample, an index into `fractions`."""
     groups = table.groups if group_by is None else groups_of_keys(table.keys, group_by)
     if groups is not None:
         _check_files(table, groups, "groups")
@@ -148,7 +150,7 @@ def _divide(
 
 
 def _files(table: SampleTable) -> NDArray[np.int64] | None:
-    """The number of the file that each sample is made of, int64 `(N,)`; `None` where no two are of one file."""
+    """Return the number of the file that each sample is made of, int64 `(N,)`; `None` where no two are of one file."""
     source = table.inputs.source
     if not isinstance(source, TreeFiles) or source.entries.names is table.keys:
         return None
@@ -171,7 +173,7 @@ def _check_files(table: SampleTable, parts: Sequence[str], what: str) -> None:
 
 
 def _strata(table: SampleTable) -> NDArray[np.int64]:
-    """What every split should have its part of: the class of each sample where it has one, else one for all.
+    """Return what every split should have its part of: the class of each sample where it has one, else one for all.
 
     Whole numbers are classes whatever they are called, unless most samples have one of their own.
     """
@@ -184,7 +186,7 @@ def _strata(table: SampleTable) -> NDArray[np.int64]:
 
 
 def groups_of_keys(keys: Sequence[str], pattern: str) -> tuple[str, ...]:
-    """What a regular expression finds in each key: its first group where it has one, else all that matches.
+    """Return what a regular expression finds in each key: its first group where it has one, else all that matches.
 
     Raises:
         OptionError: it finds nothing in some key; the message names one.
@@ -228,3 +230,76 @@ def _check_shares(fractions: Sequence[tuple[str, float]], counts: NDArray[np.int
                 "Give it more, or leave it out."
             )
             raise OptionError(msg)
+
+
+class SomeSamples:
+    """Give some contents of another source: sample i is `chosen[i]` there."""
+
+    def __init__(self, source: SampleSource, chosen: NDArray[np.int64]) -> None:
+        self._source = source
+        self._chosen = chosen
+        self.sizes = source.sizes[chosen]
+        self.positions = source.positions[chosen]
+
+    def __len__(self) -> int:
+        return len(self._chosen)
+
+    def name(self, index: int) -> str:
+        """Return its name there."""
+        return self._source.name(int(self._chosen[index]))
+
+    def stamp(self, index: int) -> str:
+        """Return its stamp there."""
+        return self._source.stamp(int(self._chosen[index]))
+
+    def read(self, index: int) -> Content:
+        """Return its content."""
+        return self._source.read(int(self._chosen[index]))
+
+
+def take_samples(table: SampleTable, chosen: NDArray[np.int64]) -> SampleTable:
+    """Return the table of some samples, in the order given."""
+
+    return replace(
+        table,
+        keys=take_strings(table.keys, chosen),
+        inputs=_take_inputs(table.inputs, chosen),
+        targets=None if table.targets is None else _take_targets(table.targets, chosen),
+        splits=None if table.splits is None else take_strings(table.splits, chosen),
+        groups=None if table.groups is None else take_strings(table.groups, chosen),
+    )
+
+
+def take_rows(plan: PackPlan, chosen: NDArray[np.int64], splits: Sequence[SplitPlan]) -> PackPlan:
+    """Return the plan for `take_samples`.
+
+    `splits`: with the samples' numbers in the whole table, each of them in `chosen`, which ascends.
+    """
+    renumbered = tuple(SplitPlan(split.name, np.searchsorted(chosen, split.samples)) for split in splits)
+    fields = [
+        part if part is None or part.lengths is None else replace(part, lengths=part.lengths[chosen])
+        for part in (plan.x, plan.y)
+    ]
+    everything = sum(len(split.samples) for split in plan.splits)
+    open_bytes = plan.open_bytes * len(chosen) // max(1, everything)
+    return replace(plan, x=fields[0] or plan.x, y=fields[1], splits=renumbered, open_bytes=open_bytes)
+
+
+def _take_inputs(inputs: Inputs, chosen: NDArray[np.int64]) -> Inputs:
+    return replace(inputs, source=SomeSamples(inputs.source, chosen))
+
+
+def _take_targets(targets: Targets, chosen: NDArray[np.int64]) -> Targets:
+    if isinstance(targets, Values):
+        return Values(targets.values[chosen])
+    if not isinstance(targets, Boxes):
+        return replace(targets, source=SomeSamples(targets.source, chosen))
+    counts = np.diff(targets.offsets)[chosen]
+    ends = np.cumsum(counts)
+    rows = np.repeat(targets.offsets[chosen] - (ends - counts), counts) + np.arange(counts.sum())
+    return replace(
+        targets,
+        offsets=np.concatenate([[0], ends]).astype(np.int64),
+        boxes=targets.boxes[rows],
+        columns={name: values[rows] for name, values in targets.columns.items()},
+    )

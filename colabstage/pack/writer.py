@@ -9,16 +9,20 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 
-from colabstage.errors import CorruptArchiveError, DecodeError
-from colabstage.images.scratch import PixelRoom, Scratch
+from colabstage.errors import CorruptArchiveError, DecodeError, LayoutError, OptionError, SourceReadError
+from colabstage.images.complete import check_complete
+from colabstage.images.decode import PixelRoom, Scratch, decode_sized, encode_jpeg, fit_pixels
+from colabstage.images.headers import is_animated
+from colabstage.images.masks import fit_mask, read_mask
 from colabstage.io.ownership import cut_own
 from colabstage.io.pipeline import PipelineLimits, PipelineResult, run_pipeline
 from colabstage.io.retry import RetryPolicy, read_with_retry
-from colabstage.pack.samples import BrokenSampleError, RawSample, SampleCoder
+from colabstage.layouts.table import Arrays, Boxes, Images, Masks
+from colabstage.pack.plan import image_options, mask_options
 from colabstage.sources.copy import TargetFile
 
 if TYPE_CHECKING:
@@ -28,11 +32,228 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from colabstage.io.progress import Cancellation, ProgressStep
-    from colabstage.layouts.table import Content, SampleSource
-    from colabstage.pack.journal import Journal
+    from colabstage.layouts.table import Content, SampleSource, SampleTable
+    from colabstage.pack.journal import PackJournal
+    from colabstage.pack.options import PackOptions
+    from colabstage.pack.plan import PackPlan, StoredField
 
 # Of one sample: the size of its upright image, and which bytes of the spool are its own.
 _RECORD = np.dtype([("height", "<i4"), ("width", "<i4"), ("start", "<i8"), ("length", "<i8")])
+
+
+class MixedImagesError(OptionError):
+    """Say that an image contradicts the one shape that was seen on a few."""
+
+
+class RawSample(NamedTuple):
+    """Hold a sample as its sources give it."""
+
+    x: Content
+    """The input."""
+    y: Content | None
+    """The target; `None` where targets are known before."""
+
+
+class StoredSample(NamedTuple):
+    """Hold a sample as it is stored."""
+
+    parts: tuple[memoryview, ...]
+    """The bytes of each of its fields."""
+    size: tuple[int, int]
+    """Height and width of its upright image before it was resized; zeros for what is no image."""
+    animated: bool
+    """Whether its image has further frames."""
+
+
+class BrokenSampleError(Exception):
+    """Say that a part of a sample cannot be used; `part` is what a person would look for."""
+
+    def __init__(self, part: str, error: Exception) -> None:
+        super().__init__(f"{part}: {error}")
+        self.part = part
+        self.cause = error
+
+
+@dataclass(frozen=True, slots=True)
+class SampleCoder:
+    """Make of each sample what its places hold. From any number of threads at once."""
+
+    table: SampleTable
+    """The samples."""
+    plan: PackPlan
+    """How they are stored."""
+    options: PackOptions
+    """What the plan was made for."""
+
+    @property
+    def target_source(self) -> SampleSource | None:
+        """Return where targets are read from, `None` where they are known before."""
+        targets = self.table.targets
+        return targets.source if isinstance(targets, Arrays | Masks) else None
+
+    @property
+    def positions(self) -> NDArray[np.int64]:
+        """Return int64 `(N,)`: samples by ascending position come in the order of the medium.
+
+        Of a sample in two files the later counts: in an archive that is still arriving, that is when it can be read
+        without waiting.
+        """
+        target = self.target_source
+        positions = self.table.inputs.source.positions
+        return positions if target is None else np.maximum(positions, target.positions)
+
+    def stamp(self, index: int) -> str:
+        """Return what differs whenever the content of a sample may have changed."""
+        target = self.target_source
+        stamp = self.table.inputs.source.stamp(index)
+        return stamp if target is None else f"{stamp} {target.stamp(index)}"
+
+    def cost(self, index: int) -> int:
+        """Return the bytes that reading a sample takes."""
+        target = self.target_source
+        return int(self.table.inputs.source.sizes[index]) + (0 if target is None else int(target.sizes[index]))
+
+    def code(self, index: int, raw: RawSample, scratch: Scratch) -> StoredSample:
+        """Make the bytes of one sample.
+
+        Args:
+            index: which sample of the table.
+            raw: its content.
+            scratch: this thread's memory; the bytes may lie in it, until the next call.
+
+        Raises:
+            BrokenSampleError: a part of it cannot be decoded.
+            MixedImagesError: it is not of the one shape that was planned.
+            SourceReadError: a file is not as long as it was listed.
+        """
+        x, size = self._code_x(index, raw.x, scratch)
+        self._check_drawn_size(index, size)
+        animated = isinstance(self.table.inputs, Images) and isinstance(raw.x, bytes) and is_animated(raw.x)
+        if self.plan.y is None or raw.y is None:
+            return StoredSample((x,), size, animated)
+        return StoredSample((x, self._code_y(index, raw.y, size)), size, animated)
+
+    def _code_x(self, index: int, content: Content, scratch: Scratch) -> tuple[memoryview, tuple[int, int]]:
+        inputs, place = self.table.inputs, self.plan.x
+        try:
+            if isinstance(inputs, Arrays):
+                return _row(inputs.to_array(content), place, inputs.source.name(index)), (0, 0)
+            if place.shape is None and place.lengths is not None:
+                return _checked_file(
+                    content, place.lengths, index, inputs.source, needs_range=self.options.image.color_mode != "keep"
+                )
+            pixels, size = self._pixels(content, scratch)
+            if self.options.jpeg_quality is not None:
+                return memoryview(encode_jpeg(pixels, self.options.jpeg_quality)), size
+        except DecodeError as error:
+            raise BrokenSampleError(inputs.source.name(index), error) from error
+        if pixels.shape != place.shape or pixels.dtype != place.dtype:
+            msg = (
+                f"'{inputs.source.name(index)}' has shape {pixels.shape} and dtype {pixels.dtype} among images of "
+                f"shape {place.shape} and dtype {place.dtype}; give image_size=(height, width) and a color_mode, or "
+                "encoding='encoded'"
+            )
+            raise MixedImagesError(msg)
+        return pixels.data.cast("B"), size
+
+    def _check_drawn_size(self, index: int, size: tuple[int, int]) -> None:
+        """Refuse an image of another size than its boxes were drawn on."""
+        targets = self.table.targets
+        if not isinstance(targets, Boxes) or targets.sizes is None:
+            return
+        height, width = (int(side) for side in targets.sizes[index])
+        if (height, width) not in ((0, 0), size):
+            msg = (
+                f"its label file says {height} x {width} pixels and the image has {size[0]} x {size[1]} (height x "
+                "width, turned as its EXIF orientation asks), so its boxes lie elsewhere. Take the images that the "
+                "boxes were drawn on, or scale the boxes"
+            )
+            name = self.table.inputs.source.name(index)
+            raise BrokenSampleError(name, DecodeError(f"{msg[0].upper()}{msg[1:]}."))
+
+    def _pixels(self, content: Content, scratch: Scratch) -> tuple[NDArray[Any], tuple[int, int]]:
+        resizer = self.plan.resizer or "pillow"
+        if isinstance(content, bytes):
+            return decode_sized(content, self.options.image, resizer=resizer, scratch=scratch)
+        image = image_options(self.table, self.options)
+        return fit_pixels(content, image, resizer=resizer), (content.shape[0], content.shape[1])
+
+    def _code_y(self, index: int, content: Content, size: tuple[int, int]) -> memoryview:
+        targets, place = self.table.targets, self.plan.y
+        if place is None or not isinstance(targets, Arrays | Masks):
+            msg = f"The targets of the layout '{self.table.layout}' are not read with the samples."
+            raise TypeError(msg)
+        name = targets.source.name(index)
+        try:
+            if isinstance(targets, Arrays):
+                return _row(targets.to_array(content), place, name)
+            if place.lengths is None:
+                return self._mask(content, targets, size)
+            data, _ = _checked_file(content, place.lengths, index, targets.source)
+            indices = read_mask(content, mask_options(targets, self.options))
+            _check_size((indices.shape[0], indices.shape[1]), size)
+        except DecodeError as error:
+            raise BrokenSampleError(name, error) from error
+        return data
+
+    def _mask(self, content: Content, masks: Masks, size: tuple[int, int]) -> memoryview:
+        options = mask_options(masks, self.options)
+        indices = read_mask(content, options)
+        _check_size((indices.shape[0], indices.shape[1]), size)
+        return fit_mask(indices, options).data.cast("B")
+
+
+def _checked_file(
+    content: Content, lengths: NDArray[np.int64], index: int, source: SampleSource, *, needs_range: bool = False
+) -> tuple[memoryview, tuple[int, int]]:
+    """Return an image file that is kept as it is, and the size it says of itself.
+
+    `needs_range`: whether 8 bits will be made of its pixels.
+    """
+    if not isinstance(content, bytes):
+        msg = f"'{source.name(index)}' came as an array, expected the bytes of an image file."
+        raise LayoutError(msg)
+    facts = check_complete(content)
+    if needs_range and facts.dtype.kind == "f":
+        msg = f'{facts.format} pixels of floating point have no agreed range to make 8 bits of. Pass color_mode="keep".'
+        raise DecodeError(msg)
+    _check_length(len(content), int(lengths[index]), source.name(index))
+    return memoryview(content), (facts.height, facts.width)
+
+
+def _check_length(found: int, expected: int, name: str) -> None:
+    if found != expected:  # One byte too long would end in its neighbour's place.
+        msg = f"'{name}' came as {found:,} bytes to store, its place has {expected:,}."
+        raise SourceReadError(msg)
+
+
+def _check_size(mask: tuple[int, int], image: tuple[int, int]) -> None:
+    if mask != image:
+        msg = (
+            f"The mask has {mask[0]} x {mask[1]} pixels and its image {image[0]} x {image[1]} (height x width, turned "
+            "as their EXIF orientation asks); expected the same."
+        )
+        raise DecodeError(msg)
+
+
+def _row(values: NDArray[Any], place: StoredField, name: str) -> memoryview:
+    """Return an array as the bytes of its row.
+
+    Raises:
+        LayoutError: it is of another shape, or of a dtype that does not fit.
+    """
+    if values.shape != place.shape or values.dtype != place.dtype:
+        msg = (
+            f"'{name}' has shape {values.shape} and dtype {values.dtype}; expected {place.shape} and {place.dtype}, as "
+            "all the others."
+        )
+        raise LayoutError(msg)
+    return array_bytes(values)
+
+
+def array_bytes(values: NDArray[Any]) -> memoryview:
+    """Return the bytes of an array, in C order."""
+    return np.ascontiguousarray(values).reshape(-1).view(np.uint8).data
 
 
 class Spool:
@@ -127,7 +348,7 @@ class WriteJob:
 
 
 def write_samples(
-    job: WriteJob, journal: Journal, *, limits: PipelineLimits, step: ProgressStep, cancellation: Cancellation
+    job: WriteJob, journal: PackJournal, *, limits: PipelineLimits, step: ProgressStep, cancellation: Cancellation
 ) -> PipelineResult:
     """Bring every sample that `journal` does not know yet to its place.
 
@@ -214,7 +435,7 @@ def _store(
     return None, stored.animated
 
 
-def _check_share(job: WriteJob, journal: Journal) -> None:
+def _check_share(job: WriteJob, journal: PackJournal) -> None:
     """Stop when more samples are out than may be.
 
     Raises:

@@ -21,8 +21,8 @@ from colabstage.io.retry import RetryPolicy, typed_write_errors
 from colabstage.io.units import format_bytes, format_duration, format_rate
 from colabstage.machine.drive import drive_root
 from colabstage.machine.mounts import require_answer
-from colabstage.machine.remount import run_with_one_remount
 from colabstage.machine.resources import check_space, usable_cores
+from colabstage.machine.watched import run_with_one_remount
 from colabstage.sources.folder import fetch_folder, unfinished_bytes
 from colabstage.sources.identity import compare
 from colabstage.sources.look import Look, check_freshness

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from colabstage.errors import ColabstageError
 from colabstage.io.pipeline import DaemonPool
 from colabstage.io.retry import RetryPolicy
-from colabstage.machine.drive_attributes import ask_client, ask_md5s
+from colabstage.machine.drive_client import ask_client, ask_md5s
 from colabstage.machine.mounts import is_slow_mount, silence_of
 from colabstage.sources.identity import MD5_PROOF, compare, identify_tree
 from colabstage.sources.parse import (

@@ -19,7 +19,7 @@ from colabstage.io.ownership import (
     temp_beside,
 )
 from colabstage.io.retry import RetryPolicy, read_with_retry, typed_write_errors
-from colabstage.machine.drive_attributes import ask_md5s
+from colabstage.machine.drive_client import ask_md5s
 from colabstage.machine.mounts import is_slow_mount, require_answer
 from colabstage.sources.identity import SourceIdentity, identify_archive, identify_remote, identify_tree
 from colabstage.sources.look import ask_tree_md5s, open_remote

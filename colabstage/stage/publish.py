@@ -60,8 +60,8 @@ from colabstage.io.retry import RetryPolicy, read_with_retry, translate_write_er
 from colabstage.io.units import format_bytes, format_duration, format_rate
 from colabstage.machine.drive import drive_root
 from colabstage.machine.mounts import require_answer, silence_of
-from colabstage.machine.remount import run_with_one_remount
 from colabstage.machine.resources import check_space, usable_cores
+from colabstage.machine.watched import run_with_one_remount
 from colabstage.sources.copy import copy_blocks
 from colabstage.sources.parse import absolute_path
 

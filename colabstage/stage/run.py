@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, ParamSpec
 
 from colabstage.io.files import check_own_folder, clear_lock, local_lock, make_own_folder
 from colabstage.io.progress import NullProgress, cancellation_of, resolve_progress
-from colabstage.machine.remount import run_with_one_remount
-from colabstage.machine.watched import run_watched
+from colabstage.machine.watched import run_watched, run_with_one_remount
 from colabstage.stage.request import check_for_workers, lock_path, make_request
 from colabstage.stage.staging import Staging
 

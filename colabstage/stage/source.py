@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Self
 
 from colabstage.errors import OptionError, SourceChangedError
 from colabstage.io.pipeline import DaemonPool
-from colabstage.machine.drive_attributes import ask_md5s
+from colabstage.machine.drive_client import ask_md5s
 from colabstage.sources.identity import SourceIdentity, identify_many
 from colabstage.sources.opening import Opener, remote_opener
 from colabstage.sources.parse import LocalSource, ManySource, ObjectSource, WebSource, expand_pattern

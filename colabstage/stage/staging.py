@@ -67,8 +67,8 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from colabstage.io.progress import Cancellation
+    from colabstage.pack.execute import PackReport
     from colabstage.pack.job import PackJob
-    from colabstage.pack.report import PackReport
     from colabstage.sources.identity import SourceIdentity
     from colabstage.stage.report import Action
     from colabstage.stage.request import StageRequest

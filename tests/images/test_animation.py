@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image, features
 
-from colabstage.images.animation import is_animated
+from colabstage.images.headers import is_animated
 
 
 def _frames(kind: str, count: int, *, palette: bool = False) -> bytes:

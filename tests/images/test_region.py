@@ -11,7 +11,7 @@ from PIL import Image
 
 from colabstage.errors import DecodeError
 from colabstage.images.decode import decode_image
-from colabstage.images.jpeg import first_rows, read_jpeg_header
+from colabstage.images.headers import first_rows, read_jpeg_header
 from colabstage.images.options import ImageOptions
 from colabstage.images.region import decode_region
 

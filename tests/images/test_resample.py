@@ -14,11 +14,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from colabstage.images.decode import decode_sized, fit_pixels
+from colabstage.images.decode import Scratch, decode_sized, fit_pixels
 from colabstage.images.geometry import place_image
 from colabstage.images.options import ImageOptions
 from colabstage.images.resample import can_torch_resize, resample
-from colabstage.images.scratch import Scratch
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

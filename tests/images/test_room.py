@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from colabstage.images.scratch import PixelRoom, Scratch, count_pixels
+from colabstage.images.decode import PixelRoom, Scratch, count_pixels
 
 
 def encoded(kind: str, width: int, height: int, **options: object) -> bytes:

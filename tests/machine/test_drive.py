@@ -30,7 +30,7 @@ from colabstage.machine.drive import (
     normalise_drive_path,
     refresh_drive,
 )
-from colabstage.machine.drive_errors import mount_error
+from colabstage.machine.drive_client import mount_error
 from colabstage.simulate.colab import simulated_colab
 from colabstage.simulate.colab_machine import ColabKnobs, SimulatedColab
 

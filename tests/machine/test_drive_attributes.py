@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from colabstage.machine import drive_attributes
-from colabstage.machine.drive_attributes import ClientFacts, ask_client, ask_md5s
+from colabstage.machine import drive_client as drive_attributes
+from colabstage.machine.drive_client import ClientFacts, ask_client, ask_md5s
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -11,7 +11,7 @@ import pytest
 
 from colabstage.errors import DriveAuthError, DriveDisconnectedError, SourceReadError
 from colabstage.io.retry import RetryPolicy, read_with_retry
-from colabstage.machine.remount import RemountFacts, remount_obstacle, run_with_one_remount
+from colabstage.machine.watched import RemountFacts, remount_obstacle, run_with_one_remount
 from colabstage.simulate.colab import simulated_colab
 from colabstage.simulate.colab_machine import ColabKnobs, SimulatedColab
 from colabstage.simulate.drive import SimulatedDrive

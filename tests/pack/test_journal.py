@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from colabstage.io.ownership import temp_beside
-from colabstage.pack.journal import BLOCK_SAMPLES, Journal
+from colabstage.pack.journal import BLOCK_SAMPLES, PackJournal
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,11 +24,11 @@ def workspace(tmp_path: Path) -> Path:
     return folder
 
 
-def _open(path: Path, fingerprint: str = "one", samples: int = N) -> Journal:
-    return Journal(path, fingerprint=fingerprint, samples=samples, stamp=str)
+def _open(path: Path, fingerprint: str = "one", samples: int = N) -> PackJournal:
+    return PackJournal(path, fingerprint=fingerprint, samples=samples, stamp=str)
 
 
-def _finish(journal: Journal, *blocks: int) -> None:
+def _finish(journal: PackJournal, *blocks: int) -> None:
     for block in blocks:
         for position in range(block * BLOCK_SAMPLES, min(N, (block + 1) * BLOCK_SAMPLES)):
             journal.finish(position)

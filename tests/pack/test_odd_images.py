@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from colabstage.pack.report import PackReport
+    from colabstage.pack.execute import PackReport
     from colabstage.trees.tree import Tree
 
 # Pillow warns of broken EXIF blocks and large pictures; what comes of the files is what is looked at here.

@@ -11,9 +11,8 @@ from colabstage.errors import LayoutError
 from colabstage.images.decode import ImageFacts
 from colabstage.images.options import ImageOptions
 from colabstage.layouts.table import Images, SampleTable, TreeFiles, Values
-from colabstage.pack.fields import pack_content
 from colabstage.pack.options import PackOptions
-from colabstage.pack.plan import TORCH_BYTES, TORCH_SAMPLES, gains_by_torch, needs_facts, plan_pack
+from colabstage.pack.plan import TORCH_BYTES, TORCH_SAMPLES, gains_by_torch, needs_facts, pack_content, plan_pack
 from colabstage.trees.tree import FileEntry
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from colabstage.pack.run import pack_dataset
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from colabstage.pack.report import PackReport
+    from colabstage.pack.execute import PackReport
 
 pytestmark = pytest.mark.skipif(
     not can_torch_resize(), reason="needs torch's kernel: pip install torch, on a processor with AVX2"

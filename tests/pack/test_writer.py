@@ -26,17 +26,16 @@ from colabstage.io.pipeline import PipelineLimits
 from colabstage.io.progress import Cancellation, NullProgress
 from colabstage.io.retry import RetryPolicy
 from colabstage.pack.execute import run_pack
-from colabstage.pack.fields import pack_content
 from colabstage.pack.job import PackJob, prepare_pack
-from colabstage.pack.journal import Journal
+from colabstage.pack.journal import PackJournal
 from colabstage.pack.options import PackOptions
-from colabstage.pack.samples import SampleCoder
-from colabstage.pack.writer import Spool, WriteJob, write_samples
+from colabstage.pack.plan import pack_content
+from colabstage.pack.writer import SampleCoder, Spool, WriteJob, write_samples
 from colabstage.trees.folder import FolderTree
 
 if TYPE_CHECKING:
     from colabstage.io.progress import ProgressStep
-    from colabstage.pack.report import PackReport
+    from colabstage.pack.execute import PackReport
     from colabstage.trees.tree import FileEntry, TreeKind
 
 MakeImages = Callable[..., Path]
@@ -77,7 +76,7 @@ def _write(job: PackJob, target: Path, limits: PipelineLimits) -> bytes:
     work = WriteJob(SampleCoder(job.table, job.plan, job.options), order, places, target, spool, None, RetryPolicy())
     with (
         spool,
-        Journal(temp_beside(target), fingerprint="", samples=len(order), stamp=str) as journal,
+        PackJournal(temp_beside(target), fingerprint="", samples=len(order), stamp=str) as journal,
         NullProgress().step("pack", total=None, unit="images") as step,
     ):
         write_samples(work, journal, limits=limits, step=step, cancellation=Cancellation())

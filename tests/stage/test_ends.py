@@ -77,8 +77,8 @@ def test_a_drive_that_is_dead_from_the_start_is_one_error_everywhere(
 _HANGING = """
 import pathlib, sys
 import colabstage, colabstage.errors, colabstage.load.reading.reader
-from colabstage.machine import mounts, remount
-mounts._ANSWER_S = remount._PROBE_TIMEOUT_S = 0.7
+from colabstage.machine import mounts, watched
+mounts._ANSWER_S = watched._PROBE_TIMEOUT_S = 0.7
 drive, here = map(pathlib.Path, sys.argv[1:])
 staged = colabstage.stage_dataset(drive / "photos", local_dir=here / "local", cache_dir=None, progress=False)
 print(staged.report.origin)
@@ -117,9 +117,9 @@ def test_a_mount_that_hangs_holds_up_nobody(tmp_path: Path, drive: SimulatedDriv
 _HANGING_LATER = """
 import os, pathlib, signal, sys
 import colabstage, colabstage.errors
-from colabstage.machine import mounts, remount, watched
+from colabstage.machine import mounts, watched
 drive, here, server = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]), int(sys.argv[3])
-remount._PROBE_TIMEOUT_S, watched._ASK_EVERY_S, watched._HANGS_S = 0.3, 0.2, 0.3
+watched._PROBE_TIMEOUT_S, watched._ASK_EVERY_S, watched._HANGS_S = 0.3, 0.2, 0.3
 from colabstage.diagnose import health
 from colabstage.stage import purge
 answering = mounts.probe_mount

@@ -21,7 +21,7 @@ from colabstage.load.dataset import dataset_h5
 from colabstage.load.frameworks.keras_dataset import KerasBatches
 from colabstage.load.loader import Loader
 from colabstage.machine.drive import FlushReport
-from colabstage.pack.report import PackReport
+from colabstage.pack.execute import PackReport
 from colabstage.sources.extract.archive import ExtractReport
 from colabstage.sources.fetching import FetchReport
 from colabstage.stage.dataset import StagedDataset

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from colabstage.errors import DamagedPackError, DecodeError
-from colabstage.images.decode import decode_image, decode_image_into, probe_image
+from colabstage.images.decode import PixelRoom, decode_image, decode_image_into, probe_image
 from colabstage.images.masks import decode_mask
 from colabstage.images.options import MaskOptions
 from colabstage.images.region import decode_region
 from colabstage.images.resample import scale_by_torch
-from colabstage.images.scratch import PixelRoom
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -36,7 +36,7 @@ from colabstage.io.units import format_bytes, format_duration, format_rate
 from colabstage.io.workspace import only_for, open_workspace
 from colabstage.machine.drive import drive_root
 from colabstage.machine.mounts import is_slow_mount, require_answer
-from colabstage.machine.remount import run_with_one_remount
+from colabstage.machine.watched import run_with_one_remount
 from colabstage.sources.extract.batches import ExtractPlan, plan_extract
 from colabstage.sources.extract.record import (
     EXTRACTED,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from colabstage.images.encode import encode_jpeg
+from colabstage.images.decode import encode_jpeg
 from colabstage.ui.samples.source import channels_first
 
 if TYPE_CHECKING:

@@ -1,0 +1,309 @@
+"""What an image file says of itself, without decoding a pixel: size, components, orientation, frames.
+
+Decoders and who only looks at the header ask `read_orientation` which way up an image is: boxes and crops count in the
+upright image, so that both have to agree. Pillow's own reading stops at whatever is odd in the rest of an EXIF block;
+this one looks at the one entry.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+import zlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from colabstage.errors import DecodeError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+_GIF_IMAGE, _GIF_EXTENSION = 0x2C, 0x21
+_PNG_HEAD = b"\x89PNG\r\n\x1a\n"
+_WEBP_ANIMATION = 0x02
+_TAG = 0x0112
+_XMP = re.compile(rb'tiff:Orientation(?:="|>)([0-9])')
+# How an entry's number lies, by the kind of the entry: a byte, two or four.
+_NUMBERS = {1: "B", 3: "H", 4: "I"}
+_RAW_PROFILE, _PNG_XMP = b"Raw profile type exif", b"XML:com.adobe.xmp"
+# More than any text of this kind has; what unpacks to more is none.
+_MOST_TEXT_BYTES = 1 << 20
+# Start-of-frame markers; 0xC4, 0xC8 and 0xCC share the range but are tables and extensions.
+_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+_COMMON_FRAMES = (0xC0, 0xC1, 0xC2)
+# Their rows come one after the other, unless there are several scans; those of progressive files never do.
+_SEQUENTIAL_FRAMES = (0xC0, 0xC1)
+_STANDALONE = frozenset((0x01, *range(0xD0, 0xD9)))
+_APP1, _SCAN, _END = 0xE1, 0xDA, 0xD9
+_RESTART_INTERVAL = 0xDD
+# What libjpeg takes, in pixels.
+_MOST_SIDE, _BLOCK_SIDE = 65_500, 8
+_HEADER = frozenset((*_SEQUENTIAL_FRAMES, 0xC4, 0xDB, _RESTART_INTERVAL, *range(0xE0, 0xF0), 0xFE, _SCAN))
+# What ends a scan's codes: among them a byte 255 is followed by 0, or by the number of a restart where there are any.
+_AFTER_CODES = re.compile(rb"\xff[^\x00]")
+_AFTER_RESTARTED_CODES = re.compile(rb"\xff[^\x00\xd0-\xd7]")
+_END_BYTES = bytes((0xFF, _END))
+_XMP_HEAD = b"http://ns.adobe.com/xap/1.0/\0"
+
+
+def is_animated(data: bytes) -> bool:
+    """Return whether a GIF, PNG or WebP file has several frames; `False` for other formats and for what is broken."""
+    try:
+        if data[:4] == b"GIF8":
+            return _gif_frames(data, most=2) > 1
+        if data.startswith(_PNG_HEAD):
+            return _png_frames(data) > 1
+    except IndexError:
+        return False
+    is_extended = data[:4] == b"RIFF" and data[8:16] == b"WEBPVP8X" and len(data) > 20
+    return is_extended and bool(data[20] & _WEBP_ANIMATION)
+
+
+def _gif_frames(data: bytes, *, most: int) -> int:
+    position, frames = 13 + _color_table(data[10]), 0
+    while frames < most:
+        kind = data[position]
+        if kind == _GIF_IMAGE:
+            frames += 1
+            position += 11 + _color_table(data[position + 9])
+        elif kind == _GIF_EXTENSION:
+            position += 2
+        else:
+            break
+        while data[position]:
+            position += 1 + data[position]
+        position += 1
+    return frames
+
+
+def _color_table(flags: int) -> int:
+    """Return the bytes of the table of colours that the flags announce."""
+    return 3 * 2 ** ((flags & 7) + 1) if flags & 0x80 else 0
+
+
+def _png_frames(data: bytes) -> int:
+    """Return what the animation control chunk says, which comes before the pixels; 1 without it."""
+    position = len(_PNG_HEAD)
+    while position + 12 <= len(data):
+        kind = data[position + 4 : position + 8]
+        if kind == b"acTL":
+            return int.from_bytes(data[position + 8 : position + 12], "big")
+        if kind == b"IDAT":
+            break
+        position += 12 + int.from_bytes(data[position : position + 4], "big")
+    return 1
+
+
+def choose_orientation(exif: bytes, xmp: bytes) -> int:
+    """Return the orientation, 1 to 8, that an EXIF block says, or else an XMP packet; 1 where neither does."""
+    found = _exif_orientation(exif)
+    if found is None:
+        match = _XMP.search(xmp)
+        found = 1 if match is None else int(match[1])
+    return found if 1 <= found <= 8 else 1
+
+
+def read_orientation(data: bytes, info: Mapping[Any, Any]) -> int:
+    """Return the orientation of an image file that Pillow has opened, no JPEG or TIFF.
+
+    Args:
+        data: the whole file; in a PNG, EXIF and XMP may follow the pixels.
+        info: what Pillow found in the header.
+    """
+    exif, xmp = _bytes(info.get("exif")), _bytes(info.get("xmp") or info.get("XML:com.adobe.xmp"))
+    profile = _bytes(info.get(_RAW_PROFILE.decode()))
+    for kind, body in _chunks_behind_pixels(data) if data.startswith(_PNG_HEAD) else ():
+        if kind == b"eXIf":
+            exif = body
+        elif body.startswith(_PNG_XMP + b"\0"):
+            xmp = _text_of(kind, body)
+        elif body.startswith(_RAW_PROFILE + b"\0"):
+            profile = _text_of(kind, body)
+    return choose_orientation(exif or _from_profile(profile), xmp)
+
+
+def _bytes(value: object) -> bytes:
+    return value.encode("latin-1", "replace") if isinstance(value, str) else value if isinstance(value, bytes) else b""
+
+
+def _chunks_behind_pixels(data: bytes) -> Iterator[tuple[bytes, bytes]]:
+    position, seen = len(_PNG_HEAD), False
+    while position + 12 <= len(data):
+        length, kind = struct.unpack_from(">I4s", data, position)
+        if kind == b"IDAT":
+            seen = True
+        elif seen and kind in (b"eXIf", b"iTXt", b"zTXt", b"tEXt"):
+            yield kind, data[position + 8 : position + 8 + length]
+        position += 12 + length
+
+
+def _text_of(kind: bytes, body: bytes) -> bytes:
+    """Return the text of a PNG's text chunk; empty where it is broken."""
+    rest = body.partition(b"\0")[2]
+    packed = kind == b"zTXt"
+    if packed:
+        rest = rest[1:]
+    elif kind == b"iTXt":
+        packed, rest = rest[:1] == b"\1", b"\0".join(rest[2:].split(b"\0")[2:])
+    try:
+        return zlib.decompressobj().decompress(rest, _MOST_TEXT_BYTES) if packed else rest
+    except zlib.error:
+        return b""
+
+
+def _from_profile(text: bytes) -> bytes:
+    """Read an EXIF block that ImageMagick wrote as text: three lines of words, then digits."""
+    try:
+        return bytes.fromhex(b"".join(text.split(b"\n")[3:]).decode("ascii"))
+    except ValueError:
+        return b""
+
+
+def _exif_orientation(exif: bytes) -> int | None:
+    """Return the orientation in an EXIF block (a small TIFF); `None` where there is none or the block is malformed."""
+    while exif.startswith(b"Exif\0\0"):
+        exif = exif[6:]
+    order = {b"II": "<", b"MM": ">"}.get(exif[:2])
+    if order is None or len(exif) < 8:
+        return None
+    start = struct.unpack_from(order + "I", exif, 4)[0]
+    if start + 2 > len(exif):
+        return None
+    count = struct.unpack_from(order + "H", exif, start)[0]
+    for entry in range(start + 2, min(start + 2 + 12 * count, len(exif) - 11), 12):
+        tag, kind = struct.unpack_from(order + "HH", exif, entry)
+        if tag == _TAG and kind in _NUMBERS:
+            return int(struct.unpack_from(order + _NUMBERS[kind], exif, entry + 8)[0])
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class JpegHeader:
+    """Hold what the markers before the first scan say."""
+
+    height: int
+    """In pixels, as stored, before `orientation` is applied."""
+    width: int
+    """In pixels, as stored, before `orientation` is applied."""
+    components: int
+    """1 grayscale, 3 colour, 4 CMYK or YCCK."""
+    precision: int
+    """Bits per sample, 8 in all but exotic files."""
+    orientation: int
+    """1 to 8, as EXIF or XMP say; 1 where there is none."""
+    frame: int
+    """The marker of the frame, which says how pixels are coded: 0xC0, 0xC1 and 0xC2 in nearly all files."""
+    frame_at: int = 0
+    """Where in the file the frame's contents begin, in bytes."""
+
+    @property
+    def is_common(self) -> bool:
+        """Return whether it is coded as nearly all are: 8 bits, baseline or progressive, with Huffman's codes."""
+        return self.precision == 8 and self.frame in _COMMON_FRAMES
+
+
+def is_jpeg(data: bytes) -> bool:
+    """Return whether the bytes begin as every JPEG does."""
+    return data[:3] == b"\xff\xd8\xff"
+
+
+def read_jpeg_header(data: bytes) -> JpegHeader:
+    """Walk the markers up to the frame header.
+
+    Raises:
+        DecodeError: there is no frame header.
+    """
+    exif = xmp = b""
+    position = 2
+    while position + 4 <= len(data):
+        if data[position] != 0xFF:
+            position = data.find(b"\xff", position)
+            if position < 0:
+                break
+            continue
+        marker = data[position + 1]
+        if marker == 0xFF or marker in _STANDALONE:
+            position += 1 if marker == 0xFF else 2
+            continue
+        if marker in (_SCAN, _END):
+            break
+        body, length = position + 4, struct.unpack_from(">H", data, position + 2)[0]
+        if marker in _FRAMES and body + 6 <= len(data):
+            precision, height, width, components = struct.unpack_from(">BHHB", data, body)
+            turned = choose_orientation(exif, xmp) if exif or xmp else 1
+            return JpegHeader(height, width, components, precision, turned, marker, body)
+        if marker == _APP1:
+            if data[body : body + 6] == b"Exif\0\0":
+                exif = data[body : body + length - 2]
+            elif data.startswith(_XMP_HEAD, body):
+                xmp = data[body : body + length - 2]
+        position += 2 + length
+    msg = "The JPEG header is cut off or has no frame."
+    raise DecodeError(msg)
+
+
+def without_codes(data: bytes) -> bytes | None:
+    """Return a file's header and its end, of an image of 8 x 8 pixels, and no codes of pixels between them.
+
+    Returns:
+        What any decoder takes if its header allows, with a warning, as if its codes were damaged. `None` where the file
+        is not as nearly all are: a header, whose segments follow each other, of a sequential file, the codes of one
+        scan, and the mark of the end.
+    """
+    frame, position, after_codes = 0, 2, _AFTER_CODES
+    while position + 4 <= len(data) and data[position] == 0xFF and data[position + 1] in _HEADER:
+        marker, body = data[position + 1], position + 4
+        position += 2 + int(struct.unpack_from(">H", data, position + 2)[0])
+        if marker == _RESTART_INTERVAL:
+            after_codes = _AFTER_RESTARTED_CODES if any(data[body : body + 2]) else _AFTER_CODES
+        elif marker in _SEQUENTIAL_FRAMES:
+            if frame or position > len(data) or max(struct.unpack_from(">HH", data, body + 1)) > _MOST_SIDE:
+                return None
+            frame = body
+        elif marker == _SCAN:
+            end = after_codes.search(data, position) if frame else None
+            if end is None or end[0] != _END_BYTES:
+                return None
+            empty = bytearray(data[:position])
+            struct.pack_into(">HH", empty, frame + 1, _BLOCK_SIDE, _BLOCK_SIDE)
+            return bytes(empty) + _END_BYTES
+    return None
+
+
+def first_rows(data: bytes, header: JpegHeader, rows: int) -> bytearray | None:
+    """Return the same file with a header that says it has only its first rows: a decoder stops there.
+
+    The rest of the file stays, as where in it a row begins is known only to who decodes it; decoders pass over it,
+    and warn of it. The last of the rows may lack what colours of the next one would have added to it.
+
+    Args:
+        data: the whole file.
+        header: of it.
+        rows: how many, at least 1 and less than the file's.
+
+    Returns:
+        `None` where rows do not come one after the other (progressive files, several scans), or the file has no end:
+        it is cut off, which nobody would notice any more, or other data follows it.
+    """
+    if header.frame not in _SEQUENTIAL_FRAMES or data[-2:] != _END_BYTES:
+        return None
+    if _first_scan_components(data, header.frame_at) != header.components:
+        return None
+    short = bytearray(data)
+    struct.pack_into(">H", short, header.frame_at + 1, rows)
+    return short
+
+
+def _first_scan_components(data: bytes, frame_at: int) -> int:
+    """Return how many components the first scan has; 0 where none is found where markers follow each other as they
+    should.
+    """
+    position = frame_at - 2
+    while position + 5 <= len(data):
+        position += struct.unpack_from(">H", data, position)[0]
+        if position + 5 > len(data) or data[position] != 0xFF:
+            break
+        if data[position + 1] == _SCAN:
+            return int(data[position + 4])
+        position += 2
+    return 0
