@@ -10,8 +10,6 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING, NamedTuple
 
-import google_crc32c
-
 from colabstage.errors import CorruptArchiveError
 
 if TYPE_CHECKING:
@@ -49,6 +47,9 @@ def masked_crc32c(data: bytes) -> int:
     >>> hex(masked_crc32c(b"123456789"))
     '0xc78ab0e5'
     """
+    # Here, because this module is loaded with every layout, and few trees have records.
+    import google_crc32c
+
     crc: int = google_crc32c.value(data)
     return ((crc >> 15 | crc << 17) + _MASK_DELTA) & 0xFFFF_FFFF
 

@@ -82,7 +82,7 @@ def open_source(
     slow = is_slow_mount(place)
     with (
         _spool(beside) as spool,
-        open_tree(place, spool=spool, workers=SLOW_READERS if slow else 1, lone_files=True) as tree,
+        open_tree(place, spool=spool, workers=SLOW_READERS if slow else 1, single_files=True) as tree,
     ):
         status = None if tree.kind == "folder" else place.stat()
         identity = {} if status is None else {"nbytes": status.st_size, "mtime_ns": status.st_mtime_ns}

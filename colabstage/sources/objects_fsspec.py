@@ -26,7 +26,7 @@ from colabstage.sources.store_adapters import AsyncAdapter, call_within, on_loop
 from colabstage.sources.transfer.connections import RetryBudget, final_error
 from colabstage.trees.folder import GOOGLE_NATIVE
 from colabstage.trees.names import check_collisions, clean_member_name, is_junk, parent_folders
-from colabstage.trees.tree import FileEntry, TreeKind, foreign_entry
+from colabstage.trees.tree import FileEntry, TreeKind, unknown_entry
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -355,7 +355,7 @@ class ObjectTree:
         try:
             return self._members[entry.name]
         except KeyError:
-            raise foreign_entry(self.label, entry.name) from None
+            raise unknown_entry(self.label, entry.name) from None
 
     def _changed(self, entry: FileEntry, got: int) -> SourceChangedError:
         found = f"{got:,} bytes were there" if got <= entry.size else "there is more"

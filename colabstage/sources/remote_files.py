@@ -27,7 +27,7 @@ from colabstage.sources.transfer.connections import (
 )
 from colabstage.trees.joined import JoinedTree, Joining, distinct_names
 from colabstage.trees.names import check_collisions, clean_member_name
-from colabstage.trees.tree import PIECE_BYTES, FileEntry, TreeKind, foreign_entry
+from colabstage.trees.tree import PIECE_BYTES, FileEntry, TreeKind, unknown_entry
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -196,7 +196,7 @@ class RemoteFileTree:
     def gives_parts(self, entry: FileEntry) -> bool:
         """Return whether parts of a file can be asked for, or only all of it from its beginning."""
         if entry.name not in self.facts:
-            raise foreign_entry(self._label, entry.name)
+            raise unknown_entry(self._label, entry.name)
         return self.facts[entry.name].ranges
 
     def _stream(self, file: RemoteFile) -> Iterator[bytes]:
@@ -231,7 +231,7 @@ class RemoteFileTree:
     @contextlib.contextmanager
     def _opened(self, entry: FileEntry) -> Iterator[RemoteFile]:
         if entry.name not in self._open:
-            raise foreign_entry(self._label, entry.name)
+            raise unknown_entry(self._label, entry.name)
         # What opens it has tried again already.
         with given_up():
             file = self._open[entry.name]()

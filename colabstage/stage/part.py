@@ -163,7 +163,7 @@ class SourcePart:
             if not self.opens_at_once:
                 self.start()
             self._tree = self._stack.enter_context(
-                open_archive(content, spool=spool, lone_files=alone, cancellation=self._opener.cancellation)
+                open_archive(content, spool=spool, single_files=alone, cancellation=self._opener.cancellation)
             )
         return self._tree
 

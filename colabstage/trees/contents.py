@@ -60,7 +60,7 @@ def is_zip_head(head: bytes) -> bool:
     return head.startswith((b"PK\3\4", b"PK\5\6", b"PK\7\x08PK\3\4", b"PK00PK\3\4"))
 
 
-def foreign_kind(head: bytes) -> Literal["7z", "rar"] | None:
+def tool_archive_kind(head: bytes) -> Literal["7z", "rar"] | None:
     """Return the archive that only a tool or a library of its own reads, by its first bytes."""
     if head.startswith(b"7z\xbc\xaf\x27\x1c"):
         return "7z"

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-# UTF-8 sorts as Python's texts do and keeps what is no UTF-8 in a file name, which Python has as lone surrogates.
+# UTF-8 sorts as Python's strings do and keeps what is no UTF-8 in a file name, which Python has as lone surrogates.
 _CODEC, _ERRORS = "utf-8", "surrogatepass"
 # Made into `str` at once while iterating: the cost of each step vanishes, and nobody holds them all.
 _PAGE_STRINGS = 2048
@@ -32,7 +32,7 @@ _WIDE = 128
 
 
 class StringArray(Sequence[str]):
-    """N texts. Immutable; equal to any sequence of the same texts.
+    """N strings. Immutable; equal to any sequence of the same strings.
 
     >>> names = StringArray.of(["a/1.jpg", "b/2.jpg"])
     >>> names[1], names.take(np.array([1, 0])) == ("b/2.jpg", "a/1.jpg")
@@ -51,11 +51,11 @@ class StringArray(Sequence[str]):
         self._rows = rows
 
     @classmethod
-    def of(cls, texts: Iterable[str]) -> StringArray:
+    def of(cls, strings: Iterable[str]) -> StringArray:
         """Return those of an iterable, in its order."""
         data = bytearray()
         ends = array("Q")
-        for text in texts:
+        for text in strings:
             data += text.encode(_CODEC, _ERRORS)
             ends.append(len(data))
         return cls(bytes(data), narrowed(np.frombuffer(ends, np.uint64)))
@@ -87,7 +87,7 @@ class StringArray(Sequence[str]):
         return lengths if self._rows is None else lengths[self._rows]
 
     def packed(self) -> StringArray:
-        """Return the same texts, their bytes in the order of the texts and no others."""
+        """Return the same strings, their bytes in the order of the strings and no others."""
         if self._rows is None:
             return self
         lengths = self.lengths
@@ -103,13 +103,13 @@ class StringArray(Sequence[str]):
         return StringArray(bytes(packed), narrowed(np.cumsum(lengths)))
 
     def order(self) -> NDArray[np.intp]:
-        """Return `(N,)`: the numbers of the texts, sorted as Python sorts them, equal ones as they come."""
+        """Return `(N,)`: the numbers of the strings, sorted as Python sorts them, equal ones as they come."""
         width = int(self.lengths.max(initial=1)) or 1
         if width > _WIDE or b"\0" in self._data:
-            texts = np.empty(len(self), object)
-            texts[:] = list(self)
-            return np.argsort(texts, kind="stable")
-        # Bytes of one width, a page at a time: a fourth of the memory of the texts as objects.
+            strings = np.empty(len(self), object)
+            strings[:] = list(self)
+            return np.argsort(strings, kind="stable")
+        # Bytes of one width, a page at a time: a fourth of the memory of the strings as objects.
         packed = self.packed()
         data, lengths = np.frombuffer(packed._data, np.uint8), packed.lengths
         keys = np.zeros((len(self), width), np.uint8)
@@ -153,9 +153,9 @@ class StringArray(Sequence[str]):
         return f"StringArray({shown}{', …' if len(self) > 3 else ''}; {len(self):,})"
 
 
-def take_strings(texts: Sequence[str], rows: NDArray[Any]) -> Sequence[str]:
+def take_strings(strings: Sequence[str], rows: NDArray[Any]) -> Sequence[str]:
     """Return those of some rows, in their order; of `StringArray`, with no object for each."""
-    return texts.take(rows) if isinstance(texts, StringArray) else [texts[row] for row in rows.tolist()]
+    return strings.take(rows) if isinstance(strings, StringArray) else [strings[row] for row in rows.tolist()]
 
 
 def narrowed(values: NDArray[Any]) -> NDArray[Any]:
@@ -165,16 +165,16 @@ def narrowed(values: NDArray[Any]) -> NDArray[Any]:
     return values.astype(np.uint32)
 
 
-def first_repeated(texts: Sequence[str]) -> str | None:
+def first_repeated(strings: Sequence[str]) -> str | None:
     """Return the first text that stands before in the sequence as well, `None` where all differ.
 
     Compares their hashes, 8 bytes each, in place of a set of all of them.
     """
-    hashes = np.fromiter(map(hash, texts), np.int64, len(texts))
+    hashes = np.fromiter(map(hash, strings), np.int64, len(strings))
     hashes.sort()
     suspects = set(hashes[1:][hashes[1:] == hashes[:-1]].tolist())
     seen: set[str] = set()
-    for text in texts if suspects else ():
+    for text in strings if suspects else ():
         if hash(text) in suspects:
             if text in seen:
                 return text

@@ -10,7 +10,7 @@ import numpy as np
 
 from colabstage.trees.entries import FileEntries, Listing, narrowed
 from colabstage.trees.names import parent_folders
-from colabstage.trees.tree import empty_folders, foreign_entry
+from colabstage.trees.tree import empty_folders, unknown_entry
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
@@ -172,7 +172,7 @@ class JoinedTree:
         """
         place = self._entries.find(entry)
         if place is None:
-            raise foreign_entry(self.label, entry.name)
+            raise unknown_entry(self.label, entry.name)
         origin = int(self._origins[place])
         part = int(np.searchsorted(self._firsts, origin, side="right")) - 1
         return self._trees[part], self._parts[part][origin - int(self._firsts[part])]

@@ -18,14 +18,14 @@ from colabstage.trees.contents import (
     Compression,
     compression_of,
     describe_contents,
-    foreign_kind,
     is_tar_head,
     is_zip_head,
+    tool_archive_kind,
 )
 from colabstage.trees.decompress import open_stream
 from colabstage.trees.folder import FolderTree
 from colabstage.trees.names import DEFAULT_LIMITS, ArchiveLimits
-from colabstage.trees.single_file import CompressedFileTree, SingleFileTree, base_name, is_lone
+from colabstage.trees.single_file import CompressedFileTree, SingleFileTree, base_name, may_be_single_file
 from colabstage.trees.tar import TarTree
 from colabstage.trees.tool_archives import ToolArchiveTree
 from colabstage.trees.zip import ZipTree
@@ -71,7 +71,7 @@ def recognise_archive(source: ByteSource) -> ArchiveKind | None:
         return "tar"
     compression = compression_of(head)
     if compression is None:
-        return foreign_kind(head)
+        return tool_archive_kind(head)
     inside = _first_unpacked(source)
     if inside is None:
         return None
@@ -84,7 +84,7 @@ def open_tree(
     spool: Path,
     workers: int = 1,
     limits: ArchiveLimits = DEFAULT_LIMITS,
-    lone_files: bool = False,
+    single_files: bool = False,
     cancellation: Cancellation | None = None,
 ) -> Tree:
     """Open a folder, an archive or a compressed file as a tree.
@@ -94,7 +94,7 @@ def open_tree(
         spool: a folder on a local disk for the unpacked form of what is compressed as a whole; nothing stays in it.
         workers: how many folders are listed at once; for folders on a mounted Drive.
         limits: what an archive's headers may promise.
-        lone_files: whether a file of arrays or records counts too, as a tree of that one file.
+        single_files: whether a file of arrays or records counts too, as a tree of that one file.
         cancellation: looked at while what is compressed as a whole is unpacked.
 
     Raises:
@@ -108,7 +108,9 @@ def open_tree(
     """
     if _is_folder(path):
         return FolderTree(path, workers=workers)
-    return open_archive(LocalBytes(path), spool=spool, limits=limits, lone_files=lone_files, cancellation=cancellation)
+    return open_archive(
+        LocalBytes(path), spool=spool, limits=limits, single_files=single_files, cancellation=cancellation
+    )
 
 
 def open_archive(
@@ -116,18 +118,18 @@ def open_archive(
     *,
     spool: Path,
     limits: ArchiveLimits = DEFAULT_LIMITS,
-    lone_files: bool = False,
+    single_files: bool = False,
     cancellation: Cancellation | None = None,
 ) -> Tree:
     """Open the archive whose bytes `source` gives; the source is closed with the tree, and when this fails.
 
-    `lone_files`: whether a file of arrays or records counts too, as a tree of that one file.
+    `single_files`: whether a file of arrays or records counts too, as a tree of that one file.
 
     Raises:
         Everything that `open_tree` raises for a file.
     """
     try:
-        if lone_files and is_lone(source.label) and recognise_archive(source) is None:
+        if single_files and may_be_single_file(source.label) and recognise_archive(source) is None:
             return SingleFileTree(source)
         return _open_recognised(source, spool, limits, cancellation)
     except BaseException:

@@ -12,7 +12,7 @@ from colabstage.io.files import block_ranges
 from colabstage.trees.contents import HEAD_BYTES, compression_of
 from colabstage.trees.decompress import unpack_into
 from colabstage.trees.names import DEFAULT_LIMITS, ArchiveLimits, clean_member_name, refuse_member
-from colabstage.trees.tree import PIECE_BYTES, FileEntry, cut_while_read, foreign_entry
+from colabstage.trees.tree import PIECE_BYTES, FileEntry, cut_while_read, unknown_entry
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,7 +31,7 @@ _SUFFIXES = (
 )
 
 
-def is_lone(label: str) -> bool:
+def may_be_single_file(label: str) -> bool:
     """Tell whether a file at this address may be a dataset by itself."""
     return base_name(label).lower().endswith(_SUFFIXES)
 
@@ -106,7 +106,7 @@ class SingleFileTree:
 
     def _check(self, entry: FileEntry) -> None:
         if entry.name != self._entry.name:
-            raise foreign_entry(self.label, entry.name)
+            raise unknown_entry(self.label, entry.name)
 
     def close(self) -> None:
         """Close the source. Calling it twice is fine."""

@@ -29,7 +29,7 @@ from colabstage.trees.names import (
     resolve_link,
     without_files,
 )
-from colabstage.trees.tree import PIECE_BYTES, FileEntry, TreeKind, cut_while_read, foreign_entry, skipped_links
+from colabstage.trees.tree import PIECE_BYTES, FileEntry, TreeKind, cut_while_read, skipped_links, unknown_entry
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -376,7 +376,7 @@ class TarTree:
         """Return what the headers say of a file; of a link, what they say of the file that it leads to."""
         place = self._entries.find(entry)
         if place is None:
-            raise foreign_entry(self.label, entry.name)
+            raise unknown_entry(self.label, entry.name)
         own = self._entries[place]
         return TarMember(own.name, "file", "", own.position, own.size, own.mtime_ns, own.executable)
 

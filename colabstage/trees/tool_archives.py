@@ -32,7 +32,7 @@ from colabstage.io.files import block_ranges, make_folder, pread_exactly
 from colabstage.io.ownership import remove_own, rename_own, temp_beside
 from colabstage.io.progress import Cancellation
 from colabstage.trees.archive_bytes import LocalBytes, owners_bytes
-from colabstage.trees.contents import HEAD_BYTES, foreign_kind
+from colabstage.trees.contents import HEAD_BYTES, tool_archive_kind
 from colabstage.trees.names import (
     DEFAULT_LIMITS,
     ArchiveLimits,
@@ -43,7 +43,7 @@ from colabstage.trees.names import (
     is_junk,
     refuse_member,
 )
-from colabstage.trees.tree import PIECE_BYTES, FileEntry, TreeKind, cut_while_read, foreign_entry
+from colabstage.trees.tree import PIECE_BYTES, FileEntry, TreeKind, cut_while_read, unknown_entry
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
     from colabstage.trees.tree import ByteSource
 
-ForeignKind = Literal["7z", "rar"]
+ToolArchiveKind = Literal["7z", "rar"]
 
 _COMMANDS = ("7zz", "7z", "7za")
 _RAR_COMMANDS = ("unrar", "unar", "bsdtar")
@@ -96,7 +96,7 @@ class Reader(Protocol):
     def unpack(self, folder: Path, *, largest: int, total: int) -> None: ...
 
 
-def find_reader(kind: ForeignKind, path: str, label: str, handle: int, cancellation: Cancellation) -> Reader:
+def find_reader(kind: ToolArchiveKind, path: str, label: str, handle: int, cancellation: Cancellation) -> Reader:
     """Return the first way to read such an archive that is there.
 
     Args:
@@ -120,7 +120,7 @@ def find_reader(kind: ForeignKind, path: str, label: str, handle: int, cancellat
     return _Py7zr(module, path, label) if kind == "7z" else _RarFile(module, path, label)
 
 
-def _cannot_read(label: str, kind: ForeignKind, command: str | None) -> MissingDependencyError:
+def _cannot_read(label: str, kind: ToolArchiveKind, command: str | None) -> MissingDependencyError:
     why = "nothing here reads that"
     if command is not None:
         why = f"'{command}' lists such archives but lacks the codec that unpacks them"
@@ -140,7 +140,7 @@ def _locked(label: str) -> ArchiveError:
 
 class _SevenZip:
     def __init__(
-        self, command: str, kind: ForeignKind, path: str, label: str, *, handle: int, cancellation: Cancellation
+        self, command: str, kind: ToolArchiveKind, path: str, label: str, *, handle: int, cancellation: Cancellation
     ) -> None:
         self._command = command
         self._cancellation = cancellation
@@ -373,7 +373,7 @@ class ToolArchiveTree:
         cancellation: Cancellation | None = None,
     ) -> None:
         self._source = source
-        kind = foreign_kind(source.pread(HEAD_BYTES, 0))
+        kind = tool_archive_kind(source.pread(HEAD_BYTES, 0))
         if kind is None:
             msg = f"'{source.label}' is neither a 7z nor a rar archive."
             raise CorruptArchiveError(msg)
@@ -458,7 +458,7 @@ class ToolArchiveTree:
     @contextlib.contextmanager
     def _opened(self, entry: FileEntry) -> Iterator[int]:
         if entry.name not in self._files:
-            raise foreign_entry(self.label, entry.name)
+            raise unknown_entry(self.label, entry.name)
         handle = os.open(self._folder / entry.name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
             yield handle

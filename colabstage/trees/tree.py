@@ -152,6 +152,6 @@ def cut_while_read(archive: str, member: str) -> SourceReadError:
     )
 
 
-def foreign_entry(tree: str, name: str) -> SourceReadError:
+def unknown_entry(tree: str, name: str) -> SourceReadError:
     """Return the error for an entry that the tree does not have."""
     return SourceReadError(f"'{tree}' has no member {name!r}; the entry is from another tree.")

@@ -33,7 +33,7 @@ from colabstage.trees.names import (
     resolve_link,
     without_files,
 )
-from colabstage.trees.tree import PIECE_BYTES, cut_while_read, foreign_entry, skipped_links
+from colabstage.trees.tree import PIECE_BYTES, cut_while_read, skipped_links, unknown_entry
 from colabstage.trees.zip_directory import ZipDirectory, ZipMember, read_directory
 
 if TYPE_CHECKING:
@@ -348,7 +348,7 @@ class ZipTree:
         """Return what the directory says of a file."""
         place = self._entries.find(entry)
         if place is None:
-            raise foreign_entry(self.label, entry.name)
+            raise unknown_entry(self.label, entry.name)
         own = entry if entry.place == place else self._entries[place]
         stored = self._stored_names.get(place) or own.name.encode("utf-8", "surrogatepass")
         end, packed_size, crc, method, flags, mode = [column.item(place) for column in self._packing.values()]

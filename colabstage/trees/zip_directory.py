@@ -289,11 +289,11 @@ def _parse(source: ByteSource, directory: bytes, *, wraps: bool) -> ZipDirectory
                 stored_names[number] = stored
             yield name
 
-    texts = StringArray.of(names())
+    decoded = StringArray.of(names())
     # Records of one length that may begin at any byte: those at the members' places are taken.
     anywhere = np.ndarray((max(0, len(directory) - _MEMBER.size + 1),), _record_type(), directory, strides=(1,))
-    records = anywhere[np.array(starts, np.int64)] if len(texts) else np.empty(0, _record_type())
-    return ZipDirectory(texts, stored_names, _facts(records, wide, wraps=wraps))
+    records = anywhere[np.array(starts, np.int64)] if len(decoded) else np.empty(0, _record_type())
+    return ZipDirectory(decoded, stored_names, _facts(records, wide, wraps=wraps))
 
 
 def _record_type() -> np.dtype[Any]:

@@ -497,7 +497,7 @@ def test_an_archive_on_drive_is_copied_once_and_extracted_meanwhile(
 
 
 @pytest.mark.parametrize("kind", ["7z", "rar"])
-def test_foreign_archives_are_extracted_too(tmp_path: Path, kind: str) -> None:
+def test_tool_archives_are_extracted_too(tmp_path: Path, kind: str) -> None:
     """Their files are moved into place, not copied; modes and record as for the others."""
     files = {"a/1.bin": b"1" * 1000, "b.bin": b"2"}
     if kind == "7z":

@@ -1,4 +1,4 @@
-"""Columns of texts behave as the sequences they stand for, whatever the texts are."""
+"""String arrays behave as the sequences they stand for, whatever the strings are."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from colabstage.trees.entries import StringArray, first_repeated, narrowed, take
 ODD = ["b", "", "\udc80", "ä/ö.jpg", "\uffff", "\U00010000", "b", "a" * 5000, "日本", "a\0"]
 
 
-def test_texts_come_back_as_they_went_in() -> None:
+def test_strings_come_back_as_they_went_in() -> None:
     """Any text, names that are no UTF-8 among them, by number, from the end, by slice and in order."""
     texts = StringArray.of(ODD)
     assert list(texts) == ODD
