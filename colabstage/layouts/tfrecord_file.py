@@ -68,6 +68,7 @@ def scan_records(source: ByteSource) -> Iterator[tuple[int, int]]:
     Raises:
         CorruptArchiveError: a length does not meet its checksum, or the file ends inside a record.
     """
+    # Only headers are read: the data of each record is verified when it is read.
     at = number = 0
     while at < source.size:
         head = source.pread(_HEADER.size, at)
@@ -103,6 +104,7 @@ def parse_example(data: bytes) -> dict[str, Feature]:
     Raises:
         MessageError: it is no Example.
     """
+    # Byte strings stay where they are, since an image would otherwise be copied once more.
     found: dict[str, Feature] = {}
     try:
         for field, features in _fields(data, Span(0, len(data))):
@@ -143,6 +145,7 @@ def _strings(data: bytes, values: Span) -> Feature:
 def _floats(data: bytes, values: Span) -> Feature:
     found: list[float] = []
     for _, value in _fields(data, values):
+        # Packed, as every writer of today has it; one by one is what the format allows as well.
         if isinstance(value, Span):
             found += struct.unpack(f"<{(value.end - value.start) // 4}f", data[value.start : value.end])
         else:
@@ -187,6 +190,7 @@ def _fields(data: bytes, span: Span) -> Iterator[tuple[int, Span | int]]:
         else:
             msg = f"a field of kind {kind}"
             raise MessageError(msg)
+        # A length that reaches too far would be taken for other fields' bytes.
         if at > span.end or field == 0:
             msg = f"a field at byte {at:,} ends after its message, of {span.end:,} bytes"
             raise MessageError(msg)
@@ -202,6 +206,7 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
         if byte < 128:
             return value & 0xFFFF_FFFF_FFFF_FFFF, at
         shift += 7
+        # Ten bytes hold 64 bits; damage may have no end.
         if shift > 63:
             msg = f"a number at byte {at:,} that never ends"
             raise MessageError(msg)

@@ -36,6 +36,7 @@ class LocalBytes:
 
     def __init__(self, path: Path, *, label: str | None = None) -> None:
         self._label = str(path) if label is None else label
+        # Set before opening, which may fail: `__del__` runs all the same.
         self._handle = -1
         try:
             self._handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -64,6 +65,7 @@ class LocalBytes:
 
     def close(self) -> None:
         """Let go of the handle. Calling it twice is fine."""
+        # Forgotten before it is closed: its number may be another file's a moment later.
         handle, self._handle = self._handle, -1
         if handle >= 0:
             os.close(handle)
@@ -92,6 +94,7 @@ class TemporaryBytes(LocalBytes):
 
     def __init__(self, path: Path, *, label: str | None = None) -> None:
         super().__init__(path, label=label)
+        # A handle of its own: readers need none that can write.
         self._writer = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         self._released = 0
 
@@ -102,6 +105,7 @@ class TemporaryBytes(LocalBytes):
 
     def release_before(self, offset: int) -> None:
         """Give the disk back what lies before `offset`; those bytes read as zeros from now on."""
+        # Only whole blocks go: the part of one before `offset` may be shared with what is still read.
         start, end = self._released, offset // _HOLE_BYTES * _HOLE_BYTES
         if end > start and punch_hole(self._writer, start, end - start):
             self._released = end
@@ -116,6 +120,7 @@ class TemporaryBytes(LocalBytes):
 
 def punch_hole(handle: int, offset: int, length: int) -> bool:
     """Free the disk space of a part of a file, which reads as zeros then; whether the file system can do that."""
+    # Python has no fallocate with a mode; a system without it keeps the space, and nothing else changes.
     fallocate = getattr(ctypes.CDLL(None, use_errno=True), "fallocate64", None)
     if fallocate is None:
         return False

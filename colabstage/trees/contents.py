@@ -69,6 +69,7 @@ def tool_archive_kind(head: bytes) -> Literal["7z", "rar"] | None:
 
 def is_tar_head(head: bytes) -> bool:
     """Tell whether a tar begins like this: a header block with a right checksum."""
+    # A block of zeros has a checksum too, but marks the end of a tar.
     if len(head) < 512 or not head[:512].strip(b"\0"):
         return False
     stored = head[148:156].strip(b" \0")
@@ -81,6 +82,7 @@ def header_checksums(block: bytes) -> tuple[int, int]:
     """Return the two checksums in use for a tar header of 512 bytes: of unsigned bytes, and of signed ones (old Sun
     tars)."""
     unsigned = sum(block[:148]) + 256 + sum(block[156:])
+    # Of ASCII the two are the same, which nearly every header is.
     negative = sum(1 for byte in block[:148] + block[156:] if byte > 127) if not block.isascii() else 0
     return unsigned, unsigned - 256 * negative
 

@@ -116,6 +116,7 @@ def open_stream(
         raise ArchiveError(msg)
     with io.BufferedReader(SourceFile(source, cancellation), read_bytes) as packed:
         stream, damage = _unpacker(cast("IO[bytes]", packed), compression)
+        # Whoever reads raises inside the `with` block too, so what is theirs must pass.
         with stream:
             try:
                 yield stream
@@ -125,6 +126,7 @@ def open_stream(
             except ColabstageError:
                 raise
             except damage as error:
+                # The medium's answer has a number; a decompressor's complaint has none.
                 if isinstance(error, OSError) and error.errno is not None:
                     raise
                 raise _broken(source, error) from error
@@ -142,6 +144,7 @@ def _unpacker(packed: IO[bytes], compression: Compression) -> tuple[IO[bytes], _
     """Return the decompressing stream, and the exceptions it raises for damaged data; an `OSError` among them has no
     errno."""
     if compression == "gz":
+        # ISA-L's reader in place of Python's, which is slower: all of a compressed tar comes through it.
         igzip: Any = importlib.import_module("isal.igzip")
         return igzip.IGzipFile(fileobj=packed), (EOFError, OSError, igzip.igzip_lib.IsalError)
     if compression == "bz2":
@@ -240,6 +243,7 @@ class ReadAhead:
         return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
+        # The thread looks at this between pieces and while it waits for room in the queue.
         self._stop.set()
         # It may be waiting in a mount's read, which nothing interrupts; the source's own deadline ends that.
         self._thread.join(timeout=_THREAD_END_S)
@@ -293,6 +297,7 @@ def unpack_into(
         TargetNotWritableError: nothing can be written in `spool`.
         CancelledError: `cancellation` was used.
     """
+    # The name goes once the file is unpacked and open, so that nothing is left behind however the process ends.
     make_folder(spool)
     path = temp_beside(spool / "unpacked")
     written = 0
@@ -302,6 +307,7 @@ def unpack_into(
             ReadAhead(_unpacked(source, cancellation), cancellation=cancellation) as pieces,
         ):
             for piece in pieces:
+                # Each piece is judged before it is written: a bomb must not fill the disk first.
                 written += len(piece)
                 check_limits(source.label, 0, written, source.size, limits)
                 _write(out, piece)

@@ -174,6 +174,7 @@ class FolderTree:
         heard: Callable[[], object] = lambda: None,
         leave_out: Collection[str] = (),
     ) -> None:
+        # A string: a path object for each of a million files would cost more than reading its entry.
         self._root = os.fspath(path)
         _check_root(self._root)
         with _pool(workers) as run:

@@ -43,6 +43,7 @@ def plan_joining(stems: Sequence[str], names: Sequence[Collection[str]]) -> Join
         stems: the readable name of each tree; need not be distinct.
         names: the file names in each tree.
     """
+    # Splits come first: united, train/ and test/ of two archives would lose which is which.
     folders = distinct_names(stems)
     if all(stem.lower() in _SPLIT_NAMES for stem in stems) and folders == tuple(stems):
         prefixes = tuple(
@@ -66,6 +67,7 @@ def distinct_names(stems: Sequence[str]) -> tuple[str, ...]:
     found = []
     for stem in stems:
         name, number = stem, 1
+        # A disk that ignores case would lay the two over each other.
         while name.lower() in taken:
             number += 1
             name = f"{stem}-{number}"
@@ -83,6 +85,7 @@ def _first_collision(names: Sequence[Collection[str]]) -> str | None:
     """Return a name that is in two trees, or a file in one and a folder in another; the first in order."""
     files = Counter(name for part in names for name in part)
     twice = [name for name, count in files.items() if count > 1]
+    # One tree is written into one folder later, where a name cannot be a file and a folder.
     folders = parent_folders(files)
     return min([*twice, *(folders & files.keys())], default=None)
 
@@ -110,6 +113,7 @@ class JoinedTree:
         start = 0
         for prefix, entries in zip(joining.prefixes, parts_of, strict=True):
             end = start
+            # Into columns at once: as many entries as objects would be most of the memory that joining takes.
             for entry in entries:
                 name, position = f"{prefix}/{entry.name}" if prefix else entry.name, start + entry.position
                 listing.add(name, entry.size, entry.mtime_ns, position, executable=entry.executable)
@@ -123,6 +127,7 @@ class JoinedTree:
         self._origins = narrowed(order)
         self._notes = (
             *filter(None, [joining.reason]),
+            # Parts that come from one place say the same, which is said once.
             *dict.fromkeys(note for tree in self._trees for note in tree.notes),
         )
 
@@ -173,6 +178,7 @@ class JoinedTree:
         place = self._entries.find(entry)
         if place is None:
             raise unknown_entry(self.label, entry.name)
+        # Numbers count through all parts, so the part is the last that begins at or before this one.
         origin = int(self._origins[place])
         part = int(np.searchsorted(self._firsts, origin, side="right")) - 1
         return self._trees[part], self._parts[part][origin - int(self._firsts[part])]

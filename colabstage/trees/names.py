@@ -89,6 +89,7 @@ def clean_member_name(archive: str, raw: str) -> str:
         UnsafeArchiveError: the name is empty, absolute, climbs out with `..`, ends in a slash though it is a file's,
             or carries a NUL, a backslash or a drive letter.
     """
+    # Nearly every name passes here, and there may be ten million of them.
     if not _needs_a_closer_look(raw):
         return raw
     reason = _name_fault(raw)
@@ -124,6 +125,7 @@ def clean_folder_name(archive: str, raw: str) -> str:
 
 
 def _name_fault(raw: str, *, folder: bool = False) -> str | None:
+    # In the order in which they are to be named: a NUL or a backslash makes what follows unclear.
     faults = (
         ("\0" in raw, "its name contains a NUL character"),
         ("\\" in raw, "its name contains a backslash, which some systems take for a folder separator"),
@@ -144,6 +146,7 @@ def resolve_link(archive: str, name: str, target: str) -> str:
     """
     if not target or target.startswith("/") or "\\" in target or "\0" in target or _DRIVE_LETTER.match(target):
         raise refuse_member(archive, name, f"it is a link to {target!r}, outside the archive")
+    # Decided by words, not by a disk: nothing has been unpacked yet.
     resolved = posixpath.normpath(posixpath.join(posixpath.dirname(name), target))
     if resolved == ".." or resolved.startswith("../"):
         raise refuse_member(archive, name, f"it is a link to {target!r}, outside the archive")
@@ -156,6 +159,7 @@ def follow_links(links: Mapping[str, str], files: Collection[str]) -> dict[str, 
     found: dict[str, str] = {}
     for name in links:
         target = name
+        # Links may lead to links, also in a circle.
         for _ in range(_MAX_LINK_STEPS):
             if target not in links:
                 break
@@ -199,6 +203,7 @@ def parent_folders(names: Iterable[str]) -> set[str]:
 def without_files(folders: Iterable[str], files: Iterable[str]) -> tuple[str, ...]:
     """Return those of some folders, by cleaned name, that no file lies in at any depth; without what holds only
     junk."""
+    # Folders are listed by themselves in some archives, and only by their files in others.
     taken = parent_folders(files)
     empty = {name for name in folders if name not in ("", ".") and name not in taken}
     return tuple(sorted(name for name in empty if not is_junk(f"{name}/_")))
@@ -224,6 +229,7 @@ def check_case_collisions(archive: str, names: Iterable[str]) -> None:
 def _folded(name: str) -> str:
     if name.isascii():
         return name.lower()
+    # Folding case may undo the normal form, so that is made twice.
     return unicodedata.normalize("NFC", unicodedata.normalize("NFC", name).casefold())
 
 

@@ -65,6 +65,7 @@ def recognise_archive(source: ByteSource) -> ArchiveKind | None:
         OSError: as the medium answers.
     """
     head = source.pread(HEAD_BYTES, 0)
+    # Uncompressed kinds first: telling them takes no unpacking.
     if is_zip_head(head):
         return "zip"
     if is_tar_head(head):
@@ -72,6 +73,7 @@ def recognise_archive(source: ByteSource) -> ArchiveKind | None:
     compression = compression_of(head)
     if compression is None:
         return tool_archive_kind(head)
+    # A tar in a compressed stream shows only inside it; its name may say nothing, as a download's does.
     inside = _first_unpacked(source)
     if inside is None:
         return None
@@ -132,6 +134,7 @@ def open_archive(
         if single_files and may_be_single_file(source.label) and recognise_archive(source) is None:
             return SingleFileTree(source)
         return _open_recognised(source, spool, limits, cancellation)
+    # The tree would have closed it; without one nobody else knows of it.
     except BaseException:
         source.close()
         raise
@@ -145,6 +148,7 @@ def _open_recognised(source: ByteSource, spool: Path, limits: ArchiveLimits, can
         return ZipTree(source, limits=limits)
     if kind in ("7z", "rar"):
         return ToolArchiveTree(source, spool=spool, limits=limits, cancellation=cancellation)
+    # The tree unpacks a compressed tar by itself, since its headers are only read in the unpacked form.
     if kind.startswith("tar"):
         return TarTree(source, spool=spool, limits=limits, cancellation=cancellation)
     return CompressedFileTree(source, spool=spool, limits=limits, cancellation=cancellation)
@@ -169,6 +173,7 @@ def _no_archive(source: ByteSource) -> ArchiveError:
         "with gzip, bzip2, xz or Zstandard; to stage or pack, also one of arrays, records, tokens or paths (.npy, "
         ".h5, .tfrecord, .parquet, .bin, .txt, .csv)."
     )
+    # Called like an archive and none: a download or copy that failed, which trying again may mend.
     named = base_name(source.label).lower().endswith(_ARCHIVE_SUFFIXES)
     return CorruptArchiveError(msg) if named else ArchiveError(msg)
 
@@ -193,6 +198,7 @@ def _mode(path: Path) -> int | None:
 def _nothing_at(path: Path) -> SourceNotFoundError:
     """Return the error for a missing source: the nearest folder that exists, and the names in it most like the one
     wanted."""
+    # The nearest that exists shows where the path goes wrong: a missing mount, a typing error, a moved folder.
     there = next((parent for parent in path.parents if parent.is_dir()), Path("/"))
     wanted = path.relative_to(there).parts[0]
     sentences = [f"There is nothing at '{path}'.", _what_is_in(there, wanted)]
@@ -214,6 +220,7 @@ def _what_is_in(folder: Path, wanted: str) -> str:
         names = [entry.name for _, entry in zip(range(2000), scan, strict=False)]
     if not names:
         return f"The folder '{folder}' is empty."
+    # Names that are alike are what was meant, mostly; otherwise a few show where one has ended up.
     close = difflib.get_close_matches(wanted, names, n=_NAMES_SHOWN)
     shown = close or sorted(name for name in names if not name.startswith("."))[:_NAMES_SHOWN]
     more = len(names) - len(shown)

@@ -42,6 +42,7 @@ def base_name(label: str) -> str:
     >>> base_name("https://example.org/records/7/data.npy?download=1")
     'data.npy'
     """
+    # Only what is a web address: a path may hold a question mark or a percent sign.
     path = unquote(urlsplit(label).path) if _WEB.match(label) else label
     return path.rstrip("/").rpartition("/")[2]
 
@@ -86,6 +87,7 @@ class SingleFileTree:
             SourceReadError: it is shorter than it was; or the entry is another tree's.
         """
         self._check(entry)
+        # Some sources answer an empty range with an error.
         data = self.source.pread(entry.size, 0) if entry.size else b""
         if len(data) != entry.size:
             raise cut_while_read(self.label, entry.name)
@@ -158,6 +160,7 @@ class CompressedFileTree(SingleFileTree):
         limits: ArchiveLimits = DEFAULT_LIMITS,
         cancellation: Cancellation | None = None,
     ) -> None:
+        # Before unpacking, which takes long: a name that leads elsewhere refuses the file.
         name = single_name(source)
         super().__init__(unpack_into(spool, source, limits, cancellation), name)
         self._compressed = source
@@ -189,6 +192,7 @@ def single_name(source: ByteSource) -> str:
     stem, suffix = posixpath.splitext(base)
     if stem and suffix.lower() in _COMPRESSED_SUFFIXES[compression]:
         return stem
+    # Only gzip notes a name, and only the name of the file that was compressed, whatever it is called now.
     noted = _gzip_name(head) if compression == "gz" else ""
     if not noted:
         return base

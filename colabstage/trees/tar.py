@@ -105,6 +105,7 @@ def scan_members(source: ByteSource) -> Iterator[TarMember]:
     """
     at = 0
     shared: dict[str, str] = {}
+    # What a global header says holds for all that follow, what another says for the next member only.
     own: dict[str, str] = {}
     while (block := source.pread(BLOCK, at)).strip(b"\0"):
         header = _parse(source, block, at)
@@ -116,6 +117,7 @@ def scan_members(source: ByteSource) -> Iterator[TarMember]:
         member, stored = _apply(source, header, at, shared | own if shared else own)
         at += stored
         own = {}
+        # Found here, before anything is read: a cut archive must not give half of a dataset.
         if at - stored + member.size > source.size:
             raise _truncated(source, f"its member {member.name!r} ends after the end of the file")
         if header.kind != _VOLUME_LABEL:
@@ -156,6 +158,7 @@ def _text(field: bytes) -> bytes:
 
 def _number(field: bytes) -> int:
     """Return a number in a header: octal digits, or base 256 where the first bit is set."""
+    # Base 256: two's complement in the bits behind the first, as GNU tar writes sizes over 8 GiB.
     if field[0] & 0x80:
         value = int.from_bytes(field, "big", signed=False) & ((1 << (8 * len(field) - 1)) - 1)
         return value - (1 << (8 * len(field) - 1)) if field[0] & 0x40 else value
@@ -308,6 +311,7 @@ class TarTree:
         cancellation: Cancellation | None = None,
     ) -> None:
         self._source = source
+        # Members of a compressed tar can only be reached through all before them, so it is unpacked once.
         self._bytes = source
         if compression_of(source.pread(HEAD_BYTES, 0)) is not None:
             self._bytes = unpack_into(spool, source, limits, cancellation)

@@ -156,6 +156,7 @@ class _SevenZip:
     def _member(self, fields: dict[str, str]) -> Listed:
         if fields.get("Encrypted") == "+":
             raise _locked(self._label)
+        # Unix's mode follows Windows' letters where the archive was made on Unix; either may be missing.
         attributes = fields.get("Attributes", "")
         unix = attributes.rpartition(" ")[2]
         # The letters of Windows' attributes come first, in any number: "D", "HD", "RHSD_ drwxr-xr-x".
@@ -177,6 +178,7 @@ class _SevenZip:
         self._run(["x", "-y", f"-o{folder}"], deadline_s=60 + total / _SLOWEST_BYTES_PER_S, started=bound)
 
     def _run(self, arguments: list[str], *, deadline_s: float, started: Callable[[int], None] | None = None) -> str:
+        # An empty password, or 7-Zip would ask for one; and the kind, so that it is told and not guessed.
         command = [self._command, *arguments, "-sccUTF-8", "-p", f"-t{self._kind}", "--", self._path]
         process = subprocess.Popen(
             command,
@@ -194,6 +196,7 @@ class _SevenZip:
             msg = f"Unpacking '{self._label}' took longer than {deadline_s:.0f} seconds; '{self._command}' hangs."
             raise ArchiveError(msg) from None
         finally:
+            # Also on success, where it does nothing, and when the caller is cancelled: no tool outlives this call.
             process.kill()
             process.communicate()
         if process.returncode:
@@ -378,6 +381,7 @@ class ToolArchiveTree:
             msg = f"'{source.label}' is neither a 7z nor a rar archive."
             raise CorruptArchiveError(msg)
         self._kind: TreeKind = kind
+        # Unpacked beside where it is used, so that extraction moves files and copies none.
         make_folder(spool)
         self._folder = temp_beside(spool / "unpacked")
         try:
@@ -400,9 +404,11 @@ class ToolArchiveTree:
             raise CorruptArchiveError(msg)
         total = sum(member.size for member in members)
         check_limits(self.label, len(members), total, self._source.size, limits)
+        # Judged by the listing, before the tool writes a byte.
         checked = _check_members(self.label, members)
         self._folder.mkdir()
         reader.unpack(self._folder, largest=max((member.size for member in members), default=0), total=total)
+        # And looked at again after: a listing may say one thing and the content another.
         _check_unpacked(self.label, self._folder, checked)
         return checked.files
 
@@ -459,6 +465,7 @@ class ToolArchiveTree:
     def _opened(self, entry: FileEntry) -> Iterator[int]:
         if entry.name not in self._files:
             raise unknown_entry(self.label, entry.name)
+        # Nothing here is a link; one that appeared meanwhile is not followed.
         handle = os.open(self._folder / entry.name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
             yield handle
@@ -471,6 +478,7 @@ class ToolArchiveTree:
         Raises:
             OSError: as the disk answers.
         """
+        # Tools leave whatever mode the archive says; a dataset's file is one that everybody reads.
         unpacked = self._folder / entry.name
         unpacked.chmod(0o755 if entry.executable else 0o644)
         rename_own(unpacked, place)

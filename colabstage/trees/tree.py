@@ -22,6 +22,7 @@ PIECE_BYTES = 16 * 1024 * 1024
 class FileEntry:
     """One regular file of a tree."""
 
+    # Entries are made and dropped by the million, so this holds facts only; what reads them is the tree.
     name: str
     """Path inside the tree, with `/`, never absolute, never with `..`."""
     size: int
@@ -33,6 +34,7 @@ class FileEntry:
     listing of a folder."""
     executable: bool = False
     """Whether an archive marks it as a program of its owner; a folder does not tell."""
+    # No part of what an entry is: two listings of one file are equal wherever it stands in them.
     place: int = field(default=-1, compare=False, repr=False)
     """Its number among the entries of its tree, where it is found sooner than by name; -1 where nobody said."""
 
@@ -130,6 +132,7 @@ def count_by(keys: Iterable[str], *, most: int = 5) -> str:
     >>> count_by([".txt", ".csv", ".csv"])
     '2 .csv, 1 .txt'
     """
+    # By name where counts are equal, so that the sentence is the same each time.
     counts = sorted(Counter(keys).items(), key=lambda item: (-item[1], item[0]))
     shown = [f"{count:,} {key}" for key, count in counts[:most]]
     if len(counts) > most:

@@ -130,6 +130,7 @@ def _packed_bytes(source: ByteSource, member: ZipMember) -> bytes:
     least = _LOCAL.size + len(member.stored_name)
     wanted = least + member.packed_size
     gap = member.end - member.offset - wanted
+    # The local header's extra field may be longer than the directory's, so a little more is read.
     length = wanted + gap if gap <= _MAX_GAP_BYTES else wanted + 64
     split = member.packed_size > _SPLIT_BYTES
     block = source.pread(least if split else length, member.offset)
@@ -297,6 +298,7 @@ class ZipTree:
         listed = _list_files(source, directory)
         self._entries = listed.entries
         self._packing = listed.packing
+        # Only those that differ: names as bytes beside names as text would double what the listing takes.
         self._stored_names = listed.stored_names
         self._notes = skipped_links(listed.skipped)
         self.empty_folders = listed.empty_folders
@@ -349,6 +351,7 @@ class ZipTree:
         place = self._entries.find(entry)
         if place is None:
             raise unknown_entry(self.label, entry.name)
+        # An entry that was made anew by a caller may carry other facts than the directory has.
         own = entry if entry.place == place else self._entries[place]
         stored = self._stored_names.get(place) or own.name.encode("utf-8", "surrogatepass")
         end, packed_size, crc, method, flags, mode = [column.item(place) for column in self._packing.values()]
@@ -478,6 +481,7 @@ def _resolve_links(
     for name, number in files.items():
         if stat.S_ISLNK(int(directory.facts["mode"][number])):
             member = directory.member(number)
+            # No path is longer on Linux; what claims to be is not read into memory.
             if member.size > 4096:
                 raise refuse_member(source.label, name, "it is a link with a target of more than 4,096 bytes")
             target = read_member(source, member).decode("utf-8", "surrogateescape")

@@ -160,6 +160,7 @@ def read_directory(source: ByteSource) -> ZipDirectory:
     tail_at = max(0, source.size - _TAIL_BYTES)
     tail = source.pread(_TAIL_BYTES, tail_at)
     end = _find_end(source, tail, tail_at)
+    # Bytes that were put before the archive, as a self-extracting one has, move every offset alike.
     start = end.position - end.size
     shift = start - end.offset
     if start < 0 or shift < 0:
@@ -170,6 +171,7 @@ def read_directory(source: ByteSource) -> ZipDirectory:
     if len(directory) != end.size:
         raise _truncated(source, "its directory is cut")
     members = _parse(source, directory, wraps=shift > 0)
+    # A directory of the wrong length may still end where a record does; then only the counts tell.
     if len(members) % 65_536 != end.members % 65_536 or (end.has_64 and len(members) != end.members):
         raise _damaged(source, f"its last record counts {end.members:,} members, its directory holds {len(members):,}")
     _set_ends(source, members, start)
@@ -332,6 +334,7 @@ def _facts(records: NDArray[Any], wide: dict[int, list[int]], *, wraps: bool) ->
         turns = np.cumsum(facts["offset"] < np.concatenate([[0], facts["offset"][:-1]]))
         facts["offset"] += turns << 32
     facts["mode"] = np.where(np.isin(records["system"], list(_UNIX_SYSTEMS)), records["attributes"] >> 16, 0)
+    # Files are written in the same seconds, so there are far fewer times than members.
     stamps, of_stamp = np.unique(records["stamp"], return_inverse=True)
     times = [_unix_time_ns(stamp >> 16, stamp & 0xFFFF) for stamp in stamps.tolist()]
     facts["mtime_ns"] = np.array(times, np.int64)[of_stamp.reshape(-1)]
@@ -347,6 +350,7 @@ def _set_ends(source: ByteSource, found: ZipDirectory, directory_at: int) -> Non
     offsets, lengths = found.facts["offset"], found.names.lengths
     for number, stored in found.stored_names.items():
         lengths[number] = len(stored)
+    # Members that share bytes are how a small archive unpacks to petabytes.
     order = np.argsort(offsets, kind="stable")
     found.facts["end"][order] = np.append(offsets[order][1:], directory_at)
     room = found.facts["end"] - offsets - LOCAL_HEADER_BYTES - lengths
@@ -358,6 +362,7 @@ def _set_ends(source: ByteSource, found: ZipDirectory, directory_at: int) -> Non
 
 def _extra_field(extra: bytes, wanted: int) -> bytes | None:
     at = 0
+    # A field whose length is wrong ends the search: archivers pad with a few stray bytes.
     while at + 4 <= len(extra):
         kind, length = struct.unpack_from("<HH", extra, at)
         if kind == wanted:
