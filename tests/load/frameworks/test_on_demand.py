@@ -38,11 +38,11 @@ def wait_until(true: Callable[[], bool]) -> None:
 @pytest.mark.parametrize("depth", [1, 4])
 def test_results_come_in_order(threads: int, depth: int) -> None:
     """Each once, then there is none left."""
-    refill = make(lambda number, pool: number * pool.threads, 200, depth=depth, threads=threads)
-    assert [refill.take() for _ in range(200)] == [number * threads for number in range(200)]
+    prefetcher = make(lambda number, pool: number * pool.threads, 200, depth=depth, threads=threads)
+    assert [prefetcher.take() for _ in range(200)] == [number * threads for number in range(200)]
     for _ in range(2):
         with pytest.raises(StopIteration):
-            refill.take()
+            prefetcher.take()
 
 
 def test_no_more_than_asked_is_ready_and_no_thread_waits() -> None:
@@ -53,11 +53,11 @@ def test_no_more_than_asked_is_ready_and_no_thread_waits() -> None:
         made.append(number)
         return number
 
-    refill = make(read, depth=3)
-    assert refill.take() == 0
+    prefetcher = make(read, depth=3)
+    assert prefetcher.take() == 0
     wait_until(lambda: not running())
     assert made == [0, 1, 2, 3]
-    assert refill.take() == 1
+    assert prefetcher.take() == 1
     wait_until(lambda: len(made) == 5 and not running())
 
 
@@ -68,10 +68,10 @@ def test_results_are_made_while_the_consumer_works() -> None:
         time.sleep(0.03)
         return number
 
-    refill = make(read)
+    prefetcher = make(read)
     start = time.perf_counter()
     for _ in range(20):
-        refill.take()
+        prefetcher.take()
         time.sleep(0.03)
     assert time.perf_counter() - start < 3 * 0.36
 
@@ -85,10 +85,10 @@ def test_an_error_is_raised_where_the_consumer_is() -> None:
             raise KeyError(msg)
         return number
 
-    refill = make(read, depth=9)
-    assert [refill.take() for _ in range(3)] == [0, 1, 2]
+    prefetcher = make(read, depth=9)
+    assert [prefetcher.take() for _ in range(3)] == [0, 1, 2]
     with pytest.raises(KeyError, match="broken") as caught:
-        refill.take()
+        prefetcher.take()
     assert "read" in [frame.name for frame in traceback.extract_tb(caught.tb)]
     wait_until(lambda: not running())
 
@@ -102,12 +102,12 @@ def test_closing_ends_it_at_once() -> None:
         time.sleep(0.05)
         return number
 
-    refill = make(read, depth=5)
-    refill.take()
+    prefetcher = make(read, depth=5)
+    prefetcher.take()
     started.clear()
     started.wait(5)
-    refill.close()
-    refill.close()
+    prefetcher.close()
+    prefetcher.close()
     assert running() == []
     make(read).close()
 
@@ -122,16 +122,16 @@ def test_closing_breaks_off_the_preparation() -> None:
             time.sleep(0.005)
             yield
 
-    refill = OnDemandPrefetcher(lambda number, pool: number, range(3), depth=1, threads=1, prepare=prepare)
+    prefetcher = OnDemandPrefetcher(lambda number, pool: number, range(3), depth=1, threads=1, prepare=prepare)
 
     def consume() -> None:
         with pytest.raises(StopIteration):
-            refill.take()
+            prefetcher.take()
 
     consumer = threading.Thread(target=consume)
     consumer.start()
     wait_until(lambda: len(steps) > 2)
-    refill.close()
+    prefetcher.close()
     consumer.join(10)
     assert len(steps) < 500
     assert running() == []
