@@ -50,8 +50,7 @@ _MAX_NAME_BYTES = 160
 # How long a rename by a process that cannot be asked may take before its work counts as given up.
 _FOREIGN_RENAME_S = 60.0
 _NO_FSYNC = frozenset({errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EBADF, errno.EROFS})
-_AT_FDCWD = -100
-_RENAME_EXCHANGE = 2
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 _DEED_HEAD = b"colabstage deed 1"
 # Names that an error tells; more are counted.
 _TOLD = 3
@@ -656,19 +655,16 @@ def _take_inventory(folder: Path) -> dict[str, str]:
                     if entry.is_dir(follow_symlinks=False):
                         listed[name] = "folder"
                         todo.append(f"{name}/")
+                    elif entry.is_symlink():
+                        listed[name] = f"link {os.readlink(entry.path)}"  # noqa: PTH115 - thousands of them
                     else:
-                        listed[name] = _facts(entry)
+                        found = entry.stat(follow_symlinks=False)
+                        is_file = stat.S_ISREG(found.st_mode)
+                        listed[name] = f"{found.st_size} {found.st_mtime_ns}" if is_file else "device"
         except OSError as error:
             # It went meanwhile, or cannot be looked at: as no deed has it.
             listed[prefix or "."] = f"error {error.errno}"
     return listed
-
-
-def _facts(entry: os.DirEntry[str]) -> str:
-    if entry.is_symlink():
-        return f"link {os.readlink(entry.path)}"  # noqa: PTH115 - thousands of them
-    found = entry.stat(follow_symlinks=False)
-    return f"{found.st_size} {found.st_mtime_ns}" if stat.S_ISREG(found.st_mode) else "device"
 
 
 def _write_deed(deed: Path, listed: dict[str, str]) -> None:
