@@ -95,7 +95,6 @@ def owner_is_alive(token: str) -> bool | None:
     pid, _, started = rest.partition("-")
     if not pid.isdigit() or not started or world != current_world():
         return None
-    # The same number may be another process by now; it started at another time.
     return _started(int(pid)) == started
 
 
@@ -118,9 +117,7 @@ def temp_beside(path: Path) -> Path:
 
 def is_our_name(name: str) -> bool:
     """Return whether a name is one of colabstage's own beside somebody's data: a temporary, a record, a deed."""
-    return name.startswith(".") and (
-        name.startswith(_MARK) or name.removesuffix(ANNOUNCED_SUFFIX).endswith(RECORD_SUFFIX)
-    )
+    return name.startswith(_MARK) or (name[:1] == "." and name.removesuffix(ANNOUNCED_SUFFIX).endswith(RECORD_SUFFIX))
 
 
 def _name_and_owner(temp: Path) -> tuple[str, str] | None:
@@ -213,12 +210,10 @@ def sweep_orphans(
         if entry.suffix == _DEED:
             deeds.setdefault(name or found[0], []).append(entry)
             continue
-        # What this very process is removing may go: a thread of it failed to.
         alive = owner_is_alive(found[1]) and not (entry.suffix == _OLD and found[1] == owner_token())
         if alive or (alive is None and time.time() - _last_touched(entry) < foreign_age_s):
             continue
         target = folder / (name or found[0])
-        # It may be all that is left of what stood there.
         if entry.suffix == _WAS and (put_back(target) or not os.path.lexists(target)):
             continue
         remove_own(entry, empty=empty)  # another sweeper may be at it too
@@ -319,7 +314,6 @@ def rename_own(path: Path, to: Path) -> Path:
         OSError: as the disk answers.
     """
     _check_own(path)
-    # `replace` would not ask.
     if not is_own(to) and os.path.lexists(to):
         msg = f"'{to}' is there already. Rename it, then try again."
         raise TargetExistsError(msg)
