@@ -34,19 +34,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class CachedPack:
-    """A pack in the cache whose manifest is whole and whose length is right."""
+    """Hold a pack in the cache whose manifest is whole and whose length is right."""
 
     path: Path
+    """The packed file in the cache."""
     manifest: Manifest
+    """What it was made of, and the hash of each block."""
 
 
 def choose_cache_dir(request: StageRequest) -> tuple[Path | None, str]:
-    """The folder of lasting packs for a request, `None` for none, with the reason in a few words."""
+    """Return the folder of lasting packs for a request, `None` for none, with the reason in a few words."""
     return find_cache_dir(request.cache_dir, near=request.drive_path, local=request.folder)
 
 
 def find_cache_dir(asked: Path | Literal["auto"] | None, *, near: Path | None, local: Path) -> tuple[Path | None, str]:
-    """The folder of lasting packs, `None` for none, with the reason in a few words.
+    """Return the folder of lasting packs, `None` for none, with the reason in a few words.
 
     Args:
         asked: a folder, `"auto"`, or `None` for no cache.
@@ -67,7 +69,7 @@ def find_cache_dir(asked: Path | Literal["auto"] | None, *, near: Path | None, l
 
 
 def _find_lasting(local: Path) -> tuple[Path | None, str]:
-    """The folder of packs on the platform's own lasting disk, and the reason."""
+    """Return the folder of packs on the platform's own lasting disk, and the reason."""
     platform = detect_platform()
     lasting = platform.persistent_dir
     if lasting is None or not lasting.is_dir():
@@ -85,7 +87,7 @@ def _device_of(path: Path) -> int:
 
 
 def find_cached(request: StageRequest, cache_dir: Path) -> CachedPack | None:
-    """The pack of this request in the cache, or the generation before it where publishing was interrupted."""
+    """Find the pack of this request in the cache, or the one before it where publishing was interrupted."""
     if silence_of(cache_dir) is not None:
         return None
     current = cache_dir / f"{request.name}.h5"
@@ -159,7 +161,7 @@ def restore_pack(
 
 
 def restore_name(request: StageRequest) -> Path:
-    """What an unfinished copy from the cache is named for: not the pack itself, whose leftovers are packed on."""
+    """Name what an unfinished copy from the cache is called: not the pack itself, whose leftovers are packed on."""
     return request.pack_path.with_name(f"{request.pack_path.name}.copy")
 
 

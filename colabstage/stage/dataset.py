@@ -28,32 +28,31 @@ _CLASSES_SHOWN = 12
 
 @dataclass(frozen=True, slots=True)
 class StagedDataset:
-    """What `stage_dataset` returns.
-
-    `path`: the packed file; of `keep="files"` the folder of files.
-    `files`: the folder of plain files, `None` unless they were kept.
-    `report`: what was done to get it here, with times and rates.
-    `info`: what the packed file holds, `None` without one.
-    """
+    """Hold what `stage_dataset` returns."""
 
     path: Path
+    """The packed file; of `keep="files"` the folder of files."""
     files: Path | None
+    """The folder of plain files, `None` unless they were kept."""
     report: StageReport
+    """What was done to get it here, with times and rates."""
     info: PackInfo | None
+    """What the packed file holds, `None` without one."""
     publishing: Future[None] | None = field(default=None, repr=False)
+    """The copy to the cache that `wait=False` left running."""
 
     @property
     def splits(self) -> Mapping[str, int]:
-        """Number of samples of each split."""
+        """Return number of samples of each split."""
         return {} if self.info is None else {name: split.rows for name, split in self.info.splits.items()}
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """Class names, in label order."""
+        """Return class names, in label order."""
         return () if self.info is None else self.info.classes
 
     def __getitem__(self, split: str) -> dataset_h5:
-        """The split as a `torch.utils.data.Dataset`.
+        """Return the split as a `torch.utils.data.Dataset`.
 
         Raises:
             SplitNotFoundError: there is no such split; the message lists those there are.
@@ -85,7 +84,7 @@ class StagedDataset:
         memory_budget: int | str | None = None,
         decode: Decode = "auto",
     ) -> Loader:
-        """Batches of a split, as fast as this machine can: `make_loader(data[split], batch_size, …)`.
+        """Return batches of a split, as fast as this machine can: `make_loader(data[split], batch_size, …)`.
 
         Args:
             shuffle: `None` shuffles `train` and nothing else. A torch sampler decides the order by itself.

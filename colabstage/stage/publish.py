@@ -76,21 +76,23 @@ PREVIOUS_SUFFIX = ".previous"
 
 @dataclass(frozen=True, slots=True)
 class PublishReport:
-    """What publishing did.
-
-    `path`: where the file is now. `previous`: where the version before it is, `None` when there is none.
-    `nbytes`, `seconds`: how much, and how long, reading back included.
-    `uploading`: whether the place is a Drive mount, which uploads in the background: the bytes are safe only after
-    `flush_drive()`, or once they show on drive.google.com.
-    `kept_bytes`: what of it was in place already, from a run that was interrupted, and was not copied again.
-    """
+    """Say what publishing did."""
 
     path: Path
+    """Where the file is now."""
     previous: Path | None
+    """Where the version before it is, `None` when there is none."""
     nbytes: int
+    """How much was published."""
     seconds: float
+    """How long it took, reading back included."""
     uploading: bool
+    """Whether the place is a Drive mount, which uploads in the background.
+
+    The bytes are safe only after `flush_drive()`, or once they show on drive.google.com.
+    """
     kept_bytes: int = 0
+    """What of it was in place already, from a run that was interrupted, and was not copied again."""
 
     def __str__(self) -> str:
         size, rate = format_bytes(self.nbytes), format_rate(self.nbytes, self.seconds, "B")
@@ -172,12 +174,12 @@ def _publish(source: Path, to: str, *, keep_previous: bool, shown: Progress) -> 
 
 
 def previous_path(target: Path) -> Path:
-    """Where the version before the one at `target` is kept."""
+    """Return where the version before the one at `target` is kept."""
     return target.with_name(target.name + PREVIOUS_SUFFIX)
 
 
 class _State(NamedTuple):
-    """What changes when anything writes to a file."""
+    """Hold what changes when anything writes to a file."""
 
     inode: int
     nbytes: int
@@ -224,7 +226,7 @@ def _has_manifest(file: Path) -> bool:
 
 
 def _manifest_of(file: Path, size: int) -> Manifest | None:
-    """The manifest beside a file, if it speaks of a file of that size in blocks of ours."""
+    """Return the manifest beside a file, if it speaks of a file of that size in blocks of ours."""
     try:
         manifest = read_manifest(file)
     except NewerFormatError:
@@ -236,7 +238,7 @@ def _manifest_of(file: Path, size: int) -> Manifest | None:
 def _find_published(
     source: Path, target: Path, state: _State, known: Manifest | None, cancellation: Cancellation
 ) -> Manifest | None:
-    """The manifest of what stands at `target`, when that is the very same content: a run got as far as that."""
+    """Return the manifest of what stands at `target`, when it is the very same content: a run got that far."""
     if not target.is_file() or target.stat().st_size != state.nbytes:
         return None
     hashes = (
@@ -351,7 +353,7 @@ def sweep_leftovers_of(target: Path) -> None:
 
 
 def _keeps_trash(place: Path) -> bool:
-    """Whether what is removed there goes on taking room: Drive's trash counts against the account by size."""
+    """Return whether what is removed there goes on taking room, because Drive's trash counts by size."""
     return drive_root(place) is not None
 
 
@@ -365,16 +367,16 @@ def discard_version(file: Path, *, ours: Callable[[Path], bool] = is_as_written)
 
 @dataclass(frozen=True, slots=True)
 class RestoreReport:
-    """What restoring did.
-
-    `path`: where the file is now. `source`: the version that it was made from. `nbytes`: its length.
-    `passed_over`: one sentence for each newer version that is not whole, empty where the newest is.
-    """
+    """Say what restoring did."""
 
     path: Path
+    """Where the file is now."""
     source: Path
+    """The version that it was made from."""
     nbytes: int
+    """Its length."""
     passed_over: tuple[str, ...] = ()
+    """One sentence for each newer version that is not whole, empty where the newest is."""
 
     def __str__(self) -> str:
         text = f"'{self.path}' is '{self.source}' ({format_bytes(self.nbytes)}), compared block by block."
@@ -444,7 +446,7 @@ def _restore(newest: Path, to: str, *, overwrite: bool, shown: Progress) -> Rest
 
 
 def _vouched(version: Path) -> tuple[Manifest | None, str]:
-    """The manifest that speaks of a file of this length, or what is wrong."""
+    """Return the manifest that speaks of a file of this length, or what is wrong."""
     manifest = read_manifest(version)
     if manifest is None:
         return None, f"'{version}' has no whole manifest '{manifest_path(version).name}', so nothing vouches for it."

@@ -38,27 +38,29 @@ _DAY_S = 86_400.0
 
 @dataclass(frozen=True, slots=True)
 class StoredDataset:
-    """One dataset that is kept somewhere.
-
-    `place`: `"here"` on this machine, or in the `"cache"`. `name`: of its folder, or of its file without `.h5`.
-    `path`: the folder, or the file. `source`: the address it was made from. `nbytes`: on the disk.
-    `changed_s`: when it was last written, in seconds since 1970. `samples`: rows of each split, where known.
-    `whole`: whether its length is the one that its manifest says; nothing is hashed.
-    `previous`: whether it is the generation before another one in the cache.
-    """
+    """Describe one dataset that is kept somewhere."""
 
     place: Place
+    """`"here"` on this machine, or in the `"cache"`."""
     name: str
+    """Of its folder, or of its file without `.h5`."""
     path: Path
+    """The folder, or the file."""
     source: str
+    """The address it was made from."""
     nbytes: int
+    """On the disk."""
     changed_s: float
+    """When it was last written, in seconds since 1970."""
     samples: dict[str, int]
+    """Rows of each split, where known."""
     whole: bool
+    """Whether its length is the one that its manifest says; nothing is hashed."""
     previous: bool = False
+    """Whether it is the generation before another one in the cache."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as JSON values."""
+        """Return everything as JSON values."""
         return {
             "place": self.place,
             "name": self.name,
@@ -82,22 +84,25 @@ class StoredDataset:
 
 @dataclass(frozen=True, slots=True)
 class PurgeReport:
-    """What a purge did. `removed`, `kept`: datasets; `reasons`: why each of the latter stayed. `nbytes`: freed."""
+    """Say what a purge did."""
 
     removed: tuple[StoredDataset, ...]
+    """Datasets that are gone."""
     kept: tuple[StoredDataset, ...]
+    """Datasets that stayed."""
     reasons: tuple[str, ...]
+    """Why each of these stayed."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes that were freed."""
+        """Return bytes that were freed."""
         return sum(one.nbytes for one in self.removed)
 
 
 def list_datasets(
     *, local_dir: str | os.PathLike[str] | None = None, cache_dir: str | os.PathLike[str] | None = "auto"
 ) -> list[StoredDataset]:
-    """All datasets on this machine and in the cache, those here first, by name.
+    """Return all datasets on this machine and in the cache, those here first, by name.
 
     Args:
         local_dir, cache_dir: as for `stage_dataset`.
@@ -180,7 +185,7 @@ def _has_length(pack: Path, manifest: Manifest | None) -> bool:
 
 
 def _is_named_by(name: str, key: object) -> bool:
-    """Whether a name ends in a key of ours, which is what marks it."""
+    """Return whether a name ends in a key of ours, which is what marks it."""
     return isinstance(key, str) and len(key) == 16 and name.endswith(f"-{key[:8]}")
 
 
@@ -276,7 +281,7 @@ def _purge_here(one: StoredDataset) -> str | None:
 
 
 def _strangers(one: StoredDataset) -> list[str]:
-    """What in a dataset's folder is not ours, or not as we made it."""
+    """Return what in a dataset's folder is not ours, or not as we made it."""
     ours = {RECORD_NAME, f"{one.name}.h5", f"{one.name}.h5.json", "files"}
     strange = sorted(path.name for path in one.path.iterdir() if path.name not in ours and not is_our_name(path.name))
     files = look_at(one.path / "files")

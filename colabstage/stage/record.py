@@ -35,37 +35,39 @@ Seal = dict[str, int | str]
 
 @dataclass(frozen=True, slots=True)
 class StagedFiles:
-    """The plain files of one dataset: how many, their bytes together, and the deed that names them one by one."""
+    """Say what the plain files of one dataset are."""
 
     files: int
+    """How many."""
     nbytes: int
+    """Their bytes together."""
     deed: str
+    """What names them one by one."""
 
 
 @dataclass(frozen=True, slots=True)
 class LocalRecord:
-    """What one dataset's folder holds.
-
-    `identity`: the source's state when it was staged. `seal`: of the packed file that was made of that state; empty
-    where there is none, or where nobody has vouched for it.
-    `files`: the plain files, `None` without them.
-    `published`: whether the pack is in the cache; `None` when it was not asked for.
-    """
+    """Say what one dataset's folder holds."""
 
     key: str
+    """Of the request that it was made for."""
     identity: SourceIdentity
+    """The source's state when it was staged."""
     seal: Seal = field(default_factory=dict)
+    """Of the packed file that was made of that state; empty where there is none, or where nobody has vouched for it."""
     files: StagedFiles | None = None
+    """The plain files, `None` without them."""
     published: bool | None = None
+    """Whether the pack is in the cache; `None` when it was not asked for."""
 
 
 def record_path(request: StageRequest) -> Path:
-    """Where a dataset's record stands."""
+    """Return where a dataset's record stands."""
     return request.folder / RECORD_NAME
 
 
 def read_record(request: StageRequest) -> LocalRecord | None:
-    """The record of what is staged for this request; `None` when nothing is, or it is of something else."""
+    """Return the record of what is staged for this request; `None` when nothing is, or it is of something else."""
     raw = read_json(record_path(request))
     if not isinstance(raw, dict) or raw.pop("version", None) != _RECORD_VERSION:
         return None
@@ -75,7 +77,7 @@ def read_record(request: StageRequest) -> LocalRecord | None:
 
 
 def find_record(request: StageRequest) -> LocalRecord | None:
-    """As `read_record`; where a run died right before its record, what the pack's own manifest says instead."""
+    """Read the record; where a run died right before writing it, take what the pack's own manifest says."""
     record = read_record(request)
     if request.wants_files or not request.pack_path.is_file():
         return record
@@ -93,7 +95,7 @@ def find_record(request: StageRequest) -> LocalRecord | None:
 
 
 def identity_of(manifest: Manifest) -> SourceIdentity | None:
-    """The state of the source that a pack was made of; the source has to be listed to be compared with it."""
+    """Return the state of the source that a pack was made of; the source has to be listed to be compared with it."""
     identity = SourceIdentity.from_json(manifest.identity)
     return None if identity is None else identity.without_stamps
 
@@ -105,7 +107,7 @@ def write_record(request: StageRequest, record: LocalRecord) -> None:
 
 
 def kept_seal(request: StageRequest, identity: SourceIdentity) -> Seal:
-    """The seal of a pack that is here and that this call has neither made nor checked.
+    """Return the seal of a pack that is here and that this call has neither made nor checked.
 
     Only the one that an earlier call wrote for a pack of this very state of the source, and only while it holds.
     """
@@ -118,7 +120,7 @@ def kept_seal(request: StageRequest, identity: SourceIdentity) -> Seal:
 
 
 def files_record(request: StageRequest, identity: SourceIdentity, files: StagedFiles | None) -> LocalRecord:
-    """What is recorded when plain files were brought and the pack, if there is one, was left as it was."""
+    """Return what is recorded when plain files were brought and the pack, if there is one, was left as it was."""
     record = read_record(request)
     seal = kept_seal(request, identity)
     return LocalRecord(request.key, identity, seal, files, record.published if record is not None and seal else None)
@@ -127,7 +129,7 @@ def files_record(request: StageRequest, identity: SourceIdentity, files: StagedF
 def pack_problem(
     request: StageRequest, record: LocalRecord, *, thorough: bool, cancellation: Cancellation | None = None
 ) -> str | None:
-    """Why the staged pack cannot be used as it is; `None` when it can.
+    """Return why the staged pack cannot be used as it is; `None` when it can.
 
     With an unbroken seal this is a few `stat`s, otherwise, or when `thorough`, every block is hashed.
     """
@@ -151,7 +153,7 @@ def pack_problem(
 
 
 def files_staged(request: StageRequest, identity: SourceIdentity) -> StagedFiles | None:
-    """The plain files that are here from this very state of the source; `None` without them."""
+    """Return the plain files that are here from this very state of the source; `None` without them."""
     record = None if request.refresh else read_record(request)
     if record is None or not is_same(record.identity, identity) or files_problem(request, record, thorough=True):
         return None
@@ -159,7 +161,7 @@ def files_staged(request: StageRequest, identity: SourceIdentity) -> StagedFiles
 
 
 def files_problem(request: StageRequest, record: LocalRecord, *, thorough: bool) -> str | None:
-    """Why the staged files cannot be used as they are; `None` when they can."""
+    """Return why the staged files cannot be used as they are; `None` when they can."""
     if record.files is None or not request.files_path.is_dir():
         return "its files are not on this machine"
     if thorough:

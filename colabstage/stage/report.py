@@ -26,22 +26,22 @@ _SENTENCES = {
 
 @dataclass(frozen=True, slots=True)
 class StageFigures:
-    """Bytes that one staging moves.
-
-    `source_bytes`: read from the source. `archive_bytes`: of an archive that is copied here first, 0 otherwise.
-    `mount_bytes`: what of that is read through a mount that keeps a second copy of an open archive on the local disk,
-    as Google Drive's does. `pack_bytes`: of the pack. `files_bytes`: of plain files kept.
-    """
+    """Add up the bytes that one staging moves."""
 
     source_bytes: int = 0
+    """Read from the source."""
     archive_bytes: int = 0
+    """Of an archive that is copied here first, 0 otherwise."""
     pack_bytes: int = 0
+    """Of the pack."""
     files_bytes: int = 0
+    """Of plain files kept."""
     mount_bytes: int = 0
+    """What of the archive passes through a mount that keeps a second copy of it on the disk, as Google Drive's does."""
 
     @property
     def peak_bytes(self) -> int:
-        """What the local disk must have free while it works.
+        """Return what the local disk must have free while it works.
 
         Small files that pass through a mount are dropped from its copy as the disk fills; an archive that is being
         read is not.
@@ -51,31 +51,32 @@ class StageFigures:
 
 @dataclass(frozen=True, slots=True)
 class StagePlan:
-    """What `stage_dataset` would do with the same arguments.
-
-    `action`: `"reuse"` what is here, `"restore"` the cached pack, or `"stage"` the source.
-    `reasons`: why, in sentences, one for each place that was looked at.
-    `figures`: bytes it would move. `free_bytes`: what the disk has. `target`: what it would make.
-    `cache`: where the pack would be, or is, cached; `None` for nowhere.
-    `samples`: rows of each split, where known.
-    """
+    """Say what `stage_dataset` would do with the same arguments."""
 
     source: str
+    """Its address."""
     action: Action
+    """`"reuse"` what is here, `"restore"` the cached pack, or `"stage"` the source."""
     reasons: tuple[str, ...]
+    """Why, in sentences, one for each place that was looked at."""
     figures: StageFigures
+    """Bytes it would move."""
     free_bytes: int
+    """What the disk has."""
     target: Path
+    """What it would make."""
     cache: Path | None
+    """Where the pack would be, or is, cached; `None` for nowhere."""
     samples: dict[str, int]
+    """Rows of each split, where known."""
 
     @property
     def fits(self) -> bool:
-        """Whether the disk has room for it."""
+        """Return whether the disk has room for it."""
         return self.figures.peak_bytes <= self.free_bytes
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as JSON values."""
+        """Return everything as JSON values."""
         return {
             "source": self.source,
             "action": self.action,
@@ -130,45 +131,50 @@ _SKIPPED_SHOWN = 10
 
 @dataclass(slots=True)
 class StageStep:
-    """One step: `seconds` long, `amount` of `unit` done (`"B"` for bytes), `note` what came of it,
-    `moves` whether the amount was moved, so that a rate means something."""
+    """Say what one step did."""
 
     name: str
+    """What it is called in the report."""
     seconds: float = 0.0
+    """How long it took, without the steps inside of it."""
     amount: int = 0
+    """How much of `unit` was done."""
     unit: str = ""
+    """`"B"` for bytes, else what was counted."""
     note: str = ""
+    """What came of it."""
     moves: bool = True
+    """Whether the amount was moved, so that a rate means something."""
 
     @property
     def quantity(self) -> str:
-        """The amount, as people write it."""
+        """Return the amount, as people write it."""
         if not self.unit:
             return ""
         return format_bytes(self.amount) if self.unit == "B" else format_count(self.amount, self.unit)
 
     @property
     def rate(self) -> str:
-        """Amount by time, as people write it; empty for steps that only look at things, or moved none."""
+        """Return amount by time, as people write it; empty for steps that only look at things, or moved none."""
         return format_rate(self.amount, self.seconds, self.unit) if self.moves and self.unit and self.amount else ""
 
 
 @dataclass(slots=True)
 class StageReport:
-    """All steps of one `stage_dataset`.
-
-    `origin`: where the data came from: `"local"`, `"cache"` or `"source"`.
-    `skipped`: one sentence for each sample that was left out. `notes`: what else a person should know.
-    """
+    """Hold all steps of one `stage_dataset`."""
 
     origin: Origin = "source"
+    """Where the data came from: `"local"`, `"cache"` or `"source"`."""
     steps: list[StageStep] = field(default_factory=list)
+    """In the order in which they ended."""
     skipped: tuple[str, ...] = ()
+    """One sentence for each sample that was left out."""
     notes: list[str] = field(default_factory=list)
+    """What else a person should know."""
 
     @property
     def seconds(self) -> float:
-        """All steps together."""
+        """Return all steps together."""
         return sum(step.seconds for step in self.steps)
 
     @contextmanager
@@ -201,7 +207,7 @@ class StageReport:
                 self.notes.append(ended)
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as JSON values."""
+        """Return everything as JSON values."""
         return {
             "origin": self.origin,
             "seconds": self.seconds,
@@ -231,11 +237,11 @@ class StageReport:
 
     @property
     def headline(self) -> str:
-        """Where the data came from, and how long that took."""
+        """Return where the data came from, and how long that took."""
         return f"Staged {_ORIGINS[self.origin]} in {format_duration(self.seconds)}"
 
     def to_html_body(self) -> str:
-        """The steps and the notes as HTML, without the headline."""
+        """Return the steps and the notes as HTML, without the headline."""
         rows = [(s.name, format_duration(s.seconds), s.quantity, s.rate, s.note) for s in self.steps]
         steps = table(("step", "time", "amount", "rate", ""), rows, numbers=frozenset({1, 2, 3})) if rows else ""
         more = len(self.skipped) - _SKIPPED_SHOWN

@@ -34,56 +34,57 @@ RECORD_NAME = "stage.json"
 
 @dataclass(frozen=True, slots=True)
 class StageRequest:
-    """One dataset to stage.
-
-    `source`: where it comes from.
-    `key`: 16 hexadecimal digits, different for another source or other options.
-    `name`: readable and unique: of the local folder, and of the file in the cache.
-    `folder`: everything of this dataset on the local disk.
-    `cache_dir`: as the caller gave it. `refresh`: whether nothing that is here may be used, because the caller wants it
-    so or because what `prepare=` or `layout=` hold cannot be compared with anything. `checksum`: what the one file that
-    the source is must hash to.
-    """
+    """Say which dataset to stage, and how."""
 
     source: Source
+    """Where it comes from."""
     key: str
+    """16 hexadecimal digits, different for another source or other options."""
     name: str
+    """Readable and unique: of the local folder, and of the file in the cache."""
     options: PackOptions
+    """How it is packed."""
     keep: Keep
+    """Which of pack and plain files stay here."""
     folder: Path
+    """Everything of this dataset on the local disk."""
     cache_dir: Path | Literal["auto"] | None
+    """As the caller gave it."""
     refresh: bool
+    """Whether nothing that is here may be used: asked for, or what `prepare=` or `layout=` hold is incomparable."""
     verify: Verify
+    """How closely what is here is looked at."""
     checksum: Checksum | None = None
+    """What the one file that the source is must hash to."""
 
     @property
     def pack_path(self) -> Path:
-        """The packed file on the local disk."""
+        """Return the packed file on the local disk."""
         return self.folder / f"{self.name}.h5"
 
     @property
     def files_path(self) -> Path:
-        """The plain tree of files on the local disk."""
+        """Return the plain tree of files on the local disk."""
         return self.folder / "files"
 
     @property
     def address(self) -> str:
-        """How the source is named in keys and manifests; on Google Drive independent of where Drive is mounted."""
+        """Return how keys and manifests name the source; on Google Drive independent of where Drive is mounted."""
         return self.source.address
 
     @property
     def drive_path(self) -> Path | None:
-        """The path of a source on a Google Drive; `None` for one that lies elsewhere."""
+        """Return the path of a source on a Google Drive; `None` for one that lies elsewhere."""
         return drive_path_of(self.source)
 
     @property
     def touched_paths(self) -> list[Path]:
-        """The paths of this machine that nothing can be done without: those of the source, and of what is staged."""
+        """Return the paths that nothing can be done without: those of the source, and of what is staged."""
         return [*paths_of(self.source), self.folder]
 
     @property
     def opened_path(self) -> Path | None:
-        """The path of a source that any process can open by it; `None` for all others."""
+        """Return the path of a source that any process can open by it; `None` for all others."""
         source = self.source
         return source.path if isinstance(source, LocalSource) and not glob.has_magic(str(source.path)) else None
 
@@ -157,7 +158,7 @@ def make_request(
 
 
 def _without_ours(source: Source, base: Path, name: str, cache: Path | Literal["auto"] | None) -> Source:
-    """A source that leaves out what colabstage keeps in it: staged datasets and the cache.
+    """Return a source that leaves out what colabstage keeps in it: staged datasets and the cache.
 
     Only names are looked at, and records where datasets lie in the source itself: nothing may hang on a mount here.
     """
@@ -197,19 +198,19 @@ def check_for_workers(request: StageRequest) -> None:
 
 
 def lock_path(folder: Path) -> Path:
-    """The lock of a dataset's folder, beside it."""
+    """Return the lock of a dataset's folder, beside it."""
     return folder.with_name(f".colabstage-{folder.name}.lock")
 
 
 def read_local_dir(local_dir: str | os.PathLike[str] | None) -> Path:
-    """The folder in which every dataset of this machine has its own."""
+    """Return the folder in which every dataset of this machine has its own."""
     if local_dir is None:
         return absolute_path(detect_platform().fast_dir / "colabstage")
     return _folder(local_dir, "local_dir")
 
 
 def read_cache_dir(cache_dir: str | os.PathLike[str] | None) -> Path | Literal["auto"] | None:
-    """The public `cache_dir=` argument, checked."""
+    """Check the public `cache_dir=` argument."""
     if cache_dir is None:
         return None
     return "auto" if cache_dir == "auto" else _folder(cache_dir, "cache_dir")

@@ -161,7 +161,7 @@ def _fetch_files(
     progress: Progress,
     cancellation: Cancellation,
 ) -> StagedFiles:
-    """The plain files, beside what was there, then in its place."""
+    """Bring the plain files beside what was there, then in its place."""
     here = files_staged(request, source.identity)
     if here is not None:
         report.note("The plain files were brought here by an earlier run that was interrupted after them.")
@@ -250,7 +250,7 @@ def _describe(done: PackReport, source: OpenSource) -> str:
 
 
 class Staging:
-    """One call of `stage_dataset`: the request, the source once it is open, and the `report` as it grows."""
+    """Do one call of `stage_dataset`: the request, the source once it is open, and the `report` as it grows."""
 
     def __init__(self, request: StageRequest, *, progress: Progress, executor: Executor | None = None) -> None:
         self._request = request
@@ -288,7 +288,7 @@ class Staging:
         self._open()
 
     def reuse(self) -> StagedDataset | None:
-        """What is staged on this machine, if it is whole and the source is still the same."""
+        """Return what is staged on this machine, if it is whole and the source is still the same."""
         request = self._request
         put_back(request.files_path)
         record = None if request.refresh else find_record(request)
@@ -330,14 +330,14 @@ class Staging:
             sweep_copies(self._request.folder.parent, part.address)
 
     def _is_published(self) -> bool | None:
-        """Whether the pack that is here is the one in the cache; `None` when there is to be none."""
+        """Return whether the pack that is here is the one in the cache, `None` when there is to be none."""
         if self._cache[0] is None:
             return None
         cached = self._find_cached()
         return cached is not None and cached.manifest == read_manifest(self._request.pack_path)
 
     def restore(self) -> StagedDataset | None:
-        """The packed copy in the cache, if there is one, it is whole, and the source is still the same."""
+        """Bring the packed copy from the cache, if it is there and whole, and the source is still the same."""
         request = self._request
         if request.refresh or not request.wants_pack:
             return None
@@ -431,11 +431,11 @@ class Staging:
 
     @functools.cached_property
     def _cache(self) -> tuple[Path | None, str]:
-        """The folder of lasting packs and the reason: asked for once, since a Drive that hangs takes its time."""
+        """Return the folder of lasting packs and the reason: asked once, since a Drive that hangs takes its time."""
         return choose_cache_dir(self._request)
 
     def plan(self) -> StagePlan:
-        """What the three would do."""
+        """Say what the three would do."""
         request = self._request
         record = None if request.refresh else find_record(request)
         problem = "it is not staged on this machine" if record is None else self._problem_here(record)
