@@ -48,11 +48,11 @@ test-all: $(VENV)/.large $(VENV)/.fuse $(VENV)/.browser $(VENV)/.ipywidgets7 $(V
 slowest: ## what the last run of the tests spent its time on
 	@python3 scripts/slowest.py
 
-check: $(VENV)/.installed ## format, lint, types, floors, tests, smoke test of the wheel (FILES=... for the loop of a minute)
+check: $(VENV)/.installed ## format, lint, types, layers, tests, smoke test of the wheel (FILES=... for the loop of a minute)
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/mypy
-	$(VENV)/bin/pytest -q tests/test_floors.py tests/test_house.py
+	$(VENV)/bin/pytest -q tests/test_layers.py tests/test_repository.py
 ifeq ($(FILES),)
 	@$(MAKE) --no-print-directory $(TESTS)
 	@$(MAKE) --no-print-directory smoke
@@ -60,7 +60,7 @@ else
 	@$(VENV)/bin/python -m scripts.touched_tests $(FILES)
 endif
 
-format: $(VENV)/.installed ## put the code into the house's format
+format: $(VENV)/.installed ## put the code into the project's format
 	$(VENV)/bin/ruff format .
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/python scripts/clean_notebooks.py

@@ -1,7 +1,7 @@
 """Run the tests that a change can break: `python -m scripts.touched_tests FILE...`, or `changed` for what git says.
 
 A file of the package stands for its sub-package: run are the tests of that and of everything above it, by the imports
-that `tests/test_floors.py` sees, the nearest first. A test file stands for itself, and what tests share for all tests
+that `tests/test_layers.py` sees, the nearest first. A test file stands for itself, and what tests share for all tests
 beside it; a page for the tests of all pages, and a notebook for its own run. Tests that take long, or measure time, are
 left to `make test`. Where that has kept what each test cost, as many are run as take a minute here: the cheap and the
 near ones, and how many are left out is said.
@@ -16,7 +16,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-from tests.test_floors import FLOORS, PACKAGE, imported_rooms
+from tests.test_layers import LAYERS, PACKAGE, imported_packages
 
 ROOT = Path(__file__).resolve().parent.parent
 DURATIONS = ROOT / "build/durations.jsonl"
@@ -34,18 +34,18 @@ def users_of() -> dict[str, set[str]]:
     uses: dict[str, set[str]] = {}
     for path in PACKAGE.rglob("*.py"):
         inside = path.relative_to(PACKAGE)
-        rooms = imported_rooms(ast.parse(path.read_text(encoding="utf-8")), ["colabstage", *inside.parts[:-1]])
-        uses.setdefault(inside.parts[0].removesuffix(".py"), set()).update(rooms)
+        packages = imported_packages(ast.parse(path.read_text(encoding="utf-8")), ["colabstage", *inside.parts[:-1]])
+        uses.setdefault(inside.parts[0].removesuffix(".py"), set()).update(packages)
 
-    def reaches(room: str, target: str, seen: set[str]) -> bool:
-        if room == target:
+    def reaches(package: str, target: str, seen: set[str]) -> bool:
+        if package == target:
             return True
-        seen.add(room)
-        return any(reaches(other, target, seen) for other in uses.get(room, ()) if other not in seen)
+        seen.add(package)
+        return any(reaches(other, target, seen) for other in uses.get(package, ()) if other not in seen)
 
     # The public face imports everything, and all of its tests are tests of what it shows.
-    below = [room for room in uses if not room.startswith("__")]
-    return {room: {other for other in below if reaches(other, room, set())} for room in below}
+    below = [package for package in uses if not package.startswith("__")]
+    return {package: {other for other in below if reaches(other, package, set())} for package in below}
 
 
 def changed_files() -> list[str]:
@@ -71,7 +71,7 @@ def tests_that_name(path: Path) -> list[str]:
 def places_of(files: list[str]) -> dict[str, int]:
     """Return the places of the tests of these files, given from the root of the project: the nearest first.
 
-    With each stands how many floors lie between: -1 for what was named itself.
+    With each stands how many layers lie between: -1 for what was named itself.
     """
     users = users_of()
     places: dict[str, int] = {}
@@ -81,15 +81,15 @@ def places_of(files: list[str]) -> dict[str, int]:
             place = path if path.name.startswith("test_") or len(path.parts) == 2 else path.parent
             places[str(place)] = -1
         elif path.parts[0] == "colabstage" and len(path.parts) > 1:
-            room = path.parts[1].removesuffix(".py")
-            for other in users.get(room, set()):
-                distance = FLOORS[other] - FLOORS[room]
+            package = path.parts[1].removesuffix(".py")
+            for other in users.get(package, set()):
+                distance = LAYERS[other] - LAYERS[package]
                 for name in (f"tests/{other}", f"tests/test_{other}.py"):
                     if (ROOT / name).exists():
                         places[name] = min(distance, places.get(name, distance))
         elif path.suffix == ".ipynb":
             runs = (f"tests/notebooks/test_notebooks.py::test_runs[{path.stem}-{machine}]" for machine in MACHINES)
-            places |= dict.fromkeys(["tests/notebooks/test_house.py", *runs], 0)
+            places |= dict.fromkeys(["tests/notebooks/test_repository.py", *runs], 0)
         elif (ROOT / "tests" / path.parts[0]).is_dir():  # benchmarks, campaigns
             places.setdefault(f"tests/{path.parts[0]}", 0)
         else:
@@ -113,11 +113,11 @@ def costs_of(record: Path) -> dict[str, float]:
 
 
 def too_many(places: dict[str, int], costs: dict[str, float], most_s: float) -> list[str]:
-    """Return the tests at these places that `most_s` seconds have no room for: first what is dear and far away."""
+    """Return the tests at these places that `most_s` seconds have no package for: first what is dear and far away."""
     order: list[tuple[float, str]] = []
     for name, cost in costs.items():
         distances = [
-            floors for place, floors in places.items() if name == place or name.startswith((f"{place}/", f"{place}::"))
+            layers for place, layers in places.items() if name == place or name.startswith((f"{place}/", f"{place}::"))
         ]
         if distances and min(distances) >= 0:
             order.append((cost * (1 + min(distances)), name))
@@ -132,7 +132,7 @@ def too_many(places: dict[str, int], costs: dict[str, float], most_s: float) -> 
 def main(words: list[str]) -> int:
     """Run them, and say which."""
     files = changed_files() if words == ["changed"] else words
-    places = {place: floors for place, floors in places_of(files).items() if (ROOT / place.partition("::")[0]).exists()}
+    places = {place: layers for place, layers in places_of(files).items() if (ROOT / place.partition("::")[0]).exists()}
     if not places:
         print(f"No tests belong to {', '.join(files) or 'no change'}.")
         return 0

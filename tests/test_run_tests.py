@@ -138,9 +138,9 @@ def test_a_change_concerns_its_package_and_all_above_it() -> None:
         (
             "notebooks/keras.ipynb",
             [
-                "tests/notebooks/test_house.py",
                 "tests/notebooks/test_notebooks.py::test_runs[keras-plain computer]",
                 "tests/notebooks/test_notebooks.py::test_runs[keras-practice Colab]",
+                "tests/notebooks/test_repository.py",
             ],
         ),
     ],

@@ -39,11 +39,13 @@ def test_a_keras_dataset_is_iterated_as_fit_does(nurseries: Nurseries) -> None:
     assert facts["threads_gain"] > 1.5
 
 
+# Links are told apart by the time they take.
+@pytest.mark.alone
 def test_a_tensorflow_pipeline_is_measured_link_by_link(tmp_path: Path) -> None:
     """Decoding is named, its own words are advised, and the order of its shuffling stays what it was."""
     if find_spec("tensorflow") is None:
         pytest.skip("needs tensorflow: pip install -c constraints.txt --group tensorflow")
-    # Started as a person's process is, and not forked: links are told apart by the time they take.
+    # Started as a person's process is, and not forked.
     variables = {"KERAS_BACKEND": "tensorflow", "KERAS_HOME": str(tmp_path), "TF_CPP_MIN_LOG_LEVEL": "3"}
     done = subprocess.run(
         [sys.executable, "-P", CHILD, "tensorflow"],

@@ -1,4 +1,4 @@
-"""What `scripts/count_house.py` counts: modules and what they hold, and who meets how many of them."""
+"""What `scripts/count_code.py` counts: modules and what they hold, and who meets how many of them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from scripts.count_house import Counts, count_module, count_package, main, two_walks, walk
+from scripts.count_code import Counts, count_module, count_package, main, two_walks, walk
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -1,4 +1,4 @@
-"""The house: imports go downwards only, siblings do not know each other, modules stay small."""
+"""Layers: imports go downwards only, siblings do not know each other, modules stay small."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).resolve().parent.parent / "colabstage"
-FLOORS = {
+LAYERS = {
     **dict.fromkeys(("errors", "io"), 0),
     **dict.fromkeys(("machine", "trees", "images"), 1),
     "h5": 2,
@@ -24,8 +24,8 @@ MAY_PRINT = {"ui", "simulate"}
 MAX_LINES = 700
 
 
-def imported_rooms(tree: ast.Module, parents: list[str]) -> set[str]:
-    """The rooms (sub-packages, or modules of the root) that a module's imports name, wherever they stand in it."""
+def imported_packages(tree: ast.Module, parents: list[str]) -> set[str]:
+    """The packages (sub-packages, or modules of the root) that a module's imports name, wherever they stand in it."""
     names = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -35,7 +35,7 @@ def imported_rooms(tree: ast.Module, parents: list[str]) -> set[str]:
             start = base if node.level else node.module or ""
             names |= {f"{start}.{alias.name}" for alias in node.names}
     inside = [name.split(".") for name in names if name.split(".")[0] == "colabstage"]
-    return {parts[1] if len(parts) > 1 and parts[1] in FLOORS else "__init__" for parts in inside}
+    return {parts[1] if len(parts) > 1 and parts[1] in LAYERS else "__init__" for parts in inside}
 
 
 def tunnels(tree: ast.Module) -> list[str]:
@@ -46,21 +46,21 @@ def tunnels(tree: ast.Module) -> list[str]:
 
 
 def violations(path: Path, text: str) -> list[str]:
-    """What a module, at `path` inside the package, does that the house does not allow."""
-    room, tree = path.parts[0].removesuffix(".py"), ast.parse(text)
-    if room not in FLOORS:
-        return [f"{path}: '{room}' has no floor yet; add it to FLOORS"]
-    above = {other for other in imported_rooms(tree, ["colabstage", *path.parts[:-1]]) if other != room}
-    bad = sorted(other for other in above if FLOORS[other] >= max(FLOORS[room], 1))
-    found = [f"{path}: floor {FLOORS[room]} imports '{other}' of floor {FLOORS[other]}" for other in bad]
+    """What a module, at `path` inside the package, does that the rules do not allow."""
+    package, tree = path.parts[0].removesuffix(".py"), ast.parse(text)
+    if package not in LAYERS:
+        return [f"{path}: '{package}' is in no layer yet; add it to LAYERS"]
+    above = {other for other in imported_packages(tree, ["colabstage", *path.parts[:-1]]) if other != package}
+    bad = sorted(other for other in above if LAYERS[other] >= max(LAYERS[package], 1))
+    found = [f"{path}: layer {LAYERS[package]} imports '{other}' of layer {LAYERS[other]}" for other in bad]
     found += [f"{path}: public '{name}' takes **kwargs" for name in tunnels(tree)]
     if len(text.splitlines()) > MAX_LINES:
         found.append(f"{path}: {len(text.splitlines())} lines, more than {MAX_LINES}, are two ideas")
     prints = any(isinstance(node, ast.Name) and node.id == "print" for node in ast.walk(tree))
-    return [*found, f"{path}: prints"] if prints and room not in MAY_PRINT else found
+    return [*found, f"{path}: prints"] if prints and package not in MAY_PRINT else found
 
 
-def test_the_house_stands() -> None:
+def test_no_module_breaks_a_rule() -> None:
     """No module breaks a rule."""
     modules = sorted(PACKAGE.rglob("*.py"))
     assert len(modules) > 10
@@ -70,14 +70,14 @@ def test_the_house_stands() -> None:
 @pytest.mark.parametrize(
     ("module", "text", "complaint"),
     [
-        ("h5/names.py", "from colabstage.pack.run import pack_dataset", "imports 'pack' of floor 4"),
-        ("h5/names.py", "from colabstage import layouts", "imports 'layouts' of floor 3"),
-        ("h5/names.py", "def f():\n    import colabstage.ui.cli", "imports 'ui' of floor 8"),
-        ("h5/names.py", "if TYPE_CHECKING:\n    from ..stage.run import x", "imports 'stage' of floor 5"),
-        ("pack/run.py", "from colabstage.load.dataset import dataset_h5", "imports 'load' of floor 4"),
-        ("io/units.py", "from ..machine import drive", "imports 'machine' of floor 1"),
-        ("ui/cli.py", "from colabstage import stage_dataset", "imports '__init__' of floor 9"),
-        ("cloud/run.py", "", "has no floor yet"),
+        ("h5/names.py", "from colabstage.pack.run import pack_dataset", "imports 'pack' of layer 4"),
+        ("h5/names.py", "from colabstage import layouts", "imports 'layouts' of layer 3"),
+        ("h5/names.py", "def f():\n    import colabstage.ui.cli", "imports 'ui' of layer 8"),
+        ("h5/names.py", "if TYPE_CHECKING:\n    from ..stage.run import x", "imports 'stage' of layer 5"),
+        ("pack/run.py", "from colabstage.load.dataset import dataset_h5", "imports 'load' of layer 4"),
+        ("io/units.py", "from ..machine import drive", "imports 'machine' of layer 1"),
+        ("ui/cli.py", "from colabstage import stage_dataset", "imports '__init__' of layer 9"),
+        ("cloud/run.py", "", "is in no layer yet"),
         ("h5/names.py", "x = 1\n" * 701, "701 lines"),
         ("h5/names.py", "def f(x):\n    print(x)", "prints"),
         ("h5/names.py", "class A:\n    def f(self, **options): ...", "public 'f' takes **kwargs"),

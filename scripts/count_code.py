@@ -1,6 +1,6 @@
 """Count the code: its modules, what they hold, and how many of them a newcomer meets on two walks through it.
 
-`count_house.py` counts colabstage, and each of its packages; `count_house.py PATH` counts another package, for
+`count_code.py` counts colabstage, and each of its packages; `count_code.py PATH` counts another package, for
 comparison. It prints and judges nothing: a number is a reason to look, not a limit.
 
 The walks are traced while they happen. Each function counts when it is entered for the first time, because that is when
