@@ -243,10 +243,15 @@ def test_a_pack_that_somebody_changes_is_said_to_be_written(pack: Path, writer: 
 
 
 def test_image_options_survive_json() -> None:
-    """What a group says of its images is what the options were; what is missing has its default."""
-    for options in (ImageOptions(), ImageOptions((3, 4), "keep", "crop")):
+    """What a group says of its images is what was done to them; what is missing has its default.
+
+    "auto" is no longer there: files became RGB, which readers of before know too.
+    """
+    for options in (ImageOptions(color_mode="rgb"), ImageOptions((3, 4), "keep", "crop")):
         assert image_options_from_json(json.dumps(image_options_to_json(options))) == options
-    assert image_options_from_json("{}") == ImageOptions()
+    stored = json.dumps(image_options_to_json(ImageOptions((3, 4))))
+    assert image_options_from_json(stored) == ImageOptions((3, 4), color_mode="rgb")
+    assert image_options_from_json("{}") == ImageOptions(color_mode="rgb")
 
 
 def test_names_follow_the_recipe() -> None:
