@@ -201,7 +201,6 @@ class LoaderProfile:
         Raises:
             MissingDependencyError: matplotlib is not installed.
         """
-
         return draw_profile(self)
 
     def __str__(self) -> str:

@@ -259,7 +259,6 @@ class SomeSamples:
 
 def take_samples(table: SampleTable, chosen: NDArray[np.int64]) -> SampleTable:
     """Return the table of some samples, in the order given."""
-
     return replace(
         table,
         keys=take_strings(table.keys, chosen),

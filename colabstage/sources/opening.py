@@ -81,7 +81,7 @@ class Download:
             write_json(self.folder / _STATE, {"state": state})
 
     def fetch(self, bring: Callable[[Path], Path]) -> tuple[Path, bool]:
-        """What `bring` makes, in the folder that it is given or where it was before; whole only once it has returned.
+        """Return what `bring` makes, in the folder that it is given, or where it was before; whole only once it returned.
 
         Returns:
             Its path, and whether an earlier run had brought it.
@@ -347,7 +347,7 @@ class RemoteBytes:
         return read_directly(self._file, offset, length, policy=RetryPolicy(), stopped=lambda: False) if length else b""
 
     def close(self) -> None:
-        """The file stays open; it is its owner's."""
+        """Do nothing: the file stays open, it is its owner's."""
 
 
 def remote_opener(source: SingleSource) -> Callable[[], RemoteFile]:

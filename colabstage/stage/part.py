@@ -149,7 +149,7 @@ class SourcePart:
         self.identity = replace(self.identity, checksum=str(checksum))
 
     def open_tree(self, spool: Path, *, alone: bool = False) -> Tree:
-        """The files. An archive that can only be read from its beginning starts to arrive.
+        """Open the files. An archive that can only be read from its beginning starts to arrive.
 
         Args:
             spool: a folder on the local disk for the unpacked form of a compressed tar.

@@ -538,7 +538,7 @@ class Staging:
         return verdict == "same"
 
     def _try_open(self) -> OpenSource | None:
-        """The source, opened once; `None` when that fails, with the reason kept."""
+        """Return the source, opened once; `None` when that fails, with the reason kept."""
         if self._source is not None or self._source_problem is not None:
             return self._source
         whole = comes_whole(self._request.source)
