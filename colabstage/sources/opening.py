@@ -81,7 +81,9 @@ class Download:
             write_json(self.folder / _STATE, {"state": state})
 
     def fetch(self, bring: Callable[[Path], Path]) -> tuple[Path, bool]:
-        """Return what `bring` makes in the folder that it is given, or what is there from before; whole once it returned.
+        """Return what `bring` makes in the folder that it is given, or what is there from before.
+
+        It counts as whole only once `bring` has returned.
 
         Returns:
             Its path, and whether an earlier run had brought it.
