@@ -154,8 +154,8 @@ def run_setup(setup: Setup, *, everything: bool) -> Outcome:
     options = ["-p", "tests.recorder", "--record", str(DURATIONS)] if setup is FIRST else []
     options += ["--hypothesis-profile=long"] if everything and setup is FIRST else []
     marks = ("" if everything and setup is FIRST else " and not long") + setup.missing
-    # One more than cores, so that tests that wait do not hold up the others; more than four only fight for the disk.
-    workers = min(len(os.sched_getaffinity(0)) + 1, 4)
+    # Twice as many as cores, since tests wait for half of their time; more than four only fight for the disk.
+    workers = min(2 * len(os.sched_getaffinity(0)), 4)
     print(f"\n== {setup.title}: side by side", flush=True)
     outcome = run_pass(python, [*options, "-m", f"not alone{marks}", "tests"], workers)
     if setup.alone:
