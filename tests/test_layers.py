@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -102,3 +103,16 @@ def test_a_planted_violation_is_noticed(module: str, text: str, complaint: str) 
 def test_what_is_allowed_passes(module: str, text: str) -> None:
     """Imports downwards, inside the own package and of others' packages are fine, and so is printing in a face."""
     assert violations(Path(module), text) == []
+
+
+@pytest.mark.parametrize("page", ["architecture.md", "decisions.md"])
+def test_pages_name_modules_that_are_there(page: str) -> None:
+    """A module, or a name in one, that a page speaks of by its path is in the package."""
+    named = set(
+        re.findall(r"`((?:[a-z_0-9]+/)+[a-z_0-9]+)(?:\.\w+)?`", (PACKAGE.parent / "docs" / page).read_text("utf-8"))
+    )
+    ours = {name for name in named if (PACKAGE / name.partition("/")[0]).is_dir()}
+    assert len(ours) > 5
+    assert [
+        name for name in sorted(ours) if not (PACKAGE / f"{name}.py").exists() and not (PACKAGE / name).is_dir()
+    ] == []
