@@ -235,8 +235,8 @@ def leaks_since(before: Held, below: Path, *, grace_s: float = _GRACE_S) -> list
     """What is held beyond `before`, once what is ending has had `grace_s` seconds to end."""
     start = time.monotonic()
     pause_s = 0.001
-    # What a test has just made is young, and young garbage is collected within a millisecond; all of it takes as long as
-    # a hundred looks, and comes after the threads of servers, which may need a moment to end.
+    # What a test has just made is young, and young garbage is collected within a millisecond. All of it takes as long
+    # as a hundred looks, and comes after the threads of servers, which may need a moment to end.
     collections = [(0.0, 1), (_PATIENCE_S, 2), (10 * _PATIENCE_S, 2)]
     while True:
         leaks = sorted(line for key, line in held_now(below).items() if key not in before)
