@@ -13,11 +13,13 @@ from colabstage.errors import ColabstageError, DecodeError, EmptySourceError, La
 from colabstage.io.retry import RetryPolicy, read_with_retry
 from colabstage.layouts.pairs import FOREGROUND_CLASSES, find_masks
 from colabstage.layouts.table import Arrays, Images, Masks, SampleTable
+from colabstage.machine.watched import call_here
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from colabstage.layouts.table import Inputs, Targets
+    from colabstage.machine.watched import InCaller
 
 NAME = "dataset"
 # As many items are kept as are looked at before packing begins.
@@ -34,13 +36,15 @@ class IndexableDataset(Protocol):
     def __getitem__(self, index: int, /) -> Any: ...
 
 
-def read_dataset(dataset: IndexableDataset) -> SampleTable:
+def read_dataset(dataset: IndexableDataset, in_caller: InCaller = call_here) -> SampleTable:
     """Make a table of a dataset whose items are `(x, y)`, or `x` alone.
 
     What x and y are is learnt from the first item: Pillow images are images (and, as y, masks); numbers, arrays and
     tensors are stored as they are, all of one shape. As a stock `DataLoader` without workers does, packing takes each
     item once, in ascending order, in the thread that called it. What a dataset would give another time nobody knows, so
     an interrupted pack of one starts afresh.
+
+    `in_caller` makes the calls into the dataset that come later, where another thread asks for its items.
 
     Raises:
         OptionError: it has no length, or no items by number.
@@ -59,7 +63,7 @@ def read_dataset(dataset: IndexableDataset) -> SampleTable:
     if count == 0:
         msg = f"The {kind} has no items."
         raise EmptySourceError(msg)
-    pairs = _Pairs(dataset)
+    pairs = _Pairs(dataset, in_caller)
     x, y = read_with_retry(lambda: pairs.get(0), pairs.name(0), policy=RetryPolicy())
     digits = len(str(count - 1))
     targets = None if y is None else _targets(_Side(pairs, 1, count, y), y)
@@ -79,8 +83,9 @@ class _Pairs:
     """Items as `(x, y)`. The last one is kept, since both its sides are read one after the other, and so are the first
     ones, which are looked at before packing begins."""
 
-    def __init__(self, dataset: IndexableDataset) -> None:
+    def __init__(self, dataset: IndexableDataset, in_caller: InCaller) -> None:
         self._dataset = dataset
+        self.in_caller = in_caller
         # Where shards are written by a caller's executor of threads, they take turns.
         self._turn = threading.Lock()
         self._kept: dict[int, tuple[Any, Any]] = {}
@@ -157,6 +162,10 @@ class _Side:
         return f"{self._pairs.token} {index}"
 
     def read(self, index: int) -> NDArray[Any]:
+        # Also what makes an array of it is code of the item's, which may read a file only then.
+        return self._pairs.in_caller(lambda: self._taken(index))
+
+    def _taken(self, index: int) -> NDArray[Any]:
         value = self._pairs.get(index)[self._side]
         # Of an input, a palette's indices are no brightness; of a mask, they are the classes.
         if self._side == 0 and _is_picture(value) and value.mode in ("P", "PA"):

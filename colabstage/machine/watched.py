@@ -1,7 +1,8 @@
 """Work on mounts that may hang or die meanwhile: it ends and says why, or Drive is mounted again and it goes on.
 
 A call into a mount that hangs never returns, and nothing wakes its thread. So work that touches a slow mount is done in
-a thread that can be left behind, while the caller's own thread waits and has the mount asked for signs of life.
+a thread that can be left behind, while the caller's own thread waits and has the mount asked for signs of life. What
+is the caller's own code, such as the items of a dataset, is called in the thread that waits.
 
 The Drive client of Colab dies now and then in the middle of a session: for a moment files cease to exist, then every
 call answers 'Transport endpoint is not connected'. Only mounting again helps, and only the notebook's main thread can
@@ -17,11 +18,12 @@ from __future__ import annotations
 import contextvars
 import ctypes
 import errno
+import queue
 import threading
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from colabstage.errors import (
     CancelledError,
@@ -31,6 +33,7 @@ from colabstage.errors import (
     SourceNotFoundError,
     SourceReadError,
 )
+from colabstage.io.clock import SYSTEM_CLOCK
 from colabstage.io.pipeline import DaemonPool
 from colabstage.io.retry import speaks_of_a_mount, translate_read_error
 from colabstage.machine.drive import drive_root, mount_drive
@@ -44,6 +47,7 @@ if TYPE_CHECKING:
     from typing import Literal
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 _ASK_EVERY_S = 10.0
 # A client that is busy answers for its root late, and one that hangs never does.
@@ -56,6 +60,17 @@ _PROBE_TIMEOUT_S = 15.0
 _SYMPTOMS = (DriveDisconnectedError, SourceNotFoundError, SourceReadError)
 
 
+class InCaller(Protocol):
+    """Have the thread that waits for some work call a function, and return what that returns."""
+
+    def __call__(self, function: Callable[[], R], /) -> R: ...
+
+
+def call_here(function: Callable[[], R]) -> R:
+    """Call a function: `InCaller` of work that its caller's own thread does."""
+    return function()
+
+
 def run_watched(work: Callable[[], T], *places: str | os.PathLike[str]) -> T:
     """Call `work()`; it ends with an error when a slow mount that one of `places` lies on does not answer any more.
 
@@ -66,9 +81,18 @@ def run_watched(work: Callable[[], T], *places: str | os.PathLike[str]) -> T:
         DriveDisconnectedError: a mount has not answered for 45 seconds, or has died and its calls do not return.
         Exception: whatever `work` raises.
     """
+    return run_watched_for_caller(lambda _: work(), *places)
+
+
+def run_watched_for_caller(work: Callable[[InCaller], T], *places: str | os.PathLike[str]) -> T:
+    """Call `work(in_caller)` as `run_watched` does; what it gives to `in_caller` is called in the caller's thread.
+
+    For code that is the caller's own: it runs where it would without a mount, one call after the other, and may take as
+    long as it likes. The mount is asked between such calls.
+    """
     slow = [place for place in places if is_slow_mount(place)]
     if not slow:
-        return work()
+        return work(call_here)
     errand = _Errand(work)
     with DaemonPool(1, "colabstage-ask") as pool:
         try:
@@ -91,40 +115,101 @@ def _wait_for(
     errand: _Errand[T], pool: DaemonPool, slow: list[str | os.PathLike[str]]
 ) -> DriveDisconnectedError | None:
     """Wait for the end of the errand, or for the silence of a mount that it is not going to survive."""
-    while not errand.ended_within(_ASK_EVERY_S):
+    while not errand.attended_until_end(_ASK_EVERY_S):
         question = pool.submit(lambda: silence_of(*slow, timeout_s=_HANGS_S))
-        either: set[Future[Any]] = {errand.future, question}
-        wait(either, return_when=FIRST_COMPLETED)
+        question.add_done_callback(errand.wake_caller)
+        while not (errand.future.done() or question.done()):
+            errand.attend(_ASK_EVERY_S)
         if errand.future.done():
             break
         silence = question.result()
         # What has died ends its calls by itself, and whoever made them says best what that was.
-        if silence is not None and not errand.ended_within(_DIES_S):
+        if silence is not None and not errand.attended_until_end(_DIES_S):
             return silence
     return None
 
 
 class _Errand(Generic[T]):
-    """Make a call in a thread that the interpreter does not wait for."""
+    """Make a call in a thread that the interpreter does not wait for, while the caller's thread attends to it."""
 
-    def __init__(self, work: Callable[[], T]) -> None:
+    def __init__(self, work: Callable[[InCaller], T]) -> None:
         self.future: Future[T] = Future()
         self._lock = threading.Lock()
+        self._caller = threading.current_thread()
+        # What the caller is to call; `None` wakes it to look what has ended.
+        self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
+        self._left: type[BaseException] | None = None
+        self._waits: set[Future[Any]] = set()
+        self.future.add_done_callback(self.wake_caller)
         context = contextvars.copy_context()
         self._thread = threading.Thread(
-            target=self._run, args=(lambda: context.run(work),), name="colabstage-work", daemon=True
+            target=self._run, args=(lambda: context.run(work, self._in_caller),), name="colabstage-work", daemon=True
         )
         self._thread.start()
+
+    def attend(self, seconds: float) -> None:
+        """Make the next call that the errand asks for; return without one when something has ended, or after
+        `seconds`.
+        """
+        try:
+            call = self._calls.get(timeout=seconds)
+        except queue.Empty:
+            return
+        if call is None:
+            return
+        future, function = call
+        # An interrupt too goes the way of the errand, which clears up after itself and ends with it.
+        try:
+            result = function()
+        except BaseException as error:  # noqa: BLE001 - raised where it was asked for
+            future.set_exception(error)
+        else:
+            future.set_result(result)
+
+    def attended_until_end(self, seconds: float) -> bool:
+        """Make the calls that the errand asks for, for about so long; return whether it has ended."""
+        deadline = SYSTEM_CLOCK.now() + seconds
+        while not self.future.done() and (left := deadline - SYSTEM_CLOCK.now()) > 0:
+            self.attend(left)
+        return self.future.done()
 
     def ended_within(self, seconds: float) -> bool:
         """Wait for the end, whatever it is."""
         return bool(wait((self.future,), seconds).done)
 
+    def wake_caller(self, _: Future[Any]) -> None:
+        """Have the caller's thread look at what has ended."""
+        self._calls.put(None)
+
     def interrupt(self, kind: type[BaseException]) -> None:
-        """Have the thread raise `kind` as soon as it is back in Python, as an interrupt does in the main thread."""
+        """Have the thread raise `kind` as soon as it is back in Python, as an interrupt does in the main thread.
+
+        No call that it asks for is made any more.
+        """
         with self._lock:
-            if not self.future.done() and self._thread.ident is not None:
+            self._left = kind
+            waits = [future for future in self._waits if not future.done()]
+            if waits:
+                # It waits for the caller, and no other interrupt would reach it there.
+                for future in waits:
+                    future.set_exception(kind())
+            elif not self.future.done() and self._thread.ident is not None:
                 ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread.ident), ctypes.py_object(kind))
+
+    def _in_caller(self, function: Callable[[], R]) -> R:
+        if threading.current_thread() is self._caller:
+            return function()
+        future: Future[R] = Future()
+        with self._lock:
+            if self._left is not None:
+                raise self._left
+            self._waits.add(future)
+        self._calls.put((future, function))
+        try:
+            return future.result()
+        finally:
+            with self._lock:
+                self._waits.discard(future)
 
     def _run(self, work: Callable[[], T]) -> None:
         try:

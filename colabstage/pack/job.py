@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from colabstage.layouts.items import IndexableDataset
     from colabstage.layouts.table import Content, SampleTable
+    from colabstage.machine.watched import InCaller
     from colabstage.pack.options import PackOptions
     from colabstage.trees.tree import Tree
 
@@ -42,6 +43,20 @@ if TYPE_CHECKING:
 
 # Enough to see that a folder holds images of many sizes; few enough to cost one round trip of parallel reads.
 _PROBES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class CallersDataset:
+    """Hold a dataset while a thread packs it that is not the caller's."""
+
+    dataset: IndexableDataset
+    """What the caller brought."""
+    in_caller: InCaller
+    """Calls into it where it was brought from."""
+
+    def table(self) -> SampleTable:
+        """Return its items as samples, as `read_dataset`."""
+        return self.in_caller(lambda: read_dataset(self.dataset, self.in_caller))
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +75,7 @@ class OpenSource:
 
 @contextmanager
 def open_source(
-    source: PackSource, options: PackOptions, *, beside: Path, is_more: bool = False
+    source: PackSource | CallersDataset, options: PackOptions, *, beside: Path, is_more: bool = False
 ) -> Iterator[OpenSource]:
     """Open a source and find its samples.
 
@@ -74,7 +89,8 @@ def open_source(
         SourceNotFoundError, SourceReadError, ArchiveError, LayoutError, NotEnoughSpaceError: as `pack_dataset`.
     """
     if not isinstance(source, str | os.PathLike):
-        yield OpenSource(None, read_dataset(source), slow=False, identity={})
+        table = source.table() if isinstance(source, CallersDataset) else read_dataset(source)
+        yield OpenSource(None, table, slow=False, identity={})
         return
     place, layout = Path(source), options.layout
     if is_table_file(place, layout):

@@ -36,9 +36,9 @@ from colabstage.io.files import local_lock, make_folder, make_own_folder
 from colabstage.io.progress import cancellation_of, resolve_progress
 from colabstage.layouts.table import Boxes, Values
 from colabstage.machine.mounts import require_answer
-from colabstage.machine.watched import run_watched
+from colabstage.machine.watched import run_watched, run_watched_for_caller
 from colabstage.pack.execute import run_pack, space_for
-from colabstage.pack.job import open_source, plan_job
+from colabstage.pack.job import CallersDataset, open_source, plan_job
 from colabstage.pack.options import PackOptions, recorded_image, split_fractions
 from colabstage.pack.remote_target import RemoteTarget
 from colabstage.pack.shards import ShardSet
@@ -240,7 +240,7 @@ def pack_dataset(
     )
     shown = resolve_progress(progress)
 
-    def pack() -> PackReport:
+    def pack(source: PackSource | CallersDataset) -> PackReport:
         in_shards = shards is not None or executor is not None
         if append_to is not None:
             if out is not None or in_shards or overwrite:
@@ -283,9 +283,10 @@ def pack_dataset(
                 identity=opened.identity,
             )
 
-    if not isinstance(source, str | os.PathLike):
-        return pack()  # a dataset of the caller's is read by the caller's thread
-    return run_watched(pack, source, *(place for place in (out, append_to) if place is not None))
+    places = [place for place in (out, append_to) if place is not None]
+    if isinstance(source, str | os.PathLike):
+        return run_watched(lambda: pack(source), source, *places)
+    return run_watched_for_caller(lambda in_caller: pack(CallersDataset(source, in_caller)), *places)
 
 
 def _check_apart(source: Path, target: Path) -> None:
@@ -301,7 +302,7 @@ def _check_apart(source: Path, target: Path) -> None:
         raise OptionError(msg)
 
 
-def _append(source: PackSource, dataset: Path, options: PackOptions, progress: Progress) -> PackReport:
+def _append(source: PackSource | CallersDataset, dataset: Path, options: PackOptions, progress: Progress) -> PackReport:
     """Write a further file of the dataset that would be called `dataset` if it were one file."""
     base = read_base(dataset)
     options = options_like(base, options)

@@ -43,7 +43,7 @@ from colabstage.pack.execute import (
     run_pack,
     target_arrays,
 )
-from colabstage.pack.job import open_source, plan_job, seen_facts
+from colabstage.pack.job import CallersDataset, open_source, plan_job, seen_facts
 from colabstage.pack.splits import SplitPlan, take_rows, take_samples
 from colabstage.pack.writer import MixedImagesError
 
@@ -275,7 +275,7 @@ class _AsLongAs(Cancellation):
 class ShardSet:
     """Say what is to be packed into how many shards of the dataset that one file would hold."""
 
-    source: PackSource
+    source: PackSource | CallersDataset
     """What is packed."""
     target: Path
     """The one file."""
@@ -404,6 +404,8 @@ class SetPlan:
     def task(self, name: ShardName, folder: Path) -> ShardTask:
         """Return what the writer of one shard is told."""
         source, options = self.wanted.source, self.job.options
+        if isinstance(source, CallersDataset):
+            source = source.dataset  # an executor's workers were asked for, and are the ones to read it
         if options.skip_share is not None:
             options = replace(options, on_error="skip")  # the share is of all shards together
         return ShardTask(

@@ -18,7 +18,7 @@ import time
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -56,6 +56,7 @@ VERBS: dict[str, Callable[[Path, Path], object]] = {
     "restore": lambda drive, here: restore_file(drive / "model.pt", here / "model2.pt", progress=False),
     "pack": lambda drive, here: pack_dataset(drive / "photos", here / "a.h5", progress=False),
     "pack to Drive": lambda drive, here: pack_dataset(here / "photos", drive / "a.h5", progress=False),
+    "pack a dataset to Drive": lambda drive, here: pack_dataset([(0.0, 1)] * 8, drive / "a.h5", progress=False),
     "append": lambda drive, here: pack_dataset(here / "photos", append_to=drive / "a.h5", progress=False),
     "read": lambda drive, here: SplitReader(drive / "a.h5"),
     "list": lambda drive, here: list_datasets(cache_dir=drive / "colabstage"),
@@ -138,6 +139,8 @@ for verb in (
     lambda: colabstage.plan_stage(drive / "photos", **staging),
     lambda: colabstage.pack_dataset(drive / "photos", here / "a.h5", **options),
     lambda: colabstage.pack_dataset(here / "photos", drive / "a.h5", **options),
+    lambda: colabstage.pack_dataset([(float(i), i) for i in range(40)], drive / "a.h5", **options),
+    lambda: colabstage.pack_dataset([(float(i), i) for i in range(40)], drive / "a.h5", shards=2, **options),
     lambda: colabstage.fetch_files(drive / "photos", here / "fetched", **options),
     lambda: colabstage.extract_archive(drive / "a.zip", here / "extracted", **options),
     lambda: colabstage.publish_file(here / "model.pt", drive / "model.pt", **options),
@@ -191,7 +194,7 @@ def test_a_mount_that_begins_to_hang_after_it_answered_ends_every_verb(
         )
     finally:
         os.kill(server.pid, signal.SIGCONT)
-    assert ended.stdout.split() == ["True"] * 13
+    assert ended.stdout.split() == ["True"] * 15
     assert not (tmp_path / "a.h5").exists()
     assert not (tmp_path / "restored.pt").exists()
 
@@ -236,6 +239,63 @@ def test_an_interrupt_reaches_work_on_a_mount(tmp_path: Path, drive: SimulatedDr
 def test_work_on_local_disks_is_done_where_it_was_called(tmp_path: Path) -> None:
     """No thread is between it and its caller."""
     assert run_watched(threading.current_thread, tmp_path) is threading.current_thread()
+
+
+class _Items:
+    """A dataset that notes which thread reads it, and stops at one of its items."""
+
+    def __init__(self, stops_at: int | None = None) -> None:
+        self.threads: set[threading.Thread] = set()
+        self.taken: list[int] = []
+        self._stops_at = stops_at
+
+    def __len__(self) -> int:
+        return 200
+
+    def __getitem__(self, index: int) -> tuple[_Values, int]:
+        self.threads.add(threading.current_thread())
+        self.taken.append(index)
+        if index == self._stops_at:
+            os.kill(os.getpid(), signal.SIGINT)
+        return _Values(self.threads), index
+
+
+class _Values:
+    """An array that is made only when it is asked for, as a Pillow image is."""
+
+    def __init__(self, threads: set[threading.Thread]) -> None:
+        self._threads = threads
+
+    def __array__(self, *_: object, **__: object) -> np.ndarray[Any, Any]:
+        self._threads.add(threading.current_thread())
+        return np.arange(5)
+
+
+@pytest.mark.fuse
+@pytest.mark.parametrize("shards", [None, 3])
+def test_a_dataset_packed_onto_a_mount_is_read_where_it_would_be_without_one(
+    tmp_path: Path, drive: SimulatedDrive, shards: int | None
+) -> None:
+    """By the caller's thread, in the same order, although another writes to the mount and can be left behind there."""
+    items, without = _Items(), _Items()
+    pack_dataset(without, tmp_path / "a.h5", shards=shards, progress=False)
+    target = tmp_path / "content" / "drive" / "MyDrive" / "a.h5"
+    report = pack_dataset(items, target, shards=shards, progress=False)
+    assert report.samples == {"train": 200}
+    assert items.threads == {threading.current_thread()}
+    assert items.taken == without.taken
+
+
+@pytest.mark.fuse
+def test_an_interrupt_in_a_dataset_that_is_packed_onto_a_mount_ends_the_work(
+    tmp_path: Path, drive: SimulatedDrive
+) -> None:
+    """And the work has cleared up after itself when the prompt is back."""
+    items = _Items(stops_at=60)
+    with pytest.raises(KeyboardInterrupt):
+        pack_dataset(items, tmp_path / "content" / "drive" / "MyDrive" / "a.h5", progress=False)
+    assert items.taken[-1] == 60
+    assert not [thread for thread in threading.enumerate() if thread.name == "colabstage-work"]
 
 
 class _Stopping(NullProgress):
