@@ -28,10 +28,11 @@ from colabstage.errors import (
 from colabstage.images.decode import decode_image
 from colabstage.images.options import ImageOptions
 from colabstage.io.files import make_folder
-from colabstage.io.ownership import remove_empty, remove_own, sweep_orphans, temp_beside
+from colabstage.io.ownership import remove_empty, sweep_orphans
 from colabstage.io.pipeline import PipelineLimits, run_pipeline
 from colabstage.io.progress import Cancellation, resolve_progress
 from colabstage.io.retry import RetryPolicy, read_with_retry
+from colabstage.io.temporaries import remove_own, temp_beside
 from colabstage.io.units import format_bytes
 from colabstage.layouts.table import Images
 from colabstage.load.reading.reader import SplitReader

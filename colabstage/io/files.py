@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from colabstage.errors import NotEnoughSpaceError, TargetNotWritableError
-from colabstage.io.ownership import atomic_path, remove_named, walk_parts
+from colabstage.io.ownership import atomic_path, remove_named
 from colabstage.io.pipeline import DaemonPool
 from colabstage.io.redaction import show_command
+from colabstage.io.temporaries import walk_parts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -13,7 +13,7 @@ import os
 from itertools import chain, islice, takewhile
 from typing import TYPE_CHECKING, Any, Self
 
-from colabstage.io.ownership import begin_journal
+from colabstage.io.temporaries import begin_journal
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping

@@ -2,11 +2,9 @@
 
 What is ours is told by evidence:
 
-- **A temporary** says so in its name, with the process that owns it: `.colabstage-NAME.OWNER.N.tmp`. So whoever finds
-  one can tell a dead owner's leftovers (removed) from a living one's work (left alone). That does not depend on any
-  lock, because locks are a fiction on many file systems that notebooks use. Everything in such a folder is ours.
-- **What goes** is renamed first, to `….old`, so that nobody goes on with half of it. What makes room for its successor
-  where names cannot be exchanged is `….was` for that moment: with nothing in its place it is put back, never swept.
+- **A temporary** says so in its name, with the process that owns it (see `temporaries`).
+- What makes room for its successor where names cannot be exchanged is `….was` for that moment: with nothing in its
+  place it is put back, never swept.
 - **A folder that was put in its place** has a deed beside it: size and time of everything in it, nothing left out. With
   anything else in it, or anything in it changed, it is not ours to replace.
 - **A file** is vouched for by its caller, by a manifest or record of ours; never a link, which is somebody's way to
@@ -20,33 +18,36 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
-import glob
 import hashlib
-import itertools
-import math
 import os
-import shutil
 import stat
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from colabstage.errors import TargetExistsError
+from colabstage.io.temporaries import (
+    DEED,
+    DRAFT,
+    OLD,
+    WAS,
+    check_own,
+    is_our_name,
+    last_touched,
+    name_and_owner,
+    owned_beside,
+    owned_name,
+    owner_is_alive,
+    owner_token,
+    remove_own,
+    shortened,
+    temp_beside,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
 
-_MARK = ".colabstage-"
-_TEMP, _OLD, _WAS = ".tmp", ".old", ".was"
-# What a deed is called until it is whole.
-_DEED, _DRAFT = ".deed", ".draft"
-_OWNED = (_TEMP, _OLD, _WAS, _DEED, _DRAFT)
-# What `fetch_files` and `extract_archive` leave beside what they made, and what that is called until the work is there.
-RECORD_SUFFIX, ANNOUNCED_SUFFIX = ".colabstage.json", ".coming"
-_counter = itertools.count()
-# 255 less the mark, the owner's token, the number and the suffix at their longest.
-_MAX_NAME_BYTES = 160
 # How long a rename by a process that cannot be asked may take before its work counts as given up.
 _FOREIGN_RENAME_S = 60.0
 _NO_FSYNC = frozenset({errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EBADF, errno.EROFS})
@@ -54,137 +55,6 @@ _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 _DEED_HEAD = b"colabstage deed 1"
 # Names that an error tells; more are counted.
 _TOLD = 3
-
-
-def current_world() -> str:
-    """Return eight hexadecimal digits that name what our process id is unique in: this boot of this container."""
-    facts = []
-    for path in ("/proc/sys/kernel/random/boot_id", "/proc/self/ns/pid"):
-        try:
-            facts.append(str(Path(path).readlink()) if path.endswith("pid") else Path(path).read_text(encoding="ascii"))
-        except OSError:
-            facts.append(path)
-    return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:8]
-
-
-def _started(pid: int) -> str:
-    """Return the kernel's start time of a process in clock ticks, empty when there is no such process."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
-    fields = stat.rpartition(")")[2].split()  # from field 3 of proc(5) on, after the command's name
-    # What has ended but was not waited for (Z, X) owns nothing any more.
-    return "" if fields[0] in "ZX" else fields[19]
-
-
-def owner_token() -> str:
-    """Identify this process among all that ever ran here: world, process id, start time."""
-    pid = os.getpid()
-    return f"{current_world()}-{pid}-{_started(pid)}"
-
-
-def owner_is_alive(token: str) -> bool | None:
-    """Return whether the process that made `token` still runs.
-
-    `None` when that cannot be judged from here: the token is another boot's or another container's, or was made
-    where the kernel does not tell when processes started.
-    """
-    # Process ids begin anew with each boot and in each container, so elsewhere they say nothing.
-    world, _, rest = token.partition("-")
-    pid, _, started = rest.partition("-")
-    if not pid.isdigit() or not started or world != current_world():
-        return None
-    return _started(int(pid)) == started
-
-
-def _short(name: str) -> str:
-    """Return `name`, cut where the owner and the rest around it would exceed the 255 bytes that file systems take."""
-    whole = os.fsencode(name)
-    if len(whole) <= _MAX_NAME_BYTES:
-        return name
-    return f"{whole[: _MAX_NAME_BYTES - 9].decode(errors='ignore')}-{hashlib.sha256(whole).hexdigest()[:8]}"
-
-
-def _owned_name(path: Path, suffix: str) -> Path:
-    return path.with_name(f"{_MARK}{_short(path.name)}.{owner_token()}.{next(_counter)}{suffix}")
-
-
-def temp_beside(path: Path) -> Path:
-    """Return a fresh temporary name in `path`'s folder that says who owns it."""
-    return _owned_name(path, _TEMP)
-
-
-def is_our_name(name: str) -> bool:
-    """Return whether a name is one of colabstage's own beside somebody's data: a temporary, a record, a deed."""
-    return name.startswith(_MARK) or (name[:1] == "." and name.removesuffix(ANNOUNCED_SUFFIX).endswith(RECORD_SUFFIX))
-
-
-def _name_and_owner(temp: Path) -> tuple[str, str] | None:
-    """Return what a temporary file stands in for, and its owner's token; `None` for any other file."""
-    base, suffix = os.path.splitext(temp.name)  # noqa: PTH122 - a name
-    if suffix not in _OWNED or not base.startswith(_MARK):
-        return None
-    parts = base.removeprefix(_MARK).rsplit(".", 2)
-    return (parts[0], parts[1]) if len(parts) == 3 else None
-
-
-def is_own(path: Path) -> bool:
-    """Return whether a path is a temporary of ours, or in one."""
-    return any(_name_and_owner(place) for place in (path, *path.parents))
-
-
-def _check_own(path: Path) -> None:
-    """Refuse what is neither a temporary of ours nor in one: a mistake in colabstage, not in how it is used."""
-    if not is_own(path):
-        msg = f"'{path}' is no temporary file of colabstage's, and not in one, so it is not removed or changed."
-        raise ValueError(msg)
-
-
-def leave_for_next(temp: Path) -> None:
-    """Leave a temporary file or folder of ours for whoever comes next, this process included.
-
-    Where that is not possible it is removed: nobody could tell that it is given up.
-    """
-    _check_own(temp)
-    base, _, number = temp.name.removesuffix(_TEMP).rpartition(".")
-    try:
-        # No process has the id 0, so the owner counts as dead.
-        temp.rename(temp.with_name(f"{base.rpartition('.')[0]}.{current_world()}-0-0.{number}{_TEMP}"))
-    except OSError:
-        remove_own(temp)
-
-
-def find_orphans(path: Path) -> list[Path]:
-    """Return what processes that died in this boot and container left unfinished for `path`; others' is not certain."""
-    return [entry for entry, owner in _owned_beside(path, _TEMP) if owner_is_alive(owner) is False]
-
-
-def _owned_beside(path: Path, suffix: str) -> Iterator[tuple[Path, str]]:
-    """Return what has an owned name for `path`, with the owner."""
-    wanted = _short(path.name)
-    for entry in sorted(path.parent.glob(f"{_MARK}{glob.escape(wanted)}.*{suffix}")):
-        parts = _name_and_owner(entry)
-        if parts is not None and parts[0] == wanted:
-            yield entry, parts[1]
-
-
-def take_orphan(orphan: Path, temp: Path) -> bool:
-    """Rename what `find_orphans` found to `temp`, our own name; whether it was still there.
-
-    The rename is atomic, so of several that try, one succeeds.
-    """
-    _check_own(orphan)
-    try:
-        orphan.rename(temp)
-    except OSError:
-        return False
-    return True
-
-
-def adopt_orphan(path: Path, temp: Path) -> bool:
-    """Take over what a dead process left unfinished for `path`, under `temp`; whether there was anything."""
-    return any(take_orphan(orphan, temp) for orphan in find_orphans(path))
 
 
 def sweep_orphans(
@@ -204,17 +74,17 @@ def sweep_orphans(
         return removed
     deeds: dict[str, list[Path]] = {}
     for entry in list(folder.iterdir()):
-        found = _name_and_owner(entry)
-        if found is None or (name and found[0] != _short(name)) or not found[0].startswith(prefix):
+        found = name_and_owner(entry)
+        if found is None or (name and found[0] != shortened(name)) or not found[0].startswith(prefix):
             continue
-        if entry.suffix == _DEED:
+        if entry.suffix == DEED:
             deeds.setdefault(name or found[0], []).append(entry)
             continue
-        alive = owner_is_alive(found[1]) and not (entry.suffix == _OLD and found[1] == owner_token())
-        if alive or (alive is None and time.time() - _last_touched(entry) < foreign_age_s):
+        alive = owner_is_alive(found[1]) and not (entry.suffix == OLD and found[1] == owner_token())
+        if alive or (alive is None and time.time() - last_touched(entry) < foreign_age_s):
             continue
         target = folder / (name or found[0])
-        if entry.suffix == _WAS and (put_back(target) or not os.path.lexists(target)):
+        if entry.suffix == WAS and (put_back(target) or not os.path.lexists(target)):
             continue
         remove_own(entry, empty=empty)  # another sweeper may be at it too
         if not os.path.lexists(entry):
@@ -237,9 +107,9 @@ def _sweep_deeds(target: Path, deeds: list[Path], foreign_age_s: float) -> list[
         return []
     removed = []
     for deed in deeds:
-        _, owner = _name_and_owner(deed) or ("", "")
+        _, owner = name_and_owner(deed) or ("", "")
         alive = owner_is_alive(owner)
-        if deed != best and (alive is False or (alive is None and time.time() - _last_touched(deed) > foreign_age_s)):
+        if deed != best and (alive is False or (alive is None and time.time() - last_touched(deed) > foreign_age_s)):
             remove_named(deed)
             removed.append(deed)
     return removed
@@ -249,7 +119,7 @@ def put_back(target: Path) -> bool:
     """Put back what made room for a successor that never came, because its maker died; whether there was anything."""
     if os.path.lexists(target):
         return False
-    for entry, owner in _owned_beside(target, _WAS):
+    for entry, owner in owned_beside(target, WAS):
         alive = owner_is_alive(owner)
         with contextlib.suppress(OSError):
             if alive is False or (alive is None and time.time() - entry.lstat().st_ctime > _FOREIGN_RENAME_S):
@@ -258,101 +128,10 @@ def put_back(target: Path) -> bool:
     return False
 
 
-def walk_parts(path: Path) -> Iterator[Path]:
-    """Return `path` itself, and all files and folders below it, while others may be making and removing some.
-
-    What goes meanwhile is left out or, when it went after it was seen, named all the same; `Path.rglob` would raise.
-    """
-    yield path
-    for folder, folders, files in os.walk(path):
-        for name in (*folders, *files):
-            yield Path(folder, name)
-
-
-def _last_touched(path: Path) -> float:
-    """Return when a file, or anything in a folder, was last written, since 1970; infinity when it just went."""
-    latest = -math.inf
-    for part in walk_parts(path):
-        try:
-            latest = max(latest, part.lstat().st_mtime)
-        except FileNotFoundError:
-            return math.inf
-    return latest
-
-
-def remove_own(path: Path, *, empty: bool = False) -> None:
-    """Remove a temporary of ours, or something in one, as far as it goes; nothing there is fine.
-
-    It never raises for what a disk answers, because it clears up after errors that must not be hidden; a later sweep
-    finds what stays. `empty`: empty a file first, for Google Drive, whose trash counts against the account; one that
-    has another name as well is somebody's copy, and only loses this one.
-
-    Raises:
-        ValueError: it is none of ours; a mistake in colabstage.
-    """
-    _check_own(path)
-    with contextlib.suppress(OSError):
-        found = path.lstat()
-        if not stat.S_ISDIR(found.st_mode):
-            if empty and stat.S_ISREG(found.st_mode) and found.st_nlink == 1:
-                with contextlib.suppress(OSError):  # an account that is full may refuse even this
-                    os.truncate(path, 0)
-            path.unlink()
-            return
-        if path.suffix == _TEMP and _name_and_owner(path):
-            # Half a folder must not be gone on with.
-            path = path.rename(path.with_suffix(_OLD))
-        shutil.rmtree(path, ignore_errors=True)
-
-
-def rename_own(path: Path, to: Path) -> Path:
-    """Give a temporary of ours, or something in one, a name in one too, or one that nothing has; returns that.
-
-    Raises:
-        ValueError: it is none of ours; a mistake in colabstage.
-        TargetExistsError: something has that name, and it is not in a temporary of ours.
-        OSError: as the disk answers.
-    """
-    _check_own(path)
-    if not is_own(to) and os.path.lexists(to):
-        msg = f"'{to}' is there already. Rename it, then try again."
-        raise TargetExistsError(msg)
-    return path.replace(to)
-
-
 def remove_empty(folder: Path) -> None:
     """Remove a folder that holds nothing; any other stays."""
     with contextlib.suppress(OSError):
         folder.rmdir()
-
-
-def cut_own(path: Path, size: int) -> None:
-    """Set the length in bytes of a file in a temporary of ours.
-
-    Raises:
-        ValueError: it is none of ours; a mistake in colabstage.
-    """
-    _check_own(path)
-    os.truncate(path, size)
-
-
-def begin_journal(path: Path, lines: Iterable[bytes]) -> int:
-    """Begin a journal in a temporary of ours anew; it replaces the one that is there when it is whole.
-
-    Returns:
-        Its handle, which appends.
-    """
-    _check_own(path)
-    fresh = path.with_name(f"{path.name}.new")
-    handle = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o644)
-    try:
-        for line in lines:
-            os.write(handle, line)
-        fresh.replace(path)
-    except BaseException:
-        os.close(handle)
-        raise
-    return handle
 
 
 def remove_vouched(path: Path, ours: Callable[[Path], bool], *, empty: bool = False) -> bool:
@@ -365,7 +144,7 @@ def remove_vouched(path: Path, ours: Callable[[Path], bool], *, empty: bool = Fa
     if path.is_symlink() or not ours(path):
         return False
     # Renamed first, so that nobody opens a file that is half gone.
-    going = _owned_name(path, _OLD)
+    going = owned_name(path, OLD)
     path.rename(going)
     remove_own(going, empty=empty)
     return True
@@ -426,7 +205,7 @@ def put_file(made: Path, target: Path, *, replaces: Callable[[Path], bool]) -> N
         TargetExistsError: it may not, or a folder stands there.
         OSError: as the disk answers.
     """
-    _check_own(made)
+    check_own(made)
     if os.path.lexists(target) and (stat.S_ISDIR(target.lstat().st_mode) or not replaces(target)):
         msg = f"'{target}' is there already, and colabstage did not make it as it is now. Rename it, then try again."
         raise TargetExistsError(msg)
@@ -533,7 +312,7 @@ def look_at(target: Path) -> Standing:
     if not there:
         return Standing("empty folder")
     # There may be several: an announced one that never came to pass fits worse than the one before it.
-    deeds = [_read_deed(path) for path, _ in _owned_beside(target, _DEED)]
+    deeds = [_read_deed(path) for path, _ in owned_beside(target, DEED)]
     known = [_compare(listed, there) for listed in deeds if listed is not None]
     return min(known, key=Standing.distance, default=Standing("folder"))
 
@@ -567,17 +346,17 @@ def put_folder(
         TargetExistsError: something stands there that is not ours, or not as we made it. Nothing has changed.
         OSError: as the disk answers.
     """
-    _check_own(made)
+    check_own(made)
     listed = _take_inventory(made)
     if not overwrite:
         check_replaceable(target)
-    deed = _owned_name(target, _DEED)
+    deed = owned_name(target, DEED)
     _write_deed(deed, listed)
     announce(_digest(listed))
     _swap(made, target)
     if not deed.exists():  # another thread that put the same there has cleared up
         _write_deed(deed, listed)
-    for path, owner in list(_owned_beside(target, _DEED)):
+    for path, owner in list(owned_beside(target, DEED)):
         # Earlier states' deeds; one of a living process is announced for what it is about to put there.
         if path != deed and (owner == owner_token() or not owner_is_alive(owner)):
             remove_named(path)
@@ -605,11 +384,11 @@ def _swap(made: Path, target: Path) -> None:
         made.rename(target)
         return
     # Out of what others go on with: after an exchange, this is the name of what stood at the target.
-    was = made.rename(_owned_name(target, _WAS))
+    was = made.rename(owned_name(target, WAS))
     try:
         if not _exchange(was, target):
             # No exchange here: for a moment nothing stands at the target, and `put_back` helps who dies in it.
-            coming, was = was, target.rename(_owned_name(target, _WAS))
+            coming, was = was, target.rename(owned_name(target, WAS))
             try:
                 coming.rename(target)
             except BaseException:
@@ -620,7 +399,7 @@ def _swap(made: Path, target: Path) -> None:
         with contextlib.suppress(OSError):
             was.rename(made)
         raise
-    remove_own(was.rename(was.with_suffix(_OLD)))
+    remove_own(was.rename(was.with_suffix(OLD)))
 
 
 def _exchange(one: Path, other: Path) -> bool:
@@ -663,7 +442,7 @@ def _take_inventory(folder: Path) -> dict[str, str]:
 
 def _write_deed(deed: Path, listed: dict[str, str]) -> None:
     # Not a temporary for the deed's own name, which nobody would ask for, nor one for the folder's, which is adopted.
-    draft = deed.with_suffix(_DRAFT)
+    draft = deed.with_suffix(DRAFT)
     try:
         draft.write_bytes(_deed_text(listed))
         sync_file(draft)

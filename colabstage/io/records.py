@@ -15,7 +15,8 @@ from dataclasses import MISSING, dataclass, fields, is_dataclass
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from colabstage.io.files import read_json, write_json
-from colabstage.io.ownership import ANNOUNCED_SUFFIX, RECORD_SUFFIX, remove_named, rename_named, sweep_orphans
+from colabstage.io.ownership import remove_named, rename_named, sweep_orphans
+from colabstage.io.temporaries import ANNOUNCED_SUFFIX, RECORD_SUFFIX
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from colabstage.io.files import disk_use
-from colabstage.io.ownership import find_orphans, leave_for_next, remove_own, sweep_orphans, take_orphan, temp_beside
+from colabstage.io.ownership import sweep_orphans
+from colabstage.io.temporaries import find_orphans, leave_for_next, remove_own, take_orphan, temp_beside
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -52,6 +53,8 @@ def open_workspace(
     *,
     accepts: Callable[[Path], bool] = lambda _: True,
     keeps: Callable[[Path, BaseException], bool] = always,
+    answers: Callable[[Path], bool] = lambda _: True,
+    empty: bool = False,
 ) -> Iterator[Workspace]:
     """Yield a folder beside `target` to make it in; it goes when the block ends well.
 
@@ -62,6 +65,9 @@ def open_workspace(
             the others are removed.
         keeps: asked, when the block ends with an error, whether the folder stays for the next call. It is told the
             folder and the error.
+        answers: asked first, when the block ends with an error, whether the disk answers at all: on a mount that hangs,
+            clearing up would never end. What stays there is swept by the next call.
+        empty: whether files are emptied before they are removed, as for `remove_own`.
 
     Raises:
         OSError: the folder cannot be made.
@@ -71,17 +77,19 @@ def open_workspace(
     orphans = sorted(find_orphans(target), key=disk_use, reverse=True)
     # A file was left by work of another kind for the same target: a copy that was to become it.
     resumed = any(orphan.is_dir() and accepts(orphan) and take_orphan(orphan, folder) for orphan in orphans)
-    sweep_orphans(target.parent, name=target.name)
+    sweep_orphans(target.parent, name=target.name, empty=empty)
     if not resumed:
         folder.mkdir()
     try:
         yield Workspace(folder, resumed)
     except BaseException as error:
+        if not answers(folder):
+            raise
         # The block may have put the folder itself in its place. Asked so that a mount which has died meanwhile hides
         # no error of the block's.
         if os.path.lexists(folder) and keeps(folder, error):
             leave_for_next(folder)
         else:
-            remove_own(folder)
+            remove_own(folder, empty=empty)
         raise
-    remove_own(folder)
+    remove_own(folder, empty=empty)

@@ -36,10 +36,11 @@ from colabstage.h5.manifest import (
 )
 from colabstage.h5.schema import FORMAT_VERSION, RESIZER_ATTRIBUTE, SHARD_SET_ATTRIBUTE
 from colabstage.io.files import disk_use
-from colabstage.io.ownership import find_orphans, put_file, remove_own, whatever_is_there
+from colabstage.io.ownership import put_file, whatever_is_there
 from colabstage.io.page import notes, page
 from colabstage.io.pipeline import PipelineLimits
 from colabstage.io.retry import RetryPolicy, translate_write_error
+from colabstage.io.temporaries import find_orphans, remove_own
 from colabstage.io.units import format_bytes, format_duration, format_rate
 from colabstage.io.workspace import only_for, open_workspace
 from colabstage.layouts.table import Boxes, Images, Values

@@ -14,8 +14,9 @@ from colabstage.errors import LayoutError, OptionError
 from colabstage.images.decode import ImageFacts, decode_image, fit_pixels, probe_image
 from colabstage.images.options import ImageOptions
 from colabstage.images.resample import can_torch_resize
-from colabstage.io.ownership import remove_own, sweep_orphans, temp_beside
+from colabstage.io.ownership import sweep_orphans
 from colabstage.io.retry import RetryPolicy, read_with_retry
+from colabstage.io.temporaries import remove_own, temp_beside
 from colabstage.layouts.detect import detect_layout
 from colabstage.layouts.items import read_dataset
 from colabstage.layouts.reading import read_each

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 import xxhash
 
 from colabstage.io.journal import Journal, walk_journal
-from colabstage.io.ownership import current_world
+from colabstage.io.temporaries import current_world
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

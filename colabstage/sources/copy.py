@@ -12,9 +12,9 @@ from colabstage.errors import (
     SourceReadError,
 )
 from colabstage.io.files import block_ranges, hash_block, pread_exactly, pwrite_exactly
-from colabstage.io.ownership import cut_own
 from colabstage.io.pipeline import PipelineLimits, run_pipeline
 from colabstage.io.retry import RetryPolicy, read_with_retry, typed_write_errors
+from colabstage.io.temporaries import cut_own
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

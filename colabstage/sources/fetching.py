@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from colabstage.errors import DriveError, OptionError, SourceChangedError, SourceError, TargetExistsError, printable
 from colabstage.io.files import disk_use, make_folder
-from colabstage.io.ownership import find_orphans, look_at, put_back, put_file, put_folder
+from colabstage.io.ownership import look_at, put_back, put_file, put_folder
 from colabstage.io.progress import Cancellation, Progress, cancellation_of, resolve_progress
 from colabstage.io.retry import RetryPolicy, typed_write_errors
+from colabstage.io.temporaries import find_orphans
 from colabstage.io.units import format_bytes, format_duration, format_rate
 from colabstage.machine.drive import drive_root
 from colabstage.machine.mounts import require_answer

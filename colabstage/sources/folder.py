@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Self
 from colabstage.errors import CancelledError, DriveError, SourceError, TargetExistsError
 from colabstage.io.files import hash_ranges
 from colabstage.io.journal import Journal, read_journal
-from colabstage.io.ownership import find_orphans, put_folder, remove_own
+from colabstage.io.ownership import put_folder
 from colabstage.io.retry import typed_write_errors
+from colabstage.io.temporaries import find_orphans, remove_own
 from colabstage.io.workspace import only_for, open_workspace
 from colabstage.sources.tree import fetch_tree
 

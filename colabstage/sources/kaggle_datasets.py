@@ -33,9 +33,9 @@ from colabstage.errors import (
     TargetExistsError,
 )
 from colabstage.io.files import disk_use, make_folder
-from colabstage.io.ownership import rename_own
 from colabstage.io.redaction import hide_secrets, show_address
 from colabstage.io.retry import RetryPolicy
+from colabstage.io.temporaries import rename_own
 from colabstage.io.workspace import open_workspace
 from colabstage.machine.platforms import detect_platform, system_root
 from colabstage.sources.remote import TransientError

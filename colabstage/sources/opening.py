@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from colabstage.errors import ChecksumMismatchError, OptionError, SourceReadError
 from colabstage.io.files import read_json, write_json
-from colabstage.io.ownership import (
+from colabstage.io.retry import RetryPolicy, read_with_retry, typed_write_errors
+from colabstage.io.temporaries import (
     find_orphans,
     is_our_name,
     leave_for_next,
@@ -18,7 +19,6 @@ from colabstage.io.ownership import (
     take_orphan,
     temp_beside,
 )
-from colabstage.io.retry import RetryPolicy, read_with_retry, typed_write_errors
 from colabstage.machine.drive_client import ask_md5s
 from colabstage.machine.mounts import is_slow_mount, require_answer
 from colabstage.sources.identity import SourceIdentity, identify_archive, identify_remote, identify_tree

@@ -6,8 +6,9 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from colabstage.io.files import block_ranges, hash_ranges
-from colabstage.io.ownership import current_world, look_at, sweep_orphans
+from colabstage.io.ownership import look_at, sweep_orphans
 from colabstage.io.records import RecordFile
+from colabstage.io.temporaries import current_world
 from colabstage.machine.resources import usable_cores
 from colabstage.sources.identity import SourceIdentity  # noqa: TC001 - the record's schema
 from colabstage.sources.transfer.partial_file import BLOCK_BYTES

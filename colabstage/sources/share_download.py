@@ -21,7 +21,7 @@ from colabstage.errors import (
     TargetNotWritableError,
 )
 from colabstage.io.files import read_json, write_json
-from colabstage.io.ownership import remove_own, rename_own
+from colabstage.io.temporaries import remove_own, rename_own
 from colabstage.sources.remote import TransientError
 from colabstage.sources.share_pages import OWN_COPY, WebAnswer, judge_answer
 from colabstage.sources.share_service import CONNECT_TIMEOUT_S, READ_TIMEOUT_S, short_reason, wait_or_cancel

@@ -21,9 +21,9 @@ from colabstage.errors import (
     TargetExistsError,
 )
 from colabstage.io.files import disk_use, hash_block, make_folder
-from colabstage.io.ownership import remove_own, rename_own
 from colabstage.io.progress import Cancellation
 from colabstage.io.retry import RetryPolicy
+from colabstage.io.temporaries import remove_own, rename_own
 from colabstage.io.units import format_bytes
 from colabstage.io.workspace import open_workspace
 from colabstage.sources.remote import RemoteFacts, TransientError

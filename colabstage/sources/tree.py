@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, runtime_checkab
 
 from colabstage.errors import SourceReadError, UnsafeArchiveError
 from colabstage.io.files import block_ranges, hash_block, pread_exactly
-from colabstage.io.ownership import remove_own, temp_beside
 from colabstage.io.pipeline import DaemonPool, PipelineLimits, run_pipeline
 from colabstage.io.progress import Cancellation
 from colabstage.io.retry import RetryPolicy, read_with_retry, translate_write_error, typed_write_errors
+from colabstage.io.temporaries import remove_own, temp_beside
 from colabstage.io.units import format_bytes
 from colabstage.sources.copy import TargetFile
 from colabstage.sources.remote_files import RemoteFileTree

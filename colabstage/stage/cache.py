@@ -9,17 +9,10 @@ from typing import TYPE_CHECKING, Literal
 from colabstage.errors import CancelledError, ColabstageError, DriveError, SourceError
 from colabstage.h5.manifest import Manifest, manifest_path, read_manifest, remove_manifest, write_manifest
 from colabstage.io.files import disk_use, make_folder
-from colabstage.io.ownership import (
-    adopt_orphan,
-    leave_for_next,
-    move_vouched,
-    put_file,
-    remove_own,
-    sweep_orphans,
-    temp_beside,
-    whatever_is_there,
-)
+from colabstage.io.ownership import move_vouched, put_file, remove_empty, whatever_is_there
 from colabstage.io.retry import RetryPolicy
+from colabstage.io.temporaries import remove_own
+from colabstage.io.workspace import only_for, open_workspace
 from colabstage.machine.drive import ask_drives, drive_root
 from colabstage.machine.mounts import silence_of
 from colabstage.machine.platforms import detect_platform
@@ -120,41 +113,44 @@ def restore_pack(
     """
     size = cached.manifest.size
     target = request.pack_path
-    model = restore_name(request)
-    temp = temp_beside(model)
     kept = 0
 
     def keep(nbytes: int) -> None:
         nonlocal kept
         kept += nbytes
 
+    make_folder(request.folder)
     try:
-        resumed = _take_over(target, model, temp)
-        sweep_orphans(request.folder, name=model.name)
-        # A mounted Drive keeps what passes through it on the same disk.
-        copies = 2 if drive_root(cached.path) is not None else 1
-        here = min(disk_use(temp), size) if resumed else 0
-        check_space(request.folder, copies * (size - here), f"The packed copy of '{request.source.name}'")
-        make_folder(request.folder)
-        with progress.step("copy from cache", total=size, unit="B") as step:
-            copy_blocks(
-                cached.path,
-                temp,
-                size=size,
-                block_bytes=cached.manifest.block_bytes,
-                expected=cached.manifest.hashes,
-                step=step,
-                cancellation=cancellation,
-                policy=RetryPolicy(),
-                keep=keep if resumed else None,
-            )
-        remove_manifest(target)
-        put_file(temp, target, replaces=whatever_is_there)  # in the dataset's own folder, under its own name
-    except (KeyboardInterrupt, CancelledError, SourceError, DriveError):
-        leave_for_next(temp)
-        raise
+        with open_workspace(
+            restore_name(request), keeps=only_for(KeyboardInterrupt, CancelledError, SourceError, DriveError)
+        ) as workspace:
+            temp, resumed = workspace.path / target.name, workspace.resumed
+            if target.is_file() and not manifest_path(target).exists():
+                # An interrupted run had all of it in place, and nothing vouches for it: each block is compared again.
+                remove_own(temp)
+                move_vouched(target, temp, whatever_is_there)
+                resumed = True
+            # A mounted Drive keeps what passes through it on the same disk.
+            copies = 2 if drive_root(cached.path) is not None else 1
+            here = min(disk_use(workspace.path), size) if resumed else 0
+            check_space(request.folder, copies * (size - here), f"The packed copy of '{request.source.name}'")
+            with progress.step("copy from cache", total=size, unit="B") as step:
+                copy_blocks(
+                    cached.path,
+                    temp,
+                    size=size,
+                    block_bytes=cached.manifest.block_bytes,
+                    expected=cached.manifest.hashes,
+                    step=step,
+                    cancellation=cancellation,
+                    policy=RetryPolicy(),
+                    keep=keep if resumed else None,
+                )
+            # The manifest goes first: who dies now leaves a pack that nothing vouches for, and is gone on with above.
+            remove_manifest(target)
+            put_file(temp, target, replaces=whatever_is_there)  # in the dataset's own folder, under its own name
     except BaseException:
-        remove_own(temp)
+        remove_empty(request.folder)  # it is, unless something was there before or was kept for the next try
         raise
     write_manifest(target, cached.manifest)
     return size, kept
@@ -163,14 +159,3 @@ def restore_pack(
 def restore_name(request: StageRequest) -> Path:
     """Name what an unfinished copy from the cache is called: not the pack itself, whose leftovers are packed on."""
     return request.pack_path.with_name(f"{request.pack_path.name}.copy")
-
-
-def _take_over(target: Path, model: Path, temp: Path) -> bool:
-    """Make `temp` of what an interrupted copy left; whether there was anything."""
-    if not target.parent.is_dir():
-        return False
-    if target.is_file() and not manifest_path(target).exists():
-        # All of it was here, but nothing vouches for it.
-        move_vouched(target, temp, whatever_is_there)
-        return True
-    return adopt_orphan(model, temp)

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Self
 
 from colabstage.errors import ChecksumMismatchError
 from colabstage.io.files import disk_use
-from colabstage.io.ownership import find_orphans, sweep_orphans
+from colabstage.io.ownership import sweep_orphans
 from colabstage.io.retry import RetryPolicy
+from colabstage.io.temporaries import find_orphans
 from colabstage.machine.resources import check_space
 from colabstage.sources.opening import Download
 from colabstage.sources.transfer.streaming_copy import StreamingCopy

@@ -23,7 +23,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from colabstage.errors import (
-    ColabstageError,
     DamagedPackError,
     NewerFormatError,
     SourceChangedError,
@@ -45,19 +44,11 @@ from colabstage.h5.manifest import (
     write_manifest,
 )
 from colabstage.io.files import block_ranges, disk_use, hash_ranges, make_folder, target_file
-from colabstage.io.ownership import (
-    adopt_orphan,
-    atomic_path,
-    move_vouched,
-    put_file,
-    remove_own,
-    remove_vouched,
-    sweep_orphans,
-    temp_beside,
-)
+from colabstage.io.ownership import atomic_path, move_vouched, put_file, remove_vouched, sweep_orphans
 from colabstage.io.progress import cancellation_of, resolve_progress
-from colabstage.io.retry import RetryPolicy, read_with_retry, translate_write_error
+from colabstage.io.retry import RetryPolicy, read_with_retry, typed_write_errors
 from colabstage.io.units import format_bytes, format_duration, format_rate
+from colabstage.io.workspace import open_workspace
 from colabstage.machine.drive import drive_root
 from colabstage.machine.mounts import require_answer, silence_of
 from colabstage.machine.resources import check_space, usable_cores
@@ -263,7 +254,6 @@ def _copy(
     cancellation: Cancellation,
 ) -> int:
     """Bring the file with its manifest to its place; returns the bytes that were there from before."""
-    temp = temp_beside(target)
     kept = 0
 
     def keep(nbytes: int) -> None:
@@ -271,30 +261,39 @@ def _copy(
         kept += nbytes
 
     try:
-        resumed = adopt_orphan(target, temp)
-        sweep_leftovers_of(target)
-        in_place = min(disk_use(temp), state.nbytes) if resumed else 0
-        check_space(target.parent, state.nbytes - in_place, f"The copy of '{source.name}'")
-        hashes = copy_blocks(
-            source,
-            temp,
-            size=state.nbytes,
-            block_bytes=BLOCK_BYTES,
-            expected=None if known is None else known.hashes,
-            step=step,
-            cancellation=cancellation,
-            policy=RetryPolicy(),
-            keep=keep if resumed else None,
-        )
-        read_with_retry(lambda: _read_back(temp, state.nbytes, hashes, cancellation), str(temp), policy=RetryPolicy())
-        _check_unchanged(source, state)
-        _replace(temp, target, known or Manifest(state.nbytes, BLOCK_BYTES, tuple(hashes)))
-    except BaseException as error:
-        # On a mount that hangs, clearing up would never end; the next call sweeps.
-        if silence_of(temp) is None:
-            remove_own(temp, empty=_keeps_trash(target))
-        if isinstance(error, (DamagedPackError, SourceReadError)):
+        with (
+            typed_write_errors(target),
+            open_workspace(
+                target,
+                keeps=lambda *_: False,
+                answers=lambda folder: silence_of(folder) is None,
+                empty=_keeps_trash(target),
+            ) as workspace,
+        ):
+            sweep_leftovers_of(target)
+            in_place = min(disk_use(workspace.path), state.nbytes) if workspace.resumed else 0
+            check_space(target.parent, state.nbytes - in_place, f"The copy of '{source.name}'")
+            temp = workspace.path / target.name
+            hashes = copy_blocks(
+                source,
+                temp,
+                size=state.nbytes,
+                block_bytes=BLOCK_BYTES,
+                expected=None if known is None else known.hashes,
+                step=step,
+                cancellation=cancellation,
+                policy=RetryPolicy(),
+                keep=keep if workspace.resumed else None,
+            )
+            # The mount may have answered "written" for what it could not keep.
+            read_with_retry(
+                lambda: _read_back(temp, state.nbytes, hashes, cancellation), str(temp), policy=RetryPolicy()
+            )
             _check_unchanged(source, state)
+            _replace(temp, target, known or Manifest(state.nbytes, BLOCK_BYTES, tuple(hashes)))
+    except (DamagedPackError, SourceReadError):
+        # A source that somebody writes to looks damaged; that is the cause to tell.
+        _check_unchanged(source, state)
         raise
     return kept
 
@@ -330,18 +329,13 @@ def _replace(temp: Path, target: Path, manifest: Manifest) -> None:
     """
     previous = previous_path(target)
     _check_replaceable(target)
-    try:
-        there = _manifest_of(target, target.stat().st_size) if target.exists() else None
-        if there is not None:
-            discard_version(previous)
-            write_manifest(previous, there)
-            move_vouched(target, previous, is_as_written)
-        write_manifest(target, manifest)
-        put_file(temp, target, replaces=lambda _: False)
-    except ColabstageError:
-        raise
-    except OSError as error:
-        raise translate_write_error(error, target) from error
+    there = _manifest_of(target, target.stat().st_size) if target.exists() else None
+    if there is not None:
+        discard_version(previous)
+        write_manifest(previous, there)
+        move_vouched(target, previous, is_as_written)
+    write_manifest(target, manifest)
+    put_file(temp, target, replaces=lambda _: False)
 
 
 def sweep_leftovers_of(target: Path) -> None:

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from colabstage.errors import ColabstageError, DriveDisconnectedError, OptionError
 from colabstage.h5.manifest import read_manifest
 from colabstage.io.files import clear_lock, disk_use, local_lock, read_json
-from colabstage.io.ownership import is_our_name, look_at, remove_vouched, sweep_orphans
+from colabstage.io.ownership import look_at, remove_vouched, sweep_orphans
+from colabstage.io.temporaries import is_our_name
 from colabstage.io.units import format_bytes, format_duration
 from colabstage.machine.drive import drive_root
 from colabstage.machine.mounts import require_answer

@@ -24,9 +24,10 @@ from colabstage.errors import (
 from colabstage.h5.info import read_info
 from colabstage.h5.manifest import read_manifest, remove_manifest
 from colabstage.io.files import make_folder, make_own_folder
-from colabstage.io.ownership import check_replaceable, put_back, remove_empty, remove_own, sweep_orphans, temp_beside
+from colabstage.io.ownership import check_replaceable, put_back, remove_empty, sweep_orphans
 from colabstage.io.progress import NullProgress, Progress, cancellation_of
 from colabstage.io.retry import RetryPolicy
+from colabstage.io.temporaries import remove_own, temp_beside
 from colabstage.io.units import format_bytes, format_count
 from colabstage.machine.resources import check_space, free_space
 from colabstage.machine.watched import run_watched

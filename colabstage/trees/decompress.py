@@ -18,7 +18,7 @@ from typing import IO, TYPE_CHECKING, Any, Self, cast
 
 from colabstage.errors import ArchiveError, ColabstageError, CorruptArchiveError, NotEnoughSpaceError, SourceReadError
 from colabstage.io.files import make_folder
-from colabstage.io.ownership import remove_own, temp_beside
+from colabstage.io.temporaries import remove_own, temp_beside
 from colabstage.io.units import format_bytes
 from colabstage.trees.archive_bytes import SourceFile, TemporaryBytes
 from colabstage.trees.contents import HEAD_BYTES, Compression, compression_of

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from colabstage.errors import UnsafeArchiveError
-from colabstage.io.ownership import is_our_name
+from colabstage.io.temporaries import is_our_name
 from colabstage.io.units import format_bytes
 from colabstage.trees.entries import first_repeated
 

@@ -29,8 +29,8 @@ from colabstage.errors import (
     UnsafeArchiveError,
 )
 from colabstage.io.files import block_ranges, make_folder, pread_exactly
-from colabstage.io.ownership import remove_own, rename_own, temp_beside
 from colabstage.io.progress import Cancellation
+from colabstage.io.temporaries import remove_own, rename_own, temp_beside
 from colabstage.trees.archive_bytes import LocalBytes, owners_bytes
 from colabstage.trees.contents import HEAD_BYTES, tool_archive_kind
 from colabstage.trees.names import (

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from colabstage.io.journal import Journal, read_journal
-from colabstage.io.ownership import leave_for_next, temp_beside
+from colabstage.io.temporaries import leave_for_next, temp_beside
 from colabstage.io.workspace import Workspace, always, only_for, open_workspace, unless
 
 if TYPE_CHECKING:

@@ -21,10 +21,10 @@ from colabstage.errors import (
     SourceReadError,
 )
 from colabstage.h5.create import create_pack
-from colabstage.io.ownership import temp_beside
 from colabstage.io.pipeline import PipelineLimits
 from colabstage.io.progress import Cancellation, NullProgress
 from colabstage.io.retry import RetryPolicy
+from colabstage.io.temporaries import temp_beside
 from colabstage.pack.execute import run_pack
 from colabstage.pack.job import PackJob, prepare_pack
 from colabstage.pack.journal import PackJournal

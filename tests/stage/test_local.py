@@ -29,8 +29,8 @@ from colabstage.errors import (
     UnsafeArchiveError,
 )
 from colabstage.h5.manifest import manifest_path, read_manifest
-from colabstage.io.ownership import leave_for_next, temp_beside
 from colabstage.io.progress import NullProgress, ProgressStep
+from colabstage.io.temporaries import leave_for_next, temp_beside
 from colabstage.stage.run import plan_stage, stage_dataset
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from colabstage.errors import NotEnoughSpaceError, TargetExistsError, TargetNotWritableError
-from colabstage.io import ownership
+from colabstage.io import ownership, temporaries
 from colabstage.io.files import make_folder
 from colabstage.machine.drive import _drives, find_drive
 from colabstage.machine.platforms import SYSTEM_ROOT_VARIABLE
@@ -228,7 +228,7 @@ class TestFolders:
 _KILLED_AT = """
 import os, shutil, sys
 from pathlib import Path
-from colabstage.io import ownership
+from colabstage.io import ownership, temporaries
 from colabstage.sources.fetching import fetch_files
 source, target, step = sys.argv[1:]
 if step == "removing":
@@ -281,8 +281,8 @@ class TestOursIsNoSource:
         """Half of an extraction, its record and its deed are left out."""
         source = tmp_path / "source"
         extract_archive(write_zip(tmp_path / "a.zip", {"cat/1.txt": "1"}), source / "train", progress=False)
-        ownership.leave_for_next(
-            write(ownership.temp_beside(source / "test") / "tree" / "dog" / "1.txt", "2").parents[2]
+        temporaries.leave_for_next(
+            write(temporaries.temp_beside(source / "test") / "tree" / "dog" / "1.txt", "2").parents[2]
         )
         assert read(fetch(source, tmp_path / "here")) == {"train": "", "train/cat": "", "train/cat/1.txt": "1"}
 
@@ -315,8 +315,8 @@ class TestOursIsNoSource:
             "progress": False,
         }
         stage_dataset(source, **options)
-        left = write(ownership.temp_beside(tmp_path / "local" / f"{_copy_prefix(str(source))}a.zip") / "data", "half")
-        ownership.leave_for_next(left.parent)
+        left = write(temporaries.temp_beside(tmp_path / "local" / f"{_copy_prefix(str(source))}a.zip") / "data", "half")
+        temporaries.leave_for_next(left.parent)
         stage_dataset(source, **options)
         assert list((tmp_path / "local").glob(".colabstage-*.tmp")) == []
 
@@ -408,16 +408,17 @@ class Killer:
     @contextlib.contextmanager
     def armed(self) -> Iterator[None]:
         """Whatever is called in here may die, as a process of its own."""
-        me = ownership.owner_token()
+        me = temporaries.owner_token()
         token = f"{me}0{id(self)}"
         with contextlib.ExitStack() as stack:
             for name in self.steps:
                 stack.enter_context(mock.patch.object(Path, name, self.step(getattr(Path, name))))
             for place, name in ((shutil, "rmtree"), (os, "truncate"), (ownership, "_exchange")):
                 stack.enter_context(mock.patch.object(place, name, self.step(getattr(place, name))))
-            stack.enter_context(mock.patch.object(ownership, "owner_token", return_value=token))
-            alive = ownership.owner_is_alive
-            stack.enter_context(mock.patch.object(ownership, "owner_is_alive", lambda one: one == token or alive(one)))
+            alive = temporaries.owner_is_alive
+            for module in (temporaries, ownership):
+                stack.enter_context(mock.patch.object(module, "owner_token", return_value=token))
+                stack.enter_context(mock.patch.object(module, "owner_is_alive", lambda one: one == token or alive(one)))
             with contextlib.suppress(_KilledError):
                 yield
 

@@ -21,17 +21,11 @@ from colabstage.errors import (
     printable,
 )
 from colabstage.io.files import make_folder
-from colabstage.io.ownership import (
-    look_at,
-    put_back,
-    put_folder,
-    remove_own,
-    sweep_orphans,
-    temp_beside,
-)
+from colabstage.io.ownership import look_at, put_back, put_folder, sweep_orphans
 from colabstage.io.progress import cancellation_of, resolve_progress
 from colabstage.io.redaction import show_address
 from colabstage.io.retry import RetryPolicy, typed_write_errors
+from colabstage.io.temporaries import remove_own, temp_beside
 from colabstage.io.units import format_bytes, format_duration, format_rate
 from colabstage.io.workspace import only_for, open_workspace
 from colabstage.machine.drive import drive_root

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 from colabstage.io.files import block_ranges, pwrite_exactly
-from colabstage.io.ownership import remove_own
 from colabstage.io.retry import translate_write_error
+from colabstage.io.temporaries import remove_own
 from colabstage.io.units import format_bytes
 from colabstage.trees.tree import PIECE_BYTES, cut_while_read
 from colabstage.trees.zip import member_chunks, read_member
