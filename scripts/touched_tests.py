@@ -14,6 +14,7 @@ import json
 import subprocess
 import sys
 from collections import Counter
+from functools import cache
 from pathlib import Path
 
 from tests.test_layers import LAYERS, PACKAGE, imported_packages
@@ -29,6 +30,7 @@ MACHINES = ("practice Colab", "plain computer")
 PAGES, SITE = "tests/test_docs.py", "tests/test_site.py"
 
 
+@cache
 def users_of() -> dict[str, set[str]]:
     """Return, for each sub-package, itself and all that import it, directly or through others."""
     uses: dict[str, set[str]] = {}
