@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from colabstage.errors import DamagedPackError, NewerFormatError, SourceNotFoundError, TargetExistsError
 from colabstage.io.files import block_ranges, hash_ranges, read_json, write_json
-from colabstage.io.ownership import remove_vouched
+from colabstage.io.ownership import remove_vouched, sweep_orphans
 from colabstage.io.records import read_fields
 from colabstage.machine.resources import usable_cores
 
@@ -142,6 +142,12 @@ def is_as_written(file: Path) -> bool:
 def remove_manifest(file: Path) -> None:
     """Remove the manifest of `file`, after which nothing vouches for it; anybody else's file of that name stays."""
     remove_vouched(manifest_path(file), is_manifest)
+
+
+def sweep_leftovers(file: Path, *, empty: bool = False) -> None:
+    """Remove what dead processes left of a file and of its manifest; `empty` as for `sweep_orphans`."""
+    for path in (file, manifest_path(file)):
+        sweep_orphans(file.parent, name=path.name, empty=empty)
 
 
 def check_place_of_manifest(file: Path) -> None:

@@ -32,6 +32,7 @@ from colabstage.h5.manifest import (
     manifest_path,
     read_manifest,
     remove_manifest,
+    sweep_leftovers,
     write_manifest,
 )
 from colabstage.h5.schema import FORMAT_VERSION, RESIZER_ATTRIBUTE, SHARD_SET_ATTRIBUTE
@@ -401,12 +402,13 @@ def place_pack(file: Path, out: Path) -> None:
         # Readers of a pattern take what they find, so a new file appears in one step, and whole.
         put_file(manifest_path(file), manifest_path(out), replaces=replaces)
         put_file(file, out, replaces=whatever_is_there)
-        return
-    # Without its manifest a pack does not count, so between these three steps there is either the old pack, or none
-    # that anybody trusts.
-    remove_manifest(out)
-    put_file(file, out, replaces=whatever_is_there)  # the caller was told to replace it, or it is in our own folder
-    put_file(manifest_path(file), manifest_path(out), replaces=replaces)
+    else:
+        # Without its manifest a pack does not count, so between these three steps there is either the old pack, or
+        # none that anybody trusts.
+        remove_manifest(out)
+        put_file(file, out, replaces=whatever_is_there)  # told to replace it, or in our own folder
+        put_file(manifest_path(file), manifest_path(out), replaces=replaces)
+    sweep_leftovers(out)
 
 
 def target_arrays(table: SampleTable) -> tuple[NDArray[Any], ...]:

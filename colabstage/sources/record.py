@@ -75,10 +75,10 @@ def announce_record(target: Path, record: FetchRecord) -> None:
 
 
 def settle_record(target: Path, record: FetchRecord) -> None:
-    """Finish what a run left that died once its work was in place; nothing to do after any other."""
+    """Finish what runs left that died once the work was in place, by them or by an earlier one."""
     if FETCHED.announced_path(target).exists():
         FETCHED.write(target, record if "deed" in record.seal else replace(record, seal=file_seal(target)))
-        sweep_orphans(target.parent, name=target.name)
+    sweep_orphans(target.parent, name=target.name)
 
 
 def file_seal(file: Path) -> dict[str, int | str]:

@@ -41,6 +41,7 @@ from colabstage.h5.manifest import (
     manifest_path,
     read_manifest,
     remove_manifest,
+    sweep_leftovers,
     write_manifest,
 )
 from colabstage.io.files import block_ranges, disk_use, hash_ranges, make_folder, target_file
@@ -342,8 +343,7 @@ def sweep_leftovers_of(target: Path) -> None:
     """Remove what dead runs left of a file, its manifest, or those of the version before it."""
     empty = _keeps_trash(target)
     for file in (target, previous_path(target)):
-        for path in (file, manifest_path(file)):
-            sweep_orphans(target.parent, name=path.name, empty=empty)
+        sweep_leftovers(file, empty=empty)
 
 
 def _keeps_trash(place: Path) -> bool:
