@@ -24,7 +24,7 @@ from colabstage.errors import (
 )
 from colabstage.io.retry import RetryPolicy, read_with_retry
 from colabstage.layouts.names import IMAGE_EXTENSIONS
-from colabstage.layouts.reading import SeekableBytes, spool_folder
+from colabstage.layouts.reading import open_shard, spool_folder
 from colabstage.layouts.shards import (
     Label,
     Part,
@@ -32,14 +32,13 @@ from colabstage.layouts.shards import (
     Shard,
     ShardParts,
     make_labels,
-    open_shard,
     rest_shard,
     scan_each,
     shard_of,
     splits_of_shards,
 )
 from colabstage.layouts.table import BrokenDatasetError, Images, SampleTable
-from colabstage.trees.archive_bytes import LocalBytes
+from colabstage.trees.archive_bytes import LocalBytes, SourceFile
 from colabstage.trees.entries import files_ending_in
 
 if TYPE_CHECKING:
@@ -166,7 +165,7 @@ class _Opened:
         self.shard = shard
         window = ScanWindow(shard.content)
         self.head = window.pread(8, 0)
-        self.file = arrow.PythonFile(SeekableBytes(window), mode="r")
+        self.file = arrow.PythonFile(SourceFile(window), mode="r")
 
     def parquet(self) -> Any:
         """Return the file as a table; a column is read as a stream, not by whole row groups."""

@@ -30,7 +30,6 @@ from colabstage.layouts.names import (
 )
 from colabstage.layouts.table import BrokenDatasetError, Images, SampleTable, TreeFiles, Values
 from colabstage.trees.entries import FileEntries, extension_of, files_ending_in
-from colabstage.trees.tree import empty_folders
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -169,7 +168,7 @@ def _folders(files: FileEntries) -> tuple[list[_Folder], NDArray[np.int32]]:
 def _without_files(tree: Tree, kind: FileKind, with_files: list[_Folder]) -> list[_Folder]:
     """Find the folders that hold nothing, or pictures of a kind that is not read, where nothing in them is of the
     kind."""
-    names = {*empty_folders(tree), *_of_other_pictures(tree, kind)}
+    names = {*tree.empty_folders, *_of_other_pictures(tree, kind)}
     used = {folder.parts[:depth] for folder in with_files for depth in range(1, len(folder.parts) + 1)}
     found = {tuple(name.split("/")) for name in names}
     return [

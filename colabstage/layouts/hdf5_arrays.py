@@ -14,10 +14,10 @@ import numpy as np
 
 from colabstage.errors import CorruptArchiveError, DecodeError, LayoutError, PackFormatError
 from colabstage.h5.untrusted import HeapReferences, check_parts, follow, is_elsewhere
-from colabstage.layouts.reading import SeekableBytes, open_member, stamp_of
+from colabstage.layouts.reading import open_member, stamp_of
 from colabstage.layouts.stored_arrays import NPY, ConvertedRows, StoredArray, npz_arrays, read_npy
 from colabstage.layouts.table import FileSlices
-from colabstage.trees.folder import FolderTree
+from colabstage.trees.archive_bytes import SourceFile
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -46,7 +46,7 @@ def hdf5_arrays(tree: Tree, entry: FileEntry) -> list[StoredArray]:
     file = _open(tree, entry)
     found: list[StoredArray] = []
     try:
-        for key, node in _datasets(file, entry.name, alone=not isinstance(tree, FolderTree)):
+        for key, node in _datasets(file, entry.name, alone=tree.path_of(entry) is None):
             name = f"{entry.name}/{key}"
             if isinstance(node, PackFormatError):
                 found.append(_unreadable(name, str(node).rstrip(".")))
@@ -114,10 +114,11 @@ def _open(tree: Tree, entry: FileEntry) -> Any:
     import h5py
 
     try:
-        if isinstance(tree, FolderTree):
+        path = tree.path_of(entry)
+        if path is not None:
             # Without a lock: media that cannot be written to have none, and nobody here writes.
-            return h5py.File(Path(tree.label) / entry.name, "r", locking=False)
-        return h5py.File(SeekableBytes(open_member(tree, entry)), "r")
+            return h5py.File(path, "r", locking=False)
+        return h5py.File(SourceFile(open_member(tree, entry)), "r")
     except OSError as error:
         old = " A .mat file has to be saved with '-v7.3'." if entry.name.lower().endswith(".mat") else ""
         msg = f"'{entry.name}' cannot be opened as an HDF5 file: {error}.{old}"
@@ -174,7 +175,7 @@ def _trouble(dataset: Any) -> str:
 
 def _text(tree: Tree, entry: FileEntry, dataset: Any) -> NDArray[Any]:
     try:
-        source = None if isinstance(tree, FolderTree) else open_member(tree, entry)
+        source = open_member(tree, entry) if tree.path_of(entry) is None else None
         HeapReferences(dataset, str(dataset.name).lstrip("/"), source).check()
         return np.array(dataset.asstr()[()].tolist(), dtype=np.str_)
     except UnicodeDecodeError as error:

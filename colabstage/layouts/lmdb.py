@@ -16,6 +16,7 @@ import numpy as np
 
 from colabstage.errors import CorruptArchiveError, EmptySourceError, LayoutError
 from colabstage.layouts.names import is_image
+from colabstage.layouts.reading import open_shard
 from colabstage.layouts.shards import (
     IMAGE_HEADS,
     Label,
@@ -24,7 +25,6 @@ from colabstage.layouts.shards import (
     Shard,
     ShardParts,
     make_labels,
-    open_shard,
     parse_label,
     rest_shard,
     scan_each,

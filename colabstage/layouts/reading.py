@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import io
 import os
 import tempfile
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from colabstage.errors import CorruptArchiveError, DecodeError, SourceReadError
+from colabstage.errors import CorruptArchiveError, DecodeError
 from colabstage.io.pipeline import PipelineLimits, run_pipeline
 from colabstage.io.progress import Cancellation
 from colabstage.io.retry import RetryPolicy, read_with_retry
@@ -18,11 +17,7 @@ from colabstage.machine.resources import check_space, free_space
 from colabstage.trees.archive_bytes import LocalBytes
 from colabstage.trees.contents import HEAD_BYTES, compression_of
 from colabstage.trees.decompress import unpack_into
-from colabstage.trees.folder import FolderTree
-from colabstage.trees.joined import JoinedTree
 from colabstage.trees.names import DEFAULT_LIMITS
-from colabstage.trees.single_file import SingleFileTree
-from colabstage.trees.tar import TarTree
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -34,24 +29,18 @@ if TYPE_CHECKING:
 def open_member(tree: Tree, entry: FileEntry) -> ByteSource:
     """Return the bytes of one file of a tree, to be read at any place, from any thread.
 
-    A file of a folder is opened, a member of a tar is a part of the archive. Everything else, whose bytes are packed or
-    have a checksum that only the whole of them meets, is unpacked into a file without a name on the local disk; the
-    system drops it when nothing reads from it any more.
+    What a tree cannot open so, because its bytes are packed or have a checksum that only the whole of them meets, is
+    unpacked into a file without a name on the local disk; the system drops it when nothing reads from it any more.
 
     Raises:
         OSError: as the medium answers.
         SourceReadError, CorruptArchiveError: as `Tree.chunks`.
         NotEnoughSpaceError: its unpacked form does not fit where this machine has room for temporary files.
     """
-    if isinstance(tree, JoinedTree):
-        return open_member(*tree.origin(entry))
-    if isinstance(tree, FolderTree):
-        return _checked(LocalBytes(Path(tree.label) / entry.name), entry)
-    if isinstance(tree, SingleFileTree):
-        return ByteRange(tree.source, 0, entry.size, label=tree.label)
-    if isinstance(tree, TarTree):
-        return ByteRange(tree.source, tree.member(entry).offset, entry.size, label=f"{tree.label}: {entry.name}")
-    return _spool(tree, entry)
+    tree, entry = tree.origin(entry)
+    # Whoever asks for this reads here and there, which a service answers slowly: a copy is made of the whole.
+    source = None if tree.by_request else tree.open(entry)
+    return _spool(tree, entry) if source is None else source
 
 
 def open_unpacked(tree: Tree, entry: FileEntry) -> ByteSource:
@@ -60,13 +49,26 @@ def open_unpacked(tree: Tree, entry: FileEntry) -> ByteSource:
     Raises:
         As `open_member`, and UnsafeArchiveError: it unpacks to more than an honest file does.
     """
-    source = open_member(tree, entry)
-    if compression_of(source.pread(HEAD_BYTES, 0)) is None:
+    return _unpacked(open_member(tree, entry), entry)
+
+
+def open_shard(tree: Tree, entry: FileEntry) -> ByteSource:
+    """Open a file as `open_unpacked` does, for who reads it from its beginning: parts of a remote file are asked for
+    one by one.
+
+    Raises:
+        As `open_unpacked`.
+    """
+    source = tree.open(entry)
+    return _unpacked(_spool(tree, entry) if source is None else source, entry)
+
+
+def _unpacked(source: ByteSource, entry: FileEntry) -> ByteSource:
+    head = read_with_retry(lambda: source.pread(HEAD_BYTES, 0), entry.name, policy=RetryPolicy())
+    if compression_of(head) is None:
         return source
-    try:
+    with closing(source):
         return unpack_into(spool_folder(0, entry.name), source, DEFAULT_LIMITS)
-    finally:
-        source.close()
 
 
 def read_head(tree: Tree, entry: FileEntry, length: int) -> bytes:
@@ -76,78 +78,16 @@ def read_head(tree: Tree, entry: FileEntry, length: int) -> bytes:
     Raises:
         As `Tree.chunks`.
     """
-    if isinstance(tree, JoinedTree):
-        return read_head(*tree.origin(entry), length)
-    if isinstance(tree, FolderTree | TarTree | SingleFileTree):
-        source = open_member(tree, entry)
-        try:
-            return source.pread(length, 0)
-        finally:
-            source.close()
-    return next(iter(tree.chunks(entry)), b"")[:length]
+    source = tree.open(entry)
+    if source is None:
+        return next(iter(tree.chunks(entry)), b"")[:length]
+    with closing(source):
+        return source.pread(length, 0)
 
 
 def stamp_of(entry: FileEntry) -> str:
     """Return what differs whenever the file may have changed since it was listed."""
     return f"{entry.name!r} {entry.size} {entry.mtime_ns}"
-
-
-class ByteRange:
-    """A part of a `ByteSource` as one of its own; closing it leaves the whole open."""
-
-    def __init__(self, source: ByteSource, start: int, size: int, *, label: str) -> None:
-        self._source = source
-        self._start = start
-        self._size = size
-        self._label = label
-
-    @property
-    def label(self) -> str:
-        """Return the part's address, for messages."""
-        return self._label
-
-    @property
-    def size(self) -> int:
-        """Return the length in bytes."""
-        return self._size
-
-    def pread(self, length: int, offset: int) -> bytes:
-        """Read up to `length` bytes at `offset`; shorter only at the end."""
-        length = min(length, self._size - offset)
-        return self._source.pread(length, self._start + offset) if length > 0 else b""
-
-    def close(self) -> None:
-        """Do nothing: the whole stays open."""
-
-
-class SeekableBytes(io.RawIOBase):
-    """A read-only file object over a `ByteSource`, for libraries that want to seek; for one thread at a time."""
-
-    def __init__(self, source: ByteSource) -> None:
-        super().__init__()
-        self._source = source
-        self._offset = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._offset, os.SEEK_END: self._source.size}[whence]
-        self._offset = base + offset
-        return self._offset
-
-    def tell(self) -> int:
-        return self._offset
-
-    def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]  # typeshed's WriteableBuffer
-        view = memoryview(buffer).cast("B")
-        data = self._source.pread(len(view), self._offset)
-        view[: len(data)] = data
-        self._offset += len(data)
-        return len(data)
 
 
 def spool_folder(needed_bytes: int, what: str) -> Path:
@@ -163,15 +103,6 @@ def spool_folder(needed_bytes: int, what: str) -> Path:
     best = max(places, key=free_space)
     check_space(best, needed_bytes, what, remedy="Set TMPDIR to a folder on a larger disk.")
     return best
-
-
-def _checked(source: LocalBytes, entry: FileEntry) -> LocalBytes:
-    if source.size != entry.size:
-        found = source.size
-        source.close()
-        msg = f"'{source.label}' has {found:,} bytes and was listed with {entry.size:,}: it changed meanwhile."
-        raise SourceReadError(msg)
-    return source
 
 
 def _spool(tree: Tree, entry: FileEntry) -> LocalBytes:

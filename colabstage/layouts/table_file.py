@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from colabstage.errors import LayoutError
 from colabstage.layouts.audio import read_audio
 from colabstage.layouts.columns import is_table
 from colabstage.layouts.csv_table import NAME, read_table
 from colabstage.layouts.table import BrokenDatasetError
+from colabstage.trees.tree import TreeView
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
     from pathlib import Path
-    from types import TracebackType
 
     from colabstage.layouts.table import SampleTable
-    from colabstage.trees.tree import FileEntry, Tree, TreeKind
+    from colabstage.trees.tree import FileEntry, Tree
 
 _SUFFIXES = (".csv", ".tsv")
 
@@ -52,42 +51,13 @@ def is_table_file(path: Path, layout: object) -> bool:
     return layout in ("auto", NAME) and path.suffix.lower() in _SUFFIXES and not path.is_dir()
 
 
-class _OneTable:
-    """A tree without its other tables."""
+class _OneTable(TreeView):
+    """A tree without its other tables; its opener closes it."""
 
     def __init__(self, tree: Tree, name: str) -> None:
         self._tree = tree
-        self._entries = tuple(entry for entry in tree.entries if entry.name == name or not is_table(entry.name))
+        self.kind, self.label, self.notes = tree.kind, tree.label, tree.notes
+        self.entries = tuple(entry for entry in tree.entries if entry.name == name or not is_table(entry.name))
 
-    @property
-    def kind(self) -> TreeKind:
-        return self._tree.kind
-
-    @property
-    def label(self) -> str:
-        return self._tree.label
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        return self._tree.notes
-
-    @property
-    def entries(self) -> Sequence[FileEntry]:
-        return self._entries
-
-    def read(self, entry: FileEntry) -> bytes:
-        return self._tree.read(entry)
-
-    def chunks(self, entry: FileEntry) -> Iterator[bytes]:
-        return self._tree.chunks(entry)
-
-    def close(self) -> None:
-        """Leave the tree open: it is its opener's to close."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Leave the tree open, as `close`."""
+    def origin(self, entry: FileEntry) -> tuple[Tree, FileEntry]:
+        return self._tree.origin(entry)

@@ -10,6 +10,7 @@ import numpy as np
 from colabstage.errors import CorruptArchiveError, EmptySourceError, LayoutError
 from colabstage.io.retry import RetryPolicy, read_with_retry
 from colabstage.layouts.pairs import FOREGROUND_CLASSES, find_masks
+from colabstage.layouts.reading import open_shard
 from colabstage.layouts.shards import (
     IMAGE_HEADS,
     Label,
@@ -19,7 +20,6 @@ from colabstage.layouts.shards import (
     ShardParts,
     make_labels,
     names_of,
-    open_shard,
     rest_shard,
     scan_each,
     shard_of,

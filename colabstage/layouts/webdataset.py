@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from colabstage.errors import EmptySourceError, LayoutError
 from colabstage.layouts.names import IMAGE_EXTENSIONS
+from colabstage.layouts.reading import open_shard
 from colabstage.layouts.shards import (
     Label,
     Part,
@@ -20,7 +21,6 @@ from colabstage.layouts.shards import (
     ShardParts,
     make_labels,
     names_of,
-    open_shard,
     parse_label,
     rest_shard,
     scan_each,
@@ -29,14 +29,13 @@ from colabstage.layouts.shards import (
 )
 from colabstage.layouts.table import BrokenDatasetError, Images, SampleTable
 from colabstage.trees.entries import extension_of, file_names, files_ending_in
-from colabstage.trees.joined import JoinedTree
 from colabstage.trees.names import clean_member_name, is_junk
-from colabstage.trees.tar import TarTree, scan_members
+from colabstage.trees.tar import scan_members
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from colabstage.trees.tree import FileEntry, Tree
+    from colabstage.trees.tree import ByteSource, FileEntry, Tree
 
 _KEY_AND_REST = re.compile(r"((?:.*/|)[^.]+)[.]([^/]*)", re.DOTALL)
 # By preference; WebDataset's own examples ask for "jpg;png".
@@ -241,17 +240,14 @@ def _shard_openers(tree: Tree) -> list[Callable[[], Shard]]:
     return [_inner_opener(tree, entry) for entry in inside]
 
 
-def _own_tars(tree: Tree) -> list[TarTree]:
-    """Return the tars that a tree is made of, where it is made of tars only."""
-    parts = [tree]
-    if isinstance(tree, JoinedTree):
-        parts = list(dict.fromkeys(tree.origin(entry)[0] for entry in tree.entries))
-    tars = [part for part in parts if isinstance(part, TarTree)]
-    return tars if len(tars) == len(parts) else []
+def _own_tars(tree: Tree) -> list[ByteSource]:
+    """Return the bytes of the tars that a tree is made of, where it is made of tars only."""
+    tars = [part.source for part in tree.parts() if part.kind == "tar" and part.source is not None]
+    return tars if len(tars) == len(tree.parts()) else []
 
 
-def _own_opener(name: str, tree: TarTree) -> Callable[[], Shard]:
-    return lambda: Shard(name, f"{name!r} {tree.source.size}", tree.source)
+def _own_opener(name: str, tar: ByteSource) -> Callable[[], Shard]:
+    return lambda: Shard(name, f"{name!r} {tar.size}", tar)
 
 
 def _inner_opener(tree: Tree, entry: FileEntry) -> Callable[[], Shard]:

@@ -9,17 +9,17 @@ from __future__ import annotations
 import heapq
 import threading
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from colabstage.io.clock import SYSTEM_CLOCK
+from colabstage.trees.tree import Tree
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from types import TracebackType
+    from collections.abc import Iterator
 
     from colabstage.io.clock import Clock
     from colabstage.simulate.knobs import ContentFault, DriveFaults, DriveKnobs, FaultOp, ListingFault, OpFault
-    from colabstage.trees.tree import FileEntry, Tree, TreeKind
+    from colabstage.trees.tree import FileEntry
 
 # Sleeping wakes up late. A meter forgives this much idle time, so that many short waits add up to the right rate.
 SLACK_S = 0.02
@@ -142,7 +142,7 @@ class FaultLedger:
         return any(fnmatchcase(path, pattern) for pattern in self.faults.drop_uploads)
 
 
-class ThrottledTree:
+class ThrottledTree(Tree):
     """Another tree, read at Drive's pace: a file's first read is cold, later ones are warm.
 
     It has no content cache of its own; only the waiting is imitated. Closing it closes the other tree.
@@ -150,31 +150,12 @@ class ThrottledTree:
 
     def __init__(self, tree: Tree, knobs: DriveKnobs, *, clock: Clock = SYSTEM_CLOCK) -> None:
         self._tree = tree
+        self.kind, self.label, self.notes, self.entries = tree.kind, tree.label, tree.notes, tree.entries
         self._knobs = knobs.scaled()
         self._traffic = Traffic(self._knobs)
         self._clock = clock
         self._lock = threading.Lock()
         self._cached: set[str] = set()
-
-    @property
-    def kind(self) -> TreeKind:
-        """Return what holds the files."""
-        return self._tree.kind
-
-    @property
-    def label(self) -> str:
-        """Return the other tree's address."""
-        return self._tree.label
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """Return the other tree's notes."""
-        return self._tree.notes
-
-    @property
-    def entries(self) -> Sequence[FileEntry]:
-        """Return the other tree's files."""
-        return self._tree.entries
 
     def read(self, entry: FileEntry) -> bytes:
         """Return the whole content of one file, not sooner than Drive would have it here."""
@@ -204,11 +185,3 @@ class ThrottledTree:
     def close(self) -> None:
         """Close the other tree."""
         self._tree.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Literal
 from colabstage.io.files import hash_block
 from colabstage.io.records import read_fields
 from colabstage.trees.entries import FileEntries
-from colabstage.trees.folder import FolderTree
 from colabstage.trees.zip_directory import directory_bytes
 
 if TYPE_CHECKING:
@@ -153,7 +152,7 @@ def identify_tree(tree: Tree, *, address: str = "", digest: str = "", md5s: Sequ
         digest: of all its content, where somebody keeps it.
         md5s: of each file in the order of `tree.entries`, where Drive's client tells them; empty where it does not.
     """
-    stamps = {name: time for name, (time, _) in tree.listing_stamp().items()} if isinstance(tree, FolderTree) else {}
+    stamps = {name: time for name, (time, _) in tree.listing_stamp().items()}
     entries = FileEntries.of(tree.entries)
     listed = [f"{name}\t{size}" for name, size in zip(entries.names, entries.sizes.tolist(), strict=True)]
     timed = [f"{line}\t{mtime_ns}" for line, mtime_ns in zip(listed, entries.mtimes_ns.tolist(), strict=True)]

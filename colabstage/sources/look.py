@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from colabstage.sources.identity import SourceIdentity
     from colabstage.sources.parse import SingleSource
     from colabstage.sources.remote import RemoteFile
+    from colabstage.trees.tree import Tree
 
 # How long nothing at all may come from a mount or a service. What answers, however slowly, is waited for.
 _SILENCE_S = 20.0
@@ -174,7 +175,7 @@ def _untold(why: str) -> str:
     return f"Drive's client tells no MD5 to compare: {why}"
 
 
-def ask_tree_md5s(tree: FolderTree, *, workers: int, heard: Heard = lambda: None) -> tuple[list[str], str]:
+def ask_tree_md5s(tree: Tree, *, workers: int, heard: Heard = lambda: None) -> tuple[list[str], str]:
     """Ask Drive's client for the MD5 of each file of a folder, as `ask_md5s`."""
     paths = [f"{tree.label}/{name}" for name in file_names(tree.entries)]
     return ask_md5s(paths, workers=workers, heard=heard)

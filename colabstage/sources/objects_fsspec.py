@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 import re
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 from colabstage.errors import (
     SourceChangedError,
@@ -24,16 +24,17 @@ from colabstage.sources.object_store import ObjectStore
 from colabstage.sources.remote import Checksum, RemoteFacts, TransientError
 from colabstage.sources.store_adapters import AsyncAdapter, call_within, on_loop
 from colabstage.sources.transfer.connections import RetryBudget, final_error
+from colabstage.trees.archive_bytes import RequestedBytes
 from colabstage.trees.folder import GOOGLE_NATIVE
 from colabstage.trees.names import check_collisions, clean_member_name, is_junk, parent_folders
-from colabstage.trees.tree import FileEntry, TreeKind, unknown_entry
+from colabstage.trees.tree import FileEntry, Tree, unknown_entry
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
-    from types import TracebackType
 
     from colabstage.io.clock import Clock
+    from colabstage.trees.tree import ByteSource
 
 _FTP_TIME = re.compile(r"\A(\d{14})(?:\.\d+)?\Z")
 
@@ -206,7 +207,7 @@ class _Listed(NamedTuple):
     """Links that lead to no file."""
 
 
-class ObjectTree:
+class ObjectTree(Tree):
     """The files below a folder of any service that fsspec knows. Listed when it is made, and stays as it was then.
 
     Left out: the empty objects that stand for folders, junk of operating systems, Google's own documents (with a note).
@@ -224,6 +225,9 @@ class ObjectTree:
         UnsafeArchiveError: a name is one that no folder can hold: `..`, absolute, a file that is also a folder.
     """
 
+    kind = "folder"
+    by_request = True
+
     def __init__(
         self,
         url: str,
@@ -234,6 +238,7 @@ class ObjectTree:
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._store = ObjectStore(url, storage_options, clock=clock)
+        self.label = self._store.label
         self._retry = retry
         self._clock = clock
         try:
@@ -242,34 +247,14 @@ class ObjectTree:
             self._store.close()
             raise
         # A service lists in an order of its own; a tree's is by name.
-        self._entries = tuple(sorted(listed.entries, key=lambda entry: entry.name))
+        self.entries = tuple(sorted(listed.entries, key=lambda entry: entry.name))
         self._members = listed.members
-        self._notes = (*self._store.notes, *_notes(listed))
-
-    @property
-    def kind(self) -> TreeKind:
-        """Return `"folder"`: many files, each read by itself."""
-        return "folder"
-
-    @property
-    def label(self) -> str:
-        """Return the folder's address, without secrets."""
-        return self._store.label
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """Return what was left out, and whether it was read without a login."""
-        return self._notes
-
-    @property
-    def entries(self) -> tuple[FileEntry, ...]:
-        """Return all files, sorted by name; `position` is the place in the listing."""
-        return self._entries
+        self.notes = (*self._store.notes, *_notes(listed))
 
     @property
     def stamp(self) -> str:
         """Return a hash of all names, sizes and versions: the same while nothing is added, removed or rewritten."""
-        lines = (f"{entry.name}\t{entry.size}\t{self._members[entry.name].version}" for entry in self._entries)
+        lines = (f"{entry.name}\t{entry.size}\t{self._members[entry.name].version}" for entry in self.entries)
         return hash_block("\n".join(lines).encode(errors="surrogateescape"))
 
     def read(self, entry: FileEntry) -> bytes:
@@ -289,6 +274,11 @@ class ObjectTree:
             raise self._changed(entry, len(data))
         return data
 
+    def open(self, entry: FileEntry) -> ByteSource:
+        """Return the bytes of one object, each part asked for when it is read."""
+        label = f"{self.label}/{entry.name}"
+        return RequestedBytes(lambda length, offset: self.read_part(entry, offset, length), entry.size, label=label)
+
     def read_part(self, entry: FileEntry, offset: int, length: int) -> bytes:
         """Return a part of one object; that the object is still the listed one is checked with the service after it.
 
@@ -296,7 +286,7 @@ class ObjectTree:
             SourceChangedError: it is another one.
             SourceNotFoundError, SourceAccessError, SourceReadError: as the service answers.
         """
-        file = self._open(entry)
+        file = self._object(entry)
         return self._patiently(lambda: b"".join(file.read_range(offset, length)))
 
     def chunks(self, entry: FileEntry) -> Iterator[bytes]:
@@ -307,7 +297,7 @@ class ObjectTree:
             SourceNotFoundError, SourceAccessError, SourceReadError: as the service answers.
         """
         # One budget for the whole file, which begins anew with every byte.
-        file, budget = self._open(entry), RetryBudget()
+        file, budget = self._object(entry), RetryBudget()
         at = 0
         while at < entry.size:  # the last piece comes after the question whether it is still the same object
             try:
@@ -321,14 +311,6 @@ class ObjectTree:
         """Hang up. Calling it twice is fine."""
         self._store.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
     def _list(self, workers: int) -> _Listed:
         root = self._store.path.rstrip("/")
         is_file = self._store.info().get("type") != "directory"
@@ -340,7 +322,7 @@ class ObjectTree:
             raise SourceReadError(msg)
         return _sort_in(self.label, root, rows)
 
-    def _open(self, entry: FileEntry) -> ObjectFile:
+    def _object(self, entry: FileEntry) -> ObjectFile:
         member = self._member(entry)
         facts = RemoteFacts(
             label=f"{self.label.rstrip('/')}/{entry.name}",

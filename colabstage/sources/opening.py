@@ -168,10 +168,10 @@ class Opened:
         if self.facts is not None and self.facts.size is not None and self.facts.version:
             return identify_remote(self.facts, self.facts.size, address=address)
         if self.tree is not None:
-            version = self.facts.version if self.facts is not None else self.version or getattr(self.tree, "stamp", "")
+            version = self.facts.version if self.facts is not None else self.version or self.tree.stamp
             digest = self.source.digest if isinstance(self.source, TreeSource) else ""
             md5s: list[str] = []
-            if self._on_drive and isinstance(self.tree, FolderTree):
+            if self._on_drive:
                 md5s, _ = ask_tree_md5s(self.tree, workers=SLOW_LISTERS)
             return replace(identify_tree(self.tree, address=address, digest=digest, md5s=md5s), version=version)
         assert self.file is not None
@@ -189,7 +189,7 @@ class Opened:
 
     def relisted(self) -> str:
         """List a folder on a slow mount again; in what it differs from the first listing, as a sentence, or ""."""
-        if not isinstance(self.tree, FolderTree) or self.path is None or not self.slow:
+        if self.tree is None or self.path is None or not self.slow:
             return ""
         again = FolderTree(self.path, workers=SLOW_LISTERS, leave_out=_left_out(self.source))
         if identify_tree(again).times == identify_tree(self.tree).times:

@@ -14,7 +14,7 @@ import os
 import re
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Union, cast
+from typing import TYPE_CHECKING, Union
 from urllib.parse import SplitResult, parse_qsl, unquote, urlencode, urlsplit, urlunsplit
 
 from colabstage.errors import OptionError, SourceNotFoundError
@@ -23,6 +23,7 @@ from colabstage.machine.drive import DEFAULT_MOUNTPOINT, drive_root, normalise_d
 from colabstage.machine.mounts import require_answer, silence_of
 from colabstage.sources.kaggle_datasets import parse_kaggle
 from colabstage.sources.share_pages import parse_share_link
+from colabstage.trees.tree import as_tree
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -165,8 +166,8 @@ def parse_source(source: SourceArgument) -> Source:
 def _parse_one(source: object) -> SingleSource:
     if isinstance(source, (str, os.PathLike)):
         return _parse_text(source)
-    if hasattr(source, "entries") and hasattr(source, "read") and hasattr(source, "label"):
-        tree = cast("Tree", source)
+    tree = as_tree(source)
+    if tree is not None:
         # A label is anybody's choice: trees in memory are told apart by what they hold.
         digest = _content_digest(tree)
         address = f"tree:{tree.label}" + (f"?{digest}" if digest else "")

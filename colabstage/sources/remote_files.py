@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from dataclasses import replace
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 import xxhash
@@ -25,21 +25,21 @@ from colabstage.sources.transfer.connections import (
     read_directly,
     sleep_unless,
 )
+from colabstage.trees.archive_bytes import RequestedBytes
 from colabstage.trees.joined import JoinedTree, Joining, distinct_names
 from colabstage.trees.names import check_collisions, clean_member_name
-from colabstage.trees.tree import PIECE_BYTES, FileEntry, TreeKind, unknown_entry
+from colabstage.trees.tree import FileEntry, Tree, unknown_entry
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from contextlib import ExitStack
-    from types import TracebackType
 
     from colabstage.io.progress import Cancellation
     from colabstage.sources.identity import SourceIdentity
     from colabstage.sources.opening import Opener
     from colabstage.sources.parse import ManySource, SingleSource
     from colabstage.sources.remote import RemoteFacts, RemoteFile
-    from colabstage.trees.tree import Tree
+    from colabstage.trees.tree import ByteSource
 
 # How many files are asked for their size at once.
 _ASKERS = 16
@@ -93,7 +93,7 @@ def _numbered(names: Sequence[str]) -> list[str]:
     return found
 
 
-class RemoteFileTree:
+class RemoteFileTree(Tree):
     """A tree of files that lie anywhere, each opened when it is read. Their sizes are asked for when it is made.
 
     Args:
@@ -107,6 +107,9 @@ class RemoteFileTree:
         UnsafeArchiveError: a name is one that no folder can hold.
     """
 
+    kind = "folder"
+    by_request = True
+
     def __init__(
         self,
         label: str,
@@ -115,7 +118,7 @@ class RemoteFileTree:
         policy: RetryPolicy = RetryPolicy(),  # noqa: B008  # frozen
         cancellation: Cancellation | None = None,
     ) -> None:
-        self._label = label
+        self.label = label
         self._policy = policy
         names = [clean_member_name(label, file.name) for file in files]
         check_collisions(label, names, ())
@@ -125,7 +128,7 @@ class RemoteFileTree:
             facts = pool.run(self._ask, names, cancellation=cancellation)
         # In the order of `files`.
         self.facts: dict[str, RemoteFacts] = dict(zip(names, facts, strict=True))
-        self._entries = tuple(
+        self.entries = tuple(
             sorted(
                 (
                     FileEntry(name, one.size or 0, one.mtime_ns, position)
@@ -135,25 +138,12 @@ class RemoteFileTree:
             )
         )
 
-    @property
-    def kind(self) -> TreeKind:
-        """Return `"folder"`: many files, each read by itself."""
-        return "folder"
-
-    @property
-    def label(self) -> str:
-        """Return the address it was given."""
-        return self._label
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """Return no sentence: nothing is left out."""
-        return ()
-
-    @property
-    def entries(self) -> tuple[FileEntry, ...]:
-        """Return all files, sorted by name; `position` is the place in the list."""
-        return self._entries
+    def open(self, entry: FileEntry) -> ByteSource | None:
+        """Return the bytes of one file; `None` where its service only gives all of it from its beginning."""
+        if not self.gives_parts(entry):
+            return None
+        label = f"{self.label}/{entry.name}"
+        return RequestedBytes(lambda length, offset: self.read_part(entry, offset, length), entry.size, label=label)
 
     def read(self, entry: FileEntry) -> bytes:
         """Return the whole content of one file.
@@ -168,9 +158,7 @@ class RemoteFileTree:
             hasher = checksum.new_hasher()
             hasher.update(data)
             if hasher.hexdigest() != checksum.digest:
-                msg = (
-                    f"'{entry.name}' of '{self._label}' is damaged: its {checksum.algorithm} is not {checksum.digest}."
-                )
+                msg = f"'{entry.name}' of '{self.label}' is damaged: its {checksum.algorithm} is not {checksum.digest}."
                 raise SourceReadError(msg)
         return data
 
@@ -178,7 +166,7 @@ class RemoteFileTree:
         """Return a part of one file; as `read`, without the checksum."""
         if not length:
             return b""
-        with self._opened(entry) as file:
+        with self._at_service(entry) as file:
             # Some give only the whole, from the beginning.
             skipped = 0 if file.facts.ranges else offset
             data = read_directly(file, offset - skipped, length + skipped, policy=self._policy, stopped=lambda: False)
@@ -186,17 +174,16 @@ class RemoteFileTree:
 
     def chunks(self, entry: FileEntry) -> Iterator[bytes]:
         """Yield the content in pieces of at most 16 MiB; of a file that is only given whole, as they come."""
-        if not self.gives_parts(entry):
-            with self._opened(entry) as file:
-                yield from self._stream(file)
+        if self.gives_parts(entry):
+            yield from super().chunks(entry)
             return
-        for offset in range(0, entry.size, PIECE_BYTES):
-            yield self.read_part(entry, offset, min(PIECE_BYTES, entry.size - offset))
+        with self._at_service(entry) as file:
+            yield from self._stream(file)
 
     def gives_parts(self, entry: FileEntry) -> bool:
         """Return whether parts of a file can be asked for, or only all of it from its beginning."""
         if entry.name not in self.facts:
-            raise unknown_entry(self._label, entry.name)
+            raise unknown_entry(self.label, entry.name)
         return self.facts[entry.name].ranges
 
     def _stream(self, file: RemoteFile) -> Iterator[bytes]:
@@ -229,9 +216,9 @@ class RemoteFileTree:
                 sleep_unless(lambda: False, wait_s)
 
     @contextlib.contextmanager
-    def _opened(self, entry: FileEntry) -> Iterator[RemoteFile]:
+    def _at_service(self, entry: FileEntry) -> Iterator[RemoteFile]:
         if entry.name not in self._open:
-            raise unknown_entry(self._label, entry.name)
+            raise unknown_entry(self.label, entry.name)
         # What opens it has tried again already.
         with given_up():
             file = self._open[entry.name]()
@@ -264,17 +251,6 @@ class RemoteFileTree:
         """Return the state of each file when it was listed; `addresses` are theirs, in the order of `files`."""
         facts = zip(self.facts.values(), addresses, strict=True)
         return [as_one_of_many(identify_remote(one, one.size or 0, address=address)) for one, address in facts]
-
-    def close(self) -> None:
-        """Leave it: nothing is held open between reads."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def _became_another(file: RemoteFile) -> SourceChangedError:

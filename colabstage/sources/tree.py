@@ -13,22 +13,21 @@ import unicodedata
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
-from colabstage.errors import SourceReadError, UnsafeArchiveError
-from colabstage.io.files import block_ranges, hash_block, pread_exactly
+from colabstage.errors import UnsafeArchiveError
+from colabstage.io.files import block_ranges, hash_block
 from colabstage.io.pipeline import DaemonPool, PipelineLimits, run_pipeline
 from colabstage.io.progress import Cancellation
 from colabstage.io.retry import RetryPolicy, read_with_retry, translate_write_error, typed_write_errors
 from colabstage.io.temporaries import remove_own, temp_beside
 from colabstage.io.units import format_bytes
 from colabstage.sources.copy import TargetFile
-from colabstage.sources.remote_files import RemoteFileTree
-from colabstage.trees.folder import FolderTree
 from colabstage.trees.names import check_case_collisions, parent_folders
+from colabstage.trees.tree import cut_while_read
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from colabstage.io.progress import ProgressStep
     from colabstage.trees.tree import FileEntry, Tree
@@ -234,14 +233,6 @@ class Piece(NamedTuple):
     """Whether it is all of the file."""
 
 
-@runtime_checkable
-class TreeWithParts(Protocol):
-    """A tree that reads any part of a file."""
-
-    def read_part(self, entry: FileEntry, offset: int, length: int) -> bytes:
-        """Return `length` bytes of one file from `offset` on."""
-
-
 class Ledger(Protocol):
     """What is here already, and where what comes is noted. Called from many threads."""
 
@@ -345,11 +336,10 @@ class _TreeFetch:
 
     def pieces(self, pieces: Sequence[Piece], limits: PipelineLimits, cancellation: Cancellation) -> None:
         """Bring files, and parts of files, many at once."""
-        read_piece = _piece_reader(self._tree)
 
         def read(number: int) -> bytes:
             piece = pieces[number]
-            return read_with_retry(lambda: read_piece(piece), piece.entry.name, policy=self._policy)
+            return read_with_retry(lambda: self._read(piece), piece.entry.name, policy=self._policy)
 
         def use(number: int, data: bytes) -> None:
             piece = pieces[number]
@@ -369,6 +359,18 @@ class _TreeFetch:
             limits=limits,
             cancellation=cancellation,
         )
+
+    def _read(self, piece: Piece) -> bytes:
+        entry = piece.entry
+        if piece.is_whole:
+            return self._tree.read(entry)
+        file = self._tree.open(entry)
+        assert file is not None, "only what can be opened is cut"
+        with contextlib.closing(file):
+            data = file.pread(piece.length, piece.offset)
+        if len(data) != piece.length:
+            raise cut_while_read(self._tree.label, entry.name)
+        return data
 
     def streams(self, entries: Sequence[FileEntry], cancellation: Cancellation) -> None:
         """Bring large files that only come in order, none of them held in memory whole."""
@@ -412,14 +414,13 @@ class _TreeFetch:
 
 def _cut(tree: Tree) -> tuple[list[Piece], list[FileEntry]]:
     """Return what is read at once, in the order to read in; and the large files that only come from their beginning."""
-    parts_come_alone = isinstance(tree, FolderTree | TreeWithParts)
     pieces: list[Piece] = []
     streamed: list[FileEntry] = []
     # In the order in which they lie, so that a slow source is read from front to back.
     for entry in sorted(tree.entries, key=lambda entry: entry.position):
         if entry.size <= LARGE_BYTES:
             pieces.append(_whole(entry))
-        elif parts_come_alone and (not isinstance(tree, RemoteFileTree) or tree.gives_parts(entry)):
+        elif tree.kind == "folder" and tree.open(entry) is not None:
             parts = block_ranges(entry.size, _PIECE_BYTES)
             pieces += (Piece(entry, offset, length, is_whole=False) for offset, length in parts)
         else:
@@ -431,17 +432,6 @@ def _whole(entry: FileEntry) -> Piece:
     return Piece(entry, 0, entry.size, is_whole=True)
 
 
-def _piece_reader(tree: Tree) -> Callable[[Piece], bytes]:
-    def read(piece: Piece) -> bytes:
-        if piece.is_whole:
-            return tree.read(piece.entry)
-        if isinstance(tree, TreeWithParts):
-            return tree.read_part(piece.entry, piece.offset, piece.length)
-        return _read_part_of_file(tree, piece)
-
-    return read
-
-
 def _make_folders(target: Path, names: Sequence[str]) -> None:
     # Before any file, so that threads that write need not look for their folders.
     for folder in sorted({name.rpartition("/")[0] for name in names}):
@@ -449,19 +439,3 @@ def _make_folders(target: Path, names: Sequence[str]) -> None:
             (target / folder).mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise translate_write_error(error, target / folder) from error
-
-
-def _read_part_of_file(tree: Tree, piece: Piece) -> bytes:
-    handle = os.open(Path(tree.label) / piece.entry.name, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        size = os.fstat(handle).st_size
-        data = pread_exactly(handle, piece.length, piece.offset)
-    finally:
-        os.close(handle)
-    if size != piece.entry.size or len(data) != piece.length:
-        msg = (
-            f"'{tree.label}/{piece.entry.name}' was listed with {piece.entry.size:,} bytes and has {size:,} now: it "
-            "changed while being read. Wait until its upload or copy is complete, then stage again."
-        )
-        raise SourceReadError(msg)
-    return data

@@ -11,6 +11,7 @@ from colabstage.errors import SourceNotFoundError
 from colabstage.io.files import pread_exactly
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
     from types import TracebackType
 
@@ -29,17 +30,18 @@ class LocalBytes:
     Args:
         path: the file. It may be unlinked or replaced while this is open; the bytes stay those of the file opened.
         label: its address for messages; the path by default.
+        follow: whether `path` may be a link.
 
     Raises:
         SourceNotFoundError: there is no such file.
     """
 
-    def __init__(self, path: Path, *, label: str | None = None) -> None:
+    def __init__(self, path: Path, *, label: str | None = None, follow: bool = True) -> None:
         self._label = str(path) if label is None else label
         # Set before opening, which may fail: `__del__` runs all the same.
         self._handle = -1
         try:
-            self._handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            self._handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW))
         except FileNotFoundError as error:
             msg = f"There is no file '{path}'."
             raise SourceNotFoundError(msg) from error
@@ -133,20 +135,7 @@ class SharedBytes:
 
     def __init__(self, source: ByteSource) -> None:
         self.source = source
-
-    @property
-    def label(self) -> str:
-        """Return the source's address."""
-        return self.source.label
-
-    @property
-    def size(self) -> int:
-        """Return the source's length in bytes."""
-        return self.source.size
-
-    def pread(self, length: int, offset: int) -> bytes:
-        """Read from the source."""
-        return self.source.pread(length, offset)
+        self.label, self.size, self.pread = source.label, source.size, source.pread
 
     def close(self) -> None:
         """Leave the source open: it is its owner's to close."""
@@ -158,13 +147,54 @@ class SharedBytes:
         """Leave the source open, as `close`."""
 
 
+class ByteRange:
+    """A part of a `ByteSource` as one of its own; closing it leaves the whole open."""
+
+    def __init__(self, source: ByteSource, start: int, size: int, *, label: str) -> None:
+        self._source = source
+        self._start = start
+        self.size = size
+        self.label = label
+
+    def pread(self, length: int, offset: int) -> bytes:
+        """Read up to `length` bytes at `offset`; shorter only at the end."""
+        length = min(length, self.size - offset)
+        return self._source.pread(length, self._start + offset) if length > 0 else b""
+
+    def close(self) -> None:
+        """Do nothing: the whole stays open."""
+
+
+class RequestedBytes:
+    """A file that a service gives in parts, each asked for when it is read.
+
+    Args:
+        request: gives so many bytes from an offset on: `request(length, offset)`.
+        size: of the file, in bytes.
+        label: its address, for messages.
+    """
+
+    def __init__(self, request: Callable[[int, int], bytes], size: int, *, label: str) -> None:
+        self._request = request
+        self.size = size
+        self.label = label
+
+    def pread(self, length: int, offset: int) -> bytes:
+        """Ask for up to `length` bytes at `offset`; shorter only at the end."""
+        length = min(length, self.size - offset)
+        return self._request(length, offset) if length > 0 else b""
+
+    def close(self) -> None:
+        """Do nothing: what it asks is somebody else's to close."""
+
+
 def owners_bytes(source: ByteSource) -> ByteSource:
     """Return the source itself; of shared bytes, the one that they share."""
     return source.source if isinstance(source, SharedBytes) else source
 
 
 class SourceFile(io.RawIOBase):
-    """A read-only, unbuffered file object over a `ByteSource`, for decompressors that want one; for one thread.
+    """A read-only, unbuffered file object over a `ByteSource`, for libraries that want one; for one thread at a time.
 
     Closing it leaves the source open. Each read looks at `cancellation` first.
     """
@@ -178,10 +208,22 @@ class SourceFile(io.RawIOBase):
     def readable(self) -> bool:
         return True
 
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._offset, os.SEEK_END: self._source.size}[whence]
+        self._offset = base + offset
+        return self._offset
+
+    def tell(self) -> int:
+        return self._offset
+
     def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]  # typeshed's WriteableBuffer
         if self._cancellation is not None:
             self._cancellation.check()
-        data = self._source.pread(len(buffer), self._offset)
-        buffer[: len(data)] = data
+        view = memoryview(buffer).cast("B")
+        data = self._source.pread(len(view), self._offset)
+        view[: len(data)] = data
         self._offset += len(data)
         return len(data)

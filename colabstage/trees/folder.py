@@ -11,19 +11,19 @@ import stat
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeVar
 
 from colabstage.errors import SourceNotFoundError, SourceReadError
 from colabstage.io.files import block_ranges, pread_exactly
 from colabstage.io.pipeline import DaemonPool
 from colabstage.io.retry import RetryPolicy, read_with_retry
+from colabstage.trees.archive_bytes import LocalBytes
 from colabstage.trees.entries import FileEntries, Listing
 from colabstage.trees.names import JUNK_FILES, is_junk, is_junk_folder, without_files
-from colabstage.trees.tree import PIECE_BYTES, FileEntry, TreeKind, count_by
+from colabstage.trees.tree import PIECE_BYTES, FileEntry, Tree, count_by
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-    from types import TracebackType
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -146,7 +146,7 @@ class _Run(Protocol):
     def __call__(self, function: Callable[[T], R], items: Iterable[T]) -> list[R]: ...
 
 
-class FolderTree:
+class FolderTree(Tree):
     """The files under a folder. Links to files and folders are followed, as torchvision does; loops are cut.
 
     The tree is listed when it is made and stays as it was then.
@@ -165,6 +165,9 @@ class FolderTree:
         DriveDisconnectedError: the mount is dead.
     """
 
+    kind = "folder"
+    entries: FileEntries
+
     def __init__(
         self,
         path: Path,
@@ -179,42 +182,27 @@ class FolderTree:
         _check_root(self._root)
         with _pool(workers) as run:
             found = _walk(self._root, run, workers, retry, heard, leave_out=leave_out)
-        self._entries = found.files.by_name().entries
+        self.label = self._root
+        self.entries = found.files.by_name().entries
         self._stamp = found.stamp
-        self._notes = _notes(found)
-
-    @property
-    def kind(self) -> TreeKind:
-        """Return `"folder"`."""
-        return "folder"
-
-    @property
-    def label(self) -> str:
-        """Return the folder's path."""
-        return self._root
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """Return what was left out: Google-native documents, links that lead nowhere, loops."""
-        return self._notes
-
-    @property
-    def entries(self) -> FileEntries:
-        """Return all regular files, sorted by name; `position` is the place in the listing."""
-        return self._entries
+        self.notes = _notes(found)
 
     @property
     def empty_folders(self) -> tuple[str, ...]:
         """Return the folders that hold no file at any depth, by name."""
-        return without_files(self._stamp, self._entries.names)
+        return without_files(self._stamp, self.entries.names)
 
     def listing_stamp(self) -> Mapping[str, tuple[int, int]]:
-        """Return for every folder that was listed ("" is the root): its modification time in ns and its number of
-        entries.
-
-        A folder's time changes when something in it is added, removed or renamed, not when a file is rewritten.
-        """
+        """Return for every folder its time in ns and its number of entries."""
         return dict(self._stamp)
+
+    def path_of(self, entry: FileEntry) -> Path:
+        """Return where a file lies."""
+        return Path(self._root) / entry.name
+
+    def open(self, entry: FileEntry) -> FolderFile:
+        """Return the bytes of one file, which takes a handle when it is first read."""
+        return FolderFile(self.path_of(entry), entry.size)
 
     def read(self, entry: FileEntry) -> bytes:
         """Return the whole content of one file: one open, one read, one close.
@@ -253,16 +241,43 @@ class FolderTree:
             if data:
                 yield data
 
+
+class FolderFile:
+    """A file of a folder, of the size that was listed: opened when it is read, and again after `close`.
+
+    `follow`: whether it may be a link.
+    """
+
+    def __init__(self, path: Path, size: int, *, follow: bool = True) -> None:
+        self._path = path
+        self._follow = follow
+        self.label = str(path)
+        self.size = size
+        self._open: LocalBytes | None = None
+
+    def pread(self, length: int, offset: int) -> bytes:
+        """Read up to `length` bytes at `offset`.
+
+        Raises:
+            OSError: as the disk or mount answers.
+            SourceReadError: the file is not as long any more as it was listed.
+        """
+        # A name of this thread's own keeps the handle open while it reads, also when another one lets go of the file.
+        file = self._open
+        if file is None:
+            file = LocalBytes(self._path, follow=self._follow)
+            if file.size != self.size:
+                msg = (
+                    f"'{self._path}' was listed with {self.size:,} bytes and has {file.size:,} now: it changed while "
+                    "being read. Wait until its upload or copy is complete, then stage again."
+                )
+                raise SourceReadError(msg)
+            self._open = file
+        return file.pread(length, offset)
+
     def close(self) -> None:
-        """Do nothing: nothing is held open."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+        """Let go of the handle, as soon as no thread reads from it. Calling it twice is fine."""
+        self._open = None
 
 
 def folder_stamps(

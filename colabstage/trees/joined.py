@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from colabstage.trees.entries import FileEntries, Listing, narrowed
 from colabstage.trees.names import parent_folders
-from colabstage.trees.tree import empty_folders, unknown_entry
+from colabstage.trees.tree import TreeView, unknown_entry
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
-    from types import TracebackType
+    from collections.abc import Collection, Sequence
 
-    from colabstage.trees.tree import FileEntry, Tree, TreeKind
+    from numpy.typing import NDArray
+
+    from colabstage.trees.tree import FileEntry, Tree
 
 # What people call the parts of a dataset that are to stay apart.
 _SPLIT_NAMES = frozenset({"train", "training", "val", "valid", "validation", "dev", "test", "testing"})
@@ -95,7 +96,7 @@ def _listed(folders: Sequence[str]) -> str:
     return f"{shown} and {len(folders) - _NAMES_SHOWN:,} more" if len(folders) > _NAMES_SHOWN else shown
 
 
-class JoinedTree:
+class JoinedTree(TreeView):
     """The files of several trees as one tree; closing it closes them all.
 
     Args:
@@ -104,9 +105,14 @@ class JoinedTree:
         joining: how their files are named; decided by `plan_joining` without it.
     """
 
+    entries: FileEntries
+
     def __init__(self, label: str, parts: Sequence[tuple[str, Tree]], *, joining: Joining | None = None) -> None:
-        self._label = label
+        self.label = label
         self._trees = [tree for _, tree in parts]
+        kinds = [tree.kind for tree in self._trees]
+        # A folder's files can all be read at once, which is what its kind is looked at for.
+        self.kind = "folder" if "folder" in kinds else kinds[0]
         parts_of = [FileEntries.of(tree.entries) for tree in self._trees]
         joining = joining or plan_joining([stem for stem, _ in parts], [entries.names for entries in parts_of])
         listing = Listing()
@@ -121,77 +127,45 @@ class JoinedTree:
             # One part after the other is the order that each of them likes best.
             start = end
         self._prefixes = joining.prefixes
-        self._entries, order = listing.by_name()
+        self.entries, order = listing.by_name()
         self._parts = parts_of
         self._firsts = np.cumsum([0, *(len(entries) for entries in parts_of)])
         self._origins = narrowed(order)
-        self._notes = (
+        self.notes = (
             *filter(None, [joining.reason]),
             # Parts that come from one place say the same, which is said once.
             *dict.fromkeys(note for tree in self._trees for note in tree.notes),
         )
 
     @property
-    def kind(self) -> TreeKind:
-        """Return `"folder"` if one of the parts is a folder, whose files can all be read at once; else that of the
-        first."""
-        kinds = [tree.kind for tree in self._trees]
-        return "folder" if "folder" in kinds else kinds[0]
-
-    @property
-    def label(self) -> str:
-        """Return the address it was given."""
-        return self._label
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """Return how the parts were joined, and what each of them says."""
-        return self._notes
-
-    @property
-    def entries(self) -> FileEntries:
-        """Return all files, sorted by name; by `position`, one part comes after the other."""
-        return self._entries
-
-    @property
     def empty_folders(self) -> tuple[str, ...]:
         """Return those of the parts that know, named as their files are."""
         parts = zip(self._prefixes, self._trees, strict=True)
-        return tuple(f"{prefix}/{name}" if prefix else name for prefix, tree in parts for name in empty_folders(tree))
+        return tuple(f"{prefix}/{name}" if prefix else name for prefix, tree in parts for name in tree.empty_folders)
 
-    def read(self, entry: FileEntry) -> bytes:
-        """Return the whole content of one file, as its own tree gives it."""
-        tree, own = self.origin(entry)
-        return tree.read(own)
-
-    def chunks(self, entry: FileEntry) -> Iterator[bytes]:
-        """Return the content of one file in pieces, as its own tree gives them."""
-        tree, own = self.origin(entry)
-        return tree.chunks(own)
+    def parts(self) -> tuple[Tree, ...]:
+        """Return the trees that have files, in the order of their first ones."""
+        numbers, firsts = np.unique(self._part_number(self._origins), return_index=True)
+        return tuple(part for number in numbers[np.argsort(firsts)] for part in self._trees[number].parts())
 
     def origin(self, entry: FileEntry) -> tuple[Tree, FileEntry]:
-        """Return the part that has a file, and the file as that part has it.
+        """Return the tree that has a file, and the file as that one has it.
 
         Raises:
             SourceReadError: the entry is another tree's.
         """
-        place = self._entries.find(entry)
+        place = self.entries.find(entry)
         if place is None:
             raise unknown_entry(self.label, entry.name)
-        # Numbers count through all parts, so the part is the last that begins at or before this one.
         origin = int(self._origins[place])
-        part = int(np.searchsorted(self._firsts, origin, side="right")) - 1
-        return self._trees[part], self._parts[part][origin - int(self._firsts[part])]
+        part = int(self._part_number(origin))
+        return self._trees[part].origin(self._parts[part][origin - int(self._firsts[part])])
+
+    def _part_number(self, origins: int | NDArray[Any]) -> Any:
+        # Numbers count through all parts, so the part is the last that begins at or before one.
+        return np.searchsorted(self._firsts, origins, side="right") - 1
 
     def close(self) -> None:
         """Close all parts. Calling it twice is fine."""
         for tree in self._trees:
             tree.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

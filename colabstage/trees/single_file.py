@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import posixpath
 import re
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from colabstage.errors import ArchiveError
-from colabstage.io.files import block_ranges
+from colabstage.trees.archive_bytes import SharedBytes
 from colabstage.trees.contents import HEAD_BYTES, compression_of
 from colabstage.trees.decompress import unpack_into
 from colabstage.trees.names import DEFAULT_LIMITS, ArchiveLimits, clean_member_name, refuse_member
-from colabstage.trees.tree import PIECE_BYTES, FileEntry, cut_while_read, unknown_entry
+from colabstage.trees.tree import FileEntry, Tree, unknown_entry
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
-    from types import TracebackType
 
     from colabstage.io.progress import Cancellation
-    from colabstage.trees.tree import ByteSource, TreeKind
+    from colabstage.trees.tree import ByteSource
 
 _WEB = re.compile(r"(?i)https?://")
 # What layouts read of one file. An .npz is a zip, and opened as one; a .csv is nothing without the files it names.
@@ -47,7 +45,7 @@ def base_name(label: str) -> str:
     return path.rstrip("/").rpartition("/")[2]
 
 
-class SingleFileTree:
+class SingleFileTree(Tree):
     """One file as a tree.
 
     Args:
@@ -55,72 +53,18 @@ class SingleFileTree:
         name: what the file is called; the last part of the source's address where not given.
     """
 
+    kind = "file"
+    source: ByteSource
+
     def __init__(self, source: ByteSource, name: str = "") -> None:
-        self.source = source
-        self._entry = FileEntry(name or base_name(source.label), source.size, 0, 0)
+        self.source, self.label = source, source.label
+        self.entries = (FileEntry(name or base_name(source.label), source.size, 0, 0),)
 
-    @property
-    def kind(self) -> TreeKind:
-        """Return `"file"`."""
-        return "file"
-
-    @property
-    def label(self) -> str:
-        """Return the file's address."""
-        return self.source.label
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """Return nothing: no file is left out."""
-        return ()
-
-    @property
-    def entries(self) -> tuple[FileEntry, ...]:
-        """Return the one file."""
-        return (self._entry,)
-
-    def read(self, entry: FileEntry) -> bytes:
-        """Return the content.
-
-        Raises:
-            OSError: as the medium answers.
-            SourceReadError: it is shorter than it was; or the entry is another tree's.
-        """
-        self._check(entry)
-        # Some sources answer an empty range with an error.
-        data = self.source.pread(entry.size, 0) if entry.size else b""
-        if len(data) != entry.size:
-            raise cut_while_read(self.label, entry.name)
-        return data
-
-    def chunks(self, entry: FileEntry) -> Iterator[bytes]:
-        """Yield the content in pieces of at most 16 MiB.
-
-        Raises:
-            As `read`.
-        """
-        self._check(entry)
-        for offset, length in block_ranges(self._entry.size, PIECE_BYTES):
-            data = self.source.pread(length, offset)
-            if len(data) != length:
-                raise cut_while_read(self.label, entry.name)
-            yield data
-
-    def _check(self, entry: FileEntry) -> None:
-        if entry.name != self._entry.name:
+    def open(self, entry: FileEntry) -> ByteSource:
+        """Return the file's bytes, which stay open until the tree is closed."""
+        if entry.name != self.entries[0].name:
             raise unknown_entry(self.label, entry.name)
-
-    def close(self) -> None:
-        """Close the source. Calling it twice is fine."""
-        self.source.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+        return SharedBytes(self.source)
 
 
 _COMPRESSED_SUFFIXES = {
@@ -164,11 +108,6 @@ class CompressedFileTree(SingleFileTree):
         name = single_name(source)
         super().__init__(unpack_into(spool, source, limits, cancellation), name)
         self._compressed = source
-
-    @property
-    def label(self) -> str:
-        """Return the compressed file's address."""
-        return self._compressed.label
 
     def close(self) -> None:
         """Close the source and drop the content. Calling it twice is fine."""

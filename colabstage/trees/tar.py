@@ -9,13 +9,13 @@ from __future__ import annotations
 import re
 import struct
 from decimal import Decimal
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple
 
 from colabstage.errors import ArchiveError, CorruptArchiveError, UnsafeArchiveError
-from colabstage.io.files import block_ranges
+from colabstage.trees.archive_bytes import ByteRange
 from colabstage.trees.contents import HEAD_BYTES, compression_of, describe_contents, header_checksums
 from colabstage.trees.decompress import unpack_into
-from colabstage.trees.entries import FileEntries, Listing
+from colabstage.trees.entries import Listing
 from colabstage.trees.names import (
     DEFAULT_LIMITS,
     ArchiveLimits,
@@ -29,15 +29,15 @@ from colabstage.trees.names import (
     resolve_link,
     without_files,
 )
-from colabstage.trees.tree import PIECE_BYTES, FileEntry, TreeKind, cut_while_read, skipped_links, unknown_entry
+from colabstage.trees.tree import Tree, skipped_links, unknown_entry
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
-    from types import TracebackType
 
     from colabstage.io.progress import Cancellation
-    from colabstage.trees.tree import ByteSource
+    from colabstage.trees.entries import FileEntries
+    from colabstage.trees.tree import ByteSource, FileEntry
 
 BLOCK = 512
 _HEADER = struct.Struct("100s8s8s8s12s12s8sc100s6s2s32s32s8s8s155s12x")
@@ -285,7 +285,7 @@ def _check_end(source: ByteSource, block: bytes, at: int) -> None:
         raise _truncated(source, f"its last {rest:,} bytes are zeros, as a copy or an upload leaves that was cut")
 
 
-class TarTree:
+class TarTree(Tree):
     """The files in a tar. A compressed one is unpacked once, into an unnamed file that vanishes with the tree.
 
     Args:
@@ -302,6 +302,10 @@ class TarTree:
         TargetNotWritableError: nothing can be written in `spool`.
     """
 
+    kind = "tar"
+    source: ByteSource
+    entries: FileEntries
+
     def __init__(
         self,
         source: ByteSource,
@@ -310,92 +314,41 @@ class TarTree:
         limits: ArchiveLimits = DEFAULT_LIMITS,
         cancellation: Cancellation | None = None,
     ) -> None:
-        self._source = source
+        self._archive, self.label = source, source.label
         # Members of a compressed tar can only be reached through all before them, so it is unpacked once.
-        self._bytes = source
+        self.source = source
         if compression_of(source.pread(HEAD_BYTES, 0)) is not None:
-            self._bytes = unpack_into(spool, source, limits, cancellation)
+            self.source = unpack_into(spool, source, limits, cancellation)
         try:
-            found = _read_headers(self._bytes, source.size, limits, cancellation)
+            found = _check_members(source.label, _within_limits(self.source, source.size, limits, cancellation))
         except BaseException:
-            if self._bytes is not source:
-                self._bytes.close()
+            if self.source is not source:
+                self.source.close()
             raise
-        self._notes = skipped_links(found.skipped)
-        self.empty_folders = found.empty_folders
-        self._entries = found.files.by_name().entries
+        self.notes = skipped_links(found.skipped)
+        self._empty_folders = found.empty_folders
+        self.entries = found.files.by_name().entries
 
     @property
-    def kind(self) -> TreeKind:
-        """Return `"tar"`."""
-        return "tar"
+    def empty_folders(self) -> tuple[str, ...]:
+        """Return the members that are folders and hold no file."""
+        return self._empty_folders
 
-    @property
-    def label(self) -> str:
-        """Return the archive's address."""
-        return self._source.label
+    def open(self, entry: FileEntry) -> ByteSource:
+        """Return the bytes of one member; of a link, those of the file that it leads to.
 
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """Return what was left out: links that lead to folders or nowhere."""
-        return self._notes
-
-    @property
-    def entries(self) -> FileEntries:
-        """Return all files, sorted by name; `position` is the offset in the unpacked archive."""
-        return self._entries
-
-    def read(self, entry: FileEntry) -> bytes:
-        """Return the whole content of one member. A tar has no checksums of contents, so only the length is verified.
-
-        Raises:
-            OSError: as the medium answers.
-            SourceReadError: the archive is shorter than it was when opened.
+        A tar has no checksums of contents, so only the length is verified.
         """
-        member = self.member(entry)
-        data = self._bytes.pread(member.size, member.offset) if member.size else b""
-        if len(data) != member.size:
-            raise cut_while_read(self.label, entry.name)
-        return data
-
-    def chunks(self, entry: FileEntry) -> Iterator[bytes]:
-        """Yield the content of one member in pieces of at most 16 MiB.
-
-        Raises:
-            As `read`.
-        """
-        member = self.member(entry)
-        for offset, length in block_ranges(member.size, PIECE_BYTES):
-            data = self._bytes.pread(length, member.offset + offset)
-            if len(data) != length:
-                raise cut_while_read(self.label, entry.name)
-            yield data
-
-    @property
-    def source(self) -> ByteSource:
-        """Return the bytes that members' offsets count in: the archive's, or those of its unpacked form."""
-        return self._bytes
-
-    def member(self, entry: FileEntry) -> TarMember:
-        """Return what the headers say of a file; of a link, what they say of the file that it leads to."""
-        place = self._entries.find(entry)
+        place = self.entries.find(entry)
         if place is None:
             raise unknown_entry(self.label, entry.name)
-        own = self._entries[place]
-        return TarMember(own.name, "file", "", own.position, own.size, own.mtime_ns, own.executable)
+        own = entry if entry.place == place else self.entries[place]
+        return ByteRange(self.source, own.position, own.size, label=f"{self.label}: {own.name}")
 
     def close(self) -> None:
-        """Close the source and drop the unpacked form. Calling it twice is fine."""
-        self._bytes.close()
-        self._source.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+        """Close the archive and drop the unpacked form. Calling it twice is fine."""
+        super().close()
+        self._archive.close()
 
 
 class _Headers(NamedTuple):
@@ -407,12 +360,6 @@ class _Headers(NamedTuple):
     """Links that lead to no file."""
     empty_folders: tuple[str, ...]
     """Folders that hold no file."""
-
-
-def _read_headers(
-    source: ByteSource, packed_bytes: int, limits: ArchiveLimits, cancellation: Cancellation | None
-) -> _Headers:
-    return _check_members(source.label, _within_limits(source, packed_bytes, limits, cancellation))
 
 
 def _within_limits(

@@ -16,7 +16,7 @@ import shutil
 import stat
 import subprocess
 import time
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from isal import isal_zlib
 
@@ -28,11 +28,12 @@ from colabstage.errors import (
     NotEnoughSpaceError,
     UnsafeArchiveError,
 )
-from colabstage.io.files import block_ranges, make_folder, pread_exactly
+from colabstage.io.files import block_ranges, make_folder
 from colabstage.io.progress import Cancellation
-from colabstage.io.temporaries import remove_own, rename_own, temp_beside
+from colabstage.io.temporaries import remove_own, temp_beside
 from colabstage.trees.archive_bytes import LocalBytes, owners_bytes
 from colabstage.trees.contents import HEAD_BYTES, tool_archive_kind
+from colabstage.trees.folder import FolderFile
 from colabstage.trees.names import (
     DEFAULT_LIMITS,
     ArchiveLimits,
@@ -43,12 +44,11 @@ from colabstage.trees.names import (
     is_junk,
     refuse_member,
 )
-from colabstage.trees.tree import PIECE_BYTES, FileEntry, TreeKind, cut_while_read, unknown_entry
+from colabstage.trees.tree import PIECE_BYTES, FileEntry, Tree, unknown_entry
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
-    from types import TracebackType
 
     from colabstage.trees.tree import ByteSource
 
@@ -350,7 +350,7 @@ class _Checked(NamedTuple):
     """The names of all that unpacking may leave, junk included."""
 
 
-class ToolArchiveTree:
+class ToolArchiveTree(Tree):
     """The files in a 7z or rar archive. Those formats pack many members into one stream, so all is unpacked at once.
 
     Args:
@@ -367,6 +367,8 @@ class ToolArchiveTree:
         TargetNotWritableError: nothing can be written in `spool`.
     """
 
+    unpacked: Path
+
     def __init__(
         self,
         source: ByteSource,
@@ -375,126 +377,54 @@ class ToolArchiveTree:
         limits: ArchiveLimits = DEFAULT_LIMITS,
         cancellation: Cancellation | None = None,
     ) -> None:
-        self._source = source
+        self._archive, self.label = source, source.label
         kind = tool_archive_kind(source.pread(HEAD_BYTES, 0))
         if kind is None:
             msg = f"'{source.label}' is neither a 7z nor a rar archive."
             raise CorruptArchiveError(msg)
-        self._kind: TreeKind = kind
+        self.kind = kind
         # Unpacked beside where it is used, so that extraction moves files and copies none.
         make_folder(spool)
-        self._folder = temp_beside(spool / "unpacked")
+        self.unpacked = temp_beside(spool / "unpacked")
         try:
             cancellation = cancellation or Cancellation()
             with _as_file(source, temp_beside(spool / "archive"), cancellation) as (path, handle):
                 reader = find_reader(kind, path, source.label, handle, cancellation)
                 self._files = self._unpack(reader, limits)
         except BaseException:
-            remove_own(self._folder)
+            remove_own(self.unpacked)
             raise
-        self._entries = tuple(
-            FileEntry(name, listed.size, self._mtime_ns(name), number, listed.executable)
+        self.entries = tuple(
+            FileEntry(name, listed.size, (self.unpacked / name).lstat().st_mtime_ns, number, listed.executable)
             for number, (name, listed) in enumerate(sorted(self._files.items()))
         )
 
     def _unpack(self, reader: Reader, limits: ArchiveLimits) -> dict[str, Listed]:
         members = reader.members()
-        if not members and self._source.size > _EMPTY_BYTES:
+        if not members and self._archive.size > _EMPTY_BYTES:
             msg = f"'{self.label}' is damaged: no member can be found in it. Copy or upload the archive again."
             raise CorruptArchiveError(msg)
         total = sum(member.size for member in members)
-        check_limits(self.label, len(members), total, self._source.size, limits)
+        check_limits(self.label, len(members), total, self._archive.size, limits)
         # Judged by the listing, before the tool writes a byte.
         checked = _check_members(self.label, members)
-        self._folder.mkdir()
-        reader.unpack(self._folder, largest=max((member.size for member in members), default=0), total=total)
+        self.unpacked.mkdir()
+        reader.unpack(self.unpacked, largest=max((member.size for member in members), default=0), total=total)
         # And looked at again after: a listing may say one thing and the content another.
-        _check_unpacked(self.label, self._folder, checked)
+        _check_unpacked(self.label, self.unpacked, checked)
         return checked.files
 
-    def _mtime_ns(self, name: str) -> int:
-        return (self._folder / name).lstat().st_mtime_ns
-
-    @property
-    def kind(self) -> TreeKind:
-        """Return `"7z"` or `"rar"`."""
-        return self._kind
-
-    @property
-    def label(self) -> str:
-        """Return the archive's address."""
-        return self._source.label
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """Return nothing: no file is left out."""
-        return ()
-
-    @property
-    def entries(self) -> tuple[FileEntry, ...]:
-        """Return all files, sorted by name."""
-        return self._entries
-
-    def read(self, entry: FileEntry) -> bytes:
-        """Return the whole content of one member; its checksum was verified when it was unpacked.
-
-        Raises:
-            OSError: as the disk answers.
-            SourceReadError: the entry is another tree's, or its file is gone.
-        """
-        with self._opened(entry) as handle:
-            data = pread_exactly(handle, entry.size, 0)
-        if len(data) != entry.size:
-            raise cut_while_read(self.label, entry.name)
-        return data
-
-    def chunks(self, entry: FileEntry) -> Iterator[bytes]:
-        """Yield the content of one member in pieces of at most 16 MiB.
-
-        Raises:
-            As `read`.
-        """
-        with self._opened(entry) as handle:
-            for offset, length in block_ranges(entry.size, PIECE_BYTES):
-                data = pread_exactly(handle, length, offset)
-                if len(data) != length:
-                    raise cut_while_read(self.label, entry.name)
-                yield data
-
-    @contextlib.contextmanager
-    def _opened(self, entry: FileEntry) -> Iterator[int]:
+    def open(self, entry: FileEntry) -> ByteSource:
+        """Return the bytes of one member; its checksum was verified when it was unpacked."""
         if entry.name not in self._files:
             raise unknown_entry(self.label, entry.name)
         # Nothing here is a link; one that appeared meanwhile is not followed.
-        handle = os.open(self._folder / entry.name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-        try:
-            yield handle
-        finally:
-            os.close(handle)
-
-    def move(self, entry: FileEntry, place: Path) -> None:
-        """Give one file away, to `place` on the same disk; it cannot be read here any more.
-
-        Raises:
-            OSError: as the disk answers.
-        """
-        # Tools leave whatever mode the archive says; a dataset's file is one that everybody reads.
-        unpacked = self._folder / entry.name
-        unpacked.chmod(0o755 if entry.executable else 0o644)
-        rename_own(unpacked, place)
+        return FolderFile(self.unpacked / entry.name, self._files[entry.name].size, follow=False)
 
     def close(self) -> None:
-        """Close the source and remove what was unpacked. Calling it twice is fine."""
-        remove_own(self._folder)
-        self._source.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+        """Close the archive and remove what was unpacked. Calling it twice is fine."""
+        remove_own(self.unpacked)
+        self._archive.close()
 
 
 @contextlib.contextmanager

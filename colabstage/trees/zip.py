@@ -13,7 +13,7 @@ import lzma
 import stat
 import struct
 from array import array
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 import numpy as np
 from isal import igzip_lib, isal_zlib
@@ -33,17 +33,16 @@ from colabstage.trees.names import (
     resolve_link,
     without_files,
 )
-from colabstage.trees.tree import PIECE_BYTES, cut_while_read, skipped_links, unknown_entry
+from colabstage.trees.tree import PIECE_BYTES, Tree, cut_while_read, skipped_links, unknown_entry
 from colabstage.trees.zip_directory import ZipDirectory, ZipMember, read_directory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
-    from types import TracebackType
 
     from numpy.typing import NDArray
 
     from colabstage.trees.entries import FileEntries
-    from colabstage.trees.tree import ByteSource, FileEntry, TreeKind
+    from colabstage.trees.tree import ByteSource, FileEntry
 
 STORED, DEFLATED, BZIP2, LZMA, ZSTANDARD, XZ = 0, 8, 12, 14, 93, 95
 READABLE_METHODS = frozenset({STORED, DEFLATED, BZIP2, LZMA, ZSTANDARD, XZ})
@@ -276,7 +275,7 @@ def _damaged(source: ByteSource, member: ZipMember, reason: str) -> CorruptArchi
 _METHODS = {1: "Shrink", 6: "Implode", 9: "Deflate64", 20: "Zstandard", 97: "WavPack", 98: "PPMd", 99: "AES"}
 
 
-class ZipTree:
+class ZipTree(Tree):
     """The files in a zip. Opening reads the directory at the end of the file; `read` touches the member's own bytes.
 
     Args:
@@ -289,87 +288,49 @@ class ZipTree:
         ArchiveError: password-protected, or packed with a method that is not read here.
     """
 
+    kind = "zip"
+    source: ByteSource
+    entries: FileEntries
+
     def __init__(self, source: ByteSource, *, limits: ArchiveLimits = DEFAULT_LIMITS) -> None:
-        self._source = source
+        self.source, self.label = source, source.label
         directory = read_directory(source)
         # Each size may be near 2 ** 61, so the sum is one of floats.
         total = int(directory.facts["size"].sum(dtype=np.float64))
         check_limits(source.label, len(directory), total, source.size, limits)
         listed = _list_files(source, directory)
-        self._entries = listed.entries
+        self.entries = listed.entries
         self._packing = listed.packing
         # Only those that differ: names as bytes beside names as text would double what the listing takes.
         self._stored_names = listed.stored_names
-        self._notes = skipped_links(listed.skipped)
-        self.empty_folders = listed.empty_folders
+        self.notes = skipped_links(listed.skipped)
+        self._empty_folders = listed.empty_folders
 
     @property
-    def kind(self) -> TreeKind:
-        """`"zip"`."""
-        return "zip"
-
-    @property
-    def label(self) -> str:
-        """Return the archive's address."""
-        return self._source.label
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """Return what was left out: links that lead to folders or nowhere."""
-        return self._notes
-
-    @property
-    def entries(self) -> FileEntries:
-        """Return all files, sorted by name; `position` is the offset in the archive."""
-        return self._entries
+    def empty_folders(self) -> tuple[str, ...]:
+        """Return the members that are folders and hold no file."""
+        return self._empty_folders
 
     def read(self, entry: FileEntry) -> bytes:
-        """Return the whole content of one member, its CRC-32 verified.
-
-        Raises:
-            OSError: as the medium answers.
-            SourceReadError: the archive is shorter than it was when opened.
-            CorruptArchiveError: the member is damaged.
-        """
-        return read_member(self._source, self.member(entry))
+        """Return the whole content of one member, its CRC-32 verified."""
+        return read_member(self.source, self.packing(entry))
 
     def chunks(self, entry: FileEntry) -> Iterator[bytes]:
-        """Return the content of one member in pieces of at most 16 MiB; its CRC-32 is verified after the last.
+        """Return the content of one member in pieces; its CRC-32 is verified after the last."""
+        return member_chunks(self.source, self.packing(entry))
 
-        Raises:
-            As `read`.
-        """
-        return member_chunks(self._source, self.member(entry))
-
-    @property
-    def source(self) -> ByteSource:
-        """Return the archive's bytes."""
-        return self._source
-
-    def member(self, entry: FileEntry) -> ZipMember:
+    def packing(self, entry: FileEntry) -> ZipMember:
         """Return what the directory says of a file."""
-        place = self._entries.find(entry)
+        place = self.entries.find(entry)
         if place is None:
             raise unknown_entry(self.label, entry.name)
         # An entry that was made anew by a caller may carry other facts than the directory has.
-        own = entry if entry.place == place else self._entries[place]
+        own = entry if entry.place == place else self.entries[place]
         stored = self._stored_names.get(place) or own.name.encode("utf-8", "surrogatepass")
         end, packed_size, crc, method, flags, mode = [column.item(place) for column in self._packing.values()]
         return ZipMember(
             own.name, stored, own.position, end, packed_size, own.size, crc, method, flags, mode, own.mtime_ns
         )
-
-    def close(self) -> None:
-        """Close the source. Calling it twice is fine."""
-        self._source.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 class _Listed(NamedTuple):

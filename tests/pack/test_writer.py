@@ -32,39 +32,30 @@ from colabstage.pack.options import PackOptions
 from colabstage.pack.plan import pack_content
 from colabstage.pack.writer import SampleCoder, Spool, WriteJob, write_samples
 from colabstage.trees.folder import FolderTree
+from colabstage.trees.tree import Tree
 
 if TYPE_CHECKING:
     from colabstage.io.progress import ProgressStep
     from colabstage.pack.execute import PackReport
-    from colabstage.trees.tree import FileEntry, TreeKind
+    from colabstage.trees.tree import FileEntry
 
 MakeImages = Callable[..., Path]
 
 
-class WatchedTree:
+class WatchedTree(Tree):
     """A folder on a disk; before each read, `before` is told of the file and may do what a disk or person would."""
 
     def __init__(self, folder: Path, before: Callable[[FileEntry], None]) -> None:
         self._tree = FolderTree(folder)
         self._before = before
-        self.kind: TreeKind = "folder"
+        self.kind = "folder"
         self.label = str(folder)
-        self.notes: tuple[str, ...] = ()
         self.entries = self._tree.entries
 
     def read(self, entry: FileEntry) -> bytes:
         """The content, after `before`."""
         self._before(entry)
         return self._tree.read(entry)
-
-    def close(self) -> None:
-        """Nothing is held."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def _write(job: PackJob, target: Path, limits: PipelineLimits) -> bytes:

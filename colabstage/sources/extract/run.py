@@ -12,14 +12,12 @@ from colabstage.io.files import hash_block
 from colabstage.io.journal import Journal, read_journal
 from colabstage.io.pipeline import PipelineLimits, run_pipeline
 from colabstage.io.retry import RetryPolicy, read_with_retry, translate_write_error
-from colabstage.io.temporaries import current_world, remove_own
+from colabstage.io.temporaries import current_world, remove_own, rename_own
 from colabstage.sources.extract.batches import Place, job_chunks, read_block, write_batch, write_large, zip_job
 from colabstage.sources.extract.processes import ProcessesNotStartedError, ProcessPool
 from colabstage.sources.tree import make_folders
 from colabstage.trees.archive_bytes import LocalBytes, TemporaryBytes, owners_bytes
 from colabstage.trees.decompress import ReadAhead
-from colabstage.trees.tool_archives import ToolArchiveTree
-from colabstage.trees.zip import ZipTree
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,12 +35,13 @@ _LOCAL_HEADER_BYTES = 30
 
 def archive_ends(tree: Tree, entries: Sequence[FileEntry]) -> list[int]:
     """Return where each entry's bytes end in the bytes that its position counts in."""
-    if not isinstance(tree, ZipTree):
-        return [entry.position + entry.size for entry in entries]
-    # The local header repeats the name and may hold fields that the directory does not tell, so the end is estimated.
     ends = []
     for entry in entries:
-        member = tree.member(entry)
+        member = tree.packing(entry)
+        if member is None:
+            ends.append(entry.position + entry.size)
+            continue
+        # The local header repeats the name and may hold fields that the directory does not tell: an estimate.
         least = member.offset + _LOCAL_HEADER_BYTES + len(member.stored_name) + member.packed_size
         ends.append(member.end if member.end - least <= _GAP_BYTES else least + 64)
     return ends
@@ -56,8 +55,7 @@ def released_by(tree: Tree) -> TemporaryBytes | None:
 
 def bytes_of(tree: Tree) -> ByteSource | None:
     """Return what a tree reads its members from, as its owner's own object; `None` where it has no such thing."""
-    source = getattr(tree, "source", None)
-    return None if source is None else owners_bytes(source)
+    return None if tree.source is None else owners_bytes(tree.source)
 
 
 class Extraction:
@@ -127,8 +125,8 @@ class Extraction:
             step.advance(self.kept_bytes)
         # All at once and before, so that nobody who writes a file has to look for its folder.
         make_folders(self.tree_path, (entry.name for entry in self._entries))
-        if isinstance(self._tree, ToolArchiveTree):
-            self._move(self._tree, step)
+        if self._tree.unpacked is not None:
+            self._move(self._tree.unpacked, step)
             return
         handle = os.open(self.tree_path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         place = Place(handle, str(self.tree_path))
@@ -139,10 +137,13 @@ class Extraction:
         finally:
             os.close(handle)
 
-    def _move(self, tree: ToolArchiveTree, step: ProgressStep) -> None:
+    def _move(self, unpacked: Path, step: ProgressStep) -> None:
+        """Move what a tool has unpacked already, on the same disk."""
         for batch in self._left:
             for entry in self._of(batch):
-                tree.move(entry, self.tree_path / entry.name)
+                # Tools leave whatever mode the archive says; a dataset's file is one that everybody reads.
+                (unpacked / entry.name).chmod(0o755 if entry.executable else 0o644)
+                rename_own(unpacked / entry.name, self.tree_path / entry.name)
                 step.advance(entry.size)
             self._finish(batch)
 
@@ -152,10 +153,12 @@ class Extraction:
         return source
 
     def _jobs(self, batch: Batch) -> list[Job]:
-        tree = self._tree
-        if isinstance(tree, ZipTree):
-            return [zip_job(entry.name, entry.executable, tree.member(entry)) for entry in self._of(batch)]
-        return [(entry.name, entry.executable, entry.mtime_ns, entry.position, entry.size) for entry in self._of(batch)]
+        return [
+            (entry.name, entry.executable, entry.mtime_ns, entry.position, entry.size)
+            if (member := self._tree.packing(entry)) is None
+            else zip_job(entry.name, entry.executable, member)
+            for entry in self._of(batch)
+        ]
 
     def _finish(self, batch: Batch) -> None:
         """Note a batch, and give back the part of our own copy of the archive that nobody needs any more."""
