@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import threading
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -14,7 +13,6 @@ from PIL import Image
 
 from campaigns.campaign import State, WrongError, leftovers, same_bytes
 from campaigns.material import write_photographs, zip_folder
-from colabstage.errors import TargetExistsError
 from colabstage.h5.manifest import check_whole, manifest_path, read_manifest
 from colabstage.io.progress import NullProgress, ProgressStep
 from colabstage.pack.journal import BLOCK_SAMPLES
@@ -110,12 +108,10 @@ class Packing:
 
     @staticmethod
     def work(arguments: dict[str, Any], diary: Diary) -> None:
-        """Pack; what is there whole is not to be replaced, which would make it anew."""
+        """Pack, unless it is there: asked to replace a whole pack, `pack_dataset` makes it anew as it should."""
         out = Path(arguments["out"])
         manifest = read_manifest(out) if out.exists() else None
         if manifest is not None and sum(manifest.samples.values()) == arguments["count"]:
-            with suppress(TargetExistsError):
-                pack_dataset(arguments["source"], out, encoding=arguments["encoding"])
             return
         shown = _Counting(diary)
         pack_dataset(arguments["source"], out, encoding=arguments["encoding"], overwrite=True, progress=shown)

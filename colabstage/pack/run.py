@@ -16,7 +16,6 @@ import numpy as np
 
 from colabstage.errors import OptionError, TargetExistsError
 from colabstage.h5.info import read_info
-from colabstage.h5.manifest import sweep_leftovers
 from colabstage.h5.parts import (
     FieldSchema,
     PackSchema,
@@ -339,8 +338,6 @@ def _check_target(target: Path, *, overwrite: bool, in_shards: bool) -> None:
     if target.is_dir():
         msg = f"'{target}' is a folder; expected the name of a file, for example '{target / 'pack.h5'}'."
         raise TargetExistsError(msg)
-    # Whoever was killed after its last step has left what it replaced, and no later call would do the work again.
-    sweep_leftovers(target)
     if target.exists() and not overwrite:
         msg = f"'{target}' exists. Choose another name, or give overwrite=True to replace it."
         raise TargetExistsError(msg)
