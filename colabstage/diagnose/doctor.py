@@ -135,9 +135,9 @@ class DriveCacheCheck:
 
 
 class MountCheck:
-    """Mount it again: on Colab, google.colab.drive.mount('/content/drive', force_remount=True) starts a new client,
-    and loses what the old one had not uploaded. A mount that only takes long may be busy: wait a minute, then look
-    again. Stage the dataset (stage_dataset) so that training does not depend on the mount."""
+    """Mount it again: on Colab, mount_drive() starts a new client, which takes up what the old one had not uploaded.
+    A mount that only takes long may be busy: wait a minute, then look again. Stage the dataset (stage_dataset) so that
+    training does not depend on the mount."""
 
     title = "mounts"
 

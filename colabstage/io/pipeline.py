@@ -197,8 +197,8 @@ class _Run(Generic[T]):
                 if silent_s > self._limits.stall_timeout_s:
                     msg = (
                         f"Nothing could be read for {silent_s:.0f} seconds ({self._used} of {len(self._items)} done). "
-                        "The source hangs; if it is Google Drive, mount it again with force_remount=True and run this "
-                        "cell once more: finished work is kept."
+                        "The source hangs. Run this cell once more: finished work is kept. If it is Google Drive, end "
+                        "its client before (!pkill -9 -x drive) and call mount_drive()."
                     )
                     raise SourceReadError(msg)
             if self._error is not None:

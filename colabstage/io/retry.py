@@ -73,8 +73,7 @@ def translate_read_error(error: OSError, name: str, tries: int) -> OSError:
     if error.errno in _DEAD:
         msg = (
             f"Reading '{name}' failed: {error.strerror}. The Drive client has died. Mount it again "
-            'with google.colab.drive.mount("/content/drive", force_remount=True) and run this cell once more; '
-            "finished work is kept."
+            "with mount_drive() and run this cell once more; finished work is kept."
         )
         return DriveDisconnectedError(msg)
     # It was there a moment ago, or nobody would have asked for it.
@@ -139,7 +138,7 @@ def translate_write_error(error: OSError, target: Path) -> OSError:
     if error.errno in _DEAD:
         msg = (
             f"Writing '{target}' failed: {error.strerror}. The Drive client has died. Mount it again with "
-            'google.colab.drive.mount("/content/drive", force_remount=True), then try again.'
+            "mount_drive(), then try again."
         )
         return DriveDisconnectedError(msg)
     msg = f"Cannot write '{target}' ({error.strerror or error}). Choose a place that this user can write to."

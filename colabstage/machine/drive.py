@@ -4,17 +4,24 @@ The client behind the mount decides how this is done:
 
 - Asking for a mount opens a permission dialogue even when Drive is mounted already, so the mount table is looked at
   before anything is asked.
-- `force_remount=True` kills the client with SIGKILL, with whatever it has not uploaded yet; nothing can tell from
-  outside whether something is waiting. So a living client is never forced: refreshing pushes first, then mounts again.
+- `force_remount=True` kills the client with SIGKILL; what it has not uploaded waits in its cache, and nobody can tell
+  from outside how much that is. So a living client is never forced: refreshing pushes first, then mounts again.
 - There is no flush without an unmount. Nothing in colabstage calls `flush_drive` or `refresh_drive` by itself.
 - A client that has died leaves a mount that answers 'Transport endpoint is not connected', and one that hangs takes
   every caller with it; so a mount is asked for a sign of life from a child process, under a deadline.
+- The next client never gets rid of a dead mount that anything stands in or has open: it unmounts plainly, is told that
+  the target is busy, and fails. So a dead mount is taken out of the tree before the client is called.
+- What the client is told goes through a shell: milliseconds below 1,000 are no limit at all, and a mount point is not
+  quoted.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import math
 import os
+import re
 import shutil
 import subprocess
 import threading
@@ -29,12 +36,25 @@ from colabstage.errors import (
     DriveError,
     DriveNotMountedError,
     NotSupportedHereError,
+    OptionError,
     TargetExistsError,
 )
 from colabstage.io.pipeline import DaemonPool
 from colabstage.io.units import format_duration
-from colabstage.machine.drive_client import flush_error, mount_error
-from colabstage.machine.mounts import PRACTICE_SOURCE, Mount, follow_links, list_mounts, mount_of, probe_mount
+from colabstage.machine.drive_client import drive_log_size, flush_error, mount_error
+from colabstage.machine.holding import check_unused, outside
+from colabstage.machine.mounts import (
+    PRACTICE_SOURCE,
+    WAITS_IN_CACHE,
+    Mount,
+    follow_links,
+    hang_words,
+    list_mounts,
+    mount_of,
+    probe_mount,
+    remount_words,
+    unmount_lazily,
+)
 from colabstage.machine.platforms import detect_platform, system_root
 
 DEFAULT_MOUNTPOINT = "/content/drive"
@@ -50,6 +70,13 @@ _ANSWER_S = 10.0
 # A mount right after an unmount fails now and then, and succeeds a moment later.
 _REMOUNT_ATTEMPTS = 2
 _REMOUNT_WAIT_S = 1.0
+# What was flushed goes out of the mount table a little later.
+_UNMOUNT_S = 30.0
+_LOOK_S = 0.1
+# A try that failed leaves a mount on top of the dead one.
+_MOST_MOUNTS = 8
+# What no shell reads as anything but itself.
+_PLAIN = re.compile(r"[A-Za-z0-9_./+@%,:=-]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,12 +160,14 @@ def mount_drive(
     """Mount Google Drive on Colab and return its `MyDrive` folder.
 
     A Drive that is mounted there already is used as it is, whatever its mode, and no permission is asked for. A mount
-    whose client has died is mounted again. Call it from a notebook cell; threads ask `find_drive` instead.
+    whose client has died is mounted again, also while files on it are open (they stay broken) or the current folder is
+    on it. Call it from a notebook cell; threads ask `find_drive` instead.
 
     Args:
-        mountpoint: an empty folder, or one to be created; must not contain a space.
+        mountpoint: an empty folder, or one to be created; of letters, digits and `_./+@%,:=-` only.
         readonly: mount so that nothing on Drive can be changed.
-        timeout_s: seconds to wait for the person's permission, and again for Drive's first listing.
+        timeout_s: seconds to wait for the person's permission, and again for Drive's first listing; whole ones, at
+            least 1.
 
     Raises:
         NotSupportedHereError: this is not a Colab notebook, or it is not the main thread.
@@ -149,6 +178,7 @@ def mount_drive(
         DriveError: the client failed, or Drive is mounted elsewhere; the message says what to do.
     """
     place = Path(os.path.abspath(Path(mountpoint).expanduser()))  # noqa: PTH100 - links are judged below
+    _milliseconds(timeout_s)
     _check_main_thread("mount_drive")
     here = _mount_at(place)
     if here is not None and not _is_dead(here):
@@ -157,7 +187,7 @@ def mount_drive(
     if here is None:
         _check_mountpoint(place)
     _check_no_other_drive(place)
-    return _mount(client, place, readonly=readonly, force=here is not None, timeout_s=timeout_s)
+    return _mount(client, place, readonly=readonly, timeout_s=timeout_s)
 
 
 def refresh_drive(*, timeout_s: float = 3600.0) -> Path:
@@ -182,11 +212,12 @@ def refresh_drive(*, timeout_s: float = 3600.0) -> Path:
         _clear_old_cache()
         return drive.mountpoint
     client = _colab_client("refresh_drive")
-    _check_unused(drive.mountpoint)
     if _is_dead(drive):
-        return _mount(client, drive.mountpoint, readonly=drive.readonly, force=True)
+        return _mount(client, drive.mountpoint, readonly=is_readonly(drive))
+    check_unused(drive.mountpoint)
+    readonly = is_readonly(drive)
     _flush(client, drive, timeout_s)
-    return _mount_again(client, drive)
+    return _mount_again(client, drive, readonly=readonly)
 
 
 def flush_drive(*, timeout_s: float = 3600.0, remount: bool = True) -> FlushReport:
@@ -214,21 +245,37 @@ def flush_drive(*, timeout_s: float = 3600.0, remount: bool = True) -> FlushRepo
         )
         raise NotSupportedHereError(msg)
     client = _colab_client("flush_drive")
-    _check_unused(drive.mountpoint)
     if _is_dead(drive):
         msg = (
-            f"The Drive client at '{drive.mountpoint}' has died. What it had not uploaded waits in its cache on this "
-            "machine: call mount_drive(), which starts it again, then flush_drive()."
+            f"The Drive client at '{drive.mountpoint}' has died. {WAITS_IN_CACHE} Call "
+            f"{remount_words(drive.mountpoint)}, which starts it again, then flush_drive()."
         )
         raise DriveDisconnectedError(msg)
+    check_unused(drive.mountpoint)
+    readonly = is_readonly(drive)
     seconds = _flush(client, drive, timeout_s)
     if not remount:
         return FlushReport(drive.mountpoint, seconds, remounted=False)
     try:
-        _mount_again(client, drive)
+        _mount_again(client, drive, readonly=readonly)
     except (DriveError, NotSupportedHereError) as error:
         return FlushReport(drive.mountpoint, seconds, remounted=False, problem=str(error))
     return FlushReport(drive.mountpoint, seconds, remounted=True)
+
+
+def is_readonly(drive: Mount) -> bool:
+    """Return whether nothing on this Drive can be changed. Today's mount table says so of none; the client's command
+    line does.
+    """
+    asked = re.compile(rf"mount_point_path:{re.escape(str(drive.mountpoint))}(?![\w./+@%:=-])")
+    if drive.readonly or drive.fstype != _TYPE:
+        return drive.readonly
+    for line in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):  # of a process that has just ended
+            words = line.read_bytes().decode("utf-8", "replace")
+            if asked.search(words):
+                return "read_only_mode:true" in words
+    return False
 
 
 def _visible_mounts() -> list[Mount]:
@@ -284,8 +331,7 @@ def _is_dead(mount: Mount) -> bool:
     if probe.state == "silent":
         msg = (
             f"Drive at '{place}' has not answered for {format_duration(_PROBE_TIMEOUT_S)}. It may be busy: wait, then "
-            f'try again. google.colab.drive.mount("{place}", force_remount=True) mounts it anew, and may lose what was '
-            "not uploaded."
+            f"try again. {hang_words(place)}"
         )
         raise DriveDisconnectedError(msg)
     msg = (
@@ -298,8 +344,9 @@ def _is_dead(mount: Mount) -> bool:
 def _check_main_thread(verb: str) -> None:
     if threading.current_thread() is not threading.main_thread():
         msg = (
-            f"{verb}() was called in the thread '{threading.current_thread().name}', but Colab only answers the main "
-            "thread. Call it in a notebook cell, before the threads start; they can use find_drive()."
+            f"{verb}() was called in the thread '{threading.current_thread().name}'. Colab's page answers over one "
+            "channel for the whole notebook, and a cell that runs a !command meanwhile takes the answer away, so it is "
+            "not asked from threads. Call it in a notebook cell, before the threads start; they can use find_drive()."
         )
         raise NotSupportedHereError(msg)
 
@@ -319,6 +366,13 @@ def _check_mountpoint(place: Path) -> None:
     """Refuse what the client would refuse, before it asks the person for anything."""
     if " " in str(place):
         raise mount_error(ValueError("Mountpoint must not contain a space."), place)
+    if not _PLAIN.fullmatch(str(place)):
+        odd = "".join(sorted({letter for letter in str(place) if not _PLAIN.fullmatch(letter)}))
+        msg = (
+            f"The mount point {str(place)!r} contains {odd!r}, and Colab hands it to a shell, unquoted. Use "
+            f"'{DEFAULT_MOUNTPOINT}', or another path of letters, digits and _./+@%,:=- only."
+        )
+        raise OptionError(msg)
     if place.is_symlink():
         raise mount_error(ValueError("Mountpoint must not be a symlink"), place)
     if place.is_dir() and next(place.iterdir(), None) is not None:
@@ -342,79 +396,81 @@ def _check_no_other_drive(place: Path) -> None:
             raise DriveError(msg)
 
 
-def _check_unused(root: Path) -> None:
-    """Refuse to take Drive away from under this process: its open files would break, its folder would be gone."""
-    held = _held_below(root)
-    if not held:
-        return
-    if Path("/proc/self/cwd") in held:
-        msg = f"The current folder is on Drive ({held[Path('/proc/self/cwd')]}). Leave it first: os.chdir('/content')."
-        raise DriveError(msg)
-    names = ", ".join(f"'{path}'" for path in sorted(set(held.values()))[:5])
-    msg = f"Files on Drive are open in this notebook and would break: {names}. Close them, then try again."
-    raise DriveError(msg)
+def _milliseconds(timeout_s: float) -> int:
+    """Return a time as the client takes it, in whole seconds and at least one: it takes less than one for no limit."""
+    if not (math.isfinite(timeout_s) and timeout_s > 0):
+        msg = f"timeout_s={timeout_s!r} is no time to wait. Pass a number of seconds above 0."
+        raise OptionError(msg)
+    return 1000 * math.ceil(timeout_s)
 
 
-def _held_below(root: Path) -> dict[Path, Path]:
-    """Return what this process has open below `root`, by its place in /proc. Reading the links does not touch the
-    files.
-    """
-    held = {}
-    for link in (Path("/proc/self/cwd"), *Path("/proc/self/fd").iterdir()):
+def _mount(client: Any, place: Path, *, readonly: bool, timeout_s: float = 120.0) -> Path:
+    with outside(place):
+        _take_dead_away(place)
+        log_size = drive_log_size()
+        # Where the dead mount could not be taken away, the client may manage.
+        force = _mount_at(place) is not None
         try:
-            target = link.readlink()
-        except OSError:  # closed meanwhile, for example the handle that lists this folder
-            continue
-        if target.is_relative_to(root):
-            held[link] = target
-    return held
-
-
-def _mount(client: Any, place: Path, *, readonly: bool, force: bool = False, timeout_s: float = 120.0) -> Path:
-    try:
-        client.mount(str(place), force_remount=force, timeout_ms=round(timeout_s * 1000), readonly=readonly)
-    except Exception as error:
-        raise mount_error(error, place) from error
-    mount = _mount_at(place)
-    if mount is None:
-        msg = (
-            "Nobody answered the request for access to Drive in time, and nothing was mounted. Run the cell again and "
-            "answer the dialogue."
-        )
-        raise DriveAuthError(msg)
-    if _is_dead(mount):
-        msg = (
-            f"Drive was mounted at '{place}', but its client died at once. Run the cell again, or restart the session."
-        )
-        raise DriveDisconnectedError(msg)
+            client.mount(str(place), force_remount=force, timeout_ms=_milliseconds(timeout_s), readonly=readonly)
+        except Exception as error:
+            raise mount_error(error, place, log_size=log_size) from error
+        mount = _mount_at(place)
+        if mount is None:
+            msg = (
+                "Nobody answered the request for access to Drive in time, and nothing was mounted. Run the cell again "
+                "and answer the dialogue."
+            )
+            raise DriveAuthError(msg)
+        if _is_dead(mount):
+            msg = (
+                f"Drive was mounted at '{place}', but its client died at once. Run the cell again, or restart the "
+                "session."
+            )
+            raise DriveDisconnectedError(msg)
     return _my_drive(mount)
 
 
-def _mount_again(client: Any, drive: Mount) -> Path:
+def _take_dead_away(place: Path) -> None:
+    """Take dead mounts out of the tree, whatever stands in them or has files on them open."""
+    for _ in range(_MOST_MOUNTS):
+        here = _mount_at(place)
+        if here is None or not _is_dead(here):
+            return
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+            unmount_lazily(here.mountpoint)
+
+
+def _mount_again(client: Any, drive: Mount, *, readonly: bool) -> Path:
     for _ in range(_REMOUNT_ATTEMPTS - 1):
         try:
-            return _mount(client, drive.mountpoint, readonly=drive.readonly)
+            return _mount(client, drive.mountpoint, readonly=readonly)
         except DriveAuthError:
             raise
         except DriveError:
             time.sleep(_REMOUNT_WAIT_S)
-    return _mount(client, drive.mountpoint, readonly=drive.readonly)
+    return _mount(client, drive.mountpoint, readonly=readonly)
 
 
 def _flush(client: Any, drive: Mount, timeout_s: float) -> float:
     """Push everything and unmount; returns how long that took, in seconds."""
+    milliseconds = _milliseconds(timeout_s)
     started = time.monotonic()
     try:
-        client.flush_and_unmount(timeout_ms=round(timeout_s * 1000))
+        client.flush_and_unmount(timeout_ms=milliseconds)
     except Exception as error:
-        raise flush_error(error, drive.mountpoint, format_duration(timeout_s)) from error
-    if _mount_at(drive.mountpoint) is not None:
-        msg = (
-            f"The Drive client says that it has pushed everything, but '{drive.mountpoint}' is still mounted. Close "
-            "what other programs have open there, then call flush_drive() again."
-        )
-        raise DriveError(msg)
-    return time.monotonic() - started
+        took_s = time.monotonic() - started
+        raise flush_error(error, drive.mountpoint, took_s=took_s, limit_s=milliseconds / 1000) from error
+    seconds = time.monotonic() - started
+    while _mount_at(drive.mountpoint) is not None:
+        if time.monotonic() - started > seconds + _UNMOUNT_S:
+            msg = (
+                f"The Drive client says that it has pushed everything, but '{drive.mountpoint}' is still mounted after "
+                f"another {format_duration(_UNMOUNT_S)}. Close what other programs have open there, then call "
+                "flush_drive() again."
+            )
+            raise DriveError(msg)
+        time.sleep(_LOOK_S)
+    return seconds
 
 
 def _clear_old_cache() -> None:

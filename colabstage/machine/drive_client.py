@@ -4,11 +4,15 @@ A file's id, its MD5 and whether it is uploaded are attributes that are answered
 nothing), and not by every client. So each of them may be missing, and what is missing is given as empty with the
 reason, never guessed.
 
+An upload has no end that the client announces; a file has arrived when it does not wait any more and the MD5 in the
+cloud is that of what was written. `wait_uploaded` asks until then.
+
 The client's exceptions are told apart by type name and wording: some come from private modules, or from packages that
 are only there on Colab, so importing them to catch them would fail everywhere else.
 
 Drive limits how often one file may be downloaded in a day, by anybody. The mount then answers 'Input/output error',
-as it does for many other reasons; the client's log says `QUOTA_EXCEEDED`.
+as it does for many other reasons; the client's log says `QUOTA_EXCEEDED`. That log is never begun anew in a session, so
+only what it gained since the work began says anything about it.
 """
 
 from __future__ import annotations
@@ -32,12 +36,18 @@ from colabstage.errors import (
     SourceReadError,
     TargetExistsError,
 )
+from colabstage.io.clock import SYSTEM_CLOCK
 from colabstage.io.pipeline import DaemonPool
+from colabstage.io.units import format_duration
+from colabstage.machine.mounts import require_answer
 from colabstage.machine.platforms import system_root
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
+
+    from colabstage.io.clock import Clock
+    from colabstage.io.progress import Cancellation
 
 _ID, _MD5, _UNCOMMITTED = "user.drive.id", "user.drive.md5", "user.drive.uncommitted"
 _MD5_FORM = re.compile(r"[0-9a-f]{32}")
@@ -45,8 +55,17 @@ _MD5_FORM = re.compile(r"[0-9a-f]{32}")
 _BATCH = 32
 # The client answers from what it knows of the account. Who says nothing for so long says nothing.
 _STALL_S = 60.0
+# What a file system answers that has no such attributes, or not of this file.
+_UNTOLD = frozenset({errno.ENODATA, errno.EOPNOTSUPP, errno.ENOSYS, errno.EPERM})
+# Asked often at first, since a small file is up in a second, and seldom in the end.
+_FIRST_LOOK_S, _LAST_LOOK_S = 0.05, 5.0
+# What has just been uploaded may be without its MD5 for a moment.
+_MD5_LAGS_S = 10.0
 _LOG = "~/.config/Google/DriveFS/Logs/drive_fs.txt"
 _MARK = b"QUOTA_EXCEEDED"
+# A flush that ends earlier than this share of its time has failed for another reason than time.
+_OUT_OF_TIME = 0.9
+_ROOT_MARK = b"QueryManager timed out"
 # The log grows by megabytes a minute on a busy day; what was written about a failure stands at its end.
 _TAIL_BYTES = 1 << 20
 _MAX_CHAIN = 20
@@ -117,28 +136,88 @@ class _UntoldError(Exception):
     """Say why there is no MD5 of one file."""
 
 
+def wait_uploaded(
+    files: Mapping[Path, str], *, timeout_s: float, cancellation: Cancellation, clock: Clock = SYSTEM_CLOCK
+) -> str:
+    """Wait until files on a mounted Drive are in the cloud as they were written.
+
+    Args:
+        files: the MD5 of what was written, by path.
+        timeout_s: seconds for all of them together.
+        cancellation: looked at between two questions.
+        clock: for tests.
+
+    Returns:
+        "" when all are; why not, in words, when the client does not tell it.
+
+    Raises:
+        DriveDisconnectedError: the client died meanwhile.
+        DriveError: they are not, after `timeout_s` seconds.
+        CancelledError: somebody cancelled.
+    """
+    began = clock.now()
+    for path, md5 in files.items():
+        pause_s, committed_at = _FIRST_LOOK_S, float("inf")
+        while True:
+            cancellation.check()
+            waits, found, why, number = _look_at_upload(path)
+            now = clock.now()
+            if found == md5:
+                break
+            committed_at = min(committed_at, now) if waits is False else float("inf")
+            if number in _UNTOLD and (waits is None or now - committed_at > _MD5_LAGS_S):
+                return why
+            if number:
+                # A client that dies denies that files exist for a moment, and then does not answer.
+                require_answer(path)
+            if now - began > timeout_s:
+                raise DriveError(_not_arrived(path, found, why, timeout_s))
+            clock.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LAST_LOOK_S)
+    return ""
+
+
+def _not_arrived(path: Path, found: str, why: str, timeout_s: float) -> str:
+    """Say what is known of a file that did not arrive in time."""
+    how = f"what is in the cloud has another MD5 ({found})" if found else why
+    return (
+        f"'{path}' was written, but had not arrived in the cloud after {format_duration(timeout_s)}: {how}. It lies on "
+        "this machine: keep the session open and publish it again, which goes on waiting and copies nothing twice; "
+        "with a larger timeout when there is much to upload."
+    )
+
+
 def _ask_md5(path: str | os.PathLike[str]) -> tuple[bool | None, str, str]:
     """Return whether it waits for its upload, its MD5 or "", and why there is none."""
+    return _look_at_upload(path)[:3]
+
+
+def _look_at_upload(path: str | os.PathLike[str]) -> tuple[bool | None, str, str, int]:
+    """Return whether a file waits for its upload, its MD5 or "", why there is none, and the number of the error."""
     # In this order: what is uploaded between the two questions would otherwise go under the MD5 of what was before.
-    waits, problem = _ask(path, _UNCOMMITTED)
+    waits, number = _ask(path, _UNCOMMITTED)
     if waits not in ("0", "1"):
-        return None, "", f"'{os.fspath(path)}': whether it is uploaded is not told ({problem or repr(waits)})"
+        return None, "", f"'{os.fspath(path)}': whether it is uploaded is not told ({_said(waits, number)})", number
     if waits == "1":
-        return True, "", f"'{os.fspath(path)}' is not uploaded yet"
-    md5, problem = _ask(path, _MD5)
+        return True, "", f"'{os.fspath(path)}' is not uploaded yet", 0
+    md5, number = _ask(path, _MD5)
     if not _MD5_FORM.fullmatch(md5):
-        return False, "", f"'{os.fspath(path)}': no MD5 is told ({problem or repr(md5)})"
-    return False, md5, ""
+        return False, "", f"'{os.fspath(path)}': no MD5 is told ({_said(md5, number)})", number
+    return False, md5, "", 0
 
 
-def _ask(path: str | os.PathLike[str], name: str) -> tuple[str, str]:
-    """Return the value of an attribute, and why there is none."""
+def _said(value: str, number: int) -> str:
+    return os.strerror(number) if number else repr(value)
+
+
+def _ask(path: str | os.PathLike[str], name: str) -> tuple[str, int]:
+    """Return the value of an attribute, and the number of the error where there is none."""
     if sys.platform != "linux":
-        return "", "this system has no such attributes"
+        return "", errno.EOPNOTSUPP
     try:
-        return os.getxattr(path, name).decode("ascii", "replace").strip("\0\n "), ""
+        return os.getxattr(path, name).decode("ascii", "replace").strip("\0\n "), 0
     except OSError as error:  # a mount that is dying says so again at the next call
-        return "", os.strerror(error.errno or errno.EIO)
+        return "", error.errno or errno.EIO
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,8 +282,9 @@ _MOUNT_CAUSES = (
         "ValueError",
         "timeout during initial read of root folder",
         DriveError,
-        "Drive took too long to list 'My Drive': it holds too many items at its top level. Try again (each attempt "
-        "gets further, because what was listed is kept), then move files from the top level into folders.",
+        "Drive took too long to list 'My Drive': it holds too many items at its top level. Call "
+        "mount_drive(timeout_s=600), which gives it more time (each attempt gets further, because what was listed is "
+        "kept), then move files from the top level into folders.",
     ),
     _Cause(
         "ValueError",
@@ -272,8 +352,8 @@ _FLUSH_CAUSES = (
         "ValueError",
         "flush_and_unmount failed",
         DriveError,
-        "Drive could not upload everything within {limit}. What is still waiting lies only on this machine: keep the "
-        "session open and call flush_drive() again, with a larger timeout_s when there is much to upload.",
+        "Drive {how}, so not everything is uploaded. What is still waiting lies only on this machine: keep the "
+        "session open and call flush_drive() again{remedy}.",
     ),
     _Cause(
         "NotImplementedError",
@@ -292,14 +372,28 @@ _FLUSH_CAUSES = (
 )
 
 
-def mount_error(error: Exception, place: Path) -> ColabstageError:
-    """Return the typed error for a failure of `drive.mount(place)`."""
+def mount_error(error: Exception, place: Path, *, log_size: int = 0) -> ColabstageError:
+    """Return the typed error for a failure of `drive.mount(place)`.
+
+    Args:
+        error: what was raised.
+        place: the mount point.
+        log_size: what `drive_log_size` said before the call. The client's word that the root folder took too long is
+            taken from all of its log, so after one such failure it says the same of every other.
+    """
+    said = str(error)
+    if "timeout during initial read" in said and _ROOT_MARK not in _written_since(log_size):
+        error = ValueError(said.partition(":")[0])
     return _translate(error, _MOUNT_CAUSES, f"Mounting Drive at '{place}' failed", place=str(place))
 
 
-def flush_error(error: Exception, place: Path, limit: str) -> ColabstageError:
-    """Return the typed error for a failure of `drive.flush_and_unmount` that was given the time `limit`."""
-    return _translate(error, _FLUSH_CAUSES, f"Flushing Drive at '{place}' failed", place=str(place), limit=limit)
+def flush_error(error: Exception, place: Path, *, took_s: float, limit_s: float) -> ColabstageError:
+    """Return the typed error for a failure of `drive.flush_and_unmount` that took `took_s` of `limit_s` seconds."""
+    in_time = took_s < _OUT_OF_TIME * limit_s
+    what = f"gave up after {format_duration(took_s)}" if in_time else f"did not end within {format_duration(limit_s)}"
+    remedy = f"; its log is {_LOG}" if in_time else ", with a larger timeout_s when there is much to upload"
+    words = {"place": str(place), "how": what, "remedy": remedy}
+    return _translate(error, _FLUSH_CAUSES, f"Flushing Drive at '{place}' failed", **words)
 
 
 def _translate(error: Exception, causes: tuple[_Cause, ...], what: str, **figures: str) -> ColabstageError:

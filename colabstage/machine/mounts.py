@@ -10,6 +10,7 @@ import contextlib
 import errno
 import os
 import re
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -39,6 +40,12 @@ _LOCAL_FUSE_TYPES = frozenset(
 PRACTICE_SOURCE = "colabstage-practice"
 # A mount that says nothing for so long counts as silent: a busy one answers for its root out of its memory.
 _ANSWER_S = 10.0
+_UNMOUNT_S = 10.0
+WAITS_IN_CACHE = (
+    "What it had not uploaded waits in its cache on this machine, and the next client takes it up: keep this session "
+    "until that is done."
+)
+"""What becomes of what a dead client was given, said the same way everywhere."""
 _MAX_LINKS = 40  # as many as the kernel follows
 
 _PROBE = """
@@ -179,6 +186,20 @@ def probe_mount(path: str | os.PathLike[str], timeout_s: float = 10.0) -> MountP
     return _judge(int(answer)) if answer.strip().isdigit() else MountProbe("failing", errno.EIO)
 
 
+def unmount_lazily(mountpoint: str | os.PathLike[str], *, timeout_s: float = _UNMOUNT_S) -> None:
+    """Take a mount out of the tree even while something is open, or stands, in it; nothing mounted there is fine.
+
+    Only for a mount whose client is dead, or one's own: whoever has something open there keeps what can only fail.
+    """
+    place = os.fspath(mountpoint)
+    commands = [["fusermount3", "-u", "-z", "-q", place], ["fusermount", "-u", "-z", "-q", place]]
+    if os.geteuid() == 0:
+        commands.insert(0, ["umount", "-l", place])
+    command = next((command for command in commands if shutil.which(command[0])), None)
+    if command is not None:
+        subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout_s, check=False, cwd="/")
+
+
 def silence_of(*paths: str | os.PathLike[str], timeout_s: float | None = None) -> DriveDisconnectedError | None:
     """Say why paths cannot be touched now: a mount that one of them lies on is dead or does not answer; else `None`.
 
@@ -211,20 +232,29 @@ def require_answer(*paths: str | os.PathLike[str], timeout_s: float | None = Non
         raise error
 
 
+def remount_words(mountpoint: str | os.PathLike[str]) -> str:
+    """Return the call that mounts a dead Drive again."""
+    usual = os.fspath(mountpoint) == "/content/drive"
+    return "mount_drive()" if usual else f"mount_drive('{os.fspath(mountpoint)}')"
+
+
+def hang_words(mountpoint: str | os.PathLike[str]) -> str:
+    """Say what to do about a client that neither answers nor dies."""
+    return f"If that does not help, end it (!pkill -9 -x drive) and call {remount_words(mountpoint)}. {WAITS_IN_CACHE}"
+
+
 def _disconnected(mount: Mount, probe: MountProbe, timeout_s: float) -> DriveDisconnectedError:
     is_drive = slow_reason(mount) == "Google Drive"
     what = "The Drive client at" if is_drive else "The file system behind"
-    again = (
-        f'Mount it again with google.colab.drive.mount("{mount.mountpoint}", force_remount=True)'
-        if is_drive
-        else "Mount it again"
-    )
     if probe.state == "dead":
-        msg = f"{what} '{mount.mountpoint}' has died ({probe.reason}). {again}, then try again."
+        again = f"Mount it again with {remount_words(mount.mountpoint)}" if is_drive else "Mount it again"
+        kept = f" {WAITS_IN_CACHE}" if is_drive else ""
+        msg = f"{what} '{mount.mountpoint}' has died ({probe.reason}). {again}, then try again.{kept}"
     else:
+        force = hang_words(mount.mountpoint) if is_drive else "Mount it again if that does not help."
         msg = (
             f"{what} '{mount.mountpoint}' has not answered for {timeout_s:.0f} s. It may be busy: wait, then try "
-            f"again. {again} if that does not help; what it has not uploaded may be lost by that."
+            f"again. {force}"
         )
     return DriveDisconnectedError(msg)
 

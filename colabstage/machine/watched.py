@@ -5,9 +5,9 @@ a thread that can be left behind, while the caller's own thread waits and has th
 is the caller's own code, such as the items of a dataset, is called in the thread that waits.
 
 The Drive client of Colab dies now and then in the middle of a session: for a moment files cease to exist, then every
-call answers 'Transport endpoint is not connected'. Only mounting again helps, and only the notebook's main thread can
-do that, because it may ask the person for permission. Work that keeps what it has finished goes on from there. It is
-tried once: a client that dies twice has a reason that mounting does not cure.
+call answers 'Transport endpoint is not connected'. Only mounting again helps, and only the notebook's main thread does
+that, because it may ask the person for permission, and the answer to a thread can get lost. Work that keeps what it has
+finished goes on from there. It is tried once: a client that dies twice has a reason that mounting does not cure.
 
 `run_with_one_remount` is the one place that all work on Drive passes through, so a used-up download quota is told from
 other errors there too.
@@ -22,7 +22,6 @@ import queue
 import threading
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from colabstage.errors import (
@@ -36,14 +35,15 @@ from colabstage.errors import (
 from colabstage.io.clock import SYSTEM_CLOCK
 from colabstage.io.pipeline import DaemonPool
 from colabstage.io.retry import speaks_of_a_mount, translate_read_error
-from colabstage.machine.drive import drive_root, mount_drive
+from colabstage.machine.drive import drive_root, is_readonly, mount_drive
 from colabstage.machine.drive_client import drive_log_size, quota_error
-from colabstage.machine.mounts import follow_links, is_slow_mount, mount_of, probe_mount, silence_of
+from colabstage.machine.mounts import is_slow_mount, mount_of, probe_mount, silence_of
 from colabstage.machine.platforms import detect_platform
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Sequence
+    from pathlib import Path
     from typing import Literal
 
 T = TypeVar("T")
@@ -229,11 +229,9 @@ class RemountFacts:
     state: Literal["alive", "missing", "dead", "failing", "silent"]
     """What the mount answers now, as `MountProbe.state`."""
     main_thread: bool
-    """Whether this is the thread that Colab answers."""
+    """Whether this is the notebook's main thread."""
     mountable: bool
     """Whether this process is a Colab kernel."""
-    cwd_inside: bool
-    """Whether the current folder is on it."""
 
 
 def remount_obstacle(facts: RemountFacts) -> str | None:
@@ -244,9 +242,7 @@ def remount_obstacle(facts: RemountFacts) -> str | None:
     if not facts.mountable:
         return "Drive was not mounted again: only a Colab notebook can do that."
     if not facts.main_thread:
-        return "Drive was not mounted again: Colab answers the main thread only, and this is another one."
-    if facts.cwd_inside:
-        return "Drive was not mounted again: the current folder is on it. Leave it first: os.chdir('/content')."
+        return "Drive was not mounted again: the main thread has to ask for that, and this is another one."
     return None
 
 
@@ -271,7 +267,7 @@ def run_with_one_remount(
         DriveQuotaError: the file could not be read because Drive's download quota is used up.
         DriveError, NotSupportedHereError: mounting again failed; the reason for it is the error's cause.
         Exception: whatever `work` raises; an `OSError` of the system's own as the typed error for it.
-            Where Drive died and was not mounted again, a note of the error says why.
+            Where Drive died and was not mounted again, the message says why.
     """
     root = drive_root(place)
 
@@ -280,14 +276,17 @@ def run_with_one_remount(
 
     if root is None:
         return _work_typed(watched, place)
-    readonly = mount_of(place).readonly
+    # Now, because a dead client has no command line to look at.
+    readonly = is_readonly(mount_of(place))
     try:
         return _with_quota_told(watched, place)
     except _SYMPTOMS as error:
         obstacle = remount_obstacle(_look(root))
         if obstacle is not None:
             if isinstance(error, DriveDisconnectedError):
-                error.add_note(obstacle)
+                # In the message, because the notebook shows no notes.
+                msg = f"{error} {obstacle}"
+                raise DriveDisconnectedError(msg) from error
             raise
         mount_drive(root, readonly=readonly, timeout_s=mount_timeout_s)
         if notice is not None:
@@ -331,10 +330,4 @@ def _look(root: Path) -> RemountFacts:
         state=probe_mount(root, _PROBE_TIMEOUT_S).state,
         main_thread=threading.current_thread() is threading.main_thread(),
         mountable=detect_platform().drive_mountable,
-        cwd_inside=_cwd().is_relative_to(root),
     )
-
-
-def _cwd() -> Path:
-    """Return the current folder, also where that is on a mount that has died."""
-    return follow_links(Path("/proc/self/cwd").readlink())

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from colabstage.errors import NotSupportedHereError, OptionError
+from colabstage.machine.mounts import unmount_lazily
 from colabstage.simulate.knobs import DriveFaults, DriveKnobs, DriveStats
 
 if TYPE_CHECKING:
@@ -62,13 +63,6 @@ def _may_mount() -> bool:
         if line.startswith("CapEff:"):
             return bool(int(line.split()[1], 16) >> _CAP_SYS_ADMIN & 1)
     return True
-
-
-def unmount_lazily(mountpoint: Path, *, timeout_s: float = 10.0) -> None:
-    """Take a mount out of the tree even while files on it are open; nothing mounted there is fine."""
-    tool = shutil.which("fusermount3")
-    command = [tool, "-u", "-z", "-q", str(mountpoint)] if tool else ["umount", "-l", str(mountpoint)]
-    subprocess.run(command, capture_output=True, timeout=timeout_s, check=False)
 
 
 def is_dead(mountpoint: Path) -> bool:

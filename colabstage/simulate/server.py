@@ -26,8 +26,7 @@ os.environ["FUSE_LIBRARY_NAME"] = "fuse3"
 
 import mfusepy
 
-from colabstage.machine.mounts import PRACTICE_SOURCE
-from colabstage.simulate.drive import unmount_lazily
+from colabstage.machine.mounts import PRACTICE_SOURCE, unmount_lazily
 from colabstage.simulate.filesystem import DriveFileSystem
 from colabstage.simulate.knobs import DriveFaults, DriveKnobs
 from colabstage.simulate.model import FaultLedger

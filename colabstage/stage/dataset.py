@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from colabstage.load.choices import Decode, Shuffle, Strategy
     from colabstage.load.dataset import dataset_h5
     from colabstage.load.loader import Loader
+    from colabstage.stage.publish import PublishReport
     from colabstage.stage.report import StageReport
 
 _CLASSES_SHOWN = 12
@@ -38,8 +40,8 @@ class StagedDataset:
     """What was done to get it here, with times and rates."""
     info: PackInfo | None
     """What the packed file holds, `None` without one."""
-    publishing: Future[None] | None = field(default=None, repr=False)
-    """The copy to the cache that `wait=False` left running."""
+    publishing: Future[PublishReport | None] | None = field(default=None, repr=False)
+    """The copy to the cache that this call made, or, with `wait=False`, left running; `None` where it made none."""
 
     @property
     def splits(self) -> Mapping[str, int]:
@@ -116,14 +118,31 @@ class StagedDataset:
             decode=decode,
         )
 
-    def wait_published(self, timeout_s: float = 3600.0) -> None:
-        """Wait until the copy to the cache that `wait=False` left running is done.
+    def wait_published(self, timeout_s: float = 3600.0) -> PublishReport | None:
+        """Wait until the copy to the cache that this call made has arrived: copied, and on Drive also uploaded.
+
+        Args:
+            timeout_s: seconds for copying and uploading together.
+
+        Returns:
+            What was published, with its proof: `"uploaded"` where Drive's client tells it. `None` where nothing was
+            published in this call; the dataset's report says why.
 
         Raises:
-            TimeoutError: it is not, after `timeout_s` seconds.
+            TimeoutError: it is not copied after `timeout_s` seconds.
+            DriveError: it is not uploaded by then.
+            SourceChangedError: the packed file here is not the one that was published any more.
         """
-        if self.publishing is not None:
-            self.publishing.result(timeout_s)
+        if self.publishing is None:
+            return None
+        began = time.monotonic()
+        published = self.publishing.result(timeout_s)
+        if published is None:
+            return None
+        from colabstage.stage.publish import await_upload
+
+        left_s = max(0.0, timeout_s - (time.monotonic() - began))
+        return await_upload(published, self.path, timeout_s=left_s)
 
     def _pack(self) -> PackInfo:
         if self.info is None:

@@ -3,8 +3,9 @@
 Publishing writes under a temporary name, reads every byte back, compares it, writes the manifest and renames; the
 version that was there before is kept under another name. Only versions of ours, as we left them, make room.
 
-A Drive mount answers "written" long before Google has the bytes, so "copied" and "uploaded" are two things, and this
-does the first.
+A Drive mount answers "written" long before Google has the bytes, and what is read back there comes from this machine's
+own cache, so "copied" and "uploaded" are two things. This does the first, and `wait_uploaded` waits for the second:
+until Drive's client says that the file and its manifest wait no more, and tells the MD5 of what was written.
 
 Whatever moment it is killed at, one whole version with its manifest is there, the new one or the one before, and the
 next run goes on with the blocks that are right already.
@@ -17,10 +18,11 @@ on its way, and takes the version before where one is wrong.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import time
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from colabstage.errors import (
     DamagedPackError,
@@ -51,6 +53,7 @@ from colabstage.io.retry import RetryPolicy, read_with_retry, typed_write_errors
 from colabstage.io.units import format_bytes, format_duration, format_rate
 from colabstage.io.workspace import open_workspace
 from colabstage.machine.drive import drive_root
+from colabstage.machine.drive_client import wait_uploaded as wait_until_uploaded
 from colabstage.machine.mounts import require_answer, silence_of
 from colabstage.machine.resources import check_space, usable_cores
 from colabstage.machine.watched import run_with_one_remount
@@ -64,6 +67,11 @@ if TYPE_CHECKING:
     from colabstage.io.progress import Cancellation, Progress, ProgressStep
 
 PREVIOUS_SUFFIX = ".previous"
+Proof = Literal["uploaded", "read back", "written"]
+"""What is known of a published file. `uploaded`: it is in the cloud with its manifest, and Drive's client tells the MD5
+of what was written. `read back`: every byte was read from where it lasts, and is the one written. `written`: read back
+too, but from Drive's client on this machine, which uploads it later.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,20 +87,27 @@ class PublishReport:
     seconds: float
     """How long it took, reading back included."""
     uploading: bool
-    """Whether the place is a Drive mount, which uploads in the background.
+    """Whether the place is a Drive mount that may still have to upload it.
 
-    The bytes are safe only after `flush_drive()`, or once they show on drive.google.com.
+    The bytes are safe only with `wait_uploaded=True`, after `flush_drive()`, or once they show on drive.google.com.
     """
     kept_bytes: int = 0
     """What of it was in place already, from a run that was interrupted, and was not copied again."""
+    proof: Proof = "read back"
+    """What is known of it."""
+    why: str = ""
+    """Why nobody knows whether it was uploaded, where that was waited for and Drive's client does not tell."""
 
     def __str__(self) -> str:
         size, rate = format_bytes(self.nbytes), format_rate(self.nbytes, self.seconds, "B")
         text = f"Copied {size} to '{self.path}' and read it back in {format_duration(self.seconds)} ({rate})."
         if self.kept_bytes:
             text += f" Of it, {format_bytes(self.kept_bytes)} were in place from before."
-        if self.uploading:
-            text += " Drive uploads it in the background; flush_drive() waits for that."
+        if self.proof == "uploaded":
+            text += " It is in the cloud, with the MD5 of what was written."
+        elif self.uploading:
+            untold = f" Drive's client does not tell when that is done: {self.why}." if self.why else ""
+            text += f" Drive uploads it in the background; flush_drive() waits for that.{untold}"
         return text
 
 
@@ -101,6 +116,8 @@ def publish_file(
     to: str | os.PathLike[str],
     *,
     keep_previous: bool = True,
+    wait_uploaded: bool = False,
+    upload_timeout_s: float = 3600.0,
     progress: bool | Progress = True,
 ) -> PublishReport:
     """Copy a finished file to a lasting place and verify it there.
@@ -110,6 +127,9 @@ def publish_file(
         to: the file to become, or a folder, in which it keeps its name: one that exists, or whose name ends in a
             slash. A manifest is written beside it (`NAME.json`): it holds the hash of every 8 MiB block.
         keep_previous: keep the version that stood there as `NAME.previous`, one generation.
+        wait_uploaded: on a mounted Drive, return only when the file is in the cloud, as Drive's client tells it. Where
+            it does not tell, the report's `why` says so, and its `proof` is no more than `"written"`.
+        upload_timeout_s: seconds that the upload may take; at about 2 MB/s a file.
         progress: `True` for a bar, `False` for silence, or a `Progress`.
 
     Raises:
@@ -120,16 +140,22 @@ def publish_file(
             the previous version.
         NotEnoughSpaceError, TargetNotWritableError, DriveDisconnectedError: the place failed.
         DamagedPackError: what was read back differs from what was written.
+        DriveError: it was copied, but not uploaded in `upload_timeout_s` seconds. Call this again to go on waiting.
 
-    Whatever is raised, nothing at `to` has changed.
+    Whatever else is raised, nothing at `to` has changed.
     """
     source, place = absolute_path(path), absolute_path(to)
     # What ends in a slash is a folder, there or not.
     where = f"{place}{os.sep}" if os.fspath(to).endswith(os.sep) else str(place)
     shown = resolve_progress(progress)
+
     # What was finished of a copy is gone on with, so a Drive that dies meanwhile costs no more than its mount.
+    def publish() -> PublishReport:
+        report = _publish(source, where, keep_previous=keep_previous, shown=shown)
+        return _await_upload(report, source, upload_timeout_s, shown) if wait_uploaded else report
+
     return run_with_one_remount(
-        lambda: _publish(source, where, keep_previous=keep_previous, shown=shown),
+        publish,
         place=place if drive_root(place) is not None else source,
         touches=(source, place),
     )
@@ -162,7 +188,64 @@ def _publish(source: Path, to: str, *, keep_previous: bool, shown: Progress) -> 
         discard_version(previous)
     seconds = time.monotonic() - began
     kept_version = previous if is_as_written(previous) else None
-    return PublishReport(target, kept_version, state.nbytes, seconds, drive_root(target) is not None, kept)
+    on_drive = drive_root(target) is not None
+    proof: Proof = "written" if on_drive else "read back"
+    return PublishReport(target, kept_version, state.nbytes, seconds, on_drive, kept, proof)
+
+
+def await_upload(report: PublishReport, source: Path, *, timeout_s: float) -> PublishReport:
+    """Wait until what was published of `source` is in the cloud; returns the report with its proof.
+
+    Raises:
+        As `publish_file` with `wait_uploaded=True`.
+    """
+    return run_with_one_remount(
+        lambda: _await_upload(report, source, timeout_s, resolve_progress(progress=False)), place=report.path
+    )
+
+
+def _await_upload(report: PublishReport, source: Path, timeout_s: float, shown: Progress) -> PublishReport:
+    if not report.uploading:
+        return report
+    began = time.monotonic()
+    cancellation = cancellation_of(shown)
+    # A version without its manifest could not be restored, so it has to arrive as well.
+    beside = manifest_path(report.path)
+    md5s = {
+        report.path: _md5_published(source, read_manifest(report.path), cancellation),
+        beside: _md5_of(beside, cancellation),
+    }
+    with shown.step(f"upload {report.path.name}", total=report.nbytes, unit="B") as step:
+        why = wait_until_uploaded(md5s, timeout_s=timeout_s, cancellation=cancellation)
+        step.advance(report.nbytes)
+    seconds = report.seconds + time.monotonic() - began
+    if why:
+        return replace(report, seconds=seconds, why=why)
+    return replace(report, seconds=seconds, proof="uploaded", uploading=False)
+
+
+def _md5_published(source: Path, manifest: Manifest | None, cancellation: Cancellation) -> str:
+    """Hash the file that was published, as long as it is still what the manifest speaks of."""
+    state = _state(source)
+    md5 = _md5_of(source, cancellation)
+    hashes = make_hashes(source, threads=usable_cores(), cancellation=cancellation)
+    if manifest is None or manifest.hashes != hashes or _state(source) != state:
+        msg = (
+            f"'{source}' was published, but has changed since, so there is nothing to compare what arrives with. Wait "
+            "with flush_drive(), or publish it again."
+        )
+        raise SourceChangedError(msg)
+    return md5
+
+
+def _md5_of(file: Path, cancellation: Cancellation) -> str:
+    """Hash a file as Drive does."""
+    digest = hashlib.md5(usedforsecurity=False)
+    with file.open("rb") as content:
+        while block := content.read(BLOCK_BYTES):
+            cancellation.check()
+            digest.update(block)
+    return digest.hexdigest()
 
 
 def previous_path(target: Path) -> Path:

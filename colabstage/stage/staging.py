@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from threading import Thread
-from typing import TYPE_CHECKING, NoReturn, Self
+from typing import TYPE_CHECKING, NoReturn, Self, TypeVar
 
 from colabstage.errors import (
     ArchiveError,
@@ -71,10 +71,12 @@ if TYPE_CHECKING:
     from colabstage.pack.execute import PackReport
     from colabstage.pack.job import PackJob
     from colabstage.sources.identity import SourceIdentity
+    from colabstage.stage.publish import PublishReport
     from colabstage.stage.report import Action
     from colabstage.stage.request import StageRequest
     from colabstage.trees.tree import Tree
 
+T = TypeVar("T")
 _SPOOL = "spool"
 
 
@@ -317,7 +319,7 @@ class Staging:
         # The run that made it may have died before it cleared up, and one that was to make it anew may have, too.
         self._sweep_copies()
         if request.wants_pack and record.published is False:
-            self._publish(record)
+            return self._finish(_finished(self._publish(record)))
         return self._finish()
 
     def _seal(self) -> Seal:
@@ -417,14 +419,11 @@ class Staging:
         source.discard()
         # This run may not have needed what a dead one left.
         self._sweep_copies()
-        publishing = None
         if self._keeps_cached or not request.wants_pack:
             return self._finish()
-        if wait:
-            self._publish(record)
-        else:
-            publishing = _in_background(lambda: self._publish(record, quietly=True))
-        return self._finish(publishing)
+        if not wait:
+            return self._finish(_in_background(lambda: self._publish(record, quietly=True)))
+        return self._finish(_finished(self._publish(record)))
 
     @property
     def _to_publish(self) -> bool:
@@ -605,15 +604,15 @@ class Staging:
                 remove_empty(folder)  # it is, unless something was kept for the next try
             raise
 
-    def _publish(self, record: LocalRecord, *, quietly: bool = False) -> None:
+    def _publish(self, record: LocalRecord, *, quietly: bool = False) -> PublishReport | None:
         """Copy the pack to the cache. A failure is noted, not raised: the data is here and can be used."""
         request = self._request
         cache_dir, why = self._cache
         if cache_dir is None:
             if request.cache_dir is not None:
                 self.report.note(f"Not cached: {why}.")
-            return
-        published = False
+            return None
+        done = None
         with self.report.timed("publish to cache", unit="B") as step:
             try:
                 target = cache_dir / f"{request.name}.h5"
@@ -621,13 +620,13 @@ class Staging:
                 done = publish_file(request.pack_path, target, progress=progress)
                 step.amount = done.nbytes - done.kept_bytes
                 step.note = f"'{target}', read back and verified" + ("; uploading" if done.uploading else "")
-                published = True
             except (ColabstageError, OSError) as error:
                 step.note = "failed"
                 self.report.note(f"Not cached, so the next session stages from the source again: {error}")
-        write_record(request, replace(record, published=published))
+        write_record(request, replace(record, published=done is not None))
+        return done
 
-    def _finish(self, publishing: Future[None] | None = None) -> StagedDataset:
+    def _finish(self, publishing: Future[PublishReport | None] | None = None) -> StagedDataset:
         request = self._request
         # All is here, so nothing that a dead run left will be needed any more.
         sweep_orphans(request.folder)
@@ -646,17 +645,23 @@ class Staging:
         )
 
 
-def _in_background(work: Callable[[], None]) -> Future[None]:
+def _finished(result: T) -> Future[T]:
+    future: Future[T] = Future()
+    future.set_result(result)
+    return future
+
+
+def _in_background(work: Callable[[], T]) -> Future[T]:
     """Run `work` in a thread of its own, which the interpreter waits for when it ends."""
-    future: Future[None] = Future()
+    future: Future[T] = Future()
 
     def run() -> None:
         try:
-            work()
+            result = work()
         except BaseException as error:  # noqa: BLE001 - kept for whoever asks
             future.set_exception(error)
         else:
-            future.set_result(None)
+            future.set_result(result)
 
     Thread(target=run, name="colabstage-publish").start()
     return future

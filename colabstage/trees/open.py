@@ -208,7 +208,7 @@ def _nothing_at(path: Path) -> SourceNotFoundError:
         else:
             sentences.append(
                 "Items in 'Shared with me' are not part of a mounted Drive until you choose 'Add shortcut to Drive'; "
-                "what was just uploaded may take minutes to appear, or a new mount with force_remount=True."
+                "what was just uploaded may take minutes to appear, or a refresh_drive()."
             )
     return SourceNotFoundError(" ".join(sentences))
 

@@ -81,7 +81,7 @@ def test_what_does_not_pass_is_told_at_once() -> None:
 def test_a_dead_mount_is_told_at_once(number: int) -> None:
     """Waiting does not bring a dead client back; the message says how to mount again."""
     reader = Reader(os_error(number))
-    with pytest.raises(DriveDisconnectedError, match="force_remount=True"):
+    with pytest.raises(DriveDisconnectedError, match=r"mount_drive\(\)"):
         reader.run(RetryPolicy())
     assert reader.calls == 1
 

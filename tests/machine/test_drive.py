@@ -460,7 +460,7 @@ def test_a_flush_that_fails_is_an_error_and_drive_stays(real_colab: SimulatedCol
     folder = mount_drive(real_colab.root / "content/drive")
     real_colab.knobs = replace(real_colab.knobs, flush="fails")
     for verb in (flush_drive, refresh_drive):
-        with pytest.raises(DriveError, match=r"within 1 h.*keep the session open"):
+        with pytest.raises(DriveError, match=r"gave up after .* ms, so not.*keep the\s+session open"):
             verb()
     assert find_drive() == folder
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from colabstage.errors import NotSupportedHereError, OptionError
-from colabstage.simulate.drive import SimulatedDrive, fuse_problem, make_mountpoint, unmount_lazily
+from colabstage.machine.mounts import unmount_lazily
+from colabstage.simulate.drive import SimulatedDrive, fuse_problem, make_mountpoint
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -279,7 +279,7 @@ def test_drive_that_dies_midway_is_said_to_be_dead(
             drive.kill()
 
     step.notice = kill
-    with pytest.raises(DriveDisconnectedError, match=r"large\.h5.*force_remount=True"):
+    with pytest.raises(DriveDisconnectedError, match=r"large\.h5.*mount_drive\(\)"):
         copy(on_drive.with_name("large.h5"), target)
 
 

@@ -75,7 +75,11 @@ def test_what_passes_is_survived(
     ("faults", "kind", "remedy"),
     [
         ({"ops": (OpFault(op="read", pattern="*/0007.png", errno=errno.EIO),)}, SourceReadError, "stage a copy"),
-        ({"ops": (OpFault(op="read", pattern=PHOTO, errno=errno.ENOTCONN),)}, DriveDisconnectedError, "force_remount"),
+        (
+            {"ops": (OpFault(op="read", pattern=PHOTO, errno=errno.ENOTCONN),)},
+            DriveDisconnectedError,
+            r"mount_drive\(\)",
+        ),
         ({"ops": (OpFault(op="open", pattern="*/0007.png", errno=errno.ENOENT),)}, ColabstageError, "moved or deleted"),
         ({"contents": (ContentFault(pattern=PHOTO, kind="truncate", tail_bytes=9),)}, SourceReadError, "Wait until"),
     ],

@@ -215,7 +215,7 @@ class Transfer:
         msg = (
             f"The copy of '{self._label}' has {how} for {self._stall_timeout_s:.0f} seconds, "
             f"{self._arrived.total:,} of {self._size:,} bytes are here. Run this once more: finished blocks are kept. "
-            "If it is on Google Drive, mount it again with force_remount=True before."
+            "If it is on Google Drive, end its client before (!pkill -9 -x drive) and call mount_drive()."
         )
         return SourceReadError(msg)
 

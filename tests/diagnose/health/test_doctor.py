@@ -101,7 +101,7 @@ def test_a_drive_that_died_is_reported(drive: SimulatedDrive, my_drive: Path) ->
     drive.kill()
     report = doctor(my_drive / "photos", timeout_s=5.0)
     assert "Transport endpoint is not connected" in finding(report, "mounts").message
-    assert "force_remount=True" in finding(report, "mounts").remedy
+    assert "mount_drive()" in finding(report, "mounts").remedy
     assert "Transport endpoint is not connected" in finding(report, "where it lies").message
 
 
