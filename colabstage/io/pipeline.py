@@ -412,6 +412,13 @@ class DaemonPool:
             TimeoutError: none of the calls has ended for `stall_timeout_s` seconds.
         """
         futures = [self.submit(partial(function, item)) for item in items]
+        return self.results(futures, cancellation=cancellation, stall_timeout_s=stall_timeout_s)
+
+    @staticmethod
+    def results(
+        futures: Sequence[Future[R]], *, cancellation: Cancellation | None = None, stall_timeout_s: float = 300.0
+    ) -> list[R]:
+        """Wait for calls that were submitted, and return their results in order; raises as `run`."""
         waiting, moved_at = set(futures), SYSTEM_CLOCK.now()
         while waiting:
             done, waiting = wait(waiting, _LOOK_S, FIRST_EXCEPTION)

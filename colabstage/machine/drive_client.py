@@ -21,8 +21,10 @@ import errno
 import os
 import re
 import sys
+import threading
+from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from colabstage.errors import (
     ColabstageError,
@@ -51,10 +53,11 @@ if TYPE_CHECKING:
 
 _ID, _MD5, _UNCOMMITTED = "user.drive.id", "user.drive.md5", "user.drive.uncommitted"
 _MD5_FORM = re.compile(r"[0-9a-f]{32}")
-# One task of the pool asks so many files: its own cost is that of a quick answer.
+# A thread takes so many files at once: its turn costs as much as a quick answer.
 _BATCH = 32
 # The client answers from what it knows of the account. Who says nothing for so long says nothing.
 _STALL_S = 60.0
+_LOOK_S = 0.25
 # What a file system answers that has no such attributes, or not of this file.
 _UNTOLD = frozenset({errno.ENODATA, errno.EOPNOTSUPP, errno.ENOSYS, errno.EPERM})
 # Asked often at first, since a small file is up in a second, and seldom in the end.
@@ -105,35 +108,103 @@ def ask_md5s(
         heard: called, in any thread, whenever a file has been answered for.
 
     Returns:
-        The MD5 of each, in order, and ""; or an empty list and why: one is not told, or is not uploaded, or nothing
-        came for a minute. One file that nothing vouches for leaves all of them unproved, so the others are not asked.
+        As `Md5Questions.answers`.
+    """
+    with Md5Questions(workers=workers, heard=heard) as questions:
+        questions.ask(paths)
+        return questions.answers(paths)
+
+
+class Md5Questions:
+    """Ask Drive's client for the MD5 of files as they are found, while more of them are looked for.
+
+    One file that nothing vouches for leaves all of them unproved, so the others are not asked any more; and the first
+    one is asked alone: where nothing is told at all, that is one question and not thousands.
+
+    Args:
+        workers: how many files are asked at once.
+        heard: called, in any thread, whenever a file has been answered for.
     """
 
-    def ask_some(some: Sequence[str]) -> list[str]:
-        md5s = []
-        for path in some:
-            _, md5, why = _ask_md5(path)
-            heard()
-            if not md5:
-                raise _UntoldError(why)
-            md5s.append(md5)
-        return md5s
+    def __init__(self, *, workers: int = 16, heard: Callable[[], object] = lambda: None) -> None:
+        self._workers = workers
+        self._heard = heard
+        self._pool = DaemonPool(workers, "colabstage-ask")
+        self._moved = threading.Condition()
+        self._waiting: deque[str] = deque()
+        self._told: dict[str, str] = {}
+        self._asking = 0
+        self._why = ""
 
-    rest = [paths[at : at + _BATCH] for at in range(1, len(paths), _BATCH)]
-    try:
-        with DaemonPool(min(workers, len(rest)) or 1, "colabstage-ask") as pool:
-            # One first: where nothing is told at all, that is one question and not thousands.
-            told = pool.run(ask_some, [paths[:1]], stall_timeout_s=_STALL_S)
-            told += pool.run(ask_some, rest, stall_timeout_s=_STALL_S)
-    except _UntoldError as error:
-        return [], str(error)
-    except TimeoutError:
-        return [], f"it told nothing for {_STALL_S:.0f} s"
-    return [md5 for some in told for md5 in some], ""
+    def ask(self, paths: Sequence[str]) -> None:
+        """Begin to ask for files; may be called in any thread."""
+        with self._moved:
+            if not self._why:
+                self._waiting.extend(paths)
+                self._start()
 
+    def answers(self, paths: Sequence[str]) -> tuple[list[str], str]:
+        """Wait for what was asked.
 
-class _UntoldError(Exception):
-    """Say why there is no MD5 of one file."""
+        Returns:
+            The MD5 of each of `paths`, in order, and ""; or an empty list and why: one is not told, or is not uploaded,
+            or nothing came for a minute.
+        """
+        told, moved_at = 0, SYSTEM_CLOCK.now()
+        with self._moved:
+            while self._asking and not self._why:
+                self._moved.wait(_LOOK_S)
+                if len(self._told) > told:
+                    told, moved_at = len(self._told), SYSTEM_CLOCK.now()
+                elif SYSTEM_CLOCK.now() - moved_at > _STALL_S:
+                    self._why = f"it told nothing for {_STALL_S:.0f} s"
+            if self._why:
+                return [], self._why
+            return [self._told[path] for path in paths], ""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        with self._moved:
+            self._why = self._why or "nobody waits for it"
+        # A question that hangs is left behind.
+        self._pool.close(abandon=True)
+
+    def _start(self) -> None:
+        """Have as many threads ask as what waits is worth; until something was told, one."""
+        wanted = min(self._workers, -(-len(self._waiting) // _BATCH)) if self._told else min(1, len(self._waiting))
+        while self._asking < wanted:
+            self._asking += 1
+            self._pool.submit(self._ask_on)
+
+    def _ask_on(self) -> None:
+        """Ask until nothing waits any more, or one file is not vouched for."""
+        told: dict[str, str] = {}
+        why = ""
+        while some := self._next(told, why):
+            told = {}
+            for path in some:
+                _, md5, why = _ask_md5(path)
+                self._heard()
+                if not md5:
+                    break
+                told[path] = md5
+
+    def _next(self, told: Mapping[str, str], why: str) -> list[str]:
+        """Note some answers, and return what to ask next; nothing when this thread is done."""
+        with self._moved:
+            self._told.update(told)
+            self._why = self._why or why
+            some: list[str] = []
+            if not self._why:
+                count = _BATCH if self._told else 1
+                some = [self._waiting.popleft() for _ in range(min(count, len(self._waiting)))]
+                self._start()
+            if not some:
+                self._asking -= 1
+            self._moved.notify_all()
+            return some
 
 
 def wait_uploaded(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from colabstage.errors import ColabstageError
 from colabstage.io.pipeline import DaemonPool
 from colabstage.io.retry import RetryPolicy
-from colabstage.machine.drive_client import ask_client, ask_md5s
+from colabstage.machine.drive_client import Md5Questions, ask_client
 from colabstage.machine.mounts import is_slow_mount, silence_of
 from colabstage.sources.identity import MD5_PROOF, compare, identify_tree
 from colabstage.sources.parse import (
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from colabstage.sources.identity import SourceIdentity
     from colabstage.sources.parse import SingleSource
     from colabstage.sources.remote import RemoteFile
-    from colabstage.trees.tree import Tree
 
 # How long nothing at all may come from a mount or a service. What answers, however slowly, is waited for.
 _SILENCE_S = 20.0
@@ -163,8 +162,7 @@ def _ask_mounted(place: Path, recorded: SourceIdentity, workers: int, heard: Hea
     if not recorded.md5:
         seen = "the times of its folders are the recorded ones; a file rewritten under its name would not show"
         return Look("same", seen)
-    tree = FolderTree(place, workers=workers, heard=heard, leave_out=leave_out)
-    md5s, why = ask_tree_md5s(tree, workers=workers, heard=heard)
+    tree, md5s, why = list_and_ask(place, workers=workers, heard=heard, leave_out=leave_out)
     if compare(recorded, identify_tree(tree, address=recorded.address, md5s=md5s)) != "same":
         return Look("unsure")  # a listing may have lacked a part; opening it lists anew
     seen = f"names, sizes and times of all files are the recorded ones; {_untold(why)}"
@@ -175,10 +173,16 @@ def _untold(why: str) -> str:
     return f"Drive's client tells no MD5 to compare: {why}"
 
 
-def ask_tree_md5s(tree: Tree, *, workers: int, heard: Heard = lambda: None) -> tuple[list[str], str]:
-    """Ask Drive's client for the MD5 of each file of a folder, as `ask_md5s`."""
-    paths = [f"{tree.label}/{name}" for name in file_names(tree.entries)]
-    return ask_md5s(paths, workers=workers, heard=heard)
+def list_and_ask(
+    place: Path, *, workers: int, leave_out: frozenset[str], heard: Heard = lambda: None
+) -> tuple[FolderTree, list[str], str]:
+    """List a folder on a mounted Drive, and ask its client meanwhile for the MD5 of each file, as `ask_md5s`.
+
+    What a file becomes after that has another MD5, so what is read of it later is not taken for what was told here.
+    """
+    with Md5Questions(workers=workers, heard=heard) as questions:
+        tree = FolderTree(place, workers=workers, heard=heard, found=questions.ask, leave_out=leave_out)
+        return (tree, *questions.answers([f"{tree.label}/{name}" for name in file_names(tree.entries)]))
 
 
 def _ask_service(source: WebSource | ObjectSource, recorded: SourceIdentity) -> Look:

@@ -22,7 +22,7 @@ from colabstage.io.temporaries import (
 from colabstage.machine.drive_client import ask_md5s
 from colabstage.machine.mounts import is_slow_mount, require_answer
 from colabstage.sources.identity import SourceIdentity, identify_archive, identify_remote, identify_tree
-from colabstage.sources.look import ask_tree_md5s, open_remote
+from colabstage.sources.look import list_and_ask, open_remote
 from colabstage.sources.parse import (
     KaggleSource,
     LocalSource,
@@ -40,7 +40,7 @@ from colabstage.trees.folder import FolderTree
 from colabstage.trees.open import recognise
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from colabstage.io.progress import Cancellation, Progress
@@ -142,6 +142,7 @@ class Opened:
     `facts`: what the service says of a file that was downloaded whole.
     `download`: where it was brought whole, if it had to be. `resumed`: whether an earlier run had brought it.
     `movable`: whether what is at `path` was brought for this, so that it may be moved instead of copied.
+    `md5s`: of each file of a folder, in the order of its entries, where Drive's client tells them.
     `version`: what a service calls the state that it brought, where that is known.
     `notes`: sentences for whoever reads the report.
     """
@@ -157,12 +158,13 @@ class Opened:
     resumed: bool = False
     movable: bool = False
     version: str = ""
+    md5s: Sequence[str] = ()
     notes: list[str] = field(default_factory=list)
 
     def identify(self, content: ByteSource | None = None) -> SourceIdentity:
         """Its state now. Of a file here, or one without a version or a time, the two ends of `content` are read.
 
-        Of what lies on a mounted Drive, its client is asked for the MD5 of each file.
+        Of one on a mounted Drive, its client is asked for the MD5.
         """
         address = self.source.address
         if self.facts is not None and self.facts.size is not None and self.facts.version:
@@ -170,22 +172,16 @@ class Opened:
         if self.tree is not None:
             version = self.facts.version if self.facts is not None else self.version or self.tree.stamp
             digest = self.source.digest if isinstance(self.source, TreeSource) else ""
-            md5s: list[str] = []
-            if self._on_drive:
-                md5s, _ = ask_tree_md5s(self.tree, workers=SLOW_LISTERS)
-            return replace(identify_tree(self.tree, address=address, digest=digest, md5s=md5s), version=version)
+            identity = identify_tree(self.tree, address=address, digest=digest, md5s=self.md5s)
+            return replace(identity, version=version)
         assert self.file is not None
         facts = self.file.facts
         if self.path is None and (facts.version or facts.mtime_ns or not facts.ranges):
             return identify_remote(facts, facts.size or 0, address=address)
         # Before its ends are read: what is written in between then shows as another content, not as the same.
-        md5s, _ = ask_md5s([str(self.path)]) if self._on_drive else ([], "")
+        md5s, _ = ask_md5s([str(self.path)]) if self.slow and _on_drive(self.source) else ([], "")
         identity = identify_archive(content or RemoteBytes(self.file), facts.mtime_ns, address=address)
         return replace(identity, md5=md5s[0] if md5s else "")
-
-    @property
-    def _on_drive(self) -> bool:
-        return isinstance(self.source, LocalSource) and self.source.on_drive and self.slow
 
     def relisted(self) -> str:
         """List a folder on a slow mount again; in what it differs from the first listing, as a sentence, or ""."""
@@ -380,12 +376,19 @@ def _open_path(source: SingleSource, path: Path, transport: Transport, *, checks
         transport = "mount"
     # The first look at a file reads its beginning, and a mount may fail there as anywhere.
     if read_with_retry(lambda: recognise(path), str(path), policy=RetryPolicy()) == "folder":
+        if slow and _on_drive(source):
+            tree, md5s, _ = list_and_ask(path, workers=SLOW_LISTERS, leave_out=_left_out(source))
+            return Opened(source, transport, slow, tree=tree, path=path, md5s=md5s)
         tree = FolderTree(path, workers=SLOW_LISTERS if slow else 1, leave_out=_left_out(source))
         return Opened(source, transport, slow, tree=tree, path=path)
     file = MountedFile(path)
     if checksum is not None:
         file.facts = replace(file.facts, checksum=checksum)
     return Opened(source, transport, slow, file=file, path=path)
+
+
+def _on_drive(source: SingleSource) -> bool:
+    return isinstance(source, LocalSource) and source.on_drive
 
 
 def _left_out(source: SingleSource) -> frozenset[str]:

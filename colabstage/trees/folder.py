@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import functools
 import os
@@ -11,7 +10,7 @@ import stat
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Literal, NamedTuple, Self, TypeVar
 
 from colabstage.errors import SourceNotFoundError, SourceReadError
 from colabstage.io.files import block_ranges, pread_exactly
@@ -23,7 +22,8 @@ from colabstage.trees.names import JUNK_FILES, is_junk, is_junk_folder, without_
 from colabstage.trees.tree import PIECE_BYTES, FileEntry, Tree, count_by
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+    from concurrent.futures import Future
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -140,12 +140,6 @@ class _Found:
     """Folders that the caller had left out, by name."""
 
 
-class _Run(Protocol):
-    """A `map` that returns a list."""
-
-    def __call__(self, function: Callable[[T], R], items: Iterable[T]) -> list[R]: ...
-
-
 class FolderTree(Tree):
     """The files under a folder. Links to files and folders are followed, as torchvision does; loops are cut.
 
@@ -157,6 +151,8 @@ class FolderTree(Tree):
             answer takes 0.3 s and more; a local disk gains nothing from more than one.
         retry: how long a listing that fails is tried again.
         heard: called, in any thread, whenever a folder has been read: the disk or mount is slow, not dead.
+        found: called, in any thread, with the paths of some files as soon as these are known to be there, while others
+            are still looked for.
         leave_out: names of folders in it that are no part of it, such as what colabstage made of it before.
 
     Raises:
@@ -175,17 +171,18 @@ class FolderTree(Tree):
         workers: int = 1,
         retry: RetryPolicy = RetryPolicy(),  # noqa: B008  # frozen
         heard: Callable[[], object] = lambda: None,
+        found: Callable[[Sequence[str]], object] | None = None,
         leave_out: Collection[str] = (),
     ) -> None:
         # A string: a path object for each of a million files would cost more than reading its entry.
         self._root = os.fspath(path)
         _check_root(self._root)
-        with _pool(workers) as run:
-            found = _walk(self._root, run, workers, retry, heard, leave_out=leave_out)
+        with _Threads(workers) as threads:
+            walked = _Walk(self._root, threads, retry, heard, found).all_but(leave_out)
         self.label = self._root
-        self.entries = found.files.by_name().entries
-        self._stamp = found.stamp
-        self.notes = _notes(found)
+        self.entries = walked.files.by_name().entries
+        self._stamp = walked.stamp
+        self.notes = _notes(walked)
 
     @property
     def empty_folders(self) -> tuple[str, ...]:
@@ -308,8 +305,8 @@ def folder_stamps(
             heard()
 
     wanted = list(names)
-    with _pool(workers) as run:
-        return dict(zip(wanted, run(one, wanted), strict=True))
+    with _Threads(workers) as threads:
+        return dict(zip(wanted, threads.list_each(one, wanted), strict=True))
 
 
 def _read_on(handle: int, data: bytes, wanted: int) -> bytes:
@@ -346,65 +343,96 @@ def _join(root: str, name: str) -> str:
     return f"{root}/{name}" if name else root
 
 
-def _run_here(function: Callable[[T], R], items: Iterable[T]) -> list[R]:
-    return [function(item) for item in items]
+class _Threads:
+    """Threads that list, and as many that look at what was listed; for one worker none but the caller's.
+
+    A look that waited for its turn behind folders to be listed would leave the mount with nothing to do but these.
+    """
+
+    def __init__(self, workers: int) -> None:
+        self.workers = workers
+        self._listers = DaemonPool(workers, "colabstage-list")
+        self._lookers = DaemonPool(workers, "colabstage-look")
+
+    @property
+    def many(self) -> bool:
+        """Return whether there are any."""
+        return self.workers > 1
+
+    def list_each(self, function: Callable[[T], R], items: Iterable[T]) -> list[R]:
+        """Call `function` with each item, and return the results in order; fails when nothing moves for `_STALL_S`."""
+        if not self.many:
+            return [function(item) for item in items]
+        return self.results([self._listers.submit(functools.partial(function, item)) for item in items])
+
+    def look(self, function: Callable[[], R]) -> Future[R]:
+        """Have a call made by those that look."""
+        return self._lookers.submit(function)
+
+    def results(self, calls: Sequence[Future[R]]) -> list[R]:
+        """Wait for calls, and return their results in order; fails when nothing moves for `_STALL_S`."""
+        try:
+            return DaemonPool.results(calls, stall_timeout_s=_STALL_S)
+        except TimeoutError as error:
+            if error.errno is not None:  # the mount's own answer
+                raise
+            msg = f"Listing made no progress for {_STALL_S:.0f} s. Mount the Drive again and run this once more."
+            raise SourceReadError(msg) from error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        for pool in (self._listers, self._lookers):
+            pool.close(abandon=error is not None)
 
 
-@contextlib.contextmanager
-def _pool(workers: int) -> Iterator[_Run]:
-    """Give a `map` over threads that fails when nothing moves for `_STALL_S`; a plain loop for one worker."""
-    if workers < 2:
-        yield _run_here
-        return
-    with DaemonPool(workers, "colabstage-list") as pool:
+class _Walk:
+    """List one level of a tree after the other: some folders at once, and what they hold meanwhile."""
 
-        def run(function: Callable[[T], R], items: Iterable[T]) -> list[R]:
-            try:
-                return pool.run(function, items, stall_timeout_s=_STALL_S)
-            except TimeoutError as error:
-                if error.errno is not None:  # the mount's own answer
-                    raise
-                msg = f"Listing made no progress for {_STALL_S:.0f} s. Mount the Drive again and run this once more."
-                raise SourceReadError(msg) from error
+    def __init__(
+        self,
+        root: str,
+        threads: _Threads,
+        retry: RetryPolicy,
+        heard: Callable[[], object],
+        found: Callable[[Sequence[str]], object] | None,
+    ) -> None:
+        self._root = root
+        self._threads = threads
+        self._retry = retry
+        self._heard = heard
+        self._found = found
 
-        yield run
+    def all_but(self, leave_out: Collection[str]) -> _Found:
+        """Return all that is there, but for folders of these names."""
+        found = _Found()
+        level = [_Folder("", frozenset(), through_link=False)]
+        at_once = _LIST_FOLDERS if self._threads.many else 1
+        while level:
+            deeper: list[_Folder] = []
+            for first in range(0, len(level), at_once):
+                for listed, looks in self._threads.list_each(self._list, level[first : first + at_once]):
+                    inside = _sort_in(found, listed, [*listed.looked, *self._threads.results(looks)])
+                    deeper += (folder for folder in inside if folder.name not in leave_out)
+                    found.own += [folder.name for folder in inside if folder.name in leave_out]
+            level = deeper
+        return found
 
+    def _list(self, folder: _Folder) -> tuple[_Listed, list[Future[_Looked]]]:
+        """List one folder, and have what is in it looked at."""
+        look = None if self._threads.many else self._look
+        name = _join(self._root, folder.name)
+        listed = read_with_retry(lambda: _list_folder(self._root, folder, look), name, policy=self._retry)
+        self._heard()
+        batches = _batches(listed, self._threads.workers)
+        return listed, [self._threads.look(functools.partial(self._look, batch)) for batch in batches]
 
-def _walk(
-    root: str,
-    run: _Run,
-    workers: int,
-    retry: RetryPolicy,
-    heard: Callable[[], object],
-    *,
-    leave_out: Collection[str],
-) -> _Found:
-    """List one level of the tree after the other, some folders at once, then all that they hold at once."""
-
-    def list_one(folder: _Folder) -> _Listed:
-        look = look_at if workers < 2 else None
-        listed = read_with_retry(lambda: _list_folder(root, folder, look), _join(root, folder.name), policy=retry)
-        heard()
-        return listed
-
-    def look_at(batch: _Batch) -> _Looked:
-        return _look_at(root, batch, retry)
-
-    found = _Found()
-    level = [_Folder("", frozenset(), through_link=False)]
-    at_once = 1 if workers < 2 else _LIST_FOLDERS
-    while level:
-        deeper: list[_Folder] = []
-        for first in range(0, len(level), at_once):
-            listed = run(list_one, level[first : first + at_once])
-            batches = [_batches(one, workers) for one in listed]
-            looked = iter(run(look_at, [batch for some in batches for batch in some]))
-            for one, some in zip(listed, batches, strict=True):
-                inside = _sort_in(found, one, [*one.looked, *islice(looked, len(some))])
-                deeper += (folder for folder in inside if folder.name not in leave_out)
-                found.own += [folder.name for folder in inside if folder.name in leave_out]
-        level = deeper
-    return found
+    def _look(self, batch: _Batch) -> _Looked:
+        looked = _look_at(self._root, batch, self._retry)
+        if self._found is not None:
+            self._found([f"{self._root}/{name}" for name in looked.files.names])
+        return looked
 
 
 def _batches(listed: _Listed, workers: int) -> list[_Batch]:

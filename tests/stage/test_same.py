@@ -438,6 +438,32 @@ class TestToldByDrive:
         questions = ("user.drive.uncommitted", "user.drive.md5")
         assert asked == {(str(my_drive / "colours" / name), question): 1 for name in COLOURS for question in questions}
 
+    @pytest.mark.parametrize("late", ["dog", "cat/more"])
+    def test_files_are_asked_for_while_others_are_listed(
+        self, drive: SimulatedDrive, my_drive: Path, monkeypatch: pytest.MonkeyPatch, late: str
+    ) -> None:
+        """Beside a folder that is slow to list, and above one: few questions are left when the listing ends."""
+        colours = {**COLOURS, "cat/more/9.bmp": 90}
+        write_colours(drive.cloud / "MyDrive" / "colours", colours)
+        asked, listed_after = threading.Event(), []
+        getxattr, scandir = os.getxattr, os.scandir
+
+        def ask(path: str, name: str) -> bytes:
+            if "/cat/" in path and late not in path:
+                asked.set()
+            return getxattr(path, name)
+
+        def scan(path: Any) -> Any:
+            if isinstance(path, str) and path.endswith(f"colours/{late}"):
+                listed_after.append(asked.wait(20))
+            return scandir(path)
+
+        monkeypatch.setattr(os, "getxattr", ask)
+        monkeypatch.setattr(os, "scandir", scan)
+        staged = stage(my_drive / "colours")
+        assert listed_after[0]
+        assert colours_of(staged) == colours
+
     def test_what_is_not_uploaded_has_no_md5_that_counts(self, drive: SimulatedDrive, my_drive: Path) -> None:
         """The cloud's is that of the content before, so times and sizes count."""
         write_colours(drive.cloud / "MyDrive" / "colours", COLOURS)
