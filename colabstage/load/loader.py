@@ -349,8 +349,10 @@ class Loader(SingleIteration, _Base):
     """Iterate over batches; each iteration is the next epoch. Made by `make_loader`.
 
     One iteration runs at a time: a new one ends the one before, whose next step is then an error. Leaving a loop
-    early, by `break` or an exception, ends the background threads with it, each after the row that it is at; worker
-    processes finish the batch that they are at, wait for the next iteration, and end with `close` or with the loader.
+    early, by `break` or an exception, ends the background threads with it, each after the row that it is at. Worker
+    processes finish the batch that they are at, for which the end of the loop waits (30 seconds at the most: torch's
+    iterator can be left at once only by ending its processes); they wait for the next iteration, and end with `close`
+    or with the loader.
 
     It is a `torch.utils.data.DataLoader`, so frameworks that insist on one take it. Those that use it as it is
     (Lightning on one device) get its full speed. Those that take it apart and build one of their own (Accelerate,

@@ -41,6 +41,7 @@ from colabstage.sources.store_adapters import (
     SftpAdapter,
     StoreAdapter,
     call_within,
+    without_leak,
 )
 
 if TYPE_CHECKING:
@@ -555,7 +556,8 @@ def _load(protocol: str, label: str) -> Any:
     import fsspec
 
     try:
-        return fsspec.get_filesystem_class(protocol)
+        found = fsspec.get_filesystem_class(protocol)
+        return without_leak(found) if protocol == "ftp" else found
     except ValueError:
         msg = (
             f"'{label}': nothing here reads {protocol}:// addresses. Known are {', '.join(sorted(_PACKAGES))} and more."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ftplib
 import os
 import threading
 import time
@@ -229,14 +230,21 @@ def test_a_folder_that_may_not_be_listed_is_not_taken_for_an_empty_one(ftp: Fold
         ObjectTree(f"{ftp.login_address}/set")
 
 
-# A connection that the server refuses is left open by fsspec's constructor, until Python collects it.
-@pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
-@pytest.mark.filterwarnings("ignore:Exception ignored in. <socket:pytest.PytestUnraisableExceptionWarning")
-def test_an_ftp_server_that_takes_few_connections_is_enough(tmp_path: Path) -> None:
-    """Readers share the connections that there are."""
+def test_an_ftp_server_that_takes_few_connections_is_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Readers share the connections that there are, and those that were refused are closed."""
+    made: list[ftplib.FTP] = []
+    connect = ftplib.FTP.connect
+
+    def noted(self: ftplib.FTP, *arguments: Any, **options: Any) -> str:
+        made.append(self)
+        return connect(self, *arguments, **options)
+
+    monkeypatch.setattr(ftplib.FTP, "connect", noted)
     write_all(tmp_path, {f"set/{number}.bin": os.urandom(5000) for number in range(30)})
     with ftp_service(tmp_path, most_connections=2) as service, ObjectTree(f"{service.login_address}/set") as tree:
         assert read_all(tree) == {path.name: path.read_bytes() for path in (tmp_path / "set").iterdir()}
+        assert len(made) > 2
+        assert sum(one.sock is not None for one in made) <= 2
 
 
 def test_an_ftp_server_of_the_old_kind_is_listed(tmp_path: Path) -> None:
