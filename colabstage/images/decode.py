@@ -371,7 +371,14 @@ def _decode_turbo(data: bytes, options: ImageOptions, scratch: bytearray | None)
         # It is strict: stray bytes between markers, which every viewer forgives, are refused like a missing half.
         # Pillow tells the two apart.
         return None
-    return _Decoded(_upright(pixels, header.orientation), size, factor, is_photograph=True)
+    # Turn pixels `(H, W, C)` as their EXIF orientation (1 to 8) asks.
+    if header.orientation in (5, 6, 7, 8):
+        pixels = pixels.swapaxes(0, 1)
+    if header.orientation in (3, 4, 7, 8):
+        pixels = pixels[::-1]
+    if header.orientation in (2, 3, 6, 7):
+        pixels = pixels[:, ::-1]
+    return _Decoded(np.ascontiguousarray(pixels), size, factor, is_photograph=True)
 
 
 def _jpeg_factor(header: JpegHeader, factor: int) -> int:
@@ -379,17 +386,6 @@ def _jpeg_factor(header: JpegHeader, factor: int) -> int:
     while header.orientation != 1 and (header.height % factor or header.width % factor):
         factor //= 2
     return factor
-
-
-def _upright(pixels: NDArray[np.uint8], orientation: int) -> NDArray[np.uint8]:
-    """Turn pixels `(H, W, C)` as their EXIF orientation (1 to 8) asks."""
-    if orientation in (5, 6, 7, 8):
-        pixels = pixels.swapaxes(0, 1)
-    if orientation in (3, 4, 7, 8):
-        pixels = pixels[::-1]
-    if orientation in (2, 3, 6, 7):
-        pixels = pixels[:, ::-1]
-    return np.ascontiguousarray(pixels)
 
 
 def _decode_pillow(data: bytes, color_mode: ColorMode) -> NDArray[Any]:
@@ -428,24 +424,20 @@ def open_upright(data: bytes, *, luma: bool = False) -> Iterator[Image.Image]:
 def _orientation_left(image: Image.Image, data: bytes) -> int:
     """Return the orientation, 1 to 8, that the size of an opened image does not take into account yet."""
     if image.format == "TIFF":
-        return _prepare_tiff(image)
+        # Keep the plugin from stopping at odd parts of EXIF, which it looks at while it loads; what it will turn by.
+        from PIL import ExifTags
+
+        with suppress(*_PLUGIN_ERRORS):
+            exif = image.getexif()
+            for part in ExifTags.IFD:
+                exif.pop(part, None)
+            if ExifTags.Base.Orientation not in getattr(image, "tag_v2", {}):
+                found = exif.get(ExifTags.Base.Orientation)
+                return found if found in _TURNS else 1
+        return 1
     if is_jpeg(data):
         return read_jpeg_header(data).orientation
     return read_orientation(data, image.info)
-
-
-def _prepare_tiff(image: Image.Image) -> int:
-    """Keep the plugin from stopping at odd parts of EXIF, which it looks at while it loads; what it will turn by."""
-    from PIL import ExifTags
-
-    with suppress(*_PLUGIN_ERRORS):
-        exif = image.getexif()
-        for part in ExifTags.IFD:
-            exif.pop(part, None)
-        if ExifTags.Base.Orientation not in getattr(image, "tag_v2", {}):
-            found = exif.get(ExifTags.Base.Orientation)
-            return found if found in _TURNS else 1
-    return 1
 
 
 def _open_pillow(data: bytes) -> Image.Image:
@@ -504,24 +496,20 @@ def _to_array(image: Image.Image, color_mode: ColorMode) -> NDArray[Any]:
     """Return a loaded Pillow image as a writable array `(H, W, C)`."""
     channels, dtype = _kept_kind(image)
     if dtype != np.uint8:
-        return _deep_to_array(image, dtype, color_mode)
+        values = np.array(image)
+        if color_mode == "keep":
+            return values.astype(dtype)[..., None]
+        if dtype != np.uint16:
+            msg = f'{image.mode}-mode pixels have no agreed range to make 8 bits of. Pass color_mode="keep".'
+            raise DecodeError(msg)
+        gray = (values.astype(np.uint16) >> 8).astype(np.uint8)[..., None]
+        return gray if color_mode == "grayscale" else np.repeat(gray, 3, axis=2)
     if color_mode == "keep":
         mode = {1: "L", 3: "RGB", 4: "RGBA"}[channels]
     else:
         mode = "L" if color_mode == "grayscale" else "RGB"
     pixels = np.array(image if image.mode == mode else image.convert(mode), dtype=np.uint8)
     return pixels[..., None] if pixels.ndim == 2 else pixels
-
-
-def _deep_to_array(image: Image.Image, dtype: np.dtype[Any], color_mode: ColorMode) -> NDArray[Any]:
-    values = np.array(image)
-    if color_mode == "keep":
-        return values.astype(dtype)[..., None]
-    if dtype != np.uint16:
-        msg = f'{image.mode}-mode pixels have no agreed range to make 8 bits of. Pass color_mode="keep".'
-        raise DecodeError(msg)
-    gray = (values.astype(np.uint16) >> 8).astype(np.uint8)[..., None]
-    return gray if color_mode == "grayscale" else np.repeat(gray, 3, axis=2)
 
 
 def _describe(array: NDArray[Any]) -> str:

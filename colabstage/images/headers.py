@@ -50,30 +50,26 @@ def is_animated(data: bytes) -> bool:
     """Return whether a GIF, PNG or WebP file has several frames; `False` for other formats and for what is broken."""
     try:
         if data[:4] == b"GIF8":
-            return _gif_frames(data, most=2) > 1
+            position, frames = 13 + _color_table(data[10]), 0
+            while frames < 2:
+                kind = data[position]
+                if kind == _GIF_IMAGE:
+                    frames += 1
+                    position += 11 + _color_table(data[position + 9])
+                elif kind == _GIF_EXTENSION:
+                    position += 2
+                else:
+                    break
+                while data[position]:
+                    position += 1 + data[position]
+                position += 1
+            return frames > 1
         if data.startswith(_PNG_HEAD):
             return _png_frames(data) > 1
     except IndexError:
         return False
     is_extended = data[:4] == b"RIFF" and data[8:16] == b"WEBPVP8X" and len(data) > 20
     return is_extended and bool(data[20] & _WEBP_ANIMATION)
-
-
-def _gif_frames(data: bytes, *, most: int) -> int:
-    position, frames = 13 + _color_table(data[10]), 0
-    while frames < most:
-        kind = data[position]
-        if kind == _GIF_IMAGE:
-            frames += 1
-            position += 11 + _color_table(data[position + 9])
-        elif kind == _GIF_EXTENSION:
-            position += 2
-        else:
-            break
-        while data[position]:
-            position += 1 + data[position]
-        position += 1
-    return frames
 
 
 def _color_table(flags: int) -> int:

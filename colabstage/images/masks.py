@@ -44,7 +44,15 @@ def read_mask(content: bytes | NDArray[Any], options: MaskOptions) -> NDArray[np
     values = _indices_of_file(content, painted=options.colors is not None) if isinstance(content, bytes) else content
     if options.colors is not None:
         return _look_up(values, options.colors)
-    indices = _to_indices(values)
+    if values.ndim == 3 and values.shape[2] == 1:
+        values = values[..., 0]
+    if values.ndim != 2 or values.dtype.kind not in "biu":
+        msg = f"The mask is {values.dtype} of shape {values.shape}; expected integers (height, width)."
+        raise DecodeError(msg)
+    if values.dtype.itemsize > 1 and values.size and not 0 <= int(values.min()) <= int(values.max()) <= VOID:
+        msg = f"The mask has values from {values.min()} to {values.max()}; expected class indices from 0 to {VOID}."
+        raise DecodeError(msg)
+    indices = values.astype(np.uint8, copy=False)
     return _to_foreground(indices) if options.foreground else indices
 
 
@@ -85,18 +93,6 @@ def _indices_of_file(data: bytes, *, painted: bool) -> NDArray[Any]:
             raise DecodeError(msg)
         grey: NDArray[np.uint8] = red
         return grey
-
-
-def _to_indices(values: NDArray[Any]) -> NDArray[np.uint8]:
-    if values.ndim == 3 and values.shape[2] == 1:
-        values = values[..., 0]
-    if values.ndim != 2 or values.dtype.kind not in "biu":
-        msg = f"The mask is {values.dtype} of shape {values.shape}; expected integers (height, width)."
-        raise DecodeError(msg)
-    if values.dtype.itemsize > 1 and values.size and not 0 <= int(values.min()) <= int(values.max()) <= VOID:
-        msg = f"The mask has values from {values.min()} to {values.max()}; expected class indices from 0 to {VOID}."
-        raise DecodeError(msg)
-    return values.astype(np.uint8, copy=False)
 
 
 def _to_foreground(values: NDArray[np.uint8]) -> NDArray[np.uint8]:

@@ -50,7 +50,9 @@ def resample(
         C-contiguous `(H, W, C)` of the placement's target size, of the dtype of `pixels`.
     """
     shape = (*placement.scaled, pixels.shape[2])
-    if resizer == "torch" and _suits_torch(pixels, placement):
+    if resizer == "torch" and (
+        pixels.dtype == np.uint8 and pixels.shape[2] == 3 and all(edge.is_integer() for edge in placement.box)
+    ):
         # What will be padded is copied, so its own memory is gone again soon.
         out = np.empty(shape, np.uint8) if scratch is None or placement.is_padded else scratch.resized(shape)
         scale_by_torch(_cut_out(pixels, placement), out)
@@ -91,10 +93,6 @@ def scale_by_torch(pixels: NDArray[np.uint8], out: NDArray[np.uint8]) -> None:
     # What `torch.nn.functional.interpolate` calls, which has no `out`: its result would be fresh pages for every image.
     kernel = torch.ops.aten._upsample_bilinear2d_aa.out
     kernel(_to_tensor(pixels), list(out.shape[:2]), False, None, None, out=_to_tensor(out))
-
-
-def _suits_torch(pixels: NDArray[Any], placement: Placement) -> bool:
-    return pixels.dtype == np.uint8 and pixels.shape[2] == 3 and all(edge.is_integer() for edge in placement.box)
 
 
 def _cut_out(pixels: NDArray[Any], placement: Placement) -> NDArray[np.uint8]:

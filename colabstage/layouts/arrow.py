@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from typing import IO
 
-    from colabstage.trees.tree import FileEntry, Tree
+    from colabstage.trees.tree import Tree
 
 # Rows of a parquet file that are in memory at once; as many as `datasets` writes into a batch of images.
 _ROWS = 100
@@ -117,11 +117,26 @@ def read_facts(shard: Shard) -> FileFacts:
     with _Opened(arrow, shard) as opened:
         if opened.head.startswith(_PARQUET):
             file = opened.parquet()
-            return FileFacts(file.schema_arrow, _column_bytes(file.metadata))
+            return FileFacts(
+                file.schema_arrow,
+                sum(
+                    file.metadata.row_group(group).column(column).total_uncompressed_size
+                    for group in range(file.metadata.num_row_groups)
+                    for column in range(file.metadata.num_columns)
+                ),
+            )
         if opened.head.startswith(_FEATHER):
             return FileFacts(arrow.ipc.open_file(opened.file).schema, 2 * shard.content.size)
         facts = FileFacts(arrow.ipc.open_stream(opened.file).schema, 0)
-        _check_end(shard, opened.head)
+        # Refuse a stream that stops between two batches, which pyarrow takes for its end.
+        end = _END if opened.head.startswith(_END[:4]) else _OLD_END
+        size = shard.content.size
+        if (
+            read_with_retry(lambda: shard.content.pread(len(end), size - len(end)), shard.name, policy=RetryPolicy())
+            != end
+        ):
+            msg = f"'{shard.name}' is truncated: it stops without the mark of its end. Copy or upload it again."
+            raise CorruptArchiveError(msg)
         return facts
 
 
@@ -142,7 +157,7 @@ def find_rows(shard: Shard, number: int, image: str, label: str | None, spool: I
     arrow = import_arrow(shard.name)
     with _Opened(arrow, shard) as opened:
         if not opened.head.startswith((_PARQUET, _FEATHER)):
-            found = _in_place(arrow, opened, number, image, label)
+            found = opened.rows_in_place(arrow, number, image, label)
             if found is not None:
                 return found
     with _Opened(arrow, shard) as opened:
@@ -198,53 +213,40 @@ class _Opened:
             return False
         return isinstance(error, self._arrow.ArrowException) or (isinstance(error, OSError) and error.errno is None)
 
-
-def _check_end(shard: Shard, head: bytes) -> None:
-    """Refuse a stream that stops between two batches, which pyarrow takes for its end."""
-    end = _END if head.startswith(_END[:4]) else _OLD_END
-    size = shard.content.size
-    if read_with_retry(lambda: shard.content.pread(len(end), size - len(end)), shard.name, policy=RetryPolicy()) != end:
-        msg = f"'{shard.name}' is truncated: it stops without the mark of its end. Copy or upload it again."
-        raise CorruptArchiveError(msg)
-
-
-def _column_bytes(metadata: Any) -> int:
-    return sum(
-        metadata.row_group(group).column(column).total_uncompressed_size
-        for group in range(metadata.num_row_groups)
-        for column in range(metadata.num_columns)
-    )
-
-
-def _in_place(arrow: Any, opened: _Opened, number: int, image: str, label: str | None) -> FoundRows | None:
-    """Find the rows of an Arrow stream by their places in the file; `None` where images are compressed or of another
-    type."""
-    reader = arrow.ipc.MessageReader.open_stream(opened.file)
-    schema = arrow.ipc.read_schema(reader.read_next_message())
-    images: list[Part] = []
-    labels: list[Any] = []
-    while True:
-        try:
-            message = reader.read_next_message()
-        except StopIteration:
-            break
-        if message.type != "record batch":
-            return None
-        body = message.body
-        start = opened.file.tell() - body.size
-        batch = arrow.ipc.read_record_batch(message, schema)
-        column = _bytes_column(batch.column(image))
-        if column.null_count:
-            raise _no_image(opened.shard, len(images) + column.is_null().to_pylist().index(True))
-        offsets = _offsets(arrow, column)
-        data = column.buffers()[2]
-        if offsets is None or data is None or not body.address <= data.address <= body.address + body.size - data.size:
-            return None
-        first = start + data.address - body.address
-        for begin, end in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True):
-            images.append(Part(number, first + begin, end - begin))
-        labels += batch.column(label).to_pylist() if label else [None] * len(batch)
-    return FoundRows(images, labels, spooled=False)
+    def rows_in_place(self, arrow: Any, number: int, image: str, label: str | None) -> FoundRows | None:
+        """Find the rows of an Arrow stream by their places in the file; `None` where images are compressed or of
+        another
+        type."""
+        reader = arrow.ipc.MessageReader.open_stream(self.file)
+        schema = arrow.ipc.read_schema(reader.read_next_message())
+        images: list[Part] = []
+        labels: list[Any] = []
+        while True:
+            try:
+                message = reader.read_next_message()
+            except StopIteration:
+                break
+            if message.type != "record batch":
+                return None
+            body = message.body
+            start = self.file.tell() - body.size
+            batch = arrow.ipc.read_record_batch(message, schema)
+            column = _bytes_column(batch.column(image))
+            if column.null_count:
+                raise _no_image(self.shard, len(images) + column.is_null().to_pylist().index(True))
+            offsets = _offsets(arrow, column)
+            data = column.buffers()[2]
+            if (
+                offsets is None
+                or data is None
+                or not body.address <= data.address <= body.address + body.size - data.size
+            ):
+                return None
+            first = start + data.address - body.address
+            for begin, end in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True):
+                images.append(Part(number, first + begin, end - begin))
+            labels += batch.column(label).to_pylist() if label else [None] * len(batch)
+        return FoundRows(images, labels, spooled=False)
 
 
 def _bytes_column(column: Any) -> Any:
@@ -299,7 +301,18 @@ def read_arrow(tree: Tree) -> SampleTable:
         CorruptArchiveError: a file is damaged or truncated.
         NotEnoughSpaceError: the unpacked images of parquet files do not fit on the local disk.
     """
-    entries = _data_files(tree)
+    entries = [
+        entry
+        for entry in files_ending_in(tree.entries, (".parquet", ".arrow"))
+        # What `datasets` computes and keeps beside the data.
+        if not posixpath.basename(entry.name).startswith(("cache-", "indices"))
+    ]
+    if not entries:
+        msg = f"'{tree.label}' holds no parquet or Arrow files."
+        raise EmptySourceError(msg)
+    if files_ending_in(tree.entries, IMAGE_EXTENSIONS):
+        msg = f"'{tree.label}' holds images as files of their own beside its parquet or Arrow files."
+        raise LayoutError(msg)
     import_arrow(entries[0].name)
     shards = scan_each(len(entries), lambda number: shard_of(entries[number], open_shard(tree, entries[number])))
     facts = scan_each(len(shards), lambda number: read_facts(shards[number]))
@@ -320,22 +333,6 @@ def read_arrow(tree: Tree) -> SampleTable:
         classes=classes,
         notes=(f"Columns that are left out: {', '.join(columns.others)}.",) if columns.others else (),
     )
-
-
-def _data_files(tree: Tree) -> list[FileEntry]:
-    found = [
-        entry
-        for entry in files_ending_in(tree.entries, (".parquet", ".arrow"))
-        # What `datasets` computes and keeps beside the data.
-        if not posixpath.basename(entry.name).startswith(("cache-", "indices"))
-    ]
-    if not found:
-        msg = f"'{tree.label}' holds no parquet or Arrow files."
-        raise EmptySourceError(msg)
-    if files_ending_in(tree.entries, IMAGE_EXTENSIONS):
-        msg = f"'{tree.label}' holds images as files of their own beside its parquet or Arrow files."
-        raise LayoutError(msg)
-    return found
 
 
 def _find_columns(tree: Tree, facts: FileFacts) -> _Columns:

@@ -97,20 +97,16 @@ def _parse_wav(content: bytes) -> _Wav | None:
             if not channels or align != channels * bits // 8:
                 msg = f"The WAV has {channels} channels of {bits} bits in blocks of {align} bytes, which cannot be."
                 raise DecodeError(msg)
-            return _Wav(code, channels, rate, bits, _samples(content, at, size, align))
+            there = len(content) - at
+            if size in _UNKNOWN_SIZES:
+                size = there - there % align
+            if size > there or size % align:
+                msg = f"The WAV was cut: it should have {size:,} bytes of samples and has {there:,}."
+                raise DecodeError(msg)
+            return _Wav(code, channels, rate, bits, memoryview(content)[at : at + size])
         at += size + size % 2
     msg = "The WAV was cut: it ends before its samples begin."
     raise DecodeError(msg)
-
-
-def _samples(content: bytes, at: int, size: int, align: int) -> memoryview:
-    there = len(content) - at
-    if size in _UNKNOWN_SIZES:
-        size = there - there % align
-    if size > there or size % align:
-        msg = f"The WAV was cut: it should have {size:,} bytes of samples and has {there:,}."
-        raise DecodeError(msg)
-    return memoryview(content)[at : at + size]
 
 
 def _unpacked_24(data: memoryview) -> NDArray[np.int32]:
@@ -222,7 +218,18 @@ def read_audio(
         raise EmptySourceError(msg)
     found = _find(tree, labels)
     source = TreeFiles(tree, found.files)
-    seen = _look_at(source, options)
+    order = np.argsort(source.sizes, kind="stable")
+    chosen = sorted({int(order[place]) for place in np.linspace(0, len(order) - 1, _PROBES).astype(int)})
+
+    def look(index: int, content: Content) -> _Seen:
+        clip = read_clip(bytes(content), options.dtype)
+        return _Seen(source.name(index), len(clip.values), clip.values.shape[1], clip.rate)
+
+    # What is broken is named when it is packed.
+    seen = read_each(source, chosen, look, readers=4, skip_broken=True)
+    if not seen:
+        msg = f"None of the clips that were looked at can be decoded (first '{source.name(chosen[0])}')."
+        raise BrokenDatasetError(msg)
     decoder = _plan(seen, options)
     sound = f"{decoder.rate:,} Hz, {decoder.length:,} samples ({decoder.length / decoder.rate:.2f} s)"
     return SampleTable(
@@ -267,22 +274,6 @@ class _Seen(NamedTuple):
     """How many channels it has."""
     rate: int
     """Samples in a second."""
-
-
-def _look_at(source: TreeFiles, options: AudioOptions) -> list[_Seen]:
-    order = np.argsort(source.sizes, kind="stable")
-    chosen = sorted({int(order[place]) for place in np.linspace(0, len(order) - 1, _PROBES).astype(int)})
-
-    def look(index: int, content: Content) -> _Seen:
-        clip = read_clip(bytes(content), options.dtype)
-        return _Seen(source.name(index), len(clip.values), clip.values.shape[1], clip.rate)
-
-    # What is broken is named when it is packed.
-    seen = read_each(source, chosen, look, readers=4, skip_broken=True)
-    if not seen:
-        msg = f"None of the clips that were looked at can be decoded (first '{source.name(chosen[0])}')."
-        raise BrokenDatasetError(msg)
-    return seen
 
 
 def _plan(seen: Sequence[_Seen], options: AudioOptions) -> _ClipDecoder:

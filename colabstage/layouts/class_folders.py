@@ -76,6 +76,13 @@ class _Folder(NamedTuple):
     number: int
     """Its number among those that have files, -1 for an empty one."""
 
+    @property
+    def has_classes(self) -> bool:
+        """Tell whether there is more below the outermost folder than that name again, or one that merely says
+        images."""
+        below = [name for name in self.parts[1:] if not is_image_folder(name)]
+        return any(split_name(name) != split_name(self.parts[0]) for name in below)
+
 
 class _ClassFolder(NamedTuple):
     """What samples are sorted by, all those of one folder alike, and that folder's number."""
@@ -105,53 +112,182 @@ def find_class_folders(tree: Tree, kind: FileKind) -> FoundFiles:
         EmptySourceError: there are no files of the kind at all; the message says what there is instead.
         LayoutError: they are not in folders of classes; the message says how they lie.
     """
-    files = _find_files(tree, kind)
-    with_files, folder_of = _folders(files)
-    folders = _unwrap([*with_files, *_without_files(tree, kind, with_files)])
-    filled = [folder for folder in folders if folder.number >= 0]
-    splits = _split_folders(tree, filled, kind)
-    found = sorted(_with_splits(folders, splits) if splits else _without_splits(folders))
-    found, flat = _without_flat(found) if splits else (found, [])
-    if not any(folder.number >= 0 for folder in found):
-        raise _flat(tree, files, splits, kind)
-    classes = sorted({folder.class_name for folder in found})
-    notes = _notes_on_empty(found, kind)
-    found = [folder for folder in found if folder.number >= 0]
-    told = _listed_classes(tree, files, folder_of, flat, classes)
-    numbers = {name: number for number, name in enumerate(classes)}
-    # The files of one folder come by name already, as all of a tree do.
-    all_found = sorted([*found, *(folder for folder in flat if folder.split in told)])
-    ranks = np.full(len(with_files), len(all_found), np.int32)
-    ranks[[folder.number for folder in all_found]] = np.arange(len(all_found))
-    ranks = ranks[folder_of]
-    order = np.argsort(ranks, kind="stable")[: np.count_nonzero(ranks < len(all_found))]
-    ranks = ranks[order]
-    chosen = files.take(order)
-    labels = np.array([numbers.get(folder.class_name, -1) for folder in all_found], np.int64)[ranks]
-    names = {name: numbers[label] for split in told.values() for name, label in split.items()}
-    for place in np.flatnonzero(labels < 0).tolist():
-        labels[place] = names[chosen.names[place]]
-    return FoundFiles(
-        files=chosen,
-        labels=labels,
-        classes=tuple(classes),
-        splits=tuple(all_found[rank].split for rank in ranks.tolist()) if splits else None,
-        notes=(*_notes(tree, len(files) - len(order), found, kind), *notes),
-    )
+    return _ClassFolders(tree, kind).find()
 
 
-def _find_files(tree: Tree, kind: FileKind) -> FileEntries:
-    files = files_ending_in(tree.entries, kind.extensions)
-    if len(files):
-        return files
-    if not tree.entries:
-        msg = f"'{tree.label}' holds no files. {' '.join(tree.notes)}".rstrip()
+class _ClassFolders:
+    """Files of one kind in a tree, sorted into classes and splits by the folders that they lie in."""
+
+    def __init__(self, tree: Tree, kind: FileKind) -> None:
+        self.tree = tree
+        self.kind = kind
+
+    def find(self) -> FoundFiles:
+        files = self._find_files()
+        with_files, folder_of = _folders(files)
+        folders = _unwrap([*with_files, *self._without_files(with_files)])
+        filled = [folder for folder in folders if folder.number >= 0]
+        splits = self._split_folders(filled)
+        found = sorted(
+            _with_splits(folders, splits)
+            if splits
+            else [_class_folder(folder, 0, "", folder.parts) for folder in folders if folder.parts]
+        )
+        found, flat = _without_flat(found) if splits else (found, [])
+        if not any(folder.number >= 0 for folder in found):
+            where = f"the folders {listed(sorted(splits))}" if splits else "one folder"
+            msg = (
+                f"'{self.tree.label}' holds {len(files):,} {self.kind.noun} directly in {where} (first "
+                f"'{files.names[0]}'), but the "
+                f"layout {self.kind.layout} needs one folder for each class, with the {self.kind.noun} of the "
+                "class in it."
+            )
+            raise LayoutError(msg)
+        classes = sorted({folder.class_name for folder in found})
+        notes = self._notes_on_empty(found)
+        found = [folder for folder in found if folder.number >= 0]
+        told = self._listed_classes(files, folder_of, flat, classes)
+        numbers = {name: number for number, name in enumerate(classes)}
+        # The files of one folder come by name already, as all of a tree do.
+        all_found = sorted([*found, *(folder for folder in flat if folder.split in told)])
+        ranks = np.full(len(with_files), len(all_found), np.int32)
+        ranks[[folder.number for folder in all_found]] = np.arange(len(all_found))
+        ranks = ranks[folder_of]
+        order = np.argsort(ranks, kind="stable")[: np.count_nonzero(ranks < len(all_found))]
+        ranks = ranks[order]
+        chosen = files.take(order)
+        labels = np.array([numbers.get(folder.class_name, -1) for folder in all_found], np.int64)[ranks]
+        names = {name: numbers[label] for split in told.values() for name, label in split.items()}
+        for place in np.flatnonzero(labels < 0).tolist():
+            labels[place] = names[chosen.names[place]]
+        return FoundFiles(
+            files=chosen,
+            labels=labels,
+            classes=tuple(classes),
+            splits=tuple(all_found[rank].split for rank in ranks.tolist()) if splits else None,
+            notes=(*self._notes(len(files) - len(order), found), *notes),
+        )
+
+    def _find_files(self) -> FileEntries:
+        files = files_ending_in(self.tree.entries, self.kind.extensions)
+        if len(files):
+            return files
+        if not self.tree.entries:
+            msg = f"'{self.tree.label}' holds no files. {' '.join(self.tree.notes)}".rstrip()
+            raise EmptySourceError(msg)
+        msg = (
+            f"'{self.tree.label}' holds no {self.kind.noun} but {count_kinds(self.tree.entries)}. "
+            f"{self.kind.noun.capitalize()} are files that end in {', '.join(self.kind.extensions)}."
+        )
         raise EmptySourceError(msg)
-    msg = (
-        f"'{tree.label}' holds no {kind.noun} but {count_kinds(tree.entries)}. "
-        f"{kind.noun.capitalize()} are files that end in {', '.join(kind.extensions)}."
-    )
-    raise EmptySourceError(msg)
+
+    def _without_files(self, with_files: list[_Folder]) -> list[_Folder]:
+        """Find the folders that hold nothing, or pictures of a kind that is not read, where nothing in them is of the
+        kind."""
+        names = {*self.tree.empty_folders, *self._of_other_pictures()}
+        used = {folder.parts[:depth] for folder in with_files for depth in range(1, len(folder.parts) + 1)}
+        found = {tuple(name.split("/")) for name in names}
+        return [
+            _Folder(parts, -1)
+            for parts in sorted(found - used)
+            if not any(map(is_foreign_folder, parts))
+            and not is_split_folder(parts[-1])
+            and not is_role_folder(parts[-1])
+        ]
+
+    def _of_other_pictures(self) -> set[str]:
+        if self.kind.layout == "audio":
+            return set()
+        others = files_ending_in(self.tree.entries, tuple(_OTHER_PICTURES - set(self.kind.extensions)))
+        return {folder for name in others.names if (folder := posixpath.dirname(name))}
+
+    def _split_folders(self, folders: list[_Folder]) -> dict[str, str]:
+        """Return the folders of splits with the name that each is stored under; empty where the folders are those of
+        classes."""
+        tops = {folder.parts[0] for folder in folders if folder.parts}
+        deep = {folder.parts[0] for folder in folders if folder.has_classes}
+        splits = {top: SPLIT_NAMES[top.lower()] for top in tops if top.lower() in SPLIT_NAMES}
+        if len(splits) < 2:
+            splits = _spelled_splits(tops, deep) or splits
+        # What holds no folders of classes beside splits that do is what nobody has labelled: seg_pred,
+        # single_prediction.
+        others = sorted(tops - splits.keys())
+        if len(splits) < 2 and others:
+            return {}  # Among other folders a single "train" is a class of vehicles.
+        others = [top for top in others if top in deep or not deep & splits.keys()]
+        if others:
+            msg = (
+                f"'{self.tree.label}' mixes folders of splits ({listed(sorted(splits))}) with others that hold "
+                f"{self.kind.noun} "
+                f"({listed(others)}). Move the others away, or into the splits."
+            )
+            raise LayoutError(msg)
+        if len(set(splits.values())) < len(splits):
+            msg = (
+                f"'{self.tree.label}' holds the folders {listed(sorted(splits))}, of which several mean the same "
+                "split. "
+                "Rename or join them."
+            )
+            raise LayoutError(msg)
+        return splits
+
+    def _listed_classes(
+        self, files: FileEntries, folder_of: NDArray[np.int32], flat: list[_ClassFolder], classes: list[str]
+    ) -> dict[str, dict[str, str]]:
+        """Return the class of each file of the splits whose folder has a list of names and classes beside the images.
+
+        Raises:
+            BrokenDatasetError: a list leaves out a file, or names a class that no folder is called.
+        """
+        found: dict[str, dict[str, str]] = {}
+        texts = files_ending_in(self.tree.entries, (".txt",)) if flat else ()
+        for folder in flat:
+            names = [files.names[number] for number in np.flatnonzero(folder_of == folder.number).tolist()]
+            above = posixpath.dirname(posixpath.dirname(names[0]))
+            for entry in texts:
+                if posixpath.dirname(entry.name) == above:
+                    listed_here = self._read_list(entry)
+                    if posixpath.basename(names[0]) in listed_here:
+                        found[folder.split] = _classes_of(entry, names, listed_here, classes)
+                        break
+        return found
+
+    def _read_list(self, entry: FileEntry) -> dict[str, str]:
+        """Return the first two words of each line: a file's bare name, and its class."""
+        data = read_with_retry(lambda: self.tree.read(entry), entry.name, policy=RetryPolicy())
+        lines = (line.split("\t" if "\t" in line else None) for line in data.decode("utf-8", "replace").splitlines())
+        return {words[0].strip(): words[1].strip() for words in lines if len(words) > 1}
+
+    def _notes(self, outside: int, found: list[_ClassFolder]) -> tuple[str, ...]:
+        notes = []
+        if outside:
+            notes.append(f"{outside:,} {self.kind.noun} that lie in no class folder were left out.")
+        others = FileEntries.of(self.tree.entries).where(lambda name: extension_of(name) not in self.kind.extensions)
+        if others:
+            notes.append(f"{len(others):,} files that are no {self.kind.noun} were left out ({count_kinds(others)}).")
+        # A note for each split that has no files of some class.
+        by_split: dict[str, set[str]] = {}
+        for folder in found:
+            by_split.setdefault(folder.split, set()).add(folder.class_name)
+        everything = set().union(*by_split.values())
+        return (
+            *notes,
+            *[
+                f"The split '{split}' has no {self.kind.noun} of {len(everything) - len(found):,} classes: "
+                f"{listed(sorted(everything - found))}."
+                for split, found in by_split.items()
+                if found != everything
+            ],
+        )
+
+    def _notes_on_empty(self, found: list[_ClassFolder]) -> list[str]:
+        empty = {folder.class_name for folder in found} - {folder.class_name for folder in found if folder.number >= 0}
+        if not empty:
+            return []
+        names = listed(sorted(empty))
+        return [
+            f"The folders {names} hold no {self.kind.noun}; they are classes all the same, as torchvision numbers them."
+        ]
 
 
 def _folders(files: FileEntries) -> tuple[list[_Folder], NDArray[np.int32]]:
@@ -163,26 +299,6 @@ def _folders(files: FileEntries) -> tuple[list[_Folder], NDArray[np.int32]]:
     return [folder._replace(parts=()) if any(map(is_foreign_folder, folder.parts)) else folder for folder in folders], (
         folder_of
     )
-
-
-def _without_files(tree: Tree, kind: FileKind, with_files: list[_Folder]) -> list[_Folder]:
-    """Find the folders that hold nothing, or pictures of a kind that is not read, where nothing in them is of the
-    kind."""
-    names = {*tree.empty_folders, *_of_other_pictures(tree, kind)}
-    used = {folder.parts[:depth] for folder in with_files for depth in range(1, len(folder.parts) + 1)}
-    found = {tuple(name.split("/")) for name in names}
-    return [
-        _Folder(parts, -1)
-        for parts in sorted(found - used)
-        if not any(map(is_foreign_folder, parts)) and not is_split_folder(parts[-1]) and not is_role_folder(parts[-1])
-    ]
-
-
-def _of_other_pictures(tree: Tree, kind: FileKind) -> set[str]:
-    if kind.layout == "audio":
-        return set()
-    others = files_ending_in(tree.entries, tuple(_OTHER_PICTURES - set(kind.extensions)))
-    return {folder for name in others.names if (folder := posixpath.dirname(name))}
 
 
 def _unwrap(folders: list[_Folder]) -> list[_Folder]:
@@ -203,40 +319,6 @@ def _unwrap(folders: list[_Folder]) -> list[_Folder]:
         folders = [folder._replace(parts=folder.parts[1:]) for folder in folders if folder.parts[:1] in ((), (top,))]
 
 
-def _split_folders(tree: Tree, folders: list[_Folder], kind: FileKind) -> dict[str, str]:
-    """Return the folders of splits with the name that each is stored under; empty where the folders are those of
-    classes."""
-    tops = {folder.parts[0] for folder in folders if folder.parts}
-    deep = {folder.parts[0] for folder in folders if _has_classes(folder)}
-    splits = {top: SPLIT_NAMES[top.lower()] for top in tops if top.lower() in SPLIT_NAMES}
-    if len(splits) < 2:
-        splits = _spelled_splits(tops, deep) or splits
-    # What holds no folders of classes beside splits that do is what nobody has labelled: seg_pred, single_prediction.
-    others = sorted(tops - splits.keys())
-    if len(splits) < 2 and others:
-        return {}  # Among other folders a single "train" is a class of vehicles.
-    others = [top for top in others if top in deep or not deep & splits.keys()]
-    if others:
-        msg = (
-            f"'{tree.label}' mixes folders of splits ({listed(sorted(splits))}) with others that hold {kind.noun} "
-            f"({listed(others)}). Move the others away, or into the splits."
-        )
-        raise LayoutError(msg)
-    if len(set(splits.values())) < len(splits):
-        msg = (
-            f"'{tree.label}' holds the folders {listed(sorted(splits))}, of which several mean the same split. "
-            "Rename or join them."
-        )
-        raise LayoutError(msg)
-    return splits
-
-
-def _has_classes(folder: _Folder) -> bool:
-    """Tell whether there is more below the outermost folder than that name again, or one that merely says images."""
-    below = [name for name in folder.parts[1:] if not is_image_folder(name)]
-    return any(split_name(name) != split_name(folder.parts[0]) for name in below)
-
-
 def _spelled_splits(tops: set[str], deep: set[str]) -> dict[str, str]:
     """Find splits by other spellings than the plain words, where the folders say the same beside the split: seg_train
     and seg_test; rps, which is then what to train on, and rps-test-set. Empty where that is not so."""
@@ -250,10 +332,6 @@ def _spelled_splits(tops: set[str], deep: set[str]) -> dict[str, str]:
     if len(bare) == 1 and "train" not in splits.values():
         splits[bare[0]] = "train"
     return splits if len(splits) > 1 else {}
-
-
-def _without_splits(folders: list[_Folder]) -> list[_ClassFolder]:
-    return [_class_folder(folder, 0, "", folder.parts) for folder in folders if folder.parts]
 
 
 def _with_splits(folders: list[_Folder], splits: dict[str, str]) -> list[_ClassFolder]:
@@ -293,35 +371,6 @@ def _without_flat(found: list[_ClassFolder]) -> tuple[list[_ClassFolder], list[_
     return [one for one in found if one.split not in flat], [one for one in found if one.split in flat]
 
 
-def _listed_classes(
-    tree: Tree, files: FileEntries, folder_of: NDArray[np.int32], flat: list[_ClassFolder], classes: list[str]
-) -> dict[str, dict[str, str]]:
-    """Return the class of each file of the splits whose folder has a list of names and classes beside the images.
-
-    Raises:
-        BrokenDatasetError: a list leaves out a file, or names a class that no folder is called.
-    """
-    found: dict[str, dict[str, str]] = {}
-    texts = files_ending_in(tree.entries, (".txt",)) if flat else ()
-    for folder in flat:
-        names = [files.names[number] for number in np.flatnonzero(folder_of == folder.number).tolist()]
-        above = posixpath.dirname(posixpath.dirname(names[0]))
-        for entry in texts:
-            if posixpath.dirname(entry.name) == above:
-                listed_here = _read_list(tree, entry)
-                if posixpath.basename(names[0]) in listed_here:
-                    found[folder.split] = _classes_of(entry, names, listed_here, classes)
-                    break
-    return found
-
-
-def _read_list(tree: Tree, entry: FileEntry) -> dict[str, str]:
-    """Return the first two words of each line: a file's bare name, and its class."""
-    data = read_with_retry(lambda: tree.read(entry), entry.name, policy=RetryPolicy())
-    lines = (line.split("\t" if "\t" in line else None) for line in data.decode("utf-8", "replace").splitlines())
-    return {words[0].strip(): words[1].strip() for words in lines if len(words) > 1}
-
-
 def _classes_of(entry: FileEntry, names: list[str], told: dict[str, str], classes: list[str]) -> dict[str, str]:
     known = set(classes)
     found = {name: told.get(posixpath.basename(name), "") for name in names}
@@ -336,46 +385,6 @@ def _classes_of(entry: FileEntry, names: list[str], told: dict[str, str], classe
 def _class_folder(folder: _Folder, order: int, split: str, below: tuple[str, ...]) -> _ClassFolder:
     # ImageFolder sorts the paths of a class's folders as strings, so "a-b" comes before "a/c".
     return _ClassFolder(order, below[0], "/".join(below), split, folder.number)
-
-
-def _flat(tree: Tree, files: FileEntries, splits: dict[str, str], kind: FileKind) -> LayoutError:
-    where = f"the folders {listed(sorted(splits))}" if splits else "one folder"
-    return LayoutError(
-        f"'{tree.label}' holds {len(files):,} {kind.noun} directly in {where} (first '{files.names[0]}'), but the "
-        f"layout {kind.layout} needs one folder for each class, with the {kind.noun} of the class in it."
-    )
-
-
-def _notes(tree: Tree, outside: int, found: list[_ClassFolder], kind: FileKind) -> tuple[str, ...]:
-    notes = []
-    if outside:
-        notes.append(f"{outside:,} {kind.noun} that lie in no class folder were left out.")
-    others = FileEntries.of(tree.entries).where(lambda name: extension_of(name) not in kind.extensions)
-    if others:
-        notes.append(f"{len(others):,} files that are no {kind.noun} were left out ({count_kinds(others)}).")
-    return (*notes, *_missing_classes(found, kind))
-
-
-def _notes_on_empty(found: list[_ClassFolder], kind: FileKind) -> list[str]:
-    empty = {folder.class_name for folder in found} - {folder.class_name for folder in found if folder.number >= 0}
-    if not empty:
-        return []
-    names = listed(sorted(empty))
-    return [f"The folders {names} hold no {kind.noun}; they are classes all the same, as torchvision numbers them."]
-
-
-def _missing_classes(folders: list[_ClassFolder], kind: FileKind) -> list[str]:
-    """Return a note for each split that has no files of some class."""
-    by_split: dict[str, set[str]] = {}
-    for folder in folders:
-        by_split.setdefault(folder.split, set()).add(folder.class_name)
-    everything = set().union(*by_split.values())
-    return [
-        f"The split '{split}' has no {kind.noun} of {len(everything) - len(found):,} classes: "
-        f"{listed(sorted(everything - found))}."
-        for split, found in by_split.items()
-        if found != everything
-    ]
 
 
 FILE_NAMES = "file_names"

@@ -58,6 +58,64 @@ class _CocoFile(NamedTuple):
     categories: list[Any]
     """Its list `categories`."""
 
+    def place(self, images: FileEntries) -> tuple[list[tuple[Any, FileEntry]], int]:
+        lookup = FileLookup(images, posixpath.dirname(self.entry.name))
+        placed = []
+        seen: set[Any] = set()
+        first = ""
+        for image in self.images:
+            named = isinstance(image, dict) and _is_id(image.get("id")) and isinstance(image.get("file_name"), str)
+            if not named or image["id"] in seen:
+                trouble = "an id that another one has" if named else "no id, a number or a word, or no file_name"
+                msg = f"'{self.entry.name}' has an image with {trouble}: {str(image)[:80]}."
+                raise BrokenDatasetError(msg)
+            seen.add(image["id"])
+            found = lookup.find(image["file_name"], split=self.split)
+            if found is not None:
+                placed.append((image["id"], found))
+            else:
+                first = first or image["file_name"]
+        if 2 * len(placed) < len(self.images):
+            msg = (
+                f"Of {len(self.images):,} images that '{self.entry.name}' names, {len(placed):,} are there (first "
+                "missing "
+                f"or not to be told from others: '{first}'); expected at least half."
+            )
+            raise BrokenDatasetError(msg)
+        return placed, len(self.images) - len(placed)
+
+    def rows_of_images(self, numbers: dict[Any, int]) -> dict[Any, list[list[float]]]:
+        """Return the boxes of each image, by its id, in the file's order."""
+        known = {image["id"] for image in self.images}
+        rows: dict[Any, list[list[float]]] = {}
+        for place, box in enumerate(self.boxes):
+            if not isinstance(box, _Box):
+                if isinstance(box, dict) and "image_id" in box:
+                    raise self.broken(place, box.get("id"), "has no bbox")
+                raise self.broken(place, None, "is no annotation")
+            if not (_is_id(box.image) and _is_id(box.category)):
+                raise self.broken(place, box.number, "has an image_id or category_id that is no number and no word")
+            if box.image not in known:
+                raise self.broken(place, box.number, f"is of the image {box.image!r}, which is not listed")
+            if box.category not in numbers:
+                raise self.broken(place, box.number, f"is of the category {box.category!r}, which is not listed")
+            try:
+                x, y, width, height = (float(value) for value in box.bbox)
+                area = float(width * height if box.area is None else box.area)
+            except (TypeError, ValueError) as error:
+                raise self.broken(place, box.number, f"has a bbox {str(box.bbox)[:60]}") from error
+            if not (np.isfinite([x, y, width, height]).all() and width >= 0 and height >= 0):
+                raise self.broken(place, box.number, f"has a bbox {box.bbox}")
+            row = [x, y, x + width, y + height, float(numbers[box.category]), float(bool(box.iscrowd)), area]
+            rows.setdefault(box.image, []).append(row)
+        return rows
+
+    def broken(self, place: int, number: Any, what: str) -> BrokenDatasetError:
+        return BrokenDatasetError(
+            f"'{self.entry.name}': annotation {place} (id {number!r}) {what}; expected image_id, category_id and "
+            "bbox [x, y, width, height] in pixels."
+        )
+
 
 def read_coco(tree: Tree) -> SampleTable:
     """Make a table of a tree with COCO's instances in JSON, and the images that they name.
@@ -81,10 +139,10 @@ def read_coco(tree: Tree) -> SampleTable:
     samples: list[LabelledImage] = []
     notes: list[str] = []
     for file in found:
-        placed, missing = _place_images(file, images)
+        placed, missing = file.place(images)
         if missing:
             notes.append(f"{missing:,} images that '{file.entry.name}' names are not there and were left out.")
-        rows = _rows(file, numbers)
+        rows = file.rows_of_images(numbers)
         sizes = {image["id"]: _size_of(image) for image in file.images}
         samples += [
             LabelledImage(image, rows.get(key, []), file.split or split_of_folders(image.name), sizes[key])
@@ -123,7 +181,11 @@ def _read_file(tree: Tree, entry: FileEntry) -> _CocoFile | None:
     # Captions and panoptic segments lie in the same folder and have no boxes.
     if annotations and not any(isinstance(box, _Box) for box in annotations):
         return None
-    return _CocoFile(entry, _split_of(entry.name), images, annotations, categories)
+    stem = posixpath.splitext(posixpath.basename(entry.name))[0]
+    words = {split for word in stem.replace("-", "_").replace(".", "_").split("_") if (split := split_of_word(word))}
+    return _CocoFile(
+        entry, words.pop() if len(words) == 1 else split_of_folders(entry.name), images, annotations, categories
+    )
 
 
 def _slim(pairs: list[tuple[str, Any]]) -> Any:
@@ -134,12 +196,6 @@ def _slim(pairs: list[tuple[str, Any]]) -> Any:
         keys = ("image_id", "category_id", "bbox", "iscrowd", "area", "id")
         return _Box(*(found.get(key) for key in keys))
     return found
-
-
-def _split_of(name: str) -> str:
-    stem = posixpath.splitext(posixpath.basename(name))[0]
-    words = {split for word in stem.replace("-", "_").replace(".", "_").split("_") if (split := split_of_word(word))}
-    return words.pop() if len(words) == 1 else split_of_folders(name)
 
 
 def _category_names(files: Sequence[_CocoFile]) -> dict[Any, str]:
@@ -167,72 +223,12 @@ def _sortable(key: Any) -> tuple[bool, Any]:
     return (isinstance(key, str), key)
 
 
-def _place_images(file: _CocoFile, images: FileEntries) -> tuple[list[tuple[Any, FileEntry]], int]:
-    lookup = FileLookup(images, posixpath.dirname(file.entry.name))
-    placed = []
-    seen: set[Any] = set()
-    first = ""
-    for image in file.images:
-        named = isinstance(image, dict) and _is_id(image.get("id")) and isinstance(image.get("file_name"), str)
-        if not named or image["id"] in seen:
-            trouble = "an id that another one has" if named else "no id, a number or a word, or no file_name"
-            msg = f"'{file.entry.name}' has an image with {trouble}: {str(image)[:80]}."
-            raise BrokenDatasetError(msg)
-        seen.add(image["id"])
-        found = lookup.find(image["file_name"], split=file.split)
-        if found is not None:
-            placed.append((image["id"], found))
-        else:
-            first = first or image["file_name"]
-    if 2 * len(placed) < len(file.images):
-        msg = (
-            f"Of {len(file.images):,} images that '{file.entry.name}' names, {len(placed):,} are there (first missing "
-            f"or not to be told from others: '{first}'); expected at least half."
-        )
-        raise BrokenDatasetError(msg)
-    return placed, len(file.images) - len(placed)
-
-
 def _size_of(image: dict[str, Any]) -> tuple[int, int]:
     """Return the height and width that a file says its image has; zeros where it does not."""
     height, width = image.get("height"), image.get("width")
     if isinstance(height, int) and isinstance(width, int) and height > 0 and width > 0:
         return height, width
     return 0, 0
-
-
-def _rows(file: _CocoFile, numbers: dict[Any, int]) -> dict[Any, list[list[float]]]:
-    """Return the boxes of each image, by its id, in the file's order."""
-    known = {image["id"] for image in file.images}
-    rows: dict[Any, list[list[float]]] = {}
-    for place, box in enumerate(file.boxes):
-        if not isinstance(box, _Box):
-            if isinstance(box, dict) and "image_id" in box:
-                raise _broken(file, place, box.get("id"), "has no bbox")
-            raise _broken(file, place, None, "is no annotation")
-        if not (_is_id(box.image) and _is_id(box.category)):
-            raise _broken(file, place, box.number, "has an image_id or category_id that is no number and no word")
-        if box.image not in known:
-            raise _broken(file, place, box.number, f"is of the image {box.image!r}, which is not listed")
-        if box.category not in numbers:
-            raise _broken(file, place, box.number, f"is of the category {box.category!r}, which is not listed")
-        try:
-            x, y, width, height = (float(value) for value in box.bbox)
-            area = float(width * height if box.area is None else box.area)
-        except (TypeError, ValueError) as error:
-            raise _broken(file, place, box.number, f"has a bbox {str(box.bbox)[:60]}") from error
-        if not (np.isfinite([x, y, width, height]).all() and width >= 0 and height >= 0):
-            raise _broken(file, place, box.number, f"has a bbox {box.bbox}")
-        row = [x, y, x + width, y + height, float(numbers[box.category]), float(bool(box.iscrowd)), area]
-        rows.setdefault(box.image, []).append(row)
-    return rows
-
-
-def _broken(file: _CocoFile, place: int, number: Any, what: str) -> BrokenDatasetError:
-    return BrokenDatasetError(
-        f"'{file.entry.name}': annotation {place} (id {number!r}) {what}; expected image_id, category_id and "
-        "bbox [x, y, width, height] in pixels."
-    )
 
 
 def _check_once(samples: Sequence[LabelledImage], files: Sequence[_CocoFile]) -> None:

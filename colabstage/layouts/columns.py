@@ -64,7 +64,14 @@ def read_some_rows(tree: Tree, entry: FileEntry) -> TableRows:
     """
     data = read_with_retry(lambda: tree.read(entry), entry.name, policy=RetryPolicy())
     if entry.name.lower().endswith(".parquet"):
-        return TableRows(_parquet_rows(data, entry.name))
+        try:
+            from pyarrow import parquet  # type: ignore[import-not-found, import-untyped, unused-ignore]
+        except ImportError as error:
+            msg = f"'{entry.name}' is a parquet table, which needs pyarrow. Install it with: pip install pyarrow"
+            raise MissingDependencyError(msg) from error
+        table = parquet.read_table(io.BytesIO(data))
+        columns = [["" if cell is None else str(cell) for cell in column.to_pylist()] for column in table.columns]
+        return TableRows([list(table.column_names), *(list(row) for row in zip(*columns, strict=True))])
     text = _decode(data)
     first = text.split("\n", 1)[0]
     delimiter = "\t" if entry.name.lower().endswith(".tsv") else max(_DELIMITERS, key=first.count)
@@ -92,17 +99,6 @@ def _decode(data: bytes) -> str:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError:
         return data.decode("latin-1")  # what spreadsheets of western Europe still write
-
-
-def _parquet_rows(data: bytes, name: str) -> list[list[str]]:
-    try:
-        from pyarrow import parquet  # type: ignore[import-not-found, import-untyped, unused-ignore]
-    except ImportError as error:
-        msg = f"'{name}' is a parquet table, which needs pyarrow. Install it with: pip install pyarrow"
-        raise MissingDependencyError(msg) from error
-    table = parquet.read_table(io.BytesIO(data))
-    columns = [["" if cell is None else str(cell) for cell in column.to_pylist()] for column in table.columns]
-    return [list(table.column_names), *(list(row) for row in zip(*columns, strict=True))]
 
 
 # What a label is called where nobody says which column it is. Of two that say the same, the first here counts.
@@ -435,7 +431,17 @@ def make_boxes(rows: Sequence[tuple[str, Mapping[str, str]]], columns: BoxColumn
             boxes.append([])
         written = [cells[name] for name in columns.corners]
         if any(written) or cells[columns.label]:
-            boxes[numbers[file]].append([*_corners(file, written), index.get(cells[columns.label], -1)])
+            try:
+                x0, y0, x1, y1 = (float(cell) for cell in written)
+            except ValueError:
+                x0, y0, x1, y1 = (float("nan"),) * 4
+            if not (np.isfinite([x0, y0, x1, y1]).all() and x0 <= x1 and y0 <= y1):
+                msg = (
+                    f"A box of '{file}' is {', '.join(written)}; expected numbers, left before right and top before "
+                    "bottom."
+                )
+                raise LayoutError(msg)
+            boxes[numbers[file]].append([x0, y0, x1, y1, index.get(cells[columns.label], -1)])
     flat = np.array([box for found in boxes for box in found], np.float64).reshape(-1, 5)
     if np.any(flat[:, 4] < 0):
         msg = f"A box has nothing in '{columns.label}' that says what is in it. Fill it in, or take the row out."
@@ -450,14 +456,3 @@ def make_boxes(rows: Sequence[tuple[str, Mapping[str, str]]], columns: BoxColumn
 def _number_or_word(name: str) -> tuple[bool, int, str]:
     is_number = name.isascii() and name.isdecimal()
     return (not is_number, int(name) if is_number else 0, name)
-
-
-def _corners(file: str, written: list[str]) -> list[float]:
-    try:
-        x0, y0, x1, y1 = (float(cell) for cell in written)
-    except ValueError:
-        x0, y0, x1, y1 = (float("nan"),) * 4
-    if not (np.isfinite([x0, y0, x1, y1]).all() and x0 <= x1 and y0 <= y1):
-        msg = f"A box of '{file}' is {', '.join(written)}; expected numbers, left before right and top before bottom."
-        raise LayoutError(msg)
-    return [x0, y0, x1, y1]

@@ -88,6 +88,33 @@ class _Found(NamedTuple):
         place = self.header.index(name)
         return [row[place] for row in self.rows]
 
+    def rows_with_files(self, files: FileEntries, roles: ColumnRoles, *, several: bool) -> list[_Row]:
+        """Return the rows whose file there is.
+
+        Raises:
+            LayoutError: a path leads to several files that nothing tells apart.
+        """
+        places = {name: place for place, name in enumerate(self.header)}
+        at, of_table, of_row = self.path, self.split, places.get(roles.split or "")
+        found = []
+        for cells in self.rows:
+            own = SPLIT_NAMES[cells[of_row].lower()] if of_row is not None else ""
+            if self.lookup.has_splits and (own or of_table):
+                there = self.lookup.search(cells[at], split=own or of_table)
+            else:
+                there = self.leads.get(cells[at], ())
+            if len(there) > 1:
+                names = listed([files.names[number] for number in there])
+                msg = (
+                    f"'{cells[at]}' in '{self.name}' may be {names}. Write the folder before the name, or move "
+                    "the copies "
+                    "away."
+                )
+                raise LayoutError(msg)
+            if there:
+                found.append(_Row(there[0], cells, places, own or (of_table if several else "")))
+        return found
+
 
 class FileTable(NamedTuple):
     """What tables say of files: N samples."""
@@ -159,116 +186,182 @@ def find_file_table(tree: Tree, kind: FileKind, choice: TableChoice) -> FileTabl
     Raises:
         As `read_table`.
     """
-    files = files_ending_in(tree.entries, kind.extensions)
-    tables = list(files_ending_in(tree.entries, TABLE_EXTENSIONS))
-    if not files or not tables:
-        msg = f"'{tree.label}' holds no {kind.noun if not files else 'tables (.csv, .tsv, .parquet)'}."
-        raise EmptySourceError(msg) if not files else LayoutError(msg)
-    found = _with_paths(tree, _chosen(tree, tables, choice.table), files, kind)
-    try:
-        return _read(found, files, kind, choice)
-    except BrokenDatasetError:
-        raise
-    except LayoutError as error:
-        msg = f"'{found[0].name}' leads to the {kind.noun} of '{tree.label}'. {error}"
-        raise BrokenDatasetError(msg) from error
+    return _TableSearch(tree, kind, choice).find()
 
 
-def _read(found: list[_Found], files: FileEntries, kind: FileKind, choice: TableChoice) -> FileTable:
-    notes: list[str] = []
-    found = _that_count(found, choice, notes)
-    faulty = next((table.fault for table in found if table.fault), "")
-    if faulty:
-        raise LayoutError(faulty)
-    for table in found:
-        twice = next((name for name in table.header if name and table.header.count(name) > 1), None)
-        if twice is not None:
-            msg = f"'{table.name}' has two columns called '{twice}'. Give them different names."
-            raise LayoutError(msg)
-    boxes = box_columns(found[0].header) if choice.labels is None and kind.layout == NAME else None
-    first = found[0]
-    columns = {name: first.column(name) for i, name in enumerate(first.header) if i != first.path}
-    if boxes is not None:
-        roles = find_roles(columns, labels=[boxes.label])
-    else:
-        roles = find_roles(columns, labels=choice.labels)
-    found = _labelled(found, roles, notes, kind)
-    rows = [row for table in found for row in _rows(table, files, roles, several=len(found) > 1)]
-    notes += _notes(found, rows, len(files), roles, kind)
-    if boxes is not None:
-        names = files.names
-        wanted = [boxes.label, *boxes.corners]
-        placed = make_boxes([(names[row.file], {name: row.cell(name) for name in wanted}) for row in rows], boxes)
-        rows = [rows[number] for number in placed.firsts]
-        targets: Targets = placed.boxes
-        classes = placed.classes
-    else:
-        cells = {name: [row.cell(name) for row in rows] for name in roles.labels}
-        targets, classes = make_targets(cells, separator=choice.separator)
-    chosen = files.take(np.array([row.file for row in rows], np.int64))
-    return FileTable(
-        keys=_unique(chosen.names),
-        files=chosen,
-        targets=targets,
-        splits=tuple(row.split for row in rows) if rows and all(row.split for row in rows) else None,
-        groups=None if roles.group is None else tuple(row.cell(roles.group) for row in rows),
-        classes=classes,
-        notes=tuple(notes),
-    )
+class _TableSearch:
+    """The tables of a tree, and which of them say what of its files."""
 
+    def __init__(self, tree: Tree, kind: FileKind, choice: TableChoice) -> None:
+        self.tree = tree
+        self.kind = kind
+        self.choice = choice
 
-def _chosen(tree: Tree, tables: list[FileEntry], wanted: str | None) -> list[FileEntry]:
-    """Return the tables that count.
+    def find(self) -> FileTable:
+        """Return what the tables say."""
+        files = files_ending_in(self.tree.entries, self.kind.extensions)
+        tables = list(files_ending_in(self.tree.entries, TABLE_EXTENSIONS))
+        if not files or not tables:
+            msg = f"'{self.tree.label}' holds no {self.kind.noun if not files else 'tables (.csv, .tsv, .parquet)'}."
+            raise EmptySourceError(msg) if not files else LayoutError(msg)
+        found = self._with_paths(self._chosen(tables, self.choice.table), files)
+        try:
+            return self._read(found, files)
+        except BrokenDatasetError:
+            raise
+        except LayoutError as error:
+            msg = f"'{found[0].name}' leads to the {self.kind.noun} of '{self.tree.label}'. {error}"
+            raise BrokenDatasetError(msg) from error
 
-    Raises:
-        LayoutError: that which was chosen is not there.
-    """
-    if wanted is None:
-        return tables
-    exact = [entry for entry in tables if entry.name == wanted]
-    chosen = exact or [entry for entry in tables if posixpath.basename(entry.name) == wanted]
-    if len(chosen) == 1:
-        return chosen
-    there = listed([entry.name for entry in chosen or tables])
-    msg = f"table={wanted!r} is {'several' if chosen else 'none'} of the tables in '{tree.label}': {there}. Name one."
-    raise BrokenDatasetError(msg)
+    def _read(self, found: list[_Found], files: FileEntries) -> FileTable:
+        notes: list[str] = []
+        found = self._that_count(found, notes)
+        faulty = next((table.fault for table in found if table.fault), "")
+        if faulty:
+            raise LayoutError(faulty)
+        for table in found:
+            twice = next((name for name in table.header if name and table.header.count(name) > 1), None)
+            if twice is not None:
+                msg = f"'{table.name}' has two columns called '{twice}'. Give them different names."
+                raise LayoutError(msg)
+        boxes = box_columns(found[0].header) if self.choice.labels is None and self.kind.layout == NAME else None
+        first = found[0]
+        columns = {name: first.column(name) for i, name in enumerate(first.header) if i != first.path}
+        if boxes is not None:
+            roles = find_roles(columns, labels=[boxes.label])
+        else:
+            roles = find_roles(columns, labels=self.choice.labels)
+        found = self._labelled(found, roles, notes)
+        rows = [row for table in found for row in table.rows_with_files(files, roles, several=len(found) > 1)]
+        notes += self._notes(found, rows, len(files), roles)
+        if boxes is not None:
+            names = files.names
+            wanted = [boxes.label, *boxes.corners]
+            placed = make_boxes([(names[row.file], {name: row.cell(name) for name in wanted}) for row in rows], boxes)
+            rows = [rows[number] for number in placed.firsts]
+            targets: Targets = placed.boxes
+            classes = placed.classes
+        else:
+            cells = {name: [row.cell(name) for row in rows] for name in roles.labels}
+            targets, classes = make_targets(cells, separator=self.choice.separator)
+        chosen = files.take(np.array([row.file for row in rows], np.int64))
+        return FileTable(
+            keys=_unique(chosen.names),
+            files=chosen,
+            targets=targets,
+            splits=tuple(row.split for row in rows) if rows and all(row.split for row in rows) else None,
+            groups=None if roles.group is None else tuple(row.cell(roles.group) for row in rows),
+            classes=classes,
+            notes=tuple(notes),
+        )
 
+    def _chosen(self, tables: list[FileEntry], wanted: str | None) -> list[FileEntry]:
+        """Return the tables that count.
 
-def _with_paths(tree: Tree, tables: list[FileEntry], files: FileEntries, kind: FileKind) -> list[_Found]:
-    """Return the tables that lead to files of the kind.
+        Raises:
+            LayoutError: that which was chosen is not there.
+        """
+        if wanted is None:
+            return tables
+        exact = [entry for entry in tables if entry.name == wanted]
+        chosen = exact or [entry for entry in tables if posixpath.basename(entry.name) == wanted]
+        if len(chosen) == 1:
+            return chosen
+        there = listed([entry.name for entry in chosen or tables])
+        msg = (
+            f"table={wanted!r} is {'several' if chosen else 'none'} of the tables in '{self.tree.label}': "
+            f"{there}. Name one."
+        )
+        raise BrokenDatasetError(msg)
 
-    Raises:
-        LayoutError: there are none.
-        BrokenDatasetError: a table leads to files by two columns, and to different ones.
-    """
-    found = []
-    lookups: dict[str, FileLookup] = {}
-    for entry in tables:
-        if _is_submission(entry.name):
-            continue
-        folder = posixpath.dirname(entry.name)
-        if folder not in lookups:
-            lookups[folder] = FileLookup(files, folder)
-        lookup = lookups[folder]
-        rows, fault = read_some_rows(tree, entry)
-        path = _path_column(entry.name, rows, lookup, kind.extensions)
-        if path is not None:
-            number, leads = path
-            first = lookup.search(rows[0][number])
-            has_header = is_path_name(rows[0][number]) or not first
-            leads |= {} if has_header else {rows[0][number]: first}
-            header = rows[0] if has_header else [f"column{column}" for column in range(1, len(rows[0]) + 1)]
-            found.append(_Found(entry.name, header, rows[1:] if has_header else rows, number, fault, lookup, leads))
-    if not found:
-        names = listed([entry.name for entry in tables])
-        msg = f"None of the tables {names} has a column in which most rows lead to {kind.noun} of '{tree.label}'."
-        raise NearMissError(msg)
-    return found
+    def _with_paths(self, tables: list[FileEntry], files: FileEntries) -> list[_Found]:
+        """Return the tables that lead to files of the kind.
 
+        Raises:
+            LayoutError: there are none.
+            BrokenDatasetError: a table leads to files by two columns, and to different ones.
+        """
+        found = []
+        lookups: dict[str, FileLookup] = {}
+        for entry in tables:
+            # Whether a table is an example of what to submit to a competition: its labels are made up.
+            if "submission" in posixpath.basename(entry.name).lower():
+                continue
+            folder = posixpath.dirname(entry.name)
+            if folder not in lookups:
+                lookups[folder] = FileLookup(files, folder)
+            lookup = lookups[folder]
+            rows, fault = read_some_rows(self.tree, entry)
+            path = _path_column(entry.name, rows, lookup, self.kind.extensions)
+            if path is not None:
+                number, leads = path
+                first = lookup.search(rows[0][number])
+                has_header = is_path_name(rows[0][number]) or not first
+                leads |= {} if has_header else {rows[0][number]: first}
+                header = rows[0] if has_header else [f"column{column}" for column in range(1, len(rows[0]) + 1)]
+                found.append(_Found(entry.name, header, rows[1:] if has_header else rows, number, fault, lookup, leads))
+        if not found:
+            names = listed([entry.name for entry in tables])
+            msg = (
+                f"None of the tables {names} has a column in which most rows lead to {self.kind.noun} of "
+                f"'{self.tree.label}'."
+            )
+            raise NearMissError(msg)
+        return found
 
-def _is_submission(name: str) -> bool:
-    """Tell whether a table is an example of what to submit to a competition: its labels are made up."""
-    return "submission" in posixpath.basename(name).lower()
+    def _that_count(self, found: list[_Found], notes: list[str]) -> list[_Found]:
+        """Return one table, or those of the splits: what speaks of other files is left out, what speaks of the same
+        competes.
+
+        Raises:
+            LayoutError: several tables speak of the same files.
+        """
+        if len(found) == 1 or self.choice.table is not None:
+            return found
+        splits = [table for table in found if table.split]
+        names = [table.split for table in splits]
+        others = [table for table in found if not table.split]
+        if "train" in names and len(set(names)) == len(names):
+            told: set[int] = set().union(*(table.files for table in splits))
+            if not any(table.files & told for table in others):
+                notes += [
+                    f"'{table.name}' leads to other files than {listed_names(splits)}: left out." for table in others
+                ]
+                return sorted(splits, key=lambda table: list(SPLIT_NAMES.values()).index(table.split))
+        msg = (
+            f"Several tables do ({listed_names(found)}), and they are not the splits of one dataset, called "
+            "train, test "
+            f"and so on. Say which counts: layout=table_rows(table={found[0].name!r}), from colabstage.layouts.detect."
+        )
+        raise LayoutError(msg)
+
+    def _labelled(self, found: list[_Found], roles: ColumnRoles, notes: list[str]) -> list[_Found]:
+        """Return the tables with all columns that count; test.csv of a competition has no labels, and is left out."""
+        if len(found) == 1:
+            return found
+        needed = {found[0].header[found[0].path], *roles.labels, *filter(None, (roles.group,))}
+        kept = [table for table in found if needed <= set(table.header)]
+        for table in found:
+            if table not in kept:
+                lacks = listed(sorted(needed - set(table.header)))
+                notes.append(
+                    f"The {len(table.files):,} {self.kind.noun} of '{table.name}', which has no {lacks}, were left out."
+                )
+        return kept
+
+    def _notes(self, found: list[_Found], rows: list[_Row], files: int, roles: ColumnRoles) -> list[str]:
+        path = found[0].header[found[0].path]
+        labels = listed(list(roles.labels))
+        notes = [f"Samples are the rows of {listed_names(found)}; paths are in '{path}', labels in {labels}."]
+        if roles.group is not None:
+            notes.append(f"Samples with the same '{roles.group}' stay in one split.")
+        missing = sum(len(table.rows) for table in found) - len(rows)
+        if missing:
+            notes.append(f"{missing:,} rows whose {self.kind.noun} are not there were left out.")
+        unused = files - len({row.file for row in rows})
+        if unused:
+            notes.append(f"{unused:,} {self.kind.noun} that no row names were left out.")
+        return notes
 
 
 def _path_column(
@@ -302,7 +395,9 @@ def _path_column(
         _check_no_better(name, rows, best, extensions)
     for other in leading.keys() - {best}:
         # An index beside the paths counts as many files; only a name, or an extension, tells which is meant.
-        if leading[other] == leading[best] and _differ(body, best, other, lookup):
+        if leading[other] == leading[best] and any(
+            lookup.search(row[best]) != lookup.search(row[other]) for row in body[:100] if len(row) > max(best, other)
+        ):
             msg = (
                 f"'{name}' leads to files by the columns '{rows[0][best]}' and '{rows[0][other]}', and not to the same "
                 "ones. Call the one that is meant 'path'."
@@ -330,79 +425,9 @@ def _check_no_better(name: str, rows: list[list[str]], best: int, extensions: tu
             raise BrokenDatasetError(msg)
 
 
-def _differ(rows: list[list[str]], one: int, other: int, lookup: FileLookup) -> bool:
-    return any(lookup.search(row[one]) != lookup.search(row[other]) for row in rows[:100] if len(row) > max(one, other))
-
-
-def _that_count(found: list[_Found], choice: TableChoice, notes: list[str]) -> list[_Found]:
-    """Return one table, or those of the splits: what speaks of other files is left out, what speaks of the same
-    competes.
-
-    Raises:
-        LayoutError: several tables speak of the same files.
-    """
-    if len(found) == 1 or choice.table is not None:
-        return found
-    splits = [table for table in found if table.split]
-    names = [table.split for table in splits]
-    others = [table for table in found if not table.split]
-    if "train" in names and len(set(names)) == len(names):
-        told: set[int] = set().union(*(table.files for table in splits))
-        if not any(table.files & told for table in others):
-            notes += [f"'{table.name}' leads to other files than {listed_names(splits)}: left out." for table in others]
-            return sorted(splits, key=lambda table: list(SPLIT_NAMES.values()).index(table.split))
-    msg = (
-        f"Several tables do ({listed_names(found)}), and they are not the splits of one dataset, called train, test "
-        f"and so on. Say which counts: layout=table_rows(table={found[0].name!r}), from colabstage.layouts.detect."
-    )
-    raise LayoutError(msg)
-
-
 def listed_names(tables: list[_Found]) -> str:
     """Write the names of some tables."""
     return listed([table.name for table in tables])
-
-
-def _labelled(found: list[_Found], roles: ColumnRoles, notes: list[str], kind: FileKind) -> list[_Found]:
-    """Return the tables with all columns that count; test.csv of a competition has no labels, and is left out."""
-    if len(found) == 1:
-        return found
-    needed = {found[0].header[found[0].path], *roles.labels, *filter(None, (roles.group,))}
-    kept = [table for table in found if needed <= set(table.header)]
-    for table in found:
-        if table not in kept:
-            lacks = listed(sorted(needed - set(table.header)))
-            notes.append(
-                f"The {len(table.files):,} {kind.noun} of '{table.name}', which has no {lacks}, were left out."
-            )
-    return kept
-
-
-def _rows(table: _Found, files: FileEntries, roles: ColumnRoles, *, several: bool) -> list[_Row]:
-    """Return the rows whose file there is.
-
-    Raises:
-        LayoutError: a path leads to several files that nothing tells apart.
-    """
-    places = {name: place for place, name in enumerate(table.header)}
-    at, of_table, of_row = table.path, table.split, places.get(roles.split or "")
-    found = []
-    for cells in table.rows:
-        own = SPLIT_NAMES[cells[of_row].lower()] if of_row is not None else ""
-        if table.lookup.has_splits and (own or of_table):
-            there = table.lookup.search(cells[at], split=own or of_table)
-        else:
-            there = table.leads.get(cells[at], ())
-        if len(there) > 1:
-            names = listed([files.names[number] for number in there])
-            msg = (
-                f"'{cells[at]}' in '{table.name}' may be {names}. Write the folder before the name, or move the copies "
-                "away."
-            )
-            raise LayoutError(msg)
-        if there:
-            found.append(_Row(there[0], cells, places, own or (of_table if several else "")))
-    return found
 
 
 def _unique(names: Iterable[str]) -> tuple[str, ...]:
@@ -413,18 +438,3 @@ def _unique(names: Iterable[str]) -> tuple[str, ...]:
         seen[name] = seen.get(name, 0) + 1
         keys.append(name if seen[name] == 1 else f"{name}#{seen[name]}")
     return tuple(keys)
-
-
-def _notes(found: list[_Found], rows: list[_Row], files: int, roles: ColumnRoles, kind: FileKind) -> list[str]:
-    path = found[0].header[found[0].path]
-    labels = listed(list(roles.labels))
-    notes = [f"Samples are the rows of {listed_names(found)}; paths are in '{path}', labels in {labels}."]
-    if roles.group is not None:
-        notes.append(f"Samples with the same '{roles.group}' stay in one split.")
-    missing = sum(len(table.rows) for table in found) - len(rows)
-    if missing:
-        notes.append(f"{missing:,} rows whose {kind.noun} are not there were left out.")
-    unused = files - len({row.file for row in rows})
-    if unused:
-        notes.append(f"{unused:,} {kind.noun} that no row names were left out.")
-    return notes

@@ -147,29 +147,128 @@ def _undoubted(tree: Tree, found: SampleTable, *, is_more: bool) -> SampleTable:
         BrokenDatasetError: lists of splits contradict the folders, or each other.
         NearMissError: a person would not take the folders for classes.
     """
-    below = _folders_below(found)
-    reason = (
-        ("" if is_more else _one_class(found))
-        or _roles(found)
-        or _variants(below)
-        or _wrapper(below)
-        or _strange_split(found)
-    )
-    listed_splits = ListedSplits(found) if reason else read_listed_splits(tree, found)
-    named = _Named() if reason else _named_elsewhere(tree, found, read=listed_splits.lists)
-    reason = reason or named.reason
-    if reason:
-        classes = listed(list(found.classes))
-        msg = (
-            f"The {found.unit} of '{tree.label}' lie in folders as those of classes do ({classes}), but {reason} "
-            f'layout="{found.layout}" takes the folders as classes all the same.'
+    return _ClassFolders(tree, found, is_more).undoubted()
+
+
+class _ClassFolders:
+    """What speaks for and against taking the folders of a tree for classes."""
+
+    def __init__(self, tree: Tree, found: SampleTable, is_more: bool) -> None:
+        self.tree = tree
+        self.found = found
+        self.is_more = is_more
+
+    def undoubted(self) -> SampleTable:
+        """Return the table, unless a person would not take the folders for classes."""
+        below: dict[str, set[str]] = {name: set() for name in self.found.classes}
+        for folder, name in {(image.rpartition("/")[0], name) for image, name in _class_of(self.found)}:
+            parts = folder.split("/")
+            rest = parts[parts.index(name) + 1 :] if name in parts else []
+            below[name].add(rest[0] if rest else "")
+        reason = (
+            ("" if self.is_more else self._one_class())
+            or self._roles()
+            or _variants(below)
+            or _wrapper(below)
+            or self._strange_split()
         )
-        raise NearMissError(msg)
-    if named.lists and listed_splits.table.splits is None:
-        lists = listed(named.lists)
-        note = f"{lists} list {found.unit} of splits, and are not read: all are of one split, or as splits= says."
-        return replace(found, notes=(*found.notes, note))
-    return listed_splits.table
+        listed_splits = ListedSplits(self.found) if reason else read_listed_splits(self.tree, self.found)
+        named = _Named() if reason else self._named_elsewhere(read=listed_splits.lists)
+        reason = reason or named.reason
+        if reason:
+            classes = listed(list(self.found.classes))
+            msg = (
+                f"The {self.found.unit} of '{self.tree.label}' lie in folders as those of classes do ({classes}), "
+                f"but {reason} "
+                f'layout="{self.found.layout}" takes the folders as classes all the same.'
+            )
+            raise NearMissError(msg)
+        if named.lists and listed_splits.table.splits is None:
+            lists = listed(named.lists)
+            note = (
+                f"{lists} list {self.found.unit} of splits, and are not read: all are of one split, or as splits= says."
+            )
+            return replace(self.found, notes=(*self.found.notes, note))
+        return listed_splits.table
+
+    def _roles(self) -> str:
+        """Find the folders called after splits, or after what they hold of each sample, unless one stands among real
+        classes."""
+        roles = [name for name in self.found.classes if is_role_folder(name)]
+        splits = [name for name in self.found.classes if split_name(name).split]
+        rests = [split_name(name) for name in splits]
+        # "train" among ships and cars is a vehicle, "test tube" beside "beaker" a thing.
+        odd = {*roles, *(name for name, read in zip(splits, rests, strict=True) if not read.rest or len(splits) > 1)}
+        if not odd or (len(odd) == 1 and len(self.found.classes) > 2):
+            return ""
+        return (
+            f"{listed(sorted(odd))} are what parts of a dataset are called, and no layout that is known here fits "
+            "them. "
+            "Stage the part that has the classes, give a function as layout= that says what is what (see 'A "
+            "layout of your "
+            "own' in the documentation), or have the class read from the files' names: layout=file_names(PATTERN)."
+        )
+
+    def _one_class(self) -> str:
+        if len(self.found.classes) > 1:
+            return ""
+        return (
+            "that is one class, and there is nothing to learn from one. Expected a folder for each class, a table of "
+            "labels beside the images, or their class in the files' names: layout=file_names(PATTERN)."
+        )
+
+    def _strange_split(self) -> str:
+        """Return a split that has no class in common with what is trained on."""
+        if self.found.splits is None:
+            return ""
+        classes: dict[str, set[str]] = {}
+        for split, label in set(zip(self.found.splits, _labels(self.found), strict=True)):
+            classes.setdefault(split, set()).add(self.found.classes[label])
+        known = classes.get("train")
+        for split, names in classes.items():
+            if known and not names & known:
+                return (
+                    f"the split '{split}' ({listed(sorted(names))}) has no class in common with 'train' "
+                    f"({listed(sorted(known))}). Name its folders as those of 'train', or move it away."
+                )
+        return ""
+
+    def _named_elsewhere(self, *, read: frozenset[str]) -> _Named:
+        """Look for files that say something else of the samples than their folders do. `read`: those that are read."""
+        others = files_ending_in(self.tree.entries, _ANNOTATIONS).where(lambda name: name not in read)
+        if not others:
+            return _Named()
+        by_stem = {posixpath.splitext(posixpath.basename(name))[0]: name for name in others.names}
+        classes = set(self.found.classes)
+        texts = sorted(
+            (entry for entry in others.ending_in(_TEXTS) if _may_speak_of_many(entry, classes)),
+            key=lambda entry: (entry.name.count("/"), entry.name),
+        )
+        heads = {
+            entry.name: read_head(self.tree, entry, _HEAD_BYTES).decode("utf-8", "replace") for entry in texts[:_HEADS]
+        }
+        words = {part for head in heads.values() for line in head.splitlines() for part in _parts(_words(line))}
+        class_of: dict[str, str] = {}
+        own: list[str] = []
+        for name, label in _class_of(self.found):
+            base = posixpath.basename(name)
+            stem = posixpath.splitext(base)[0]
+            class_of |= {word: label for word in (base, stem) if word in words}
+            # The same folders of classes with XML in them say the same; what lies beside an image says more of it.
+            beside = stem in by_stem and posixpath.dirname(by_stem[stem]) == posixpath.dirname(name)
+            if beside or (stem in by_stem and label not in by_stem[stem].split("/")):
+                own.append(by_stem[stem])
+        if 2 * len(own) > len(self.found):
+            return _Named(_says_more(own[0], f"{len(own):,} files such as this"))
+        enough = min(_NAMED, len(self.found))
+        competes = {name: _competes(head, class_of, enough) for name, head in heads.items()}
+        competing = next((name for name, does in competes.items() if does), None)
+        if competing is not None:
+            return _Named(_says_more(competing, "this file"))
+        agreeing = [name for name, does in competes.items() if does is False]
+        return _Named(
+            lists=[name for name in agreeing if split_name(posixpath.splitext(posixpath.basename(name))[0]).split]
+        )
 
 
 def _labels(found: SampleTable) -> list[int]:
@@ -180,42 +279,6 @@ def _labels(found: SampleTable) -> list[int]:
 def _class_of(found: SampleTable) -> Iterable[tuple[str, str]]:
     """Return the name of each image and of its class."""
     return ((name, found.classes[label]) for name, label in zip(found.keys, _labels(found), strict=True))
-
-
-def _folders_below(found: SampleTable) -> dict[str, set[str]]:
-    """Return the folders right below each class, "" for images that lie in the class's own."""
-    below: dict[str, set[str]] = {name: set() for name in found.classes}
-    for folder, name in {(image.rpartition("/")[0], name) for image, name in _class_of(found)}:
-        parts = folder.split("/")
-        rest = parts[parts.index(name) + 1 :] if name in parts else []
-        below[name].add(rest[0] if rest else "")
-    return below
-
-
-def _roles(found: SampleTable) -> str:
-    """Find the folders called after splits, or after what they hold of each sample, unless one stands among real
-    classes."""
-    roles = [name for name in found.classes if is_role_folder(name)]
-    splits = [name for name in found.classes if split_name(name).split]
-    rests = [split_name(name) for name in splits]
-    # "train" among ships and cars is a vehicle, "test tube" beside "beaker" a thing.
-    odd = {*roles, *(name for name, read in zip(splits, rests, strict=True) if not read.rest or len(splits) > 1)}
-    if not odd or (len(odd) == 1 and len(found.classes) > 2):
-        return ""
-    return (
-        f"{listed(sorted(odd))} are what parts of a dataset are called, and no layout that is known here fits them. "
-        "Stage the part that has the classes, give a function as layout= that says what is what (see 'A layout of your "
-        "own' in the documentation), or have the class read from the files' names: layout=file_names(PATTERN)."
-    )
-
-
-def _one_class(found: SampleTable) -> str:
-    if len(found.classes) > 1:
-        return ""
-    return (
-        "that is one class, and there is nothing to learn from one. Expected a folder for each class, a table of "
-        "labels beside the images, or their class in the files' names: layout=file_names(PATTERN)."
-    )
 
 
 def _variants(below: dict[str, set[str]]) -> str:
@@ -242,23 +305,6 @@ def _wrapper(below: dict[str, set[str]]) -> str:
     return ""
 
 
-def _strange_split(found: SampleTable) -> str:
-    """Return a split that has no class in common with what is trained on."""
-    if found.splits is None:
-        return ""
-    classes: dict[str, set[str]] = {}
-    for split, label in set(zip(found.splits, _labels(found), strict=True)):
-        classes.setdefault(split, set()).add(found.classes[label])
-    known = classes.get("train")
-    for split, names in classes.items():
-        if known and not names & known:
-            return (
-                f"the split '{split}' ({listed(sorted(names))}) has no class in common with 'train' "
-                f"({listed(sorted(known))}). Name its folders as those of 'train', or move it away."
-            )
-    return ""
-
-
 class _Named(NamedTuple):
     """What files beside the samples say of them."""
 
@@ -266,42 +312,6 @@ class _Named(NamedTuple):
     """Why that speaks against folders as classes, "" where it does not."""
     lists: list[str] = []  # noqa: RUF012  # never changed
     """Lists of splits that agree with them."""
-
-
-def _named_elsewhere(tree: Tree, found: SampleTable, *, read: frozenset[str]) -> _Named:
-    """Look for files that say something else of the samples than their folders do. `read`: those that are read."""
-    others = files_ending_in(tree.entries, _ANNOTATIONS).where(lambda name: name not in read)
-    if not others:
-        return _Named()
-    by_stem = {posixpath.splitext(posixpath.basename(name))[0]: name for name in others.names}
-    classes = set(found.classes)
-    texts = sorted(
-        (entry for entry in others.ending_in(_TEXTS) if _may_speak_of_many(entry, classes)),
-        key=lambda entry: (entry.name.count("/"), entry.name),
-    )
-    heads = {entry.name: read_head(tree, entry, _HEAD_BYTES).decode("utf-8", "replace") for entry in texts[:_HEADS]}
-    words = {part for head in heads.values() for line in head.splitlines() for part in _parts(_words(line))}
-    class_of: dict[str, str] = {}
-    own: list[str] = []
-    for name, label in _class_of(found):
-        base = posixpath.basename(name)
-        stem = posixpath.splitext(base)[0]
-        class_of |= {word: label for word in (base, stem) if word in words}
-        # The same folders of classes with XML in them say the same; what lies beside an image says more of it.
-        beside = stem in by_stem and posixpath.dirname(by_stem[stem]) == posixpath.dirname(name)
-        if beside or (stem in by_stem and label not in by_stem[stem].split("/")):
-            own.append(by_stem[stem])
-    if 2 * len(own) > len(found):
-        return _Named(_says_more(own[0], f"{len(own):,} files such as this"))
-    enough = min(_NAMED, len(found))
-    competes = {name: _competes(head, class_of, enough) for name, head in heads.items()}
-    competing = next((name for name, does in competes.items() if does), None)
-    if competing is not None:
-        return _Named(_says_more(competing, "this file"))
-    agreeing = [name for name, does in competes.items() if does is False]
-    return _Named(
-        lists=[name for name in agreeing if split_name(posixpath.splitext(posixpath.basename(name))[0]).split]
-    )
 
 
 def _may_speak_of_many(entry: FileEntry, classes: set[str]) -> bool:

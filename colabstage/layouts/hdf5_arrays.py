@@ -43,19 +43,104 @@ def hdf5_arrays(tree: Tree, entry: FileEntry) -> list[StoredArray]:
     Raises:
         LayoutError: it is no HDF5 file, or damaged.
     """
-    file = _open(tree, entry)
-    found: list[StoredArray] = []
-    try:
-        for key, node in _datasets(file, entry.name, alone=tree.path_of(entry) is None):
-            name = f"{entry.name}/{key}"
-            if isinstance(node, PackFormatError):
-                found.append(_unreadable(name, str(node).rstrip(".")))
-            elif node.shape:
-                found.append(_stored(tree, entry, file, node, name))
-    except (OSError, RuntimeError, KeyError) as error:
-        msg = f"'{entry.name}' is a damaged HDF5 file: {error}."
-        raise LayoutError(msg) from error
-    return found
+    return _Hdf5File(tree, entry).arrays()
+
+
+class _Hdf5File:
+    """The datasets of one HDF5 file."""
+
+    def __init__(self, tree: Tree, entry: FileEntry) -> None:
+        self.tree = tree
+        self.entry = entry
+
+    def arrays(self) -> list[StoredArray]:
+        """Return every dataset of one dimension or more."""
+        file = self._open()
+        found: list[StoredArray] = []
+        try:
+            for key, node in _datasets(file, self.entry.name, alone=self.tree.path_of(self.entry) is None):
+                name = f"{self.entry.name}/{key}"
+                if isinstance(node, PackFormatError):
+                    found.append(_unreadable(name, str(node).rstrip(".")))
+                elif node.shape:
+                    found.append(self._stored(file, node, name))
+        except (OSError, RuntimeError, KeyError) as error:
+            msg = f"'{self.entry.name}' is a damaged HDF5 file: {error}."
+            raise LayoutError(msg) from error
+        return found
+
+    def _open(self) -> Any:
+        import h5py
+
+        try:
+            path = self.tree.path_of(self.entry)
+            if path is not None:
+                # Without a lock: media that cannot be written to have none, and nobody here writes.
+                return h5py.File(path, "r", locking=False)
+            return h5py.File(SourceFile(open_member(self.tree, self.entry)), "r")
+        except OSError as error:
+            old = " A .mat file has to be saved with '-v7.3'." if self.entry.name.lower().endswith(".mat") else ""
+            msg = f"'{self.entry.name}' cannot be opened as an HDF5 file: {error}.{old}"
+            raise LayoutError(msg) from error
+
+    def _stored(self, file: Any, dataset: Any, name: str) -> StoredArray:
+        import h5py
+
+        text = h5py.check_string_dtype(dataset.dtype)
+        if text is not None:
+            return StoredArray(
+                name,
+                dataset.shape,
+                np.dtype(object),
+                lambda: self._rows(file, dataset, name),
+                lambda: self._text(dataset),
+            )
+        # MATLAB counts axes from the other end: what it shows as (height, width, channels, N) lies as (N, c, w, h)
+        # here.
+        matlab = "MATLAB_class" in dataset.attrs and dataset.ndim > 1
+        shape = dataset.shape
+        if matlab:
+            shape = shape[::-1] if dataset.ndim == 2 else (shape[0], *shape[:0:-1])
+        native = dataset.dtype.newbyteorder("=")
+        trouble = "" if dataset.dtype.kind in "biuf" else _trouble(dataset)
+
+        def rows() -> SampleSource:
+            source = self._rows(file, dataset, name, along_last=matlab and dataset.ndim == 2)
+            if matlab and dataset.ndim > 2:
+                return ConvertedRows(source, lambda row: row.T.astype(native, copy=False))
+            return source if native == dataset.dtype else ConvertedRows(source, lambda row: row.astype(native))
+
+        def whole() -> NDArray[Any]:
+            values: NDArray[Any] = dataset[()].astype(native, copy=False)
+            if not matlab:
+                return values
+            return values.T if values.ndim == 2 else np.moveaxis(values.T, -1, 0)
+
+        return StoredArray(name, shape, native, rows, whole, trouble)
+
+    def _text(self, dataset: Any) -> NDArray[Any]:
+        try:
+            source = open_member(self.tree, self.entry) if self.tree.path_of(self.entry) is None else None
+            HeapReferences(dataset, str(dataset.name).lstrip("/"), source).check()
+            return np.array(dataset.asstr()[()].tolist(), dtype=np.str_)
+        except UnicodeDecodeError as error:
+            msg = f"'{dataset.name}' of '{dataset.file.filename}' holds text that is not UTF-8."
+            raise LayoutError(msg) from error
+
+    def _rows(self, file: Any, dataset: Any, name: str, *, along_last: bool = False) -> SampleSource:
+        """Read rows by their place in the file where they have one, which needs no lock of HDF5's; else through
+        h5py."""
+        # A dataset that a link leads to tells its place in another file.
+        has_place = not (dataset.chunks or dataset.external or dataset.is_virtual or is_elsewhere(dataset, file))
+        offset = dataset.id.get_offset() if has_place else None
+        if along_last or offset is None or dataset.file.userblock_size:
+            return _Hdf5Rows(dataset, name, stamp_of(self.entry), along_last=along_last)
+        count, size = len(dataset), int(np.prod(dataset.shape[1:], dtype=np.int64)) * dataset.dtype.itemsize
+        starts = offset + np.arange(count, dtype=np.int64) * size
+        return FileSlices(
+            open_member(self.tree, self.entry), starts, np.full(count, size, np.int64), stamp=stamp_of(self.entry),
+            shape=dataset.shape[1:], dtype=dataset.dtype,
+        )  # fmt: skip
 
 
 def _datasets(file: Any, label: str, *, alone: bool) -> Iterator[tuple[str, Any]]:
@@ -110,56 +195,6 @@ def _unreadable(name: str, trouble: str) -> StoredArray:
     return StoredArray(name, (0,), np.dtype(np.uint8), refuse, refuse, trouble)
 
 
-def _open(tree: Tree, entry: FileEntry) -> Any:
-    import h5py
-
-    try:
-        path = tree.path_of(entry)
-        if path is not None:
-            # Without a lock: media that cannot be written to have none, and nobody here writes.
-            return h5py.File(path, "r", locking=False)
-        return h5py.File(SourceFile(open_member(tree, entry)), "r")
-    except OSError as error:
-        old = " A .mat file has to be saved with '-v7.3'." if entry.name.lower().endswith(".mat") else ""
-        msg = f"'{entry.name}' cannot be opened as an HDF5 file: {error}.{old}"
-        raise LayoutError(msg) from error
-
-
-def _stored(tree: Tree, entry: FileEntry, file: Any, dataset: Any, name: str) -> StoredArray:
-    import h5py
-
-    text = h5py.check_string_dtype(dataset.dtype)
-    if text is not None:
-        return StoredArray(
-            name,
-            dataset.shape,
-            np.dtype(object),
-            lambda: _rows(tree, entry, file, dataset, name),
-            lambda: _text(tree, entry, dataset),
-        )
-    # MATLAB counts axes from the other end: what it shows as (height, width, channels, N) lies as (N, c, w, h) here.
-    matlab = "MATLAB_class" in dataset.attrs and dataset.ndim > 1
-    shape = dataset.shape
-    if matlab:
-        shape = shape[::-1] if dataset.ndim == 2 else (shape[0], *shape[:0:-1])
-    native = dataset.dtype.newbyteorder("=")
-    trouble = "" if dataset.dtype.kind in "biuf" else _trouble(dataset)
-
-    def rows() -> SampleSource:
-        source = _rows(tree, entry, file, dataset, name, along_last=matlab and dataset.ndim == 2)
-        if matlab and dataset.ndim > 2:
-            return ConvertedRows(source, lambda row: row.T.astype(native, copy=False))
-        return source if native == dataset.dtype else ConvertedRows(source, lambda row: row.astype(native))
-
-    def whole() -> NDArray[Any]:
-        values: NDArray[Any] = dataset[()].astype(native, copy=False)
-        if not matlab:
-            return values
-        return values.T if values.ndim == 2 else np.moveaxis(values.T, -1, 0)
-
-    return StoredArray(name, shape, native, rows, whole, trouble)
-
-
 def _trouble(dataset: Any) -> str:
     """Say why values that are neither numbers nor texts cannot be packed."""
     import h5py
@@ -173,33 +208,6 @@ def _trouble(dataset: Any) -> str:
     return f"it holds {dataset.dtype}, which are no numbers of one kind"
 
 
-def _text(tree: Tree, entry: FileEntry, dataset: Any) -> NDArray[Any]:
-    try:
-        source = open_member(tree, entry) if tree.path_of(entry) is None else None
-        HeapReferences(dataset, str(dataset.name).lstrip("/"), source).check()
-        return np.array(dataset.asstr()[()].tolist(), dtype=np.str_)
-    except UnicodeDecodeError as error:
-        msg = f"'{dataset.name}' of '{dataset.file.filename}' holds text that is not UTF-8."
-        raise LayoutError(msg) from error
-
-
-def _rows(
-    tree: Tree, entry: FileEntry, file: Any, dataset: Any, name: str, *, along_last: bool = False
-) -> SampleSource:
-    """Read rows by their place in the file where they have one, which needs no lock of HDF5's; else through h5py."""
-    # A dataset that a link leads to tells its place in another file.
-    has_place = not (dataset.chunks or dataset.external or dataset.is_virtual or is_elsewhere(dataset, file))
-    offset = dataset.id.get_offset() if has_place else None
-    if along_last or offset is None or dataset.file.userblock_size:
-        return _Hdf5Rows(dataset, name, stamp_of(entry), along_last=along_last)
-    count, size = len(dataset), int(np.prod(dataset.shape[1:], dtype=np.int64)) * dataset.dtype.itemsize
-    starts = offset + np.arange(count, dtype=np.int64) * size
-    return FileSlices(
-        open_member(tree, entry), starts, np.full(count, size, np.int64), stamp=stamp_of(entry),
-        shape=dataset.shape[1:], dtype=dataset.dtype,
-    )  # fmt: skip
-
-
 class _Hdf5Rows:
     """Rows of a dataset in chunks, read a block at a time: a chunk is unpacked once, not once for each of its rows."""
 
@@ -211,7 +219,12 @@ class _Hdf5Rows:
         self._count = dataset.shape[self._axis]
         self._row_bytes = max(1, dataset.size // max(1, self._count) * dataset.dtype.itemsize)
         chunk = dataset.chunks[self._axis] if dataset.chunks else 1
-        self._block_rows = _block_rows(chunk, self._row_bytes)
+        # How many rows to read at once: whole chunks where that stays within bounds.
+        wanted = max(1, _BLOCK_BYTES // self._row_bytes)
+        rows = math.ceil(wanted / chunk) * chunk
+        self._block_rows = (
+            rows if rows * self._row_bytes <= _MAX_BLOCK_BYTES else max(1, _MAX_BLOCK_BYTES // self._row_bytes)
+        )
         self._blocks: OrderedDict[int, NDArray[Any]] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -261,13 +274,6 @@ class _Hdf5Rows:
             msg = f"Rows {part.start} to {part.stop} of '{self._name}' cannot be read: {error}."
             raise DecodeError(msg) from error
         return block
-
-
-def _block_rows(chunk_rows: int, row_bytes: int) -> int:
-    """Return how many rows to read at once: whole chunks where that stays within bounds."""
-    wanted = max(1, _BLOCK_BYTES // row_bytes)
-    rows = math.ceil(wanted / chunk_rows) * chunk_rows
-    return rows if rows * row_bytes <= _MAX_BLOCK_BYTES else max(1, _MAX_BLOCK_BYTES // row_bytes)
 
 
 _NPZ = ".npz"

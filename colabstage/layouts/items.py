@@ -18,7 +18,7 @@ from colabstage.machine.watched import call_here
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from colabstage.layouts.table import Inputs, Targets
+    from colabstage.layouts.table import Targets
     from colabstage.machine.watched import InCaller
 
 NAME = "dataset"
@@ -70,10 +70,12 @@ def read_dataset(dataset: IndexableDataset, in_caller: InCaller = call_here) -> 
     classes = tuple(str(name) for name in getattr(dataset, "classes", ()) or ())
     if not classes and isinstance(targets, Masks) and targets.foreground:
         classes = FOREGROUND_CLASSES
+    side = _Side(pairs, 0, count, x)
+    values = _as_array(x, side.name(0))
     return SampleTable(
         layout=NAME,
         keys=tuple(f"{number:0{digits}}" for number in range(count)),
-        inputs=_inputs(_Side(pairs, 0, count, x), x),
+        inputs=Images(side, decoded=True) if _is_picture(x) else Arrays(side, values.shape, values.dtype),
         targets=targets,
         classes=classes,
     )
@@ -119,28 +121,23 @@ class _Pairs:
         except Exception as error:
             msg = f"{self.name(index)} raised {type(error).__name__}: {error}".rstrip(".") + "."
             raise DecodeError(msg) from error
-        return _pair(item, self.name(index))
-
-
-def _pair(item: Any, name: str) -> tuple[Any, Any]:
-    """Return an item as `(x, y)`.
-
-    Raises:
-        LayoutError: it has other parts.
-    """
-    parts = item
-    if isinstance(item, list) and not all(isinstance(part, int | float) for part in item):
-        parts = tuple(item)
-    if isinstance(parts, tuple):
-        if len(parts) == 2:
-            return parts
-        msg = f"{name} has {len(parts)} parts; expected (x, y). Leave out the others, for example in a wrapper's items."
-        raise LayoutError(msg)
-    if isinstance(item, Mapping):
-        keys = ", ".join(repr(key) for key in list(item)[:8])
-        msg = f"{name} is a mapping of {keys}; expected (x, y). Wrap the dataset in one whose items are such pairs."
-        raise LayoutError(msg)
-    return item, None
+        name = self.name(index)
+        parts = item
+        if isinstance(item, list) and not all(isinstance(part, int | float) for part in item):
+            parts = tuple(item)
+        if isinstance(parts, tuple):
+            if len(parts) == 2:
+                return parts
+            msg = (
+                f"{name} has {len(parts)} parts; expected (x, y). Leave out the others, for example in a wrapper's "
+                "items."
+            )
+            raise LayoutError(msg)
+        if isinstance(item, Mapping):
+            keys = ", ".join(repr(key) for key in list(item)[:8])
+            msg = f"{name} is a mapping of {keys}; expected (x, y). Wrap the dataset in one whose items are such pairs."
+            raise LayoutError(msg)
+        return item, None
 
 
 class _Side:
@@ -194,11 +191,6 @@ def _as_array(value: Any, name: str) -> NDArray[Any]:
         msg = f"{name} has {kind}; expected an image, an array or a number, of 64 bits at the most."
         raise LayoutError(msg)
     return values
-
-
-def _inputs(side: _Side, first: Any) -> Inputs:
-    values = _as_array(first, side.name(0))
-    return Images(side, decoded=True) if _is_picture(first) else Arrays(side, values.shape, values.dtype)
 
 
 def _targets(side: _Side, first: Any) -> Targets:

@@ -92,112 +92,122 @@ def scan_values(source: ByteSource) -> Iterator[Value]:
         LayoutError: it holds named databases or several values for a key, or is of another version.
         CorruptArchiveError: it is truncated, damaged, or no LMDB file.
     """
-    meta = _read_meta(source)
-    if meta.flags & _DUPSORT:
-        msg = f"'{source.label}' keeps several values for each key, which is not read here."
-        raise LayoutError(msg)
-    count = 0
-    stack = [] if meta.root == _NO_PAGE else [(meta.root, 1)]
-    pages = 0
-    while stack:
-        number, depth = stack.pop()
-        pages += 1
-        if depth > _MAX_DEPTH or pages > meta.last_page + 1:
-            raise _damaged(source, number)
-        page, flags, places = _read_page(source, meta, number)
-        if flags & _BRANCH:
-            stack += [(child, depth + 1) for child in reversed(_children(source, number, page, places))]
-            continue
+    return _Database(source).values()
+
+
+class _Database:
+    """The pages of a database file, of which each is held against what the others say of it."""
+
+    def __init__(self, source: ByteSource) -> None:
+        self.source = source
+
+    def values(self) -> Iterator[Value]:
+        """Yield all values in the order of their keys."""
+        meta = self._read_meta()
+        if meta.flags & _DUPSORT:
+            msg = f"'{self.source.label}' keeps several values for each key, which is not read here."
+            raise LayoutError(msg)
+        count = 0
+        stack = [] if meta.root == _NO_PAGE else [(meta.root, 1)]
+        pages = 0
+        while stack:
+            number, depth = stack.pop()
+            pages += 1
+            if depth > _MAX_DEPTH or pages > meta.last_page + 1:
+                raise self._damaged(number)
+            page, flags, places = self._read_page(meta, number)
+            if flags & _BRANCH:
+                stack += [(child, depth + 1) for child in reversed(self._children(number, page, places))]
+                continue
+            for place in places:
+                yield self._value(meta, number, page, place)
+                count += 1
+        if count != meta.entries:
+            msg = f"'{self.source.label}' is damaged: it holds {count:,} keys and says that it has {meta.entries:,}."
+            raise CorruptArchiveError(msg)
+
+    def _read_meta(self) -> _Meta:
+        first = self.source.pread(_PAGE.size + _META.size, 0)
+        if not is_lmdb_head(first) or len(first) < _PAGE.size + _META.size:
+            msg = f"'{self.source.label}' is no LMDB file."
+            raise CorruptArchiveError(msg)
+        page_bytes = _DATABASE.unpack(_META.unpack_from(first, _PAGE.size)[4])[0]
+        if page_bytes < 512 or page_bytes > 65536 or page_bytes & (page_bytes - 1):
+            raise self._damaged(0)
+        second = self.source.pread(_PAGE.size + _META.size, page_bytes)
+        meta = max((self._parse_meta(head, page_bytes) for head in (first, second)), key=lambda meta: meta.txn)
+        needed = (meta.last_page + 1) * page_bytes
+        if needed > self.source.size and meta.root != _NO_PAGE:
+            msg = (
+                f"'{self.source.label}' is truncated: it has {self.source.size:,} bytes, and its pages take "
+                f"{needed:,}. Copy or "
+                "upload it again."
+            )
+            raise CorruptArchiveError(msg)
+        return meta
+
+    def _parse_meta(self, head: bytes, page_bytes: int) -> _Meta:
+        if not is_lmdb_head(head) or len(head) < _PAGE.size + _META.size:
+            raise self._damaged(1)
+        _, version, _, _, _, main, last_page, txn = _META.unpack_from(head, _PAGE.size)
+        if version != _VERSION:
+            msg = (
+                f"'{self.source.label}' is of LMDB's data version {version}; only version {_VERSION} (LMDB 0.9) "
+                "is read here."
+            )
+            raise LayoutError(msg)
+        _, flags, _, _, _, _, entries, root = _DATABASE.unpack(main)
+        return _Meta(page_bytes, root, entries, flags, last_page, txn)
+
+    def _read_page(self, meta: _Meta, number: int) -> tuple[bytes, int, list[int]]:
+        """Return a page, its flags, and where its nodes begin."""
+        page = self.source.pread(meta.page_bytes, number * meta.page_bytes) if number <= meta.last_page else b""
+        if len(page) != meta.page_bytes:
+            raise self._damaged(number)
+        own, _, flags, lower, upper = _PAGE.unpack_from(page)
+        kind = flags & (_BRANCH | _LEAF)
+        if own != number or kind not in (_BRANCH, _LEAF) or not _PAGE.size <= lower <= upper <= len(page) or lower % 2:
+            raise self._damaged(number)
+        places = list(struct.unpack_from(f"<{(lower - _PAGE.size) // 2}H", page, _PAGE.size))
+        if any(not upper <= place <= len(page) - _NODE.size for place in places):
+            raise self._damaged(number)
+        return page, kind, places
+
+    def _children(self, number: int, page: bytes, places: list[int]) -> list[int]:
+        found = []
         for place in places:
-            yield _value(source, meta, number, page, place)
-            count += 1
-    if count != meta.entries:
-        msg = f"'{source.label}' is damaged: it holds {count:,} keys and says that it has {meta.entries:,}."
-        raise CorruptArchiveError(msg)
+            low, high, top, _ = _NODE.unpack_from(page, place)
+            found.append(low | high << 16 | top << 32)
+        if not found:
+            raise self._damaged(number)
+        return found
 
+    def _value(self, meta: _Meta, number: int, page: bytes, place: int) -> Value:
+        low, high, flags, key_size = _NODE.unpack_from(page, place)
+        size = low | high << 16
+        key_at = place + _NODE.size
+        data_at = key_at + key_size
+        key = page[key_at:data_at]
+        if flags & (_SUB | _DUPLICATES):
+            msg = f"'{self.source.label}' holds named databases ({key[:40]!r}), which are not read here."
+            raise LayoutError(msg)
+        if not flags & _BIG:
+            if data_at + size > len(page):
+                raise self._damaged(number)
+            return Value(key, number * meta.page_bytes + data_at, size)
+        if data_at + 8 > len(page):
+            raise self._damaged(number)
+        start = int.from_bytes(page[data_at : data_at + 8], "little") * meta.page_bytes + _PAGE.size
+        if start + size > (meta.last_page + 1) * meta.page_bytes:
+            raise self._damaged(number)
+        return Value(key, start, size)
 
-def _read_meta(source: ByteSource) -> _Meta:
-    first = source.pread(_PAGE.size + _META.size, 0)
-    if not is_lmdb_head(first) or len(first) < _PAGE.size + _META.size:
-        msg = f"'{source.label}' is no LMDB file."
-        raise CorruptArchiveError(msg)
-    page_bytes = _DATABASE.unpack(_META.unpack_from(first, _PAGE.size)[4])[0]
-    if page_bytes < 512 or page_bytes > 65536 or page_bytes & (page_bytes - 1):
-        raise _damaged(source, 0)
-    second = source.pread(_PAGE.size + _META.size, page_bytes)
-    meta = max((_parse_meta(source, head, page_bytes) for head in (first, second)), key=lambda meta: meta.txn)
-    needed = (meta.last_page + 1) * page_bytes
-    if needed > source.size and meta.root != _NO_PAGE:
-        msg = (
-            f"'{source.label}' is truncated: it has {source.size:,} bytes, and its pages take {needed:,}. Copy or "
-            "upload it again."
+    def _damaged(self, page: int) -> CorruptArchiveError:
+        return CorruptArchiveError(
+            f"'{self.source.label}' is damaged: its page {page:,} is not readable. Copy or upload it again; a "
+            "copy that was "
+            "made while the database was written to is not whole."
         )
-        raise CorruptArchiveError(msg)
-    return meta
-
-
-def _parse_meta(source: ByteSource, head: bytes, page_bytes: int) -> _Meta:
-    if not is_lmdb_head(head) or len(head) < _PAGE.size + _META.size:
-        raise _damaged(source, 1)
-    _, version, _, _, _, main, last_page, txn = _META.unpack_from(head, _PAGE.size)
-    if version != _VERSION:
-        msg = f"'{source.label}' is of LMDB's data version {version}; only version {_VERSION} (LMDB 0.9) is read here."
-        raise LayoutError(msg)
-    _, flags, _, _, _, _, entries, root = _DATABASE.unpack(main)
-    return _Meta(page_bytes, root, entries, flags, last_page, txn)
-
-
-def _read_page(source: ByteSource, meta: _Meta, number: int) -> tuple[bytes, int, list[int]]:
-    """Return a page, its flags, and where its nodes begin."""
-    page = source.pread(meta.page_bytes, number * meta.page_bytes) if number <= meta.last_page else b""
-    if len(page) != meta.page_bytes:
-        raise _damaged(source, number)
-    own, _, flags, lower, upper = _PAGE.unpack_from(page)
-    kind = flags & (_BRANCH | _LEAF)
-    if own != number or kind not in (_BRANCH, _LEAF) or not _PAGE.size <= lower <= upper <= len(page) or lower % 2:
-        raise _damaged(source, number)
-    places = list(struct.unpack_from(f"<{(lower - _PAGE.size) // 2}H", page, _PAGE.size))
-    if any(not upper <= place <= len(page) - _NODE.size for place in places):
-        raise _damaged(source, number)
-    return page, kind, places
-
-
-def _children(source: ByteSource, number: int, page: bytes, places: list[int]) -> list[int]:
-    found = []
-    for place in places:
-        low, high, top, _ = _NODE.unpack_from(page, place)
-        found.append(low | high << 16 | top << 32)
-    if not found:
-        raise _damaged(source, number)
-    return found
-
-
-def _value(source: ByteSource, meta: _Meta, number: int, page: bytes, place: int) -> Value:
-    low, high, flags, key_size = _NODE.unpack_from(page, place)
-    size = low | high << 16
-    key_at = place + _NODE.size
-    data_at = key_at + key_size
-    key = page[key_at:data_at]
-    if flags & (_SUB | _DUPLICATES):
-        msg = f"'{source.label}' holds named databases ({key[:40]!r}), which are not read here."
-        raise LayoutError(msg)
-    if not flags & _BIG:
-        if data_at + size > len(page):
-            raise _damaged(source, number)
-        return Value(key, number * meta.page_bytes + data_at, size)
-    if data_at + 8 > len(page):
-        raise _damaged(source, number)
-    start = int.from_bytes(page[data_at : data_at + 8], "little") * meta.page_bytes + _PAGE.size
-    if start + size > (meta.last_page + 1) * meta.page_bytes:
-        raise _damaged(source, number)
-    return Value(key, start, size)
-
-
-def _damaged(source: ByteSource, page: int) -> CorruptArchiveError:
-    return CorruptArchiveError(
-        f"'{source.label}' is damaged: its page {page:,} is not readable. Copy or upload it again; a copy that was "
-        "made while the database was written to is not whole."
-    )
 
 
 NAME = "lmdb"

@@ -194,7 +194,7 @@ class FileLookup:
     def _nearest(self, parts: list[str], numbers: Sequence[int], split: str) -> list[int]:
         """Return those of some files with the right base name whose folders agree best with what is written."""
         names = self._files.names
-        paths = {number: _folders(names[number]) for number in numbers}
+        paths = {number: names[number].split("/")[:-1] for number in numbers}
         own = [part for part in self._folder.split("/") if part]
         for start in range(len(parts)):
             wanted = parts[start:-1]
@@ -224,7 +224,3 @@ class FileLookup:
         beside = [number for number in numbers if self._folder and names[number].startswith(f"{self._folder}/")]
         of_split = [number for number in numbers if split and split_of_path(names[number])]
         return next((found for found in (numbers, beside, of_split) if len(found) == 1), numbers)
-
-
-def _folders(name: str) -> list[str]:
-    return name.split("/")[:-1]

@@ -155,12 +155,18 @@ def read_pairs(tree: Tree) -> SampleTable:
     classes, colors = _class_colors(tree)
     source = TreeFiles(tree, [mask for _, mask in pairs])
     targets = Masks(source, colors) if colors else find_masks(source, spread=tree.kind == "folder")
+    # The split that each image's folders name, where they all do.
+    found = [
+        next((SPLIT_NAMES[folder] for folder in _image_place(image.name).folders if folder in SPLIT_NAMES), None)
+        for image, _ in pairs
+    ]
+    named = [split for split in found if split is not None]
     return SampleTable(
         layout=NAME,
         keys=tuple(image.name for image, _ in pairs),
         inputs=Images(TreeFiles(tree, [image for image, _ in pairs])),
         targets=targets,
-        splits=_splits(pairs),
+        splits=tuple(named) if len(named) == len(found) else None,
         classes=FOREGROUND_CLASSES if targets.foreground else classes,
         notes=_notes(len(images) - len(pairs), len(masks) - len(pairs)),
     )
@@ -171,16 +177,16 @@ def _is_mask(name: str) -> bool:
     if _is_mask_path(folder):
         return True
     stem = posixpath.splitext(base)[0]
-    return stem.endswith(_MASK_SUFFIXES) and _without_suffix(stem, _MASK_SUFFIXES) != stem and not _has_images(folder)
+    return (
+        stem.endswith(_MASK_SUFFIXES)
+        and _without_suffix(stem, _MASK_SUFFIXES) != stem
+        and not any(folder in _IMAGE_FOLDERS for folder in folder.lower().split("/"))
+    )
 
 
 @functools.lru_cache(maxsize=1024)
 def _is_mask_path(path: str) -> bool:
     return any(_mask_folder(folder) is not None for folder in path.lower().split("/"))
-
-
-def _has_images(path: str) -> bool:
-    return any(folder in _IMAGE_FOLDERS for folder in path.lower().split("/"))
 
 
 def _parts(name: str) -> tuple[list[str], str]:
@@ -239,16 +245,6 @@ def _by_place(masks: FileEntries) -> dict[_Where, FileEntry]:
 
 def _first_without(images: FileEntries, by_place: dict[_Where, FileEntry]) -> str:
     return next((image.name for image in images if _image_place(image.name) not in by_place), "")
-
-
-def _splits(pairs: list[tuple[FileEntry, FileEntry]]) -> tuple[str, ...] | None:
-    """Return the split that each image's folders name, where they all do."""
-    found = [
-        next((SPLIT_NAMES[folder] for folder in _image_place(image.name).folders if folder in SPLIT_NAMES), None)
-        for image, _ in pairs
-    ]
-    named = [split for split in found if split is not None]
-    return tuple(named) if len(named) == len(found) else None
 
 
 def _class_colors(tree: Tree) -> tuple[tuple[str, ...], tuple[tuple[int, int, int], ...] | None]:

@@ -62,9 +62,12 @@ def make_labels(labels: Sequence[Label], samples: Sequence[str], *, names: Mappi
     if without:
         msg = f"{len(without):,} of {len(labels):,} samples have no label (first '{without[0]}'); expected all or none."
         raise BrokenDatasetError(msg)
-    kinds = {_kind(label) for label in labels}
+    kinds = {(str if isinstance(label, str) else float if isinstance(label, float) else int) for label in labels}
     if kinds == {str}:
-        return _words([str(label) for label in labels])
+        words = [str(label) for label in labels]
+        classes = sorted(set(words))
+        numbers = {word: number for number, word in enumerate(classes)}
+        return Labels(Values(np.fromiter((numbers[word] for word in words), np.int64, len(words))), tuple(classes))
     if str in kinds:
         first = next(sample for sample, label in zip(samples, labels, strict=True) if isinstance(label, str))
         msg = f"The label of '{first}' is a word, that of others a number; expected one kind for all."
@@ -99,16 +102,6 @@ def parse_label(text: str) -> Label:
         except ValueError:
             continue
     return text or None
-
-
-def _kind(label: Label) -> type:
-    return str if isinstance(label, str) else float if isinstance(label, float) else int
-
-
-def _words(words: list[str]) -> Labels:
-    classes = sorted(set(words))
-    numbers = {word: number for number, word in enumerate(classes)}
-    return Labels(Values(np.fromiter((numbers[word] for word in words), np.int64, len(words))), tuple(classes))
 
 
 def _whole(labels: Sequence[Label], samples: Sequence[str]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:

@@ -15,8 +15,6 @@ from colabstage.layouts.table import BrokenDatasetError, TreeFiles, Values
 from colabstage.trees.entries import files_ending_in, take_strings
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from colabstage.layouts.table import SampleTable
     from colabstage.trees.tree import FileEntry, Tree
 
@@ -66,7 +64,12 @@ def read_listed_splits(tree: Tree, found: SampleTable) -> ListedSplits:
     if not candidates or len(candidates) > _MOST_LISTS or not isinstance(found.inputs.source, TreeFiles):
         return ListedSplits(found)
     lines = read_files(tree, candidates, _lines)
-    places = _places(found.keys, {posixpath.basename(line) for one in lines for line in one})
+    wanted = {posixpath.basename(line) for one in lines for line in one}
+    places: dict[str, list[int]] = defaultdict(list)
+    for number, key in enumerate(found.keys):
+        base = posixpath.basename(key)
+        for word in {base, posixpath.splitext(base)[0]} & wanted:
+            places[word].append(number)
     lists = [_read_list(entry.name, one, found, places) for entry, one in zip(candidates, lines, strict=True)]
     used = [one for one in lists if one is not None]
     splits = [one.split for one in used]
@@ -85,16 +88,6 @@ def _split_of(name: str) -> str:
 def _lines(_file: FileEntry, content: bytes) -> list[str]:
     text = content.decode("utf-8-sig", "replace").replace("\\", "/")
     return [line.strip().removeprefix("./").lstrip("/") for line in text.splitlines() if line.strip()]
-
-
-def _places(keys: Sequence[str], wanted: set[str]) -> dict[str, list[int]]:
-    """Return the samples of each bare name that is wanted, with and without its extension."""
-    places: dict[str, list[int]] = defaultdict(list)
-    for number, key in enumerate(keys):
-        base = posixpath.basename(key)
-        for word in {base, posixpath.splitext(base)[0]} & wanted:
-            places[word].append(number)
-    return places
 
 
 def _read_list(name: str, lines: list[str], found: SampleTable, places: dict[str, list[int]]) -> _SplitList | None:

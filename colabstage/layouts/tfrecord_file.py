@@ -127,15 +127,11 @@ def _entry(data: bytes, entry: Span) -> tuple[str, Feature]:
             name = data[value.start : value.end].decode()
         elif number == 2 and isinstance(value, Span):
             feature = value
-    return name, _feature(data, feature)
-
-
-def _feature(data: bytes, feature: Span) -> Feature:
     found: Feature = []
     for kind, values in _fields(data, feature):
         if isinstance(values, Span):
             found = {1: _strings, 2: _floats, 3: _integers}.get(kind, _strings)(data, values)
-    return found
+    return name, found
 
 
 def _strings(data: bytes, values: Span) -> Feature:

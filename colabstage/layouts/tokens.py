@@ -87,6 +87,15 @@ class TokenStream:
     stamp: str
     """Differs whenever the content may have changed."""
 
+    def rows(self, count: int, length: int, shift: int, dtype: np.dtype[np.generic]) -> SampleSource:
+        row_bytes = length * self.dtype.itemsize
+        starts = self.start + shift * self.dtype.itemsize + np.arange(count, dtype=np.int64) * row_bytes
+        source = FileSlices(
+            self.content, starts, np.full(count, row_bytes, np.int64), stamp=self.stamp, shape=(length,),
+            dtype=self.dtype,
+        )  # fmt: skip
+        return source if self.dtype == dtype else ConvertedRows(source, lambda row: row.astype(dtype))
+
 
 def open_tokens(tree: Tree, entry: FileEntry, options: TokenOptions) -> TokenStream:
     """Return a .bin file of tokens: as numpy's `tofile` writes them, or with the header of llm.c.
@@ -119,7 +128,7 @@ def make_tokens(tree: Tree, entries: Sequence[FileEntry], options: TokenOptions)
     folder = spool_folder(needed, f"The tokens of '{tree.label}'")
     with tempfile.NamedTemporaryFile(dir=folder, prefix="colabstage-", buffering=1 << 20) as file:
         for entry in entries:
-            for tokens in _tokens_of(tree, entry, options):
+            for tokens in _TextFile(tree, entry, options)._tokens_of():
                 count += len(tokens)
                 file.write(tokens.astype(dtype).tobytes())
         file.flush()
@@ -132,94 +141,104 @@ def _hash(text: str) -> str:
     return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:16]
 
 
-def _tokens_of(tree: Tree, entry: FileEntry, options: TokenOptions) -> Iterator[NDArray[Any]]:
-    if options.tokenizer is None and not entry.name.lower().endswith(".jsonl"):
-        for piece in tree.chunks(entry):
-            yield np.frombuffer(piece, np.uint8)
-        yield from _separator(options)
-        return
-    for text in _texts(tree, entry, options):
-        tokens = text.encode() if options.tokenizer is None else options.tokenizer(text)
-        yield np.frombuffer(tokens, np.uint8) if isinstance(tokens, bytes) else _checked(tokens, entry, options)
-        if entry.name.lower().endswith(".jsonl"):
-            yield from _separator(options)
-    if not entry.name.lower().endswith(".jsonl"):
-        yield from _separator(options)
+class _TextFile:
+    """A file of texts or of tokens in words, read piece by piece."""
+
+    def __init__(self, tree: Tree, entry: FileEntry, options: TokenOptions) -> None:
+        self.tree = tree
+        self.entry = entry
+        self.options = options
+
+    def _tokens_of(self) -> Iterator[NDArray[Any]]:
+        if self.options.tokenizer is None and not self.entry.name.lower().endswith(".jsonl"):
+            for piece in self.tree.chunks(self.entry):
+                yield np.frombuffer(piece, np.uint8)
+            yield from _separator(self.options)
+            return
+        for text in self._texts():
+            tokens = text.encode() if self.options.tokenizer is None else self.options.tokenizer(text)
+            yield np.frombuffer(tokens, np.uint8) if isinstance(tokens, bytes) else self._checked(tokens)
+            if self.entry.name.lower().endswith(".jsonl"):
+                yield from _separator(self.options)
+        if not self.entry.name.lower().endswith(".jsonl"):
+            yield from _separator(self.options)
+
+    def _checked(self, tokens: Sequence[int]) -> NDArray[Any]:
+        values = np.asarray(tokens)
+        if not values.size:
+            return np.zeros(0, np.int64)
+        limit = int(np.iinfo(self.options.dtype).max)
+        if (
+            values.ndim != 1
+            or values.dtype.kind not in "iu"
+            or not 0 <= int(values.min()) <= int(values.max()) <= limit
+        ):
+            whole = values.ndim == 1 and values.dtype.kind in "iu"
+            odd = f"from {values.min()} to {values.max()}" if whole else f"{values.dtype} of shape {values.shape}"
+            msg = (
+                f"The tokenizer made tokens {odd} of '{self.entry.name}'; expected whole numbers from 0 to {limit:,}"
+                f"{', or pass dtype=' + repr('uint32') if self.options.dtype == 'uint16' else ''}."
+            )
+            raise LayoutError(msg)
+        return values
+
+    def _texts(self) -> Iterator[str]:
+        """Yield the documents of a .jsonl; of other text, pieces that end where a line does."""
+        is_jsonl = self.entry.name.lower().endswith(".jsonl")
+        number = 0
+        for piece in self._lines():
+            lines = piece.split(b"\n") if is_jsonl else [piece]
+            for line in lines:
+                number += 1
+                if is_jsonl and line.strip():
+                    try:
+                        found = json.loads(line)
+                        text = found if isinstance(found, str) else found[self.options.field]
+                    except (ValueError, KeyError, TypeError, RecursionError) as error:
+                        msg = (
+                            f"'{self.entry.name}', line {number}, has no text under '{self.options.field}': {error!r}."
+                        )
+                        raise BrokenDatasetError(msg) from error
+                    if not isinstance(text, str):
+                        kind = type(text).__name__
+                        msg = (
+                            f"'{self.entry.name}', line {number}, has {kind} under '{self.options.field}', "
+                            "expected text."
+                        )
+                        raise BrokenDatasetError(msg)
+                    yield text
+                elif not is_jsonl:
+                    yield self._decoded(line)
+            number -= is_jsonl  # what follows the last line end of a piece is the next one's first line
+
+    def _lines(self) -> Iterator[bytes]:
+        """Yield the content in pieces that end behind a line, or where the file does."""
+        rest: list[bytes] = []
+        held = 0
+        for chunk in self.tree.chunks(self.entry):
+            for start in range(0, len(chunk), _PIECE_BYTES):
+                part = chunk[start : start + _PIECE_BYTES]
+                end = part.rfind(b"\n") + 1
+                if end and held + end >= _PIECE_BYTES:
+                    yield b"".join([*rest, part[:end]])
+                    rest, held = [part[end:]], len(part) - end
+                else:
+                    rest.append(part)
+                    held += len(part)
+        if held:
+            yield b"".join(rest)
+
+    def _decoded(self, data: bytes) -> str:
+        try:
+            return data.decode("utf-8")
+        except UnicodeDecodeError as error:
+            msg = f"'{self.entry.name}' is no text in UTF-8: {error}."
+            raise BrokenDatasetError(msg) from error
 
 
 def _separator(options: TokenOptions) -> Iterator[NDArray[Any]]:
     if options.separator is not None:
         yield np.array([options.separator], np.int64)
-
-
-def _checked(tokens: Sequence[int], entry: FileEntry, options: TokenOptions) -> NDArray[Any]:
-    values = np.asarray(tokens)
-    if not values.size:
-        return np.zeros(0, np.int64)
-    limit = int(np.iinfo(options.dtype).max)
-    if values.ndim != 1 or values.dtype.kind not in "iu" or not 0 <= int(values.min()) <= int(values.max()) <= limit:
-        whole = values.ndim == 1 and values.dtype.kind in "iu"
-        odd = f"from {values.min()} to {values.max()}" if whole else f"{values.dtype} of shape {values.shape}"
-        msg = (
-            f"The tokenizer made tokens {odd} of '{entry.name}'; expected whole numbers from 0 to {limit:,}"
-            f"{', or pass dtype=' + repr('uint32') if options.dtype == 'uint16' else ''}."
-        )
-        raise LayoutError(msg)
-    return values
-
-
-def _texts(tree: Tree, entry: FileEntry, options: TokenOptions) -> Iterator[str]:
-    """Yield the documents of a .jsonl; of other text, pieces that end where a line does."""
-    is_jsonl = entry.name.lower().endswith(".jsonl")
-    number = 0
-    for piece in _lines(tree, entry):
-        lines = piece.split(b"\n") if is_jsonl else [piece]
-        for line in lines:
-            number += 1
-            if is_jsonl and line.strip():
-                yield _document(entry, number, line, options.field)
-            elif not is_jsonl:
-                yield _decoded(entry, line)
-        number -= is_jsonl  # what follows the last line end of a piece is the next one's first line
-
-
-def _lines(tree: Tree, entry: FileEntry) -> Iterator[bytes]:
-    """Yield the content in pieces that end behind a line, or where the file does."""
-    rest: list[bytes] = []
-    held = 0
-    for chunk in tree.chunks(entry):
-        for start in range(0, len(chunk), _PIECE_BYTES):
-            part = chunk[start : start + _PIECE_BYTES]
-            end = part.rfind(b"\n") + 1
-            if end and held + end >= _PIECE_BYTES:
-                yield b"".join([*rest, part[:end]])
-                rest, held = [part[end:]], len(part) - end
-            else:
-                rest.append(part)
-                held += len(part)
-    if held:
-        yield b"".join(rest)
-
-
-def _decoded(entry: FileEntry, data: bytes) -> str:
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        msg = f"'{entry.name}' is no text in UTF-8: {error}."
-        raise BrokenDatasetError(msg) from error
-
-
-def _document(entry: FileEntry, number: int, line: bytes, field: str) -> str:
-    try:
-        found = json.loads(line)
-        text = found if isinstance(found, str) else found[field]
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        msg = f"'{entry.name}', line {number}, has no text under '{field}': {error!r}."
-        raise BrokenDatasetError(msg) from error
-    if not isinstance(text, str):
-        msg = f"'{entry.name}', line {number}, has {type(text).__name__} under '{field}', expected text."
-        raise BrokenDatasetError(msg)
-    return text
 
 
 NAME = "tokens"
@@ -318,7 +337,7 @@ def _table(tree: Tree, streams: dict[str, list[TokenStream]], options: TokenOpti
     dtype = np.result_type(*(stream.dtype for _, stream, _ in rows)).newbyteorder("=")
 
     def side(shift: int) -> Arrays:
-        parts = [_rows(stream, count, options.length, shift, dtype) for _, stream, count in rows]
+        parts = [stream.rows(count, options.length, shift, dtype) for _, stream, count in rows]
         return Arrays(join_sources(parts), (options.length,), dtype)
 
     used = sum(count for _, _, count in rows)
@@ -339,13 +358,3 @@ def _note(total: int, rows: int, options: TokenOptions, dtype: str) -> str:
         f"{total:,} tokens are {rows:,} rows of {options.length:,} {dtype} tokens{targets}; {left:,} at the ends were "
         "left out."
     )
-
-
-def _rows(stream: TokenStream, count: int, length: int, shift: int, dtype: np.dtype[np.generic]) -> SampleSource:
-    row_bytes = length * stream.dtype.itemsize
-    starts = stream.start + shift * stream.dtype.itemsize + np.arange(count, dtype=np.int64) * row_bytes
-    source = FileSlices(
-        stream.content, starts, np.full(count, row_bytes, np.int64), stamp=stream.stamp, shape=(length,),
-        dtype=stream.dtype,
-    )  # fmt: skip
-    return source if stream.dtype == dtype else ConvertedRows(source, lambda row: row.astype(dtype))

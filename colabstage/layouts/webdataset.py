@@ -200,10 +200,10 @@ def read_webdataset(tree: Tree) -> SampleTable:
         BrokenDatasetError: a sample is broken; it is named.
         CorruptArchiveError, UnsafeArchiveError: a shard is no whole tar.
     """
-    openers = _shard_openers(tree)
+    openers = _Shards(tree)._shard_openers()
     first = _scan(openers, 0)
     if not any(sample.annotated for sample in first[1].samples):
-        raise _declined(tree)
+        raise _Shards(tree)._declined()
     scanned = [first, *scan_each(len(openers) - 1, lambda number: _scan(openers, number + 1))]
     shards = [shard for shard, _ in scanned]
     samples = [sample for _, found in scanned for sample in found.samples]
@@ -211,6 +211,13 @@ def read_webdataset(tree: Tree) -> SampleTable:
     labels = _labels(samples)
     targets, classes = make_labels(labels, names, names=names_of(labels, [sample.text for sample in samples]))
     splits = splits_of_shards([shard.name for shard in shards])
+    without = sum(found.without for _, found in scanned)
+    labelled = targets is not None
+    notes = []
+    if without:
+        notes.append(f"{without:,} samples of the shards have no image and were left out.")
+    if not labelled:
+        notes.append("The samples have no label in a cls or json, and texts that are captions; only images are kept.")
     return SampleTable(
         layout=NAME,
         keys=tuple(names),
@@ -218,57 +225,58 @@ def read_webdataset(tree: Tree) -> SampleTable:
         targets=targets,
         splits=None if splits is None else tuple(splits[sample.image.shard] for sample in samples),
         classes=classes,
-        notes=_notes(sum(found.without for _, found in scanned), labelled=targets is not None),
+        notes=tuple(notes),
     )
 
 
-def _shard_openers(tree: Tree) -> list[Callable[[], Shard]]:
-    """Return how to open each tar: the tree itself, the parts that it is joined of, or those that lie in it."""
-    own = _own_tars(tree)
-    if own:
-        if not has_samples(file_names(tree.entries)):
-            raise _declined(tree)
-        names = _unique([posixpath.basename(part.label) for part in own])
-        return [_own_opener(name, part) for name, part in zip(names, own, strict=True)]
-    files = files_ending_in(tree.entries, tuple(extension_of(shard) for shard in _SHARDS))
-    inside = files.where(lambda name: name.lower().endswith(_SHARDS))
-    if not inside:
-        msg = f"'{tree.label}' holds no tars."
-        raise EmptySourceError(msg)
-    if files_ending_in(tree.entries, IMAGE_EXTENSIONS):
-        raise _declined(tree)
-    return [_inner_opener(tree, entry) for entry in inside]
+class _Shards:
+    """The tars that a tree is made of, or that lie in it."""
 
+    def __init__(self, tree: Tree) -> None:
+        self.tree = tree
 
-def _own_tars(tree: Tree) -> list[ByteSource]:
-    """Return the bytes of the tars that a tree is made of, where it is made of tars only."""
-    tars = [part.source for part in tree.parts() if part.kind == "tar" and part.source is not None]
-    return tars if len(tars) == len(tree.parts()) else []
+    def _shard_openers(self) -> list[Callable[[], Shard]]:
+        """Return how to open each tar: the tree itself, the parts that it is joined of, or those that lie in it."""
+        # The bytes of the tars that a tree is made of, where it is made of tars only.
+        tars = [part.source for part in self.tree.parts() if part.kind == "tar" and part.source is not None]
+        own = tars if len(tars) == len(self.tree.parts()) else []
+        if own:
+            if not has_samples(file_names(self.tree.entries)):
+                raise self._declined()
+            names = self._unique([posixpath.basename(part.label) for part in own])
+            return [self._own_opener(name, part) for name, part in zip(names, own, strict=True)]
+        files = files_ending_in(self.tree.entries, tuple(extension_of(shard) for shard in _SHARDS))
+        inside = files.where(lambda name: name.lower().endswith(_SHARDS))
+        if not inside:
+            msg = f"'{self.tree.label}' holds no tars."
+            raise EmptySourceError(msg)
+        if files_ending_in(self.tree.entries, IMAGE_EXTENSIONS):
+            raise self._declined()
+        return [self._inner_opener(entry) for entry in inside]
 
+    @staticmethod
+    def _own_opener(name: str, tar: ByteSource) -> Callable[[], Shard]:
+        return lambda: Shard(name, f"{name!r} {tar.size}", tar)
 
-def _own_opener(name: str, tar: ByteSource) -> Callable[[], Shard]:
-    return lambda: Shard(name, f"{name!r} {tar.size}", tar)
+    def _inner_opener(self, entry: FileEntry) -> Callable[[], Shard]:
+        return lambda: shard_of(entry, open_shard(self.tree, entry))
 
+    @staticmethod
+    def _unique(names: Sequence[str]) -> list[str]:
+        """Return the names, of which none is there twice: tars of several folders may be called the same."""
+        return [name if names.count(name) == 1 else f"{number}/{name}" for number, name in enumerate(names)]
 
-def _inner_opener(tree: Tree, entry: FileEntry) -> Callable[[], Shard]:
-    return lambda: shard_of(entry, open_shard(tree, entry))
-
-
-def _unique(names: Sequence[str]) -> list[str]:
-    """Return the names, of which none is there twice: tars of several folders may be called the same."""
-    return [name if names.count(name) == 1 else f"{number}/{name}" for number, name in enumerate(names)]
+    def _declined(self) -> LayoutError:
+        return LayoutError(
+            f"'{self.tree.label}' is no WebDataset: expected tars in which images have a .cls, .json or .txt of "
+            "the same name "
+            "beside them, and no images outside of them."
+        )
 
 
 def _scan(openers: Sequence[Callable[[], Shard]], number: int) -> tuple[Shard, ShardSamples]:
     shard = openers[number]()
     return shard, scan_shard(shard, number)
-
-
-def _declined(tree: Tree) -> LayoutError:
-    return LayoutError(
-        f"'{tree.label}' is no WebDataset: expected tars in which images have a .cls, .json or .txt of the same name "
-        "beside them, and no images outside of them."
-    )
 
 
 def _labels(samples: Sequence[PackedSample]) -> list[Label]:
@@ -279,12 +287,3 @@ def _labels(samples: Sequence[PackedSample]) -> list[Label]:
     texts = [sample.caption or "" for sample in samples]
     are_classes = all(0 < len(text) <= _MAX_CLASS_NAME for text in texts) and 2 * len(set(texts)) <= len(texts)
     return [parse_label(text) for text in texts] if are_classes else labels
-
-
-def _notes(without: int, *, labelled: bool) -> tuple[str, ...]:
-    notes = []
-    if without:
-        notes.append(f"{without:,} samples of the shards have no image and were left out.")
-    if not labelled:
-        notes.append("The samples have no label in a cls or json, and texts that are captions; only images are kept.")
-    return tuple(notes)

@@ -22,7 +22,7 @@ from colabstage.layouts.table import BrokenDatasetError
 from colabstage.trees.entries import files_ending_in
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from colabstage.layouts.table import SampleTable
     from colabstage.trees.tree import FileEntry, Tree
@@ -150,7 +150,10 @@ def read_yolo(tree: Tree) -> SampleTable:
     labels = [_label_of(image.name, texts) for image in images]
     files = [label for label in labels if label is not None]
     names, keypoints = read_class_file(tree)
-    beside = sum(posixpath.dirname(a.name) == posixpath.dirname(b.name) for a, b in _both(images, labels))
+    beside = sum(
+        posixpath.dirname(a.name) == posixpath.dirname(b.name)
+        for a, b in [(image, label) for image, label in zip(images, labels, strict=True) if label is not None]
+    )
     if not files or (beside and not names):
         msg = (
             f"'{tree.label}' has no text file for any image, neither in a folder {_LABELS} beside one called "
@@ -160,7 +163,20 @@ def read_yolo(tree: Tree) -> SampleTable:
     # Further numbers of a pose; a box and so many lie in each line.
     pose = keypoints[0] * keypoints[1]
     parse = functools.partial(_parse, pose=pose)
-    _check_form(tree, files, parse)
+    # Refuse the tree where none of the first files has a line of this form: they hold captions, or labels of other
+    # tools.
+    looked_at = [file for file in files if file.size][:_SNIFFED]
+
+    def is_right(file: FileEntry, content: bytes) -> bool:
+        try:
+            parse(file, content)
+        except BrokenDatasetError:
+            return False
+        return True
+
+    if looked_at and not any(read_files(tree, looked_at, is_right)):
+        msg = f"The text files of the images in '{tree.label}' have no lines of YOLO's form (first '{files[0].name}')."
+        raise LayoutError(msg)
     parsed = read_files(tree, files, parse)
     if not pose:
         _refuse_keypoints(files, parsed)
@@ -185,10 +201,6 @@ def read_yolo(tree: Tree) -> SampleTable:
     return detection_table(tree, samples, names or [str(number) for number in range(count)], relative=True, notes=notes)
 
 
-def _both(images: Sequence[FileEntry], labels: Sequence[FileEntry | None]) -> list[tuple[FileEntry, FileEntry]]:
-    return [(image, label) for image, label in zip(images, labels, strict=True) if label is not None]
-
-
 def _label_of(image: str, texts: dict[str, FileEntry]) -> FileEntry | None:
     """Return the file that Ultralytics would look for: the last folder `images` of the path is `labels`; or the one
     beside."""
@@ -196,23 +208,6 @@ def _label_of(image: str, texts: dict[str, FileEntry]) -> FileEntry | None:
     head, found, tail = f"/{stem}".rpartition(f"/{_IMAGES}/")
     moved = f"{head}/{_LABELS}/{tail}.txt".lstrip("/") if found else ""
     return texts.get(moved) or texts.get(f"{stem}.txt")
-
-
-def _check_form(tree: Tree, files: Sequence[FileEntry], parse: Callable[[FileEntry, bytes], _Rows]) -> None:
-    """Refuse the tree where none of the first files has a line of this form: they hold captions, or labels of other
-    tools."""
-    looked_at = [file for file in files if file.size][:_SNIFFED]
-
-    def is_right(file: FileEntry, content: bytes) -> bool:
-        try:
-            parse(file, content)
-        except BrokenDatasetError:
-            return False
-        return True
-
-    if looked_at and not any(read_files(tree, looked_at, is_right)):
-        msg = f"The text files of the images in '{tree.label}' have no lines of YOLO's form (first '{files[0].name}')."
-        raise LayoutError(msg)
 
 
 def _refuse_keypoints(files: Sequence[FileEntry], parsed: Sequence[_Rows]) -> None:
