@@ -317,7 +317,18 @@ def read_arrow(tree: Tree) -> SampleTable:
     shards = scan_each(len(entries), lambda number: shard_of(entries[number], open_shard(tree, entries[number])))
     facts = scan_each(len(shards), lambda number: read_facts(shards[number]))
     columns = _find_columns(tree, facts[0])
-    _check_same(shards, facts, columns)
+    # Another schema would show as a missing column in the middle of a pack.
+    wanted = [name for name in (columns.image, columns.label) if name is not None]
+    for other, one in zip(shards, facts, strict=True):
+        missing = [name for name in wanted if name not in one.schema.names]
+        if missing or _features(one.schema).get(columns.label or "") != _features(facts[0].schema).get(
+            columns.label or ""
+        ):
+            msg = (
+                f"'{other.name}' and '{shards[0].name}' have different columns or classes "
+                f"({', '.join(one.schema.names)}); expected files of one dataset."
+            )
+            raise BrokenDatasetError(msg)
     found, shards = _find(tree, shards, facts, columns)
     parts = [part for rows in found for part in rows.images]
     names = [f"{shards[part.shard].name}[{row}]" for rows in found for row, part in enumerate(rows.images)]
@@ -377,20 +388,6 @@ def _is_label(kind: Any) -> bool:
     # As pandas writes a column of the type category.
     kind = getattr(kind, "value_type", kind) if str(kind).startswith("dictionary") else kind
     return str(kind).startswith(("int", "uint", "float", "double", "halffloat", "string", "large_string", "bool"))
-
-
-def _check_same(shards: Sequence[Shard], facts: Sequence[FileFacts], columns: _Columns) -> None:
-    wanted = [name for name in (columns.image, columns.label) if name is not None]
-    for shard, one in zip(shards, facts, strict=True):
-        missing = [name for name in wanted if name not in one.schema.names]
-        if missing or _features(one.schema).get(columns.label or "") != _features(facts[0].schema).get(
-            columns.label or ""
-        ):
-            msg = (
-                f"'{shard.name}' and '{shards[0].name}' have different columns or classes "
-                f"({', '.join(one.schema.names)}); expected files of one dataset."
-            )
-            raise BrokenDatasetError(msg)
 
 
 def _find(

@@ -16,8 +16,6 @@ from colabstage.layouts.table import BrokenDatasetError
 from colabstage.trees.entries import files_ending_in
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from colabstage.layouts.table import SampleTable
     from colabstage.trees.entries import FileEntries
     from colabstage.trees.tree import FileEntry, Tree
@@ -130,12 +128,28 @@ def read_coco(tree: Tree) -> SampleTable:
         BrokenDatasetError: an annotation is broken, or most images of a file are not there; they are named.
     """
     images = files_ending_in(tree.entries, IMAGE_EXTENSIONS)
-    found = _read_files(tree) if images else []
+    entries = list(files_ending_in(tree.entries, (".json",))) if images else []
+    instances = [entry for entry in entries if posixpath.basename(entry.name).startswith("instances_")]
+    # Among very many files of JSON each is something of its own, and reading all would take long.
+    chosen = instances or (entries if len(entries) <= _MAX_FILES else [])
+    found = [file for entry in chosen if (file := _read_file(tree, entry)) is not None]
     if not found:
         msg = f"'{tree.label}' has no JSON file with images, annotations and categories, as COCO has it, and images."
         raise LayoutError(msg)
-    names = _category_names(found)
-    numbers = {key: number for number, key in enumerate(sorted(names, key=_sortable))}
+    names: dict[Any, str] = {}
+    for one in found:
+        for category in one.categories:
+            if not isinstance(category, dict) or not {"id", "name"} <= category.keys():
+                msg = f"'{one.entry.name}' has a category without id or name: {str(category)[:80]}."
+                raise BrokenDatasetError(msg)
+            number, name = category["id"], str(category["name"])
+            if not _is_id(number):
+                msg = f"'{one.entry.name}' has a category with the id {str(number)[:60]}; expected a number or a word."
+                raise BrokenDatasetError(msg)
+            if names.setdefault(number, name) != name:
+                msg = f"'{one.entry.name}' calls the category {number} '{name}', another file '{names[number]}'."
+                raise BrokenDatasetError(msg)
+    numbers = {key: number for number, key in enumerate(sorted(names, key=lambda key: (isinstance(key, str), key)))}
     samples: list[LabelledImage] = []
     notes: list[str] = []
     for file in found:
@@ -148,18 +162,17 @@ def read_coco(tree: Tree) -> SampleTable:
             LabelledImage(image, rows.get(key, []), file.split or split_of_folders(image.name), sizes[key])
             for key, image in placed
         ]
-    _check_once(samples, found)
+    # An image in two files would be two samples of one key.
+    seen: set[str] = set()
+    twice = next((s.file.name for s in samples if s.file.name in seen or seen.add(s.file.name)), None)  # type: ignore[func-returns-value]
+    if twice is not None:
+        files_named = listed([file.entry.name for file in found])
+        msg = f"The image '{twice}' is listed twice in {files_named}. Move all but one file of annotations of it away."
+        raise BrokenDatasetError(msg)
     unused = len(images) - len(samples)
     if unused:
         notes.append(f"{unused:,} images that no file of annotations names were left out.")
     return detection_table(tree, samples, [names[key] for key in numbers], _COLUMNS, notes=notes)
-
-
-def _read_files(tree: Tree) -> list[_CocoFile]:
-    entries = list(files_ending_in(tree.entries, (".json",)))
-    instances = [entry for entry in entries if posixpath.basename(entry.name).startswith("instances_")]
-    chosen = instances or (entries if len(entries) <= _MAX_FILES else [])
-    return [file for entry in chosen if (file := _read_file(tree, entry)) is not None]
 
 
 def _read_file(tree: Tree, entry: FileEntry) -> _CocoFile | None:
@@ -198,29 +211,8 @@ def _slim(pairs: list[tuple[str, Any]]) -> Any:
     return found
 
 
-def _category_names(files: Sequence[_CocoFile]) -> dict[Any, str]:
-    names: dict[Any, str] = {}
-    for file in files:
-        for category in file.categories:
-            if not isinstance(category, dict) or not {"id", "name"} <= category.keys():
-                msg = f"'{file.entry.name}' has a category without id or name: {str(category)[:80]}."
-                raise BrokenDatasetError(msg)
-            key, name = category["id"], str(category["name"])
-            if not _is_id(key):
-                msg = f"'{file.entry.name}' has a category with the id {str(key)[:60]}; expected a number or a word."
-                raise BrokenDatasetError(msg)
-            if names.setdefault(key, name) != name:
-                msg = f"'{file.entry.name}' calls the category {key} '{name}', another file '{names[key]}'."
-                raise BrokenDatasetError(msg)
-    return names
-
-
 def _is_id(value: Any) -> bool:
     return isinstance(value, int | str)
-
-
-def _sortable(key: Any) -> tuple[bool, Any]:
-    return (isinstance(key, str), key)
 
 
 def _size_of(image: dict[str, Any]) -> tuple[int, int]:
@@ -229,12 +221,3 @@ def _size_of(image: dict[str, Any]) -> tuple[int, int]:
     if isinstance(height, int) and isinstance(width, int) and height > 0 and width > 0:
         return height, width
     return 0, 0
-
-
-def _check_once(samples: Sequence[LabelledImage], files: Sequence[_CocoFile]) -> None:
-    seen: set[str] = set()
-    twice = next((s.file.name for s in samples if s.file.name in seen or seen.add(s.file.name)), None)  # type: ignore[func-returns-value]
-    if twice is not None:
-        names = listed([file.entry.name for file in files])
-        msg = f"The image '{twice}' is listed twice in {names}. Move all but one file of annotations of it away."
-        raise BrokenDatasetError(msg)

@@ -317,21 +317,17 @@ def class_numbers(whole: NDArray[np.int64]) -> tuple[str, ...]:
 def _words(name: str, cells: Sequence[str]) -> tuple[Values, tuple[str, ...]]:
     _check_filled(name, (not cell for cell in cells))
     classes = sorted(set(cells))
-    _check_spelling(name, classes)
-    numbers = {cell: number for number, cell in enumerate(classes)}
-    return Values(np.fromiter((numbers[cell] for cell in cells), np.int64, len(cells))), tuple(classes)
-
-
-def _check_spelling(name: str, classes: Sequence[str]) -> None:
-    """Refuse '01' beside '1': one program takes them for two classes, the next for one."""
+    # One program takes 01 and 1 for two classes, the next for one.
     seen: dict[int, str] = {}
-    for cell in classes:
-        if cell.isascii() and cell.isdecimal() and seen.setdefault(int(cell), cell) != cell:
+    for word in classes:
+        if word.isascii() and word.isdecimal() and seen.setdefault(int(word), word) != word:
             msg = (
-                f"'{name}' has the labels '{seen[int(cell)]}' and '{cell}', which are the same number. Write it in one "
+                f"'{name}' has the labels '{seen[int(word)]}' and '{word}', which are the same number. Write it in one "
                 "way."
             )
             raise LayoutError(msg)
+    numbers = {cell: number for number, cell in enumerate(classes)}
+    return Values(np.fromiter((numbers[cell] for cell in cells), np.int64, len(cells))), tuple(classes)
 
 
 def _check_blanks(name: str, cells: Sequence[str]) -> None:
@@ -422,7 +418,10 @@ def make_boxes(rows: Sequence[tuple[str, Mapping[str, str]]], columns: BoxColumn
     numbers: dict[str, int] = {}
     firsts: list[int] = []
     boxes: list[list[list[float]]] = []
-    classes = sorted({label for _, cells in rows if (label := cells[columns.label])}, key=_number_or_word)
+    classes = sorted(
+        {label for _, cells in rows if (label := cells[columns.label])},
+        key=lambda name: (0, int(name), name) if name.isascii() and name.isdecimal() else (1, 0, name),
+    )
     index = {name: number for number, name in enumerate(classes)}
     for row, (file, cells) in enumerate(rows):
         if file not in numbers:
@@ -451,8 +450,3 @@ def make_boxes(rows: Sequence[tuple[str, Mapping[str, str]]], columns: BoxColumn
     offsets = np.concatenate([[0], np.cumsum([len(found) for found in boxes])]).astype(np.int64)
     labels = flat[:, 4].astype(np.int64)
     return PlacedBoxes(firsts, Boxes(offsets, corners, {"labels": labels}, relative=relative), tuple(classes))
-
-
-def _number_or_word(name: str) -> tuple[bool, int, str]:
-    is_number = name.isascii() and name.isdecimal()
-    return (not is_number, int(name) if is_number else 0, name)

@@ -60,10 +60,16 @@ def detection_table(
     offsets = np.concatenate([[0], np.cumsum([len(image.rows) for image in images])]).astype(np.int64)
     rows = np.array([row for image in images for row in image.rows], np.float64).reshape(-1, width)
     sizes = np.array([image.size for image in images], np.int64).reshape(-1, 2)
+    found: dict[str, NDArray[Any]] = {"labels": rows[:, 4].astype(np.int64)}
+    start = 5
+    for further in columns:
+        values = rows[:, start : start + further.width].astype(further.dtype)
+        found[further.name] = np.ascontiguousarray(values[:, 0] if further.width == 1 else values)
+        start += further.width
     boxes = Boxes(
         offsets,
         np.ascontiguousarray(rows[:, :4]),
-        _columns(rows, columns),
+        found,
         relative=relative,
         sizes=sizes if sizes.any() else None,
     )
@@ -77,16 +83,6 @@ def detection_table(
         classes=tuple(classes),
         notes=tuple(notes),
     )
-
-
-def _columns(rows: NDArray[np.float64], columns: Sequence[Column]) -> dict[str, NDArray[Any]]:
-    found: dict[str, NDArray[Any]] = {"labels": rows[:, 4].astype(np.int64)}
-    start = 5
-    for column in columns:
-        values = rows[:, start : start + column.width].astype(column.dtype)
-        found[column.name] = np.ascontiguousarray(values[:, 0] if column.width == 1 else values)
-        start += column.width
-    return found
 
 
 def split_of_word(word: str) -> str | None:

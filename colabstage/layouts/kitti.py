@@ -55,13 +55,19 @@ def read_kitti(tree: Tree) -> SampleTable:
     }
     images = files_ending_in(tree.entries, IMAGE_EXTENSIONS if labels else ())
     images = images.where(lambda name: _folder(name) == _IMAGES)
-    wanted = [labels.get(_label_stem(image.name)) for image in images]
+    places = [posixpath.splitext(image.name)[0].split("/") for image in images]
+    wanted = [labels.get("/".join([*place[:-2], _LABELS, place[-1]])) for place in places]
     files = [label for label in wanted if label is not None]
     if not files:
         msg = f"'{tree.label}' has no folder {_LABELS} with a text file for each image in a folder {_IMAGES} beside it."
         raise LayoutError(msg)
     objects = dict(zip([file.name for file in files], read_files(tree, files, _parse), strict=True))
-    classes = _classes({kind for found in objects.values() for kind, _ in found})
+    # In the order of KITTI's own list, as other programs number them; regions to leave out come last.
+    order = {kind: number for number, kind in enumerate(_TYPES)}
+    classes = sorted(
+        {kind for found in objects.values() for kind, _ in found},
+        key=lambda kind: (kind == _DONT_CARE, order.get(kind, len(order)), kind),
+    )
     numbers = {kind: float(number) for number, kind in enumerate(classes)}
     samples = [
         LabelledImage(
@@ -79,16 +85,6 @@ def read_kitti(tree: Tree) -> SampleTable:
 
 def _folder(name: str) -> str:
     return posixpath.basename(posixpath.dirname(name))
-
-
-def _label_stem(image: str) -> str:
-    above = posixpath.dirname(posixpath.dirname(image))
-    return posixpath.join(above, _LABELS, posixpath.splitext(posixpath.basename(image))[0])
-
-
-def _classes(found: set[str]) -> list[str]:
-    order = {kind: number for number, kind in enumerate(_TYPES)}
-    return sorted(found, key=lambda kind: (kind == _DONT_CARE, order.get(kind, len(order)), kind))
 
 
 def _parse(file: FileEntry, content: bytes) -> list[tuple[str, list[float]]]:

@@ -301,7 +301,9 @@ def _scan(shard: Shard, number: int) -> _Scanned:
             continue
         if not found.images:
             # Every other value is looked at when it is decoded.
-            _check_image(shard, name, window.pread(min(value.size, 16), value.start))
+            head = window.pread(min(value.size, 16), value.start)
+            if not head.startswith(IMAGE_HEADS):
+                raise _no_images(shard, name, head)
         found.images[name] = Part(number, value.start, value.size)
     rest_shard(shard)
     return found
@@ -316,21 +318,24 @@ def _key_name(key: bytes) -> str:
     return text if text.isprintable() else f"0x{key.hex()}"
 
 
-def _check_image(shard: Shard, name: str, head: bytes) -> None:
-    if head.startswith(IMAGE_HEADS):
-        return
+def _no_images(shard: Shard, name: str, head: bytes) -> LayoutError:
     is_pickle = head[:1] == b"\x80" and head[1:2] in (b"\2", b"\3", b"\4", b"\5")
     what = "a pickle, which is never loaded here because it can run any program" if is_pickle else f"{head!r}…"
     msg = (
         f"'{shard.name}' does not hold image files: the value of '{name}' is {what}. Read it with your own code: give "
         "pack_dataset the dataset object that you train with."
     )
-    raise LayoutError(msg)
+    return LayoutError(msg)
 
 
 def _targets(scanned: Sequence[_Scanned], names: Sequence[str]) -> _Targets:
     if not any(found.labels for found in scanned):
-        targets, classes = make_labels(_folders(scanned), names)
+        # Keys that are written like paths of images say their classes as folders do.
+        keys = [name for found in scanned for name in found.images]
+        are_paths = all("/" in key and is_image(key) for key in keys)
+        targets, classes = make_labels(
+            [posixpath.basename(posixpath.dirname(key)) if are_paths else None for key in keys], names
+        )
         return _Targets(targets, classes)
     texts = [found.labels.get(name) for found in scanned for name in found.images]
     missing = [name for name, text in zip(names, texts, strict=True) if text is None]
@@ -338,7 +343,13 @@ def _targets(scanned: Sequence[_Scanned], names: Sequence[str]) -> _Targets:
         msg = f"{len(missing):,} of {len(names):,} images have no label (first '{missing[0]}')."
         raise BrokenDatasetError(msg)
     words = [text or b"" for text in texts]
-    labels = [parse_label(_decode(name, word)) for name, word in zip(names, words, strict=True)]
+    labels: list[Label] = []
+    for name, word in zip(names, words, strict=True):
+        try:
+            labels.append(parse_label(word.decode()))
+        except UnicodeDecodeError as error:
+            msg = f"The label of '{name}' is no text: {word[:20]!r}."
+            raise BrokenDatasetError(msg) from error
     if not any(label is None or isinstance(label, str) for label in labels):
         targets, classes = make_labels(labels, names)
         return _Targets(targets, classes)
@@ -346,19 +357,3 @@ def _targets(scanned: Sequence[_Scanned], names: Sequence[str]) -> _Targets:
     rows = b"".join(word.ljust(width, b"\0") for word in words)
     note = f"Labels are texts: rows of {width} bytes, UTF-8, with zeros up to the end."
     return _Targets(Values(np.frombuffer(rows, np.uint8).reshape(len(words), width)), notes=(note,))
-
-
-def _folders(scanned: Sequence[_Scanned]) -> list[Label]:
-    """Return the folder of each key that is written like the path of an image, where all are."""
-    keys = [name for found in scanned for name in found.images]
-    if all("/" in key and is_image(key) for key in keys):
-        return [posixpath.basename(posixpath.dirname(key)) for key in keys]
-    return [None] * len(keys)
-
-
-def _decode(name: str, text: bytes) -> str:
-    try:
-        return text.decode()
-    except UnicodeDecodeError as error:
-        msg = f"The label of '{name}' is no text: {text[:20]!r}."
-        raise BrokenDatasetError(msg) from error

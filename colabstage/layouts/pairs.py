@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from colabstage.layouts.table import Content, SampleSource
-    from colabstage.trees.entries import FileEntries
     from colabstage.trees.tree import FileEntry, Tree
 
 FOREGROUND_CLASSES = ("background", "foreground")
@@ -144,12 +143,19 @@ def read_pairs(tree: Tree) -> SampleTable:
             "like, nor files that end in _mask."
         )
         raise LayoutError(msg)
-    by_place = _by_place(masks)
-    pairs = [(image, by_place[place]) for image in images if (place := _image_place(image.name)) in by_place]
+    by_place: dict[_Where, FileEntry] = {}
+    for mask in masks:
+        place = _mask_place(mask.name)
+        if place in by_place:
+            msg = f"'{by_place[place].name}' and '{mask.name}' are masks of the same image; expected one for each."
+            raise LayoutError(msg)
+        by_place[place] = mask
+    pairs = [(image, by_place[where]) for image in images if (where := _image_place(image.name)) in by_place]
     if 2 * len(pairs) < len(images):
+        first = next((image.name for image in images if _image_place(image.name) not in by_place), "")
         msg = (
             f"Of {len(images):,} images in '{tree.label}' {len(pairs):,} have a mask of the same name (first without: "
-            f"'{_first_without(images, by_place)}'); expected at least half."
+            f"'{first}'); expected at least half."
         )
         raise LayoutError(msg)
     classes, colors = _class_colors(tree)
@@ -168,7 +174,14 @@ def read_pairs(tree: Tree) -> SampleTable:
         targets=targets,
         splits=tuple(named) if len(named) == len(found) else None,
         classes=FOREGROUND_CLASSES if targets.foreground else classes,
-        notes=_notes(len(images) - len(pairs), len(masks) - len(pairs)),
+        notes=tuple(
+            f"{count:,} {kind} were left out."
+            for count, kind in (
+                (len(images) - len(pairs), "images that have no mask"),
+                (len(masks) - len(pairs), "masks that have no image"),
+            )
+            if count
+        ),
     )
 
 
@@ -230,21 +243,10 @@ def _image_place(name: str) -> _Where:
     return _Where(kept, _without_suffix(stem, _IMAGE_SUFFIXES))
 
 
-def _by_place(masks: FileEntries) -> dict[_Where, FileEntry]:
-    found: dict[_Where, FileEntry] = {}
-    for mask in masks:
-        folders, stem = _parts(mask.name)
-        left = [name if (name := _mask_folder(folder)) is not None else _image_folder(folder) for folder in folders]
-        place = _Where(tuple(folder for folder in left if folder), _without_suffix(stem, _MASK_SUFFIXES))
-        if place in found:
-            msg = f"'{found[place].name}' and '{mask.name}' are masks of the same image; expected one for each."
-            raise LayoutError(msg)
-        found[place] = mask
-    return found
-
-
-def _first_without(images: FileEntries, by_place: dict[_Where, FileEntry]) -> str:
-    return next((image.name for image in images if _image_place(image.name) not in by_place), "")
+def _mask_place(name: str) -> _Where:
+    folders, stem = _parts(name)
+    left = [mask if (mask := _mask_folder(folder)) is not None else _image_folder(folder) for folder in folders]
+    return _Where(tuple(folder for folder in left if folder), _without_suffix(stem, _MASK_SUFFIXES))
 
 
 def _class_colors(tree: Tree) -> tuple[tuple[str, ...], tuple[tuple[int, int, int], ...] | None]:
@@ -264,12 +266,3 @@ def _class_colors(tree: Tree) -> tuple[tuple[str, ...], tuple[tuple[int, int, in
                 raise LayoutError(msg) from error
             return tuple(row[header.index("name")] for row in rows[1:]), tuple((r, g, b) for r, g, b in colors)
     return (), None
-
-
-def _notes(images: int, masks: int) -> tuple[str, ...]:
-    notes = []
-    if images:
-        notes.append(f"{images:,} images that have no mask were left out.")
-    if masks:
-        notes.append(f"{masks:,} masks that have no image were left out.")
-    return tuple(notes)

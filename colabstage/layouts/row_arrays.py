@@ -197,17 +197,43 @@ def read_arrays(tree: Tree, *, x: str | None = None, y: str | None = None) -> Sa
     chosen = find_splits(named, x=x, y=y)
     xs = [_usable(stored[one.x]) for one in chosen]
     ys = [_usable(stored[one.y]) for one in chosen if one.y is not None]
-    _check_lengths(chosen, stored)
+    for one, array in zip(chosen, xs, strict=True):
+        if not array.shape[0]:
+            msg = f"'{one.x}' has the shape {array.shape}; expected at least one sample along its first axis."
+            raise LayoutError(msg)
+        if one.y is not None and stored[one.y].shape[0] != array.shape[0]:
+            msg = (
+                f"'{one.x}' has the shape {array.shape} and '{one.y}' {stored[one.y].shape}; expected as many targets "
+                "as inputs along their first axes."
+            )
+            raise LayoutError(msg)
     inputs = _inputs(xs)
     targets, classes = _targets(ys, inputs, xs) if len(ys) == len(xs) else (None, ())
+    # Files often have an array of the classes' names beside those of the samples, of all classes or of more.
+    texts = (
+        array.whole()
+        for name, array in stored.items()
+        if is_class_names(name) and array.is_text and len(array.shape) == 1 and not array.trouble
+    )
+    written = next((_as_words(values) for values in texts if len(values) >= len(classes)), ())
+    used, told = [one.x for one in chosen], [one.y for one in chosen if one.y is not None]
+    which = f"targets those of {listed(told)}" if len(ys) == len(xs) else "there are no targets for all of them"
+    notes = [f"Inputs are the rows of {listed(used)}{',' if len(ys) == len(xs) else ';'} {which}."]
+    rest = [name for name in stored if name not in {*used, *told} and not is_class_names(name)]
+    if rest:
+        notes.append(f"Other arrays were left out: {listed(rest)}.")
     return SampleTable(
         layout=NAME,
         keys=tuple(f"{array.name}[{row}]" for array in xs for row in range(array.shape[0])),
         inputs=inputs,
         targets=targets,
-        splits=_splits(chosen, xs),
-        classes=_class_names(stored, len(classes)) or classes,
-        notes=_notes(chosen, stored, len(ys)),
+        splits=(
+            tuple(one.split for one, array in zip(chosen, xs, strict=True) for _ in range(array.shape[0]))
+            if all(one.split for one in chosen)
+            else None
+        ),
+        classes=written or classes,
+        notes=tuple(notes),
     )
 
 
@@ -218,31 +244,15 @@ def _usable(array: StoredArray) -> StoredArray:
     return array
 
 
-def _check_lengths(chosen: Sequence[SplitArrays], stored: dict[str, StoredArray]) -> None:
-    for one in chosen:
-        if not stored[one.x].shape or not stored[one.x].shape[0]:
-            msg = f"'{one.x}' has the shape {stored[one.x].shape}; expected at least one sample along its first axis."
-            raise LayoutError(msg)
-        if one.y is not None and stored[one.y].shape[0] != stored[one.x].shape[0]:
-            msg = (
-                f"'{one.x}' has the shape {stored[one.x].shape} and '{one.y}' {stored[one.y].shape}; expected as many "
-                "targets as inputs along their first axes."
-            )
-            raise LayoutError(msg)
-
-
 def _inputs(xs: Sequence[StoredArray]) -> Inputs:
     if any(array.is_text for array in xs):
         msg = f"'{next(array.name for array in xs if array.is_text)}' holds words; expected numbers as inputs."
         raise LayoutError(msg)
-    if all(_is_images(array) for array in xs):
+    shapes = [array.shape for array in xs if array.dtype == np.uint8]
+    # Rows of three numbers are an image only where the last may count channels.
+    if len(shapes) == len(xs) and all(len(one) == 3 or (len(one) == 4 and one[3] in (1, 3, 4)) for one in shapes):
         return Images(join_sources([array.rows() for array in xs]), decoded=True, own_channels=True)
     return _arrays(xs)
-
-
-def _is_images(array: StoredArray) -> bool:
-    shape = array.shape
-    return array.dtype == np.uint8 and (len(shape) == 3 or (len(shape) == 4 and shape[3] in (1, 3, 4)))
 
 
 def _arrays(parts: Sequence[StoredArray]) -> Arrays:
@@ -278,37 +288,15 @@ def _is_mask(y: StoredArray, x: StoredArray) -> bool:
     return y.dtype.kind in "biu" and len(shape) == 3 and shape == x.shape[:3]
 
 
+def _as_words(values: NDArray[Any]) -> tuple[str, ...]:
+    words = np.char.decode(values, "utf-8", "replace") if values.dtype.kind == "S" else values
+    return tuple(str(word) for word in words.tolist())
+
+
 def _labels(values: NDArray[Any]) -> tuple[Values, tuple[str, ...]]:
     if values.dtype.kind in "US":
-        words = np.char.decode(values, "utf-8", "replace") if values.dtype.kind == "S" else values
-        return make_targets({"y": [str(word) for word in words.tolist()]})
+        return make_targets({"y": _as_words(values)})
     if values.dtype.kind in "iu":
         whole = values.astype(np.int64)
         return Values(whole), class_numbers(whole)
     return Values(values), ()
-
-
-def _splits(chosen: Sequence[SplitArrays], xs: Sequence[StoredArray]) -> tuple[str, ...] | None:
-    if not all(one.split for one in chosen):
-        return None
-    return tuple(one.split for one, array in zip(chosen, xs, strict=True) for _ in range(array.shape[0]))
-
-
-def _class_names(stored: dict[str, StoredArray], at_least: int) -> tuple[str, ...]:
-    for name, array in stored.items():
-        if is_class_names(name) and array.is_text and len(array.shape) == 1 and not array.trouble:
-            values = array.whole()
-            words = np.char.decode(values, "utf-8", "replace") if values.dtype.kind == "S" else values
-            if len(words) >= at_least:
-                return tuple(str(word) for word in words.tolist())
-    return ()
-
-
-def _notes(chosen: Sequence[SplitArrays], stored: dict[str, StoredArray], targets: int) -> tuple[str, ...]:
-    xs, ys = [one.x for one in chosen], [one.y for one in chosen if one.y is not None]
-    notes = [f"Inputs are the rows of {listed(xs)}, targets those of {listed(ys)}." if targets == len(chosen) else
-             f"Inputs are the rows of {listed(xs)}; there are no targets for all of them."]  # fmt: skip
-    rest = [name for name in stored if name not in {*xs, *ys} and not is_class_names(name)]
-    if rest:
-        notes.append(f"Other arrays were left out: {listed(rest)}.")
-    return tuple(notes)

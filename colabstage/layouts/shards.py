@@ -73,8 +73,16 @@ def make_labels(labels: Sequence[Label], samples: Sequence[str], *, names: Mappi
         msg = f"The label of '{first}' is a word, that of others a number; expected one kind for all."
         raise BrokenDatasetError(msg)
     if kinds == {int}:
-        values = _whole(labels, samples)
-        return Labels(Values(values), _class_names(values, names or {}))
+        large = next((at for at, label in enumerate(labels) if not -(2**63) <= int(label or 0) < 2**63), None)
+        if large is not None:
+            msg = f"The label of '{samples[large]}' is {labels[large]}, which no 64-bit number can be."
+            raise BrokenDatasetError(msg)
+        values = np.array(labels, np.int64)
+        top = max([int(values.max()), *(names or {})])
+        # -1 is what test sets have whose labels are kept secret.
+        are_classes = names and min(names) >= 0 and values.min() >= -1 and top < _MAX_CLASSES
+        found = tuple(names.get(number, str(number)) for number in range(top + 1)) if names and are_classes else ()
+        return Labels(Values(values), found)
     return Labels(Values(np.array(labels, np.float32)), ())
 
 
@@ -102,23 +110,6 @@ def parse_label(text: str) -> Label:
         except ValueError:
             continue
     return text or None
-
-
-def _whole(labels: Sequence[Label], samples: Sequence[str]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    try:
-        return np.array([int(label or 0) for label in labels], np.int64)
-    except OverflowError as error:
-        large = next(i for i, label in enumerate(labels) if not -(2**63) <= int(label or 0) < 2**63)
-        msg = f"The label of '{samples[large]}' is {labels[large]}, which no 64-bit number can be."
-        raise BrokenDatasetError(msg) from error
-
-
-def _class_names(values: np.ndarray[tuple[int], np.dtype[np.int64]], names: Mapping[int, str]) -> tuple[str, ...]:
-    top = max([int(values.max()), *names])
-    # -1 is what test sets have whose labels are kept secret.
-    if not names or min(names) < 0 or values.min() < -1 or top >= _MAX_CLASSES:
-        return ()
-    return tuple(names.get(number, str(number)) for number in range(top + 1))
 
 
 T = TypeVar("T")

@@ -16,7 +16,7 @@ from colabstage.trees.entries import files_ending_in, take_strings
 
 if TYPE_CHECKING:
     from colabstage.layouts.table import SampleTable
-    from colabstage.trees.tree import FileEntry, Tree
+    from colabstage.trees.tree import Tree
 
 _EXTENSIONS = (".txt", ".lst")
 # Of what a list names so much has to be there for it to be a list of these samples.
@@ -63,7 +63,10 @@ def read_listed_splits(tree: Tree, found: SampleTable) -> ListedSplits:
     candidates = [entry for entry in files_ending_in(tree.entries, _EXTENSIONS) if _split_of(entry.name)]
     if not candidates or len(candidates) > _MOST_LISTS or not isinstance(found.inputs.source, TreeFiles):
         return ListedSplits(found)
-    lines = read_files(tree, candidates, _lines)
+    texts = read_files(tree, candidates, lambda _, content: content.decode("utf-8-sig", "replace").replace("\\", "/"))
+    lines = [
+        [line.strip().removeprefix("./").lstrip("/") for line in text.splitlines() if line.strip()] for text in texts
+    ]
     wanted = {posixpath.basename(line) for one in lines for line in one}
     places: dict[str, list[int]] = defaultdict(list)
     for number, key in enumerate(found.keys):
@@ -83,11 +86,6 @@ def _split_of(name: str) -> str:
     train_test_split.txt."""
     read = split_name(posixpath.splitext(posixpath.basename(name))[0])
     return "" if read.rest else read.split
-
-
-def _lines(_file: FileEntry, content: bytes) -> list[str]:
-    text = content.decode("utf-8-sig", "replace").replace("\\", "/")
-    return [line.strip().removeprefix("./").lstrip("/") for line in text.splitlines() if line.strip()]
 
 
 def _read_list(name: str, lines: list[str], found: SampleTable, places: dict[str, list[int]]) -> _SplitList | None:

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
     from colabstage.layouts.table import Targets
     from colabstage.trees.entries import FileEntries
-    from colabstage.trees.tree import FileEntry, Tree
+    from colabstage.trees.tree import Tree
 
 NAME = "tfrecord"
 
@@ -177,7 +177,14 @@ def _record_files(tree: Tree) -> list[Shard]:
         msg = f"'{tree.label}' holds no TFRecord files (.tfrecord, .tfrec, train-00000-of-00008)."
         raise EmptySourceError(msg)
     filled = [entry for entry in entries if entry.size]
-    shards = scan_each(len(filled), lambda number: _open(tree, filled[number]))
+
+    def look(number: int) -> tuple[Shard, bool]:
+        shard = shard_of(filled[number], open_shard(tree, filled[number]))
+        head = read_with_retry(lambda: shard.content.pread(12, 0), shard.name, policy=RetryPolicy())
+        rest_shard(shard)
+        return shard, is_record_head(head)
+
+    shards = scan_each(len(filled), look)
     wrong = next((shard for shard, fits in shards if not fits), None)
     if wrong is None and shards:
         return [shard for shard, _ in shards]
@@ -191,19 +198,16 @@ def _record_files(tree: Tree) -> list[Shard]:
     raise CorruptArchiveError(msg)
 
 
-def _open(tree: Tree, entry: FileEntry) -> tuple[Shard, bool]:
-    shard = shard_of(entry, open_shard(tree, entry))
-    head = read_with_retry(lambda: shard.content.pread(12, 0), shard.name, policy=RetryPolicy())
-    rest_shard(shard)
-    return shard, is_record_head(head)
-
-
 def _image_feature(tree: Tree, shards: Sequence[Shard]) -> str:
     """Return the feature of the first record that holds an image file."""
     window = ScanWindow(shards[0].content)
     start, length = next(scan_records(window))
     data = window.pread(length, start)
-    features = _parse(data, f"{shards[0].name}[0]")
+    try:
+        features = parse_example(data)
+    except MessageError as error:
+        msg = f"'{shards[0].name}[0]' is no tf.train.Example: {error}."
+        raise BrokenDatasetError(msg) from error
     order = [*_IMAGES, *(name for name in features if name not in _IMAGES)]
     for name in order:
         first = next(iter(features.get(name, [])), None)
@@ -214,14 +218,6 @@ def _image_feature(tree: Tree, shards: Sequence[Shard]) -> str:
         f"{', '.join(sorted(features)) or 'of no Example'}. Give layout= a function that reads it."
     )
     raise LayoutError(msg)
-
-
-def _parse(data: bytes, name: str) -> dict[str, Feature]:
-    try:
-        return parse_example(data)
-    except MessageError as error:
-        msg = f"'{name}' is no tf.train.Example: {error}."
-        raise BrokenDatasetError(msg) from error
 
 
 def _scan(shard: Shard, number: int, image: str) -> _Scanned:
@@ -241,57 +237,67 @@ def _scan(shard: Shard, number: int, image: str) -> _Scanned:
         found = next(iter(features.get(image, [])), None)
         if isinstance(found, Span) and found.end > found.start:
             stored = Part(number, start, length + FOOTER_BYTES)
-            label = _one(data, features, _LABELS, name)
-            text, boxes, mask = _text(data, features, name), _boxes(data, features, name), _mask(data, features)
-            records.append(_Record(name, stored, found, label, text, boxes, mask))
+            records.append(_Example(data, features, name).as_record(stored, found))
         count += 1
     rest_shard(shard)
     return _Scanned(shard, records, count - len(records))
 
 
-def _one(data: bytes, features: dict[str, Feature], names: Sequence[str], record: str) -> Label:
-    """Return the one value of the first of some features that there is."""
-    name = next((name for name in names if features.get(name)), None)
-    if name is None:
-        return None
-    values = _values(data, features[name], record)
-    if len(values) != 1:
-        msg = f"'{record}' has {len(values):,} values in '{name}'; expected one label. Give layout= a function."
-        raise BrokenDatasetError(msg)
-    return values[0]
+class _Example:
+    """What one record holds beside its image."""
 
+    def __init__(self, data: bytes, features: dict[str, Feature], record: str) -> None:
+        self._data = data
+        self._features = features
+        self._record = record
 
-def _text(data: bytes, features: dict[str, Feature], record: str) -> str | None:
-    text = _one(data, features, _TEXTS, record)
-    return text if isinstance(text, str) else None
+    def as_record(self, stored: Part, image: Span) -> _Record:
+        """Return all that is known of the record."""
+        label, text = self._one(_LABELS), self._one(_TEXTS)
+        return _Record(
+            self._record, stored, image, label, text if isinstance(text, str) else None, self._boxes(), self._mask()
+        )
 
+    def _one(self, names: Sequence[str]) -> Label:
+        """Return the one value of the first of some features that there is."""
+        name = next((name for name in names if self._features.get(name)), None)
+        if name is None:
+            return None
+        values = self._values(name)
+        if len(values) != 1:
+            msg = (
+                f"'{self._record}' has {len(values):,} values in '{name}'; expected one label. Give layout= a function."
+            )
+            raise BrokenDatasetError(msg)
+        return values[0]
 
-def _values(data: bytes, feature: Feature, record: str) -> list[Label]:
-    try:
-        return [data[slice(*value)].decode() if isinstance(value, Span) else value for value in feature]
-    except UnicodeDecodeError as error:
-        msg = f"'{record}' has a label that is no text."
-        raise BrokenDatasetError(msg) from error
+    def _values(self, name: str) -> list[Label]:
+        feature = self._features.get(name, [])
+        try:
+            return [self._data[slice(*value)].decode() if isinstance(value, Span) else value for value in feature]
+        except UnicodeDecodeError as error:
+            msg = f"'{self._record}' has a label that is no text."
+            raise BrokenDatasetError(msg) from error
 
+    def _boxes(self) -> list[_Box] | None:
+        if not any(name in self._features for name in _CORNERS):
+            return None
+        corners = [cast("list[float]", self._features.get(name, [])) for name in _CORNERS]
+        labels, texts = self._values(_BOX_LABEL), self._values(_BOX_TEXT)
+        counts = {len(values) for values in (*corners, labels or corners[0], texts or corners[0])}
+        if len(counts) != 1 or not (labels or texts or not corners[0]):
+            msg = f"'{self._record}' has corners, labels and names of boxes in different numbers."
+            raise BrokenDatasetError(msg)
+        rows = zip(zip(*corners, strict=True), labels or texts, texts or labels, strict=True)
+        return [_Box(corner, label, text if isinstance(text, str) else None) for corner, label, text in rows]
 
-def _boxes(data: bytes, features: dict[str, Feature], record: str) -> list[_Box] | None:
-    if not any(name in features for name in _CORNERS):
-        return None
-    corners = [cast("list[float]", features.get(name, [])) for name in _CORNERS]
-    labels = _values(data, features.get(_BOX_LABEL, []), record)
-    texts = _values(data, features.get(_BOX_TEXT, []), record)
-    counts = {len(values) for values in (*corners, labels or corners[0], texts or corners[0])}
-    if len(counts) != 1 or not (labels or texts or not corners[0]):
-        msg = f"'{record}' has corners, labels and names of boxes in different numbers."
-        raise BrokenDatasetError(msg)
-    rows = zip(zip(*corners, strict=True), labels or texts, texts or labels, strict=True)
-    return [_Box(corner, label, text if isinstance(text, str) else None) for corner, label, text in rows]
-
-
-def _mask(data: bytes, features: dict[str, Feature]) -> Span | None:
-    """Return the first feature that is called like a mask and holds an image file."""
-    found = (next(iter(features.get(name, [])), None) for name in _MASKS)
-    return next((span for span in found if isinstance(span, Span) and data[slice(*span)].startswith(IMAGE_HEADS)), None)
+    def _mask(self) -> Span | None:
+        """Return the first feature that is called like a mask and holds an image file."""
+        found = (next(iter(self._features.get(name, [])), None) for name in _MASKS)
+        return next(
+            (span for span in found if isinstance(span, Span) and self._data[slice(*span)].startswith(IMAGE_HEADS)),
+            None,
+        )
 
 
 def _targets(records: Sequence[_Record], parts: ShardParts, notes: list[str]) -> tuple[Targets | None, tuple[str, ...]]:
@@ -309,7 +315,14 @@ def _targets(records: Sequence[_Record], parts: ShardParts, notes: list[str]) ->
             notes.append(
                 f"{len(records) - with_boxes:,} records have no features of boxes; they are kept without boxes."
             )
-        return _box_targets(records)
+        boxes = [box for record in records for box in record.boxes or []]
+        box_labels = [box.label for box in boxes]
+        owners = [record.name for record in records for _ in record.boxes or []]
+        values, classes = make_labels(box_labels, owners, names=names_of(box_labels, [box.text for box in boxes]))
+        offsets = np.concatenate([[0], np.cumsum([len(record.boxes or []) for record in records])]).astype(np.int64)
+        corners = np.array([box.corners for box in boxes], np.float64).reshape(-1, 4)
+        numbers = np.zeros(0, np.int64) if values is None else values.values
+        return Boxes(offsets, corners, {"labels": numbers}, relative=True), classes
     if masks:
         if len(masks) < len(records):
             bare = next(record.name for record in records if record.mask is None)
@@ -322,14 +335,3 @@ def _targets(records: Sequence[_Record], parts: ShardParts, notes: list[str]) ->
     return make_labels(
         labels, [record.name for record in records], names=names_of(labels, [record.text for record in records])
     )
-
-
-def _box_targets(records: Sequence[_Record]) -> tuple[Targets, tuple[str, ...]]:
-    boxes = [box for record in records for box in record.boxes or []]
-    labels = [box.label for box in boxes]
-    owners = [record.name for record in records for _ in record.boxes or []]
-    values, classes = make_labels(labels, owners, names=names_of(labels, [box.text for box in boxes]))
-    offsets = np.concatenate([[0], np.cumsum([len(record.boxes or []) for record in records])]).astype(np.int64)
-    corners = np.array([box.corners for box in boxes], np.float64).reshape(-1, 4)
-    numbers = np.zeros(0, np.int64) if values is None else values.values
-    return Boxes(offsets, corners, {"labels": numbers}, relative=True), classes

@@ -128,17 +128,14 @@ def make_tokens(tree: Tree, entries: Sequence[FileEntry], options: TokenOptions)
     folder = spool_folder(needed, f"The tokens of '{tree.label}'")
     with tempfile.NamedTemporaryFile(dir=folder, prefix="colabstage-", buffering=1 << 20) as file:
         for entry in entries:
-            for tokens in _TextFile(tree, entry, options)._tokens_of():
+            for tokens in _TextFile(tree, entry, options).tokens():
                 count += len(tokens)
                 file.write(tokens.astype(dtype).tobytes())
         file.flush()
         content = LocalBytes(Path(file.name), label=f"tokens of {tree.label}")
     stamp = " ".join(stamp_of(entry) for entry in entries)
-    return TokenStream(entries[0].name, content, 0, count, dtype, f"{_hash(stamp)} {options!r}")
-
-
-def _hash(text: str) -> str:
-    return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:16]
+    digest = hashlib.sha256(stamp.encode(errors="surrogateescape")).hexdigest()[:16]
+    return TokenStream(entries[0].name, content, 0, count, dtype, f"{digest} {options!r}")
 
 
 class _TextFile:
@@ -149,7 +146,7 @@ class _TextFile:
         self.entry = entry
         self.options = options
 
-    def _tokens_of(self) -> Iterator[NDArray[Any]]:
+    def tokens(self) -> Iterator[NDArray[Any]]:
         if self.options.tokenizer is None and not self.entry.name.lower().endswith(".jsonl"):
             for piece in self.tree.chunks(self.entry):
                 yield np.frombuffer(piece, np.uint8)
@@ -347,14 +344,11 @@ def _table(tree: Tree, streams: dict[str, list[TokenStream]], options: TokenOpti
         inputs=side(0),
         targets=side(1) if options.next_tokens else None,
         splits=tuple(split for split, _, count in rows for _ in range(count)) if rows[0][0] else None,
-        notes=(_note(total, used, options, str(dtype)),),
-    )
-
-
-def _note(total: int, rows: int, options: TokenOptions, dtype: str) -> str:
-    targets = ", with the next ones as targets" if options.next_tokens else ""
-    left = total - rows * options.length
-    return (
-        f"{total:,} tokens are {rows:,} rows of {options.length:,} {dtype} tokens{targets}; {left:,} at the ends were "
-        "left out."
+        notes=(
+            (
+                f"{total:,} tokens are {used:,} rows of {options.length:,} {dtype} tokens"
+                f"{', with the next ones as targets' if options.next_tokens else ''}; "
+                f"{total - used * options.length:,} at the ends were left out."
+            ),
+        ),
     )

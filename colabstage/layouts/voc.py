@@ -77,11 +77,12 @@ def read_voc(tree: Tree) -> SampleTable:
         BrokenDatasetError: a file is broken; it is named with the line.
     """
     annotations = files_ending_in(tree.entries, (".xml",))
-    xml = {posixpath.splitext(entry.name)[0]: entry for entry in annotations}
-    images = list(files_ending_in(tree.entries, IMAGE_EXTENSIONS).where(_is_photo)) if xml else []
-    by_role = _by_role(annotations)
-    labels = {image.name: label for image in images if (label := _label_of(image.name, xml, by_role)) is not None}
-    if not labels or not any(read_files(tree, list(labels.values())[:4], _is_annotation)):
+    images = list(files_ending_in(tree.entries, IMAGE_EXTENSIONS).where(_is_photo)) if annotations else []
+    files_of = _AnnotationFiles(annotations)
+    labels = {image.name: label for image in images if (label := files_of.of_image(image.name)) is not None}
+    # Other tools write XML as well: a few files tell, before all are parsed.
+    some = list(labels.values())[:4]
+    if not any(read_files(tree, some, lambda _, content: b"<annotation" in content)):
         msg = (
             f"'{tree.label}' has no XML file of Pascal VOC's form: neither in a folder such as {_ANNOTATIONS}, by the "
             "name of its image, nor beside it."
@@ -98,7 +99,13 @@ def read_voc(tree: Tree) -> SampleTable:
         msg = f"The lists in {_LISTS} of '{tree.label}' name none of its images."
         raise BrokenDatasetError(msg)
     files = [labels[image.name] for image in listed if image.name in labels]
-    parsed = dict(zip([file.name for file in files], read_files(tree, files, _parse), strict=True))
+    parsed = dict(
+        zip(
+            [file.name for file in files],
+            read_files(tree, files, lambda file, content: _AnnotationParser(file.name).parse(content)),
+            strict=True,
+        )
+    )
     classes = sorted({found.name for each in parsed.values() for found in each.objects})
     numbers = {name: float(number) for number, name in enumerate(classes)}
     said = [parsed[labels[image.name].name] if image.name in labels else _NOTHING for image in listed]
@@ -129,31 +136,32 @@ def _place(image: str) -> tuple[str, str]:
     return posixpath.dirname(folder), posixpath.splitext(base)[0]
 
 
-def _label_of(image: str, xml: dict[str, FileEntry], by_role: dict[tuple[str, ...], FileEntry]) -> FileEntry | None:
-    root, stem = _place(image)
-    moved = posixpath.join(root, _ANNOTATIONS, stem)
-    return xml.get(moved) or xml.get(posixpath.splitext(image)[0]) or by_role.get(_without_roles(image))
+class _AnnotationFiles:
+    """The XML files of a tree, to be found by the images that they speak of."""
 
+    def __init__(self, entries: Iterable[FileEntry]) -> None:
+        self._by_path = {posixpath.splitext(entry.name)[0]: entry for entry in entries}
+        # By paths without the folders that only say what is in them. Two files of one such path may be of any two
+        # images, so neither counts.
+        self._by_role: dict[tuple[str, ...], FileEntry] = {}
+        shared: set[tuple[str, ...]] = set()
+        for entry in entries:
+            place = _without_roles(entry.name)
+            if self._by_role.setdefault(place, entry) is not entry:
+                shared.add(place)
+        for place in shared:
+            del self._by_role[place]
 
-def _by_role(annotations: Iterable[FileEntry]) -> dict[tuple[str, ...], FileEntry]:
-    """Return the XML files by their paths without the folders that only say what is in them; those that share one are
-    none."""
-    found: dict[tuple[str, ...], FileEntry] = {}
-    shared: set[tuple[str, ...]] = set()
-    for entry in annotations:
-        place = _without_roles(entry.name)
-        if found.setdefault(place, entry) is not entry:
-            shared.add(place)
-    return {place: entry for place, entry in found.items() if place not in shared}
+    def of_image(self, image: str) -> FileEntry | None:
+        """Return the file in `Annotations`, else beside the image, else in folders of the same other names."""
+        root, stem = _place(image)
+        found = self._by_path.get(posixpath.join(root, _ANNOTATIONS, stem))
+        return found or self._by_path.get(posixpath.splitext(image)[0]) or self._by_role.get(_without_roles(image))
 
 
 def _without_roles(name: str) -> tuple[str, ...]:
     *folders, base = name.split("/")
     return (*(folder for folder in folders if folder.lower() not in _ROLES), posixpath.splitext(base)[0])
-
-
-def _is_annotation(_file: FileEntry, content: bytes) -> bool:
-    return b"<annotation" in content
 
 
 def _read_lists(tree: Tree) -> dict[tuple[str, str], str]:
@@ -173,19 +181,14 @@ def _read_lists(tree: Tree) -> dict[tuple[str, str], str]:
     )
     entries = {entry.name: entry for entry in tree.entries}
     found: dict[tuple[str, str], str] = {}
-    for name, stems in zip(order, read_files(tree, [entries[name] for name in order], _stems), strict=True):
+    texts = read_files(
+        tree, [entries[name] for name in order], lambda _, content: content.decode("utf-8-sig", "replace")
+    )
+    for name, text in zip(order, texts, strict=True):
         stem, root = files[name]
-        for listed in stems:
+        for listed in (line.split()[0] for line in text.splitlines() if line.strip()):
             found.setdefault((root, listed), SPLIT_NAMES.get(stem, "train"))
     return found
-
-
-def _stems(_file: FileEntry, content: bytes) -> list[str]:
-    return [line.split()[0] for line in content.decode("utf-8-sig", "replace").splitlines() if line.strip()]
-
-
-def _parse(file: FileEntry, content: bytes) -> _Annotation:
-    return _AnnotationParser(file.name).parse(content)
 
 
 def _flag(text: str) -> float:

@@ -33,9 +33,9 @@ from colabstage.trees.names import clean_member_name, is_junk
 from colabstage.trees.tar import scan_members
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Iterable
 
-    from colabstage.trees.tree import ByteSource, FileEntry, Tree
+    from colabstage.trees.tree import Tree
 
 _KEY_AND_REST = re.compile(r"((?:.*/|)[^.]+)[.]([^/]*)", re.DOTALL)
 # By preference; WebDataset's own examples ask for "jpg;png".
@@ -84,6 +84,17 @@ class _Files(NamedTuple):
     others: set[str]
     """All else."""
 
+    def as_sample(self, address: str) -> PackedSample:
+        name, image = next(self.images[rest] for rest in _IMAGES if rest in self.images)
+        written = next((self.labels[rest] for rest in _NUMBERS if rest in self.labels), None)
+        label, text = None, None
+        if _DOCUMENT in self.labels:
+            label, text = _document_label(address, self.labels[_DOCUMENT], needed=written is None)
+        if written is not None:
+            label = parse_label(_decode(address, written))
+        caption = _decode(address, self.labels[_TEXT]).strip() if _TEXT in self.labels else None
+        return PackedSample(name, image, label, text, caption, annotated=bool(self.labels))
+
 
 def has_samples(names: Iterable[str]) -> bool:
     """Tell whether, of files of these names, an image and a possible label share theirs up to the first dot."""
@@ -128,7 +139,7 @@ def scan_shard(shard: Shard, number: int) -> ShardSamples:
         else:
             files.others.add(rest)
     rest_shard(shard)
-    samples = [_sample(f"{shard.name}/{key}", files) for key, files in groups.items() if files.images]
+    samples = [files.as_sample(f"{shard.name}/{key}") for key, files in groups.items() if files.images]
     return ShardSamples(samples, len(groups) - len(samples))
 
 
@@ -136,18 +147,6 @@ def _split_name(name: str) -> tuple[str, str] | None:
     """Return what WebDataset takes for the sample's key, and the rest in lower case."""
     match = _KEY_AND_REST.fullmatch(name)
     return None if match is None else (match[1], match[2].lower())
-
-
-def _sample(address: str, files: _Files) -> PackedSample:
-    name, image = next(files.images[rest] for rest in _IMAGES if rest in files.images)
-    written = next((files.labels[rest] for rest in _NUMBERS if rest in files.labels), None)
-    label, text = None, None
-    if _DOCUMENT in files.labels:
-        label, text = _document_label(address, files.labels[_DOCUMENT], needed=written is None)
-    if written is not None:
-        label = parse_label(_decode(address, written))
-    caption = _decode(address, files.labels[_TEXT]).strip() if _TEXT in files.labels else None
-    return PackedSample(name, image, label, text, caption, annotated=bool(files.labels))
 
 
 def _decode(address: str, content: bytes) -> str:
@@ -200,23 +199,27 @@ def read_webdataset(tree: Tree) -> SampleTable:
         BrokenDatasetError: a sample is broken; it is named.
         CorruptArchiveError, UnsafeArchiveError: a shard is no whole tar.
     """
-    openers = _Shards(tree)._shard_openers()
-    first = _scan(openers, 0)
+    tars = _Shards(tree)
+    first = tars.scan(0)
     if not any(sample.annotated for sample in first[1].samples):
-        raise _Shards(tree)._declined()
-    scanned = [first, *scan_each(len(openers) - 1, lambda number: _scan(openers, number + 1))]
+        raise tars.declined()
+    scanned = [first, *scan_each(len(tars) - 1, lambda number: tars.scan(number + 1))]
     shards = [shard for shard, _ in scanned]
     samples = [sample for _, found in scanned for sample in found.samples]
     names = [f"{shards[sample.image.shard].name}/{sample.name}" for sample in samples]
-    labels = _labels(samples)
+    labels = [sample.label for sample in samples]
+    if all(label is None for label in labels):
+        # A txt is a class where it is short and others say the same; else it is a caption.
+        texts = [sample.caption or "" for sample in samples]
+        are_classes = all(0 < len(text) <= _MAX_CLASS_NAME for text in texts) and 2 * len(set(texts)) <= len(texts)
+        labels = [parse_label(text) if are_classes else None for text in texts]
     targets, classes = make_labels(labels, names, names=names_of(labels, [sample.text for sample in samples]))
     splits = splits_of_shards([shard.name for shard in shards])
     without = sum(found.without for _, found in scanned)
-    labelled = targets is not None
     notes = []
     if without:
         notes.append(f"{without:,} samples of the shards have no image and were left out.")
-    if not labelled:
+    if targets is None:
         notes.append("The samples have no label in a cls or json, and texts that are captions; only images are kept.")
     return SampleTable(
         layout=NAME,
@@ -233,57 +236,37 @@ class _Shards:
     """The tars that a tree is made of, or that lie in it."""
 
     def __init__(self, tree: Tree) -> None:
-        self.tree = tree
-
-    def _shard_openers(self) -> list[Callable[[], Shard]]:
-        """Return how to open each tar: the tree itself, the parts that it is joined of, or those that lie in it."""
-        # The bytes of the tars that a tree is made of, where it is made of tars only.
-        tars = [part.source for part in self.tree.parts() if part.kind == "tar" and part.source is not None]
-        own = tars if len(tars) == len(self.tree.parts()) else []
-        if own:
-            if not has_samples(file_names(self.tree.entries)):
-                raise self._declined()
-            names = self._unique([posixpath.basename(part.label) for part in own])
-            return [self._own_opener(name, part) for name, part in zip(names, own, strict=True)]
-        files = files_ending_in(self.tree.entries, tuple(extension_of(shard) for shard in _SHARDS))
-        inside = files.where(lambda name: name.lower().endswith(_SHARDS))
-        if not inside:
-            msg = f"'{self.tree.label}' holds no tars."
+        self._tree = tree
+        parts = tree.parts()
+        tars = [part.source for part in parts if part.kind == "tar" and part.source is not None]
+        self._own = tars if len(tars) == len(parts) else []
+        files = files_ending_in(tree.entries, tuple(extension_of(shard) for shard in _SHARDS))
+        self._inside = files.where(lambda name: not self._own and name.lower().endswith(_SHARDS))
+        if not (self._own or self._inside):
+            msg = f"'{tree.label}' holds no tars."
             raise EmptySourceError(msg)
-        if files_ending_in(self.tree.entries, IMAGE_EXTENSIONS):
-            raise self._declined()
-        return [self._inner_opener(entry) for entry in inside]
+        if not has_samples(file_names(tree.entries)) if self._own else files_ending_in(tree.entries, IMAGE_EXTENSIONS):
+            raise self.declined()
+        # Tars of several folders may be called the same, and samples are named after their shard.
+        names = [posixpath.basename(tar.label) for tar in self._own]
+        self._names = [name if names.count(name) == 1 else f"{number}/{name}" for number, name in enumerate(names)]
 
-    @staticmethod
-    def _own_opener(name: str, tar: ByteSource) -> Callable[[], Shard]:
-        return lambda: Shard(name, f"{name!r} {tar.size}", tar)
+    def __len__(self) -> int:
+        return len(self._own or self._inside)
 
-    def _inner_opener(self, entry: FileEntry) -> Callable[[], Shard]:
-        return lambda: shard_of(entry, open_shard(self.tree, entry))
-
-    @staticmethod
-    def _unique(names: Sequence[str]) -> list[str]:
-        """Return the names, of which none is there twice: tars of several folders may be called the same."""
-        return [name if names.count(name) == 1 else f"{number}/{name}" for number, name in enumerate(names)]
-
-    def _declined(self) -> LayoutError:
+    def declined(self) -> LayoutError:
+        """Return the error that says what was expected."""
         return LayoutError(
-            f"'{self.tree.label}' is no WebDataset: expected tars in which images have a .cls, .json or .txt of "
-            "the same name "
-            "beside them, and no images outside of them."
+            f"'{self._tree.label}' is no WebDataset: expected tars in which images have a .cls, .json or .txt of the "
+            "same name beside them, and no images outside of them."
         )
 
-
-def _scan(openers: Sequence[Callable[[], Shard]], number: int) -> tuple[Shard, ShardSamples]:
-    shard = openers[number]()
-    return shard, scan_shard(shard, number)
-
-
-def _labels(samples: Sequence[PackedSample]) -> list[Label]:
-    """Return labels of cls and json, or else the texts, where they are classes: short, and fewer than samples."""
-    labels = [sample.label for sample in samples]
-    if any(label is not None for label in labels):
-        return labels
-    texts = [sample.caption or "" for sample in samples]
-    are_classes = all(0 < len(text) <= _MAX_CLASS_NAME for text in texts) and 2 * len(set(texts)) <= len(texts)
-    return [parse_label(text) for text in texts] if are_classes else labels
+    def scan(self, number: int) -> tuple[Shard, ShardSamples]:
+        """Open one of them, and find its samples."""
+        if self._own:
+            name, tar = self._names[number], self._own[number]
+            shard = Shard(name, f"{name!r} {tar.size}", tar)
+        else:
+            entry = self._inside[number]
+            shard = shard_of(entry, open_shard(self._tree, entry))
+        return shard, scan_shard(shard, number)

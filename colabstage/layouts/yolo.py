@@ -47,7 +47,9 @@ def read_class_file(tree: Tree) -> ClassFile:
     Raises:
         BrokenDatasetError: a YAML file has names in a form that is not read here.
     """
-    files = files_ending_in(tree.entries, _EXTENSIONS).where(_may_name_classes)
+    files = files_ending_in(tree.entries, _EXTENSIONS).where(
+        lambda name: name.lower().endswith((".yaml", ".yml")) or posixpath.basename(name).lower() in _LISTS
+    )
     for entry in sorted(files, key=lambda entry: (entry.name.count("/"), entry.name)):
         base = posixpath.basename(entry.name).lower()
         if base in _LISTS:
@@ -57,11 +59,6 @@ def read_class_file(tree: Tree) -> ClassFile:
         if found.names:
             return found
     return ClassFile(())
-
-
-def _may_name_classes(name: str) -> bool:
-    base = posixpath.basename(name).lower()
-    return base in _LISTS or base.endswith((".yaml", ".yml"))
 
 
 def _text(tree: Tree, entry: FileEntry) -> str:
@@ -90,7 +87,12 @@ def parse_class_file(text: str, name: str) -> ClassFile:
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise _odd(name, str(error)) from error
     names = found.get("names") if isinstance(found, dict) else None
-    return ClassFile(_in_order(names, name), _keypoints(found.get("kpt_shape"), name))
+    shape = found.get("kpt_shape")
+    try:
+        count, width = (0, 0) if shape is None else (int(part) for part in shape)
+    except (TypeError, ValueError) as error:
+        raise _odd(name, f"kpt_shape is {shape!r}") from error
+    return ClassFile(_in_order(names, name), (count, width))
 
 
 def _in_order(names: Any, file: str) -> tuple[str, ...]:
@@ -103,16 +105,6 @@ def _in_order(names: Any, file: str) -> tuple[str, ...]:
     if sorted(found) != list(range(len(found))) or not all(isinstance(value, str) for value in found.values()):
         raise _odd(file, f"names are {str(names)[:60]}")
     return tuple(found[number] for number in range(len(found)))
-
-
-def _keypoints(shape: Any, file: str) -> tuple[int, int]:
-    if shape is None:
-        return (0, 0)
-    try:
-        count, width = (int(part) for part in shape)
-    except (TypeError, ValueError) as error:
-        raise _odd(file, f"kpt_shape is {shape!r}") from error
-    return count, width
 
 
 def _odd(name: str, what: str) -> BrokenDatasetError:
@@ -178,8 +170,16 @@ def read_yolo(tree: Tree) -> SampleTable:
         msg = f"The text files of the images in '{tree.label}' have no lines of YOLO's form (first '{files[0].name}')."
         raise LayoutError(msg)
     parsed = read_files(tree, files, parse)
-    if not pose:
-        _refuse_keypoints(files, parsed)
+    every = [row for found in parsed for row in found]
+    # As many points in every line, all of them inside the box that its first numbers are: what may be poses as well.
+    if not pose and len(every) >= _FEW_POSES and all(len(row) == _POLYGON_ROW and row[6] for row in every):
+        counts = {int(row[5]) for row in every}
+        if len(counts) == 1 and min(counts) > _BOX_POINTS:
+            msg = (
+                f"The lines of '{files[0].name}' and all others have {1 + 2 * min(counts)} numbers: polygons, or boxes "
+                "with keypoints inside. For poses, say kpt_shape: [COUNT, 2] in data.yaml."
+            )
+            raise BrokenDatasetError(msg)
     rows = {file.name: [row[:5] for row in found] for file, found in zip(files, parsed, strict=True)}
     count = max((int(row[4]) + 1 for found in rows.values() for row in found), default=0)
     if names and count > len(names):
@@ -194,7 +194,7 @@ def read_yolo(tree: Tree) -> SampleTable:
     notes = without_boxes_note(len(images) - len(files), "label file")
     if pose:
         notes.append(f"The {keypoints[0]} keypoints of each box were left out.")
-    polygons = [row for found in parsed for row in found if len(row) > 5]
+    polygons = [row for row in every if len(row) > 5]
     if polygons:
         four = "four points, as oriented boxes have" if all(row[5] == 4 for row in polygons) else "polygons"
         notes.append(f"{len(polygons):,} boxes are those around {four}; their own outlines were left out.")
@@ -208,19 +208,6 @@ def _label_of(image: str, texts: dict[str, FileEntry]) -> FileEntry | None:
     head, found, tail = f"/{stem}".rpartition(f"/{_IMAGES}/")
     moved = f"{head}/{_LABELS}/{tail}.txt".lstrip("/") if found else ""
     return texts.get(moved) or texts.get(f"{stem}.txt")
-
-
-def _refuse_keypoints(files: Sequence[FileEntry], parsed: Sequence[_Rows]) -> None:
-    """Refuse what may be poses: as many points in every line, all of them inside the box that its first numbers are."""
-    rows = [row for found in parsed for row in found]
-    if len(rows) >= _FEW_POSES and {len(row) for row in rows} == {_POLYGON_ROW} and all(row[6] for row in rows):
-        counts = {int(row[5]) for row in rows}
-        if len(counts) == 1 and min(counts) > _BOX_POINTS:
-            msg = (
-                f"The lines of '{files[0].name}' and all others have {1 + 2 * min(counts)} numbers: polygons, or boxes "
-                "with keypoints inside. For poses, say kpt_shape: [COUNT, 2] in data.yaml."
-            )
-            raise BrokenDatasetError(msg)
 
 
 def _parse(file: FileEntry, content: bytes, *, pose: int = 0) -> _Rows:
