@@ -8,8 +8,10 @@
         notebook.page.wait_for_selector(".colabstage-browse")
         notebook.screenshot("browse")
 
-One server serves a test process, one Chromium a test module: Playwright keeps an event loop running in the thread that
-uses it, which tests of other modules could not bear. Where a part is missing, the tests are skipped with its name.
+A test module has one server, one Chromium and one page, in which its notebooks are opened one after the other: to load
+JupyterLab takes five seconds of computing, a further notebook one. No longer than the module, because Playwright keeps
+an event loop running in the thread that uses it, which other tests could not bear. Where a part is missing, the tests
+are skipped with its name.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ import requests
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from playwright.sync_api import BrowserContext, Page
+    from playwright.sync_api import Page
 
 ROOT = Path(__file__).resolve().parent.parent
 # Ignored by git; to be looked at.
@@ -81,11 +83,6 @@ class Jupyter:
         )
         answer.raise_for_status()
         return answer.json() if answer.content else None
-
-    def set_theme(self, theme: Theme) -> None:
-        """Have pages that are opened from now on in this theme."""
-        settings = json.dumps({"theme": _THEMES[theme]})
-        self.request("PUT", "lab/api/settings/@jupyterlab/apputils-extension:themes", {"raw": settings})
 
     def end_kernels(self) -> None:
         """End every kernel, so that the next notebook has the machine for itself."""
@@ -163,9 +160,9 @@ def _end(process: subprocess.Popen[bytes]) -> None:
             process.wait(10)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def jupyter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Jupyter]:
-    """The one JupyterLab of this test process."""
+    """The one JupyterLab of this test module."""
     problem = missing_part()
     if problem:
         pytest.skip(problem)
@@ -195,17 +192,13 @@ def jupyter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Jupyter]:
             {"raw": json.dumps({"fetchNews": "false", "checkForUpdates": False})},
         )
         yield server
-        server.end_kernels()
     finally:
         _end(process)
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[BrowserContext]:
-    """The one Chromium of this test module; its pages share a cache, so the second opens in half the time."""
-    problem = missing_part()
-    if problem:
-        pytest.skip(problem)
+def lab(jupyter: Jupyter) -> Iterator[Page]:
+    """JupyterLab's page in the one Chromium of this test module, with no notebook open."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
@@ -213,8 +206,15 @@ def browser() -> Iterator[BrowserContext]:
         started = playwright.chromium.launch(
             executable_path=chromium_path(), args=["--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"]
         )
-        yield started.new_context()
+        page = started.new_context().new_page()
+        page.set_default_timeout(_WAIT_MS)
+        foreign: list[str] = []
+        page.on("request", lambda asked: None if _is_local(asked.url) else foreign.append(asked.url))
+        page.goto(f"{jupyter.url}doc?token={jupyter.token}")
+        page.wait_for_function("() => window.jupyterapp?.shell")
+        yield page
         started.close()
+    assert foreign == [], "a notebook asked other machines for something"
 
 
 @dataclass(slots=True)
@@ -276,8 +276,12 @@ class OpenNotebook(Protocol):
 
 
 _NUMBERS = itertools.count()
-_READY = """async () => {
-    const widget = window.jupyterapp.shell.currentWidget;
+_CLOSE = "() => [...window.jupyterapp.shell.widgets('main')].forEach(widget => widget.dispose())"
+_OPEN = """async ([path, theme]) => {
+    const app = window.jupyterapp;
+    await app.restored;
+    await app.commands.execute('apputils:change-theme', {theme});
+    const widget = await app.commands.execute('docmanager:open', {path, factory: 'Notebook'});
     await widget.context.ready;
     await widget.sessionContext.ready;
     await widget.sessionContext.session.kernel.info;
@@ -298,33 +302,26 @@ def _write_notebook(folder: Path, cells: tuple[str, ...]) -> str:
 
 
 @pytest.fixture
-def open_notebook(jupyter: Jupyter, browser: BrowserContext) -> Iterator[OpenNotebook]:
-    """Opens notebooks; their pages and kernels end with the test, and no page may have called out."""
-    opened: list[Page] = []
-    foreign: list[str] = []
+def open_notebook(jupyter: Jupyter, lab: Page) -> Iterator[OpenNotebook]:
+    """Opens a notebook, which is closed and its kernel ended with the test."""
+    errors: list[str] = []
+
+    def note(error: object) -> None:
+        errors.append(str(error))
 
     def open_it(*cells: str, theme: Theme = "light", width: int = 1000, height: int = 800) -> Notebook:
-        jupyter.set_theme(theme)
         name = _write_notebook(jupyter.folder, cells)
-        page = browser.new_page()
-        opened.append(page)
-        page.set_viewport_size({"width": width, "height": height})
-        page.set_default_timeout(_WAIT_MS)
-        page.on("request", lambda asked: None if _is_local(asked.url) else foreign.append(asked.url))
-        notebook = Notebook(page)
-        page.on("pageerror", lambda error: notebook.errors.append(str(error)))
-        page.goto(f"{jupyter.url}doc/tree/{name}?token={jupyter.token}")
-        page.wait_for_function("() => window.jupyterapp?.shell?.currentWidget?.sessionContext?.session?.kernel")
-        page.evaluate(_READY)
-        return notebook
+        lab.set_viewport_size({"width": width, "height": height})
+        lab.evaluate(_OPEN, [name, _THEMES[theme]])
+        return Notebook(lab, errors)
 
+    lab.on("pageerror", note)
     try:
         yield open_it
     finally:
-        for page in opened:
-            page.close()
+        lab.evaluate(_CLOSE)
         jupyter.end_kernels()
-    assert foreign == [], "a notebook asked other machines for something"
+        lab.remove_listener("pageerror", note)
 
 
 def _is_local(url: str) -> bool:

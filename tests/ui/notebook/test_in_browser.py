@@ -1,4 +1,7 @@
-"""Staging as people meet it in a real browser, from a source that takes its time: the form, and the panel of a cell."""
+"""What people meet in a real browser: that widgets answer, the dataset browser, staging by a form and in a cell.
+
+In one module, because all of its tests share one JupyterLab that is open in one Chromium.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ from PIL import Image
 
 from tests.support.http_knobs import WebKnobs
 from tests.support.http_server import WebServer
+from tests.ui.packs import PACKS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,6 +26,69 @@ if TYPE_CHECKING:
     from playwright.sync_api import Page
 
     from tests.browser import Notebook, OpenNotebook, Theme
+
+
+def test_a_widget_renders_and_answers(open_notebook: OpenNotebook) -> None:
+    """A click in the browser reaches the kernel, and its answer reaches the page, which is dark as asked for."""
+    notebook = open_notebook(
+        "import ipywidgets\nbutton = ipywidgets.Button(description='press')\nlabel = ipywidgets.Label('none')",
+        "button.on_click(lambda _: setattr(label, 'value', 'pressed'))\nipywidgets.HBox([button, label])",
+        theme="dark",
+    )
+    notebook.run()
+    notebook.page.get_by_role("button", name="press").click()
+    notebook.page.get_by_text("pressed", exact=True).wait_for()
+    assert notebook.page.evaluate("document.body.dataset.jpThemeLight") == "false"
+    assert notebook.errors == []
+
+
+def test_a_person_looks_at_a_dataset(open_notebook: OpenNotebook, tmp_path: Path) -> None:
+    """The grid appears; pages turn; bars and lists filter; a click on a picture enlarges it; boxes and masks are seen.
+
+    One notebook for all of it, because opening one takes seconds.
+    """
+    files = {name: str(PACKS[name](tmp_path / f"{name}.h5")) for name in ("labels", "boxes", "masks")}
+    notebook = open_notebook(
+        "import colabstage",
+        f"colabstage.browse_dataset({files['labels']!r}, page_size=8)",
+        f"colabstage.browse_dataset({files['boxes']!r})",
+        f"colabstage.browse_dataset({files['masks']!r}, page_size=6)",
+        f"colabstage.plot_class_balance({files['labels']!r})",
+        theme="dark",
+        width=1000,
+        height=2600,
+    )
+    notebook.run()
+    page = notebook.page
+    first, boxes, masks = (page.locator(".cs-browse.widget-vbox").nth(number) for number in range(3))
+
+    first.get_by_text("#7 ").wait_for()
+    first.get_by_role("button", name="›").click()
+    first.get_by_text("#15 ").wait_for()
+
+    first.locator(".cs-over-bars button").nth(2).click()
+    first.get_by_text("10 samples of class van").wait_for()
+    assert first.locator(".cs-grid .cs-name:not(.cs-muted)").all_inner_texts() == ["van\u200b"] * 8
+    first.get_by_role("combobox").nth(1).select_option("car (10)")
+    first.get_by_text("10 samples of class car").wait_for()
+
+    # The faceless button that a click on the fifth picture meets is the fifth.
+    first.locator(".cs-cell").nth(4).click(force=True)
+    first.get_by_text("train[12]").wait_for()
+    assert first.locator(".cs-large svg").bounding_box()["width"] > 200  # type: ignore[index]
+    first.get_by_role("button", name="Back to the page").click()
+    first.get_by_text("#12 ").wait_for()
+
+    boxes.locator(".cs-grid rect").first.wait_for()
+    assert boxes.locator(".cs-grid rect").count() == 8
+    assert boxes.locator(".cs-grid text").first.text_content() == "car"
+    masks.locator(".cs-legend", has_text="car").wait_for()
+
+    # Drawn without pyplot, and shown all the same.
+    page.locator(".jp-OutputArea-output img").wait_for()
+    notebook.screenshot("browse")
+    assert notebook.errors == []
+
 
 _FORM = "from colabstage import stage_form\nform = stage_form({source!r}, local_dir={place!r}, cache_dir=None)\nform"
 # Twenty seconds for all of it, which comes in pieces of 1 MB; nobody waits for more than the first two.
