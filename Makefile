@@ -39,10 +39,10 @@ help: ## show these lines
 demo: $(VENV)/.demo $(VENV)/.fuse ## train from a simulated Drive, straight and staged; prints the comparison
 	$(VENV)/bin/colabstage demo
 
-test: $(VENV)/.tested $(VENV)/.fuse $(VENV)/.browser ## all behaviour, once: about twelve minutes on two cores
+test: $(VENV)/.compiled $(VENV)/.fuse $(VENV)/.browser ## all behaviour, once: about ten minutes on two cores
 	@$(VENV)/bin/python scripts/run_tests.py
 
-test-all: $(VENV)/.large $(VENV)/.fuse $(VENV)/.browser $(VENV)/.ipywidgets7 $(VENV_COLAB)/.installed python313 ## that, JAX, long forms, Python 3.13, Colab's own versions: half an hour
+test-all: $(VENV)/.large $(VENV)/.compiled $(VENV)/.fuse $(VENV)/.browser $(VENV)/.ipywidgets7 $(VENV_COLAB)/.installed python313 ## that, JAX, long forms, Python 3.13, Colab's own versions: half an hour
 	@$(VENV)/bin/python scripts/run_tests.py --all
 
 slowest: ## what the last run of the tests spent its time on
@@ -100,6 +100,14 @@ $(VENV)/.tested: pyproject.toml constraints.txt | $(VENV)/bin/pip
 	@$(VENV)/bin/python $(PIP_INSTALL) --editable '.[demo]' --group test --group arrow --group tensorflow \
 	  --group notebooks || { $(NO_TORCH); exit 1; }
 	@touch $@ $(VENV)/.demo
+
+# One process imports torch and the tests, another TensorFlow and Jupyter, before four do all of it at the same time.
+# What cannot be imported is told by the tests.
+$(VENV)/.compiled: $(VENV)/.tested
+	@echo "Compiling what the tests import ..."
+	@$(VENV)/bin/python -P tests/nursery.py compile >/dev/null 2>&1 & \
+	  $(VENV)/bin/python -P -m pytest -q -p no:cacheprovider --collect-only tests >/dev/null 2>&1 || true; wait
+	@touch $@
 
 $(VENV)/.installed: pyproject.toml constraints.txt $(VENV)/.tested
 	@echo "Installing the tools that check into $(VENV) ..."

@@ -131,7 +131,7 @@ def run_pass(python: Path, selection: list[str], side_by_side: int = 0) -> Outco
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         # A process that has run out of tests takes some of another's: a few tests take a hundred times as long as most.
-        processes = ["-n", str(side_by_side), "--dist", "worksteal"]
+        processes = ["-n", str(side_by_side), "--dist", "worksteal", "-p", "tests.longest_first"]
         first, failed = run_pytest(python, folder, [*selection, *processes])
         if first.broken or not 0 < len(failed) <= MOST_TRIED_AGAIN:
             return first

@@ -3,6 +3,7 @@
 `python nursery.py KIND SOCKET OWNER` starts a process that imports what is slow to import, and then forks whenever it
 is asked to, until the process with the number OWNER is gone. KIND is one of `PRELOADED`.
 `python nursery.py ask SOCKET ROLE ARGUMENT...` asks for a kernel, for nbclient or for a script, and ends as that does.
+`python nursery.py compile` imports everything once, so that several processes do not compile it at the same time.
 Nothing of colabstage is imported here, so that notebooks and scripts import it as they would anywhere.
 """
 
@@ -25,6 +26,8 @@ PRELOADED = {
     "torch": ("torch.utils.data", "sklearn.datasets", "keras", *_JUPYTER),
     "tensorflow": ("tensorflow", "keras", *_JUPYTER),
 }
+# What servers and clusters of tests are made of, too.
+_OTHERS = ("moto.server", "s3fs", "distributed", "datasets", "jupyterlab.labapp", "playwright.sync_api")
 _ANSWER = 16
 
 
@@ -50,9 +53,7 @@ def main(kind: str, address: str, owner: int) -> None:
         sys.exit(os.waitstatus_to_exitcode(status) or 1)
     os.close(reading)
     os.setsid()
-    for name in PRELOADED[kind]:
-        with suppress(ImportError):
-            importlib.import_module(name)
+    _import(*PRELOADED[kind])
     threads = [path.read_text(encoding="ascii").strip() for path in Path("/proc/self/task").glob("*/comm")]
     # Arrow's allocator has a thread of its own, and knows how to be forked.
     assert len(set(threads) - {"jemalloc_bg_thd"}) == 1, f"threads {threads}: what is forked from here would hang"
@@ -70,6 +71,13 @@ def main(kind: str, address: str, owner: int) -> None:
         Path(address).unlink()
         Path(address).parent.rmdir()
     os._exit(0)
+
+
+def _import(*names: str) -> None:
+    """Import what is installed of these."""
+    for name in names:
+        with suppress(ImportError):
+            importlib.import_module(name)
 
 
 def _fork_for_all(listening: socket.socket, owner: int) -> None:
@@ -152,4 +160,7 @@ def _become(role: str, arguments: list[str], folder: str, environment: dict[str,
 if __name__ == "__main__":
     if sys.argv[1] == "ask":
         sys.exit(ask(sys.argv[2], sys.argv[3], sys.argv[4:], str(Path.cwd()), dict(os.environ)))
+    if sys.argv[1] == "compile":
+        _import(*PRELOADED["tensorflow"], *_OTHERS)
+        sys.exit()
     main(sys.argv[1], sys.argv[2], int(sys.argv[3]))

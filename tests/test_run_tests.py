@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -12,6 +14,7 @@ from scripts import run_tests
 from scripts.compare_tests import TRACED, Gone, find_losses, read_traced
 from scripts.run_tests import FIRST, MOST_TRIED_AGAIN, Outcome, Setup, had_before, run_pass, settle
 from scripts.touched_tests import costs_of, places_of, too_many, users_of
+from tests.longest_first import longest_first
 
 SHAKY = """
 from pathlib import Path
@@ -111,6 +114,23 @@ def test_what_a_test_costs_is_written_down(tmp_path: Path) -> None:
     assert ("teardown", "test_made.py::test_child") in found
     assert costs_of(record)["test_made.py::test_child"] >= call["wall_s"]
     assert costs_of(tmp_path / "none.jsonl") == {}
+
+
+def test_each_process_begins_with_what_takes_long() -> None:
+    """Whoever waits for a browser or a framework first, then what is slow, by modules; nothing is lost or doubled."""
+
+    def made(module: str, number: int, *, slow: bool = False, fixture: str = "tmp_path") -> Any:
+        mark = "slow" if slow else None
+        found = SimpleNamespace(name=f"{module}{number}", path=module, fixturenames=[fixture])
+        found.get_closest_marker = lambda name: mark if name == mark else None
+        return found
+
+    quick = [made("a", number) for number in range(9)]
+    slow = [made("b", 1, slow=True), made("b", 2, slow=True), made("a", 9, slow=True)]
+    heavy = [made("c", 1, fixture="nurseries"), made("c", 2, fixture="nurseries"), made("d", 1, fixture="lab")]
+    found = [item.name for item in longest_first([*quick, *slow, *heavy], 2)]
+    first, second = ["c1", "c2", "b1", "b2", "a0", "a1", "a2"], ["d1", "a9", "a3", "a4", "a5", "a6", "a7", "a8"]
+    assert found == [*first, *second]
 
 
 def test_a_change_concerns_its_package_and_all_above_it() -> None:
