@@ -20,6 +20,8 @@ from colabstage.errors import OptionError
 from colabstage.machine.platforms import SYSTEM_ROOT_VARIABLE
 
 if TYPE_CHECKING:
+    import subprocess
+    import threading
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
@@ -30,8 +32,8 @@ _TELLTALES = re.compile(
     "COLAB|KAGGLE|VERTEX_|TBE_|SAGEMAKER_|PAPERSPACE_|LIGHTNING_|DATABRICKS_|DEEPNOTE_|CODESPACES|DATALORE_|HEX_|"
     "CLOUD_SHELL|JPY_PARENT_PID|CLOUDSDK_CONFIG|USE_AUTH_EPHEM|ENABLE_DIRECTORYPREFETCHER"
 )
-# A real one's form, because programs take the date out of it.
-_RELEASE = "release-colab_20250902-060100_RC00"
+# The form they have since 2026, because programs take the date out of it; before, it was `release-colab_20250902-…`.
+_RELEASE = "release-colab-external-images_20260909-060100_RC00"
 
 
 def check_preset(preset: str) -> None:
@@ -61,6 +63,7 @@ def _colab_variables(preset: Preset, root: Path) -> dict[str, str]:
     variables = {
         "COLAB_GPU": "1" if preset == "colab_gpu" else "",  # set and empty on a machine without a GPU
         "COLAB_TPU_1VM": "",
+        "COLAB_IMAGE_TYPE": "",  # there since 2026; what it says is not known here
         "COLAB_BACKEND_VERSION": "next",
         "COLAB_JUPYTER_TRANSPORT": "ipc",
         "COLAB_JUPYTER_IP": "172.28.0.12",
@@ -131,24 +134,41 @@ class RuntimeManagementError(Error):
     """`google.colab.errors.RuntimeManagementError`."""
 
 
-class WidgetException(Error):  # noqa: N818 - the name it has there
-    """`google.colab.errors.WidgetException`."""
+class WidgetException(Exception):  # noqa: N818 - the name it has there
+    """`google.colab.errors.WidgetException`; not one of `errors.Error`."""
 
 
 class MessageError(Error):
     """`google.colab._message.MessageError`: the front end answered with an error."""
 
 
-class SecretNotFoundError(Exception):
-    """`google.colab.userdata.SecretNotFoundError`; not one of `errors.Error`."""
+class SecretNotFoundError(Error):
+    """`google.colab.userdata.SecretNotFoundError`."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__(f"Secret {key} does not exist.")
 
 
 class NotebookAccessError(Exception):
-    """`google.colab.userdata.NotebookAccessError`: the secret is there, but not granted to this notebook."""
+    """`google.colab.userdata.NotebookAccessError`: the secret is there, but not granted to this notebook; not one of
+    `errors.Error`.
+    """
+
+    def __init__(self, key: str) -> None:
+        super().__init__(f"Notebook does not have access to secret {key}")
 
 
-class TimeoutException(Exception):  # noqa: N818 - the name it has there
+class TimeoutException(Error):  # noqa: N818 - the name it has there
     """`google.colab.userdata.TimeoutException`: no answer, because the code does not run in Colab's page."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__(
+            f"Requesting secret {key} timed out. Secrets can only be fetched when running from the Colab UI."
+        )
+
+
+class WaitsForEverError(RuntimeError):
+    """Stands for a wait without an end, which nobody can practise: a request that is not answered and has no limit."""
 
 
 for _error in (Error, AuthorizationError, RuntimeManagementError, WidgetException):
@@ -191,8 +211,12 @@ class ColabKnobs:
     """What the Drive client does when it starts."""
     flush: Literal["works", "fails"] = "works"
     """How `flush_and_unmount` ends."""
+    unmount_lag_s: float = 0.0
+    """Seconds from the end of a flush until the mount is gone."""
     remount: Literal["works", "fails"] = "works"
     """How a mount after a flush ends."""
+    unassign: Literal["works", "fails"] = "works"
+    """How the service that takes machines back answers."""
     page_is_open: bool = True
     """Whether there is a browser page to answer requests for secrets."""
     secrets: Mapping[str, str] = field(default_factory=dict)
@@ -226,12 +250,26 @@ class SimulatedColab:
     """What arrived in the browser."""
     signed_in: bool = False
     """Whether the person has given a permission."""
+    service_account: str = ""
+    """The service account that is signed in, "" for none."""
     was_flushed: bool = False
     """Whether the Drive was flushed, after which a mount may fail."""
+    waits: list[float | None] = field(default_factory=list)
+    """The seconds that each request to the front end would wait; 0 and `None` are for ever."""
+    shells: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    """What the client has left standing in a mount."""
+    leaving: threading.Timer | None = None
+    """The end of a mount that was flushed, while it is still to come."""
 
     def marker(self, path: str) -> Path:
         """Return where an absolute path of the machine lies."""
         return self.root / path.lstrip("/")
+
+    def wait_unmounted(self) -> None:
+        """Wait for a mount that is on its way out."""
+        if self.leaving is not None:
+            self.leaving.join()
+            self.leaving = None
 
     def practice_drive(self) -> PracticeDrive:
         """Return the Drive.
@@ -246,10 +284,13 @@ class SimulatedColab:
             raise OptionError(msg)
         return self.drive
 
-    def request_auth(self, kind: str, *, timeout_s: float) -> bool:
+    def request_auth(self, kind: str, *, timeout_s: float | None) -> bool:
         """Ask the front end for a permission, as far as there is a kernel to ask through; whether it was granted.
 
         Silence is answered at once: nobody wants to practise waiting.
+
+        Raises:
+            WaitsForEverError: nobody answers, and the request has no limit.
         """
         get_shell = getattr(sys.modules.get("IPython"), "get_ipython", None)
         shell: Any = get_shell() if get_shell else None
@@ -259,6 +300,10 @@ class SimulatedColab:
         if self.knobs.auth == "refused":
             msg = "Error: credential propagation was unsuccessful"
             raise MessageError(msg)
+        self.waits.append(timeout_s)
+        if self.knobs.auth == "silent" and not timeout_s:
+            msg = f"The request {kind!r} would wait for ever."
+            raise WaitsForEverError(msg)
         return self.knobs.auth == "granted"
 
     def delete_machine(self) -> None:
@@ -271,4 +316,5 @@ class SimulatedColab:
                 self.drive.unmount()
             self.drive.new_machine()
         self.signed_in = self.was_flushed = False
+        self.service_account = ""
         wipe_machine(self.preset, self.root)

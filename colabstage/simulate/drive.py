@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from colabstage.errors import NotSupportedHereError, OptionError
-from colabstage.machine.mounts import unmount_lazily
+from colabstage.machine.mounts import list_mounts, unmount_lazily
 from colabstage.simulate.knobs import DriveFaults, DriveKnobs, DriveStats
 
 if TYPE_CHECKING:
@@ -72,6 +72,11 @@ def is_dead(mountpoint: Path) -> bool:
     except OSError as error:
         return error.errno == errno.ENOTCONN
     return False
+
+
+def _is_mounted(mountpoint: Path) -> bool:
+    """Ask the mount table, which a dead mount is in as well."""
+    return any(mount.mountpoint == mountpoint for mount in list_mounts())
 
 
 def make_mountpoint(mountpoint: Path) -> None:
@@ -161,7 +166,12 @@ class SimulatedDrive:
         paths = [path for path in (os.environ.get("PYTHONPATH"), root) if path]
         with theirs, (self._cache / "client.log").open("wb") as log:
             self._server = subprocess.Popen(
-                [sys.executable, "-m", "colabstage.simulate.server", json.dumps(config)],
+                # The last two are not read: they tell others, as the real client's do, what is mounted and how.
+                [
+                    *(sys.executable, "-m", "colabstage.simulate.server", json.dumps(config)),
+                    f"--features=read_only_mode:{str(readonly).lower()}",
+                    f"--preferences=mount_point_path:{mountpoint}",
+                ],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -261,6 +271,8 @@ class SimulatedDrive:
             self._server.kill()
             self._server.wait(_ANSWER_S)
         deadline = time.monotonic() + _ANSWER_S
+        if not _is_mounted(self.mountpoint):  # somebody has taken the mount away
+            return
         # The kernel may still answer for the dead from what it remembers.
         while time.monotonic() < deadline and not is_dead(self.mountpoint):
             time.sleep(_POLL_S)

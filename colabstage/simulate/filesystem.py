@@ -167,13 +167,17 @@ class DriveFileSystem:
     flag_nopath = 1
     flag_nullpath_ok = 1
 
-    def __init__(self, home: Path, *, knobs: DriveKnobs, die: Callable[[], None]) -> None:
-        """Make it of its parts; `knobs` are scaled already, and `die()` begins the client's end."""
+    def __init__(self, home: Path, *, knobs: DriveKnobs, readonly: bool, die: Callable[[], None]) -> None:
+        """Make it of its parts; `knobs` are scaled already, and `die()` begins the client's end.
+
+        As with the real client it is this that refuses changes where `readonly`, and not the mount.
+        """
         cloud, cache = home / "cloud", home / "cache"
         self.stats = DriveStats()
         self.ledger = FaultLedger(DriveFaults())
         self.dying = False
         self._knobs = knobs
+        self._readonly = readonly
         self._die = die
         self._opens = 0
         self._lock = threading.Lock()
@@ -198,6 +202,7 @@ class DriveFileSystem:
         self._attributes = Attributes(home / "ids")
         # Where locks work, the kernel keeps them by itself once these calls do not exist.
         self.flock = self.lock = None if knobs.flock_errno is None else self._refuse_lock
+        self.access = self._refuse_writing if readonly else None
 
     def _enter(self, op: FaultOp, path: str) -> None:
         """Let a call pass that is not to fail."""
@@ -216,6 +221,16 @@ class DriveFileSystem:
         # Above `MyDrive` are Drive's own folders, in which nobody can make anything.
         if not is_below_root(path):
             _fail(errno.EOPNOTSUPP, path)
+        self._check_writable(path)
+
+    def _check_writable(self, path: str) -> None:
+        if self._readonly:
+            _fail(errno.EROFS, path)
+
+    def _refuse_writing(self, path: str, mode: int) -> int:
+        if mode & os.W_OK:
+            _fail(errno.EROFS, path)
+        return 0
 
     def _count_open(self, path: str) -> None:
         with self._lock:
@@ -320,6 +335,7 @@ class DriveFileSystem:
         self._find(path)
         writes = bool(fi.flags & _WRITES)
         if writes:
+            self._check_writable(path)
             handle: ReadHandle | LocalHandle = self._open_local(path, empty=bool(fi.flags & os.O_TRUNC))
         else:
             handle = self._open_read(path)
@@ -472,6 +488,7 @@ class DriveFileSystem:
 
     def chmod(self, path: str, mode: int) -> int:
         """Keep a mode until the next mount."""
+        self._check_writable(path)
         self._modes[canonical(path)] = mode & 0o7777
         return 0
 
@@ -482,6 +499,7 @@ class DriveFileSystem:
     def utimens(self, path: str, times: tuple[int, int] | None) -> int:
         """Set the modification time, in nanoseconds."""
         path = canonical(path)
+        self._check_writable(path)
         mtime_ns = times[1] if times else _UTIME_NOW
         if mtime_ns == _UTIME_OMIT or self._find(path).is_folder:
             return 0

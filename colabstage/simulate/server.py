@@ -101,13 +101,14 @@ class Server:
 
     def __init__(self, config: dict[str, Any]) -> None:
         self._mountpoint = config["mountpoint"]
-        self._readonly = config["readonly"]
         self._parent_pid = config["parent_pid"]
         self._knobs = DriveKnobs(**config["knobs"]).scaled()
         self._control = socket.socket(fileno=config["control_fd"])
         # So that the end of the parent is noticed, which tells nobody.
         self._control.settimeout(_LOOK_AT_PARENT_S)
-        self._files = DriveFileSystem(Path(config["home"]), knobs=self._knobs, die=self.die)
+        self._files = DriveFileSystem(
+            Path(config["home"]), knobs=self._knobs, readonly=config["readonly"], die=self.die
+        )
         self._files.ledger = FaultLedger(DriveFaults.from_json(config["faults"]))
         self._files.init_with_config = self._connected  # type: ignore[attr-defined]
 
@@ -126,7 +127,6 @@ class Server:
             foreground=True,
             fsname=PRACTICE_SOURCE,
             subtype="drive",
-            ro=self._readonly,
             # Else libfuse renames an open file that is removed, and the cloud would show a name that nobody gave.
             hard_remove=True,
             attr_timeout=kernel_s,

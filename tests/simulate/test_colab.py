@@ -220,7 +220,7 @@ def test_flushing_uploads_and_unmounts_in_silence(colab: SimulatedColab, capsys:
     drive.mount(str(place))
     capsys.readouterr()
     drive.flush_and_unmount(timeout_ms=2500)
-    assert log_of(colab) == ["mount", "flush 2.5", "unmount"]
+    assert log_of(colab) == ["mount", "flush 2", "unmount"]
     assert list(place.iterdir()) == []
     assert capsys.readouterr().out == ""
     drive.flush_and_unmount()
@@ -247,11 +247,12 @@ def test_private_names_that_notebooks_use_are_there(colab: SimulatedColab) -> No
     drive = colab_module("drive")
     assert drive.mount._DEBUG is False
     assert drive._env().root_dir == str(colab.root)
-    assert drive._logs_dir() == f"{colab.root}/root/.config/Google/DriveFS/Logs"
-    assert drive._timeouts_path() == f"{drive._logs_dir()}/timeouts.txt"
+    assert drive._env()._fields == ("home", "root_dir", "dev", "path", "config_dir")
+    assert drive._logs_dir() == f"{colab.root}/root/.config/Google/DriveFS/Logs/"
+    assert drive._timeouts_path() == f"{drive._logs_dir()}timeouts.txt"
     assert drive.__all__ == ["flush_and_unmount", "mount"]
     drive._mount(str(colab.root / "content/drive"))
-    assert colab.calls[-1] == "request_auth dfs"
+    assert colab.calls[-1] == "drive.mount"  # which asks nobody, unlike `mount`
 
 
 def test_a_script_has_no_kernel_to_ask_through(tmp_path: Path) -> None:
@@ -306,6 +307,8 @@ def test_an_unknown_machine_lists_those_there_are(tmp_path: Path) -> None:
 @pytest.mark.parametrize("preset", get_args(Preset))
 def test_everything_is_as_before_afterwards(tmp_path: Path, preset: Preset) -> None:
     """Variables and modules come back, also when the practice ends in an exception."""
+    with contextlib.suppress(ImportError):  # which the practice loads where nobody has
+        importlib.import_module("IPython")
     environ = dict(os.environ)
     modules = {name: module for name, module in sys.modules.items() if name.split(".")[0] in {"google", "IPython"}}
     with contextlib.suppress(ZeroDivisionError), simulated_colab(tmp_path, preset=preset):
@@ -349,7 +352,11 @@ def test_secrets_answer_and_refuse_as_documented(colab: SimulatedColab) -> None:
         userdata.get("NONE")
     with pytest.raises(userdata.NotebookAccessError) as caught:
         userdata.get("OTHER")
-    assert not isinstance(caught.value, colab_module("errors").Error)
+    errors = colab_module("errors")
+    assert not isinstance(caught.value, errors.Error)
+    assert issubclass(userdata.SecretNotFoundError, errors.Error)
+    assert issubclass(userdata.TimeoutException, errors.Error)
+    assert not issubclass(errors.WidgetException, errors.Error)
     colab.knobs = replace(colab.knobs, page_is_open=False)
     with raises(
         "TimeoutException",
@@ -369,23 +376,137 @@ def test_files_go_up_and_down(
     assert files.upload() == {"a (1).csv": b"1,2"}
     assert capsys.readouterr().out == "Saving a.csv to a.csv\nSaving a.csv to a (1).csv\n"
     files.upload_file("b.csv")
+    assert capsys.readouterr().out == f"Saved a.csv to {tmp_path}/b.csv\n"
     files.download("b.csv")
     assert colab.downloads == {"b.csv": b"1,2"}
+    assert list(files.upload("new")) == ["new/a.csv"]
+    assert files._upload_file("c.csv") == ("c.csv", b"1,2")
+    for uploads, message in (
+        ({}, "File has not been uploaded"),
+        ({"a": b"", "b": b""}, "Multiple files received, please upload a single file"),
+    ):
+        colab.knobs = ColabKnobs(uploads=uploads)
+        with raises("ValueError", message):
+            files.upload_file("d.csv")
+    assert not Path("d.csv").exists()
     with raises("FileNotFoundError", "Cannot find file: no.csv"):
         files.download("no.csv")
 
 
-def test_signing_in(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Granted, refused, and the warning of Colab Enterprise."""
+def test_signing_in(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Granted, refused, the older way through gcloud, and the warning of Colab Enterprise."""
     with simulated_colab(tmp_path / "a") as machine:
-        colab_module("auth").authenticate_user()
+        colab_module("auth").authenticate_user(project_id="mine")
         assert machine.signed_in
-        machine.knobs = ColabKnobs(auth="refused")
-        with pytest.raises(colab_module("errors").AuthorizationError):
+        assert os.environ["GOOGLE_CLOUD_PROJECT"] == os.environ["GOOGLE_CLOUD_QUOTA_PROJECT"] == "mine"
+        colab_module("auth").authenticate_user()
+        assert (machine.auth_requests, machine.waits) == (1, [None])
+        machine.knobs, machine.signed_in = ColabKnobs(auth="refused"), False
+        with raises("MessageError", "Error: credential propagation was unsuccessful"):
+            colab_module("auth").authenticate_user()
+        monkeypatch.delenv("USE_AUTH_EPHEM")
+        with raises("AuthorizationError", "Error fetching credentials"):
+            colab_module("auth").authenticate_user()
+        machine.marker("/var/colab/mp").write_text("")
+        with raises("NotImplementedError", "google.colab.auth is unsupported in this environment."):
             colab_module("auth").authenticate_user()
     with simulated_colab(tmp_path / "b", preset="colab_enterprise"):
         colab_module("auth").authenticate_user()
     assert capsys.readouterr().out.startswith("WARNING")
+
+
+def test_signing_in_as_a_service_account(colab: SimulatedColab, capsys: pytest.CaptureFixture[str]) -> None:
+    """A key is uploaded; what is none is refused after three tries, and a cancelled dialogue is no error."""
+    auth = colab_module("auth")
+    auth.authenticate_service_account()
+    assert not colab.service_account
+    colab.knobs = ColabKnobs(uploads={"key.json": b"{}"})
+    with raises("AuthorizationError", "Failed to fetch user credentials"):
+        auth.authenticate_service_account()
+    colab.knobs = ColabKnobs(uploads={"key.json": b'{"type": "service_account", "client_email": "ann@example.org"}'})
+    auth.authenticate_service_account()
+    assert "ann@example.org" in capsys.readouterr().out
+    assert Path(os.environ["GOOGLE_APPLICATION_CREDENTIALS"]).is_relative_to(colab.root)
+
+
+def test_everything_that_is_announced_can_be_imported(colab: SimulatedColab) -> None:
+    """`from google.colab import *` takes the names that the real package has."""
+    package = importlib.import_module("google.colab")
+    names = ["auth", "autoviz", "data_table", "drive", "files", "output", "runtime", "snippets", "widgets"]
+    assert package.__all__ == names
+    assert all(importlib.import_module(f"google.colab.{name}") is getattr(package, name) for name in names)
+    colab_module("data_table").enable_dataframe_formatter()
+
+
+def test_a_time_of_less_than_a_second_is_none(colab: SimulatedColab) -> None:
+    """It is cut off to whole seconds, and none means to wait for ever, which nobody wants to practise."""
+    colab.knobs = ColabKnobs(auth="silent")
+    place = str(colab.root / "content/drive")
+    with raises("ValueError", "mount failed"):
+        colab_module("drive").mount(place, timeout_ms=1999)
+    with raises("WaitsForEverError", "The request 'dfs_ephemeral' would wait for ever."):
+        colab_module("drive").mount(place, timeout_ms=999)
+    assert colab.waits == [1, 0]
+
+
+def test_why_a_mount_failed_is_looked_up_in_all_of_the_log(colab: SimulatedColab) -> None:
+    """After the root folder took too long once, every failure is said to be that."""
+    drive, place = colab_module("drive"), str(colab.root / "content/drive")
+    colab.knobs = ColabKnobs(mount="client_exits")
+    with raises("ValueError", "mount failed"):
+        drive.mount(place)
+    said = []
+    for problem in ("root_too_large", "client_exits"):
+        colab.knobs = ColabKnobs(mount=problem)
+        with pytest.raises(ValueError, match="mount failed: timeout") as caught:
+            drive.mount(place)
+        said.append(str(caught.value))
+    assert said[0] == said[1]
+
+
+@pytest.fixture
+def mounted(tmp_path: Path) -> Iterator[SimulatedColab]:
+    """A practice Colab with a Drive that is really mounted."""
+    from colabstage.simulate.drive import SimulatedDrive
+    from colabstage.simulate.knobs import DriveKnobs
+
+    with simulated_colab(
+        tmp_path / "machine", drive=SimulatedDrive(tmp_path / "google", knobs=DriveKnobs.quick())
+    ) as made:
+        colab_module("drive").mount(str(made.root / "content/drive"))
+        yield made
+
+
+@pytest.mark.fuse
+@pytest.mark.parametrize("dead", [True, False])
+def test_a_busy_mount_stays_and_the_next_client_fails(mounted: SimulatedColab, dead: bool) -> None:
+    """An open file is enough, whether its client was alive or dead before; once it is closed the mount succeeds."""
+    place = mounted.root / "content/drive"
+    assert mounted.drive is not None
+    held = os.open(place, os.O_RDONLY)
+    if dead:
+        mounted.drive.kill()
+    with raises("ValueError", "mount failed"):
+        colab_module("drive").mount(str(place), force_remount=True)
+    with contextlib.suppress(OSError):
+        os.close(held)
+    colab_module("drive").mount(str(place), force_remount=True)
+    assert list((place / "MyDrive").iterdir()) == []
+
+
+@pytest.mark.fuse
+def test_a_try_from_inside_spoils_later_ones(mounted: SimulatedColab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The shell of the failed one goes on standing in the mount, also when the caller has left."""
+    place, drive = mounted.root / "content/drive", colab_module("drive")
+    monkeypatch.chdir(place / "MyDrive")
+    assert mounted.drive is not None
+    mounted.drive.kill()
+    with raises("ValueError", "mount failed"):
+        drive.mount(str(place), force_remount=True)
+    monkeypatch.chdir("/")
+    with raises("ValueError", "mount failed"):
+        drive.mount(str(place), force_remount=True)
+    assert len(mounted.shells) == 1
 
 
 def test_output_checks_its_arguments(colab: SimulatedColab) -> None:
@@ -394,16 +515,24 @@ def test_output_checks_its_arguments(colab: SimulatedColab) -> None:
     output.enable_custom_widget_manager()
     with pytest.raises(ValueError, match="9"):
         output.enable_custom_widget_manager("9")
-    with pytest.raises(ValueError, match="wait"):
+    with raises("ValueError", "wait must be a boolean value"):
         output.clear(wait=1)
-    with output.temporary(), output.use_tags("progress"):
+    with output.temporary() as tag, output.use_tags("progress") as tags:
+        assert tags == {tag, "progress"}
         output.clear(wait=True)
     output.disable_custom_widget_manager()
     assert colab.calls == [
         "output.enable_custom_widget_manager",
         "output.clear",
+        "output.clear",
         "output.disable_custom_widget_manager",
     ]
+    output.register_callback("done", print)
+    output.unregister_callback("done")
+    with raises("ValueError", "Callback function not registered: done."):
+        output.unregister_callback("done")
+    with output.redirect_to_element("#here"), output.to_header_area(), output.to_footer_area():
+        output.serve_kernel_port_as_iframe(8080)
 
 
 def test_unassigning_deletes_the_machine(colab: SimulatedColab, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -414,8 +543,11 @@ def test_unassigning_deletes_the_machine(colab: SimulatedColab, monkeypatch: pyt
     assert not (colab.root / "content/data.h5").exists()
     assert (colab.root / "var/colab/hostname").exists()
     assert log_of(colab) == ["mount", "kill", "unmount", "new machine"]
+    colab.knobs = ColabKnobs(unassign="fails")
+    with raises("RuntimeManagementError", "Unable to request VM unassignment."):
+        colab_module("runtime").unassign()
     monkeypatch.delenv("TBE_RUNTIME_ADDR")
-    with pytest.raises(colab_module("errors").RuntimeManagementError):
+    with raises("RuntimeManagementError", "Unable to find the runtime management service."):
         colab_module("runtime").unassign()
 
 
