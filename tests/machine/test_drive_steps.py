@@ -130,7 +130,7 @@ def test_a_try_that_failed_busy_is_cured(colab: SimulatedColab, mine: Path, driv
     os.chdir(mine.parent)
     try:
         drive.kill()
-        from google.colab import drive as client  # type: ignore[import-not-found]
+        from google.colab import drive as client
 
         with pytest.raises(ValueError, match="mount failed"):
             client.mount(str(place), force_remount=True)
