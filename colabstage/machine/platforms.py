@@ -43,6 +43,8 @@ class Platform:
     machine (`find_drive` knows whether and where), so it is `None` there: a folder made in Drive's place while Drive is
     not mounted is lost, and keeps Drive from being mounted.
     """
+    not_lasting: str = ""
+    """Why `persistent_dir` is `None` where there is a folder that could be named, and at what cost."""
     drive_mountable: bool = False
     """Whether `google.colab.drive.mount` can work in this very process."""
     notes: tuple[str, ...] = ()
@@ -115,6 +117,8 @@ class _Row:
     """Its lasting folder, or `None`."""
     notes: tuple[str, ...] = ()
     """As in `Platform`."""
+    not_lasting: str = ""
+    """As in `Platform`."""
 
 
 def _temp(facts: _Facts) -> Path:
@@ -150,17 +154,21 @@ _TABLE: tuple[_Row, ...] = (
         "Kaggle",
         lambda facts: facts.any_set("KAGGLE_KERNEL_RUN_TYPE"),
         lambda facts: facts.system("/kaggle/temp"),
-        lambda facts: facts.system("/kaggle/working"),
+        _nothing,
         (
             "/kaggle/working holds 20 GB and is saved as the notebook's output; /kaggle/input is read-only.",
             "The free space shown for / is the host's; ask for the folder that is written to.",
         ),
+        "/kaggle/working would take the cache out of the 20 GB of the notebook's output, and lasts only where "
+        "persistence is switched on; cache_dir='/kaggle/working/colabstage' uses it all the same",
     ),
     _Row(
         "colab",
         "Google Colab",
         lambda facts: (
-            facts.any_set("COLAB_RELEASE_TAG", "COLAB_BACKEND_VERSION") or facts.modules.get("google.colab") is not None
+            facts.any_set("COLAB_RELEASE_TAG", "COLAB_BACKEND_VERSION")
+            # By itself the package is no sign: it can be installed, and is imported by others, on any machine.
+            or (facts.modules.get("google.colab") is not None and facts.exists("/var/colab/hostname"))
         ),
         lambda facts: facts.system("/content"),
         _nothing,
@@ -200,7 +208,7 @@ _TABLE: tuple[_Row, ...] = (
             facts.all_set("LIGHTNING_CLOUD_PROJECT_ID", "LIGHTNING_CLUSTER_ID")
             or facts.any_set("LIGHTNING_CLOUDSPACE_HOST")
         ),
-        lambda facts: facts.system("/cache"),
+        lambda facts: facts.system("/cache") if facts.exists("/cache") else facts.temp,
         lambda facts: facts.system("/teamspace/studios/this_studio"),
     ),
     _Row(
@@ -218,7 +226,14 @@ _TABLE: tuple[_Row, ...] = (
         _temp,
         lambda facts: facts.system("/work"),
     ),
-    _Row("codespaces", "GitHub Codespaces", lambda facts: facts.any_set("CODESPACES"), _temp, _home),
+    _Row(
+        "codespaces",
+        "GitHub Codespaces",
+        lambda facts: facts.any_set("CODESPACES"),
+        _temp,
+        lambda facts: facts.system("/workspaces"),
+        ("Only /workspaces is kept when the container is built anew.",),
+    ),
     _Row("datalore", "Datalore", lambda facts: facts.any_set("DATALORE_USER"), _temp, _home),
     _Row("hex", "Hex", lambda facts: facts.any_set("HEX_PROJECT_ID"), _temp, _home),
     _Row("cloud-shell", "Google Cloud Shell", lambda facts: facts.any_set("CLOUD_SHELL"), _temp, _home),
@@ -276,6 +291,7 @@ def detect_platform(
         persistent_dir=row.persistent(facts),
         drive_mountable=row.name == "colab" and facts.in_kernel and facts.exists("/var/colab/hostname"),
         notes=row.notes,
+        not_lasting=row.not_lasting,
     )
 
 

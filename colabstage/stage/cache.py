@@ -66,7 +66,7 @@ def _find_lasting(local: Path) -> tuple[Path | None, str]:
     platform = detect_platform()
     lasting = platform.persistent_dir
     if lasting is None or not lasting.is_dir():
-        return None, f"no Drive is mounted, and {platform.title} has no other lasting folder"
+        return None, platform.not_lasting or f"no Drive is mounted, and {platform.title} has no other lasting folder"
     if lasting.stat().st_dev == _device_of(local):
         return None, f"'{lasting}' is on the same disk"
     return lasting / "colabstage", f"the lasting folder of {platform.title}"

@@ -38,7 +38,7 @@ def detect(
     [
         ({"VERTEX_PRODUCT": "COLAB_ENTERPRISE"} | COLAB, "colab-enterprise", "/home/ann", None),
         ({"VERTEX_PRODUCT": "WORKBENCH_INSTANCE"}, "vertex-workbench", "/tmp", "/home/ann"),
-        ({"KAGGLE_KERNEL_RUN_TYPE": "Batch"} | COLAB, "kaggle", "/kaggle/temp", "/kaggle/working"),
+        ({"KAGGLE_KERNEL_RUN_TYPE": "Batch"} | COLAB, "kaggle", "/kaggle/temp", None),
         (COLAB, "colab", "/content", None),
         ({"COLAB_BACKEND_VERSION": "next"}, "colab", "/content", None),
         ({"HOME": "/home/studio-lab-user"}, "studio-lab", "/tmp", "/home/studio-lab-user"),
@@ -47,12 +47,12 @@ def detect(
         (
             {"LIGHTNING_CLOUD_PROJECT_ID": "p", "LIGHTNING_CLUSTER_ID": "c"},
             "lightning",
-            "/cache",
+            "/tmp",
             "/teamspace/studios/this_studio",
         ),
         ({"DATABRICKS_RUNTIME_VERSION": "15"}, "databricks", "/tmp", None),
         ({"DEEPNOTE_PROJECT_ID": "p"}, "deepnote", "/tmp", "/work"),
-        ({"CODESPACES": "true"}, "codespaces", "/tmp", "/home/ann"),
+        ({"CODESPACES": "true"}, "codespaces", "/tmp", "/workspaces"),
         ({"DATALORE_USER": "u"}, "datalore", "/tmp", "/home/ann"),
         ({"HEX_PROJECT_ID": "h"}, "hex", "/tmp", "/home/ann"),
         ({"CLOUD_SHELL": "true"}, "cloud-shell", "/tmp", "/home/ann"),
@@ -80,14 +80,29 @@ def test_folders_that_exist_are_preferred() -> None:
     """Where a platform has a better folder on some machines, it is taken when it is there."""
     assert detect({"VERTEX_PRODUCT": "COLAB_ENTERPRISE"}, ("/content",)).fast_dir == Path("/content")
     assert detect({"PAPERSPACE_CLUSTER_ID": "c"}, ("/storage", "/notebooks")).persistent_dir == Path("/storage")
+    assert detect({"LIGHTNING_CLOUDSPACE_HOST": "h"}, ("/cache",)).fast_dir == Path("/cache")
     databricks = detect({"DATABRICKS_RUNTIME_VERSION": "15"}, ("/local_disk0", "/dbfs"))
     assert (databricks.fast_dir, databricks.persistent_dir) == (Path("/local_disk0"), Path("/dbfs"))
 
 
-def test_the_colab_package_alone_makes_it_colab_but_its_recorded_absence_does_not() -> None:
-    """An imported google.colab is a sign; `None` in sys.modules, which blocks the import, is the opposite."""
-    assert detect({}, modules=CONSOLE | {"google.colab": object()}).name == "colab"
-    assert detect({}, modules=CONSOLE | {"google.colab": None}).name == "python"
+def test_the_colab_package_makes_it_colab_only_on_a_machine_of_colabs() -> None:
+    """It can be installed and imported on any laptop; `None` in sys.modules, which blocks the import, is no sign."""
+    imported, marker = CONSOLE | {"google.colab": object()}, ("/var/colab/hostname",)
+    assert detect({}, marker, imported).name == "colab"
+    assert detect({}, (), imported).name == "python"
+    assert detect({}, marker, CONSOLE | {"google.colab": None}).name == "python"
+
+
+def test_the_newer_form_of_release_tags_is_colab_too() -> None:
+    """Since September 2026."""
+    assert detect({"COLAB_RELEASE_TAG": "release-colab-external-images_20260909-060100_RC00"}).name == "colab"
+
+
+def test_kaggle_keeps_no_cache_by_itself_and_says_why() -> None:
+    """The folder that lasts is the notebook's output; who wants it can name it."""
+    kaggle = detect({"KAGGLE_KERNEL_RUN_TYPE": "Batch"}, ("/kaggle/working",))
+    assert kaggle.persistent_dir is None
+    assert "cache_dir='/kaggle/working/colabstage'" in kaggle.not_lasting
 
 
 def test_a_kaggle_input_folder_does_not_make_it_kaggle() -> None:
