@@ -25,14 +25,14 @@ def rows(folder: Path) -> None:
 
 
 def test_a_file_is_profiled_with_a_step_of_known_length(start: Run, tmp_path: Path) -> None:
-    """As JSON: a step of 30 ms is what such a small file is bound by."""
+    """As JSON: a step of 200 ms is what such a small file is bound by, on a busy machine too."""
     rows(tmp_path)
-    done = start("profile", "rows.h5", "--step-ms", "30", "--seconds", "1", "--batch-size", "32", "--json")
+    done = start("profile", "rows.h5", "--step-ms", "200", "--seconds", "2", "--batch-size", "32", "--json")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["verdict"]["bound"] == "compute-bound"
     assert found["facts"]["setting"]["batch_samples"] == 32
-    assert 0 < found["headroom_samples_per_second"] < 32 / 0.03
+    assert 0 < found["headroom_samples_per_second"] < 32 / 0.2
 
 
 def test_a_file_is_tuned(run: Run, tmp_path: Path) -> None:
