@@ -27,24 +27,23 @@ PAGE = HERE.parent / "docs" / "benchmarks.md"
 PACKAGES = ("colabstage", "h5py", "numpy", "torch", "pillow", "simplejpeg", "isal", "mfusepy")
 HEAD = """# Benchmarks
 
-Written by `make bench`: one section for each script of `benchmarks/`, with what it printed, and bars where it printed
-rates. `make bench BENCH=name` measures one again.
+`make bench` writes this page: one section for each script in `benchmarks/`, with its output, and a bar chart where it
+measured rates. `make bench BENCH=name` runs one of them again.
 
-**What was measured.** Datasets made for the purpose, of the sizes that the sections name, on one ordinary machine with
-two cores and no GPU, which each section describes together with the versions. What others made runs at the best
-settings we know, not at its defaults: where a script tries several, the table names the one it stayed with. Google
-Drive is simulated: a mount with the latencies, rates and limits that people report, of which each section says what it
-assumed.
+**What was measured.** Synthetic datasets of the sizes given in each section, on an ordinary machine with two cores and
+no GPU; each section lists the hardware and the versions. Other tools run with the best settings we know, not with their
+defaults: where a script tries several, the table names the best one. Google Drive is simulated, as a mount with the
+latencies, rates and limits that people report; each section says which.
 
-**How to read it.** Contenders of one table ran side by side in one go, taking turns. Other work runs on the machine at
-times, so absolute figures differ from run to run; ratios within a table differ far less, and promises are made in
-ratios only. Bars are medians, thin lines go from the lowest round to the highest. Blue is colabstage, grey are others,
-and a dashed frame is a bound that no loader competes with, such as the memory's own rate. `ok` and `MISS` are promises
-kept and missed; a script that misses one ends with exit code 1.
+**How to read it.** The contenders of a table took turns within one run. The machine is sometimes busy with other work,
+so absolute figures vary from run to run; ratios within a table vary far less, and only ratios are promised. Bars are
+medians, and thin lines run from the slowest round to the fastest. colabstage is blue, others are grey, and a dashed
+frame is a bound that no loader competes with, such as the speed of memory itself. `ok` and `MISS` mark promises kept
+and missed; a script that misses one ends with exit code 1.
 """
-_NOTHING_LOSES = "Nothing in the tables below was quicker than colabstage, and no promise was missed."
+_NOTHING_IS_FASTER = "Nothing in the tables below was faster than colabstage, and no promise was missed."
 # Not of one word, as the titles of sections are.
-_LOSES = "## What loses"
+_SLOWER = "## Where colabstage is slower"
 _MISSED = "A promised ratio was missed"
 
 
@@ -124,7 +123,7 @@ def with_chart(name: str, section: str) -> str:
 
 
 def lost(sections: dict[str, str]) -> str:
-    """The list of what was quicker than colabstage, and of promises that were missed."""
+    """The list of what was faster than colabstage, and of promises that were missed."""
     lines = []
     for name, section in sorted(sections.items()):
         output = output_of(section)
@@ -133,13 +132,13 @@ def lost(sections: dict[str, str]) -> str:
         if not missed and _MISSED in section:
             missed = ["MISS  see its section"]
         lines += [f"- `{name}`: {line}" for line in missed]
-    return "\n".join(lines) or _NOTHING_LOSES
+    return "\n".join(lines) or _NOTHING_IS_FASTER
 
 
 def write_page(sections: dict[str, str]) -> None:
-    """Write the head, what loses, and all sections with their pictures."""
+    """Write the head, where colabstage is slower, and all sections with their pictures."""
     body = "".join(f"## {name}\n{with_chart(name, sections[name]).rstrip()}\n\n" for name in sorted(sections))
-    PAGE.write_text(f"{HEAD}\n{_LOSES}\n\n{lost(sections)}\n\n{body}".rstrip() + "\n", encoding="utf-8")
+    PAGE.write_text(f"{HEAD}\n{_SLOWER}\n\n{lost(sections)}\n\n{body}".rstrip() + "\n", encoding="utf-8")
 
 
 def write(name: str, output: str, code: int) -> None:
@@ -158,7 +157,7 @@ def main() -> int:
     wanted = sys.argv[1:] or names()
     unknown = sorted(set(wanted) - set(names()))
     if unknown:
-        print(f"There is no benchmark {', '.join(unknown)}. There are: {', '.join(names())}.", file=sys.stderr)
+        print(f"There is no benchmark {', '.join(unknown)}. Available: {', '.join(names())}.", file=sys.stderr)
         return 2
     worst = 0
     for name in wanted:

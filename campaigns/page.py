@@ -13,14 +13,14 @@ if TYPE_CHECKING:
     from campaigns.killing import Outcome
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "campaigns.md"
-HEAD = """# Campaigns
+HEAD = """# Kill tests
 
-Written by `make campaign`. Processes that work on real data are killed with SIGKILL at random moments: some by the
-clock, some right before a rename, a removal or another change of a name, where the seams of a protocol are. Right after
-each kill a checker looks at the place where the result goes: it must find nothing, what was there before, or the whole
-new thing, never a part. Then the work is started again. At the end of each round the result is compared with the truth,
-byte by byte, and nothing temporary may be left. "Kept" are finished units that a run found from the ones before it and
-did not do again, added up over all runs; "redone" are those that it did.
+`make campaign` writes this page. Processes that work on real data are killed with SIGKILL at random moments: some by
+the clock, some just before they rename or remove something, where a protocol is most likely to break. Straight after
+each kill, a checker looks at the place where the result belongs. It must find nothing, what was there before, or the
+complete new result, and never a part of it. Then the work is started again. At the end of each round the result is
+compared with the truth, byte by byte, and no temporary file may be left. "Kept" counts finished units that a run found
+from earlier runs and did not repeat, added up over all runs; "redone" counts those that it repeated.
 """
 
 
@@ -29,13 +29,13 @@ def section(name: str, outcome: Outcome, *, seed: int) -> str:
     campaign = campaign_class(name)
     states = ", ".join(f"{state} {count}" for state, count in sorted(outcome.states.items()))
     rows = {
-        "kills": f"{outcome.kills} ({outcome.at_steps} right before a change of a name)",
-        "found right after": states,
+        "kills": f"{outcome.kills} ({outcome.at_steps} just before a rename or removal)",
+        "found straight after": states,
         "rounds that ended in verified data": str(outcome.rounds),
         f"{outcome.unit} kept": _figure(outcome.kept),
         f"{outcome.unit} redone": f"{_figure(outcome.redone)} of {_figure(outcome.done)} done",
         "redone for one kill": (
-            f"{_figure(round(outcome.redone / max(1, outcome.kills), 1))} in the mean, {_figure(outcome.worst)} in the "
+            f"{_figure(round(outcome.redone / max(1, outcome.kills), 1))} on average, {_figure(outcome.worst)} in the "
             f"worst round; at most {_figure(outcome.bound)} are promised"
         ),
     }
@@ -56,7 +56,7 @@ def write_section(name: str, outcome: Outcome, *, seed: int) -> str:
     ordered = [known for known in names() if known in sections]
     body = "".join(f"## {known}\n{sections[known]}" for known in ordered)
     kills = sum(int(match[1]) for match in re.finditer(r"^\| kills \| (\d+)", body, flags=re.MULTILINE))
-    total = f"In all: {kills} kills; none left a part that could be taken for the whole.\n"
+    total = f"In all: {kills} kills; none left part of a result that could be taken for all of it.\n"
     PAGE.write_text(f"{HEAD}\n{total}\n{body}".rstrip() + "\n", encoding="utf-8")
     return f"## {name}\n{text}"
 

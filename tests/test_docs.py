@@ -25,6 +25,7 @@ from colabstage.ui.cli.app import app
 from tests.pages import DOCS, README, Block, anchors, blocks, links
 from tests.pictures import make_picture, write_photos
 from tests.support.http_server import WebServer
+from tests.support.kaggle_service import HostedDataset, KaggleService, zip_archive
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,7 +34,9 @@ if TYPE_CHECKING:
 
 FORMATS = DOCS[0].with_name("formats.md")
 # Pages whose code wants a machine of its own; the others run one after the other in this process.
-_APART = {"drive", "keras", "sources"}
+_APART = {"drive", "kaggle", "keras", "sources"}
+# The cell that the README has too, whose test runs it.
+_RUN_ELSEWHERE = {"index"}
 
 
 def page(name: str) -> Path:
@@ -41,7 +44,7 @@ def page(name: str) -> Path:
 
 
 def plain_pages() -> list[str]:
-    return [path.stem for path in DOCS if path.stem not in _APART and blocks(path, "python")]
+    return [path.stem for path in DOCS if path.stem not in _APART | _RUN_ELSEWHERE and blocks(path, "python")]
 
 
 @pytest.fixture
@@ -85,6 +88,15 @@ def prepare_diagnose(here: Path) -> dict[str, object]:
     return {"paths": sorted((here / "photos").rglob("*.jpg"))}
 
 
+def prepare_hugging_face() -> dict[str, object]:
+    """Silence of `datasets`, whose bars leave a thread of tqdm's behind."""
+    if find_spec("datasets") is not None:
+        import datasets
+
+        datasets.disable_progress_bars()
+    return {}
+
+
 def run_page(name: str, names: dict[str, object], places: dict[str, str]) -> None:
     """Run a page's blocks in order; what they leave open is closed."""
     try:
@@ -103,7 +115,8 @@ def run_page(name: str, names: dict[str, object], places: dict[str, str]) -> Non
 @pytest.mark.parametrize("name", plain_pages())
 def test_the_code_of_a_page_runs_in_order(name: str, here: Path) -> None:
     """Each block runs with the names that those before it left."""
-    names = prepare_formats(here) if name == "formats" else prepare_diagnose(here) if name == "diagnose" else {}
+    prepare = {"formats": prepare_formats, "diagnose": prepare_diagnose}
+    names = prepare[name](here) if name in prepare else prepare_hugging_face() if name == "hugging_face" else {}
     run_page(name, names, {"s3://bucket": f"file://{here}/bucket"})
     if missing := [block.missing for block in blocks(page(name), "python") if block.missing]:
         pytest.skip(f"all but the blocks that need {' and '.join(missing)} ran: pip install {' '.join(missing)}")
@@ -131,6 +144,29 @@ def test_the_page_on_sources_runs(here: Path) -> None:
     with WebServer({"photos.zip": here / "photos.zip", "part-1.zip": here / "photos.zip"}) as server:
         run_page("sources", {}, {"https://example.org/": server.url("")})
     assert list((here / "copies" / "photos").rglob("*.jpg"))
+
+
+@pytest.mark.torch
+def test_the_page_on_kaggle_runs(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With Kaggle's own package, against a service that stands for Kaggle; and on a contest's files."""
+    pytest.importorskip("kagglehub", reason="needs kagglehub: pip install 'colabstage[kaggle]'")
+    photos = {str(path.relative_to(here / "photos")): path.read_bytes() for path in (here / "photos").rglob("*.jpg")}
+    contest = here / "contest"
+    for number, path in enumerate(sorted((here / "photos").rglob("*.jpg"))):
+        place = contest / ("train_images" if number % 4 else "test_images") / path.name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(path.read_bytes())
+    for name, folder in (("train.csv", "train_images"), ("sample_submission.csv", "test_images")):
+        rows = [f"{path.name},{len(path.stem) % 2}" for path in sorted((contest / folder).iterdir())]
+        (contest / name).write_text("\n".join(["image_id,label", *rows]) + "\n", encoding="utf-8")
+    with KaggleService(here) as service:
+        for name, value in service.hosts.environment().items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setenv("HOME", str(here / "home"))
+        service.add(HostedDataset("owner", "photos", zip_archive(photos)))
+        names: dict[str, object] = {}
+        run_page("kaggle", names, {})
+        assert service.count("DownloadDataset") == 1
 
 
 @pytest.mark.long
@@ -216,8 +252,8 @@ def test_what_is_not_run_says_why() -> None:
     """A block that is only compiled has its reason in the page, and there are few of them."""
     reasons = [block.why_not_run for path in [README, *DOCS] for block in blocks(path, "python") if block.why_not_run]
     assert sorted(reason.partition(",")[0] for reason in reasons) == [
-        "needs Colab and a GPU", "needs Colab and a GPU", "needs a GPU", "needs the network", "needs torchrun",
-        "starts a cluster",
+        "needs Kaggle", "needs a GPU", "needs the network", "needs the network", "needs torchrun", "needs torchvision",
+        "starts a cluster", "the README has this cell",
     ]  # fmt: skip
 
 

@@ -1,13 +1,17 @@
-"""The README's code runs as it stands, and what its badges and commands say is so."""
+"""The README's code runs as it stands, its figures are measured ones, and what else it says of the project is so."""
 
 from __future__ import annotations
 
 import re
 import tomllib
-from typing import TYPE_CHECKING
+import zipfile
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from colabstage.simulate.colab import simulated_colab
+from colabstage.simulate.drive import SimulatedDrive
+from colabstage.simulate.knobs import DriveKnobs
 from tests.pages import README, ROOT, blocks, links
 from tests.pictures import write_photos
 
@@ -15,34 +19,142 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+BENCHMARKS = ROOT / "docs" / "benchmarks.md"
+
+
+def read_project() -> dict[str, Any]:
+    """Read what pyproject.toml says of the project."""
+    project: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    return project
+
+
 @pytest.mark.torch
-def test_the_python_examples_run_in_order(
+@pytest.mark.fuse
+def test_the_first_cell_trains_from_drive(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Each block after the first, which is for Colab alone, runs with the names that those before it left."""
+    """It mounts, stages a zip, and ends in a loss; the pack is on Drive afterwards."""
+    monkeypatch.setenv("COLABSTAGE_LOCAL_DIR", str(tmp_path / "fast"))
+    drive = SimulatedDrive(tmp_path / "home", knobs=DriveKnobs.quick())
+    with zipfile.ZipFile(drive.cloud / "MyDrive" / "photos.zip", "w") as archive:
+        for path in write_photos(tmp_path / "photos"):
+            archive.write(path, path.relative_to(tmp_path / "photos"))
+    places = {"/content/": f"{tmp_path}/content/", "mount_drive()": f'mount_drive("{tmp_path}/content/drive")'}
+    names: dict[str, Any] = {}
+    with simulated_colab(tmp_path, drive=drive):
+        blocks(README, "python")[0].run(names, places)
+        assert list((drive.cloud / "MyDrive/colabstage").glob("photos-*.h5"))
+    assert re.search(r"^loss \d+\.\d{3}$", capsys.readouterr().out, re.MULTILINE)
+    assert names["data"].splits == {"train": 40}
+
+
+@pytest.mark.torch
+def test_the_other_examples_run_in_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each block after the first, which is for Colab, runs with the names that those before it left."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLABSTAGE_SYSTEM_ROOT", str(tmp_path))
     monkeypatch.setenv("COLABSTAGE_LOCAL_DIR", str(tmp_path / "fast"))
     write_photos(tmp_path / "photos")
     page = blocks(README, "python")
-    assert [bool(block.why_not_run) for block in page] == [True, False]
+    assert [bool(block.why_not_run) for block in page] == [False, False]
     names: dict[str, object] = {}
-    for block in page:
+    for block in page[1:]:
         block.run(names, {})
     assert "3, 64, 64])" in capsys.readouterr().out
 
 
+def test_the_first_page_of_the_docs_shows_the_same_cell() -> None:
+    """So one test is enough for both."""
+    assert blocks(ROOT / "docs" / "index.md", "python")[0].code == blocks(README, "python")[0].code
+
+
 def test_the_commands_are_targets() -> None:
-    """Two of them, which the Makefile has; one of them runs this test."""
-    lines = [line.split()[:2] for block in blocks(README, "bash") for line in block.code.splitlines()]
+    """The installation by the repository's address, and two targets, which the Makefile has; one runs this test."""
+    lines = [line.split("#")[0].split() for block in blocks(README, "bash") for line in block.code.splitlines()]
     targets = re.findall(r"^([a-z]+):.*## ", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
-    assert lines == [["make", "demo"], ["make", "test"]]
-    assert {name for _, name in lines} <= {*targets}
+    install = ["pip", "install", f'"git+{read_project()["urls"]["Repository"]}"']
+    assert lines == [install, ["make", "demo"], ["make", "test"]]
+    assert {name for _, name in lines[1:]} <= {*targets}
+
+
+def test_the_repository_has_one_address() -> None:
+    """Every mention of a repository of ours, in whatever file, is of the one that pyproject.toml names."""
+    address = read_project()["urls"]["Repository"]
+    owner_and_name = address.removeprefix("https://github.com/")
+    patterns = ("*.md", "*.toml", "*.yml", "*.cff", "docs/*.md", "scripts/*.py", ".github/**/*.*", "notebooks/*.ipynb")
+    texts = [path for one in (*patterns, "colabstage/**/*.py") for path in ROOT.glob(one)]
+    pattern = re.compile(r"(?:github|githubusercontent)\.com/(?:github/)?([\w.-]+/colabstage)\b")
+    found = {name for path in texts for name in pattern.findall(path.read_text(encoding="utf-8"))}
+    assert found == {owner_and_name}
+
+
+def test_figures_beside_others_are_in_the_benchmarks() -> None:
+    """Each figure of a row of the table stands in a section that the row links to, or the row says that none was
+    measured."""
+    text = README.read_text(encoding="utf-8").partition("## Instead of what?")[2].partition("\n## ")[0]
+    sections = dict(re.findall(r"^## (\S+)\n(.*?)(?=^## |\Z)", BENCHMARKS.read_text("utf-8"), re.MULTILINE | re.DOTALL))
+    rows = [line.split(" | ")[1] for line in text.splitlines() if line.startswith("| ")][1:]
+    assert len(rows) > 5
+    for row in rows:
+        claims = re.findall(r"(.*?)\[(\w+)\]\(docs/benchmarks\.md#\2\)", row)
+        assert claims or "not measured" in row, row
+        for claim, section in claims:
+            measured = re.findall(r"\d+(?:\.\d+)?", sections[section].replace(",", ""))
+            assert {*re.findall(r"\d+(?:\.\d+)?", claim.replace(",", ""))} <= {*measured}, (claim, section)
+
+
+def test_links_are_absolute_on_the_package_index() -> None:
+    """The substitutions of pyproject.toml leave no link or picture that only a checkout has."""
+    hook = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["hatch"]["metadata"]["hooks"]
+    text = README.read_text(encoding="utf-8")
+    for one in hook["fancy-pypi-readme"]["substitutions"]:
+        text = re.sub(one["pattern"], one["replacement"], text)
+    targets = re.findall(r"\]\(([^)\s]+)\)", text)
+    assert len(targets) > 40
+    assert [target for target in targets if not target.startswith("https://")] == []
+    pictures = re.findall(r"!\[[^\]]*\]\(([^)\s]+)\)", text)
+    assert {target.split("/")[2] for target in pictures} == {"raw.githubusercontent.com"}
+    for target in targets:  # what it leads to is there
+        name = re.sub(r"https://(?:raw\.githubusercontent|github)\.com/[\w-]+/[\w-]+/(?:blob/)?main/", "", target)
+        assert name.startswith("https://") or (ROOT / name.partition("#")[0]).exists(), target
+
+
+def test_all_is_every_extra_that_is_no_framework() -> None:
+    """What `all` leaves out are the frameworks, which people have, and the demo."""
+    extras = read_project()["optional-dependencies"]
+    (named,) = extras["all"]
+    assert named == f"colabstage[{','.join(sorted({*extras} - {'all', 'demo', 'torch', 'tf', 'keras'}))}]"
+
+
+def test_the_citation_is_of_this_version() -> None:
+    """Version, licence and address are the package's."""
+    project = read_project()
+    citation = dict(re.findall(r"^([\w-]+): (\S+)$", (ROOT / "CITATION.cff").read_text("utf-8"), re.MULTILINE))
+    assert (citation["version"], citation["license"], citation["repository-code"]) == (
+        project["version"],
+        project["license"],
+        project["urls"]["Repository"],
+    )
+
+
+def test_actions_are_pinned() -> None:
+    """Each by the hash of a commit, with its version beside it, the same in all workflows."""
+    used = [
+        line.partition("uses: ")[2]
+        for path in sorted((ROOT / ".github/workflows").glob("*.yml"))
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if "uses: " in line
+    ]
+    assert used
+    assert [one for one in used if not re.fullmatch(r"[\w./-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", one)] == []
+    assert len({one.partition("@")[0] for one in used}) == len({*used})
 
 
 def test_the_badges_tell_the_truth() -> None:
     """The Python versions and the licence are the package's own."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    project = read_project()
     badges = ROOT / "docs" / "badges"
     versions = [one.rpartition(" ")[2] for one in project["classifiers"] if "Python :: 3." in one]
     assert f"python: {' | '.join(versions)}<" in (badges / "python.svg").read_text(encoding="utf-8")

@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 _MARK = "Examples:"
 _HELP = {"help_option_names": ["-h", "--help"]}
 _PANELS: dict[str, tuple[Callable[..., None], ...]] = {
-    "Make a dataset ready": (stage, plan),
-    # Panels stand in the help in this order: first what most people came for.
+    "Stage a dataset": (stage, plan),
+    # The help shows the panels in this order: first what most people came for.
     "Packed files": (pack, info, verify),
     "Plain files": (fetch, extract),
-    "Where the time goes": (doctor, compare, profile, gpu),
-    "See it": (demo,),
+    "Find the bottleneck": (doctor, compare, profile, gpu),
+    "Try it": (demo,),
 }
 app = typer.Typer(
     name="colabstage",
@@ -101,9 +101,10 @@ def colabstage(
         bool, typer.Option("--version", metavar="", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """Stage a dataset from a slow place once, read it at memory speed for every epoch after.
+    """Stage a dataset from slow storage once, and read it at memory speed in every epoch after.
 
-    Results go to stdout, progress to stderr. Exit codes: 0 done, 1 the work failed, 2 wrong arguments, 130 interrupted.
+    Results go to stdout, progress to stderr. Exit codes: 0 success, 1 the work failed, 2 wrong arguments, 130
+    interrupted.
 
     Examples:
       colabstage demo
@@ -113,7 +114,7 @@ def colabstage(
 
 
 def cache_commands() -> None:
-    """List and remove what is kept on this machine and in the cache.
+    """List and remove stored datasets, on this machine and in the cache.
 
     Examples:
       colabstage cache list
@@ -129,4 +130,4 @@ for _panel, _commands in _PANELS.items():
         app.command(help=help_of(_command), rich_help_panel=_panel)(_command)
 cache.command("list", help=help_of(list_))(list_)
 cache.command(help=help_of(purge))(purge)
-app.add_typer(cache, rich_help_panel="Make a dataset ready")
+app.add_typer(cache, rich_help_panel="Stage a dataset")

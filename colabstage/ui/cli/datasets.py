@@ -24,9 +24,9 @@ def stage(
     as_json: o.AsJson = False,
     debug: o.Debug = False,
 ) -> None:
-    """Make a dataset local and ready, by the shortest way.
+    """Make a dataset local and ready to train on, in the quickest way.
 
-    What is staged here already is used as it is. A packed copy in the cache is copied here and verified. Else the
+    A dataset that is already staged is used as it is. A packed copy in the cache is copied and verified. Otherwise the
     source is read and packed, and the pack is published to the cache.
 
     Examples:
@@ -62,9 +62,9 @@ def plan(
     as_json: o.AsJson = False,
     debug: o.Debug = False,
 ) -> None:
-    """Say what `stage` would do, and the disk it would need.
+    """Show what `stage` would do, and how much disk space it would need.
 
-    It takes the same arguments, reads what it must to know, and writes nothing.
+    It takes the same arguments, reads only what it needs to know, and writes nothing.
 
     Examples:
       colabstage plan /content/drive/MyDrive/kitti.zip --image-size 256x256
@@ -87,9 +87,7 @@ def list_(
     as_json: o.AsJson = False,
     debug: o.Debug = False,
 ) -> None:
-    """List the datasets on this machine and in the cache.
-
-    Each with its source, size and rows.
+    """List the datasets on this machine and in the cache, with their source, size and rows.
 
     Examples:
       colabstage cache list
@@ -109,15 +107,20 @@ def purge(
     names: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="NAME…", show_default=False, autocompletion=complete_kept, help="As cache list shows them."
+            metavar="NAME…",
+            show_default=False,
+            autocompletion=complete_kept,
+            help="Datasets, as `cache list` names them.",
         ),
     ] = None,
     *,
     older_than: Annotated[
         float | None,
-        typer.Option("--older-than", metavar="DAYS", min=0.0, show_default=False, help="Not written since so long."),
+        typer.Option(
+            "--older-than", metavar="DAYS", min=0.0, show_default=False, help="Only those older than this many days."
+        ),
     ] = None,
-    everything: Annotated[bool, typer.Option("--all", metavar="", help="All that colabstage keeps.")] = False,
+    everything: Annotated[bool, typer.Option("--all", metavar="", help="All stored datasets.")] = False,
     only: Annotated[
         Literal["here", "cache"] | None,
         typer.Option(
@@ -126,18 +129,20 @@ def purge(
             parser=o.read_place,
             autocompletion=complete_words("here", "cache"),
             show_default=False,
-            help="Only there.",
+            help="Only on this machine, or only in the cache.",
         ),
     ] = None,
-    yes: Annotated[bool, typer.Option("--yes", metavar="", help="Remove; without it, only say what would go.")] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", metavar="", help="Really remove them; without it, only list them.")
+    ] = False,
     local_dir: o.LocalDir = None,
     cache_dir: o.CacheDir = "auto",
     as_json: o.AsJson = False,
     debug: o.Debug = False,
 ) -> None:
-    """Remove datasets that colabstage keeps, and nothing else.
+    """Remove datasets that colabstage has stored, and nothing else.
 
-    Without --yes it only says which. What runs that died have left unfinished goes with them.
+    Without --yes it only lists them. Unfinished work of runs that died is removed as well.
 
     Examples:
       colabstage cache purge photos-1f2e3d4c
@@ -179,4 +184,4 @@ def _show(datasets: Sequence[StoredDataset], verb: str, *, as_json: bool) -> Non
     total = format_bytes(sum(one.nbytes for one in datasets))
     show(f"{verb} {len(datasets)} of {total}.", *(f"  {one}" for one in datasets))
     if verb.startswith("Would") and datasets:
-        print("Give --yes to do it.")
+        print("Add --yes to remove them.")

@@ -18,7 +18,7 @@ def fetch(
     source: Annotated[
         list[str],
         typer.Argument(
-            metavar="SOURCE", show_default=False, help="As for stage: paths, patterns, share links, addresses."
+            metavar="SOURCE", show_default=False, help="As for `stage`: paths, patterns, share links, addresses."
         ),
     ],
     target: Annotated[
@@ -27,13 +27,13 @@ def fetch(
             metavar="TARGET",
             show_default=False,
             autocompletion=complete_files,
-            help="The file or folder to make; one file may go into a folder that exists.",
+            help="The file or folder to create; a single file can go into an existing folder.",
         ),
     ],
     *,
     hash_: Annotated[
         str | None,
-        typer.Option("--hash", metavar="ALGORITHM:DIGEST", show_default=False, help="What one file must hash to."),
+        typer.Option("--hash", metavar="ALGORITHM:DIGEST", show_default=False, help="The expected hash of the file."),
     ] = None,
     overwrite: o.Overwrite = False,
     refresh: o.Refresh = False,
@@ -41,10 +41,10 @@ def fetch(
     as_json: o.AsJson = False,
     debug: o.Debug = False,
 ) -> None:
-    """Bring a file, or a folder of them, to this disk.
+    """Copy or download a file, or a folder of files, to the local disk.
 
-    Verified, resumed after an interruption, never half. An archive stays an archive. When nothing has changed since, it
-    is done at once.
+    The result is verified and never partial, and an interrupted run resumes. Archives are not extracted. If nothing has
+    changed since the last run, nothing is done.
 
     Examples:
       colabstage fetch https://example.org/photos.zip photos.zip --hash sha256:…
@@ -78,7 +78,9 @@ def extract(
     ],
     target: Annotated[
         Path,
-        typer.Argument(metavar="TARGET", show_default=False, autocompletion=complete_files, help="The folder to make."),
+        typer.Argument(
+            metavar="TARGET", show_default=False, autocompletion=complete_files, help="The folder to create."
+        ),
     ],
     *,
     overwrite: o.Overwrite = False,
@@ -87,7 +89,7 @@ def extract(
 ) -> None:
     """Extract an archive into a folder of its own.
 
-    In parallel, all or nothing, and refused whole where a member's name is unsafe.
+    Members are extracted in parallel, all of them or none. An archive with unsafe names is refused.
 
     Examples:
       colabstage extract photos.zip photos
@@ -113,7 +115,7 @@ def pack(
             metavar="[OUT]",
             show_default=False,
             autocompletion=complete_files,
-            help="The file to make; OUT.json goes beside it.",
+            help="The file to write; its manifest OUT.json goes next to it.",
         ),
     ] = None,
     *,
@@ -126,7 +128,7 @@ def pack(
 ) -> None:
     """Convert a folder or archive to one HDF5 file, or several.
 
-    Nothing is fetched, and no Google Drive is involved.
+    The source has to be local or mounted; no cache is involved.
 
     Examples:
       colabstage pack photos photos.h5 --image-size 224x224 --resize crop

@@ -25,23 +25,28 @@ _REDRAW_S = 0.5
 def doctor(
     path: Annotated[
         str | None,
-        typer.Argument(metavar="PATH", show_default=False, help="A folder, an archive or an HDF5 file to look at too."),
+        typer.Argument(
+            metavar="PATH", show_default=False, help="A folder, an archive or an HDF5 file to check as well."
+        ),
     ] = None,
     *,
     workers: Annotated[
-        int | None, typer.Option("--workers", metavar="N", min=0, show_default=False, help="Of a loader of yours.")
+        int | None,
+        typer.Option("--workers", metavar="N", min=0, show_default=False, help="Workers of your own loader."),
     ] = None,
-    batch_size: Annotated[int, typer.Option("--batch-size", metavar="N", min=1, help="Of that loader.")] = 64,
+    batch_size: Annotated[
+        int, typer.Option("--batch-size", metavar="N", min=1, help="Batch size of that loader.")
+    ] = 64,
     timeout: Annotated[
-        float, typer.Option("--timeout", metavar="S", min=0.1, help="How long a mount may take to answer.")
+        float, typer.Option("--timeout", metavar="S", min=0.1, help="Seconds that a mount may take to answer.")
     ] = 10.0,
     as_json: o.AsJson = False,
     debug: o.Debug = False,
 ) -> None:
-    """Find out what is wrong here, and what to do.
+    """Check this machine for problems, and say how to fix them.
 
-    It looks at the platform, disk, mounts, versions, memory, GPU, and a dataset's place. It ends with 1 where something
-    is broken, with 0 where something merely costs time. Nothing is changed, and a mount that hangs does not hang it.
+    It checks the platform, disk, mounts, versions, memory, GPU, and the place where a dataset is. The exit code is 1 if
+    something is broken, and 0 if something is merely slow. It changes nothing, and does not hang if a mount does.
 
     Examples:
       colabstage doctor
@@ -68,19 +73,19 @@ def compare(
     image_size: o.Size = None,
     layout: o.Layout = "auto",
     encoding: o.Encoded = "auto",
-    samples: Annotated[int, typer.Option("--samples", metavar="N", min=1, help="Images at the most.")] = 500,
-    workers: Annotated[int, typer.Option("--workers", metavar="N", min=1, help="That read files at once.")] = 2,
-    seconds: Annotated[
-        float, typer.Option("--seconds", metavar="S", min=0.1, help="About how long it may take.")
-    ] = 60.0,
+    samples: Annotated[
+        int, typer.Option("--samples", metavar="N", min=1, help="Maximum number of images to read.")
+    ] = 500,
+    workers: Annotated[int, typer.Option("--workers", metavar="N", min=1, help="Files to read at the same time.")] = 2,
+    seconds: Annotated[float, typer.Option("--seconds", metavar="S", min=0.1, help="Approximate duration.")] = 60.0,
     local_dir: o.LocalDir = None,
     as_json: o.AsJson = False,
     debug: o.Debug = False,
 ) -> None:
-    """Measure with your own images what staging would change.
+    """Measure, with your own images, what staging would change.
 
-    The same images are read from where they lie, from copies on the local disk, and from a pack: in about a minute.
-    Nothing is written to where they lie, and nothing stays here.
+    The same images are read from where they are, from copies on the local disk, and from a pack, in about a minute.
+    Nothing is written next to your images, and nothing is left behind.
 
     Examples:
       colabstage compare /content/drive/MyDrive/photos --image-size 224x224
@@ -108,14 +113,16 @@ def compare(
 
 def gpu(
     *,
-    seconds: Annotated[float, typer.Option("--seconds", metavar="S", min=0.1, help="How long to watch.")] = 10.0,
-    interval: Annotated[float, typer.Option("--interval", metavar="S", min=0.05, help="Between two samples.")] = 0.5,
+    seconds: Annotated[float, typer.Option("--seconds", metavar="S", min=0.1, help="Seconds to watch.")] = 10.0,
+    interval: Annotated[
+        float, typer.Option("--interval", metavar="S", min=0.05, help="Seconds between two samples.")
+    ] = 0.5,
     as_json: o.AsJson = False,
     debug: o.Debug = False,
 ) -> None:
-    """Watch the NVIDIA GPUs, and say how busy they are.
+    """Watch the NVIDIA GPUs, and show how busy they are.
 
-    Ctrl-C ends it early, with what was seen until then.
+    Ctrl-C ends it early and shows the result so far.
 
     Examples:
       colabstage gpu
@@ -172,19 +179,19 @@ def profile(
             metavar="MS",
             min=0.0,
             show_default=False,
-            help="What your model takes for a batch: waited for.",
+            help="Milliseconds that your model takes for a batch; simulated by waiting.",
         ),
     ] = None,
-    seconds: Annotated[float, typer.Option("--seconds", metavar="S", min=0.1, help="How long to measure.")] = 10.0,
+    seconds: Annotated[float, typer.Option("--seconds", metavar="S", min=0.1, help="Seconds to measure.")] = 10.0,
     tune: Annotated[
-        bool, typer.Option("--tune", metavar="", help="Try strategies and numbers of workers instead.")
+        bool, typer.Option("--tune", metavar="", help="Instead, try out strategies and numbers of workers.")
     ] = False,
     as_json: o.AsJson = False,
     debug: o.Debug = False,
 ) -> None:
-    """Measure how fast a packed file is loaded here.
+    """Measure how fast a packed file loads on this machine.
 
-    And where the time goes, and what to change.
+    It also shows where the time goes, and what to change.
 
     Examples:
       colabstage profile photos.h5
@@ -216,18 +223,20 @@ def _waiting(step_ms: float | None) -> Callable[[object], None] | None:
 
 
 def demo(
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where the chart goes.")] = Path("demo-out"),
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder for the chart.")] = Path("demo-out"),
     time_scale: Annotated[
-        float, typer.Option("--time-scale", metavar="X", min=0.0, help="Multiplies every wait of the simulated Drive.")
+        float, typer.Option("--time-scale", metavar="X", min=0.0, help="Multiply every delay of the simulated Drive.")
     ] = 1.0,
-    quick: Annotated[bool, typer.Option("--quick", metavar="", help="Fewer images and epochs: half a minute.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", metavar="", help="Use fewer images and epochs: takes half a minute.")
+    ] = False,
     as_json: o.AsJson = False,
     debug: o.Debug = False,
 ) -> None:
-    """Train from a simulated Google Drive, straight and staged.
+    """Train from a simulated Google Drive, directly and staged.
 
-    Real handwritten digits lie as JPEGs on the simulated Drive. A small network is trained straight from there, after
-    staging, and in a second session that starts from the cached pack. It shows the difference, in under three minutes.
+    Real handwritten digits are stored as JPEGs on the simulated Drive. A small network is trained directly from there,
+    after staging, and in a second session that starts from the cached pack. It takes under three minutes.
 
     Examples:
       colabstage demo

@@ -25,21 +25,22 @@ if TYPE_CHECKING:
 _Word = TypeVar("_Word", bound=str)
 _Flags = TypeVar("_Flags", bound="PackFlags")
 _IMAGES = "What the pack holds"
-_PLACES = "Where, and whether anew"
+_PLACES = "Storage, cache and verification"
 Source = Annotated[
     list[str],
     typer.Argument(
         metavar="SOURCE",
         show_default=False,
         help="A folder, an archive or a quoted pattern, also on a mounted Drive; a share link; an https://, s3://, "
-        "gs://, hf://, ftp:// … address; kaggle://owner/dataset. Several are one dataset.",
+        "gs://, hf://, ftp:// … address; kaggle://owner/dataset. Several sources form one dataset.",
     ),
 ]
 LocalSource = Annotated[
-    str, typer.Argument(metavar="SOURCE", show_default=False, help="A folder, or a zip or tar; may be on a Drive.")
+    str,
+    typer.Argument(metavar="SOURCE", show_default=False, help="A folder, or a zip or tar; can be on a mounted Drive."),
 ]
 Seed = Annotated[
-    int, typer.Option("--seed", metavar="N", help="Of the splits and of the row order.", rich_help_panel=_IMAGES)
+    int, typer.Option("--seed", metavar="N", help="Seed of the splits and of the row order.", rich_help_panel=_IMAGES)
 ]
 Groups = Annotated[
     str | None,
@@ -47,7 +48,7 @@ Groups = Annotated[
         "--group-by",
         metavar="REGEX",
         show_default=False,
-        help="Samples in whose names it finds the same never end in two splits.",
+        help="Samples whose names have the same match stay in the same split.",
         rich_help_panel=_IMAGES,
     ),
 ]
@@ -57,7 +58,7 @@ Shards = Annotated[
         "--shards",
         metavar="N",
         show_default=False,
-        help="Write so many files, OUT-00000-of-0000N.h5 …; a pattern reads them as one.",
+        help="Write N files, OUT-00000-of-0000N.h5 …, which a pattern reads as one.",
         rich_help_panel=_IMAGES,
     ),
 ]
@@ -66,13 +67,18 @@ CacheDir = Annotated[
     typer.Option(
         "--cache-dir",
         metavar="none|auto|PATH",
-        help="Where packs last. auto: MyDrive/colabstage on a mounted Drive, else another lasting disk.",
+        help="Where packs are kept. auto: MyDrive/colabstage on a mounted Drive, otherwise another persistent disk.",
         rich_help_panel=_PLACES,
     ),
 ]
 Refresh = Annotated[
     bool,
-    typer.Option("--refresh", metavar="", help="Stage again, whatever is here or cached.", rich_help_panel=_PLACES),
+    typer.Option(
+        "--refresh",
+        metavar="",
+        help="Stage again, even if the dataset is already here or cached.",
+        rich_help_panel=_PLACES,
+    ),
 ]
 Hash = Annotated[
     str | None,
@@ -80,11 +86,11 @@ Hash = Annotated[
         "--hash",
         metavar="ALGORITHM:DIGEST",
         show_default=False,
-        help="What the one file must hash to, for example sha256:…",
+        help="The expected hash of a single file, for example sha256:…",
         rich_help_panel=_PLACES,
     ),
 ]
-Overwrite = Annotated[bool, typer.Option("--overwrite", metavar="", help="Replace what stands at the target.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", metavar="", help="Replace what is at the target.")]
 AsJson = Annotated[
     bool, typer.Option("--json", metavar="", help="Print the result as JSON, and nothing else, to stdout.")
 ]
@@ -215,7 +221,7 @@ Layout = Annotated[
         "--layout",
         metavar="NAME",
         autocompletion=complete_layouts,
-        help="How files become samples; auto finds out.",
+        help="How files become samples; auto detects it.",
         rich_help_panel=_IMAGES,
     ),
 ]
@@ -226,7 +232,7 @@ Size = Annotated[
         parser=read_image_size,
         metavar="HxW",
         show_default=False,
-        help="Height and width every image gets, for example 256x256. Without it each keeps its own.",
+        help="Height and width of every image, for example 256x256. Without it, each image keeps its own.",
         rich_help_panel=_IMAGES,
     ),
 ]
@@ -235,12 +241,12 @@ Colours = Annotated[
     _choice(
         "--color-mode",
         get_args(ColorMode),
-        "3 channels, 1, or as each file has; auto: 3, arrays keep theirs.",
+        "3 channels, 1 channel, or those of each file. auto: 3 for images; arrays keep theirs.",
         _IMAGES,
     ),
 ]
 Resizing = Annotated[
-    Resize, _choice("--resize", get_args(Resize), "How an image of another shape reaches the size.", _IMAGES)
+    Resize, _choice("--resize", get_args(Resize), "How images of other proportions are fitted to the size.", _IMAGES)
 ]
 Encoded = Annotated[
     str,
@@ -248,7 +254,7 @@ Encoded = Annotated[
         "--encoding",
         metavar="auto|pixels|encoded|jpeg:Q",
         autocompletion=complete_words("auto", "pixels", "encoded", "jpeg:90"),
-        help="Decoded pixels, the files' own bytes, JPEGs of a quality, or what fits.",
+        help="Decoded pixels, the files' own bytes, JPEGs of quality Q, or whichever fits.",
         rich_help_panel=_IMAGES,
     ),
 ]
@@ -269,7 +275,7 @@ Errors = Annotated[
         "--on-error",
         metavar="raise|skip|skip:P%",
         autocompletion=complete_words("raise", "skip", "skip:1%"),
-        help="What an image that cannot be decoded does.",
+        help="What to do with images that cannot be decoded.",
         rich_help_panel=_IMAGES,
     ),
 ]
@@ -280,7 +286,7 @@ AppendTo = Annotated[
         metavar="PACK",
         show_default=False,
         autocompletion=complete_files,
-        help="In place of OUT: write the samples beside this pack, as more of the same dataset.",
+        help="Instead of OUT: write the samples next to this pack, as an addition to its dataset.",
     ),
 ]
 Keeping = Annotated[Keep, _choice("--keep", get_args(Keep), "One HDF5 file, the plain files, or both.", _PLACES)]
@@ -291,13 +297,13 @@ LocalDir = Annotated[
         metavar="PATH",
         show_default=False,
         autocompletion=complete_files,
-        help="Where on the local disk. Without it: colabstage in the platform's fast folder.",
+        help="Folder on the local disk. Default: colabstage in the platform's fast folder.",
         rich_help_panel=_PLACES,
     ),
 ]
 Verifying = Annotated[
     Verify,
-    _choice("--verify", get_args(Verify), "Trust unchanged times and sizes, or hash every block.", _PLACES),
+    _choice("--verify", get_args(Verify), "Trust unchanged times and sizes, or compare every block.", _PLACES),
 ]
 
 
@@ -328,7 +334,7 @@ class PackFlags:
 
 @dataclass(frozen=True, slots=True)
 class StageFlags(PackFlags):
-    """Options that shape a pack, say where it goes, and whether it is made anew."""
+    """Options that shape a pack, say where it goes, and whether it is staged again."""
 
     keep: Keeping = "pack"
     local_dir: LocalDir = None

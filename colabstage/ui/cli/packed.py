@@ -307,9 +307,9 @@ def join_ranges(numbers: Sequence[int]) -> str:
 
 
 def info(file: o.PackFile, as_json: o.AsJson = False, debug: o.Debug = False) -> None:
-    """Show what an HDF5 file of X_<split> and Y_<split> holds.
+    """Show what an HDF5 file with X_<split> and Y_<split> holds.
 
-    Whoever wrote it; no sample is read.
+    It works for any such file, whichever tool wrote it. Samples are not read.
 
     Examples:
       colabstage info /content/colabstage/kitti-1f2e3d4c/kitti-1f2e3d4c.h5
@@ -326,7 +326,7 @@ def info(file: o.PackFile, as_json: o.AsJson = False, debug: o.Debug = False) ->
 def verify(file: o.PackFile, as_json: o.AsJson = False, debug: o.Debug = False) -> None:
     """Compare every byte of a file with its manifest.
 
-    The manifest is the file of the same name with .json added. Exit code 1 names the blocks that are damaged.
+    The manifest is the file of the same name with .json added. Damaged blocks are listed, and the exit code is 1.
 
     Examples:
       colabstage verify /content/drive/MyDrive/colabstage/kitti-1f2e3d4c.h5

@@ -1,0 +1,87 @@
+"""The word list of docs/contributing.md holds for what people read: pages, notebooks and the command line's help."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.pages import DOCS, README, ROOT
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+_STYLE = ROOT / "docs" / "contributing.md"
+_CODE = re.compile(r"^`{3,}.*?^`{3,}$|`[^`\n]*`", re.MULTILINE | re.DOTALL)
+
+
+def forbidden() -> list[str]:
+    """Return the phrases in the first column of the word list."""
+    table = _STYLE.read_text(encoding="utf-8").partition("## Word list")[2]
+    return [phrase for line in table.splitlines() if line.startswith("| `") for phrase in phrases_of(line)]
+
+
+def phrases_of(line: str) -> list[str]:
+    """Return what stands in code marks in the first cell of a row."""
+    return re.findall(r"`([^`]+)`", line.partition(" | ")[0])
+
+
+def complaints(text: str) -> list[str]:
+    """Return the forbidden phrases in a text, with what follows; line ends and capitals make no difference."""
+    flat = " ".join(text.split())
+    found = []
+    for phrase in forbidden():
+        end = r"\b" if phrase[-1].isalnum() else ""
+        found += [flat[match.start() :][:60] for match in re.finditer(rf"(?i)\b{re.escape(phrase)}{end}", flat)]
+    return found
+
+
+def pages() -> list[Path]:
+    """Return every page in prose but the list itself and the record of past changes."""
+    return [README, *sorted({*ROOT.glob("*.md")} - {README, ROOT / "CHANGELOG.md"}), *sorted({*DOCS} - {_STYLE})]
+
+
+def help_texts(path: Path) -> Iterator[str]:
+    """Give the docstrings of commands and the texts of options of one module of the command line."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.FunctionDef):
+            yield ast.get_docstring(node) or ""
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+
+
+@pytest.mark.parametrize("path", pages(), ids=lambda path: path.stem)
+def test_pages_keep_to_the_word_list(path: Path) -> None:
+    """Code is left out."""
+    assert complaints(_CODE.sub("", path.read_text(encoding="utf-8"))) == []
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "notebooks").glob("*.ipynb")), ids=lambda path: path.stem)
+def test_notebooks_keep_to_the_word_list(path: Path) -> None:
+    """What they say between the cells of code."""
+    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    said = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown"]
+    assert said
+    assert complaints("\n\n".join(said)) == []
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "colabstage/ui/cli").glob("*.py")), ids=lambda path: path.stem)
+def test_the_help_keeps_to_the_word_list(path: Path) -> None:
+    """Docstrings, which are the help of commands, and the texts of options."""
+    assert [bad for text in help_texts(path) for bad in complaints(text)] == []
+
+
+def test_the_navigation_keeps_to_the_word_list() -> None:
+    """The titles of pages on the site."""
+    assert complaints((ROOT / "mkdocs.yml").read_text(encoding="utf-8")) == []
+
+
+def test_a_planted_phrase_is_noticed() -> None:
+    """Over the end of a line too, in any case; longer words that hold one are no fault."""
+    assert len(forbidden()) > 20
+    assert len(complaints("The recipe, made\nright. WITHOUT A WORD.")) == 2
+    assert complaints("Amended; the renewal of the data lies ahead.") == []
