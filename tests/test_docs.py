@@ -88,15 +88,6 @@ def prepare_diagnose(here: Path) -> dict[str, object]:
     return {"paths": sorted((here / "photos").rglob("*.jpg"))}
 
 
-def prepare_hugging_face() -> dict[str, object]:
-    """Silence of `datasets`, whose bars leave a thread of tqdm's behind."""
-    if find_spec("datasets") is not None:
-        import datasets
-
-        datasets.disable_progress_bars()
-    return {}
-
-
 def run_page(name: str, names: dict[str, object], places: dict[str, str]) -> None:
     """Run a page's blocks in order; what they leave open is closed."""
     try:
@@ -113,10 +104,11 @@ def run_page(name: str, names: dict[str, object], places: dict[str, str]) -> Non
 @pytest.mark.torch
 @pytest.mark.filterwarnings("ignore")  # Lightning's, of torch and of itself
 @pytest.mark.parametrize("name", plain_pages())
-def test_the_code_of_a_page_runs_in_order(name: str, here: Path) -> None:
+def test_the_code_of_a_page_runs_in_order(name: str, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each block runs with the names that those before it left."""
+    monkeypatch.setattr("tqdm.std.tqdm.monitor_interval", 0)  # a thread that `datasets` would leave behind
     prepare = {"formats": prepare_formats, "diagnose": prepare_diagnose}
-    names = prepare[name](here) if name in prepare else prepare_hugging_face() if name == "hugging_face" else {}
+    names = prepare[name](here) if name in prepare else {}
     run_page(name, names, {"s3://bucket": f"file://{here}/bucket"})
     if missing := [block.missing for block in blocks(page(name), "python") if block.missing]:
         pytest.skip(f"all but the blocks that need {' and '.join(missing)} ran: pip install {' '.join(missing)}")
