@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from colabstage.errors import DecodeError
-from colabstage.images.geometry import place_image, reduction_factor
+from colabstage.images.geometry import place_image, reduction_factor, turn_upright
 from colabstage.images.headers import is_jpeg, read_jpeg_header, read_orientation
 from colabstage.images.resample import resample
 
@@ -371,14 +371,8 @@ def _decode_turbo(data: bytes, options: ImageOptions, scratch: bytearray | None)
         # It is strict: stray bytes between markers, which every viewer forgives, are refused like a missing half.
         # Pillow tells the two apart.
         return None
-    # Turn pixels `(H, W, C)` as their EXIF orientation (1 to 8) asks.
-    if header.orientation in (5, 6, 7, 8):
-        pixels = pixels.swapaxes(0, 1)
-    if header.orientation in (3, 4, 7, 8):
-        pixels = pixels[::-1]
-    if header.orientation in (2, 3, 6, 7):
-        pixels = pixels[:, ::-1]
-    return _Decoded(np.ascontiguousarray(pixels), size, factor, is_photograph=True)
+    upright = np.ascontiguousarray(turn_upright(pixels, header.orientation))
+    return _Decoded(upright, size, factor, is_photograph=True)
 
 
 def _jpeg_factor(header: JpegHeader, factor: int) -> int:

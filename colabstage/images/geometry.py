@@ -139,3 +139,12 @@ def _fitting_size(source: tuple[int, int], target: tuple[int, int]) -> tuple[int
     if width * wanted_height > height * wanted_width:
         return (max(1, round(height * wanted_width / width)), wanted_width)
     return (wanted_height, max(1, round(width * wanted_height / height)))
+
+
+def turn_upright(pixels: NDArray[np.uint8], orientation: int) -> NDArray[np.uint8]:
+    """Turn pixels `(h, w, C)` as their EXIF orientation (1 to 8) asks; no pixel is copied."""
+    if orientation in (5, 6, 7, 8):
+        pixels = pixels.swapaxes(0, 1)
+    if orientation in (3, 4, 7, 8):
+        pixels = pixels[::-1]
+    return pixels[:, ::-1] if orientation in (2, 3, 6, 7) else pixels

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from colabstage.images.decode import MAX_PIXELS, decode_image
-from colabstage.images.geometry import Placement, reduction_factor
+from colabstage.images.geometry import Placement, reduction_factor, turn_upright
 from colabstage.images.headers import first_rows, is_jpeg, read_jpeg_header
 from colabstage.images.options import ImageOptions
 
@@ -59,7 +59,10 @@ def _decode_jpeg(
     header = read_jpeg_header(data)
     if header.components not in (1, 3) or header.precision != 8 or header.height * header.width > MAX_PIXELS:
         return None
-    factor = _factor(crop, target)
+    top, left, height, width = crop
+    # The same rule as for whole images, so that a crop of the whole is the whole.
+    box = (float(left), float(top), float(left + width), float(top + height))
+    factor = reduction_factor(Placement(box, target, (0, 0), target))
     top, left, height, width = _lying(crop, header)
     first_row, last_row = _reduced(top, height, factor, header.height)
     first_column, last_column = _reduced(left, width, factor, header.width)
@@ -81,13 +84,7 @@ def _decode_jpeg(
         )
     except ValueError:
         return None
-    return _turned(pixels[first_row:last_row, first_column:last_column], header.orientation)
-
-
-def _factor(crop: Crop, target: tuple[int, int]) -> int:
-    top, left, height, width = crop
-    box = (float(left), float(top), float(left + width), float(top + height))
-    return reduction_factor(Placement(box, target, (0, 0), target))
+    return turn_upright(pixels[first_row:last_row, first_column:last_column], header.orientation)
 
 
 def _reduced(start: int, length: int, factor: int, limit: int) -> tuple[int, int]:
@@ -99,7 +96,7 @@ def _reduced(start: int, length: int, factor: int, limit: int) -> tuple[int, int
 def _lying(crop: Crop, header: JpegHeader) -> Crop:
     """Return the crop in the image as it is stored, before it is turned upright."""
     top, left, height, width = crop
-    # The steps of `_turned`, back to front.
+    # The steps of `turn_upright`, back to front.
     turned = header.orientation in (5, 6, 7, 8)
     rows, columns = (header.width, header.height) if turned else (header.height, header.width)
     if header.orientation in (2, 3, 6, 7):
@@ -107,12 +104,3 @@ def _lying(crop: Crop, header: JpegHeader) -> Crop:
     if header.orientation in (3, 4, 7, 8):
         top = rows - top - height
     return (left, top, width, height) if turned else (top, left, height, width)
-
-
-def _turned(pixels: NDArray[np.uint8], orientation: int) -> NDArray[np.uint8]:
-    """Turn pixels `(h, w, C)` as their EXIF orientation (1 to 8) asks."""
-    if orientation in (5, 6, 7, 8):
-        pixels = pixels.swapaxes(0, 1)
-    if orientation in (3, 4, 7, 8):
-        pixels = pixels[::-1]
-    return pixels[:, ::-1] if orientation in (2, 3, 6, 7) else pixels

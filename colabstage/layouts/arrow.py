@@ -189,6 +189,7 @@ class _Opened:
     def batches(self, image: str, label: str | None) -> Iterator[Any]:
         """Yield the rows, some at a time."""
         if self.head.startswith(_PARQUET):
+            # Other columns may be far larger than the images, such as embeddings and captions in ten languages.
             columns = [image, label] if label else [image]
             yield from self.parquet().iter_batches(batch_size=_ROWS, columns=columns, use_threads=False)
         elif self.head.startswith(_FEATHER):
@@ -201,6 +202,7 @@ class _Opened:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        # One handle at a time: a dataset may have thousands of files.
         rest_shard(self.shard)
         if error is not None and self._is_about_format(error):
             msg = f"'{self.shard.name}' is truncated, damaged or of an unknown kind: {error}. Copy or upload it again."
@@ -313,6 +315,7 @@ def read_arrow(tree: Tree) -> SampleTable:
     if files_ending_in(tree.entries, IMAGE_EXTENSIONS):
         msg = f"'{tree.label}' holds images as files of their own beside its parquet or Arrow files."
         raise LayoutError(msg)
+    # Before any file is opened: what is missing is told at once, not after a minute of reading.
     import_arrow(entries[0].name)
     shards = scan_each(len(entries), lambda number: shard_of(entries[number], open_shard(tree, entries[number])))
     facts = scan_each(len(shards), lambda number: read_facts(shards[number]))
@@ -394,12 +397,14 @@ def _find(
     tree: Tree, shards: list[Shard], facts: Sequence[FileFacts], columns: _Columns
 ) -> tuple[list[FoundRows], list[Shard]]:
     """Return the rows of each file, and the files to read their images from."""
+    # Images in a parquet file are compressed together, so one alone cannot be read from it.
     folder = spool_folder(sum(one.unpacked_bytes for one in facts), f"The unpacked images of '{tree.label}'")
     with tempfile.NamedTemporaryFile(dir=folder, prefix="colabstage-") as out:
         spool = ImageSpool(out.file)
         found = scan_each(
             len(shards), lambda number: find_rows(shards[number], number, columns.image, columns.label, spool)
         )
+        # What is still in Python's buffer would be missing for who opens the file anew.
         out.flush()
         content = LocalBytes(Path(out.name), label=tree.label)
     return found, [

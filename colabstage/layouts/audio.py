@@ -82,6 +82,7 @@ def _parse_wav(content: bytes) -> _Wav | None:
     """Return what a WAV holds; `None` where its samples are packed, or of another kind."""
     code = channels = rate = align = bits = at = 0
     at = 12
+    # Chunks come in any order, and editors put their own before the samples.
     while at + 8 <= len(content):
         name, size = struct.unpack_from("<4sI", content, at)
         at += 8
@@ -90,6 +91,7 @@ def _parse_wav(content: bytes) -> _Wav | None:
                 break
             code, channels, rate, _, align, bits = struct.unpack_from("<HHIIHH", content, at)
             if code == _EXTENSIBLE and size >= 40:
+                # The extensible form has the real kind in the first bytes of its GUID.
                 (code,) = struct.unpack_from("<H", content, at + 24)
         elif name == b"data":
             if code and (code, bits) not in _KNOWN:
@@ -218,6 +220,7 @@ def read_audio(
         raise EmptySourceError(msg)
     found = _find(tree, labels)
     source = TreeFiles(tree, found.files)
+    # Sizes stand for lengths, so the shortest and the longest clip are among those that are looked at.
     order = np.argsort(source.sizes, kind="stable")
     chosen = sorted({int(order[place]) for place in np.linspace(0, len(order) - 1, _PROBES).astype(int)})
 
@@ -346,5 +349,6 @@ class _ClipDecoder:
         values = clip.values
         if not self.options.mono or values.shape[1] == 1:
             return values
+        # In 64 bits: the sum of two samples of 16 bits does not fit 16.
         mean: NDArray[np.float64] = values.mean(axis=1, keepdims=True, dtype=np.float64)
         return (np.rint(mean) if values.dtype.kind == "i" else mean).astype(values.dtype)

@@ -196,6 +196,7 @@ class _ClassFolders:
         ]
 
     def _of_other_pictures(self) -> set[str]:
+        # Covers and spectrograms beside sound make no class.
         if self.kind.layout == "audio":
             return set()
         others = files_ending_in(self.tree.entries, tuple(_OTHER_PICTURES - set(self.kind.extensions)))
@@ -262,6 +263,7 @@ class _ClassFolders:
         notes = []
         if outside:
             notes.append(f"{outside:,} {self.kind.noun} that lie in no class folder were left out.")
+        # What is left out is counted by kind: a person sees whether labels were among it.
         others = FileEntries.of(self.tree.entries).where(lambda name: extension_of(name) not in self.kind.extensions)
         if others:
             notes.append(f"{len(others):,} files that are no {self.kind.noun} were left out ({count_kinds(others)}).")
@@ -374,6 +376,7 @@ def _without_flat(found: list[_ClassFolder]) -> tuple[list[_ClassFolder], list[_
 def _classes_of(entry: FileEntry, names: list[str], told: dict[str, str], classes: list[str]) -> dict[str, str]:
     known = set(classes)
     found = {name: told.get(posixpath.basename(name), "") for name in names}
+    # A list of another dataset, or one of words that are not the folders' names, gives wrong labels for all.
     wrong = next((name for name, label in found.items() if label not in known), None)
     if wrong is not None:
         what = f"the class '{found[wrong]}', which no folder is called" if found[wrong] else "no class"
@@ -423,9 +426,11 @@ def read_file_names(tree: Tree, *, pattern: str | None = None) -> SampleTable:
         raise LayoutError(msg)
     words = [(match[1] or "") if wanted.groups else match[0] for match in found if match is not None]
     classes = tuple(sorted(set(words)))
+    # One class in all names is a common beginning, such as IMG, and no class.
     if len(classes) < 2:
         msg = f"The names of the images in '{tree.label}' do not tell two classes: all say {list(classes)}."
         raise LayoutError(msg)
+    # Names without a class are those of a test set, which has none.
     files = images.take(np.flatnonzero([match is not None for match in found]))
     numbers = {name: number for number, name in enumerate(classes)}
     splits = tuple(split_of_path(name) for name in files.names)

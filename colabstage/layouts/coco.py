@@ -67,12 +67,14 @@ class _CocoFile(NamedTuple):
                 trouble = "an id that another one has" if named else "no id, a number or a word, or no file_name"
                 msg = f"'{self.entry.name}' has an image with {trouble}: {str(image)[:80]}."
                 raise BrokenDatasetError(msg)
+            # Annotations find their image by its id.
             seen.add(image["id"])
             found = lookup.find(image["file_name"], split=self.split)
             if found is not None:
                 placed.append((image["id"], found))
             else:
                 first = first or image["file_name"]
+        # A few missing images are common; most of them missing is another folder, or a download that stopped.
         if 2 * len(placed) < len(self.images):
             msg = (
                 f"Of {len(self.images):,} images that '{self.entry.name}' names, {len(placed):,} are there (first "
@@ -84,6 +86,7 @@ class _CocoFile(NamedTuple):
 
     def rows_of_images(self, numbers: dict[Any, int]) -> dict[Any, list[list[float]]]:
         """Return the boxes of each image, by its id, in the file's order."""
+        # Boxes of images that are not listed would be lost, and which images they are of could never be told.
         known = {image["id"] for image in self.images}
         rows: dict[Any, list[list[float]]] = {}
         for place, box in enumerate(self.boxes):
@@ -169,6 +172,7 @@ def read_coco(tree: Tree) -> SampleTable:
         files_named = listed([file.entry.name for file in found])
         msg = f"The image '{twice}' is listed twice in {files_named}. Move all but one file of annotations of it away."
         raise BrokenDatasetError(msg)
+    # A person should see that images are left out, and how many.
     unused = len(images) - len(samples)
     if unused:
         notes.append(f"{unused:,} images that no file of annotations names were left out.")
@@ -177,6 +181,7 @@ def read_coco(tree: Tree) -> SampleTable:
 
 def _read_file(tree: Tree, entry: FileEntry) -> _CocoFile | None:
     content = read_with_retry(lambda: tree.read(entry), entry.name, policy=RetryPolicy())
+    # Looked for as bytes first: parsing a JSON of a gigabyte takes a minute, and most files are no annotations.
     looks_right = all(word in content for word in (b'"images"', b'"annotations"', b'"categories"'))
     if not looks_right:
         return None

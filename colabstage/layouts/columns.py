@@ -73,6 +73,7 @@ def read_some_rows(tree: Tree, entry: FileEntry) -> TableRows:
         columns = [["" if cell is None else str(cell) for cell in column.to_pylist()] for column in table.columns]
         return TableRows([list(table.column_names), *(list(row) for row in zip(*columns, strict=True))])
     text = _decode(data)
+    # The header decides: cells of text may hold any of the marks.
     first = text.split("\n", 1)[0]
     delimiter = "\t" if entry.name.lower().endswith(".tsv") else max(_DELIMITERS, key=first.count)
     rows: list[list[str]] = []
@@ -82,6 +83,7 @@ def read_some_rows(tree: Tree, entry: FileEntry) -> TableRows:
     except csv.Error as error:
         return TableRows(rows, f"'{entry.name}' cannot be read as a table behind row {len(rows)}: {error}.")
     width = len(rows[0]) if rows else 0
+    # A row that is too long or too short shifts its cells into other columns.
     odd = next((number for number, row in enumerate(rows) if len(row) != width), None)
     if odd is None:
         return TableRows(rows)
@@ -282,6 +284,7 @@ def make_targets(
         msg = f"Of several label columns each has to be numbers; {listed(words)} have words. Choose one of them."
         raise LayoutError(msg)
     table = np.array([[float(cell or "nan") for cell in cells] for cells in columns.values()], np.float64).T
+    # Several columns of 0 and 1 are labels that may hold at once, one column for each.
     if np.isin(table, (0, 1)).all():
         return Values(np.ascontiguousarray(table.astype(np.uint8))), tuple(columns)
     return Values(np.ascontiguousarray(table.astype(np.float32))), ()
@@ -384,6 +387,7 @@ def box_columns(header: Sequence[str]) -> BoxColumns | None:
         LayoutError: there are boxes in a form that is not read, or nothing that says what is in them.
     """
     by_name = {plain_name(name): name for name in header}
+    # Each tool has its own spelling; which one shows by all four being there.
     corners = next((names for names in _CORNERS if all(name in by_name for name in names)), None)
     other = next((by_name[name] for name in _OTHER_FORMS if name in by_name), None)
     if corners is None:
@@ -446,6 +450,7 @@ def make_boxes(rows: Sequence[tuple[str, Mapping[str, str]]], columns: BoxColumn
         msg = f"A box has nothing in '{columns.label}' that says what is in it. Fill it in, or take the row out."
         raise LayoutError(msg)
     corners = np.ascontiguousarray(flat[:, :4])
+    # Whole numbers up to 1 may be boxes of one pixel; only a fraction says that parts of the image are meant.
     relative = bool(len(corners)) and float(corners.max()) <= 1 and bool(np.any(corners != np.rint(corners)))
     offsets = np.concatenate([[0], np.cumsum([len(found) for found in boxes])]).astype(np.int64)
     labels = flat[:, 4].astype(np.int64)

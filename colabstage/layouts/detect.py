@@ -125,6 +125,7 @@ def detect_layout(tree: Tree, layout: str | LayoutFunction = "auto", *, is_more:
             raise
         except MissingDependencyError as error:
             declined.append((reader.name, NearMissError(str(error))))
+            # One is enough: with what it needs installed, the next call says more.
             unread = unread or str(error)
         except LayoutError as error:
             declined.append((reader.name, error))
@@ -143,6 +144,7 @@ def _nothing_fits(label: str, declined: list[tuple[str, LayoutError]]) -> Layout
     reasons = "".join(f"\n  {name}: {error}" for name, error in declined if error is not nearest)
     if nearest is not None:
         return LayoutError(f"{nearest}\nThe files of '{label}' fit none of the other layouts known here:{reasons}")
+    # Nothing of any kind there is another trouble than files that fit no layout, and has another remedy.
     kind = EmptySourceError if all(isinstance(error, EmptySourceError) for _, error in declined) else LayoutError
     return kind(f"The files of '{label}' fit none of the layouts known here:{reasons}")
 

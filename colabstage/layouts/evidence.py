@@ -1,33 +1,181 @@
 """What speaks against a guess: labels come from the best evidence, and competing evidence is an error that names both.
 
 Whoever names a layout is believed. Where nobody does, folders of classes are what is left when nothing else can be
-meant, and a table counts where no masks do.
+meant, and a table counts where no masks do. Lists of the files of each split beside such folders, as Food-101 has them
+(meta/train.txt, meta/test.txt), are evidence too, and say the splits.
 """
 
 from __future__ import annotations
 
 import posixpath
 import re
+from collections import defaultdict
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
+
+import numpy as np
 
 from colabstage.errors import EmptySourceError, LayoutError
 from colabstage.layouts.audio import read_audio
 from colabstage.layouts.class_folders import read_image_folder
 from colabstage.layouts.csv_table import read_table
-from colabstage.layouts.names import is_role_folder, listed, split_name
+from colabstage.layouts.names import is_role_folder, listed, same_split, split_name
 from colabstage.layouts.pairs import read_pairs
-from colabstage.layouts.reading import read_head
-from colabstage.layouts.split_lists import ListedSplits, read_listed_splits
-from colabstage.layouts.table import BrokenDatasetError, NearMissError, Values
+from colabstage.layouts.reading import read_files, read_head
+from colabstage.layouts.table import BrokenDatasetError, NearMissError, TreeFiles, Values
 from colabstage.layouts.tfrecord import named_records, read_tfrecord
-from colabstage.trees.entries import files_ending_in
+from colabstage.trees.entries import files_ending_in, take_strings
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from colabstage.layouts.table import SampleTable
     from colabstage.trees.tree import FileEntry, Tree
+
+_EXTENSIONS = (".txt", ".lst")
+# Of what a list names so much has to be there for it to be a list of these samples.
+_THERE = 0.5
+_MOST_LISTS = 16
+
+
+class _SplitList(NamedTuple):
+    """A list that names samples."""
+
+    file: str
+    """The list's name in the tree."""
+    split: str
+    """The split that it lists."""
+    samples: list[int]
+    """Numbers of the samples that it names."""
+    missing: int
+    """How many it names that are not there."""
+
+
+class ListedSplits(NamedTuple):
+    """Samples with the splits that lists give them."""
+
+    table: SampleTable
+    """The samples."""
+    lists: frozenset[str] = frozenset()
+    """Names of the lists that were read."""
+
+
+def read_listed_splits(tree: Tree, found: SampleTable) -> ListedSplits:
+    """Read the splits of samples in folders of classes from lists called after splits, where there are such.
+
+    A list has one path in each line, with or without its extension, from whichever folder on. Lists count when there
+    is one for each of several splits, or of what is held out alone, when the rest is to train on; several of one split
+    are folds, of which nobody can say which is meant. Where folders say the splits, lists only have to agree.
+
+    Args:
+        tree: the dataset's files.
+        found: the samples; a file each.
+
+    Raises:
+        BrokenDatasetError: a list names a file in another class, split or several at once; or two lists name one file.
+    """
+    candidates = [entry for entry in files_ending_in(tree.entries, _EXTENSIONS) if _split_of(entry.name)]
+    if not candidates or len(candidates) > _MOST_LISTS or not isinstance(found.inputs.source, TreeFiles):
+        return ListedSplits(found)
+    texts = read_files(tree, candidates, lambda _, content: content.decode("utf-8-sig", "replace").replace("\\", "/"))
+    lines = [
+        [line.strip().removeprefix("./").lstrip("/") for line in text.splitlines() if line.strip()] for text in texts
+    ]
+    wanted = {posixpath.basename(line) for one in lines for line in one}
+    places: dict[str, list[int]] = defaultdict(list)
+    for number, key in enumerate(found.keys):
+        base = posixpath.basename(key)
+        for word in {base, posixpath.splitext(base)[0]} & wanted:
+            places[word].append(number)
+    lists = [_read_list(entry.name, one, found, places) for entry, one in zip(candidates, lines, strict=True)]
+    used = [one for one in lists if one is not None]
+    splits = [one.split for one in used]
+    if found.splits is not None or len(set(splits)) < len(splits) or not set(splits) - {"train"}:
+        return ListedSplits(found)
+    return ListedSplits(_apply(tree, found, used), frozenset(one.file for one in used))
+
+
+def _split_of(name: str) -> str:
+    """Return the split that a file is a list of by its name alone: train.txt, TestImages.txt; "" for
+    train_test_split.txt."""
+    read = split_name(posixpath.splitext(posixpath.basename(name))[0])
+    return "" if read.rest else read.split
+
+
+def _read_list(name: str, lines: list[str], found: SampleTable, places: dict[str, list[int]]) -> _SplitList | None:
+    """Return the samples that a list names; `None` where it is no list of these samples' paths."""
+    named = [places.get(posixpath.basename(line), []) for line in lines]
+    # A list of mostly other files is one of another dataset, or of classes.
+    if not any(named) or sum(map(bool, named)) < _THERE * len(lines):
+        return None
+    split = _split_of(name)
+    samples = []
+    for line, numbers in zip(lines, named, strict=True):
+        there = [number for number in numbers if _is_path_of(line, found.keys[number])]
+        if numbers and not there:
+            _refuse(name, f"names '{line}', which lies in another folder: '{found.keys[numbers[0]]}'", found.layout)
+        if found.splits is not None and there:
+            own = [number for number in there if same_split(found.splits[number], split)]
+            if not own:
+                _refuse(
+                    name,
+                    f"names '{found.keys[there[0]]}', which lies in the split '{found.splits[there[0]]}'",
+                    found.layout,
+                )
+            there = own
+        if len(there) > 1:
+            _refuse(
+                name, f"names '{line}', which is '{found.keys[there[0]]}' or '{found.keys[there[1]]}'", found.layout
+            )
+        samples += there
+    return _SplitList(name, split, samples, len(lines) - len(samples))
+
+
+def _is_path_of(line: str, key: str) -> bool:
+    """Tell whether a line is a path to a file, from its own folder or from one above or below the tree's."""
+    keys = (key, posixpath.splitext(key)[0])
+    return any(f"/{one}".endswith(f"/{line}") or f"/{line}".endswith(f"/{one}") for one in keys)
+
+
+def _apply(tree: Tree, found: SampleTable, lists: list[_SplitList]) -> SampleTable:
+    number_of = {one.split: number for number, one in enumerate(lists)}
+    # One number for each sample: which list names it.
+    of = np.full(len(found), -1)
+    for number, one in enumerate(lists):
+        for sample in one.samples:
+            if of[sample] not in (-1, number):
+                _refuse(one.file, f"names '{found.keys[sample]}', and so does '{lists[of[sample]].file}'", found.layout)
+            of[sample] = number
+    files = " and ".join(f"'{one.file}'" for one in lists)
+    notes = [f"Splits are those of {files}."]
+    notes += [f"{one.missing:,} names in '{one.file}' are of no file here." for one in lists if one.missing]
+    rest = np.flatnonzero(of < 0)
+    names = [one.split for one in lists]
+    if len(rest) and "train" not in number_of:
+        notes.append(f"{len(rest):,} {found.unit} that no list names are the split 'train'.")
+        names.append("train")
+        of[rest] = len(lists)
+    elif len(rest):
+        notes.append(f"{len(rest):,} {found.unit} that no list names were left out.")
+    chosen = np.flatnonzero(of >= 0)
+    source, targets = found.inputs.source, found.targets
+    if not isinstance(source, TreeFiles) or not isinstance(targets, Values):
+        msg = f"Samples of the layout {found.layout} are not a file and a class each."
+        raise TypeError(msg)
+    return replace(
+        found,
+        keys=take_strings(found.keys, chosen),
+        inputs=replace(found.inputs, source=TreeFiles(tree, source.entries.take(chosen))),
+        targets=Values(targets.values[chosen]),
+        splits=tuple(names[number] for number in of[chosen].tolist()),
+        notes=(*found.notes, *notes),
+    )
+
+
+def _refuse(name: str, what: str, layout: str) -> NoReturn:
+    msg = f"The list '{name}' {what}. Correct the list, or have none read: layout='{layout}' takes folders alone."
+    raise BrokenDatasetError(msg)
+
 
 _ANNOTATIONS = (".csv", ".tsv", ".json", ".jsonl", ".ndjson", ".xml", ".txt", ".lst", ".parquet", ".mat", ".yaml")
 _TEXTS = (".csv", ".tsv", ".json", ".jsonl", ".ndjson", ".xml", ".txt", ".lst", ".yaml")
@@ -172,6 +320,7 @@ class _ClassFolders:
             or _wrapper(below)
             or self._strange_split()
         )
+        # Lists are read only where the folders stand: they take a read each.
         listed_splits = ListedSplits(self.found) if reason else read_listed_splits(self.tree, self.found)
         named = _Named() if reason else self._named_elsewhere(read=listed_splits.lists)
         reason = reason or named.reason
@@ -224,6 +373,7 @@ class _ClassFolders:
         classes: dict[str, set[str]] = {}
         for split, label in set(zip(self.found.splits, _labels(self.found), strict=True)):
             classes.setdefault(split, set()).add(self.found.classes[label])
+        # What is tested has to be learnt first: no class in common means that folders are something else.
         known = classes.get("train")
         for split, names in classes.items():
             if known and not names & known:
@@ -244,6 +394,7 @@ class _ClassFolders:
             (entry for entry in others.ending_in(_TEXTS) if _may_speak_of_many(entry, classes)),
             key=lambda entry: (entry.name.count("/"), entry.name),
         )
+        # The beginning of each tells; some lists have a line for each of a million files.
         heads = {
             entry.name: read_head(self.tree, entry, _HEAD_BYTES).decode("utf-8", "replace") for entry in texts[:_HEADS]
         }
@@ -258,6 +409,7 @@ class _ClassFolders:
             beside = stem in by_stem and posixpath.dirname(by_stem[stem]) == posixpath.dirname(name)
             if beside or (stem in by_stem and label not in by_stem[stem].split("/")):
                 own.append(by_stem[stem])
+        # A few files beside images are notes; one for most images is annotation.
         if 2 * len(own) > len(self.found):
             return _Named(_says_more(own[0], f"{len(own):,} files such as this"))
         enough = min(_NAMED, len(self.found))

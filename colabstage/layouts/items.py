@@ -65,6 +65,7 @@ def read_dataset(dataset: IndexableDataset, in_caller: InCaller = call_here) -> 
         raise EmptySourceError(msg)
     pairs = _Pairs(dataset, in_caller)
     x, y = read_with_retry(lambda: pairs.get(0), pairs.name(0), policy=RetryPolicy())
+    # Keys sort as their numbers do, so rows keep the dataset's order.
     digits = len(str(count - 1))
     targets = None if y is None else _targets(_Side(pairs, 1, count, y), y)
     classes = tuple(str(name) for name in getattr(dataset, "classes", ()) or ())
@@ -109,6 +110,7 @@ class _Pairs:
             pair = self._kept.get(index)
             if pair is None:
                 if index >= _FIRST:
+                    # Only the last: items may be as large as memory allows one to be.
                     self._kept.clear()
                 pair = self._kept[index] = self._taken(index)
         return pair

@@ -54,6 +54,7 @@ def read_kitti(tree: Tree) -> SampleTable:
         for entry in texts.where(lambda name: name.endswith(".txt") and _folder(name) == _LABELS)
     }
     images = files_ending_in(tree.entries, IMAGE_EXTENSIONS if labels else ())
+    # image_3 is the right camera's, for which the boxes are not drawn.
     images = images.where(lambda name: _folder(name) == _IMAGES)
     places = [posixpath.splitext(image.name)[0].split("/") for image in images]
     wanted = [labels.get("/".join([*place[:-2], _LABELS, place[-1]])) for place in places]
@@ -92,6 +93,7 @@ def _parse(file: FileEntry, content: bytes) -> list[tuple[str, list[float]]]:
     found = []
     for number, line in enumerate(content.decode("utf-8-sig", "replace").splitlines(), 1):
         words = line.split()
+        # Files end in an empty line or two.
         if not words:
             continue
         try:

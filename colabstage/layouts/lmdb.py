@@ -104,6 +104,7 @@ class _Database:
     def values(self) -> Iterator[Value]:
         """Yield all values in the order of their keys."""
         meta = self._read_meta()
+        # Values of one key lie in a tree of their own there.
         if meta.flags & _DUPSORT:
             msg = f"'{self.source.label}' keeps several values for each key, which is not read here."
             raise LayoutError(msg)
@@ -113,6 +114,7 @@ class _Database:
         while stack:
             number, depth = stack.pop()
             pages += 1
+            # Damaged pages may point to each other in a ring.
             if depth > _MAX_DEPTH or pages > meta.last_page + 1:
                 raise self._damaged(number)
             page, flags, places = self._read_page(meta, number)
@@ -122,6 +124,7 @@ class _Database:
             for place in places:
                 yield self._value(meta, number, page, place)
                 count += 1
+        # A page that was lost takes its keys with it, and the file would only seem smaller.
         if count != meta.entries:
             msg = f"'{self.source.label}' is damaged: it holds {count:,} keys and says that it has {meta.entries:,}."
             raise CorruptArchiveError(msg)
@@ -131,9 +134,11 @@ class _Database:
         if not is_lmdb_head(first) or len(first) < _PAGE.size + _META.size:
             msg = f"'{self.source.label}' is no LMDB file."
             raise CorruptArchiveError(msg)
+        # The page size is noted in the file, and need not be this machine's.
         page_bytes = _DATABASE.unpack(_META.unpack_from(first, _PAGE.size)[4])[0]
         if page_bytes < 512 or page_bytes > 65536 or page_bytes & (page_bytes - 1):
             raise self._damaged(0)
+        # A writer that is killed leaves the newer of the two heads as it was before: the other one counts then.
         second = self.source.pread(_PAGE.size + _META.size, page_bytes)
         meta = max((self._parse_meta(head, page_bytes) for head in (first, second)), key=lambda meta: meta.txn)
         needed = (meta.last_page + 1) * page_bytes
@@ -188,6 +193,7 @@ class _Database:
         key_at = place + _NODE.size
         data_at = key_at + key_size
         key = page[key_at:data_at]
+        # They are trees in the tree, and which of them holds the samples nobody says.
         if flags & (_SUB | _DUPLICATES):
             msg = f"'{self.source.label}' holds named databases ({key[:40]!r}), which are not read here."
             raise LayoutError(msg)
@@ -353,6 +359,7 @@ def _targets(scanned: Sequence[_Scanned], names: Sequence[str]) -> _Targets:
     if not any(label is None or isinstance(label, str) for label in labels):
         targets, classes = make_labels(labels, names)
         return _Targets(targets, classes)
+    # All labels may be empty, and a row has at least one byte.
     width = max(1, *map(len, words))
     rows = b"".join(word.ljust(width, b"\0") for word in words)
     note = f"Labels are texts: rows of {width} bytes, UTF-8, with zeros up to the end."

@@ -42,7 +42,9 @@ _ROLES = _IMAGES | {
 _ROLE_ENDS = re.compile(r"[a-zA-Z](Images|Masks|Labels|Annotations?)|Ground_?Truth")
 # Thumbnails, bins and settings of file managers and network drives.
 _FOREIGN = frozenset({"@eadir", "#recycle", "$recycle.bin", "system volume information", "lost+found", "__macosx"})
+# People write trainImages, train_images and TRAIN-images for one thing.
 _WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
+# A message with more names than this is not read.
 _NAMES_SHOWN = 8
 
 
@@ -81,6 +83,7 @@ def split_name(name: str) -> SplitName:
     SplitName(split='train', rest=())
     """
     words = [word.lower() for word in _WORDS.findall(name)]
+    # Two splits in one name (train_test_split) say nothing of what is in it.
     splits = {SPLIT_NAMES[word] for word in words if word in SPLIT_NAMES}
     rest = tuple(word for word in words if word not in SPLIT_NAMES and word not in _BESIDE_SPLITS)
     return SplitName(splits.pop() if len(splits) == 1 else "", rest)
@@ -99,6 +102,7 @@ def split_of_path(name: str) -> str:
 
 def same_split(one: str, other: str) -> bool:
     """Tell whether two names of splits mean the same part of a dataset: val, valid, validation and dev do."""
+    # One dataset calls it val and the list beside it validation; test is never meant by any of them.
     held_out = {"val", "valid", "validation", "dev"}
     return one == other or {one, other} <= held_out
 

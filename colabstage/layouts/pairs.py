@@ -24,12 +24,14 @@ if TYPE_CHECKING:
     from colabstage.trees.tree import FileEntry, Tree
 
 FOREGROUND_CLASSES = ("background", "foreground")
+# Enough to meet each class that is common, and few enough not to be noticed on a mounted Drive.
 _LOOKED_AT = 16
 # Of class indices, even a few masks have this part of all up to their highest; painted greys are far apart.
 _DENSE = 1 / 8
 _FEW_LEVELS = 64
 # Beside pixels of 255, which of class indices is no class, those of a smoothed edge.
 _NEARLY_WHITE = 200
+# As many shades as show that they are no class indices.
 _SHOWN = 8
 _REMEDY = (
     "Say what they mean by a class_dict.csv with the columns name, r, g, b beside the images, or write masks whose "
@@ -80,6 +82,7 @@ def meaning_of(counts: NDArray[np.int64]) -> str:
 
 def _look(source: SampleSource, *, spread: bool) -> tuple[NDArray[np.int64], str]:
     count = min(_LOOKED_AT, len(source))
+    # An archive or a Drive reads its first files at once; looking among all would mean seeking through it.
     chosen = np.linspace(0, len(source) - 1, count).astype(int) if spread else np.argsort(source.positions)[:count]
     example = source.name(int(chosen[0])) if count else ""
 
@@ -107,6 +110,7 @@ _MASK_SUFFIXES = (
     "-mask", "_annot", "_seg", "_gt", "_L",
 )  # fmt: skip
 _IMAGE_SUFFIXES = ("_leftImg8bit", "_image", "_img", "_sat", "-image")
+# Masks with a palette are at times GIFs, which no layout takes for images.
 _MASK_EXTENSIONS = (*IMAGE_EXTENSIONS, ".gif")
 
 
@@ -151,6 +155,7 @@ def read_pairs(tree: Tree) -> SampleTable:
             raise LayoutError(msg)
         by_place[place] = mask
     pairs = [(image, by_place[where]) for image in images if (where := _image_place(image.name)) in by_place]
+    # Where few match, the names mean something else, and most images would be lost without a word.
     if 2 * len(pairs) < len(images):
         first = next((image.name for image in images if _image_place(image.name) not in by_place), "")
         msg = (
@@ -166,6 +171,7 @@ def read_pairs(tree: Tree) -> SampleTable:
         next((SPLIT_NAMES[folder] for folder in _image_place(image.name).folders if folder in SPLIT_NAMES), None)
         for image, _ in pairs
     ]
+    # Some images in no split's folder: then the folders are something else.
     named = [split for split in found if split is not None]
     return SampleTable(
         layout=NAME,
@@ -253,6 +259,7 @@ def _class_colors(tree: Tree) -> tuple[tuple[str, ...], tuple[tuple[int, int, in
     """Return the names and colours of the classes, from a table with the columns name, r, g, b; nothing where there is
     none."""
     for entry in files_ending_in(tree.entries, TABLE_EXTENSIONS):
+        # Any other table with columns r, g, b may be about the images' own colours.
         if "class" not in posixpath.basename(entry.name).lower():
             continue
         rows = read_rows(tree, entry)

@@ -13,11 +13,10 @@ import numpy as np
 
 from colabstage.errors import EmptySourceError, LayoutError
 from colabstage.layouts.columns import class_numbers, make_targets
-from colabstage.layouts.hdf5_arrays import array_files, find_arrays
 from colabstage.layouts.image_boxes import split_of_word
 from colabstage.layouts.names import SPLIT_NAMES, listed
 from colabstage.layouts.pairs import FOREGROUND_CLASSES, find_masks
-from colabstage.layouts.stored_arrays import join_sources
+from colabstage.layouts.stored_arrays import array_files, find_arrays, join_sources
 from colabstage.layouts.table import Arrays, Images, SampleTable, Values
 
 if TYPE_CHECKING:
@@ -92,10 +91,12 @@ def find_splits(names: Iterable[str], *, x: str | None = None, y: str | None = N
     found = [_pair(split, roles["x"], roles["y"]) for split, roles in by_split.items() if roles["x"]]
     if found:
         alone = len(found) == 1
+        # Training rows come first, whatever the order of the files.
         order = list(dict.fromkeys(SPLIT_NAMES.values()))
         named = [one if alone or one.split else one._replace(split="train") for one in found]
         if len({one.split for one in named}) == len(named):
             return sorted(named, key=lambda one: order.index(one.split) if one.split else 0)
+    # A single array needs no name to be the inputs.
     elif len(every) == 1:
         return [SplitArrays("", every[0], None)]
     msg = (
@@ -269,10 +270,12 @@ def _arrays(parts: Sequence[StoredArray]) -> Arrays:
 
 def _targets(ys: Sequence[StoredArray], inputs: Inputs, xs: Sequence[StoredArray]) -> tuple[Targets, tuple[str, ...]]:
     if isinstance(inputs, Images) and all(_is_mask(y, x) for y, x in zip(ys, xs, strict=True)):
+        # Shaped as the images' pixels they are one class for each pixel, not a target of some numbers.
         masks = find_masks(join_sources([y.rows() for y in ys]), decoded=True)
         return masks, FOREGROUND_CLASSES if masks.foreground else ()
     is_vector = all(np.prod(y.shape[1:], dtype=np.int64) == 1 for y in ys)
     nbytes = sum(int(np.prod(y.shape, dtype=np.int64)) * y.dtype.itemsize for y in ys)
+    # Targets as large as inputs, such as maps of heights, do not belong into memory at once.
     if not is_vector and nbytes > _KNOWN_BYTES:
         return _arrays(ys), ()
     values = [y.whole() for y in ys]
@@ -297,6 +300,7 @@ def _labels(values: NDArray[Any]) -> tuple[Values, tuple[str, ...]]:
     if values.dtype.kind in "US":
         return make_targets({"y": _as_words(values)})
     if values.dtype.kind in "iu":
+        # What torch's losses want, whatever small type the file has.
         whole = values.astype(np.int64)
         return Values(whole), class_numbers(whole)
     return Values(values), ()

@@ -92,6 +92,7 @@ def names_of(labels: Sequence[Label], texts: Sequence[str | None]) -> dict[int, 
     for label, text in zip(labels, texts, strict=True):
         if not isinstance(label, int) or not text:
             continue
+        # One number with two names: then the text is no class but a caption.
         if found.setdefault(label, text) != text:
             return {}
     return found
@@ -124,6 +125,7 @@ _FAR_BYTES = 4 * 1024 * 1024
 _FAR_S = 0.001
 # Reading goes from shard to shard, so only a few are in use at once.
 _OPEN_FILES = 64
+# On a mount each file takes its time; more than this are slower together.
 _MAX_SCANNERS = 16
 # One scan may read a file of a hundred gigabytes, over a mount.
 _SCAN_STALL_S = 3600.0
@@ -173,6 +175,7 @@ def split_of_shard(name: str) -> str | None:
     *folders, base = name.lower().split("/")
     for text in (base, *reversed(folders)):
         found = {SPLIT_NAMES[word] for word in re.split(r"[^a-z]+", text) if word in SPLIT_NAMES}
+        # A name with two splits in it (train_val) belongs to neither.
         if len(found) == 1:
             return found.pop()
     return None
@@ -197,6 +200,7 @@ def scan_each(count: int, scan: Callable[[int], T]) -> list[T]:
         read=scan,
         use=found.__setitem__,
         cost=lambda _: 1,
+        # Two, for one to wait for the disk while the other works; a slow medium gets more.
         limits=PipelineLimits(readers=2, max_readers=_MAX_SCANNERS, workers=1, stall_timeout_s=_SCAN_STALL_S),
         cancellation=Cancellation(),
     )
@@ -256,7 +260,9 @@ class ShardParts:
         self._shards = tuple(shards)
         table = np.array(parts, np.int64).reshape(-1, 3)
         bases = np.concatenate([[0], np.cumsum([shard.content.size for shard in shards])]).astype(np.int64)
+        # Columns in place of a tuple for each: millions of samples are 24 bytes each.
         self._numbers, self._starts, self.sizes = (np.ascontiguousarray(column) for column in table.T)
+        # One shard after the other is what a disk reads fastest, and what keeps few of them open.
         self.positions = bases[self._numbers] + self._starts
         self._names = tuple(names)
         self._lock = threading.Lock()

@@ -1,26 +1,35 @@
-"""Arrays in .npy and .npz files, and rows of arrays as sources of samples.
+"""Arrays in .npy, .npz and HDF5 files that somebody else wrote, and rows of arrays as sources of samples.
 
-A source may be several arrays one behind the other, or give them in another form than they are stored in.
+A source may be several arrays one behind the other, or give them in another form than they are stored in. MATLAB's
+.mat 7.3 are HDF5 files.
 """
 
 from __future__ import annotations
 
 import ast
+import math
+import posixpath
 import struct
+import threading
+from collections import OrderedDict, deque
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from colabstage.errors import LayoutError
+from colabstage.errors import CorruptArchiveError, DecodeError, LayoutError, PackFormatError
+from colabstage.h5.untrusted import HeapReferences, check_parts, follow, is_elsewhere
 from colabstage.io.retry import RetryPolicy, read_with_retry
 from colabstage.layouts.reading import open_member, read_head, stamp_of
 from colabstage.layouts.table import FileSlices
+from colabstage.trees.archive_bytes import SourceFile
 from colabstage.trees.zip import ZipTree
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
+    from typing import NoReturn
 
     from numpy.typing import NDArray
 
@@ -115,6 +124,7 @@ def join_sources(parts: Sequence[SampleSource]) -> SampleSource:
 NPY = ".npy"
 # A header longer than this is not one that anybody writes; numpy's own limit is 10,000 characters.
 _MAX_HEADER_BYTES = 64 * 1024
+# In parts, so that beside the array itself only one of them is held.
 _READ_BYTES = 16 * 1024 * 1024
 
 
@@ -148,12 +158,14 @@ def read_npy(tree: Tree, entry: FileEntry, name: str) -> StoredArray:
         LayoutError: it is no .npy file, or shorter than its header says.
     """
     header = _read_header(tree, entry, name)
+    # What is packed has this machine's order; an array of another machine is turned row by row.
     native = header.dtype.newbyteorder("=")
 
     def rows() -> SampleSource:
         count, size = header.shape[0], header.row_bytes
         starts = header.start + np.arange(count, dtype=np.int64) * size
         file = open_member(tree, entry)
+        # Each row by its place, so that none is read that is not packed, and many at once are.
         source = FileSlices(
             file, starts, np.full(count, size, np.int64), stamp=stamp_of(entry), shape=header.shape[1:],
             dtype=header.dtype,
@@ -223,6 +235,7 @@ class _Header:
 
 def _read_header(tree: Tree, entry: FileEntry, name: str) -> _Header:
     head = read_with_retry(lambda: read_head(tree, entry, _MAX_HEADER_BYTES), entry.name, policy=RetryPolicy())
+    # By its content: what is called .npy may be anything.
     if len(head) < 10 or head[:6] != b"\x93NUMPY" or head[6] not in (1, 2, 3):
         msg = f"'{name}' is no .npy file of a version known here."
         raise LayoutError(msg)
@@ -233,6 +246,7 @@ def _read_header(tree: Tree, entry: FileEntry, name: str) -> _Header:
         msg = f"'{name}' has a header of {length:,} bytes, more than a .npy file has."
         raise LayoutError(msg)
     try:
+        # Evaluated as a literal, never as code: the header comes with the data.
         found = ast.literal_eval(head[start - length : start].decode("utf-8" if head[6] == 3 else "latin-1").strip())
         dtype = np.lib.format.descr_to_dtype(found["descr"])
         shape = tuple(int(size) for size in found["shape"])
@@ -241,8 +255,298 @@ def _read_header(tree: Tree, entry: FileEntry, name: str) -> _Header:
         msg = f"'{name}' has a header that cannot be read: {error}."
         raise LayoutError(msg) from error
     header = _Header(shape, dtype, fortran, start)
+    # As Python's own numbers: a header may name sizes whose product passes 64 bits and comes back small.
     needed = start + int(np.prod(shape, dtype=object)) * dtype.itemsize
     if not dtype.hasobject and (entry.size < needed or any(size < 0 for size in shape)):
         msg = f"'{name}' has {entry.size:,} bytes; an array of shape {shape} and {dtype} takes {needed:,}. It was cut."
         raise LayoutError(msg)
     return header
+
+
+# Rows are read in blocks of about so much, or of a chunk where that is more, up to the second bound.
+_BLOCK_BYTES = 4 * 1024 * 1024
+_MAX_BLOCK_BYTES = 128 * 1024 * 1024
+# Readers are a few rows apart, so two blocks would do.
+_BLOCKS_KEPT = 3
+
+
+def hdf5_arrays(tree: Tree, entry: FileEntry) -> list[StoredArray]:
+    """Return every dataset of one dimension or more; MATLAB's with axes as MATLAB shows them, samples first.
+
+    Soft and external links are followed, to what no other name has led to.
+
+    Raises:
+        LayoutError: it is no HDF5 file, or damaged.
+    """
+    return _Hdf5File(tree, entry).arrays()
+
+
+class _Hdf5File:
+    """The datasets of one HDF5 file."""
+
+    def __init__(self, tree: Tree, entry: FileEntry) -> None:
+        self.tree = tree
+        self.entry = entry
+
+    def arrays(self) -> list[StoredArray]:
+        """Return every dataset of one dimension or more."""
+        file = self._open()
+        found: list[StoredArray] = []
+        try:
+            for key, node in _datasets(file, self.entry.name, alone=self.tree.path_of(self.entry) is None):
+                name = f"{self.entry.name}/{key}"
+                if isinstance(node, PackFormatError):
+                    found.append(_unreadable(name, str(node).rstrip(".")))
+                elif node.shape:
+                    found.append(self._stored(file, node, name))
+        except (OSError, RuntimeError, KeyError) as error:
+            msg = f"'{self.entry.name}' is a damaged HDF5 file: {error}."
+            raise LayoutError(msg) from error
+        return found
+
+    def _open(self) -> Any:
+        import h5py
+
+        try:
+            path = self.tree.path_of(self.entry)
+            if path is not None:
+                # Without a lock: media that cannot be written to have none, and nobody here writes.
+                return h5py.File(path, "r", locking=False)
+            return h5py.File(SourceFile(open_member(self.tree, self.entry)), "r")
+        except OSError as error:
+            old = " A .mat file has to be saved with '-v7.3'." if self.entry.name.lower().endswith(".mat") else ""
+            msg = f"'{self.entry.name}' cannot be opened as an HDF5 file: {error}.{old}"
+            raise LayoutError(msg) from error
+
+    def _stored(self, file: Any, dataset: Any, name: str) -> StoredArray:
+        import h5py
+
+        text = h5py.check_string_dtype(dataset.dtype)
+        if text is not None:
+            return StoredArray(
+                name,
+                dataset.shape,
+                np.dtype(object),
+                lambda: self._rows(file, dataset, name),
+                lambda: self._text(dataset),
+            )
+        # MATLAB counts axes from the other end: what it shows as (height, width, channels, N) lies as (N, c, w, h)
+        # here.
+        matlab = "MATLAB_class" in dataset.attrs and dataset.ndim > 1
+        shape = dataset.shape
+        if matlab:
+            shape = shape[::-1] if dataset.ndim == 2 else (shape[0], *shape[:0:-1])
+        native = dataset.dtype.newbyteorder("=")
+        trouble = "" if dataset.dtype.kind in "biuf" else _trouble(dataset)
+
+        def rows() -> SampleSource:
+            source = self._rows(file, dataset, name, along_last=matlab and dataset.ndim == 2)
+            if matlab and dataset.ndim > 2:
+                return ConvertedRows(source, lambda row: row.T.astype(native, copy=False))
+            return source if native == dataset.dtype else ConvertedRows(source, lambda row: row.astype(native))
+
+        def whole() -> NDArray[Any]:
+            values: NDArray[Any] = dataset[()].astype(native, copy=False)
+            if not matlab:
+                return values
+            return values.T if values.ndim == 2 else np.moveaxis(values.T, -1, 0)
+
+        return StoredArray(name, shape, native, rows, whole, trouble)
+
+    def _text(self, dataset: Any) -> NDArray[Any]:
+        try:
+            source = open_member(self.tree, self.entry) if self.tree.path_of(self.entry) is None else None
+            HeapReferences(dataset, str(dataset.name).lstrip("/"), source).check()
+            return np.array(dataset.asstr()[()].tolist(), dtype=np.str_)
+        except UnicodeDecodeError as error:
+            msg = f"'{dataset.name}' of '{dataset.file.filename}' holds text that is not UTF-8."
+            raise LayoutError(msg) from error
+
+    def _rows(self, file: Any, dataset: Any, name: str, *, along_last: bool = False) -> SampleSource:
+        """Read rows by their place in the file where they have one, which needs no lock of HDF5's; else through
+        h5py."""
+        # A dataset that a link leads to tells its place in another file.
+        has_place = not (dataset.chunks or dataset.external or dataset.is_virtual or is_elsewhere(dataset, file))
+        offset = dataset.id.get_offset() if has_place else None
+        if along_last or offset is None or dataset.file.userblock_size:
+            return _Hdf5Rows(dataset, name, stamp_of(self.entry), along_last=along_last)
+        count, size = len(dataset), int(np.prod(dataset.shape[1:], dtype=np.int64)) * dataset.dtype.itemsize
+        starts = offset + np.arange(count, dtype=np.int64) * size
+        return FileSlices(
+            open_member(self.tree, self.entry), starts, np.full(count, size, np.int64), stamp=stamp_of(self.entry),
+            shape=dataset.shape[1:], dtype=dataset.dtype,
+        )  # fmt: skip
+
+
+def _datasets(file: Any, label: str, *, alone: bool) -> Iterator[tuple[str, Any]]:
+    """Yield every dataset of a file with its name, each once: first those of the file itself, then what links lead to;
+    in place of what cannot be read, the error that says why. `alone`: whether there are no other files beside it."""
+    import h5py
+
+    path = Path(file.filename)
+    seen: set[tuple[int, int]] = set()
+    waiting, links = deque([""]), deque[str]()
+    while waiting or links:
+        key = (waiting or links).popleft()
+        try:
+            if alone and isinstance(file.get(key, getlink=True) if key else None, h5py.ExternalLink):
+                raise _apart(key, label)
+            node = follow(file, key or "/", path)
+            info = h5py.h5o.get_info(node.id)
+            if (info.fileno, info.addr) in seen:
+                continue
+            # A group may link to one above it, and one dataset may have several names.
+            seen.add((info.fileno, info.addr))
+            if isinstance(node, h5py.Dataset):
+                if alone and (node.is_virtual or node.external):
+                    raise _apart(key, label)
+                check_parts(node, key, path)
+        except PackFormatError as error:
+            yield key, error
+            continue
+        if isinstance(node, h5py.Group):
+            for name in node:
+                is_hard = isinstance(node.get(name, getlink=True), h5py.HardLink)
+                (waiting if is_hard else links).append(f"{key}/{name}".lstrip("/"))
+        elif isinstance(node, h5py.Dataset):
+            yield key, node
+
+
+def _apart(key: str, label: str) -> PackFormatError:
+    """Refuse values in another file: without files by names, HDF5 would look for the other file's values in this
+    one."""
+    return PackFormatError(
+        f"{key} in '{label}' lies in another file, which is looked for only beside files of a folder. Unpack the "
+        "archive, or copy all of it into one file."
+    )
+
+
+def _unreadable(name: str, trouble: str) -> StoredArray:
+    """Return what a name stands for whose rows nobody can read."""
+
+    def refuse() -> NoReturn:
+        msg = f"'{name}' cannot be used: {trouble}."
+        raise LayoutError(msg)
+
+    return StoredArray(name, (0,), np.dtype(np.uint8), refuse, refuse, trouble)
+
+
+def _trouble(dataset: Any) -> str:
+    """Say why values that are neither numbers nor texts cannot be packed."""
+    import h5py
+
+    base = h5py.check_vlen_dtype(dataset.dtype)
+    if base is not None:
+        return (
+            f"each of its rows has any number of {base} values (HDF5's variable-length type), and a pack holds rows of "
+            "one shape. Pad or cut them to one length, or read the file as it is with dataset_h5"
+        )
+    return f"it holds {dataset.dtype}, which are no numbers of one kind"
+
+
+class _Hdf5Rows:
+    """Rows of a dataset in chunks, read a block at a time: a chunk is unpacked once, not once for each of its rows."""
+
+    def __init__(self, dataset: Any, name: str, stamp: str, *, along_last: bool) -> None:
+        self._dataset = dataset
+        self._name = name
+        self._stamp = stamp
+        self._axis = 1 if along_last else 0
+        self._count = dataset.shape[self._axis]
+        self._row_bytes = max(1, dataset.size // max(1, self._count) * dataset.dtype.itemsize)
+        chunk = dataset.chunks[self._axis] if dataset.chunks else 1
+        # How many rows to read at once: whole chunks where that stays within bounds.
+        wanted = max(1, _BLOCK_BYTES // self._row_bytes)
+        rows = math.ceil(wanted / chunk) * chunk
+        self._block_rows = (
+            rows if rows * self._row_bytes <= _MAX_BLOCK_BYTES else max(1, _MAX_BLOCK_BYTES // self._row_bytes)
+        )
+        self._blocks: OrderedDict[int, NDArray[Any]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return int(self._count)
+
+    @cached_property
+    def sizes(self) -> NDArray[np.int64]:
+        """Return the bytes of a row, unpacked."""
+        return np.full(self._count, self._row_bytes, np.int64)
+
+    @cached_property
+    def positions(self) -> NDArray[np.int64]:
+        """Return the rows in their order."""
+        return np.arange(self._count, dtype=np.int64)
+
+    def name(self, index: int) -> str:
+        """Return the dataset's name and the number of the row."""
+        return f"{self._name}[{index}]"
+
+    def stamp(self, index: int) -> str:
+        """Return the file's stamp, and which row."""
+        return f"{self._stamp} {self._dataset.name} {index}"
+
+    def read(self, index: int) -> NDArray[Any]:
+        """Return one row.
+
+        Raises:
+            DecodeError: its chunk is damaged.
+        """
+        number, place = divmod(index, self._block_rows)
+        with self._lock:
+            block = self._blocks.get(number)
+            if block is None:
+                block = self._read_block(number)
+                self._blocks[number] = block
+                while len(self._blocks) > _BLOCKS_KEPT:
+                    self._blocks.popitem(last=False)
+            row: NDArray[Any] = block[place]
+        return row
+
+    def _read_block(self, number: int) -> NDArray[Any]:
+        part = slice(number * self._block_rows, (number + 1) * self._block_rows)
+        try:
+            block: NDArray[Any] = self._dataset[part] if self._axis == 0 else self._dataset[:, part].T
+        except (OSError, RuntimeError) as error:
+            msg = f"Rows {part.start} to {part.stop} of '{self._name}' cannot be read: {error}."
+            raise DecodeError(msg) from error
+        return block
+
+
+_NPZ = ".npz"
+_SUFFIXES = (NPY, _NPZ, ".h5", ".hdf5", ".hdf", ".he5", ".mat")
+# Arrays of whole datasets are few; so many files are one for each sample.
+_MAX_FILES = 256
+
+
+def array_files(tree: Tree) -> list[FileEntry]:
+    """Return the files of a tree that may hold arrays."""
+    return [entry for entry in tree.entries if entry.name.lower().endswith(_SUFFIXES)]
+
+
+def find_arrays(tree: Tree) -> list[StoredArray]:
+    """Return all arrays of a tree, by file and key; headers are read, and no more.
+
+    Raises:
+        LayoutError: a file is not what its name says, or there are too many of them.
+    """
+    files = array_files(tree)
+    if len(files) > _MAX_FILES:
+        msg = (
+            f"'{tree.label}' holds {len(files):,} files of arrays (first '{files[0].name}'); expected at most "
+            f"{_MAX_FILES}, each with the rows of many samples."
+        )
+        raise LayoutError(msg)
+    found: list[StoredArray] = []
+    for entry in files:
+        suffix = posixpath.splitext(entry.name)[1].lower()
+        if suffix == NPY:
+            found.append(read_npy(tree, entry, entry.name))
+        elif suffix == _NPZ:
+            try:
+                found += npz_arrays(tree, entry)
+            except CorruptArchiveError as error:
+                msg = f"'{entry.name}' cannot be read: {error}"
+                raise LayoutError(msg) from error
+        else:
+            found += hdf5_arrays(tree, entry)
+    return found

@@ -62,6 +62,7 @@ class TreeFiles:
 
     def __init__(self, tree: Tree, entries: Sequence[FileEntry]) -> None:
         self.tree = tree
+        # In columns: a list of a million entries would take 300 MB.
         self.entries = FileEntries.of(entries)
 
     def __len__(self) -> int:
@@ -137,6 +138,7 @@ class FileSlices:
         if len(data) != size:
             msg = f"'{self._file.label}' ends before byte {start + size:,}, where its part {index} does."
             raise SourceReadError(msg)
+        # Without a shape a part is a file of some format, which is decoded later.
         if self._shape is None:
             return data
         return np.frombuffer(data, self._dtype).reshape(self._shape)
@@ -314,6 +316,7 @@ class SampleTable:
             found = ", ".join(f"{count} {name}" for name, count in wrong.items())
             msg = f"A sample table needs one entry of each kind for each of its {len(self.keys)} keys, got {found}."
             raise LayoutError(msg)
+        # Splits and the order of rows follow from keys, so two of one name would be one sample in two places.
         twice = first_repeated(self.keys)
         if twice is not None:
             msg = f"Two samples have the key {twice!r}; expected a name for each that no other has."

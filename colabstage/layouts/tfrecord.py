@@ -1,8 +1,14 @@
-"""TFRecord files of image examples: one tf.train.Example for each sample, as TensorFlow's tools and TFDS write them."""
+"""TFRecord files of image examples: one tf.train.Example for each sample, as TensorFlow's tools and TFDS write them.
+
+A record is its length (8 bytes), a checksum of that, the data, and a checksum of the data; checksums are CRC-32C
+(Castagnoli). An Example is a protobuf message that maps names to lists of byte strings, floats or whole numbers. It is
+parsed here, so that neither TensorFlow nor protobuf has to be installed.
+"""
 
 from __future__ import annotations
 
 import re
+import struct
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
@@ -26,26 +32,212 @@ from colabstage.layouts.shards import (
     splits_of_shards,
 )
 from colabstage.layouts.table import Boxes, BrokenDatasetError, Images, SampleTable
-from colabstage.layouts.tfrecord_file import (
-    FOOTER_BYTES,
-    Feature,
-    MessageError,
-    Span,
-    check_record,
-    is_record_head,
-    parse_example,
-    scan_records,
-)
 from colabstage.trees.entries import files_ending_in
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
     from colabstage.layouts.table import Targets
     from colabstage.trees.entries import FileEntries
-    from colabstage.trees.tree import Tree
+    from colabstage.trees.tree import ByteSource, Tree
+
+# TensorFlow's `crc32c::Mask`.
+_MASK_DELTA = 0xA282EAD8
+_HEADER = struct.Struct("<QI")
+_CRC = struct.Struct("<I")
+FOOTER_BYTES = _CRC.size
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+
+
+class Span(NamedTuple):
+    """A byte string inside a record's data."""
+
+    start: int
+    """Its first byte."""
+    end: int
+    """The byte behind its last."""
+
+
+Feature = list[Span] | list[int] | list[float]
+
+
+class MessageError(ValueError):
+    """The bytes are no Example."""
+
+
+def masked_crc32c(data: bytes) -> int:
+    """Return the checksum as TFRecord files store it: rotated and moved, so that one of checksums is no trouble.
+
+    >>> hex(masked_crc32c(b"123456789"))
+    '0xc78ab0e5'
+    """
+    # Here, because this module is loaded with every layout, and few trees have records.
+    import google_crc32c
+
+    crc: int = google_crc32c.value(data)
+    return ((crc >> 15 | crc << 17) + _MASK_DELTA) & 0xFFFF_FFFF
+
+
+def is_record_head(head: bytes) -> bool:
+    """Tell whether a TFRecord file begins so, by the checksum of the first record's length."""
+    # A file that is shorter than one header holds no record and is none.
+    if len(head) < _HEADER.size:
+        return False
+    _, crc = _HEADER.unpack_from(head)
+    return bool(crc == masked_crc32c(head[:8]))
+
+
+def scan_records(source: ByteSource) -> Iterator[tuple[int, int]]:
+    """Yield where the data of each record lies: first byte and length.
+
+    Raises:
+        CorruptArchiveError: a length does not meet its checksum, or the file ends inside a record.
+    """
+    # Only headers are read: the data of each record is verified when it is read.
+    at = number = 0
+    while at < source.size:
+        head = source.pread(_HEADER.size, at)
+        if len(head) == _HEADER.size and not is_record_head(head):
+            msg = f"'{source.label}' is damaged at byte {at:,}: the length of its record {number} is not readable."
+            raise CorruptArchiveError(msg)
+        length = _HEADER.unpack(head)[0] if len(head) == _HEADER.size else 0
+        start = at + _HEADER.size
+        at = start + length + FOOTER_BYTES
+        if at > source.size:
+            msg = f"'{source.label}' is truncated: it ends inside its record {number}. Copy or upload it again."
+            raise CorruptArchiveError(msg)
+        yield start, length
+        number += 1
+
+
+def check_record(stored: bytes, name: str) -> bytes:
+    """Return the data of a record, of the data and the checksum behind it.
+
+    Raises:
+        CorruptArchiveError: they do not agree.
+    """
+    data = stored[:-FOOTER_BYTES]
+    if _CRC.unpack(stored[-FOOTER_BYTES:])[0] != masked_crc32c(data):
+        msg = f"'{name}' is damaged: its content does not meet its checksum. Copy or upload the file again."
+        raise CorruptArchiveError(msg)
+    return data
+
+
+def parse_example(data: bytes) -> dict[str, Feature]:
+    """Return the features of an Example by name; of byte strings only where they lie.
+
+    Raises:
+        MessageError: it is no Example.
+    """
+    # Byte strings stay where they are, since an image would otherwise be copied once more.
+    found: dict[str, Feature] = {}
+    try:
+        for field, features in _fields(data, Span(0, len(data))):
+            # Fields that are not known are passed over, as protobuf wants it: newer writers may add some.
+            if field != 1 or not isinstance(features, Span):
+                continue
+            for number, entry in _fields(data, features):
+                # A map is written as messages of key and value.
+                if number == 1 and isinstance(entry, Span):
+                    name, feature = _entry(data, entry)
+                    found[name] = feature
+    except (IndexError, struct.error, UnicodeDecodeError) as error:
+        msg = f"it is cut, or no protobuf message ({error})"
+        raise MessageError(msg) from error
+    return found
+
+
+def _entry(data: bytes, entry: Span) -> tuple[str, Feature]:
+    name, feature = "", Span(0, 0)
+    for number, value in _fields(data, entry):
+        if number == 1 and isinstance(value, Span):
+            name = data[value.start : value.end].decode()
+        elif number == 2 and isinstance(value, Span):
+            feature = value
+    found: Feature = []
+    for kind, values in _fields(data, feature):
+        if isinstance(values, Span):
+            # Of several values in one feature the last counts, as protobuf has it for a oneof.
+            found = {1: _strings, 2: _floats, 3: _integers}.get(kind, _strings)(data, values)
+    return name, found
+
+
+def _strings(data: bytes, values: Span) -> Feature:
+    return [value for _, value in _fields(data, values) if isinstance(value, Span)]
+
+
+def _floats(data: bytes, values: Span) -> Feature:
+    found: list[float] = []
+    for _, value in _fields(data, values):
+        # Packed, as every writer of today has it; one by one is what the format allows as well.
+        if isinstance(value, Span):
+            found += struct.unpack(f"<{(value.end - value.start) // 4}f", data[value.start : value.end])
+        else:
+            found += struct.unpack("<f", struct.pack("<I", value))
+    return found
+
+
+def _integers(data: bytes, values: Span) -> Feature:
+    found: list[int] = []
+    for _, value in _fields(data, values):
+        if not isinstance(value, Span):
+            found.append(_signed(value))
+            continue
+        at = value.start
+        while at < value.end:
+            number, at = _varint(data, at)
+            found.append(_signed(number))
+    return found
+
+
+def _signed(value: int) -> int:
+    # Negative numbers are written in two's complement of 64 bits.
+    return value - (1 << 64) if value >> 63 else value
+
+
+def _fields(data: bytes, span: Span) -> Iterator[tuple[int, Span | int]]:
+    """Yield the fields of a message: number, and a span of bytes or a whole number."""
+    at = span.start
+    while at < span.end:
+        tag, at = _varint(data, at)
+        field, kind = tag >> 3, tag & 7
+        value: Span | int
+        if kind == _VARINT:
+            value, at = _varint(data, at)
+        elif kind == _BYTES:
+            length, at = _varint(data, at)
+            value = Span(at, at + length)
+            at += length
+        elif kind in (_FIXED32, _FIXED64):
+            length = 4 if kind == _FIXED32 else 8
+            value = int.from_bytes(data[at : at + length], "little")
+            at += length
+        else:
+            msg = f"a field of kind {kind}"
+            raise MessageError(msg)
+        # A length that reaches too far would be taken for other fields' bytes.
+        if at > span.end or field == 0:
+            msg = f"a field at byte {at:,} ends after its message, of {span.end:,} bytes"
+            raise MessageError(msg)
+        yield field, value
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        byte = data[at]
+        at += 1
+        value |= (byte & 127) << shift
+        if byte < 128:
+            return value & 0xFFFF_FFFF_FFFF_FFFF, at
+        shift += 7
+        # Ten bytes hold 64 bits; damage may have no end.
+        if shift > 63:
+            msg = f"a number at byte {at:,} that never ends"
+            raise MessageError(msg)
+
 
 NAME = "tfrecord"
 
@@ -176,6 +368,7 @@ def _record_files(tree: Tree) -> list[Shard]:
     if not entries:
         msg = f"'{tree.label}' holds no TFRecord files (.tfrecord, .tfrec, train-00000-of-00008)."
         raise EmptySourceError(msg)
+    # Writers that share rows among many files leave some empty.
     filled = [entry for entry in entries if entry.size]
 
     def look(number: int) -> tuple[Shard, bool]:
@@ -208,6 +401,7 @@ def _image_feature(tree: Tree, shards: Sequence[Shard]) -> str:
     except MessageError as error:
         msg = f"'{shards[0].name}[0]' is no tf.train.Example: {error}."
         raise BrokenDatasetError(msg) from error
+    # Names that everybody uses come first: a thumbnail may stand beside the image.
     order = [*_IMAGES, *(name for name in features if name not in _IMAGES)]
     for name in order:
         first = next(iter(features.get(name, [])), None)
@@ -231,10 +425,12 @@ def _scan(shard: Shard, number: int, image: str) -> _Scanned:
         try:
             features = parse_example(data)
         except MessageError as error:
+            # A message that cannot be read is damage where its checksum is wrong, and no Example where it is right.
             check_record(window.pread(length + FOOTER_BYTES, start), name)
             msg = f"'{name}' is no tf.train.Example: {error}."
             raise BrokenDatasetError(msg) from error
         found = next(iter(features.get(image, [])), None)
+        # An empty string is how some writers say that there is no image.
         if isinstance(found, Span) and found.end > found.start:
             stored = Part(number, start, length + FOOTER_BYTES)
             records.append(_Example(data, features, name).as_record(stored, found))
@@ -301,6 +497,7 @@ class _Example:
 
 
 def _targets(records: Sequence[_Record], parts: ShardParts, notes: list[str]) -> tuple[Targets | None, tuple[str, ...]]:
+    # What is there decides: a label beside boxes is most often that of the first of them.
     with_boxes = sum(record.boxes is not None for record in records)
     masks = [record.mask for record in records if record.mask is not None]
     if with_boxes and masks:
@@ -317,6 +514,7 @@ def _targets(records: Sequence[_Record], parts: ShardParts, notes: list[str]) ->
             )
         boxes = [box for record in records for box in record.boxes or []]
         box_labels = [box.label for box in boxes]
+        # For messages: a box has no name of its own, and its record has.
         owners = [record.name for record in records for _ in record.boxes or []]
         values, classes = make_labels(box_labels, owners, names=names_of(box_labels, [box.text for box in boxes]))
         offsets = np.concatenate([[0], np.cumsum([len(record.boxes or []) for record in records])]).astype(np.int64)

@@ -148,6 +148,7 @@ class _TextFile:
 
     def tokens(self) -> Iterator[NDArray[Any]]:
         if self.options.tokenizer is None and not self.entry.name.lower().endswith(".jsonl"):
+            # Bytes are the tokens, so the text need not be decoded, nor held as a whole.
             for piece in self.tree.chunks(self.entry):
                 yield np.frombuffer(piece, np.uint8)
             yield from _separator(self.options)
@@ -164,6 +165,7 @@ class _TextFile:
         values = np.asarray(tokens)
         if not values.size:
             return np.zeros(0, np.int64)
+        # A token that does not fit would wrap around to another word without a sound.
         limit = int(np.iinfo(self.options.dtype).max)
         if (
             values.ndim != 1
@@ -215,6 +217,7 @@ class _TextFile:
         for chunk in self.tree.chunks(self.entry):
             for start in range(0, len(chunk), _PIECE_BYTES):
                 part = chunk[start : start + _PIECE_BYTES]
+                # A tokenizer must not meet half of a word, or of a character.
                 end = part.rfind(b"\n") + 1
                 if end and held + end >= _PIECE_BYTES:
                     yield b"".join([*rest, part[:end]])

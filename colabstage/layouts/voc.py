@@ -106,6 +106,7 @@ def read_voc(tree: Tree) -> SampleTable:
             strict=True,
         )
     )
+    # The files name classes in words only; sorted, so that every machine numbers them alike.
     classes = sorted({found.name for each in parsed.values() for found in each.objects})
     numbers = {name: float(number) for number, name in enumerate(classes)}
     said = [parsed[labels[image.name].name] if image.name in labels else _NOTHING for image in listed]
@@ -119,6 +120,7 @@ def read_voc(tree: Tree) -> SampleTable:
         for image, one in zip(listed, said, strict=True)
     ]
     notes = without_boxes_note(len(listed) - len(files), "XML file")
+    # With lists, what none names was left out on purpose; how many these are is said all the same.
     unlisted = sum(image.name in labels for image in images) - len(files)
     if unlisted:
         notes.append(f"{unlisted:,} images with boxes that no list in {_LISTS} names were left out.")
@@ -187,6 +189,7 @@ def _read_lists(tree: Tree) -> dict[tuple[str, str], str]:
     for name, text in zip(order, texts, strict=True):
         stem, root = files[name]
         for listed in (line.split()[0] for line in text.splitlines() if line.strip()):
+            # An image in several lists is of the first of them: trainval repeats what train and val have.
             found.setdefault((root, listed), SPLIT_NAMES.get(stem, "train"))
     return found
 

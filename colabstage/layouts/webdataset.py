@@ -129,15 +129,18 @@ def scan_shard(shard: Shard, number: int) -> ShardSamples:
             continue
         key, rest = split
         files = groups.setdefault(key, _Files({}, {}, set()))
+        # Which of the two is meant nobody can tell.
         if rest in files.images or rest in files.labels or rest in files.others:
             msg = f"'{shard.name}' holds '{name}' twice; expected one file of each kind for each sample."
             raise BrokenDatasetError(msg)
         if rest in _IMAGES:
             files.images[rest] = (name, Part(number, member.offset, member.size))
+        # A label is read while the tar is scanned; what is larger is none.
         elif rest in _LABELS and member.size <= _MAX_LABEL_BYTES:
             files.labels[rest] = window.pread(member.size, member.offset)
         else:
             files.others.add(rest)
+    # Hundreds of shards may follow, and a process may open so many files only.
     rest_shard(shard)
     samples = [files.as_sample(f"{shard.name}/{key}") for key, files in groups.items() if files.images]
     return ShardSamples(samples, len(groups) - len(samples))
@@ -151,6 +154,7 @@ def _split_name(name: str) -> tuple[str, str] | None:
 
 def _decode(address: str, content: bytes) -> str:
     try:
+        # Editors on Windows begin a text with the mark, which would be part of the label.
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         msg = f"The label of '{address}' is no text: {content[:20]!r}."
@@ -201,12 +205,14 @@ def read_webdataset(tree: Tree) -> SampleTable:
     """
     tars = _Shards(tree)
     first = tars.scan(0)
+    # The first shard tells, before hundreds of others are scanned.
     if not any(sample.annotated for sample in first[1].samples):
         raise tars.declined()
     scanned = [first, *scan_each(len(tars) - 1, lambda number: tars.scan(number + 1))]
     shards = [shard for shard, _ in scanned]
     samples = [sample for _, found in scanned for sample in found.samples]
     names = [f"{shards[sample.image.shard].name}/{sample.name}" for sample in samples]
+    # A cls or json is a label on purpose; a txt may be one.
     labels = [sample.label for sample in samples]
     if all(label is None for label in labels):
         # A txt is a class where it is short and others say the same; else it is a caption.
@@ -238,6 +244,7 @@ class _Shards:
     def __init__(self, tree: Tree) -> None:
         self._tree = tree
         parts = tree.parts()
+        # Tars that are opened themselves are not searched again inside the tree that they make up.
         tars = [part.source for part in parts if part.kind == "tar" and part.source is not None]
         self._own = tars if len(tars) == len(parts) else []
         files = files_ending_in(tree.entries, tuple(extension_of(shard) for shard in _SHARDS))

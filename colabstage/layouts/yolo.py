@@ -52,6 +52,7 @@ def read_class_file(tree: Tree) -> ClassFile:
     )
     for entry in sorted(files, key=lambda entry: (entry.name.count("/"), entry.name)):
         base = posixpath.basename(entry.name).lower()
+        # A plain list has a name in each line, and no keypoints.
         if base in _LISTS:
             lines = (line.strip() for line in _text(tree, entry).splitlines())
             return ClassFile(tuple(line for line in lines if line))
@@ -182,6 +183,7 @@ def read_yolo(tree: Tree) -> SampleTable:
             raise BrokenDatasetError(msg)
     rows = {file.name: [row[:5] for row in found] for file, found in zip(files, parsed, strict=True)}
     count = max((int(row[4]) + 1 for found in rows.values() for row in found), default=0)
+    # Names that are too few are those of another dataset, or of an older state of this one.
     if names and count > len(names):
         worst = next(name for name, found in rows.items() if any(row[4] >= len(names) for row in found))
         line = 1 + next(i for i, row in enumerate(rows[worst]) if row[4] >= len(names))
@@ -196,6 +198,7 @@ def read_yolo(tree: Tree) -> SampleTable:
         notes.append(f"The {keypoints[0]} keypoints of each box were left out.")
     polygons = [row for row in every if len(row) > 5]
     if polygons:
+        # Oriented boxes look like polygons of four points; their angle is lost, which is said.
         four = "four points, as oriented boxes have" if all(row[5] == 4 for row in polygons) else "polygons"
         notes.append(f"{len(polygons):,} boxes are those around {four}; their own outlines were left out.")
     return detection_table(tree, samples, names or [str(number) for number in range(count)], relative=True, notes=notes)
@@ -206,6 +209,7 @@ def _label_of(image: str, texts: dict[str, FileEntry]) -> FileEntry | None:
     beside."""
     stem = posixpath.splitext(image)[0]
     head, found, tail = f"/{stem}".rpartition(f"/{_IMAGES}/")
+    # The last such folder of the path, as Ultralytics replaces it: one above may be called images too.
     moved = f"{head}/{_LABELS}/{tail}.txt".lstrip("/") if found else ""
     return texts.get(moved) or texts.get(f"{stem}.txt")
 
@@ -222,6 +226,7 @@ def _parse(file: FileEntry, content: bytes, *, pose: int = 0) -> _Rows:
             values = [float(word) for word in words]
         except ValueError:
             values = []
+        # Keypoints are left out, and the box stands before them.
         if pose and len(values) == 5 + pose:
             values = values[:5]
         elif pose and len(values) != 5:
@@ -244,6 +249,7 @@ def _is_box(values: Sequence[float]) -> bool:
     if len(values) != 5 and not (len(values) >= 7 and len(values) % 2):
         return False
     places = np.array(values[1:])
+    # Pixels in place of parts of the image are another format, and would be boxes far outside of it.
     inside = bool(np.all((places >= -_SLACK) & (places <= 1 + _SLACK)))
     return inside and values[0] >= 0 and values[0] == int(values[0])
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from colabstage.errors import DecodeError, EmptySourceError, LayoutError, OptionError
-from colabstage.layouts import hdf5_arrays
+from colabstage.layouts import stored_arrays
 from colabstage.layouts.detect import detect_layout
 from colabstage.layouts.row_arrays import find_splits, read_arrays
 from colabstage.layouts.table import Arrays, FileSlices, Images, Masks, Values
@@ -211,7 +211,7 @@ def test_foreign_hdf5(
     tmp_path: Path, foreign: Callable[..., Path], options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every layout of datasets gives the rows that h5py gives; with blocks far smaller than the data, too."""
-    monkeypatch.setattr(hdf5_arrays, "_BLOCK_BYTES", 1000)
+    monkeypatch.setattr(stored_arrays, "_BLOCK_BYTES", 1000)
     own = {key: value for key, value in options.items() if key != "userblock"}
     folder = foreign("train.h5", {"train_set_x": photos()}, userblock=options.get("userblock", 0), **own)
     with h5py.File(folder / "train.h5", "a") as file:

@@ -17,7 +17,7 @@ from PIL import Image
 from colabstage.errors import CorruptArchiveError, DecodeError, EmptySourceError, LayoutError
 from colabstage.layouts.detect import detect_layout
 from colabstage.layouts.table import Boxes, Masks, Values
-from colabstage.layouts.tfrecord_file import MessageError, parse_example
+from colabstage.layouts.tfrecord import MessageError, parse_example
 from colabstage.pack.run import pack_dataset
 from colabstage.trees.folder import FolderTree
 
