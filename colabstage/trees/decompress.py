@@ -26,7 +26,6 @@ from colabstage.trees.names import ArchiveLimits, check_limits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
-    from io import FileIO
     from pathlib import Path
 
     from colabstage.io.progress import Cancellation
@@ -52,29 +51,26 @@ def check_frames(source: ByteSource) -> None:
         if magic in _SKIPPABLE:
             at += 8 + int.from_bytes(_exactly(source, 4, at + 4), "little")
         elif magic == _MAGIC:
-            at = _frame_end(source, at)
+            # RFC 8878, 3.1.1: the header says by its first byte how long it is; blocks follow, the last one marked.
+            (descriptor,) = _exactly(source, 1, at + 4)
+            single = descriptor >> 5 & 1
+            # A frame in one segment has no byte for its window, and at least one for its size.
+            size_bytes = _SIZE_BYTES[descriptor >> 6] or single
+            at += 5 + (1 - single) + _ID_BYTES[descriptor & 3] + size_bytes
+            last = 0
+            while not last:
+                header = int.from_bytes(_exactly(source, 3, at), "little")
+                last, kind, size = header & 1, header >> 1 & 3, header >> 3
+                if kind == _RESERVED:
+                    msg = f"there is no block at byte {at:,}"
+                    raise ValueError(msg)
+                at += 3 + (1 if kind == _RLE else size)
+            at = at + 4 * (descriptor >> 2 & 1)
         else:
             msg = f"no frame begins at byte {at:,}"
             raise ValueError(msg)
     if at > source.size:
         raise EOFError
-
-
-def _frame_end(source: ByteSource, at: int) -> int:
-    (descriptor,) = _exactly(source, 1, at + 4)
-    single = descriptor >> 5 & 1
-    # A frame in one segment has no byte for its window, and at least one for its size.
-    size_bytes = _SIZE_BYTES[descriptor >> 6] or single
-    at += 5 + (1 - single) + _ID_BYTES[descriptor & 3] + size_bytes
-    last = 0
-    while not last:
-        header = int.from_bytes(_exactly(source, 3, at), "little")
-        last, kind, size = header & 1, header >> 1 & 3, header >> 3
-        if kind == _RESERVED:
-            msg = f"there is no block at byte {at:,}"
-            raise ValueError(msg)
-        at += 3 + (1 if kind == _RLE else size)
-    return at + 4 * (descriptor >> 2 & 1)
 
 
 def _exactly(source: ByteSource, length: int, offset: int) -> bytes:
@@ -310,7 +306,10 @@ def unpack_into(
                 # Each piece is judged before it is written: a bomb must not fill the disk first.
                 written += len(piece)
                 check_limits(source.label, 0, written, source.size, limits)
-                _write(out, piece)
+                # An unbuffered write may take less than it is given.
+                view = memoryview(piece)
+                while view:
+                    view = view[out.write(view) :]
         return TemporaryBytes(path, label=source.label)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
@@ -329,9 +328,3 @@ def _unpacked(source: ByteSource, cancellation: Cancellation | None) -> Generato
     with open_stream(source, cancellation) as stream:
         while piece := stream.read(_SPOOL_BYTES):
             yield piece
-
-
-def _write(out: FileIO, piece: bytes) -> None:
-    view = memoryview(piece)
-    while view:
-        view = view[out.write(view) :]

@@ -182,7 +182,27 @@ class FolderTree(Tree):
         self.label = self._root
         self.entries = walked.files.by_name().entries
         self._stamp = walked.stamp
-        self.notes = _notes(walked)
+        notes = []
+        if walked.native:
+            kinds = count_by(Path(name).suffix.lower() for name in walked.native)
+            notes.append(
+                f"{len(walked.native):,} Google documents were left out ({kinds}; first '{min(walked.native)}'): "
+                "a mounted "
+                "Drive cannot read them. Export them from Drive if they belong to the dataset."
+            )
+        if walked.broken:
+            notes.append(
+                f"{len(walked.broken):,} links that lead nowhere were left out (first '{min(walked.broken)}')."
+            )
+        if walked.looped:
+            first = min(walked.looped)
+            notes.append(f"{len(walked.looped):,} links to a folder that they lie in were left out (first '{first}').")
+        if walked.own:
+            named = ", ".join(f"'{name}'" for name in sorted(walked.own)[:3])
+            notes.append(
+                f"{len(walked.own):,} folders in which colabstage keeps what it makes were left out ({named})."
+            )
+        self.notes = tuple(notes)
 
     @property
     def empty_folders(self) -> tuple[str, ...]:
@@ -213,7 +233,14 @@ class FolderTree(Tree):
             # One byte more than listed: a longer file shows without a further call.
             data = os.read(handle, entry.size + 1)
             if len(data) < entry.size:
-                data = _read_on(handle, data, entry.size + 1)
+                # A read may give less than was asked for, as mounts do, and only nothing means the end.
+                wanted = entry.size + 1
+                parts = [data]
+                got = len(data)
+                while got < wanted and (part := os.read(handle, wanted - got)):
+                    parts.append(part)
+                    got += len(part)
+                data = b"".join(parts)
         finally:
             os.close(handle)
         if len(data) != entry.size:
@@ -307,15 +334,6 @@ def folder_stamps(
     wanted = list(names)
     with _Threads(workers) as threads:
         return dict(zip(wanted, threads.list_each(one, wanted), strict=True))
-
-
-def _read_on(handle: int, data: bytes, wanted: int) -> bytes:
-    parts = [data]
-    got = len(data)
-    while got < wanted and (part := os.read(handle, wanted - got)):
-        parts.append(part)
-        got += len(part)
-    return b"".join(parts)
 
 
 def _changed(root: str, entry: FileEntry, got: int) -> SourceReadError:
@@ -540,22 +558,3 @@ def _sort_in(found: _Found, listed: _Listed, looked: list[_Looked]) -> list[_Fol
             else:
                 (found.native if kind == "native" else found.broken).append(name)
     return inside
-
-
-def _notes(found: _Found) -> tuple[str, ...]:
-    notes = []
-    if found.native:
-        kinds = count_by(Path(name).suffix.lower() for name in found.native)
-        notes.append(
-            f"{len(found.native):,} Google documents were left out ({kinds}; first '{min(found.native)}'): a mounted "
-            "Drive cannot read them. Export them from Drive if they belong to the dataset."
-        )
-    if found.broken:
-        notes.append(f"{len(found.broken):,} links that lead nowhere were left out (first '{min(found.broken)}').")
-    if found.looped:
-        first = min(found.looped)
-        notes.append(f"{len(found.looped):,} links to a folder that they lie in were left out (first '{first}').")
-    if found.own:
-        named = ", ".join(f"'{name}'" for name in sorted(found.own)[:3])
-        notes.append(f"{len(found.own):,} folders in which colabstage keeps what it makes were left out ({named}).")
-    return tuple(notes)

@@ -143,7 +143,19 @@ def open_archive(
 def _open_recognised(source: ByteSource, spool: Path, limits: ArchiveLimits, cancellation: Cancellation | None) -> Tree:
     kind = recognise_archive(source)
     if kind is None:
-        raise _no_archive(source)
+        head = source.pread(HEAD_BYTES, 0)
+        what = describe_contents(head)
+        if compression_of(head) is not None:
+            what += " that does not unpack"
+        msg = (
+            f"'{source.label}' is no archive but {what}. Give a folder, a zip, a tar, a 7z or a rar, or a file "
+            "compressed "
+            "with gzip, bzip2, xz or Zstandard; to stage or pack, also one of arrays, records, tokens or paths (.npy, "
+            ".h5, .tfrecord, .parquet, .bin, .txt, .csv)."
+        )
+        # Called like an archive and none: a download or copy that failed, which trying again may mend.
+        named = base_name(source.label).lower().endswith(_ARCHIVE_SUFFIXES)
+        raise (CorruptArchiveError(msg) if named else ArchiveError(msg))
     if kind == "zip":
         return ZipTree(source, limits=limits)
     if kind in ("7z", "rar"):
@@ -161,21 +173,6 @@ def _first_unpacked(source: ByteSource) -> bytes | None:
             return stream.read(HEAD_BYTES)
     except CorruptArchiveError:
         return None
-
-
-def _no_archive(source: ByteSource) -> ArchiveError:
-    head = source.pread(HEAD_BYTES, 0)
-    what = describe_contents(head)
-    if compression_of(head) is not None:
-        what += " that does not unpack"
-    msg = (
-        f"'{source.label}' is no archive but {what}. Give a folder, a zip, a tar, a 7z or a rar, or a file compressed "
-        "with gzip, bzip2, xz or Zstandard; to stage or pack, also one of arrays, records, tokens or paths (.npy, "
-        ".h5, .tfrecord, .parquet, .bin, .txt, .csv)."
-    )
-    # Called like an archive and none: a download or copy that failed, which trying again may mend.
-    named = base_name(source.label).lower().endswith(_ARCHIVE_SUFFIXES)
-    return CorruptArchiveError(msg) if named else ArchiveError(msg)
 
 
 def _is_folder(path: Path) -> bool:

@@ -111,7 +111,26 @@ def scan_members(source: ByteSource) -> Iterator[TarMember]:
         header = _parse(source, block, at)
         at += BLOCK
         if header.kind in _EXTENSIONS:
-            _extend(source, header, at, shared, own)
+            # Headers that only say more about the next member, or about all that follow.
+            if header.size > _MAX_EXTENSION_BYTES:
+                msg = (
+                    f"'{source.label}' is damaged at byte {at:,}: a name of {header.size:,} bytes. Copy or upload "
+                    "it again."
+                )
+                raise CorruptArchiveError(msg)
+            data = source.pread(header.size, at)
+            if len(data) < header.size:
+                raise _truncated(source, "a long name is cut")
+            if header.kind == _LONG_NAME:
+                own["path"] = _decode(_text(data))
+            elif header.kind == _LONG_LINK:
+                own["linkpath"] = _decode(_text(data))
+            else:
+                try:
+                    (shared if header.kind == _PAX_GLOBAL else own).update(_pax_records(data))
+                except ValueError as error:
+                    msg = f"'{source.label}' is damaged at byte {at:,}: its pax records are not readable."
+                    raise CorruptArchiveError(msg) from error
             at += _padded(header.size)
             continue
         member, stored = _apply(source, header, at, shared | own if shared else own)
@@ -173,26 +192,6 @@ def _number(field: bytes) -> int:
 
 def _decode(name: bytes) -> str:
     return name.decode("utf-8", "surrogateescape")
-
-
-def _extend(source: ByteSource, header: _Header, at: int, shared: dict[str, str], own: dict[str, str]) -> None:
-    """Read a header that only says more about the next member (`own`), or about all that follow (`shared`)."""
-    if header.size > _MAX_EXTENSION_BYTES:
-        msg = f"'{source.label}' is damaged at byte {at:,}: a name of {header.size:,} bytes. Copy or upload it again."
-        raise CorruptArchiveError(msg)
-    data = source.pread(header.size, at)
-    if len(data) < header.size:
-        raise _truncated(source, "a long name is cut")
-    if header.kind == _LONG_NAME:
-        own["path"] = _decode(_text(data))
-    elif header.kind == _LONG_LINK:
-        own["linkpath"] = _decode(_text(data))
-    else:
-        try:
-            (shared if header.kind == _PAX_GLOBAL else own).update(_pax_records(data))
-        except ValueError as error:
-            msg = f"'{source.label}' is damaged at byte {at:,}: its pax records are not readable."
-            raise CorruptArchiveError(msg) from error
 
 
 def _pax_records(data: bytes) -> dict[str, str]:

@@ -165,7 +165,8 @@ class _SevenZip:
             name=fields["Path"],
             size=int(fields.get("Size") or 0),
             is_folder=fields.get("Folder") == "+" or "D" in windows or unix.startswith("d"),
-            is_link=(unix[:1] not in ("", "-", "d") and len(unix) == 10) or bool(_link_of(fields)),
+            is_link=(unix[:1] not in ("", "-", "d") and len(unix) == 10)
+            or bool(fields.get("Symbolic Link", "") or fields.get("Hard Link", "") or fields.get("Copy Link", "")),
             crc=int(fields["CRC"], 16) if fields.get("CRC") else None,
             executable=len(unix) == 10 and unix[3] == "x",
         )
@@ -224,10 +225,6 @@ class _SevenZip:
         return CorruptArchiveError(
             f"'{self._label}' is damaged: 7-Zip says {reason!r}. Copy or upload the archive again."
         )
-
-
-def _link_of(fields: dict[str, str]) -> str:
-    return fields.get("Symbolic Link", "") or fields.get("Hard Link", "") or fields.get("Copy Link", "")
 
 
 def _blocks(label: str, text: str) -> Iterator[dict[str, str]]:
@@ -480,7 +477,16 @@ def _check_unpacked(archive: str, folder: Path, checked: _Checked) -> None:
         if name not in found:
             msg = f"'{archive}' is damaged: {name!r} was not unpacked. Copy or upload the archive again."
             raise CorruptArchiveError(msg)
-        _check_file(archive, name, folder / name, listed)
+        # Read once more: a tool may have stopped inside a file and said nothing.
+        path = folder / name
+        crc = size = 0
+        with path.open("rb", buffering=0) as file:
+            while piece := file.read(1 << 20):
+                size += len(piece)
+                crc = isal_zlib.crc32(piece, crc)
+        if size != listed.size or (listed.crc is not None and crc != listed.crc):
+            msg = f"The member {name!r} of '{archive}' is damaged: it is not what the archive lists. Copy it again."
+            raise CorruptArchiveError(msg)
 
 
 def _walk(archive: str, folder: Path, prefix: str = "") -> Iterator[str]:
@@ -496,14 +502,3 @@ def _walk(archive: str, folder: Path, prefix: str = "") -> Iterator[str]:
             else:
                 msg = f"'{archive}' is refused: {name!r} unpacks to a link or a device."
                 raise UnsafeArchiveError(msg)
-
-
-def _check_file(archive: str, name: str, path: Path, listed: Listed) -> None:
-    crc = size = 0
-    with path.open("rb", buffering=0) as file:
-        while piece := file.read(1 << 20):
-            size += len(piece)
-            crc = isal_zlib.crc32(piece, crc)
-    if size != listed.size or (listed.crc is not None and crc != listed.crc):
-        msg = f"The member {name!r} of '{archive}' is damaged: it is not what the archive lists. Copy it again."
-        raise CorruptArchiveError(msg)

@@ -187,23 +187,19 @@ def _fed(packed: Iterable[bytes], member: ZipMember) -> Iterator[bytes]:
     parts = iter(packed)
     if member.method == LZMA:
         parts = _with_alone_header(parts, member)
-    decompressor = _decompressor(member)
-    while not decompressor.eof:
-        data = next(parts, b"") if decompressor.needs_input else b""
-        if not data and decompressor.needs_input:
-            raise EOFError("its data end early")  # noqa: EM101
-        if piece := decompressor.decompress(data, PIECE_BYTES):
-            yield piece
-
-
-def _decompressor(member: ZipMember) -> _Decompressor:
     make: dict[int, Callable[[], Any]] = {
         DEFLATED: lambda: igzip_lib.IgzipDecompressor(igzip_lib.DECOMP_DEFLATE),
         BZIP2: bz2.BZ2Decompressor,
         LZMA: lambda: lzma.LZMADecompressor(lzma.FORMAT_ALONE, memlimit=_LZMA_MEMORY_BYTES),
         XZ: lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_LZMA_MEMORY_BYTES),
     }
-    return cast("_Decompressor", make[member.method]())
+    decompressor = cast("_Decompressor", make[member.method]())
+    while not decompressor.eof:
+        data = next(parts, b"") if decompressor.needs_input else b""
+        if not data and decompressor.needs_input:
+            raise EOFError("its data end early")  # noqa: EM101
+        if piece := decompressor.decompress(data, PIECE_BYTES):
+            yield piece
 
 
 def _with_alone_header(parts: Iterator[bytes], member: ZipMember) -> Iterator[bytes]:
@@ -353,7 +349,24 @@ def _list_files(source: ByteSource, directory: ZipDirectory) -> _Listed:
     """Return the files of a directory by cleaned name, junk left out, links in the place of what they lead to."""
     names, numbers, folders = _check_members(source.label, directory)
     empty_folders = without_files(folders, names) if folders else ()
-    _check_readable(source.label, directory, numbers)
+    # By the directory alone, so that nothing is staged for an hour before the first locked member.
+    locked = numbers[(directory.facts["flags"][numbers] & _FLAG_ENCRYPTED) != 0]
+    if len(locked):
+        msg = (
+            f"'{source.label}' is password-protected ({len(locked):,} of {len(numbers):,} files, first "
+            f"{directory.names[int(locked[0])]!r}). Unpack it with its password, and stage the folder or a zip without "
+            "one."
+        )
+        raise ArchiveError(msg)
+    unreadable = numbers[~np.isin(directory.facts["method"][numbers], list(READABLE_METHODS))]
+    if len(unreadable):
+        member = directory.member(int(unreadable[0]))
+        method = _METHODS.get(member.method, f"method {member.method}")
+        msg = (
+            f"'{source.label}' packs {member.name!r} with {method}, which is not read here. "
+            "Unpack it and make the zip again with Deflate or without compression."
+        )
+        raise ArchiveError(msg)
     skipped: list[str] = []
     if np.any(directory.facts["mode"][numbers] & np.uint16(0o170000) == stat.S_IFLNK):
         files, skipped = _resolve_links(source, directory, dict(zip(names, numbers.tolist(), strict=True)))
@@ -408,26 +421,6 @@ def _check_members(archive: str, directory: ZipDirectory) -> tuple[StringArray, 
     found = StringArray.of(names())
     check_collisions(archive, found, folders)
     return found, np.array(numbers, np.int64), folders
-
-
-def _check_readable(archive: str, directory: ZipDirectory, rows: NDArray[np.int64]) -> None:
-    locked = rows[(directory.facts["flags"][rows] & _FLAG_ENCRYPTED) != 0]
-    if len(locked):
-        msg = (
-            f"'{archive}' is password-protected ({len(locked):,} of {len(rows):,} files, first "
-            f"{directory.names[int(locked[0])]!r}). Unpack it with its password, and stage the folder or a zip without "
-            "one."
-        )
-        raise ArchiveError(msg)
-    unreadable = rows[~np.isin(directory.facts["method"][rows], list(READABLE_METHODS))]
-    if len(unreadable):
-        member = directory.member(int(unreadable[0]))
-        method = _METHODS.get(member.method, f"method {member.method}")
-        msg = (
-            f"'{archive}' packs {member.name!r} with {method}, which is not read here. "
-            "Unpack it and make the zip again with Deflate or without compression."
-        )
-        raise ArchiveError(msg)
 
 
 def _resolve_links(
