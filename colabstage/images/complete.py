@@ -40,6 +40,7 @@ def check_complete(data: bytes) -> ImageFacts:
         DecodeError: it is no image, cut off, or damaged.
     """
     facts = probe_image(data)
+    # Decoding is the last word, and takes far longer than telling.
     if not _is_sound(data, facts.format):
         decode_image(data, ImageOptions(color_mode="keep"))
     return facts
@@ -71,6 +72,7 @@ def _unpacks(data: bytes) -> bool:
     import simplejpeg
 
     header = read_jpeg_header(data)
+    # Of CMYK no brightness is to be had, and 12 bits are not read.
     if not header.is_common or header.components not in (1, 3):
         return False
     height, width = -(-header.height // _EIGHTH), -(-header.width // _EIGHTH)

@@ -96,6 +96,7 @@ def count_pixels(data: bytes) -> int:
             width, height = struct.unpack_from(">II", data, 16)
         elif data.startswith(b"GIF8"):
             width, height = struct.unpack_from("<HH", data, 6)
+        # The three forms of WebP keep their size in three ways: extended, lossless, lossy.
         elif data[8:16] == b"WEBPVP8X":
             width, height = (1 + int.from_bytes(data[at : at + 3], "little") for at in (24, 27))
         elif data[8:15] == b"WEBPVP8":
@@ -125,6 +126,7 @@ class PixelRoom:
         It begins when there is room for it, at the latest when nothing else is decoded.
         """
         pixels = count_pixels(content) if isinstance(content, bytes) else 0
+        # Nearly every image is small, and taking a lock for each would cost more than it saves.
         return nullcontext() if pixels <= _FEW_PIXELS else self._occupied(pixels)
 
     @contextmanager
@@ -150,6 +152,7 @@ class Scratch:
 
     def resized(self, shape: tuple[int, int, int]) -> NDArray[np.uint8]:
         """Return a C-contiguous array `(H, W, C)` of any content; the one returned before, where it has this shape."""
+        # Most packs have images of one size, so after the first nothing is made anew.
         if self._resized.shape != shape:
             self._resized = np.empty(shape, np.uint8)
         return self._resized
@@ -275,6 +278,7 @@ def _recolored(values: NDArray[Any], color_mode: ColorMode) -> NDArray[Any]:
         if values.shape[2] != 1 or values.dtype != np.uint16:
             msg = f'{values.dtype} pixels have no agreed range to make 8 bits of. Pass color_mode="keep".'
             raise DecodeError(msg)
+        # The upper eight bits, as for files.
         values = (values >> 8).astype(np.uint8)
     if values.shape[2] == (1 if color_mode == "grayscale" else 3):
         return values
@@ -298,6 +302,7 @@ def decode_image_into(
             "Give one size and color_mode to all images, or keep them encoded."
         )
         raise DecodeError(msg)
+    # The shape was compared: numpy would stretch one channel over three without a word.
     out[...] = pixels
 
 
@@ -354,6 +359,7 @@ def _decode_turbo(data: bytes, options: ImageOptions, scratch: bytearray | None)
         return None
     gray = options.color_mode == "grayscale" or (options.color_mode == "keep" and header.components == 1)
     size = _turned((header.height, header.width), header.orientation)
+    # The decoder leaves out work for what would be thrown away.
     factor = _jpeg_factor(header, reduction_factor(place_image(size, options.size, options.resize)))
     height, width = -(-header.height // factor), -(-header.width // factor)
     if scratch is not None:
@@ -377,6 +383,7 @@ def _decode_turbo(data: bytes, options: ImageOptions, scratch: bytearray | None)
 
 def _jpeg_factor(header: JpegHeader, factor: int) -> int:
     """Return the factor, or a smaller one where turning the image would bring its last, partial blocks to the front."""
+    # The last block of a row may be partly outside the image, and its mean is then of fewer pixels.
     while header.orientation != 1 and (header.height % factor or header.width % factor):
         factor //= 2
     return factor
@@ -404,6 +411,7 @@ def open_upright(data: bytes, *, luma: bool = False) -> Iterator[Image.Image]:
         try:
             turn = _TURNS.get(_orientation_left(image, data))
             if luma and image.format in ("JPEG", "MPO") and image.mode == "RGB":
+                # The file stores brightness apart from colour, so nothing is converted, nor rounded twice.
                 image.draft("L", image.size)
             image.load()
             # TIFF is turned by its plugin while it loads.
@@ -457,12 +465,14 @@ def _open_pillow(data: bytes) -> Image.Image:
 def _explain_bytes(data: bytes) -> str:
     if not data:
         return "The file is empty:"
+    # What most downloads that went wrong are.
     if data[:256].lstrip()[:1] == b"<":
         return "The file is a web page or an SVG drawing:"
     return f"The {len(data)} bytes beginning with {data[:8].hex(' ')} are"
 
 
 def _check_pixels(width: int, height: int) -> None:
+    # Before any memory is taken: a header may promise whatever it likes.
     if min(width, height) < 1:
         msg = f"The image header says {width} x {height} pixels."
         raise DecodeError(msg)
@@ -477,10 +487,12 @@ def _turned(size: tuple[int, int], orientation: int) -> tuple[int, int]:
 
 def _kept_kind(image: Image.Image) -> tuple[int, np.dtype[Any]]:
     """Return the channels and dtype of an image for `color_mode="keep"`."""
+    # Pillow's older versions open a PNG of 16 bits as one of 32.
     if image.mode in _DEEP_MODES or (image.mode == "I" and image.format == "PNG"):
         return 1, np.dtype(np.uint16)
     if image.mode in _WIDE_MODES:
         return 1, np.dtype(np.float32)
+    # A palette with one transparent entry is alpha as well.
     if image.mode in _ALPHA_MODES or "transparency" in image.info:
         return 4, np.dtype(np.uint8)
     return (1 if image.mode in ("1", "L") else 3), np.dtype(np.uint8)
@@ -490,6 +502,7 @@ def _to_array(image: Image.Image, color_mode: ColorMode) -> NDArray[Any]:
     """Return a loaded Pillow image as a writable array `(H, W, C)`."""
     channels, dtype = _kept_kind(image)
     if dtype != np.uint8:
+        # Pillow would clip what has more than 8 bits to 255, which makes most of it white.
         values = np.array(image)
         if color_mode == "keep":
             return values.astype(dtype)[..., None]

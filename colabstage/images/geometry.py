@@ -59,6 +59,7 @@ def place_image(source: tuple[int, int], target: tuple[int, int] | None, resize:
     (25, 50)
     """
     height, width = source
+    # Fractions, since a box that is cropped need not end on a pixel.
     whole = (0.0, 0.0, float(width), float(height))
     if target is None:
         return Placement(whole, source, (0, 0), source)
@@ -66,6 +67,7 @@ def place_image(source: tuple[int, int], target: tuple[int, int] | None, resize:
         return Placement(_covering_box(source, target), target, (0, 0), target)
     if resize == "pad":
         scaled = _fitting_size(source, target)
+        # In the middle, as people crop and frame; an odd pixel goes below or to the right.
         offset = ((target[0] - scaled[0]) // 2, (target[1] - scaled[1]) // 2)
         return Placement(whole, scaled, offset, target)
     return Placement(whole, target, (0, 0), target)

@@ -51,6 +51,7 @@ def is_animated(data: bytes) -> bool:
     try:
         if data[:4] == b"GIF8":
             position, frames = 13 + _color_table(data[10]), 0
+            # Two tell; a film of a thousand pictures need not be walked through.
             while frames < 2:
                 kind = data[position]
                 if kind == _GIF_IMAGE:
@@ -82,6 +83,7 @@ def _png_frames(data: bytes) -> int:
     position = len(_PNG_HEAD)
     while position + 12 <= len(data):
         kind = data[position + 4 : position + 8]
+        # Only before the pixels does it count, as the format has it.
         if kind == b"acTL":
             return int.from_bytes(data[position + 8 : position + 12], "big")
         if kind == b"IDAT":
@@ -136,6 +138,7 @@ def _chunks_behind_pixels(data: bytes) -> Iterator[tuple[bytes, bytes]]:
 def _text_of(kind: bytes, body: bytes) -> bytes:
     """Return the text of a PNG's text chunk; empty where it is broken."""
     rest = body.partition(b"\0")[2]
+    # Of the three kinds of text one is always packed and one may be.
     packed = kind == b"zTXt"
     if packed:
         rest = rest[1:]
@@ -157,8 +160,10 @@ def _from_profile(text: bytes) -> bytes:
 
 def _exif_orientation(exif: bytes) -> int | None:
     """Return the orientation in an EXIF block (a small TIFF); `None` where there is none or the block is malformed."""
+    # Some programs write the mark twice.
     while exif.startswith(b"Exif\0\0"):
         exif = exif[6:]
+    # Intel's order of bytes or Motorola's, as the camera had it.
     order = {b"II": "<", b"MM": ">"}.get(exif[:2])
     if order is None or len(exif) < 8:
         return None
@@ -218,9 +223,11 @@ def read_jpeg_header(data: bytes) -> JpegHeader:
                 break
             continue
         marker = data[position + 1]
+        # Any number of fill bytes may stand before a marker, and some markers have no length behind them.
         if marker == 0xFF or marker in _STANDALONE:
             position += 1 if marker == 0xFF else 2
             continue
+        # Pixels before a frame: no decoder takes that.
         if marker in (_SCAN, _END):
             break
         body, length = position + 4, struct.unpack_from(">H", data, position + 2)[0]
@@ -257,10 +264,12 @@ def without_codes(data: bytes) -> bytes | None:
                 return None
             frame = body
         elif marker == _SCAN:
+            # Only what ends a scan is looked for, at the speed of a search; nothing of it is decoded.
             end = after_codes.search(data, position) if frame else None
             if end is None or end[0] != _END_BYTES:
                 return None
             empty = bytearray(data[:position])
+            # As small as can be: whether a decoder takes the header does not depend on the size.
             struct.pack_into(">HH", empty, frame + 1, _BLOCK_SIDE, _BLOCK_SIDE)
             return bytes(empty) + _END_BYTES
     return None
@@ -283,6 +292,7 @@ def first_rows(data: bytes, header: JpegHeader, rows: int) -> bytearray | None:
     """
     if header.frame not in _SEQUENTIAL_FRAMES or data[-2:] != _END_BYTES:
         return None
+    # Several scans have the first rows of each colour far apart, and a decoder would read on for them.
     if _first_scan_components(data, header.frame_at) != header.components:
         return None
     short = bytearray(data)

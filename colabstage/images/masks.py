@@ -80,8 +80,10 @@ def fit_mask(indices: NDArray[np.uint8], options: MaskOptions) -> NDArray[np.uin
 
 def _indices_of_file(data: bytes, *, painted: bool) -> NDArray[Any]:
     with open_upright(data) as image:
+        # Colours are what counts then, whatever way the file has them: a palette, or true colours.
         if painted:
             return np.asarray(image.convert("RGB"))
+        # Of a palette the indices, which are the classes; its colours are for people.
         if image.mode in _INDEX_MODES:
             return np.asarray(image)
         red, green, blue = np.asarray(image.convert("RGB")).transpose(2, 0, 1)
@@ -96,6 +98,7 @@ def _indices_of_file(data: bytes, *, painted: bool) -> NDArray[Any]:
 
 
 def _to_foreground(values: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    # A mask of classes among those of a foreground: a few were looked at, and this one says otherwise.
     other = values[(values != 0) & (values != VOID)]
     if other.size:
         msg = f"The mask has the value {int(other[0])} among 0 and {VOID}, which the others have for a foreground."
@@ -109,9 +112,12 @@ def _look_up(values: NDArray[Any], colors: tuple[tuple[int, int, int], ...]) -> 
     if values.ndim != 3 or values.shape[2] != 3:
         msg = f"The mask has shape {values.shape}; expected colours (height, width, 3)."
         raise DecodeError(msg)
+    # One number for each pixel in place of three, so that a search finds its class: a table of 16 million would be 16
+    # MB.
     packed = values.astype(np.uint32)
     codes = packed[..., 0] << 16 | packed[..., 1] << 8 | packed[..., 2]
     table = np.array([red << 16 | green << 8 | blue for red, green, blue in colors], np.uint32)
+    # Colours stand in the order of classes, and a search needs them sorted.
     order = np.argsort(table, kind="stable")
     places = np.minimum(np.searchsorted(table, codes, sorter=order), len(table) - 1)
     indices = order[places]
@@ -136,6 +142,7 @@ def _resample(indices: NDArray[np.uint8], placement: Placement) -> NDArray[np.ui
     scaled = np.array(image.resize((width, height), Image.Resampling.NEAREST, placement.box), np.uint8)
     if not placement.is_padded:
         return scaled
+    # Where no image is there is no class either, and a loss passes over 255.
     result = np.full(placement.target, VOID, np.uint8)
     top, left = placement.offset
     result[top : top + height, left : left + width] = scaled

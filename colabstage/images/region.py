@@ -69,6 +69,7 @@ def _decode_jpeg(
     # One row more: the last one takes half of its colours from there.
     rows = min(header.height, (last_row + 1) * factor)
     short = first_rows(data, header, rows) if rows < header.height else None
+    # As libjpeg rounds: up, so that the last block counts.
     size = -(-(header.height if short is None else rows) // factor), -(-header.width // factor)
     if scratch is not None:
         channels = 1 if color_mode == "grayscale" else 3

@@ -127,6 +127,7 @@ def read_facts(shard: Shard) -> FileFacts:
             )
         if opened.head.startswith(_FEATHER):
             return FileFacts(arrow.ipc.open_file(opened.file).schema, 2 * shard.content.size)
+        # A stream nearly always has its values as they are, and they are read from where they lie.
         facts = FileFacts(arrow.ipc.open_stream(opened.file).schema, 0)
         # Refuse a stream that stops between two batches, which pyarrow takes for its end.
         end = _END if opened.head.startswith(_END[:4]) else _OLD_END
@@ -167,6 +168,7 @@ def find_rows(shard: Shard, number: int, image: str, label: str | None, spool: I
             for content in _bytes_column(batch.column(image)).to_pylist():
                 if content is None:
                     raise _no_image(shard, len(images))
+                # Where it lies in the spool: memory holds three numbers for each image.
                 images.append(Part(number, spool.append(content), len(content)))
             labels += batch.column(label).to_pylist() if label else [None] * len(batch)
     return FoundRows(images, labels, spooled=True)
@@ -383,6 +385,7 @@ def _features(schema: Any) -> dict[str, Any]:
 
 
 def _holds_bytes(kind: Any) -> bool:
+    # By its name as pyarrow writes it, so that this module needs no pyarrow to be imported.
     text = str(kind)
     return text in ("binary", "large_binary") or text.startswith(("struct<bytes: binary", "struct<bytes: large_binary"))
 

@@ -113,6 +113,7 @@ def _parse_wav(content: bytes) -> _Wav | None:
 
 def _unpacked_24(data: memoryview) -> NDArray[np.int32]:
     """Return the numbers of 24 bits as the upper part of int32."""
+    # numpy has no whole numbers of 24 bits; as the upper three bytes of 32 their scale is right.
     wide = np.zeros((len(data) // 3, 4), np.uint8)
     wide[:, 1:] = np.frombuffer(data, np.uint8).reshape(-1, 3)
     return wide.view("<i4").reshape(-1).astype(np.int32, copy=False)
@@ -283,11 +284,13 @@ def _plan(seen: Sequence[_Seen], options: AudioOptions) -> _ClipDecoder:
     """Return what all rows are, by those clips."""
     rates = Counter(one.rate for one in seen)
     rate = options.rate or seen[0].rate
+    # Mixed rates make one word sound high and another low, which no length or channel shows.
     if set(rates) != {rate}:
         found = ", ".join(f"{count} of {one:,} Hz" for one, count in rates.most_common())
         msg = f"Of {len(seen)} clips that were looked at there are {found}; expected {rate:,} Hz. Resample them first."
         raise BrokenDatasetError(msg)
     channels = {one.channels for one in seen}
+    # Rows have one shape, and dropping a channel is nobody's guess.
     if len(channels) > 1 and not options.mono:
         msg = (
             f"Clips have {' and '.join(map(str, sorted(channels)))} channels. Take their mean: {_example('mono=True')}."
@@ -341,6 +344,7 @@ class _ClipDecoder:
                 f"have: {_example(f'length={self.length}')}."
             )
             raise DecodeError(msg)
+        # Zeros are silence, in either dtype.
         row: NDArray[Any] = np.zeros((self.length, self.channels), values.dtype)
         row[: len(values)] = values[: self.length]
         return row.reshape(self.shape)

@@ -143,6 +143,7 @@ class _ClassFolders:
                 "class in it."
             )
             raise LayoutError(msg)
+        # Numbered before folders without files go, as torchvision numbers them.
         classes = sorted({folder.class_name for folder in found})
         notes = self._notes_on_empty(found)
         found = [folder for folder in found if folder.number >= 0]
@@ -185,6 +186,7 @@ class _ClassFolders:
         """Find the folders that hold nothing, or pictures of a kind that is not read, where nothing in them is of the
         kind."""
         names = {*self.tree.empty_folders, *self._of_other_pictures()}
+        # A folder above one with files is no class of its own.
         used = {folder.parts[:depth] for folder in with_files for depth in range(1, len(folder.parts) + 1)}
         found = {tuple(name.split("/")) for name in names}
         return [
@@ -296,6 +298,7 @@ def _folders(files: FileEntries) -> tuple[list[_Folder], NDArray[np.int32]]:
     """Return the folders that hold files, and for each file the number of its own, int32 `(N,)`."""
     known: dict[str, int] = {}
     places = (known.setdefault(name.rpartition("/")[0], len(known)) for name in files.names)
+    # A number for each file in place of its folder's name: four bytes for each of millions.
     folder_of = np.fromiter(places, np.int32, len(files))
     folders = [_Folder(tuple(path.split("/")) if path else (), number) for path, number in known.items()]
     return [folder._replace(parts=()) if any(map(is_foreign_folder, folder.parts)) else folder for folder in folders], (

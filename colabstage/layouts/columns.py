@@ -163,6 +163,7 @@ def find_roles(columns: Mapping[str, Sequence[str]], *, labels: Sequence[str] | 
     if missing:
         msg = f"There is no column {listed(missing)}; there are {listed(sorted(columns)) or 'no others'}."
         raise LayoutError(msg)
+    # Who says which columns are labels may mean one that looks like a split.
     free = [name for name in columns if name not in (labels or ())]
     split = next((name for name in free if not is_label_name(name) and _is_split(name, columns[name])), None)
     rest = [name for name in free if name != split]
@@ -222,6 +223,7 @@ def _named_labels(columns: Mapping[str, Sequence[str]]) -> str | None:
 def _find_labels(columns: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
     numbers = [name for name, cells in columns.items() if is_numeric(cells)]
     words = [name for name in columns if name not in numbers and not is_numeric(columns[name])]
+    # Words beside numbers: numbers are measurements mostly, and one word in each row is its class.
     if len(words) == 1:
         return (words[0],)
     if not words and numbers:
@@ -303,6 +305,7 @@ def _check_filled(name: str, missing: Iterable[bool]) -> None:
 def _numbers(name: str, cells: Sequence[str]) -> tuple[Values, tuple[str, ...]]:
     _check_filled(name, (not cell or cell.lower() == "nan" for cell in cells))
     values = np.array([float(cell) for cell in cells], np.float64)
+    # From 2 ** 53 on a float skips whole numbers, so two labels could become one.
     if np.any(values != np.rint(values)) or np.abs(values).max() >= 2**53:
         return Values(values.astype(np.float32)), ()
     whole = values.astype(np.int64)
@@ -348,6 +351,7 @@ def _check_blanks(name: str, cells: Sequence[str]) -> None:
 
 
 def _sets(cells: Sequence[str], separator: str) -> tuple[Values, tuple[str, ...]]:
+    # A label that is written twice in a cell counts once.
     sets = [{word.strip() for word in cell.split(separator)} - {""} for cell in cells]
     classes = sorted(set().union(*sets))
     table = np.array([[word in found for word in classes] for found in sets], np.uint8)

@@ -189,6 +189,7 @@ def audio_clips(
         if length is not None or rate is None:
             msg = f"seconds={seconds:g} needs rate=, the samples in a second; or give length= alone, in samples."
             raise OptionError(msg)
+        # Seconds times a rate may fall short of a whole number by a last bit: 0.29 times 100 is 28.999999999999996.
         length = round(seconds * rate)
     options = AudioOptions(length=length, dtype=dtype, mono=mono, rate=rate)
     return functools.partial(read_audio, options=options, labels=_names(labels))
@@ -262,6 +263,7 @@ def file_names(pattern: str | None = None) -> LayoutFunction:
         OptionError: `pattern` is no regular expression.
     """
     try:
+        # Tried here, so that it fails where it was written and not in a worker.
         re.compile(pattern or "")
     except re.error as error:
         msg = f"pattern={pattern!r} is no regular expression: {error}."

@@ -142,6 +142,7 @@ def _apply(tree: Tree, found: SampleTable, lists: list[_SplitList]) -> SampleTab
     # One number for each sample: which list names it.
     of = np.full(len(found), -1)
     for number, one in enumerate(lists):
+        # A file in two lists would be trained and tested on.
         for sample in one.samples:
             if of[sample] not in (-1, number):
                 _refuse(one.file, f"names '{found.keys[sample]}', and so does '{lists[of[sample]].file}'", found.layout)
@@ -312,6 +313,7 @@ class _ClassFolders:
         for folder, name in {(image.rpartition("/")[0], name) for image, name in _class_of(self.found)}:
             parts = folder.split("/")
             rest = parts[parts.index(name) + 1 :] if name in parts else []
+            # An image in the class's own folder says that what lies below is no class.
             below[name].add(rest[0] if rest else "")
         reason = (
             ("" if self.is_more else self._one_class())

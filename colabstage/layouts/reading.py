@@ -108,6 +108,7 @@ def spool_folder(needed_bytes: int, what: str) -> Path:
 def _spool(tree: Tree, entry: FileEntry) -> LocalBytes:
     folder = spool_folder(entry.size, f"'{entry.name}' of '{tree.label}', unpacked,")
     with tempfile.NamedTemporaryFile(dir=folder, prefix="colabstage-", buffering=0) as file:
+        # Piece by piece, since a member may be larger than memory.
         for piece in tree.chunks(entry):
             view = memoryview(piece)
             while view:
@@ -162,6 +163,7 @@ def read_each(
 
     positions = source.positions
     run_pipeline(
+        # In the order of the medium: what is read is few, and lies anywhere.
         sorted(range(len(chosen)), key=lambda place: int(positions[chosen[place]])),
         read=read,
         use=use,

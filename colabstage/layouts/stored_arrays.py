@@ -193,6 +193,7 @@ def npz_arrays(tree: Tree, entry: FileEntry) -> list[StoredArray]:
     Raises:
         LayoutError, ArchiveError: it is none.
     """
+    # An .npz is a zip of .npy files.
     inner = ZipTree(open_member(tree, entry))
     return [
         read_npy(inner, member, f"{entry.name}/{member.name.removesuffix(NPY)}")
@@ -457,6 +458,7 @@ class _Hdf5Rows:
         chunk = dataset.chunks[self._axis] if dataset.chunks else 1
         # How many rows to read at once: whole chunks where that stays within bounds.
         wanted = max(1, _BLOCK_BYTES // self._row_bytes)
+        # A chunk is unpacked as a whole, so a part of one would be unpacked twice.
         rows = math.ceil(wanted / chunk) * chunk
         self._block_rows = (
             rows if rows * self._row_bytes <= _MAX_BLOCK_BYTES else max(1, _MAX_BLOCK_BYTES // self._row_bytes)

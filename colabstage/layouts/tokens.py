@@ -162,7 +162,9 @@ class _TextFile:
             yield from _separator(self.options)
 
     def _checked(self, tokens: Sequence[int]) -> NDArray[Any]:
+        # Tokenizers give lists, arrays, or numbers of some type of their own.
         values = np.asarray(tokens)
+        # An empty text has no tokens, and no smallest one to look at.
         if not values.size:
             return np.zeros(0, np.int64)
         # A token that does not fit would wrap around to another word without a sound.

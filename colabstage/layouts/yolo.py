@@ -138,6 +138,7 @@ def read_yolo(tree: Tree) -> SampleTable:
         LayoutError: no image has such a file.
         BrokenDatasetError: a line is not of this form, or its class has no name; it is named.
     """
+    # By exact names: labels are looked for by the thousand, and in the case that the images have.
     texts = {entry.name: entry for entry in files_ending_in(tree.entries, (".txt",)) if entry.name.endswith(".txt")}
     images = list(files_ending_in(tree.entries, IMAGE_EXTENSIONS)) if texts else []
     labels = [_label_of(image.name, texts) for image in images]
@@ -182,6 +183,7 @@ def read_yolo(tree: Tree) -> SampleTable:
             )
             raise BrokenDatasetError(msg)
     rows = {file.name: [row[:5] for row in found] for file, found in zip(files, parsed, strict=True)}
+    # Without names, classes are as many as the highest number says.
     count = max((int(row[4]) + 1 for found in rows.values() for row in found), default=0)
     # Names that are too few are those of another dataset, or of an older state of this one.
     if names and count > len(names):
