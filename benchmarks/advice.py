@@ -84,7 +84,7 @@ def run_loop(name: str, folder: Path, seconds: float) -> dict[str, Any]:
     without = seen(make_loop(name, folder))
     seed()
     loop = make_loop(name, folder)
-    profile = profile_loader(loop.loader, step, seconds=seconds)
+    profile = profile_loader(loop.loader, step, budget_s=seconds)
     same = seen(loop) == without
     advice = max((one for one in profile.advice if not one.at_most), key=lambda one: one.gain)
     changed = loop.follow(advice)

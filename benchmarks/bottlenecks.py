@@ -155,7 +155,7 @@ def measure(pipeline: Pipeline) -> tuple[bool, str, float, float]:
         time.sleep(pipeline.step_s)
 
     loader = pipeline.make()
-    profile = profile_loader(loader, step, seconds=pipeline.seconds)
+    profile = profile_loader(loader, step, budget_s=pipeline.seconds)
     verdict = profile.verdict
     said = f"{verdict.bound} by {verdict.stage}, {verdict.cause}"
     about = {"num_workers", "prefetch_factor"} if pipeline.cause != "prefetch" else {"prefetch_factor"}

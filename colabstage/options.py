@@ -1,4 +1,9 @@
-"""What can be passed besides words and numbers: layouts that are told their rows, and the parts of one of your own.
+"""What can be passed besides words and numbers: options in one value, layouts that are told their rows, or are yours.
+
+    from colabstage.options import LoaderOptions, PackOptions
+
+    options = PackOptions(image_size=224, splits=0.8)
+    data, other = (stage_dataset(source, options=options) for source in ("photos.zip", "drawings.zip"))
 
     from colabstage import stage_dataset
     from colabstage.options import table_rows
@@ -13,12 +18,16 @@ from __future__ import annotations
 
 from colabstage.layouts.detect import array_rows, audio_clips, file_names, table_rows, token_blocks
 from colabstage.layouts.table import Arrays, Boxes, Images, Masks, SampleTable, TreeFiles, Values
+from colabstage.load.options import LoaderOptions
+from colabstage.pack.options import PackOptions
 
 __all__ = [
     "Arrays",
     "Boxes",
     "Images",
+    "LoaderOptions",
     "Masks",
+    "PackOptions",
     "SampleTable",
     "TreeFiles",
     "Values",

@@ -26,6 +26,7 @@ REFERENCE = {
         (
             "colabstage.stage_dataset",
             "colabstage.plan_stage",
+            "colabstage.options.PackOptions",
             "colabstage.StagedDataset",
             "colabstage.stage.report.StageReport",
             "colabstage.stage.report.StagePlan",
@@ -67,6 +68,7 @@ REFERENCE = {
         (
             "colabstage.dataset_h5",
             "colabstage.make_loader",
+            "colabstage.options.LoaderOptions",
             "colabstage.load.loader.Loader",
             "colabstage.load.choices.LoaderPlan",
             "colabstage.CudaDataLoader",

@@ -226,7 +226,7 @@ def our_candidates(cores: int, *, fits: bool, per_sample: bool) -> list[Candidat
     """List what to try of `make_loader`: its own choice, each strategy that can work, and processes where there is
     work."""
     found = [Candidate({}), *(Candidate({"strategy": "direct", "num_workers": count}, 0) for count in {1, cores})]
-    found.append(Candidate({"strategy": "direct", "num_workers": cores, "prefetch": 8}))
+    found.append(Candidate({"strategy": "direct", "num_workers": cores, "prefetch_factor": 8}))
     if fits:
         found.append(Candidate({"strategy": "memory"}))
     if per_sample:

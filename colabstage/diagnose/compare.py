@@ -12,7 +12,7 @@ import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
 import numpy as np
 
@@ -26,7 +26,7 @@ from colabstage.errors import (
     SourceReadError,
 )
 from colabstage.images.decode import decode_image
-from colabstage.images.options import ImageOptions
+from colabstage.io.arguments import takes
 from colabstage.io.files import make_folder
 from colabstage.io.ownership import remove_empty, sweep_orphans
 from colabstage.io.pipeline import PipelineLimits, run_pipeline
@@ -41,7 +41,7 @@ from colabstage.machine.mounts import mount_of, probe_mount, slow_reason
 from colabstage.machine.platforms import detect_platform
 from colabstage.machine.resources import check_space, read_resources, usable_cores
 from colabstage.pack.job import open_source
-from colabstage.pack.options import PackOptions
+from colabstage.pack.options import ImageArguments, PackOptions
 from colabstage.pack.run import pack_dataset
 
 if TYPE_CHECKING:
@@ -50,11 +50,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from colabstage.images.options import ColorMode, Resize
+    from colabstage.images.options import ImageOptions
     from colabstage.io.progress import Progress
-    from colabstage.layouts.detect import LayoutFunction
     from colabstage.layouts.table import SampleSource
-    from colabstage.pack.options import Encoding
 
 # How the time is shared out. Reading from the source takes longest and varies most; the rest is soon known.
 _SOURCE_PART = 0.6
@@ -68,21 +66,18 @@ _KEPT_BYTES = 512 * 1024 * 1024
 _STALL_S = 60.0
 
 
+@takes(PackOptions, arguments=ImageArguments, renamed={"seconds": "budget_s"})
 def compare_sources(
     path: str | os.PathLike[str],
     *,
-    layout: str | LayoutFunction = "auto",
-    image_size: tuple[int, int] | None = None,
-    color_mode: ColorMode = "auto",
-    resize: Resize = "stretch",
-    encoding: Encoding | str = "auto",
     samples: int = 500,
     num_workers: int = 2,
     batch_size: int = 64,
-    seconds: float = 60.0,
+    budget_s: float = 60.0,
     seed: int = 0,
     local_dir: str | os.PathLike[str] | None = None,
     progress: bool | Progress = True,
+    **arguments: Unpack[ImageArguments],
 ) -> SourceComparison:
     """Measure, with your own images, what staging them would change: the number that counts, in about a minute.
 
@@ -91,15 +86,15 @@ def compare_sources(
 
     Args:
         path: a folder or an archive of images, on a mounted Drive or anywhere.
-        layout, image_size, color_mode, resize, encoding: as for `stage_dataset`.
         samples: how many images at the most; fewer where reading them takes longer than there is time, or where they
             come to more than 512 MB.
         num_workers: threads that read and decode files at once, for the workers that your `DataLoader` has.
         batch_size: of the batches that are read from the pack.
-        seconds: about how long it may take. Listing the folder, and packing the images, come on top.
+        budget_s: about how long it may take, in seconds. Listing the folder, and packing the images, come on top.
         seed: of the choice of images.
         local_dir: where the copies go; the platform's fast folder by default.
         progress: `True` for a bar, `False` for silence, or a `Progress`.
+        **arguments: what becomes of each image: those of these names of `colabstage.options.PackOptions`.
 
     Raises:
         OptionError: a number is not above 0, or an option is unknown.
@@ -112,17 +107,17 @@ def compare_sources(
     >>> print(compare_sources("/content/drive/MyDrive/photos", image_size=(224, 224)))  # doctest: +SKIP
     An epoch of 12,500 images: 42 min 10 s from Google Drive, 1.02 s from a pack (2,480 times as fast)
     """
-    numbers = {"samples": samples, "num_workers": num_workers, "batch_size": batch_size, "seconds": seconds}
+    numbers = {"samples": samples, "num_workers": num_workers, "batch_size": batch_size, "budget_s": budget_s}
     for name, value in numbers.items():
         if not value > 0:
             msg = f"{name}={value!r} cannot work; expected more than 0."
             raise OptionError(msg)
-    options = PackOptions(layout=layout, image=ImageOptions(image_size, color_mode, resize), encoding=encoding)
+    options = PackOptions(**arguments)
     place = Path(path).expanduser()
     slow = _check_answers(place)
     local = detect_platform().fast_dir / "colabstage" if local_dir is None else Path(local_dir).expanduser()
     with _temporary_folder(local) as folder:
-        run = _Comparing(options, folder, num_workers, batch_size, seconds, resolve_progress(progress))
+        run = _Comparing(options, folder, num_workers, batch_size, budget_s, resolve_progress(progress))
         return run.compare(place, slow or "the local disk", samples, seed)
 
 
@@ -303,15 +298,12 @@ class _Comparing:
         Returns:
             What was read, how the pack stores images, and how many bytes it has.
         """
-        image = self.options.image
         report = pack_dataset(
             self.folder / "files",
             self.folder / "pack.h5",
+            options=self.options,
+            # The copies lie in folders of classes, however the samples were found.
             layout="image_folder",
-            image_size=image.size,
-            color_mode=image.color_mode,
-            resize=image.resize,
-            encoding=self.options.encoding,
             progress=self.progress,
         )
         reader = SplitReader(self.folder / "pack.h5")

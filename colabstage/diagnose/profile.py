@@ -17,6 +17,7 @@ from colabstage.diagnose.loaders import ProfiledLoader, profiled_iterable, profi
 from colabstage.diagnose.measure import MeasureOptions, measure
 from colabstage.diagnose.restore import preserve_attributes, preserve_randomness, preserve_training
 from colabstage.errors import OptionError
+from colabstage.io.arguments import takes
 from colabstage.io.page import facts_table, heading, notes, page
 from colabstage.io.units import format_bytes, format_duration
 
@@ -235,11 +236,12 @@ def _gain(advice: Advice) -> str:
     return f"at most {advice.gain:.1f}×" if advice.at_most else f"{advice.gain:.1f}×"
 
 
+@takes(renamed={"seconds": "budget_s"})
 def profile_loader(
     loader: Iterable[Any] | object,
     step: Callable[[Any], object] | None = None,
     *,
-    seconds: float = 10.0,
+    budget_s: float = 10.0,
     device: Any = None,
 ) -> LoaderProfile:
     """Measure where the time of a training loop goes, and say what to change.
@@ -249,7 +251,7 @@ def profile_loader(
     'DataLoader(..., num_workers=2, persistent_workers=True)'
 
     The loader is run alone, then with the step, then the step on one batch again and again, each for a part of
-    `seconds`. Nothing is put around functions: while the loader runs alone, a thread looks at Python's stacks a few
+    `budget_s`. Nothing is put around functions: while the loader runs alone, a thread looks at Python's stacks a few
     hundred times a second and tells the stages from them (see `diagnose.stages`); a tf.data pipeline is measured link
     by link. The gains that advice promises are computed from these times (see `diagnose.advice`).
 
@@ -263,32 +265,32 @@ def profile_loader(
         loader: any iterable of batches: a `Loader` or a `DataLoader`, a Keras `PyDataset`, a `tf.data.Dataset`, or any
             other object that can be iterated over.
         step: called with each batch, as the training loop would; without it only the loader is measured.
-        seconds: about how long to measure; slow loaders take three batches of each run at least.
+        budget_s: about how long to measure, in seconds; slow loaders take three batches of each run at least.
         device: where batches go before the step, if the loader does not bring them there.
 
     Raises:
         OptionError: the loader cannot be iterated over or has no batches, or an argument cannot work.
     """
-    _check(step, seconds)
+    _check(step, budget_s)
     with ExitStack() as stack:
         # First in and last out: looking at the loader may already draw numbers.
         stack.enter_context(preserve_randomness())
         profiled = profiled_loader(loader)
         stack.enter_context(preserve_attributes(profiled.roots))
         put_back = stack.enter_context(preserve_training(step))
-        measured = measure(profiled, MeasureOptions(step, float(seconds), device))
+        measured = measure(profiled, MeasureOptions(step, float(budget_s), device))
     if put_back:
         profiled.notes.append(put_back)
     facts = measured.facts
     return LoaderProfile(facts, judge(facts), advise(facts), measured.spans, tuple(profiled.notes))
 
 
-def _check(step: object, seconds: float) -> None:
+def _check(step: object, budget_s: float) -> None:
     if step is not None and not callable(step):
         msg = f"step={step!r} cannot be called; expected a function of one batch."
         raise OptionError(msg)
-    if not seconds > 0:
-        msg = f"seconds={seconds!r} cannot work; expected a number above 0."
+    if not budget_s > 0:
+        msg = f"budget_s={budget_s!r} cannot work; expected a number above 0."
         raise OptionError(msg)
 
 

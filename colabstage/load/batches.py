@@ -369,6 +369,29 @@ def move_to(x: Any, device: torch.device) -> Any:
     return map_leaves(x, lambda part: part.to(device) if isinstance(part, torch.Tensor) else part)
 
 
+def map_batches(
+    batches: Generator[tuple[Any, ...] | Heartbeat], change: Callable[[tuple[Any, ...]], tuple[Any, ...]]
+) -> Generator[tuple[Any, ...] | Heartbeat]:
+    """Yield the batches, each changed where it is made: in the thread that prepares them."""
+
+    def changed(batch: tuple[Any, ...] | Heartbeat) -> tuple[Any, ...] | Heartbeat:
+        return batch if isinstance(batch, Heartbeat) else change(batch)
+
+    try:
+        # Not a loop: its variable would keep a batch alive while the next one is made.
+        yield from map(changed, batches)
+    finally:
+        batches.close()
+
+
+def pin(batch: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return a batch with its tensors in pinned memory, from where a GPU copies beside other work."""
+    pinned: tuple[Any, ...] = map_leaves(
+        batch, lambda leaf: leaf.pin_memory() if isinstance(leaf, torch.Tensor) and leaf.device.type == "cpu" else leaf
+    )
+    return pinned
+
+
 @dataclass(frozen=True, slots=True)
 class Finish:
     """Take batches `(x, y)` or `(x, y, index)` and do what is done to them last."""
@@ -394,18 +417,6 @@ class Finish:
         if self.batch_transform is None:
             return x, y
         return self.batch_transform(x, y) if place is None else apply_transform(self.batch_transform, x, y, place)
-
-    def scale_each(self, batches: Generator[tuple[Any, ...] | Heartbeat]) -> Generator[tuple[Any, ...] | Heartbeat]:
-        """Yield the batches, each in its dtype, made where they are: in the thread that prepares them."""
-
-        def scaled(batch: tuple[Any, ...] | Heartbeat) -> tuple[Any, ...] | Heartbeat:
-            return batch if isinstance(batch, Heartbeat) else self.scale(batch)
-
-        try:
-            # Not a loop: its variable would keep a batch alive while the next one is made.
-            yield from map(scaled, batches)
-        finally:
-            batches.close()
 
 
 @dataclass(frozen=True, slots=True)

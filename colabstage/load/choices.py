@@ -117,8 +117,8 @@ class LoaderRequest:
     """Whether a last batch that is not full is left out."""
     num_workers: int | Literal["auto"] = "auto"
     """Threads that copy or decode at once, or processes."""
-    prefetch: int | Literal["auto"] = "auto"
-    """Batches prepared ahead."""
+    prefetch_factor: int | Literal["auto"] = "auto"
+    """Batches prepared ahead, by each process where there are some."""
     shuffle: Shuffle = True
     """Whether rows are visited in random order, and in which kind of it."""
     memory_budget: int | None = None
@@ -378,7 +378,7 @@ def _window(facts: LoaderFacts, request: LoaderRequest, prefetch: int, reason: s
     budget = request.memory_budget
     if facts.shard.world_size > 1:
         budget = _RANKS_BYTES if budget is None else budget
-        prefetch = request.prefetch if isinstance(request.prefetch, int) else _RANKS_PREFETCH
+        prefetch = request.prefetch_factor if isinstance(request.prefetch_factor, int) else _RANKS_PREFETCH
     elif budget is None:
         # The rest is for the model, other splits, and whoever else uses this machine.
         spare = spare_memory(facts.free_memory_bytes) // _MEMORY_PART
@@ -438,8 +438,8 @@ def choose_processes(facts: LoaderFacts, request: LoaderRequest) -> tuple[Reason
     asked = request.num_workers != "auto"
     count = _count(facts, request)
     reason = "as asked" if asked else "all cores but the one that trains"
-    ahead = _AHEAD if request.prefetch == "auto" else request.prefetch
-    ahead_reason = "of each process" if request.prefetch == "auto" else "as asked"
+    ahead = _AHEAD if request.prefetch_factor == "auto" else request.prefetch_factor
+    ahead_reason = "of each process" if request.prefetch_factor == "auto" else "as asked"
     # What goes between processes is the transform's result, often floats four times as long.
     result_bytes = facts.row_bytes if facts.cost is None else facts.cost.result_bytes
     batch_bytes = max(1, request.batch_size * result_bytes)
@@ -448,7 +448,7 @@ def choose_processes(facts: LoaderFacts, request: LoaderRequest) -> tuple[Reason
     # Who asked for so many gets them: perhaps /dev/shm is about to be made larger.
     if not asked and count * (ahead + 1) + 1 > fitting:
         room = f"batches of {format_bytes(batch_bytes)} leave shared memory for no more"
-        if request.prefetch == "auto":
+        if request.prefetch_factor == "auto":
             ahead, ahead_reason = 1, room
         if count * (ahead + 1) + 1 > fitting:
             count, reason = max(1, (fitting - 1) // (ahead + 1)), room

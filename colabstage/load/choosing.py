@@ -95,16 +95,27 @@ def _check(request: LoaderRequest) -> None:
     if not isinstance(request.shuffle, bool) and request.shuffle not in ("auto", "window"):
         msg = f'shuffle={request.shuffle!r} is unknown; expected True, False, "window" or "auto".'
         raise OptionError(msg)
-    counts = {"batch_size": request.batch_size, "num_workers": request.num_workers, "prefetch": request.prefetch}
+    counts = {
+        "batch_size": request.batch_size,
+        "num_workers": request.num_workers,
+        "prefetch_factor": request.prefetch_factor,
+    }
     for name, value in counts.items():
         # Nobody but the caller knows what a batch is.
         if value == "auto" and name != "batch_size":
             continue
         # True is an int to Python, and a mistake here.
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            words = "a whole number, 1 or more" + ("" if name == "batch_size" else ', or "auto"')
+        least = 0 if name == "num_workers" and request.strategy != "workers" else 1
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            words = f"a whole number, {least} or more" + ("" if name == "batch_size" else ', or "auto"')
             msg = f"{name}={value!r} cannot work; expected {words}."
             raise OptionError(msg)
+    if request.num_workers == 0 and request.prefetch_factor != "auto":
+        msg = (
+            f"prefetch_factor={request.prefetch_factor} cannot go with num_workers=0, by which nothing is prepared "
+            "ahead. Leave out one of them."
+        )
+        raise OptionError(msg)
 
 
 def _choose_strategy(facts: LoaderFacts, request: LoaderRequest) -> _Resolved:
@@ -202,7 +213,7 @@ def _strategy_reason(strategy: str, facts: LoaderFacts, request: LoaderRequest) 
 
 def _choose_workers(facts: LoaderFacts, request: LoaderRequest) -> ReasonedValue:
     if request.num_workers != "auto":
-        return ReasonedValue(request.num_workers, "as asked")
+        return ReasonedValue(request.num_workers, "as asked" if request.num_workers else "as asked, by the loop itself")
     if facts.engine.name == "read":
         return ReasonedValue(max(_READ_THREADS, facts.cores), "most wait for the disk")
     if facts.encoded:
@@ -216,8 +227,10 @@ def _choose_workers(facts: LoaderFacts, request: LoaderRequest) -> ReasonedValue
 
 
 def _choose_prefetch(facts: LoaderFacts, request: LoaderRequest) -> ReasonedValue:
-    if request.prefetch != "auto":
-        return ReasonedValue(request.prefetch, "as asked")
+    if request.num_workers == 0:
+        return ReasonedValue(0, "nothing works beside the loop")
+    if request.prefetch_factor != "auto":
+        return ReasonedValue(request.prefetch_factor, "as asked")
     batch_bytes = max(1, request.batch_size * facts.row_bytes)
     # One more is with the consumer, and one in the making.
     fitting = facts.free_memory_bytes // _MEMORY_PART // batch_bytes - 2

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, default_collate
 from colabstage.errors import OptionError
 from colabstage.load.batches import map_leaves
 from colabstage.load.device import make_stager, prefetch_staged, usable_device
-from colabstage.load.prefetch import Iteration, SingleIteration
+from colabstage.load.prefetch import Iterated, Iteration
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class CudaDataLoader(SingleIteration, Generic[T]):
+class CudaDataLoader(Iterated, Generic[T]):
     """Run a loader in a background thread and move its batches to a device, a few ahead of the model.
 
     >>> for x, y in CudaDataLoader(DataLoader(dataset, 64), "cuda"):  # doctest: +SKIP
@@ -78,7 +78,7 @@ class CudaDataLoader(SingleIteration, Generic[T]):
     def __iter__(self) -> Iterator[T]:
         """Start the next iteration; the loader's own begins here, in the caller's thread."""
         # Two iterations would fill the same pinned memory.
-        self._end_iteration()
+        self._end_iterations()
         # Before our thread is there: worker processes that a loader forks should inherit no locks from it.
         batches = iter(self.loader)
         own = None if _gives_new_batches(self.loader) else partial(_own, self.device)

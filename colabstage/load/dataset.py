@@ -6,7 +6,9 @@ import operator
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from colabstage.errors import MissingDependencyError
+import numpy as np
+
+from colabstage.errors import MissingDependencyError, OptionError
 from colabstage.io.page import facts_table, page
 from colabstage.io.units import format_bytes
 from colabstage.load.reading.reader import SplitReader
@@ -21,7 +23,6 @@ except ImportError as error:
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    import numpy as np
     from numpy.typing import NDArray
 
     from colabstage.h5.parts import Files
@@ -43,8 +44,11 @@ class dataset_h5(_Base):  # noqa: N801 - the name that people know from the reci
     >>> train = dataset_h5("data.h5")  # doctest: +SKIP
     >>> x, y = train[0]  # doctest: +SKIP
 
+    Whoever knows torchvision's datasets finds their `targets`, `classes`, `class_to_idx` and `samples`.
+
     Attributes:
-        transform: called with each x; `target_transform` with each y.
+        transform: called with each x, `(H, W, C)` as stored, uint8 of images; with a PIL image instead where it is
+            torchvision's and begins with one that takes no arrays. `target_transform` is called with each y.
         return_index: whether samples are `((x, y), index)`.
         reader: the `SplitReader` below, for reading without torch.
     """
@@ -65,7 +69,9 @@ class dataset_h5(_Base):  # noqa: N801 - the name that people know from the reci
         Args:
             in_file: the HDF5 file; a pattern that several match, such as `"data-*.h5"`, or a list of files: they are
                 read as one, in the order of shards, what was appended last.
-            transform: called with each x, an array `(H, W, C)` as stored; its result takes the place of x.
+            transform: called with each x, an array `(H, W, C)` as stored, or a PIL image where it is a transform of
+                torchvision's that takes those, such as `Compose([RandomResizedCrop(224), ToTensor()])`; its result
+                takes the place of x.
             split: which split: `"train"` reads `X_train` and `Y_train`.
             target_transform: called with each y.
             return_index: return `((x, y), index)` instead of `(x, y)`.
@@ -106,6 +112,31 @@ class dataset_h5(_Base):  # noqa: N801 - the name that people know from the reci
         return self.reader.classes
 
     @property
+    def class_to_idx(self) -> dict[str, int]:
+        """Return the label of each class name, as torchvision's datasets do; empty when the file has no names."""
+        return {name: label for label, name in enumerate(self.classes)}
+
+    @property
+    def targets(self) -> Any:
+        """Read the targets of all samples, as stored, without `target_transform`: `(N,)` where they are numbers, -1
+        where there are none; a list of N where each has its own shape.
+
+        Read anew each time, so keep it. `torch.as_tensor`, `numpy.bincount` and `Counter` take it.
+        """
+        return self.reader.read_y(np.arange(len(self)))
+
+    @property
+    def samples(self) -> list[tuple[str, Any]]:
+        """Read the name of the file that each sample was made from, with its target: `(name, target)` in the order of
+        rows, as torchvision's datasets have it. Names are those in the source, not paths on this machine.
+
+        Raises:
+            PackFormatError: the file, which another program wrote, keeps no names.
+        """
+        found = self.targets
+        return list(zip(self.reader.keys(), found.tolist() if isinstance(found, np.ndarray) else found, strict=True))
+
+    @property
     def per_sample(self) -> bool:
         """Tell whether Python of the caller's is called for each sample."""
         return self.transform is not None or self.target_transform is not None
@@ -118,8 +149,8 @@ class dataset_h5(_Base):  # noqa: N801 - the name that people know from the reci
     def __len__(self) -> int:
         return len(self.reader)
 
-    def __getitem__(self, index: int) -> Any:
-        """Return one sample: `(x, y)`, or `((x, y), index)` with `return_index`.
+    def __getitem__(self, index: int | slice) -> Any:
+        """Return one sample: `(x, y)`, or `((x, y), index)` with `return_index`; of a slice the list of its samples.
 
         `x` is a writable array of its own, as stored, `(H, W, C)` for images, before `transform`. `y` is an int where
         targets are integers, a numpy scalar for other numbers, an array as stored where one target is more (`(1, 1)`
@@ -129,8 +160,17 @@ class dataset_h5(_Base):  # noqa: N801 - the name that people know from the reci
 
         Raises:
             IndexError: there is no such sample.
+            OptionError: it is no index; the message has the line for several samples.
             DecodeError: an encoded image is broken, or a text not UTF-8; the message names its row.
         """
+        if isinstance(index, slice):
+            return self.__getitems__(range(*index.indices(len(self))))
+        if not hasattr(index, "__index__") or np.ndim(index):
+            msg = (
+                f"dataset[…] takes a row or a slice, got {type(index).__name__}. Write "
+                "torch.utils.data.Subset(dataset, rows) for samples of many rows, or x, y = dataset.read_batch(rows)."
+            )
+            raise OptionError(msg)
         # By way of the list, so that one sample and a batch cannot differ.
         return self.__getitems__([operator.index(index)])[0]
 
@@ -180,7 +220,7 @@ class dataset_h5(_Base):  # noqa: N801 - the name that people know from the reci
         # Other scalars stay numpy's: a Python float would be collated to float64.
         value = y if isinstance(y, dict | str) or y.ndim > 0 or y.dtype.kind not in "biu" else y.item()
         return (
-            x if self.transform is None else self.transform(x),
+            x if self.transform is None else self.transform(_image(x) if _takes_images(self.transform) else x),
             value if self.target_transform is None else self.target_transform(value),
         )
 
@@ -211,3 +251,32 @@ class dataset_h5(_Base):  # noqa: N801 - the name that people know from the reci
         if self.reader.encoded:
             return "images of their own sizes"
         return "a text" if dtype.hasobject else f"any number of {dtype}"
+
+
+# Those of torchvision's transforms that take arrays, and what looks at a sample first and may be anybody's.
+_TAKE_ARRAYS = frozenset({"ToTensor", "ToImage", "ToPILImage", "Lambda", "ToDtype", "ConvertImageDtype"})
+
+
+def _takes_images(transform: object) -> bool:
+    """Tell whether a transform is torchvision's, and begins with one that takes PIL images and no arrays."""
+    kind = type(transform)
+    # By name: torchvision is not imported for this, and who passes one of its transforms has done it.
+    if kind.__module__.partition(".")[0] != "torchvision":
+        return False
+    # `Compose`, and others of its kind: only the first one gets what is stored.
+    parts: Any = getattr(transform, "transforms", None)
+    if parts is not None:
+        return any(_takes_images(one) for one in [*parts][:1])
+    return kind.__name__ not in _TAKE_ARRAYS
+
+
+def _image(x: Any) -> Any:
+    """Return stored pixels as a PIL image; what is none (16 bits, fractions, other shapes) as it is."""
+    if not isinstance(x, np.ndarray) or x.dtype != np.uint8 or x.ndim not in (2, 3):
+        return x
+    from PIL import Image
+
+    channels = x.shape[2] if x.ndim == 3 else 1
+    if channels not in (1, 3, 4):
+        return x
+    return Image.fromarray(x[..., 0] if x.ndim == 3 and channels == 1 else x)

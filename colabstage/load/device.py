@@ -19,6 +19,7 @@ fraction of a GPU's memory bandwidth.
 from __future__ import annotations
 
 import itertools
+from collections import deque
 from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
@@ -322,6 +323,26 @@ Stager = StreamStager | PlainStager
 def make_stager(device: torch.device) -> Stager:
     """Make the stager that this device allows."""
     return StreamStager(CudaCopyStream(device), device) if device.type == "cuda" else PlainStager(device)
+
+
+class StagerPool:
+    """Lend stagers, one to each iteration that runs: two would fill the same pinned memory."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        # A deque's append and pop are atomic, and an iteration may be dropped in any thread.
+        self._idle: deque[Stager] = deque([make_stager(device)])
+
+    def lend(self) -> Stager:
+        """Return one that nobody uses."""
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return make_stager(self._device)
+
+    def take_back(self, stager: Stager) -> None:
+        """Keep a stager for the next iteration: pinning memory anew takes milliseconds."""
+        self._idle.append(stager)
 
 
 def prefetch_staged(

@@ -2,37 +2,41 @@
 
 from __future__ import annotations
 
+import weakref
+from contextlib import closing
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Unpack, cast, get_args
 
+import numpy as np
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Subset
 
 from colabstage.errors import OptionError
+from colabstage.io.arguments import read_options, takes
 from colabstage.io.page import facts_table, notes, page
 from colabstage.io.progress import Cancellation
 from colabstage.io.units import parse_bytes
 from colabstage.load.augment import Crops, first_crop
-from colabstage.load.batches import Collate, Finish, Ragged, move_to
+from colabstage.load.batches import Collate, Finish, Ragged, map_batches, move_to, pin
 from colabstage.load.choices import LoaderRequest, may_gain
 from colabstage.load.choosing import choose_loader
 from colabstage.load.dataset import dataset_h5
-from colabstage.load.device import make_stager, prefetch_staged, usable_device
+from colabstage.load.device import StagerPool, prefetch_staged, usable_device
 from colabstage.load.epoch import BatchPlace, RowOrder, Schedule, Shard, choose_shard
 from colabstage.load.facts import gather_facts, measure_cost
-from colabstage.load.prefetch import Iteration, Prefetcher, SingleIteration
+from colabstage.load.options import TORCH_REMEDIES, LoaderOptions
+from colabstage.load.prefetch import Heartbeat, Iterated, Iteration, Prefetcher
 from colabstage.load.sampling import epoch_sampler, is_own_order, sampler_order, shares_out
 from colabstage.load.strategies import make_source
 from colabstage.load.window import WindowOrder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Generator, Iterable, Iterator
 
-    import numpy as np
-
-    from colabstage.load.choices import Decode, LoaderFacts, LoaderPlan, Shuffle, Strategy
-    from colabstage.load.device import Staged, Stager
+    from colabstage.load.choices import LoaderFacts, LoaderPlan, Shuffle
+    from colabstage.load.device import Staged
     from colabstage.load.epoch import Order
+    from colabstage.load.options import LoaderArguments
     from colabstage.load.prefetch import Source
     from colabstage.load.sampling import EpochSampler
     from colabstage.load.strategies import BatchSource
@@ -44,29 +48,17 @@ else:
 _THREAD = "colabstage-loader"
 
 
+@takes(LoaderOptions, renamed={"prefetch": "prefetch_factor"}, remedies=TORCH_REMEDIES)
 def make_loader(
-    dataset: dataset_h5,
+    dataset: dataset_h5 | Subset[Any],
     batch_size: int,
     *,
-    device: str | torch.device | None = None,
-    strategy: Strategy = "auto",
-    shuffle: Shuffle = "auto",
-    seed: int = 0,
-    drop_last: bool = False,
-    batch_transform: Callable[[Any, Any], tuple[Any, Any]] | None = None,
-    dtype: torch.dtype | None = None,
-    num_workers: int | Literal["auto"] = "auto",
-    prefetch: int | Literal["auto"] = "auto",
-    ragged: Ragged = "list",
-    sampler: Iterable[int] | None = None,
-    rank: int | None = None,
-    world_size: int | None = None,
-    memory_budget: int | str | None = None,
-    decode: Decode = "auto",
+    options: LoaderOptions | None = None,
+    **arguments: Unpack[LoaderArguments],
 ) -> Loader:
     """Make batches of a dataset, the fastest way this machine has; `loader.plan` says which and why.
 
-    >>> loader = make_loader(dataset_h5("data.h5"), 64, device="cuda", dtype=torch.float32)  # doctest: +SKIP
+    >>> loader = make_loader(dataset_h5("data.h5"), 64, device="cuda", dtype="float32")  # doctest: +SKIP
     >>> for x, y in loader:  # doctest: +SKIP
     ...     train_step(x, y)
 
@@ -89,79 +81,44 @@ def make_loader(
     samples than ranks, some ranks have one batch fewer.) With `drop_last` all batches are full.
 
     Args:
-        dataset: the samples. Its transforms, where it has any, are called sample by sample when the batch is asked for,
+        dataset: the samples; a `Subset` of them, as `random_split` makes, has its rows taken for `sampler`. Its
+            transforms, where it has any, are called sample by sample when the batch is asked for,
             in the thread that iterates, as by a stock `DataLoader`; that side of the batch is then what torch's
             `default_collate` makes of the results.
         batch_size: samples in a batch, of each rank; the last ones of an epoch may have fewer.
-        device: where batches end up; `None` is the memory of this computer. Batches for a GPU are gathered into
-            pinned memory and copied beside the model's work.
-        strategy: `"direct"` reads each batch out of the file. `"memory"` reads all inputs now, front to back, and
-            batches from memory, which the loader keeps as long as it lives. `"device"` reads all inputs and targets
-            onto the device, now, and gathers batches there. `"workers"` has processes make batches, by a stock
-            `DataLoader`. `"auto"` takes the device where that is a GPU and a quarter of its free memory is enough,
-            processes where a short probe shows that the dataset's transform is worth them and they start safely,
-            memory where the file is slow to read at random (compressed, on a mounted Drive) and half of what is free
-            is enough, and the file otherwise.
-        shuffle: `True` visits the samples in a random order, another one each epoch, `False` in the file's order.
-            `"window"` shuffles blocks of neighbouring rows, and then rows in windows of as much memory as
-            `memory_budget` allows: for files larger than memory, at the rate of sequential reading. It is fair where
-            the file's rows are in random order, as those of `train` in packs are. `"auto"` is `"window"` where that
-            is so and the file is neither in memory nor fits there, and `True` otherwise.
-        seed: what that order depends on, together with the epoch.
-        drop_last: leave out a last batch that is not full.
-        batch_transform: called with `(x, y)` of each batch, on the device, after `dtype`; returns the new `(x, y)`.
-            Those of `colabstage.load.augment` get seed, epoch and rows too, and so treat a sample alike in any batch.
-        dtype: floating-point dtype of x, converted on the device; uint8 and uint16 become [0, 1].
-        num_workers: threads that copy or decode at once; with `strategy="workers"`, processes.
-        prefetch: batches prepared ahead; with `strategy="workers"`, by each process.
-        ragged: what boxes are: `"list"` for a list of dicts, `"pad"` for one dict of `boxes` `(B, M, 4)`, `labels`
-            `(B, M)` filled up with -1, and so on, with `lengths` `(B,)`. The same for rows of any length, in x and in
-            y: `"pad"` for a dict of `values` `(B, M)`, filled up with -1 for signed integers and 0 for all else, and
-            `lengths`.
-        sampler: which samples an epoch visits. A torch sampler, such as `WeightedRandomSampler`, which decides the
-            order too: what it draws from torch's generators depends on seed and epoch alone. Or rows, in a list, an
-            array or a tensor: a subset, shuffled unless `shuffle` is `False`. Ranks share out what it gives, except
-            of a `DistributedSampler`, which does that by itself.
-        rank, world_size: which part of how many; those of `torch.distributed` by default, where that is initialised.
-        memory_budget: most memory that a window shuffle takes, in bytes or as `"2GB"`; by default a quarter of what
-            can be spared, 2 GiB at the most.
-        decode: how much of image files is decoded. `"auto"`: where `batch_transform` is a `RandomResizedCrop`, or a
-            `Compose` that begins with one, and images are decoded at their own sizes, then no more of each than its
-            crop needs, and `batch_transform` goes on behind that. The crops, and all other random numbers, are the
-            same as without. So are the pixels (on a GPU and with `dtype`, to a grey level), but of crops that shrink to
-            a half or less: those are made of a JPEG's own reduction, and their edges lie up to half a pixel of the
-            result beside, which is a grey level or two in the mean of photographs. `"whole"` decodes whole images and
-            has `batch_transform` cut them; `"crops"` is an error where `"auto"` would do that.
+        options: the arguments below in one value, for several loaders; those that are given by name replace its own.
+        **arguments: those of `colabstage.options.LoaderOptions`.
 
     Raises:
         OptionError: an argument that cannot work.
+        TypeError: an argument that there is not.
         NotEnoughSpaceError: with `strategy="memory"` or `"device"`, when the split does not fit; nothing has been
             read.
     """
-    # Before anything is looked at that takes time.
-    _check_dataset(dataset)
-    seed = _whole("seed", seed)
-    if dtype is not None and not dtype.is_floating_point:
-        msg = f"dtype={dtype} is not a floating-point dtype; leave it out for batches as they are stored."
+    asked = read_options(LoaderOptions, options, arguments)
+    dataset, sampler = _unwrapped(dataset, asked.sampler)
+    seed = _seed_of(asked)
+    dtype = _float_dtype(asked.dtype)
+    if asked.ragged not in get_args(Ragged):
+        msg = f"ragged={asked.ragged!r} is unknown; expected one of {', '.join(get_args(Ragged))}."
         raise OptionError(msg)
-    if ragged not in get_args(Ragged):
-        msg = f"ragged={ragged!r} is unknown; expected one of {', '.join(get_args(Ragged))}."
-        raise OptionError(msg)
-    first = first_crop(batch_transform)
-    shard = Shard() if shares_out(sampler) and rank is None else choose_shard(rank, world_size)
+    shuffle: Shuffle = ("auto" if dataset.split == "train" else False) if asked.shuffle is None else asked.shuffle
+    first = first_crop(asked.batch_transform)
+    by_itself = shares_out(sampler) and asked.rank is None
+    shard = Shard() if by_itself else choose_shard(asked.rank, asked.world_size)
     subset = None if sampler is None else sampler_order(sampler, len(dataset), shuffle=shuffle is not False, seed=seed)
     request = LoaderRequest(
         batch_size,
-        strategy,
-        drop_last,
-        num_workers,
-        prefetch,
+        asked.strategy,
+        asked.drop_last,
+        asked.num_workers,
+        "auto" if asked.prefetch_factor is None else asked.prefetch_factor,
         shuffle,
-        None if memory_budget is None else parse_bytes(memory_budget),
+        None if asked.memory_budget is None else parse_bytes(asked.memory_budget),
         is_own_order(sampler),
-        decode,
+        asked.decode,
     )
-    place = None if device is None else usable_device(device)
+    place = None if asked.device is None else usable_device(asked.device)
     facts = gather_facts(
         dataset,
         device=place,
@@ -171,19 +128,74 @@ def make_loader(
     )
     plan = _plan(dataset, request, facts)
     order = subset or _order(plan, len(dataset), seed)
-    schedule = Schedule(order, batch_size, drop_last, shard)
+    schedule = Schedule(order, batch_size, asked.drop_last, shard)
     crops = None
     if first is not None and plan.decode is not None and plan.decode.name == "crops":
         crops = Crops(first, seed)
-    finish = Finish(dtype, batch_transform)
-    return _build(dataset, plan, schedule, finish, device=place, ragged=ragged, seed=seed, crops=crops)
+    finish = Finish(dtype, asked.batch_transform)
+    # Torch's own loader does as much: without a GPU, pinned memory is of no use to anybody.
+    pinned = asked.pin_memory and place is None and torch.cuda.is_available()
+    return _build(
+        dataset, plan, schedule, finish, device=place, ragged=asked.ragged, seed=seed, crops=crops, pinned=pinned
+    )
 
 
-def _check_dataset(dataset: object) -> None:
+def _unwrapped(dataset: object, sampler: Iterable[int] | None) -> tuple[dataset_h5, Iterable[int] | None]:
+    """Return the dataset below torch's `Subset`s, and the rows that they leave of it as its sampler.
+
+    Raises:
+        OptionError: it is none that batches can be made of; or there is a sampler besides, whose rows are those of the
+            subset.
+    """
+    if not isinstance(dataset, Subset):
+        return _checked(dataset), sampler
+    if sampler is not None:
+        msg = (
+            "sampler= and a Subset both say which rows are visited. Give make_loader the dataset below it and the rows "
+            "in one: make_loader(subset.dataset, batch_size, sampler=[subset.indices[row] for row in rows])."
+        )
+        raise OptionError(msg)
+    rows = np.asarray(dataset.indices, np.intp)
+    below: object = dataset.dataset
+    # A split of a split.
+    while isinstance(below, Subset):
+        rows = np.asarray(below.indices, np.intp)[rows]
+        below = below.dataset
+    return _checked(below), cast("Any", rows)
+
+
+def _seed_of(asked: LoaderOptions) -> int:
+    generator: object = asked.generator
+    if generator is None:
+        return _whole("seed", asked.seed)
+    if not isinstance(generator, torch.Generator):
+        msg = f"generator={generator!r} is none of torch's; expected a torch.Generator, or seed=0."
+        raise OptionError(msg)
+    if asked.seed:
+        msg = f"seed={asked.seed!r} and generator= both say what the order depends on. Leave out one of them."
+        raise OptionError(msg)
+    return generator.initial_seed()
+
+
+def _float_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
+    if dtype is None:
+        return None
+    # As Keras and numpy have it, and as torch prints it.
+    found = getattr(torch, dtype.removeprefix("torch."), None) if isinstance(dtype, str) else dtype
+    if not isinstance(found, torch.dtype) or not found.is_floating_point:
+        msg = (
+            f'dtype={dtype!r} is not a floating-point dtype; expected one such as torch.float32 or "float32". Leave it '
+            "out for batches as they are stored."
+        )
+        raise OptionError(msg)
+    return found
+
+
+def _checked(dataset: object) -> dataset_h5:
     if not isinstance(dataset, dataset_h5):
         msg = (
-            f"make_loader needs a dataset_h5, got {type(dataset).__name__}. For other datasets use "
-            "torch.utils.data.DataLoader."
+            f"make_loader needs a dataset_h5 or a Subset of one, got {type(dataset).__name__}. Of what "
+            "stage_dataset returns pass one split, data['train']; for other datasets use torch.utils.data.DataLoader."
         )
         raise OptionError(msg)
     sides = (
@@ -197,6 +209,7 @@ def _check_dataset(dataset: object) -> None:
                 f"{name} that converts them, for example to float64 or int64."
             )
             raise OptionError(msg)
+    return dataset
 
 
 def _has_tensors(dtype: np.dtype[Any]) -> bool:
@@ -227,6 +240,7 @@ def _build(
     ragged: Ragged,
     seed: int,
     crops: Crops | None,
+    pinned: bool,
 ) -> Loader:
     place = torch.device("cpu") if device is None else device
     source, view = make_source(dataset, plan, place, ragged=ragged, seed=seed, crops=crops)
@@ -255,7 +269,8 @@ def _build(
         persistent_workers=has_processes,
         multiprocessing_context=None if plan.start is None else plan.start.method,
     )
-    loader._machine = _Machine(plan, schedule, source, make_stager(place), finish, place, shown, seed, identity)
+    stagers = StagerPool(place)
+    loader._machine = _Machine(plan, schedule, source, finish, place, shown, seed, identity, pinned, stagers)
     loader.plan = plan
     loader._done = loader._next = _Place(0, 0)
     return loader
@@ -287,8 +302,6 @@ class _Machine:
     """Which rows make up which batch."""
     source: BatchSource
     """What reads them."""
-    stager: Stager
-    """What takes them to the device."""
     finish: Finish
     """What is done to them last."""
     device: torch.device
@@ -299,9 +312,14 @@ class _Machine:
     """What random numbers depend on."""
     identity: dict[str, int]
     """What a loader must share that goes on where this one was."""
+    pinned: bool
+    """Whether batches in host memory are put into pinned memory."""
+    stagers: StagerPool
+    """What takes them to the device."""
 
-    def start(self, place: _Place) -> Iteration[Any, Any]:
-        """Begin to make the batches that are left of an epoch; `place` moves on as they are handed out."""
+    def start(self, place: _Place, handed_out: Callable[[_Place], None]) -> Iteration[Any, Any]:
+        """Begin to make the batches that are left of an epoch; `place` moves on as they are handed out, and
+        `handed_out` is called with it each time."""
         batches, rows_before = self.schedule.rows_left(place.epoch, place.batches_done)
         # One for each iteration: a new one must not be stopped by the end of the last.
         cancellation = Cancellation()
@@ -317,6 +335,7 @@ class _Machine:
             def count(given: Any) -> Any:
                 # First: where code of the caller's fails and the loop goes on, this batch is over.
                 place.batches_done += 1
+                handed_out(place)
                 return hand_out(given)
 
             return Iteration(source, count, place.end)
@@ -325,34 +344,50 @@ class _Machine:
         if not self.source.in_background:
             return begun(source, lambda batch: finished(finish.scale(batch)))
         depth, collate = max(1, self.plan.prefetch.value), self.source.collate
-        if collate is not None:
+        if collate is not None or not self.plan.workers.value:
             # What the dataset's transforms make has its device and dtype from here, in the thread they ran in.
-            return begun(
-                Prefetcher(source, depth, _THREAD, cancellation),
-                lambda read: finished(finish.scale(move_to(collate(read), self.device))),
-            )
+            def made(read: tuple[Any, ...]) -> Any:
+                batch = move_to(read if collate is None else collate(read), self.device)
+                return finished(finish.scale(pin(batch) if self.pinned else batch))
+
+            if not self.plan.workers.value:
+                # As asked, nothing works ahead, and no thread beside the loop's.
+                return begun(_without_heartbeats(source), made)
+            return begun(Prefetcher(source, depth, _THREAD, cancellation), made)
         # Nothing is copied to a device, so no stager is needed either.
         if self.device.type == "cpu":
-            if finish.dtype is not None:
-                # Here it would take the consumer's time.
-                source = finish.scale_each(source)
+            # Here either would take the consumer's time.
+            source = source if finish.dtype is None else map_batches(source, finish.scale)
+            source = map_batches(source, pin) if self.pinned else source
             return begun(Prefetcher(source, depth, _THREAD, cancellation), finished)
-        stager = self.stager
+        stager = self.stagers.lend()
 
         def hand_out(staged: Staged[tuple[Any, ...]]) -> Any:
             return finished(finish.scale(stager.hand_out(staged)))
 
-        return begun(prefetch_staged(source, stager, depth, _THREAD, cancellation), hand_out)
+        iteration = begun(prefetch_staged(source, stager, depth, _THREAD, cancellation), hand_out)
+        weakref.finalize(iteration, self.stagers.take_back, stager).atexit = False
+        return iteration
 
 
-class Loader(SingleIteration, _Base):
+def _without_heartbeats(batches: Generator[tuple[Any, ...] | Heartbeat]) -> Generator[tuple[Any, ...]]:
+    with closing(batches):
+        # Not a loop: its variable would keep a batch alive while the next one is made.
+        yield from filter(lambda batch: not isinstance(batch, Heartbeat), batches)  # type: ignore[misc]
+
+
+class Loader(Iterated, _Base):
     """Iterate over batches; each iteration is the next epoch. Made by `make_loader`.
 
-    One iteration runs at a time: a new one ends the one before, whose next step is then an error. Leaving a loop
-    early, by `break` or an exception, ends the background threads with it, each after the row that it is at. Worker
-    processes finish the batch that they are at, for which the end of the loop waits (30 seconds at the most: torch's
-    iterator can be left at once only by ending its processes); they wait for the next iteration, and end with `close`
-    or with the loader.
+    Iterations may run beside each other, as in `zip(loader, loader)`, and each is an epoch of its own. `state_dict` is
+    of the one that handed out a batch last. One that is dropped after its first batch while another runs, as
+    `next(iter(loader))` in the middle of a loop, was a look: it changes neither the state nor the next epoch's number.
+    With worker processes one iteration runs at a time: a new one ends the one before, whose next step is an error.
+
+    Leaving a loop early, by `break` or an exception, ends the background threads with it, each after the row that it is
+    at. Worker processes finish the batch that they are at, for which the end of the loop waits (30 seconds at the most:
+    torch's iterator can be left at once only by ending its processes); they wait for the next iteration, and end with
+    `close` or with the loader.
 
     It is a `torch.utils.data.DataLoader`, so frameworks that insist on one take it. Those that use it as it is
     (Lightning on one device) get its full speed. Those that take it apart and build one of their own (Accelerate,
@@ -371,6 +406,8 @@ class Loader(SingleIteration, _Base):
     _machine: _Machine | None = None
     _done: _Place
     _next: _Place
+    # The place of the iteration that `_done` follows; None once somebody has set another place.
+    _followed: _Place | None = None
 
     def __len__(self) -> int:
         """Count the batches in an epoch, of this rank."""
@@ -381,13 +418,36 @@ class Loader(SingleIteration, _Base):
         # It is a plain DataLoader, which frameworks build by this class's constructor.
         if self._machine is None:
             return super().__iter__()
-        self._end_iteration()
+        if not self._machine.source.several:
+            self._end_iterations()
         asked, self._machine.sampler.asked = self._machine.sampler.asked, None
         # A framework calls set_epoch with the epoch that comes anyway, which must not lose a resumed place.
         if asked is not None and asked != self._next.epoch:
             self._next = _Place(asked, 0)
-        self._done, self._next = self._next, _Place(self._next.epoch + 1, 0)
-        return self._begun(self._machine.start(self._done))
+        before, place, begun_at = self._followed, self._next, replace(self._next)
+        loader = weakref.ref(self)
+
+        def handed_out(by: _Place) -> None:
+            # An iterator may outlive its loader.
+            if (owner := loader()) is not None and owner._followed is not by:
+                owner._follow(by)
+
+        iteration = self._machine.start(place, handed_out)
+        if before is not None and not before.ended and self._others_run():
+            weakref.finalize(iteration, _forget_look, loader, place, begun_at, before).atexit = False
+        self._done = self._followed = place
+        self._next = _Place(place.epoch + 1, 0)
+        return self._begun(iteration)
+
+    def _others_run(self) -> bool:
+        running = [one() for one in self._running]
+        return any(one is not None and not one.closed for one in running)
+
+    def _follow(self, place: _Place) -> None:
+        # Whoever has set another place since meant that one.
+        if self._followed is not None:
+            self._done = self._followed = place
+            self._next = _Place(place.epoch + 1, 0)
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next iteration epoch `epoch`: from its first batch, or where `load_state_dict` said, if that is this
@@ -398,7 +458,7 @@ class Loader(SingleIteration, _Base):
         """
         if _whole("epoch", epoch) != self._next.epoch:
             self._next = _Place(epoch, 0)
-        self._done = self._next
+        self._done, self._followed = self._next, None
 
     def state_dict(self) -> dict[str, int]:
         """Tell where the loader is: seed, epoch and batches handed out, and what else a resumed loader must share.
@@ -429,10 +489,11 @@ class Loader(SingleIteration, _Base):
             msg = f"This state has batches_done={done}, but an epoch has {len(self)} batches."
             raise OptionError(msg)
         self._done = self._next = _Place(_whole("epoch", state.get("epoch")), done)
+        self._followed = None
 
     def close(self) -> None:
-        """End the iteration that runs, if one does, and worker processes. The loader can be iterated again."""
-        self._end_iteration()
+        """End the iterations that run, and worker processes. The loader can be iterated again."""
+        self._end_iterations()
         if self._machine is not None:
             self._machine.source.close()
 
@@ -440,7 +501,7 @@ class Loader(SingleIteration, _Base):
         """Return another one over the same parts, with a place of its own."""
         copied = type(self).__new__(type(self))
         # Past `DataLoader.__setattr__`, which guards what belongs to the sampler.
-        copied.__dict__.update(self.__dict__, _running=None)
+        copied.__dict__.update(self.__dict__, _running=(), _followed=None)
         if self._machine is not None:
             copied.__dict__.update(_done=replace(self._done), _next=replace(self._next))
         return copied
@@ -472,6 +533,15 @@ class Loader(SingleIteration, _Base):
             msg = "Another framework built this loader; it keeps its place itself, or not at all."
             raise OptionError(msg)
         return self._machine.identity
+
+
+def _forget_look(loader: weakref.ref[Loader], look: _Place, begun_at: _Place, before: _Place) -> None:
+    """Put a loader back to where it was before an iteration that was dropped after one batch at the most."""
+    owner = loader()
+    if owner is None or owner._followed is not look or look.ended or look.batches_done - begun_at.batches_done > 1:
+        return
+    owner._done = owner._followed = before
+    owner._next = begun_at
 
 
 def _whole(name: str, value: object) -> int:

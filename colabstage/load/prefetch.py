@@ -1,7 +1,6 @@
 """Iterate in a background thread, a few results ahead of the consumer, and end it in every case.
 
 No wait here is unbounded: whoever waits is woken by `close`, and looks every second whether the other side still lives.
-Of the iterations over one loader there is one at a time.
 """
 
 from __future__ import annotations
@@ -247,7 +246,10 @@ class Iteration(Generic[S, T]):
 
     def __next__(self) -> T:
         if self._closed:
-            msg = "This iteration was ended, by a newer one over the same loader or by close(). Start a new one."
+            msg = (
+                "This iteration was ended, by a newer one over the same loader or by close(). Start a new one; for two "
+                "at once make two loaders."
+            )
             raise RuntimeError(msg)
         try:
             given = next(self._source)
@@ -256,6 +258,11 @@ class Iteration(Generic[S, T]):
             raise
         return self._hand_out(given)
 
+    @property
+    def closed(self) -> bool:
+        """Tell whether it was ended before its time."""
+        return self._closed
+
     def close(self) -> None:
         """End it, with the thread behind it."""
         # First, so that whoever goes on with it is told so, instead of that there is no more.
@@ -263,26 +270,27 @@ class Iteration(Generic[S, T]):
         self._source.close()
 
 
-class SingleIteration:
-    """Be a loader with one running iteration at the most; as a context, it ends it."""
+class Iterated:
+    """Be a loader that knows its running iterations; as a context, it ends them."""
 
-    _running: weakref.ref[Iteration[Any, Any]] | None = None
+    # Held weakly: a loop that was left ends its thread without being asked.
+    _running: tuple[weakref.ref[Iteration[Any, Any]], ...] = ()
 
     def _begun(self, iteration: Iteration[S, T]) -> Iteration[S, T]:
-        """Take note of the iteration that runs from now on."""
-        self._running = weakref.ref(iteration)
+        """Take note of an iteration that runs from now on."""
+        self._running = (*(one for one in self._running if one() is not None), weakref.ref(iteration))
         return iteration
 
     def close(self) -> None:
-        """End the iteration that runs, if one does. The loader can be iterated again."""
-        self._end_iteration()
+        """End the iterations that run. The loader can be iterated again."""
+        self._end_iterations()
 
-    def _end_iteration(self) -> None:
-        # Held weakly: a loop that was left ends its thread without being asked.
-        iteration = None if self._running is None else self._running()
-        self._running = None
-        if iteration is not None:
-            iteration.close()
+    def _end_iterations(self) -> None:
+        running, self._running = self._running, ()
+        for one in running:
+            iteration = one()
+            if iteration is not None:
+                iteration.close()
 
     def __enter__(self) -> Self:
         return self

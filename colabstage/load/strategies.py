@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, get_worker_info
 
-from colabstage.load.batches import batch_of, host_batches, input_tensor, target_tensors
+from colabstage.load.batches import batch_of, host_batches, input_tensor, map_batches, target_tensors
 from colabstage.load.choices import batches_together
 from colabstage.load.dataset import dataset_h5
 from colabstage.load.device import DeviceSplit, pinned_block
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 class CropSource:
     """Cut crops straight out of the file, or out of memory, with their targets; in windows where the plan says so."""
 
-    in_background = True
+    in_background = several = True
     collate = None
 
     def __init__(
@@ -115,18 +115,12 @@ def _finished(
     """Yield the batches with their targets moved, and their rows where they are asked for."""
     places = iter(rows)
 
-    def finish(batch: tuple[Any, Any] | Heartbeat) -> tuple[Any, ...] | Heartbeat:
-        if isinstance(batch, Heartbeat):
-            return batch
+    def finish(batch: tuple[Any, ...]) -> tuple[Any, ...]:
         own = next(places)
         moved = batch[0], inputs.move(batch[1], own)
         return (*moved, torch.from_numpy(own.copy())) if inputs.dataset.return_index else moved
 
-    try:
-        # Not a loop: its variable would keep a batch alive while the next one is made.
-        yield from map(finish, batches)
-    finally:
-        batches.close()
+    return map_batches(batches, finish)
 
 
 class BatchDataset(dataset_h5):
@@ -147,8 +141,10 @@ class BatchDataset(dataset_h5):
         view._ragged = ragged
         return view
 
-    def __getitem__(self, index: int) -> Any:
-        """Return one sample, as of the dataset."""
+    def __getitem__(self, index: int | slice) -> Any:
+        """Return one sample, as of the dataset; of a slice the list of its samples."""
+        if isinstance(index, slice):
+            return super().__getitems__(range(*index.indices(len(self))))
         return super().__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> Any:
@@ -262,6 +258,8 @@ class BatchSource(Protocol):
 
     in_background: bool
     """Whether batches are made in host memory, by a thread ahead of the consumer, and moved from there."""
+    several: bool
+    """Whether iterations may run beside each other."""
 
     @property
     def collate(self) -> Callable[[tuple[Any, ...]], tuple[Any, ...]] | None:
@@ -281,7 +279,7 @@ class BatchSource(Protocol):
 class FileSource:
     """Read batches straight out of the file, or out of memory; in windows where `window_rows` says so."""
 
-    in_background = True
+    in_background = several = True
 
     def __init__(self, dataset: dataset_h5, plan: LoaderPlan, ragged: Ragged, device: torch.device) -> None:
         self.collate = partial(_collated, dataset, ragged) if dataset.per_sample else None
@@ -333,6 +331,7 @@ class DeviceSource:
 
     # The device gathers a batch in microseconds, on the stream that uses it.
     in_background = False
+    several = True
     collate = None
 
     def __init__(self, dataset: dataset_h5, plan: LoaderPlan, device: torch.device) -> None:
@@ -352,6 +351,8 @@ class WorkerSource:
     """Have processes make batches."""
 
     in_background = True
+    # Processes that stay from epoch to epoch serve one at a time, as those of a stock `DataLoader`.
+    several = False
     collate = None
 
     def __init__(self, view: BatchDataset, plan: LoaderPlan, seed: int) -> None:
@@ -406,12 +407,4 @@ def _indexed(
     batches: Generator[tuple[Any, ...] | Heartbeat], rows: Sequence[NDArray[np.intp]]
 ) -> Generator[tuple[Any, ...] | Heartbeat]:
     places = iter(rows)
-
-    def with_index(batch: tuple[Any, ...] | Heartbeat) -> tuple[Any, ...] | Heartbeat:
-        return batch if isinstance(batch, Heartbeat) else (*batch, torch.from_numpy(next(places).copy()))
-
-    try:
-        # Not a loop: its variable would keep a batch alive while the next one is made.
-        yield from map(with_index, batches)
-    finally:
-        batches.close()
+    return map_batches(batches, lambda batch: (*batch, torch.from_numpy(next(places).copy())))

@@ -6,8 +6,10 @@ import hashlib
 import json
 import re
 import secrets
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, cast, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, cast, get_args
 
 from colabstage.errors import OptionError, SourceChangedError
 from colabstage.h5.schema import FORMAT_VERSION, check_split_name
@@ -15,11 +17,14 @@ from colabstage.images.options import ImageOptions
 from colabstage.pack.code import Description, code_digest, describe_callable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from numpy.typing import NDArray
 
+    from colabstage.images.options import ColorMode, Resize
     from colabstage.layouts.detect import LayoutFunction
+
+    Prepare = Callable[[NDArray[Any]], NDArray[Any]]
 
 # Grows when the same files with the same options come to mean other samples (labels, classes, masks, order), so that
 # what was packed under older rules is never served as if it had been packed under these.
@@ -31,45 +36,99 @@ _ASKED = "color_mode_asked"
 
 Encoding = Literal["auto", "pixels", "encoded"]
 OnError = Literal["raise", "skip"]
+Splits = Mapping[str, float] | Sequence[float] | Sequence[tuple[str, float]] | float
 
 
-@dataclass(frozen=True, slots=True)
+class ImageArguments(TypedDict, total=False):
+    """Name, for type checkers, the fields of `PackOptions` that say what an image becomes; a test holds both alike."""
+
+    layout: str | LayoutFunction
+    image_size: int | tuple[int, int] | None
+    color_mode: ColorMode
+    resize: Resize
+    encoding: Encoding | str
+
+
+class WrittenArguments(ImageArguments, total=False):
+    """Name the fields of `PackOptions` that can be written down, as in a form."""
+
+    splits: Splits | None
+    group_by: str | None
+    seed: int
+    on_error: OnError | str
+
+
+class PackArguments(WrittenArguments, total=False):
+    """Name all fields of `PackOptions` as arguments."""
+
+    prepare: Prepare | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PackOptions:
-    """Say how samples become one file."""
+    r"""Say how samples become one file. Each field is an argument of `stage_dataset` and `pack_dataset` as well.
+
+    >>> options = PackOptions(image_size=224, splits=0.8)
+    >>> options.image_size, options.splits
+    ((224, 224), (('train', 0.8), ('test', 0.2)))
+
+    Args:
+        layout: how files become samples; `"auto"` tries every layout there is. A function of one argument, the tree,
+            that returns a `SampleTable` is a layout of your own.
+        image_size: `(height, width)` in pixels of every image, or one number for a square; `None` keeps each image's
+            own.
+        color_mode: `"rgb"`, `"grayscale"`, `"keep"` for the channels that each image has, or `"auto"`: `"rgb"` for
+            image files, and rows of arrays as they are.
+        resize: how an image of another shape reaches that size: `"stretch"` ignores the aspect ratio, `"crop"` scales
+            until both sides cover it and cuts the middle out, `"pad"` scales until both sides fit and fills with black.
+        encoding: `"pixels"` stores decoded arrays, `"encoded"` the files' own bytes, `"jpeg:90"` JPEGs of that quality
+            made of the resized images; `"auto"` decides by what fits.
+        splits: fractions by split name, as `{"train": 0.8, "test": 0.2}`, for a source without split folders. One
+            number is the part of `train`, and the rest is `test`; two are of `train` and `test`, three of `train`,
+            `val` and `test`. `None` takes the splits as found, and everything is `train` where there are none.
+        group_by: a regular expression searched in each sample's name, for example r"patient\d+": samples for which it
+            finds the same (its first group, where it has one) never end in two splits. `None` for the groups that the
+            layout knows, where it does.
+        prepare: called with each decoded x (after resizing), in several threads; returns the array to store. All have
+            the shape and dtype of the first. Another function makes another dataset: its code, and the content of what
+            it can see, are part of the key.
+        seed: of the splits and of the row order of `train`.
+        on_error: `"raise"` at the first image that cannot be decoded, `"skip"` and report it, or `"skip:1%"` to stop
+            when more than that part of all has been left out. Work that was done before it stopped is kept.
+    """
 
     layout: str | LayoutFunction = "auto"
-    """Name of the layout, `"auto"` to find out; or a function that makes the table of samples of a tree."""
-    image: ImageOptions = field(default_factory=ImageOptions)
-    """Size, colour and resizing of every image."""
-    encoding: str = "auto"
-    """`"pixels"` stores decoded arrays, `"encoded"` the files' own bytes, `"jpeg:Q"` JPEGs of quality Q made of the
-    resized images, `"auto"` decides by what fits.
-    """
-    splits: tuple[tuple[str, float], ...] | None = None
-    """`(name, fraction)` pairs, `None` to take the splits as found."""
+    image_size: int | tuple[int, int] | None = None
+    color_mode: ColorMode = "auto"
+    resize: Resize = "stretch"
+    encoding: Encoding | str = "auto"
+    splits: Splits | None = None
     group_by: str | None = None
-    """A regular expression that is searched in each sample's key; samples for which it finds the same never end in two
-    splits. `None` for the groups that the layout knows, where it does.
-    """
-    prepare: Callable[[NDArray[Any]], NDArray[Any]] | None = None
-    """Called with each decoded x, in several threads; returns the array to store, of one shape for all."""
+    prepare: Prepare | None = None
     seed: int = 0
-    """Of the assignment to splits and of the row order of `train`."""
-    on_error: str = "raise"
-    """What a sample that cannot be decoded does: `"raise"` stops, `"skip"` leaves it out and reports it, `"skip:1%"`
-    does so until more than that part of all samples is out.
-    """
-    # Stands in for what cannot be compared: no other options have it, but those that travel to a worker.
+    on_error: OnError | str = "raise"
     once: str = field(default_factory=lambda: secrets.token_hex(8), repr=False, compare=False)
     """Stands in for what cannot be compared: no other options have it, but those that travel to a worker."""
-    # What `layout` and `prepare` are, looked at once: what they hold may change while they work, and a worker must not
-    # take its own look for another function.
+    image: ImageOptions = field(init=False, repr=False, compare=False)
+    """Size, colour and resizing of every image."""
+    fractions: tuple[tuple[str, float], ...] | None = field(init=False, repr=False, compare=False)
+    """`splits` as `(name, fraction)` pairs."""
     functions: tuple[Description | None, Description | None] = field(init=False, repr=False, compare=False)
     """What `layout` and `prepare` are, looked at once: what they hold may change while they work, and a worker must not
     take its own look for another function.
     """
 
     def __post_init__(self) -> None:
+        size = square(self.image_size)
+        fractions = split_fractions(self.splits)
+        # In one form each, so that options that mean the same are equal.
+        for name, value in (
+            ("image_size", size),
+            ("image", ImageOptions(size, self.color_mode, self.resize)),
+            ("splits", fractions),
+            ("fractions", fractions),
+        ):
+            object.__setattr__(self, name, value)
         object.__setattr__(self, "functions", tuple(_described(one) for one in (self.layout, self.prepare)))
         # Here, because options are also made where nothing is packed and numpy is not wanted: the command line's help.
         from colabstage.layouts.detect import check_layout_name
@@ -86,8 +145,8 @@ class PackOptions:
             raise OptionError(msg)
         if self.group_by is not None:
             _check_pattern(self.group_by)
-        if self.splits is not None:
-            _check_fractions(self.splits)
+        if fractions is not None:
+            _check_fractions(fractions)
 
     @property
     def jpeg_quality(self) -> int | None:
@@ -136,7 +195,7 @@ class PackOptions:
             "layout": _named(self.functions[0], once) if self.functions[0] else self.layout,
             "image": image_options_to_json(self.image) | ({_ASKED: True} if self.image.color_mode == "rgb" else {}),
             "encoding": self.encoding,
-            "splits": None if self.splits is None else dict(self.splits),
+            "splits": None if self.fractions is None else dict(self.fractions),
             "group_by": self.group_by,
             "prepare": _named(self.functions[1], once) if self.functions[1] else None,
             "seed": self.seed,
@@ -154,7 +213,7 @@ class PackOptions:
 
     def _in_order(self, once: str) -> dict[str, Any]:
         # JSON's objects are sorted, and the order of splits decides which rows each of them gets.
-        return {**self._to_json(once), "splits": self.splits}
+        return {**self._to_json(once), "splits": self.fractions}
 
 
 def recorded_image(options: Mapping[str, Any]) -> ImageOptions:
@@ -178,9 +237,47 @@ def _digest(values: list[Any]) -> str:
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def split_fractions(splits: Mapping[str, float] | None) -> tuple[tuple[str, float], ...] | None:
-    """Turn the public `splits=` argument into the option's form."""
-    return None if splits is None else tuple((str(name), float(fraction)) for name, fraction in splits.items())
+def square(size: object) -> tuple[int, int] | None:
+    """Return an `image_size=` argument as `(height, width)`: one number is a square's side.
+
+    Raises:
+        OptionError: it is no size.
+    """
+    if size is None:
+        return None
+    sides = (size, size) if isinstance(size, int) else tuple(size) if isinstance(size, list | tuple) else ()
+    if len(sides) != 2 or not all(isinstance(side, int) and not isinstance(side, bool) and side > 0 for side in sides):
+        msg = f"image_size={size!r} is not a size; expected (height, width) in pixels, or one number: 224."
+        raise OptionError(msg)
+    return sides
+
+
+# What fractions without names are of.
+_SPLIT_NAMES = {1: ("train",), 2: ("train", "test"), 3: ("train", "val", "test")}
+
+
+def split_fractions(splits: Splits | None) -> tuple[tuple[str, float], ...] | None:
+    """Return a `splits=` argument as `(name, fraction)` pairs.
+
+    Raises:
+        OptionError: it is nothing of that kind.
+    """
+    if splits is None:
+        return None
+    found: Any = splits
+    if isinstance(found, int | float) and not isinstance(found, bool):
+        # The rest to as many digits as people write: 1 - 0.8 is 0.19999999999999996.
+        found = (found, round(1 - found, 9)) if 0 < found < 1 else (found,)
+    if isinstance(found, Mapping):
+        found = tuple(found.items())
+    with suppress(TypeError, ValueError):
+        parts = tuple(found)
+        if parts and all(isinstance(part, int | float) for part in parts) and len(parts) in _SPLIT_NAMES:
+            parts = tuple(zip(_SPLIT_NAMES[len(parts)], parts, strict=True))
+        if not isinstance(found, str):
+            return tuple((str(name), float(fraction)) for name, fraction in parts)
+    msg = f"splits={splits!r} gives no fractions; expected 0.8, [0.8, 0.1, 0.1] or {{'train': 0.8, 'test': 0.2}}."
+    raise OptionError(msg)
 
 
 def _check_pattern(pattern: str) -> None:

@@ -313,7 +313,7 @@ def plan_pack(
         LayoutError: pixels are asked for images that have no one size.
         OptionError: splits are asked of a source that has its own; an encoding that these samples cannot have.
     """
-    rows = split_rows(table, options.splits, seed=options.seed, group_by=options.group_by)
+    rows = split_rows(table, options.fractions, seed=options.seed, group_by=options.group_by)
     splits = tuple(SplitPlan(name, samples) for name, samples in rows.items())
     if isinstance(table.inputs, Arrays):
         return _plan_arrays(table.inputs, table, options, splits)

@@ -10,7 +10,7 @@ import os
 import tempfile
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
 import numpy as np
 
@@ -32,6 +32,7 @@ from colabstage.h5.parts import (
 )
 from colabstage.h5.schema import IMAGE_OPTIONS_ATTRIBUTE, MASK_OPTIONS_ATTRIBUTE
 from colabstage.images.options import ImageOptions
+from colabstage.io.arguments import read_options, takes
 from colabstage.io.files import local_lock, make_folder, make_own_folder
 from colabstage.io.progress import cancellation_of, resolve_progress
 from colabstage.layouts.table import Boxes, Values
@@ -39,23 +40,19 @@ from colabstage.machine.mounts import require_answer
 from colabstage.machine.watched import run_watched, run_watched_for_caller
 from colabstage.pack.execute import run_pack, space_for
 from colabstage.pack.job import CallersDataset, open_source, plan_job
-from colabstage.pack.options import PackOptions, recorded_image, split_fractions
+from colabstage.pack.options import PackArguments, PackOptions, recorded_image
 from colabstage.pack.remote_target import RemoteTarget
 from colabstage.pack.shards import ShardSet
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from concurrent.futures import Executor
     from os import PathLike
 
     from colabstage.h5.info import PackInfo
-    from colabstage.images.options import ColorMode, Resize
     from colabstage.io.progress import Progress
-    from colabstage.layouts.detect import LayoutFunction
     from colabstage.layouts.table import SampleTable
     from colabstage.pack.execute import PackReport
-    from colabstage.pack.job import PackSource, Prepare
-    from colabstage.pack.options import Encoding, OnError
+    from colabstage.pack.job import PackSource
     from colabstage.pack.plan import PackPlan, StoredField
 
 
@@ -82,18 +79,17 @@ def dataset_of(part: Path) -> Path:
 
 def options_like(base: PackInfo, options: PackOptions) -> PackOptions:
     """Return the options for more of `base`: what is left at its default is as it was there."""
-    plain = ImageOptions()
-    recorded = recorded_image(base.options)
-    asked = options.image
-    image = ImageOptions(
-        size=recorded.size if asked.size is None else asked.size,
-        color_mode=recorded.color_mode if asked.color_mode == plain.color_mode else asked.color_mode,
-        resize=recorded.resize if asked.resize == plain.resize else asked.resize,
-    )
+    plain, asked, recorded = ImageOptions(), options.image, recorded_image(base.options)
     encoding = options.encoding
     if encoding == "auto" and base.encoding is not None and base.encoding != "arrays":
         encoding = base.encoding
-    return replace(options, image=image, encoding=encoding)
+    return replace(
+        options,
+        image_size=recorded.size if asked.size is None else asked.size,
+        color_mode=recorded.color_mode if asked.color_mode == plain.color_mode else asked.color_mode,
+        resize=recorded.resize if asked.resize == plain.resize else asked.resize,
+        encoding=encoding,
+    )
 
 
 def with_classes(table: SampleTable, classes: tuple[str, ...]) -> SampleTable:
@@ -163,25 +159,18 @@ def _stored_schema(field: StoredField) -> FieldSchema:
     return FieldSchema("encoded images", field.attributes.get(IMAGE_OPTIONS_ATTRIBUTE, {}))
 
 
+@takes(PackOptions, renamed={"out": "target"})
 def pack_dataset(
     source: PackSource,
-    out: str | PathLike[str] | None = None,
+    target: str | PathLike[str] | None = None,
     *,
-    layout: str | LayoutFunction = "auto",
-    image_size: tuple[int, int] | None = None,
-    color_mode: ColorMode = "auto",
-    resize: Resize = "stretch",
-    encoding: Encoding | str = "auto",
-    splits: Mapping[str, float] | None = None,
-    group_by: str | None = None,
-    prepare: Prepare | None = None,
-    seed: int = 0,
-    on_error: OnError | str = "raise",
     append_to: str | PathLike[str] | None = None,
     shards: int | None = None,
     executor: Executor | None = None,
     overwrite: bool = False,
     progress: bool | Progress = True,
+    options: PackOptions | None = None,
+    **arguments: Unpack[PackArguments],
 ) -> PackReport:
     r"""Convert a folder or archive on this machine to one HDF5 file, or several; no Google Drive involved.
 
@@ -189,101 +178,78 @@ def pack_dataset(
         source: a folder, or a zip or tar that is read in place, never extracted; one file of arrays, records or tokens
             (.npy, .h5, .tfrecord, .parquet, .bin, .txt), or a .csv of paths beside it; or a dataset: an object with a
             length whose items are `(x, y)`, images, arrays or numbers.
-        out: the file to make. Its manifest `OUT.json` is written beside it; without that it does not count. With
+        target: the file to make. Its manifest `TARGET.json` is written beside it; without that it does not count. With
             `shards` or `executor` also an address that fsspec writes to, such as `"s3://bucket/set.h5"`: each shard is
             made on the disk of who writes it, and uploaded.
-        layout: how files become samples; `"auto"` tries every layout there is. A function of one argument, the tree,
-            that returns a `SampleTable` is a layout of your own.
-        image_size: `(height, width)` in pixels of every image; `None` keeps each image's own.
-        color_mode: `"rgb"`, `"grayscale"`, `"keep"` for the channels that each image has, or `"auto"`: `"rgb"` for
-            image files, and rows of arrays as they are.
-        resize: `"stretch"`, `"crop"` or `"pad"`.
-        encoding: `"pixels"`, `"encoded"`, `"jpeg:90"` for JPEGs of that quality made of the resized images, or `"auto"`
-            for what fits.
-        splits: fractions by split name, where the source has no split folders.
-        group_by: a regular expression searched in each sample's name, for example r"patient\d+": samples for which it
-            finds the same (its first group, where it has one) never end in two splits.
-        prepare: called with each decoded x (after resizing), in several threads; returns the array to store. All have
-            the shape and dtype of the first.
-        seed: of the splits and of the row order of `train`.
-        on_error: `"raise"` at the first image that cannot be decoded, `"skip"` and report it, or `"skip:1%"` to stop
-            when more than that part of all has been left out. Work that was done before it stopped is kept.
-        append_to: in place of `out`: a dataset `NAME.h5` that was packed before, in one file or in shards. The samples
-            are written to `NAME-append-00001.h5` beside it (or 00002, …), and `dataset_h5("NAME*.h5")` reads all as
-            one, what was appended last. Options that are left at their defaults are those of `NAME.h5`; a source whose
-            samples would be stored in another form is refused. Classes may be some of those that are there.
-        shards: write so many files `OUT-00000-of-00008.h5`, … in place of one. They hold the rows that one would, and
-            `report.path` is a pattern by which `dataset_h5` reads them as one.
+        append_to: in place of `target`: a dataset `NAME.h5` that was packed before, in one file or in shards. The
+            samples are written to `NAME-append-00001.h5` beside it (or 00002, …), and `dataset_h5("NAME*.h5")` reads
+            all as one, what was appended last. Options that are left at their defaults are those of `NAME.h5`; a source
+            whose samples would be stored in another form is refused. Classes may be some of those that are there.
+        shards: write so many files `TARGET-00000-of-00008.h5`, … in place of one. They hold the rows that one would,
+            and `report.path` is a pattern by which `dataset_h5` reads them as one.
         executor: a `concurrent.futures.Executor` whose workers write one shard each; without `shards`, about one for
             each GB, and 8 at the least where there are samples for them. Workers on other machines, as those behind
-            dask's `Client.get_executor()`, must see source and `out` under the same names. Shards of workers that
+            dask's `Client.get_executor()`, must see source and `target` under the same names. Shards of workers that
             die are written again. The files are the same, byte for byte, whoever writes them.
-        overwrite: replace what stands at `out`.
+        overwrite: replace what stands at `target`.
         progress: `True` for a bar, `False` for silence, or a `Progress`.
+        options: the arguments below in one value, for several packs; those that are given by name replace its own.
+        **arguments: those of `colabstage.options.PackOptions`.
 
     Raises:
         SourceNotFoundError, ArchiveError, LayoutError, DecodeError: the source cannot be packed.
         OptionError, NotEnoughSpaceError, TargetExistsError, TargetNotWritableError: it cannot be packed so, or there.
         WorkersLostError: the executor's workers died again and again, or fell silent.
 
-    Whatever is raised, nothing at `out` has changed.
+    Whatever is raised, nothing at `target` has changed.
     """
-    options = PackOptions(
-        layout=layout,
-        image=ImageOptions(size=image_size, color_mode=color_mode, resize=resize),
-        encoding=encoding,
-        splits=split_fractions(splits),
-        group_by=group_by,
-        prepare=prepare,
-        seed=seed,
-        on_error=on_error,
-    )
+    packing = read_options(PackOptions, options, arguments)
     shown = resolve_progress(progress)
 
     def pack(source: PackSource | CallersDataset) -> PackReport:
         in_shards = shards is not None or executor is not None
         if append_to is not None:
-            if out is not None or in_shards or overwrite:
+            if target is not None or in_shards or overwrite:
                 msg = (
-                    "append_to= names what is appended to and writes one file; leave out, shards, executor and "
+                    "append_to= names what is appended to and writes one file; leave out target, shards, executor and "
                     "overwrite."
                 )
                 raise OptionError(msg)
             require_answer(append_to, *((source,) if isinstance(source, str | os.PathLike) else ()))
-            return _append(source, dataset_of(Path(append_to)), options, shown)
-        if out is None:
-            msg = "Neither out nor append_to= says where the pack goes; give the name of a file, for example 'data.h5'."
+            return _append(source, dataset_of(Path(append_to)), packing, shown)
+        if target is None:
+            msg = "Neither target nor append_to= says where the pack goes; give a file's name, for example 'data.h5'."
             raise OptionError(msg)
-        remote = RemoteTarget.of(out)
+        remote = RemoteTarget.of(target)
         if remote is not None:
             if not in_shards:
-                msg = f"out='{remote.label}' is an address, where shards are written; give shards=, or a path."
+                msg = f"target='{remote.label}' is an address, where shards are written; give shards=, or a path."
                 raise OptionError(msg)
-            return ShardSet(source, remote.scratch, options, shards, executor, overwrite, remote.write).pack(shown)
-        if os.fspath(out).endswith(("/", os.sep)):
-            example = Path(out) / "pack.h5"
-            msg = f"out='{os.fspath(out)}' is a folder; expected the name of a file, for example '{example}'."
+            return ShardSet(source, remote.scratch, packing, shards, executor, overwrite, remote.write).pack(shown)
+        if os.fspath(target).endswith(("/", os.sep)):
+            example = Path(target) / "pack.h5"
+            msg = f"target='{os.fspath(target)}' is a folder; expected the name of a file, for example '{example}'."
             raise OptionError(msg)
-        target = Path(out)
-        require_answer(target)
-        _check_target(target, overwrite=overwrite, in_shards=in_shards)
+        path = Path(target)
+        require_answer(path)
+        _check_target(path, overwrite=overwrite, in_shards=in_shards)
         if isinstance(source, str | os.PathLike):
-            _check_apart(Path(source), target)
+            _check_apart(Path(source), path)
         if in_shards:
-            return ShardSet(source, target, options, shards, executor, overwrite=overwrite).pack(shown)
-        with open_source(source, options, beside=target) as opened:
-            job = plan_job(opened.tree, opened.table, options, free_bytes=space_for(target))
-            make_folder(target.parent)
+            return ShardSet(source, path, packing, shards, executor, overwrite=overwrite).pack(shown)
+        with open_source(source, packing, beside=path) as opened:
+            job = plan_job(opened.tree, opened.table, packing, free_bytes=space_for(path))
+            make_folder(path.parent)
             return run_pack(
                 job,
-                target,
+                path,
                 slow=opened.slow,
                 progress=shown,
                 cancellation=cancellation_of(shown),
                 identity=opened.identity,
             )
 
-    places = [place for place in (out, append_to) if place is not None]
+    places = [place for place in (target, append_to) if place is not None]
     if isinstance(source, str | os.PathLike):
         return run_watched(lambda: pack(source), source, *places)
     return run_watched_for_caller(lambda in_caller: pack(CallersDataset(source, in_caller)), *places)
@@ -298,7 +264,7 @@ def _check_apart(source: Path, target: Path) -> None:
     """
     require_answer(source)
     if source.exists() and target.exists() and source.samefile(target):
-        msg = f"out='{target}' is what is to be packed, and would be replaced by it. Choose another name."
+        msg = f"target='{target}' is what is to be packed, and would be replaced by it. Choose another name."
         raise OptionError(msg)
 
 

@@ -4,31 +4,30 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, NoReturn, Unpack
 
 from colabstage.errors import OptionError
+from colabstage.io.arguments import takes
 from colabstage.io.page import facts_table, heading, page
 from colabstage.io.units import format_bytes
+from colabstage.load.options import TORCH_REMEDIES, LoaderOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Iterator, Mapping
     from concurrent.futures import Future
     from pathlib import Path
 
-    import torch
-
     from colabstage.h5.info import PackInfo
-    from colabstage.load.batches import Ragged
-    from colabstage.load.choices import Decode, Shuffle, Strategy
     from colabstage.load.dataset import dataset_h5
     from colabstage.load.loader import Loader
+    from colabstage.load.options import LoaderArguments
     from colabstage.stage.publish import PublishReport
     from colabstage.stage.report import StageReport
 
 _CLASSES_SHOWN = 12
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class StagedDataset:
     """Hold what `stage_dataset` returns."""
 
@@ -58,65 +57,58 @@ class StagedDataset:
 
         Raises:
             SplitNotFoundError: there is no such split; the message lists those there are.
-            OptionError: only plain files were kept.
+            OptionError: it is a row and no split, or only plain files were kept.
         """
+        asked: object = split
+        if not isinstance(asked, str):
+            msg = f"data[{split!r}] names no split. {self._by_split()}"
+            raise OptionError(msg)
         path = self._pack().path
         from colabstage.load.dataset import dataset_h5
 
         return dataset_h5(path, split=split)
 
+    def __contains__(self, split: object) -> bool:
+        """Tell whether there is a split of that name."""
+        return split in self.splits
+
+    def __iter__(self) -> Iterator[NoReturn]:
+        """Refuse: samples are those of a split.
+
+        Raises:
+            TypeError: always; the message has the line to write.
+        """
+        msg = f"A staged dataset has splits and is not iterated over itself. {self._by_split()}"
+        raise TypeError(msg)
+
+    @takes(LoaderOptions, renamed={"prefetch": "prefetch_factor"}, remedies=TORCH_REMEDIES)
     def loader(
         self,
         split: str,
         batch_size: int,
         *,
-        device: str | torch.device | None = None,
-        strategy: Strategy = "auto",
-        shuffle: Shuffle | None = None,
-        seed: int = 0,
-        drop_last: bool = False,
-        batch_transform: Callable[[Any, Any], tuple[Any, Any]] | None = None,
-        dtype: torch.dtype | None = None,
-        num_workers: int | Literal["auto"] = "auto",
-        prefetch: int | Literal["auto"] = "auto",
-        ragged: Ragged = "list",
-        sampler: Iterable[int] | None = None,
-        rank: int | None = None,
-        world_size: int | None = None,
-        memory_budget: int | str | None = None,
-        decode: Decode = "auto",
+        options: LoaderOptions | None = None,
+        **arguments: Unpack[LoaderArguments],
     ) -> Loader:
         """Return batches of a split, as fast as this machine can: `make_loader(data[split], batch_size, …)`.
 
-        Args:
-            shuffle: `None` shuffles `train` and nothing else. A torch sampler decides the order by itself.
+        >>> train = data.loader("train", 64, device="cuda", dtype="float32")  # doctest: +SKIP
 
-        The other arguments are those of `make_loader`.
+        `make_loader` says what a batch is: `x` `(B, C, H, W)` for images, `y` int64 `(B,)` for classes.
+
+        Args:
+            split: its name, such as `"train"`; `data.splits` has them.
+            batch_size: samples in a batch; the last one of an epoch may have fewer.
+            options: the arguments below in one value, for several loaders; those that are given by name replace its
+                own.
+            **arguments: those of `colabstage.options.LoaderOptions`.
 
         Raises:
-            SplitNotFoundError, OptionError, NotEnoughSpaceError: as `data[split]` and `make_loader`.
+            SplitNotFoundError, OptionError, NotEnoughSpaceError, TypeError: as `data[split]` and `make_loader`.
         """
         from colabstage.load.loader import make_loader
 
-        return make_loader(
-            self[split],
-            batch_size,
-            device=device,
-            strategy=strategy,
-            shuffle=("auto" if split == "train" else False) if shuffle is None else shuffle,
-            seed=seed,
-            drop_last=drop_last,
-            batch_transform=batch_transform,
-            dtype=dtype,
-            num_workers=num_workers,
-            prefetch=prefetch,
-            ragged=ragged,
-            sampler=sampler,
-            rank=rank,
-            world_size=world_size,
-            memory_budget=memory_budget,
-            decode=decode,
-        )
+        return make_loader(self[split], batch_size, options=options, **arguments)
 
     def wait_published(self, timeout_s: float = 3600.0) -> PublishReport | None:
         """Wait until the copy to the cache that this call made has arrived: copied, and on Drive also uploaded.
@@ -149,6 +141,17 @@ class StagedDataset:
             msg = f"Only plain files were kept ({self.path}); stage with keep='pack' or keep='both' to read batches."
             raise OptionError(msg)
         return self.info
+
+    def _by_split(self) -> str:
+        names = ", ".join(f"'{name}'" for name in self.splits) or "none"
+        first = next(iter(self.splits), "train")
+        return f"Write data['{first}'] for samples, data.loader('{first}', 64) for batches. Splits: {names}."
+
+    def __repr__(self) -> str:
+        # One line, and nothing is asked of the disk: a repr is also made where all else has failed.
+        rows = ", ".join(f"{name} {count:,}" for name, count in self.splits.items())
+        held = f": {rows}; {len(self.classes)} classes" if self.info is not None else " (plain files)"
+        return f"StagedDataset('{self.path}'{held})"
 
     def __str__(self) -> str:
         if self.info is None:

@@ -46,6 +46,7 @@ from colabstage.h5.manifest import (
     sweep_leftovers,
     write_manifest,
 )
+from colabstage.io.arguments import takes
 from colabstage.io.files import block_ranges, disk_use, hash_ranges, make_folder, target_file
 from colabstage.io.ownership import atomic_path, move_vouched, put_file, remove_vouched, sweep_orphans
 from colabstage.io.progress import cancellation_of, resolve_progress
@@ -111,9 +112,10 @@ class PublishReport:
         return text
 
 
+@takes(renamed={"to": "target"})
 def publish_file(
     path: str | os.PathLike[str],
-    to: str | os.PathLike[str],
+    target: str | os.PathLike[str],
     *,
     keep_previous: bool = True,
     wait_uploaded: bool = False,
@@ -124,7 +126,7 @@ def publish_file(
 
     Args:
         path: the file, for example a checkpoint. Nothing may write to it meanwhile.
-        to: the file to become, or a folder, in which it keeps its name: one that exists, or whose name ends in a
+        target: the file to become, or a folder, in which it keeps its name: one that exists, or whose name ends in a
             slash. A manifest is written beside it (`NAME.json`): it holds the hash of every 8 MiB block.
         keep_previous: keep the version that stood there as `NAME.previous`, one generation.
         wait_uploaded: on a mounted Drive, return only when the file is in the cloud, as Drive's client tells it. Where
@@ -142,11 +144,11 @@ def publish_file(
         DamagedPackError: what was read back differs from what was written.
         DriveError: it was copied, but not uploaded in `upload_timeout_s` seconds. Call this again to go on waiting.
 
-    Whatever else is raised, nothing at `to` has changed.
+    Whatever else is raised, nothing at `target` has changed.
     """
-    source, place = absolute_path(path), absolute_path(to)
+    source, place = absolute_path(path), absolute_path(target)
     # What ends in a slash is a folder, there or not.
-    where = f"{place}{os.sep}" if os.fspath(to).endswith(os.sep) else str(place)
+    where = f"{place}{os.sep}" if os.fspath(target).endswith(os.sep) else str(place)
     shown = resolve_progress(progress)
 
     # What was finished of a copy is gone on with, so a Drive that dies meanwhile costs no more than its mount.
@@ -460,9 +462,10 @@ class RestoreReport:
         return " ".join([text, *(f"Passed over: {reason}" for reason in self.passed_over)])
 
 
+@takes(renamed={"to": "target"})
 def restore_file(
     published: str | os.PathLike[str],
-    to: str | os.PathLike[str] = ".",
+    target: str | os.PathLike[str] = ".",
     *,
     overwrite: bool = False,
     progress: bool | Progress = True,
@@ -474,23 +477,24 @@ def restore_file(
     Args:
         published: the file as it was published. Where it is damaged, or not all there, `NAME.previous` is taken, and
             the report says why.
-        to: the file to become, or a folder, in which it keeps its name: one that exists, or whose name ends in a slash.
+        target: the file to become, or a folder, in which it keeps its name: one that exists, or whose name ends in a
+            slash.
         overwrite: replace a file there that has other bytes; one that has the same is left as it is.
         progress: `True` for a bar, `False` for silence, or a `Progress`.
 
     Raises:
         SourceNotFoundError: nothing has been published under that name.
         DamagedPackError: no version there is whole; the message says what is wrong with each.
-        TargetExistsError: something else stands at `to` already.
+        TargetExistsError: something else stands at `target` already.
         SourceReadError, DriveDisconnectedError: the place failed; another version is not taken for that.
         NewerFormatError: a newer colabstage wrote the manifest.
         NotEnoughSpaceError, TargetNotWritableError: the copy could not be written.
 
-    Whatever is raised, nothing at `to` has changed.
+    Whatever is raised, nothing at `target` has changed.
     """
-    newest, place = absolute_path(published), absolute_path(to)
+    newest, place = absolute_path(published), absolute_path(target)
     # What ends in a slash is a folder, there or not.
-    where = f"{place}{os.sep}" if os.fspath(to).endswith(os.sep) else str(place)
+    where = f"{place}{os.sep}" if os.fspath(target).endswith(os.sep) else str(place)
     shown = resolve_progress(progress)
     return run_with_one_remount(
         lambda: _restore(newest, where, overwrite=overwrite, shown=shown),

@@ -7,23 +7,17 @@ import hashlib
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, cast, get_args
+from typing import TYPE_CHECKING, Literal, TypedDict, Unpack, cast, get_args
 
 from colabstage.errors import OptionError
-from colabstage.images.options import ImageOptions
+from colabstage.io.arguments import read_options, takes
 from colabstage.machine.drive import drive_root
 from colabstage.machine.platforms import detect_platform
-from colabstage.pack.options import PackOptions, split_fractions
+from colabstage.pack.options import PackArguments, PackOptions, WrittenArguments
 from colabstage.sources.parse import LocalSource, ManySource, absolute_path, drive_path_of, parse_source, paths_of
 from colabstage.sources.remote import parse_checksum
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from colabstage.images.options import ColorMode, Resize
-    from colabstage.layouts.detect import LayoutFunction
-    from colabstage.pack.job import Prepare
-    from colabstage.pack.options import Encoding, OnError
     from colabstage.sources.parse import SingleSource, Source, SourceArgument
     from colabstage.sources.remote import Checksum
 
@@ -97,30 +91,58 @@ class StageRequest:
         return self.keep in ("files", "both")
 
 
+class PlaceArguments(TypedDict, total=False):
+    """Name, for type checkers, what `make_request` takes besides a pack's options; a test holds both alike."""
+
+    keep: Keep
+    local_dir: str | os.PathLike[str] | None
+    cache_dir: str | os.PathLike[str] | None
+    refresh: bool
+    verify: Verify
+    hash: str | None
+
+
+class FormArguments(WrittenArguments, PlaceArguments, total=False):
+    """Name those arguments of `stage_dataset` that can be written down."""
+
+
+class StageArguments(PackArguments, PlaceArguments, total=False):
+    """Name the arguments of `stage_dataset` that say what is staged."""
+
+
+@takes(PackOptions)
 def make_request(
     source: SourceArgument,
     *,
-    layout: str | LayoutFunction = "auto",
     keep: Keep = "pack",
-    image_size: tuple[int, int] | None = None,
-    color_mode: ColorMode = "auto",
-    resize: Resize = "stretch",
-    encoding: Encoding | str = "auto",
-    splits: Mapping[str, float] | None = None,
-    group_by: str | None = None,
-    prepare: Prepare | None = None,
-    seed: int = 0,
-    on_error: OnError | str = "raise",
     local_dir: str | os.PathLike[str] | None = None,
     cache_dir: str | os.PathLike[str] | None = "auto",
     refresh: bool = False,
     verify: Verify = "fast",
     hash: str | None = None,  # noqa: A002 - the word that people know from downloaders
+    options: PackOptions | None = None,
+    **arguments: Unpack[PackArguments],
 ) -> StageRequest:
     """Check the arguments of `stage_dataset` and name the dataset. Touches no sample and writes nothing.
 
+    Args:
+        source: where the dataset is, as of `stage_dataset`.
+        keep: `"pack"` one HDF5 file, `"files"` a plain local tree, `"both"`.
+        local_dir: where on the local disk; `None` is `colabstage` in the platform's fast folder.
+        cache_dir: where packs last; `"auto"` is `MyDrive/colabstage` on a mounted Drive, else the platform's lasting
+            folder if it is another disk; `None` for nowhere.
+        refresh: stage again, whatever is here or cached.
+        verify: `"fast"` trusts unchanged times and sizes, of a folder on a mount those of its folders (there a file
+            rewritten under its name is not noticed); `"full"` lists the source again and hashes every block of what is
+            here. The report says what was compared.
+        hash: what the one archive that the source is must hash to, as `"sha256:…"`, `"md5:…"` or the digest alone.
+        options: how the pack is made, in one value, for several datasets; arguments that are given by name replace its
+            own.
+        **arguments: those of `colabstage.options.PackOptions`.
+
     Raises:
         OptionError: an argument cannot work.
+        TypeError: an argument that there is not.
     """
     for value, kind, name in ((keep, Keep, "keep"), (verify, Verify, "verify")):
         if value not in get_args(kind):
@@ -129,22 +151,14 @@ def make_request(
     # Here, because the command line makes options where only its help is wanted, and layouts need numpy.
     from colabstage.layouts.table_file import TableFile, is_table_file
 
+    packing = read_options(PackOptions, options, arguments)
     parsed = parse_source(source)
-    if isinstance(parsed, LocalSource) and is_table_file(parsed.path, layout):
+    if isinstance(parsed, LocalSource) and is_table_file(parsed.path, packing.layout):
         # What it names lies beside it.
-        layout, beside = TableFile(parsed.path.name), cast("LocalSource", parse_source(parsed.path.parent))
+        beside = cast("LocalSource", parse_source(parsed.path.parent))
+        packing = replace(packing, layout=TableFile(parsed.path.name))
         parsed = replace(beside, name=parsed.path.stem)
-    options = PackOptions(
-        layout=layout,
-        image=ImageOptions(size=image_size, color_mode=color_mode, resize=resize),
-        encoding=encoding,
-        splits=split_fractions(splits),
-        group_by=group_by,
-        prepare=prepare,
-        seed=seed,
-        on_error=on_error,
-    )
-    key = hashlib.sha256(f"{parsed.address}\n{options.fingerprint()}".encode(errors="surrogateescape")).hexdigest()[:16]
+    key = hashlib.sha256(f"{parsed.address}\n{packing.fingerprint()}".encode(errors="surrogateescape")).hexdigest()[:16]
     name = f"{parsed.name}-{key[:8]}"
     base = read_local_dir(local_dir)
     cache = read_cache_dir(cache_dir)
@@ -153,8 +167,8 @@ def make_request(
     if wanted is not None and isinstance(parsed, ManySource):
         msg = "hash= is for one archive, and source is a list. Leave it out, or stage the archive alone."
         raise OptionError(msg)
-    again = refresh or bool(options.incomparable)
-    return StageRequest(parsed, key, name, options, keep, base / name, cache, again, verify, wanted)
+    again = refresh or bool(packing.incomparable)
+    return StageRequest(parsed, key, name, packing, keep, base / name, cache, again, verify, wanted)
 
 
 def _without_ours(source: Source, base: Path, name: str, cache: Path | Literal["auto"] | None) -> Source:

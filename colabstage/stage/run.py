@@ -4,28 +4,25 @@ from __future__ import annotations
 
 import functools
 import inspect
-from typing import TYPE_CHECKING, ParamSpec
+from typing import TYPE_CHECKING, ParamSpec, Unpack
 
+from colabstage.io.arguments import takes, with_docs
 from colabstage.io.files import check_own_folder, clear_lock, local_lock, make_own_folder
 from colabstage.io.progress import NullProgress, cancellation_of, resolve_progress
 from colabstage.machine.watched import run_watched, run_with_one_remount
-from colabstage.stage.request import check_for_workers, lock_path, make_request
+from colabstage.stage.request import StageArguments, check_for_workers, lock_path, make_request
 from colabstage.stage.staging import Staging
 
 if TYPE_CHECKING:
-    import os
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
     from concurrent.futures import Executor
 
-    from colabstage.images.options import ColorMode, Resize
     from colabstage.io.progress import Progress
-    from colabstage.layouts.detect import LayoutFunction
-    from colabstage.pack.job import Prepare
-    from colabstage.pack.options import Encoding, OnError
+    from colabstage.pack.options import PackOptions
     from colabstage.sources.parse import SourceArgument
     from colabstage.stage.dataset import StagedDataset
     from colabstage.stage.report import StagePlan
-    from colabstage.stage.request import Keep, StageRequest, Verify
+    from colabstage.stage.request import StageRequest
 
 _Arguments = ParamSpec("_Arguments")
 
@@ -33,28 +30,15 @@ _Arguments = ParamSpec("_Arguments")
 _LOCK_TIMEOUT_S = 1800.0
 
 
+@takes(make_request, arguments=StageArguments)
 def stage_dataset(
     source: SourceArgument,
     *,
-    layout: str | LayoutFunction = "auto",
-    keep: Keep = "pack",
-    image_size: tuple[int, int] | None = None,
-    color_mode: ColorMode = "auto",
-    resize: Resize = "stretch",
-    encoding: Encoding | str = "auto",
-    splits: Mapping[str, float] | None = None,
-    group_by: str | None = None,
-    prepare: Prepare | None = None,
-    seed: int = 0,
-    on_error: OnError | str = "raise",
-    local_dir: str | os.PathLike[str] | None = None,
-    cache_dir: str | os.PathLike[str] | None = "auto",
-    refresh: bool = False,
-    verify: Verify = "fast",
-    hash: str | None = None,  # noqa: A002 - the word that people know from downloaders
     wait: bool = True,
     executor: Executor | None = None,
     progress: bool | Progress = True,
+    options: PackOptions | None = None,
+    **arguments: Unpack[StageArguments],
 ) -> StagedDataset:
     r"""Make a dataset local and ready, by the shortest way there is.
 
@@ -71,39 +55,16 @@ def stage_dataset(
             `kaggle://owner/dataset`; a `Tree`; or a list of these, which are one dataset together. An archive is packed
             while it arrives and never extracted. One file of arrays, records or tokens (.npy, .h5, .tfrecord, .parquet,
             .bin, .txt) is a dataset too, and on this machine a .csv with the paths of images beside it.
-        layout: how files become samples; `"auto"` tries every layout there is. A function of one argument, the tree,
-            that returns a `SampleTable` is a layout of your own.
-        keep: `"pack"` one HDF5 file, `"files"` a plain local tree, `"both"`.
-        image_size: `(height, width)` in pixels of every image; `None` keeps each image's own.
-        color_mode: `"rgb"`, `"grayscale"`, `"keep"` for the channels that each image has, or `"auto"`: `"rgb"` for
-            image files, and rows of arrays as they are.
-        resize: `"stretch"`, `"crop"` or `"pad"`.
-        encoding: `"pixels"`, `"encoded"`, `"jpeg:90"` for JPEGs of that quality made of the resized images, or `"auto"`
-            for what fits.
-        splits: fractions by split name, for a source without split folders; `None` takes the splits as found, and
-            everything is `train` where there are none.
-        group_by: a regular expression searched in each sample's name, for example r"patient\d+": samples for which it
-            finds the same (its first group, where it has one) never end in two splits.
-        prepare: called with each decoded x (after resizing), in several threads; returns the array to store. All have
-            the shape and dtype of the first. Another function is another dataset: its code, and
-            the content of what it can see, are part of the key.
-        seed: of the splits and of the row order of `train`.
-        on_error: `"raise"` at the first image that cannot be decoded, `"skip"` and report it, or `"skip:1%"` to stop
-            when more than that part of all has been left out.
-        local_dir: where on the local disk; `None` is `colabstage` in the platform's fast folder.
-        cache_dir: where packs last; `"auto"` is `MyDrive/colabstage` on a mounted Drive, else the platform's lasting
-            folder if it is another disk; `None` for nowhere.
-        refresh: stage again, whatever is here or cached.
-        verify: `"fast"` trusts unchanged times and sizes, of a folder on a mount those of its folders (there a file
-            rewritten under its name is not noticed); `"full"` lists the source again and hashes every block of what is
-            here. The report says what was compared.
-        hash: what the one archive that the source is must hash to, as `"sha256:…"`, `"md5:…"` or the digest alone.
         wait: `False` returns before the copy to the cache is finished; `data.wait_published()` waits for it.
         executor: a `concurrent.futures.Executor` whose workers read and decode, each a part of the samples, which are
             put together to the same file. For a folder or archive that the workers see under its name, or with
             `keep="both"` any source; workers on other machines must see `local_dir` too. Takes the room of the pack
             twice while it works.
         progress: `True` for bars, `False` for silence, or a `Progress`.
+        options: how the pack is made, in one value, for several datasets; arguments that are given by name replace its
+            own.
+        **arguments: those of `colabstage.options.PackOptions`; and `keep`, `local_dir`, `cache_dir`, `refresh`,
+            `verify` and `hash`, as of `make_request`.
 
     Raises:
         SourceNotFoundError, SourceReadError, DriveDisconnectedError: the source cannot be read.
@@ -119,25 +80,7 @@ def stage_dataset(
 
     Whatever is raised, what was staged or cached before is as it was.
     """
-    request = make_request(
-        source,
-        layout=layout,
-        keep=keep,
-        image_size=image_size,
-        color_mode=color_mode,
-        resize=resize,
-        encoding=encoding,
-        splits=splits,
-        group_by=group_by,
-        prepare=prepare,
-        seed=seed,
-        on_error=on_error,
-        local_dir=local_dir,
-        cache_dir=cache_dir,
-        refresh=refresh,
-        verify=verify,
-        hash=hash,
-    )
+    request = make_request(source, options=options, **arguments)
     if executor is not None:
         check_for_workers(request)
     shown = resolve_progress(progress)
@@ -183,6 +126,7 @@ def _takes_arguments_of(
             return work(make(*args, **kwargs))
 
         functools.update_wrapper(call, work)
+        call.__doc__ = with_docs(work.__doc__, make)
         signature = inspect.signature(make)
         vars(call)["__signature__"] = signature.replace(return_annotation="StagePlan")
         return call
@@ -199,6 +143,9 @@ def plan_stage(request: StageRequest) -> StagePlan:
 
     The arguments are those of `stage_dataset`, without `wait`, `executor` and `progress`; so are the errors, for what
     can be known beforehand.
+
+    Args:
+        **arguments: those of `stage_dataset`.
     """
 
     def plan() -> StagePlan:

@@ -34,9 +34,9 @@ def keras_facts() -> dict[str, Any]:
     np.random.seed(3)  # noqa: NPY002 - as users do
     expected = np.random.random()  # noqa: NPY002 - as users do
     np.random.seed(3)  # noqa: NPY002 - as users do
-    profile = profile_loader(Slow(), step, seconds=1.0)
+    profile = profile_loader(Slow(), step, budget_s=1.0)
     same = np.random.random() == expected  # noqa: NPY002 - as users do
-    threads = profile_loader(Slow(workers=4, use_multiprocessing=False), step, seconds=1.0)
+    threads = profile_loader(Slow(workers=4, use_multiprocessing=False), step, budget_s=1.0)
     return {**_found(profile), "same": bool(same), "threads_gain": profile.facts.load_s / threads.facts.load_s}
 
 
@@ -54,7 +54,7 @@ def tensorflow_facts() -> dict[str, Any]:
     untouched = pipeline()
     expected = [y.numpy().tolist() for _, y in untouched]
     watched = pipeline()
-    profile = profile_loader(watched, step, seconds=2.0)
+    profile = profile_loader(watched, step, budget_s=2.0)
     return {**_found(profile), "same": [y.numpy().tolist() for _, y in watched] == expected}
 
 

@@ -215,7 +215,7 @@ class Photos:
 def test_a_dataset_of_files_that_names_no_folder_is_told_of_staging(tmp_path: Path) -> None:
     """By the profile of a real loop."""
     loader: Any = DataLoader(Photos(write_photos(tmp_path)), 8)  # type: ignore[arg-type]
-    found = [one.argument for one in profile_loader(loader, seconds=0.3).advice if one.packs]
+    found = [one.argument for one in profile_loader(loader, budget_s=0.3).advice if one.packs]
     assert found == [
         'pack_dataset(loader.dataset, "data.h5"); make_loader(dataset_h5("data.h5"), 8)',
         'make_loader(stage_dataset(SOURCE, image_size=(32, 32))["train"], 8)',

@@ -118,7 +118,7 @@ def test_a_known_bottleneck_is_named(name: str) -> None:
     pipeline = PIPELINES[name]
 
     def complain(loader: Any) -> str:
-        profile = profile_loader(loader, lambda _: time.sleep(pipeline.step_s), seconds=pipeline.seconds)
+        profile = profile_loader(loader, lambda _: time.sleep(pipeline.step_s), budget_s=pipeline.seconds)
         return "" if is_named(pipeline, profile.verdict) else profile.summary()
 
     tried(pipeline.make, complain)
@@ -134,7 +134,7 @@ def test_a_thread_that_serves_others_is_no_part_of_the_loading() -> None:
 
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()
-        profile = profile_loader(loader, seconds=0.6)
+        profile = profile_loader(loader, budget_s=0.6)
         socket.create_connection(server.getsockname()).close()
         thread.join(10.0)
     assert profile.facts.seconds("read") < 0.1 * profile.facts.seconds("transform"), profile.summary()
@@ -151,7 +151,7 @@ def test_a_thread_that_threading_does_not_know_is_no_part_of_the_loading() -> No
     _thread.start_new_thread(names["wait"], ())
     try:
         assert began.acquire(timeout=20)
-        profile = profile_loader(DataLoader(Samples(rounds=20_000), 8), seconds=0.6)
+        profile = profile_loader(DataLoader(Samples(rounds=20_000), 8), budget_s=0.6)
     finally:
         release.release()
     assert profile.facts.seconds("collate") < 0.3 * profile.facts.seconds("transform"), profile.summary()
@@ -165,14 +165,14 @@ def test_a_slow_stage_is_named_behind_worker_processes(stage: str) -> None:
         loader = LOADERS[stage]()
         return DataLoader(loader.dataset, 8, num_workers=1, collate_fn=loader.collate_fn)
 
-    tried(make, lambda loader: misjudged(profile_loader(loader, short_step, seconds=1.5), "input-bound", stage))
+    tried(make, lambda loader: misjudged(profile_loader(loader, short_step, budget_s=1.5), "input-bound", stage))
 
 
 def test_a_slow_step_is_no_fault_of_the_loader() -> None:
     """Compute-bound, and nothing to change."""
 
     def complain(loader: Any) -> str:
-        profile = profile_loader(loader, lambda _: time.sleep(0.03), seconds=1.0)
+        profile = profile_loader(loader, lambda _: time.sleep(0.03), budget_s=1.0)
         return misjudged(profile, "compute-bound") or ("" if profile.advice == () else profile.summary())
 
     tried(lambda: DataLoader(Samples(), 8), complain)
@@ -237,7 +237,7 @@ def test_it_ends_when_its_time_is_over(batch_s: float, seconds: float, most_s: f
 def test_a_profile_in_real_time_ends_soon() -> None:
     """Start of workers and trials included; generous, as other programs run beside it."""
     began = time.monotonic()
-    profile_loader(DataLoader(Samples(read_s=0.001), 8, num_workers=1), short_step, seconds=1.0)
+    profile_loader(DataLoader(Samples(read_s=0.001), 8, num_workers=1), short_step, budget_s=1.0)
     assert time.monotonic() - began < 20.0
 
 
@@ -245,7 +245,7 @@ def test_processes_that_start_in_every_epoch_are_named() -> None:
     """Epochs of a few batches, each with new processes."""
 
     def complain(loader: Any) -> str:
-        profile = profile_loader(loader, lambda _: None, seconds=1.5)
+        profile = profile_loader(loader, lambda _: None, budget_s=1.5)
         advised = any(advice.options == {"persistent_workers": True} for advice in profile.advice)
         return "" if profile.verdict.cause == "start" and advised else profile.summary()
 
@@ -271,7 +271,7 @@ def training(profiled: bool) -> tuple[Any, Any]:
         optimizer.step()
 
     if profiled:
-        profile = profile_loader(loader, step, seconds=0.4)
+        profile = profile_loader(loader, step, budget_s=0.4)
         assert dataset.handle is None
         assert "model" in profile.notes[0]
     for number, batch in enumerate(loader):
@@ -294,7 +294,7 @@ def test_nothing_is_left_running() -> None:
 
     threads, interval = threading.active_count(), sys.getswitchinterval()
     loader = DataLoader(Samples(), 8, num_workers=2, persistent_workers=True)
-    profile_loader(loader, short_step, seconds=0.5)
+    profile_loader(loader, short_step, budget_s=0.5)
     assert loader._iterator is None
 
     def broken(_: object) -> None:
@@ -302,7 +302,7 @@ def test_nothing_is_left_running() -> None:
         raise KeyError(msg)
 
     with pytest.raises(KeyError, match="no such layer"):
-        profile_loader(loader, broken, seconds=0.5)
+        profile_loader(loader, broken, budget_s=0.5)
     assert psutil.Process().children() == []
     assert (threading.active_count(), sys.getswitchinterval()) == (threads, interval)
     assert len(next(iter(loader))[1]) == 8
@@ -344,7 +344,7 @@ def test_a_loader_of_ours_keeps_its_place(tmp_path: Path, strategy: Any) -> None
         for _ in loader:
             break
         state = loader.state_dict()
-        profile = profile_loader(loader, short_step, seconds=0.8)
+        profile = profile_loader(loader, short_step, budget_s=0.8)
         assert loader.state_dict() == state
         assert profile.facts.setting.strategy == strategy
         assert profile.verdict.stage == "transform"
@@ -363,8 +363,8 @@ def slow_transform(x: Any) -> Any:
 def test_any_iterable_will_do() -> None:
     """A generator is used up, and the profile says so; a list is not."""
     batches = [torch.zeros(4, 3)] * 50
-    assert profile_loader(batches, seconds=0.3).facts.setting.batches == 50
-    profile = profile_loader((batch for batch in batches), short_step, seconds=0.3)
+    assert profile_loader(batches, budget_s=0.3).facts.setting.batches == 50
+    profile = profile_loader((batch for batch in batches), short_step, budget_s=0.3)
     assert profile.facts.setting.batch_samples == 4
     assert "only once" in profile.notes[0]
 

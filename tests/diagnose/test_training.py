@@ -196,7 +196,7 @@ def test_a_profile_and_a_search_leave_a_model_untrained() -> None:
     dataset = TensorDataset(torch.randn(64, 3), torch.randint(0, 2, (64,)))
     GLOBAL["held"] = held
     before = held.state()
-    profile = profile_loader(DataLoader(dataset, 8), functools.partial(by_global_dict), seconds=0.3)
+    profile = profile_loader(DataLoader(dataset, 8), functools.partial(by_global_dict), budget_s=0.3)
     assert held.state() == before
     assert any("GLOBAL['held'].model" in note for note in profile.notes)
     tuned = autotune_loader(dataset, 8, step=functools.partial(by_global_dict), budget_s=0.3)

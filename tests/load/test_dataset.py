@@ -57,10 +57,14 @@ def test_index_past_the_end(make_file: Callable[..., Any], index: int) -> None:
     assert len(list(dataset)) == 23
 
 
-def test_a_slice_is_refused(make_file: Callable[..., Any]) -> None:
-    """A slice is no sample."""
-    with pytest.raises(TypeError):
-        dataset_h5(make_file("pack", 23).path)[1:3]  # type: ignore[index]  # what the test is about
+@pytest.mark.parametrize("rows", [slice(1, 3), slice(None, None, -7), slice(-2, None), slice(9, 9)], ids=str)
+@pytest.mark.parametrize("return_index", [False, True])
+def test_a_slice_is_the_list_of_its_samples(make_file: Callable[..., Any], rows: slice, return_index: bool) -> None:
+    """As of a list: the same samples as one by one, with the numbers of their rows."""
+    dataset = dataset_h5(make_file("pack", 23).path, return_index=return_index)
+    expected = [dataset[row] for row in range(23)][rows]
+    assert isinstance(dataset[rows], list)
+    np.testing.assert_equal(dataset[rows], expected)
 
 
 def test_recipe_users_get_what_they_had(make_file: Callable[..., Any]) -> None:

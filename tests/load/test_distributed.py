@@ -32,7 +32,7 @@ dataset = dataset_h5(file, return_index=True)
 found = {}
 for name, options in {
     "shuffled": {},
-    "window": {"shuffle": "window", "memory_budget": 20_000, "strategy": "direct", "prefetch": 1},
+    "window": {"shuffle": "window", "memory_budget": 20_000, "strategy": "direct", "prefetch_factor": 1},
     "sampler": {"sampler": WeightedRandomSampler([1.0] * 61, 50)},
     "device": {"strategy": "device", "device": "cpu"},
 }.items():

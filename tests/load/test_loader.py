@@ -182,7 +182,7 @@ def test_kept_batches_are_never_overwritten(large: Path) -> None:
     """All batches of three epochs, kept as the tensors, views or arrays that they came as, stay what they were."""
     with h5py.File(large, "r") as file:
         values = file["X_train"][()]
-    loader = make_loader(dataset_h5(large, return_index=True), 8, prefetch=3)
+    loader = make_loader(dataset_h5(large, return_index=True), 8, prefetch_factor=3)
     kept: list[tuple[Any, Any]] = []
     for epoch in range(3):
         for (x, _), index in loader:
@@ -195,7 +195,7 @@ def test_kept_batches_are_never_overwritten(large: Path) -> None:
 
 def test_memory_of_dropped_batches_is_used_again(large: Path) -> None:
     """An epoch whose batches are dropped touches no more blocks than are in flight at once."""
-    loader = make_loader(dataset_h5(large), 8, prefetch=2)
+    loader = make_loader(dataset_h5(large), 8, prefetch_factor=2)
     addresses = {x.data_ptr() for _ in range(4) for x, _ in loader}
     assert len(addresses) <= 2 + 3
 
@@ -304,19 +304,62 @@ def test_an_exception_in_the_loop_leaves_no_thread(large: Path) -> None:
     assert not loader_threads()
 
 
-def test_a_new_iteration_ends_the_one_before(large: Path) -> None:
-    """Running a cell again does not pile up threads, and the old iterator says what happened."""
-    # With more batches ahead than an epoch has, the new thread could be done, and gone, before anybody looks.
-    loader = make_loader(dataset_h5(large), 4, num_workers=1, prefetch=2)
-    old = iter(loader)
-    next(old)
-    new = iter(loader)
-    next(new)
+def test_iterations_beside_each_other_end_with_their_names(large: Path) -> None:
+    """Running a cell again does not pile up threads; close() ends all, and an old iterator says what happened."""
+    # With more batches ahead than an epoch has, a thread could be done, and gone, before anybody looks.
+    loader = make_loader(dataset_h5(large), 4, num_workers=1, prefetch_factor=2)
+    for _ in range(3):
+        batches = iter(loader)
+        next(batches)
     assert len(loader_threads()) == 1
-    with pytest.raises(RuntimeError, match="newer one"):
-        next(old)
+    other = iter(loader)
+    next(other)
+    assert len(loader_threads()) == 2
     loader.close()
     assert not loader_threads()
+    for ended in (batches, other):
+        with pytest.raises(RuntimeError, match=r"by close\(\)"):
+            next(ended)
+
+
+@pytest.mark.parametrize("options", [{}, {"strategy": "memory"}, {"strategy": "device"}, {"num_workers": 0}])
+def test_two_iterations_give_the_batches_that_each_would_alone(large: Path, options: dict[str, Any]) -> None:
+    """`zip(loader, loader)` pairs one epoch with the next, bit for bit."""
+    dataset = dataset_h5(large, return_index=True)
+    loader, alone = (make_loader(dataset, 8, seed=3, **options) for _ in range(2))
+    epochs = [list(alone), list(alone)]
+    pairs = list(zip(loader, loader, strict=True))
+    assert len(pairs) == len(loader) == 8
+    for place, pair in enumerate(pairs):
+        for ((x, y), index), epoch in zip(pair, epochs, strict=True):
+            (expected, label), rows = epoch[place]
+            assert torch.equal(index, rows)
+            assert torch.equal(x, expected)
+            assert torch.equal(y, label)
+
+
+def test_a_look_at_a_batch_inside_a_loop_changes_nothing(large: Path) -> None:
+    """`next(iter(loader))` gives a batch; the loop, its state and all epochs after it are as without."""
+    loader, alone = (make_loader(dataset_h5(large, return_index=True), 8) for _ in range(2))
+    for _ in range(2):
+        for (_, index), (_, rows) in zip(loader, alone, strict=True):
+            assert len(next(iter(loader))[0][0]) == 8
+            assert loader.state_dict() == alone.state_dict()
+            assert torch.equal(index, rows)
+        assert loader.state_dict() == alone.state_dict()
+
+
+def test_the_state_is_of_the_iteration_that_gave_a_batch_last(large: Path) -> None:
+    """A second loop that goes on has the state, until the first one is asked again; a place that is set stays."""
+    loader = make_loader(dataset_h5(large), 8)
+    first, second = iter(loader), iter(loader)
+    for batches, epoch, done in ((first, 0, 1), (second, 1, 1), (second, 1, 2), (first, 0, 2)):
+        next(batches)
+        state = loader.state_dict()
+        assert (state["epoch"], state["batches_done"]) == (epoch, done)
+    loader.set_epoch(7)
+    next(second)
+    assert loader.state_dict()["epoch"] == 7
 
 
 def test_dropping_the_loader_ends_its_threads(large: Path) -> None:

@@ -68,7 +68,9 @@ def trained(batches: Iterator[Any], stop: int) -> list[Any]:
     rows=st.lists(st.integers(0, ROWS - 1), min_size=1, max_size=30),
     batch_size=st.integers(1, 9),
     stop=st.integers(0, 12),
-    options=st.sampled_from([{"strategy": "direct"}, {"strategy": "memory"}, {"strategy": "direct", "prefetch": 7}]),
+    options=st.sampled_from(
+        [{"strategy": "direct"}, {"strategy": "memory"}, {"strategy": "direct", "prefetch_factor": 7}]
+    ),
     epoch=st.integers(0, 2),
 )
 def test_a_transform_sees_the_calls_of_a_stock_loader(
@@ -92,7 +94,7 @@ def test_a_transform_sees_the_calls_of_a_stock_loader(
 def test_a_loop_that_is_left_waits_for_no_transform(numbered: Path, shuffle: Any) -> None:
     """None is called for a batch that nobody has asked for."""
     watched = Watched()
-    loader = make_loader(dataset_h5(numbered, watched), 8, strategy="direct", shuffle=shuffle, prefetch=3)
+    loader = make_loader(dataset_h5(numbered, watched), 8, strategy="direct", shuffle=shuffle, prefetch_factor=3)
     for _ in loader:
         break
     assert len(watched.calls) == 8

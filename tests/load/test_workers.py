@@ -171,7 +171,7 @@ def test_numbers_of_processes_have_reasons() -> None:
     plan = choose_loader(small, LoaderRequest(64, strategy="workers"))
     assert (plan.workers.value, plan.prefetch.value) == (4, 1)
     assert "shared memory" in plan.workers.reason
-    asked = choose_loader(small, LoaderRequest(64, strategy="workers", num_workers=9, prefetch=3))
+    asked = choose_loader(small, LoaderRequest(64, strategy="workers", num_workers=9, prefetch_factor=3))
     assert (asked.workers.value, asked.prefetch.value) == (9, 3)
 
 

@@ -12,7 +12,6 @@ import pytest
 from PIL import Image
 
 from colabstage.h5.manifest import check_whole, read_manifest
-from colabstage.images.options import ImageOptions
 from colabstage.io.progress import NullProgress
 from colabstage.load.reading.reader import SplitReader
 from colabstage.pack.join import join_shards, pack_by_executor
@@ -39,7 +38,7 @@ def test_it_is_the_file_of_one_process(tmp_path: Path, make_images: Any, encodin
         photos,
         tmp_path / "two.h5",
         encoding=encoding,
-        image=ImageOptions(size=(4, 4)),
+        image_size=(4, 4),
         splits=split_fractions(splits),
     )
     assert (tmp_path / "two.h5").read_bytes() == (tmp_path / "one.h5").read_bytes()
@@ -64,7 +63,7 @@ def test_boxes_that_cropping_left_out_come_last(tmp_path: Path, image_bytes: Any
     coco = {"images": images, "annotations": boxes, "categories": [{"id": 1, "name": "thing"}]}
     (tmp_path / "data" / "annotations.json").write_text(json.dumps(coco))
     pack_dataset(tmp_path / "data", tmp_path / "one.h5", image_size=(8, 8), resize="crop", progress=False)
-    _pack(tmp_path / "data", tmp_path / "two.h5", image=ImageOptions(size=(8, 8), resize="crop"))
+    _pack(tmp_path / "data", tmp_path / "two.h5", image_size=(8, 8), resize="crop")
     assert (tmp_path / "two.h5").read_bytes() == (tmp_path / "one.h5").read_bytes()
 
 

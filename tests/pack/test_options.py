@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from colabstage.errors import OptionError
-from colabstage.images.options import ColorMode, ImageOptions
+from colabstage.images.options import ColorMode
 from colabstage.pack.options import PackOptions, recorded_image, split_fractions
 from colabstage.pack.run import pack_dataset
 
@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
 OTHERS: dict[str, Any] = {
     "layout": "image_folder",
-    "image": ImageOptions(size=(3, 4)),
+    "image_size": (3, 4),
+    "color_mode": "grayscale",
+    "resize": "crop",
     "encoding": "pixels",
     "splits": (("train", 0.5), ("test", 0.5)),
     "group_by": "a+",
@@ -33,8 +35,9 @@ OTHERS: dict[str, Any] = {
 
 def test_every_option_shows_in_the_fingerprint() -> None:
     """No two packs of different options are ever taken for each other, nor for the same under another name."""
-    # `once` only stands in for what cannot be compared, and `functions` are what two others are.
-    assert OTHERS.keys() | {"once", "functions"} == {field.name for field in fields(PackOptions)}
+    # `once` only stands in for what cannot be compared, and the others are made of those that are given.
+    made = {"once", "functions", "image", "fractions"}
+    assert OTHERS.keys() | made == {field.name for field in fields(PackOptions)}
     one, other = (PackOptions(splits=splits) for splits in (OTHERS["splits"], OTHERS["splits"][::-1]))
     assert one.fingerprint() != other.fingerprint()
     prints = {PackOptions(**{name: value}).fingerprint() for name, value in OTHERS.items()}
@@ -44,7 +47,7 @@ def test_every_option_shows_in_the_fingerprint() -> None:
 
 def test_colours_that_are_asked_for_are_told_from_the_default() -> None:
     """A pack with `rgb` is another one than by default, whose options are written as they always were."""
-    modes = [PackOptions(image=ImageOptions(color_mode=mode)) for mode in get_args(ColorMode)]
+    modes = [PackOptions(color_mode=mode) for mode in get_args(ColorMode)]
     assert len({options.fingerprint() for options in modes}) == len(modes)
     assert PackOptions().to_json()["image"] == {"size": None, "color_mode": "rgb", "resize": "stretch"}
     for options in modes:
@@ -56,7 +59,7 @@ def test_options_go_into_the_file_as_they_are(tmp_path: Path, photos: Path) -> N
     report = pack_dataset(photos, tmp_path / "out.h5", seed=5, image_size=(3, 4), resize="pad", progress=False)
     with h5py.File(report.path) as file:
         said = json.loads(file.attrs["options"])
-    assert said == PackOptions(seed=5, image=ImageOptions((3, 4), resize="pad")).to_json()
+    assert said == PackOptions(seed=5, image_size=(3, 4), resize="pad").to_json()
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ import pytest
 
 from colabstage.errors import LayoutError
 from colabstage.images.decode import ImageFacts
-from colabstage.images.options import ImageOptions
 from colabstage.layouts.table import Images, SampleTable, TreeFiles, Values
 from colabstage.pack.options import PackOptions
 from colabstage.pack.plan import TORCH_BYTES, TORCH_SAMPLES, gains_by_torch, needs_facts, pack_content, plan_pack
@@ -33,7 +32,7 @@ def _facts(*sizes: tuple[int, int], channels: int = 3, dtype: Any = np.uint8) ->
 
 
 def _options(encoding: Any = "auto", **image: Any) -> PackOptions:
-    return PackOptions(encoding=encoding, image=ImageOptions(**image))
+    return PackOptions(encoding=encoding, **image)
 
 
 ONE_SIZE = _facts((4, 5), (4, 5))

@@ -25,7 +25,9 @@ def test_a_loader_takes_what_make_loader_takes() -> None:
 def test_a_loader_does_as_it_is_told(photos: Path) -> None:
     """Strategy, sampler, rank and budget reach it; what cannot work is refused as by `make_loader`."""
     data = stage_dataset(photos, splits={"train": 0.8, "test": 0.2}, cache_dir=None, progress=False)
-    held = data.loader("train", 4, strategy="memory", num_workers=1, prefetch=1, memory_budget="1MB", ragged="pad")
+    held = data.loader(
+        "train", 4, strategy="memory", num_workers=1, prefetch_factor=1, memory_budget="1MB", ragged="pad"
+    )
     assert held.plan.strategy == "memory"
     assert sum(len(x) for x, _ in held) == 16
     ranked = [data.loader("train", 4, rank=rank, world_size=2, sampler=range(6)) for rank in (0, 1)]

@@ -65,7 +65,7 @@ def staging() -> None:
     colabstage.plan_stage("photos.zip", wait=False)  # type: ignore[call-arg]
     colabstage.plan_stage(7)  # type: ignore[arg-type]
     colabstage.stage_dataset("photos.zip", keep="everything")  # type: ignore[arg-type]
-    colabstage.stage_dataset("photos.zip", "image_folder")  # type: ignore[call-arg]
+    colabstage.stage_dataset("photos.zip", "image_folder")  # type: ignore[arg-type]
     colabstage.plan_stage("photos.zip", color_mode="cmyk")  # type: ignore[arg-type]
 
 
@@ -79,7 +79,7 @@ def what_is_staged(data: StagedDataset) -> None:
     assert_type(data.classes, tuple[str, ...])
     assert_type(data["train"], dataset_h5)
     assert_type(data.loader("train", batch_size=64, device="cuda"), Loader)
-    data.loader("train", 64, strategy="memory", num_workers=2, prefetch="auto", ragged="pad", sampler=[1, 2])
+    data.loader("train", 64, strategy="memory", num_workers=2, prefetch_factor="auto", ragged="pad", sampler=[1, 2])
     data.loader("train", 64, rank=0, world_size=2, memory_budget="2GB", shuffle="window", epoch=3)  # type: ignore[call-arg]
 
 
@@ -131,7 +131,7 @@ def diagnosing() -> None:
     """What is wrong here, what staging would change, and how busy the GPU is."""
     assert_type(colabstage.doctor("photos", num_workers=4, timeout_s=2.0), DoctorReport)
     assert_type(colabstage.doctor().exit_code, int)
-    assert_type(colabstage.compare_sources(Path("photos"), image_size=(8, 8), seconds=5), SourceComparison)
+    assert_type(colabstage.compare_sources(Path("photos"), image_size=(8, 8), budget_s=5), SourceComparison)
     with colabstage.GpuMonitor(0.5, live=False) as gpu:
         assert_type(gpu, GpuMonitor)
     assert_type(gpu.samples, tuple[GpuSample, ...])

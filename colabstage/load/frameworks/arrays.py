@@ -55,7 +55,7 @@ class ArrayRequest:
     """How many classes indices become numbers of."""
     num_workers: int | Literal["auto"] = "auto"
     """Threads that copy or decode at once."""
-    prefetch: int | Literal["auto"] = "auto"
+    prefetch_factor: int | Literal["auto"] = "auto"
     """Batches prepared ahead."""
 
 
@@ -226,7 +226,10 @@ def _resolved(source: Source, split: str | None) -> tuple[Any, SplitReader]:
     dataset: Any = source
     reader = getattr(dataset, "reader", None)
     if not isinstance(reader, SplitReader):
-        msg = f"Got {type(source).__name__}; expected a dataset_h5 or the path of an HDF5 file."
+        msg = (
+            f"Got {type(source).__name__}; expected a dataset_h5 or the path of an HDF5 file. Of what stage_dataset "
+            "returns pass one split, data['train']."
+        )
         raise OptionError(msg)
     if dataset.return_index:
         msg = "The dataset has return_index=True, and training takes (x, y). Make it without."
@@ -272,8 +275,12 @@ def _facts(reader: SplitReader, *, per_sample: bool) -> LoaderFacts:
 
 
 def _loading(request: ArrayRequest) -> LoaderRequest:
+    # 0, which elsewhere means no thread beside the loop's, is the least that there is here.
     return LoaderRequest(
-        request.batch_size, drop_last=request.drop_last, num_workers=request.num_workers, prefetch=request.prefetch
+        request.batch_size,
+        drop_last=request.drop_last,
+        num_workers=request.num_workers or 1,
+        prefetch_factor=request.prefetch_factor,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
+from colabstage.io.arguments import takes
 from colabstage.load.frameworks.arrays import ArrayBatches, ArrayRequest
 
 if TYPE_CHECKING:
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from colabstage.load.reading.reader import SplitReader
 
 
+@takes(renamed={"prefetch": "prefetch_factor"})
 def to_keras(
     dataset: dataset_h5 | SplitReader | Files,
     batch_size: int,
@@ -26,7 +28,7 @@ def to_keras(
     dtype: DTypeLike | None = None,
     one_hot: int | Literal["auto"] | None = None,
     num_workers: int | Literal["auto"] = "auto",
-    prefetch: int | Literal["auto"] = "auto",
+    prefetch_factor: int | Literal["auto"] = "auto",
 ) -> KerasBatches:
     """Make batches for Keras, with the samples of `make_loader` for the same seed, epoch and batch size.
 
@@ -56,7 +58,7 @@ def to_keras(
         one_hot: turn class indices into one number a class, along a last axis: how many classes, or `"auto"` for as
             many as the file names.
         num_workers: threads that copy or decode at once. They are threads of this process, not processes.
-        prefetch: batches prepared ahead.
+        prefetch_factor: batches prepared ahead.
 
     Returns:
         A `PyDataset` that reads ahead by itself; it refuses Keras's own workers, which would only copy batches around.
@@ -68,5 +70,5 @@ def to_keras(
     """
     from colabstage.load.frameworks.keras_dataset import KerasBatches
 
-    request = ArrayRequest(batch_size, shuffle, seed, drop_last, dtype, one_hot, num_workers, prefetch)
+    request = ArrayRequest(batch_size, shuffle, seed, drop_last, dtype, one_hot, num_workers, prefetch_factor)
     return KerasBatches(ArrayBatches(dataset, request, split=split))

@@ -13,6 +13,7 @@ from weakref import ref
 import numpy as np
 
 from colabstage.errors import MissingDependencyError
+from colabstage.io.arguments import takes
 from colabstage.load.frameworks.arrays import ArrayBatches, ArrayRequest, check_whole
 from colabstage.load.reading.threads import ThreadPool
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 _MOST_AT_ONCE = 4
 
 
+@takes(renamed={"prefetch": "prefetch_factor"})
 def to_tf_data(
     dataset: dataset_h5 | SplitReader | Files,
     batch_size: int,
@@ -41,7 +43,7 @@ def to_tf_data(
     dtype: DTypeLike | None = None,
     one_hot: int | Literal["auto"] | None = None,
     num_workers: int | Literal["auto"] = "auto",
-    prefetch: int | Literal["auto"] = "auto",
+    prefetch_factor: int | Literal["auto"] = "auto",
 ) -> Any:
     """Make a `tf.data.Dataset` of batches, with the samples of `make_loader` for the same seed, epoch and batch size.
 
@@ -59,7 +61,7 @@ def to_tf_data(
         dataset, batch_size, split, shuffle, seed, drop_last, dtype, one_hot: as in `to_keras`.
         epoch: of the first iterator; when training goes on after a restart.
         num_workers: threads that copy or decode at once, each a batch of its own or parts of one.
-        prefetch: batches kept ahead.
+        prefetch_factor: batches kept ahead.
 
     Returns:
         A `tf.data.Dataset` of known cardinality.
@@ -75,7 +77,7 @@ def to_tf_data(
         msg = f"to_tf_data needs tensorflow ({error}). Install it with: pip install tensorflow"
         raise MissingDependencyError(msg) from error
     check_whole("epoch", epoch)
-    request = ArrayRequest(batch_size, shuffle, seed, drop_last, dtype, one_hot, num_workers, prefetch)
+    request = ArrayRequest(batch_size, shuffle, seed, drop_last, dtype, one_hot, num_workers, prefetch_factor)
     return _dataset(tf, ArrayBatches(dataset, request, split=split), count(epoch))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from colabstage.stage.purge import StoredDataset
 
 
-@o.with_flags(o.StageFlags)
+@o.with_flags(o.STAGE_FLAGS)
 def stage(
     source: o.Source,
     *,
-    flags: o.StageFlags,
+    flags: dict[str, Any],
     as_json: o.AsJson = False,
     debug: o.Debug = False,
 ) -> None:
@@ -39,7 +39,7 @@ def stage(
     with exit_codes(debug=debug):
         from colabstage.stage.run import stage_dataset
 
-        staged = stage_dataset(o.read_sources(source), **flags.arguments(), progress=shows_progress())
+        staged = stage_dataset(o.read_sources(source), **flags, progress=shows_progress())
         if as_json:
             print_json(
                 {
@@ -54,11 +54,11 @@ def stage(
             show(staged.report, staged)
 
 
-@o.with_flags(o.StageFlags)
+@o.with_flags(o.STAGE_FLAGS)
 def plan(
     source: o.Source,
     *,
-    flags: o.StageFlags,
+    flags: dict[str, Any],
     as_json: o.AsJson = False,
     debug: o.Debug = False,
 ) -> None:
@@ -74,7 +74,7 @@ def plan(
         from colabstage.stage.run import plan_stage
 
         # The library's own plan, so that what is said here is what `stage` then does.
-        planned = plan_stage(o.read_sources(source), **flags.arguments())
+        planned = plan_stage(o.read_sources(source), **flags)
         if as_json:
             print_json(planned.to_dict())
         else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 # Only where it is asked for: the report prints itself otherwise.
 from dataclasses import asdict
 from pathlib import Path  # noqa: TC003 - typer reads the annotations
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -105,7 +105,7 @@ def extract(
             show(done)
 
 
-@o.with_flags(o.PackFlags)
+@o.with_flags(o.PACK_FLAGS)
 def pack(
     source: o.LocalSource,
     out: Annotated[
@@ -119,7 +119,7 @@ def pack(
         ),
     ] = None,
     *,
-    flags: o.PackFlags,
+    flags: dict[str, Any],
     shards: o.Shards = None,
     append_to: o.AppendTo = None,
     overwrite: o.Overwrite = False,
@@ -143,7 +143,7 @@ def pack(
         report = pack_dataset(
             source,
             out,
-            **flags.arguments(),
+            **flags,
             shards=shards,
             append_to=append_to,
             overwrite=overwrite,

@@ -101,7 +101,7 @@ def compare(
             encoding=encoding,
             samples=samples,
             num_workers=workers,
-            seconds=seconds,
+            budget_s=seconds,
             local_dir=local_dir,
             progress=shows_progress(),
         )
@@ -212,7 +212,7 @@ def profile(
         from colabstage.load.loader import make_loader
 
         with make_loader(dataset, batch_size) as loader:
-            found = profile_loader(loader, _waiting(step_ms), seconds=seconds)
+            found = profile_loader(loader, _waiting(step_ms), budget_s=seconds)
         print_json(found.to_dict()) if as_json else print(found)
 
 

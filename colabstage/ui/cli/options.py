@@ -9,21 +9,21 @@ from __future__ import annotations
 
 import inspect
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeVar, get_args, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeVar, get_args
 
 import typer
 
 from colabstage.errors import ColabstageError
 from colabstage.images.options import ColorMode, Resize
-from colabstage.stage.request import Keep, Verify
+from colabstage.io.arguments import defaults
+from colabstage.pack.options import split_fractions
+from colabstage.stage.request import Keep, Verify, make_request
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
 _Word = TypeVar("_Word", bound=str)
-_Flags = TypeVar("_Flags", bound="PackFlags")
 _IMAGES = "What the pack holds"
 _PLACES = "Storage, cache and verification"
 Source = Annotated[
@@ -170,7 +170,10 @@ def read_image_size(text: str) -> ImageSize:
 
 
 def read_fractions(text: str) -> Fractions:
-    """Read `train=0.8,test=0.2`."""
+    """Read `train=0.8,test=0.2`; or numbers alone, as `split_fractions` names them: `0.8`, `0.8,0.1,0.1`."""
+    with suppress(ValueError):
+        numbers = [float(part) for part in text.split(",")]
+        return Fractions(split_fractions(numbers if len(numbers) > 1 else numbers[0]) or ())
     fractions = Fractions()
     for part in text.split(","):
         name, equals, number = part.partition("=")
@@ -265,7 +268,8 @@ Splits = Annotated[
         parser=read_fractions,
         metavar="NAME=F,…",
         show_default=False,
-        help="Fractions for a source without split folders, for example train=0.8,dev=0.1,test=0.1.",
+        help="Fractions for a source without split folders, for example train=0.8,dev=0.1,test=0.1; 0.8 is of train, "
+        "the rest is test.",
         rich_help_panel=_IMAGES,
     ),
 ]
@@ -313,51 +317,41 @@ def read_cache_dir(text: str) -> str | Literal["auto"] | None:
     return None if text == "none" else text
 
 
-@dataclass(frozen=True, slots=True)
-class PackFlags:
-    """Options that shape a pack; each is described where its type is defined, for the help."""
-
-    layout: Layout = "auto"
-    image_size: Size = None
-    color_mode: Colours = "auto"
-    resize: Resizing = "stretch"
-    encoding: Encoded = "auto"
-    splits: Splits = None
-    group_by: Groups = None
-    seed: Seed = 0
-    on_error: Errors = "raise"
-
-    def arguments(self) -> dict[str, Any]:
-        """Return it as the Python functions take them."""
-        return asdict(self)
-
-
-@dataclass(frozen=True, slots=True)
-class StageFlags(PackFlags):
-    """Options that shape a pack, say where it goes, and whether it is staged again."""
-
-    keep: Keeping = "pack"
-    local_dir: LocalDir = None
-    cache_dir: CacheDir = "auto"
-    refresh: Refresh = False
-    verify: Verifying = "fast"
-    hash: Hash = None
-
-    def arguments(self) -> dict[str, Any]:
-        """Return it as the Python functions take them."""
-        return {**asdict(self), "cache_dir": read_cache_dir(self.cache_dir)}
+# Options that shape a pack, by their arguments in Python; defaults are those of `PackOptions`. A function cannot be
+# written on a command line.
+PACK_FLAGS: dict[str, Any] = {
+    "layout": Layout,
+    "image_size": Size,
+    "color_mode": Colours,
+    "resize": Resizing,
+    "encoding": Encoded,
+    "splits": Splits,
+    "group_by": Groups,
+    "seed": Seed,
+    "on_error": Errors,
+}
+# And those that say where it goes, and whether it is made anew.
+STAGE_FLAGS: dict[str, Any] = PACK_FLAGS | {
+    "keep": Keeping,
+    "local_dir": LocalDir,
+    "cache_dir": CacheDir,
+    "refresh": Refresh,
+    "verify": Verifying,
+    "hash": Hash,
+}
 
 
-def with_flags(kind: type[_Flags]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command, in place of its parameter `flags`, one option for each field of `kind`."""
+def with_flags(flags: Mapping[str, Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command one option for each of `flags`, in place of its parameter `flags`, which gets them as arguments of
+    the Python functions."""
+    known = defaults(make_request)
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        # Typer reads signatures; so the options of a dataclass are spelt once and every command that takes them agrees.
+        # Typer reads signatures; so options are spelt once and every command that takes them agrees.
         signature = inspect.signature(command, eval_str=True)
-        hints = get_type_hints(kind, include_extras=True)
         options = [
-            inspect.Parameter(one.name, inspect.Parameter.KEYWORD_ONLY, default=one.default, annotation=hints[one.name])
-            for one in fields(kind)
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=known[name], annotation=kind)
+            for name, kind in flags.items()
         ]
         others = [one for one in signature.parameters.values() if one.name != "flags"]
         first = [one for one in others if one.default is inspect.Parameter.empty]
@@ -365,8 +359,10 @@ def with_flags(kind: type[_Flags]) -> Callable[[Callable[..., None]], Callable[.
         last = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in others if one not in first]
 
         def run(**given: Any) -> None:
-            flags = kind(**{one.name: given.pop(one.name) for one in options})
-            command(**given, flags=flags)
+            taken = {name: given.pop(name) for name in flags}
+            if "cache_dir" in taken:
+                taken["cache_dir"] = read_cache_dir(taken["cache_dir"])
+            command(**given, flags=taken)
 
         run.__name__, run.__doc__ = command.__name__, command.__doc__
         # Typer asks `inspect.signature`, which looks here first.

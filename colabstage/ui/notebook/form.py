@@ -9,25 +9,24 @@ import contextvars
 import html
 import threading
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from colabstage.errors import CancelledError, ColabstageError, MissingDependencyError, NotStagedError, OptionError
+from colabstage.io.arguments import defaults, takes
 from colabstage.io.page import COLOURS, STYLE
 from colabstage.io.panel import Board, panel_html
 from colabstage.io.progress import Cancellation
 from colabstage.io.redaction import hide_secrets
+from colabstage.pack.options import split_fractions, square
+from colabstage.stage.request import FormArguments, make_request
 from colabstage.ui.notebook.fields import changed, make_fields, python_of
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Callable, Mapping, Sequence
 
-    from colabstage.images.options import ColorMode, Resize
     from colabstage.io.panel import Row
-    from colabstage.pack.options import Encoding, OnError
     from colabstage.sources.parse import SourceArgument
     from colabstage.stage.dataset import StagedDataset
-    from colabstage.stage.request import Keep, Verify
 
 # What most people change; the rest is behind a fold.
 _FIRST = ("layout", "image_size", "resize", "color_mode", "encoding", "splits", "keep")
@@ -70,25 +69,12 @@ class Worker:
         ).start()
 
 
-def stage_form(
-    source: SourceArgument = "",
-    *,
-    layout: str = "auto",
-    keep: Keep = "pack",
-    image_size: tuple[int, int] | None = None,
-    color_mode: ColorMode = "auto",
-    resize: Resize = "stretch",
-    encoding: Encoding | str = "auto",
-    splits: Mapping[str, float] | None = None,
-    group_by: str | None = None,
-    seed: int = 0,
-    on_error: OnError | str = "raise",
-    local_dir: str | os.PathLike[str] | None = None,
-    cache_dir: str | os.PathLike[str] | None = "auto",
-    refresh: bool = False,
-    verify: Verify = "fast",
-    hash: str | None = None,  # noqa: A002 - as `stage_dataset` has it
-) -> StageForm:
+@takes(
+    make_request,
+    arguments=FormArguments,
+    remedies={"prepare": "A function cannot be written into a field; write stage_dataset(…, prepare=prepare)."},
+)
+def stage_form(source: SourceArgument = "", **arguments: Unpack[FormArguments]) -> StageForm:
     """Show the arguments of `stage_dataset` as a form, with buttons to plan, stage and cancel.
 
         form = stage_form("/content/drive/MyDrive/photos.zip", image_size=(256, 256))
@@ -100,10 +86,14 @@ def stage_form(
 
     The form shows the line of Python that does the same, so it is for finding out; what is kept is that line.
 
-    The arguments are those of `stage_dataset` that can be written down: what the fields hold at first.
+    Args:
+        source: where the dataset is, as of `stage_dataset`: what that field holds at first.
+        **arguments: those of `stage_dataset` that can be written down: what the other fields hold at first.
 
     Raises:
         MissingDependencyError: ipywidgets is not installed.
+        OptionError: a size or fractions that cannot work.
+        TypeError: an argument that there is not.
     """
     try:
         widgets = import_module("ipywidgets")
@@ -113,24 +103,11 @@ def stage_form(
             "stage_dataset does the same without it."
         )
         raise MissingDependencyError(msg) from error
-    start = {
-        "source": source,
-        "layout": layout,
-        "keep": keep,
-        "image_size": image_size,
-        "color_mode": color_mode,
-        "resize": resize,
-        "encoding": encoding,
-        "splits": splits,
-        "group_by": group_by,
-        "seed": seed,
-        "on_error": on_error,
-        "local_dir": local_dir,
-        "cache_dir": cache_dir,
-        "refresh": refresh,
-        "verify": verify,
-        "hash": hash,
-    }
+    start = {"source": source, **defaults(make_request, FormArguments), **arguments}
+    # As the fields write them; what cannot work is refused here already.
+    fractions = split_fractions(arguments.get("splits"))
+    start["image_size"] = square(arguments.get("image_size"))
+    start["splits"] = None if fractions is None else dict(fractions)
     return StageForm(widgets, start)
 
 

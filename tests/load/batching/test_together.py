@@ -36,7 +36,7 @@ def small(tmp_path: Path) -> Path:
 def test_batches_are_those_gathered_one_by_one(small: Path) -> None:
     """Grouped or not, an epoch has the same batches, the last and partial one too."""
     grouped = make_loader(dataset_h5(small, return_index=True), BATCH, seed=3)
-    single = make_loader(dataset_h5(small, return_index=True), BATCH, seed=3, prefetch=1)
+    single = make_loader(dataset_h5(small, return_index=True), BATCH, seed=3, prefetch_factor=1)
     assert (grouped.plan.prefetch.value, single.plan.prefetch.value) == (64, 1)
     with h5py.File(small) as file:
         images, labels = file["X_train"][()], file["Y_train"][()]
@@ -110,7 +110,7 @@ def test_no_more_are_prepared_than_asked_for(small: Path) -> None:
         return reading(rows, out, **options)
 
     dataset.reader.read_x = counting  # type: ignore[method-assign,assignment]
-    loader = make_loader(dataset, BATCH, prefetch=8)
+    loader = make_loader(dataset, BATCH, prefetch_factor=8)
     taken = iter(loader)
     next(taken)
     time.sleep(0.2)

@@ -14,6 +14,7 @@ from colabstage.h5.schema import FORMAT_ATTRIBUTE, FORMAT_VERSION
 from colabstage.load.dataset import dataset_h5
 from colabstage.load.epoch import Shard
 from colabstage.load.loader import make_loader
+from colabstage.load.options import LoaderOptions
 from colabstage.load.reading.threads import SOLO
 from colabstage.load.window import Window, WindowOrder, WindowReader
 
@@ -64,7 +65,7 @@ def test_batches_are_the_files_rows(make_file: Callable[..., Any], kind: str, bu
     """Every batch has exactly the rows of its index, each row once an epoch, in small windows and in one."""
     sample = make_file(kind, 61)
     dataset = dataset_h5(sample.path, return_index=True)
-    loader = make_loader(dataset, 4, strategy="direct", shuffle="window", memory_budget=budget, prefetch=1)
+    loader = make_loader(dataset, 4, strategy="direct", shuffle="window", memory_budget=budget, prefetch_factor=1)
     assert loader.plan.order.name == "window"
     for _ in range(2):
         seen: list[int] = []
@@ -80,7 +81,8 @@ def test_resuming_at_any_batch_is_exact(make_file: Callable[..., Any]) -> None:
     dataset = dataset_h5(make_file("pack", 61).path, return_index=True)
 
     def make() -> Any:
-        return make_loader(dataset, 4, strategy="direct", shuffle="window", memory_budget=20_000, seed=2, prefetch=1)
+        window = LoaderOptions(strategy="direct", shuffle="window", memory_budget=20_000, prefetch_factor=1)
+        return make_loader(dataset, 4, options=window, seed=2)
 
     loader = make()
     assert 4 < loader.plan.order.window_rows < 61
@@ -107,7 +109,9 @@ def test_a_state_of_other_windows_is_refused(make_file: Callable[..., Any]) -> N
 def test_images_of_their_own_sizes_and_transforms(make_encoded: Callable[..., Path]) -> None:
     """Lists of images, and what a transform makes of each, come out of windows too."""
     dataset = dataset_h5(make_encoded(17), return_index=True)
-    for (x, _), index in make_loader(dataset, 3, strategy="direct", shuffle="window", memory_budget="50kB", prefetch=1):
+    for (x, _), index in make_loader(
+        dataset, 3, strategy="direct", shuffle="window", memory_budget="50kB", prefetch_factor=1
+    ):
         for image, row in zip(x, index.tolist(), strict=True):
             np.testing.assert_array_equal(image.permute(1, 2, 0), dataset[row][0][0])
     summed = dataset_h5(make_encoded(17), lambda x: int(x.sum()), return_index=True)
@@ -125,7 +129,7 @@ def test_a_broken_row_is_raised_in_the_loop(make_encoded: Callable[..., Path]) -
 def test_early_breaks_leave_nothing(make_file: Callable[..., Any]) -> None:
     """The leak guard finds neither threads nor files after loops that are left early, and the next starts anew."""
     dataset = dataset_h5(make_file("pack", 61).path)
-    loader = make_loader(dataset, 4, strategy="direct", shuffle="window", memory_budget=20_000, prefetch=1)
+    loader = make_loader(dataset, 4, strategy="direct", shuffle="window", memory_budget=20_000, prefetch_factor=1)
     for _ in range(50):
         for _batch in loader:
             break

@@ -61,7 +61,7 @@ def test_little_memory_shortens_the_queue() -> None:
 
 def test_what_is_asked_for_is_taken() -> None:
     """Given numbers are used as they are, and the plan says that they were asked for."""
-    plan = choose_loader(FACTS, LoaderRequest(64, num_workers=3, prefetch=5))
+    plan = choose_loader(FACTS, LoaderRequest(64, num_workers=3, prefetch_factor=5))
     assert (plan.workers.value, plan.prefetch.value) == (3, 5)
     assert plan.workers.reason == plan.prefetch.reason == "as asked"
 
@@ -90,7 +90,7 @@ def test_plan_says_why() -> None:
         ({"batch_size": "auto"}, "batch_size='auto'"),
         ({"num_workers": 0}, "num_workers=0"),
         ({"num_workers": True}, "num_workers=True"),
-        ({"prefetch": -1}, "prefetch=-1"),
+        ({"prefetch_factor": -1}, "prefetch_factor=-1"),
         ({"strategy": "magic"}, "expected one of auto, device, memory, direct, workers"),
         ({"batch_size": 2000, "drop_last": True}, "no batch of 1,000 samples"),
     ],

@@ -42,7 +42,7 @@ def test_small_batches_are_planned_together() -> None:
     plan = choose_loader(DIGITS, LoaderRequest(64))
     assert plan.prefetch.value == 64
     assert "32 at a time" in plan.prefetch.reason
-    assert choose_loader(DIGITS, LoaderRequest(64, prefetch=2)).prefetch.value == 2
+    assert choose_loader(DIGITS, LoaderRequest(64, prefetch_factor=2)).prefetch.value == 2
 
 
 @pytest.mark.parametrize(

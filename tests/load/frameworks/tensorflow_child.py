@@ -53,7 +53,7 @@ def main(path: Path, boxes: Path) -> dict[str, Any]:
         break
     facts["after_break"] = rows_of(dataset)
     facts["resumed"] = rows_of(to_tf_data(path, BATCH, seed=SEED, epoch=7))
-    for batch, rows in to_tf_data(path, BATCH, dtype="float32", prefetch=3, num_workers=8):
+    for batch, rows in to_tf_data(path, BATCH, dtype="float32", prefetch_factor=3, num_workers=8):
         np.testing.assert_array_equal(batch.numpy(), x[rows.numpy()] / np.float32(255))
     padded = to_tf_data(boxes, 4, shuffle=False)
     facts["spec_boxes"] = described(padded.element_spec)

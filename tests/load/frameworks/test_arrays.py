@@ -264,7 +264,7 @@ def test_batches_pickle(make_file: Callable[..., Any]) -> None:
         ({"one_hot": 0}, "one_hot=0"),
         ({"one_hot": True}, "one_hot=True"),
         ({"num_workers": 0}, "num_workers=0"),
-        ({"prefetch": 0}, "prefetch=0"),
+        ({"prefetch_factor": 0}, "prefetch_factor=0"),
     ],
 )
 def test_what_cannot_work_is_refused(make_file: Callable[..., Any], options: dict[str, Any], words: str) -> None:

@@ -1,0 +1,162 @@
+"""Spell keyword arguments once: a frozen dataclass has their names, defaults and docs, and verbs take them from it.
+
+A verb is written with `**options: Unpack[...]`, which type checkers read. What a person sees of it (the signature, the
+Tab key's offers, the docstring) has each argument by name, and a name that it does not have is refused as Python
+refuses one. Names of before work for one more release.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import inspect
+import re
+import textwrap
+import warnings
+from dataclasses import MISSING, fields, is_dataclass, replace
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+from colabstage.errors import OptionError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    # What spells arguments: a dataclass by its fields, a function by its keyword-only parameters.
+    Speller = type[Any] | Callable[..., Any]
+
+_Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result")
+_Options = TypeVar("_Options")
+
+# The entry of a docstring that stands for all that a verb takes from elsewhere.
+_ENTRY = re.compile(r"^( +)\*\*\w+:.*\n(?:\1 +.*\n)*", re.MULTILINE)
+_ARGS = re.compile(r"^Args:\n((?: +.*\n|\n)*)", re.MULTILINE)
+
+
+def takes(
+    *spellers: Speller,
+    arguments: type[Any] | None = None,
+    renamed: Mapping[str, str] | None = None,
+    remedies: Mapping[str, str] | None = None,
+) -> Callable[[Callable[_Arguments, _Result]], Callable[_Arguments, _Result]]:
+    """Let a function that ends in `**arguments` take by name what `spellers` spell, and nothing else.
+
+    Args:
+        spellers: where those arguments are spelt, in the order in which they are shown.
+        arguments: the `TypedDict` of which the function takes them; all that is spelt by default.
+        renamed: new names by old ones; an old one still works, with a DeprecationWarning.
+        remedies: what to write instead, by names that other libraries have and this function has not.
+    """
+    old_names, hints = renamed or {}, remedies or {}
+
+    def decorate(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
+        wanted = None if arguments is None else frozenset(arguments.__annotations__)
+        spelt = [one for speller in spellers for one in parameters(speller) if wanted is None or one.name in wanted]
+        signature = _spelt_out(inspect.signature(function), spelt)
+        known = frozenset(signature.parameters)
+
+        @functools.wraps(function)
+        def call(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
+            # The usual case costs one comparison of sets.
+            if not kwargs.keys() <= known:
+                _take_over(kwargs, old_names, function.__name__)
+                _refuse_unknown(kwargs, known, hints, function.__name__)
+            return function(*args, **kwargs)
+
+        # `inspect.signature` looks here first, and so do notebooks at the Tab key.
+        vars(call)["__signature__"] = signature
+        names = frozenset(one.name for one in spelt)
+        call.__doc__ = with_docs(function.__doc__, *spellers, names=names)
+        return call
+
+    return decorate
+
+
+def read_options(kind: type[_Options], options: object, given: Mapping[str, Any]) -> _Options:
+    """Return `options`, or the defaults of `kind`, with the arguments that were given by name in their places.
+
+    Raises:
+        OptionError: `options` is something else.
+    """
+    if options is None:
+        return kind(**given)
+    if not isinstance(options, kind):
+        msg = f"options={options!r} cannot work; expected a {kind.__name__}(…) of colabstage.options."
+        raise OptionError(msg)
+    return replace(options, **given) if given else options  # type: ignore[type-var]  # a dataclass, as all that is spelt
+
+
+def parameters(speller: Speller) -> list[inspect.Parameter]:
+    """Return what a dataclass or a function spells: its fields, or the arguments that it takes by name alone."""
+    kind = inspect.Parameter.KEYWORD_ONLY
+    if not is_dataclass(speller):
+        return [one for one in inspect.signature(speller).parameters.values() if one.kind is kind]
+    return [
+        inspect.Parameter(one.name, kind, default=one.default, annotation=one.type)
+        for one in fields(speller)
+        # What a field's factory makes is nobody's to give.
+        if one.init and one.default is not MISSING
+    ]
+
+
+def defaults(speller: Speller, arguments: type[Any] | None = None) -> dict[str, Any]:
+    """Return the default of each argument that is spelt somewhere; of those of a `TypedDict`, or all."""
+    wanted = None if arguments is None else arguments.__annotations__
+    return {one.name: one.default for one in parameters(speller) if wanted is None or one.name in wanted}
+
+
+def _spelt_out(signature: inspect.Signature, spelt: Iterable[inspect.Parameter]) -> inspect.Signature:
+    own = [one for one in signature.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
+    names = {one.name for one in own}
+    by_place = [one for one in own if one.kind is not inspect.Parameter.KEYWORD_ONLY]
+    by_name = [one for one in own if one.kind is inspect.Parameter.KEYWORD_ONLY]
+    return signature.replace(parameters=[*by_place, *(one for one in spelt if one.name not in names), *by_name])
+
+
+def _take_over(kwargs: dict[str, Any], renamed: Mapping[str, str], function: str) -> None:
+    for old in [name for name in kwargs if name in renamed]:
+        new = renamed[old]
+        if new in kwargs:
+            msg = f"{function}() got both {new}= and {old}=, which is its old name. Give {new}= alone."
+            raise OptionError(msg)
+        # Above this are the wrapper and the line that calls it.
+        warnings.warn(
+            f"{old}= of {function}() is {new}= now; the old name goes with the next release.",
+            DeprecationWarning,
+            stacklevel=3,
+        )
+        kwargs[new] = kwargs.pop(old)
+
+
+def _refuse_unknown(
+    kwargs: Mapping[str, Any], known: frozenset[str], remedies: Mapping[str, str], function: str
+) -> None:
+    for name in kwargs:
+        if name in remedies:
+            msg = f"{function}() has no {name}=. {remedies[name]}"
+            raise OptionError(msg)
+        if name not in known:
+            near = difflib.get_close_matches(name, sorted(known), 1)
+            hint = f" Did you mean '{near[0]}'?" if near else ""
+            msg = f"{function}() got an unexpected keyword argument '{name}'.{hint}"
+            raise TypeError(msg)
+
+
+def with_docs(doc: str | None, *spellers: Speller, names: frozenset[str] | None = None) -> str | None:
+    """Return a docstring with its entry `**arguments` replaced by those of what spells them; of `names`, or all."""
+    # Without docstrings, as by `python -OO`, there is nothing to fill in.
+    if doc is None:
+        return None
+    entries = "".join(_entries(speller, names) for speller in spellers)
+    return _ENTRY.sub(lambda found: textwrap.indent(entries, found[1]), doc, count=1)
+
+
+def _entries(speller: Speller, names: frozenset[str] | None) -> str:
+    """Return what a docstring says below `Args:` of some of the arguments that are spelt there, without the indent."""
+    spelt = {one.name for one in parameters(speller)}
+    wanted = spelt if names is None else spelt & names
+    found = _ARGS.search(inspect.cleandoc(speller.__doc__ or "") + "\n")
+    if found is None:
+        return ""
+    entries = re.findall(r"^\S.*\n(?: +.*\n)*", textwrap.dedent(found[1]), re.MULTILINE)
+    return "".join(entry for entry in entries if not wanted.isdisjoint(re.split(r",\s*", entry.partition(":")[0])))
