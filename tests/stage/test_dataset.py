@@ -16,10 +16,10 @@ from colabstage.stage.run import stage_dataset
 
 
 def test_a_loader_takes_what_make_loader_takes() -> None:
-    """Every argument with the same default; only what shuffles by itself depends on the split."""
+    """Every argument, with the same default."""
     own, plain = (inspect.signature(function).parameters for function in (StagedDataset.loader, make_loader))
     assert list(own)[2:] == list(plain)[1:]
-    assert [name for name in own if name in plain and own[name].default != plain[name].default] == ["shuffle"]
+    assert [name for name in own if name in plain and own[name].default != plain[name].default] == []
 
 
 def test_a_loader_does_as_it_is_told(photos: Path) -> None:
