@@ -217,9 +217,8 @@ def profiled_torch(loader: Any) -> ProfiledLoader:
     machine = getattr(loader, "_machine", None)
     copied = _copy(loader, {"_iterator": None})
     if machine is not None:
-        # Places move on as batches are handed out, so the copy has its own.
-        places = {"_running": None, "_done": copy.copy(loader._done), "_next": copy.copy(loader._next)}
-        return _profiled_ours(loader, _copy(loader, places))
+        # A copy has a place of its own, so the loader's stays where it is.
+        return _profiled_ours(loader, copy.copy(loader))
     known = known_stages(loader.dataset)
     note_collate(known, loader.collate_fn)
     workers = loader.num_workers
@@ -252,7 +251,7 @@ def _profiled_ours(loader: Any, copied: Any) -> ProfiledLoader:
     setting = Setting(
         "colabstage",
         # Where the consumer calls transforms, what is read ahead is the smaller part.
-        workers=plan.workers.value if processes else int(not loader.dataset.per_sample),
+        workers=plan.workers.value if processes else int(not loader.dataset.per_sample and plan.workers.value > 0),
         processes=processes,
         prefetch=max(1, plan.prefetch.value),
         persistent=True,

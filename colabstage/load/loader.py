@@ -373,7 +373,7 @@ class _Machine:
 def _without_heartbeats(batches: Generator[tuple[Any, ...] | Heartbeat]) -> Generator[tuple[Any, ...]]:
     with closing(batches):
         # Not a loop: its variable would keep a batch alive while the next one is made.
-        yield from filter(lambda batch: not isinstance(batch, Heartbeat), batches)  # type: ignore[misc]
+        yield from filter(lambda batch: not isinstance(batch, Heartbeat), batches)
 
 
 class Loader(Iterated, _Base):

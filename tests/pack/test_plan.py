@@ -31,8 +31,8 @@ def _facts(*sizes: tuple[int, int], channels: int = 3, dtype: Any = np.uint8) ->
     return tuple(ImageFacts(height, width, channels, np.dtype(dtype), "JPEG") for height, width in sizes)
 
 
-def _options(encoding: Any = "auto", **image: Any) -> PackOptions:
-    return PackOptions(encoding=encoding, **image)
+def _options(encoding: Any = "auto", size: Any = None, **image: Any) -> PackOptions:
+    return PackOptions(encoding=encoding, image_size=size, **image)
 
 
 ONE_SIZE = _facts((4, 5), (4, 5))

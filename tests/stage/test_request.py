@@ -32,7 +32,7 @@ def test_everything_that_shapes_a_pack_can_be_asked_of_staging() -> None:
     packing, staging, planning = (
         set(inspect.signature(function).parameters) for function in (pack_dataset, stage_dataset, plan_stage)
     )
-    assert packing - staging == {"out", "append_to", "shards", "overwrite"}
+    assert packing - staging == {"target", "append_to", "shards", "overwrite"}
     assert staging - planning == {"wait", "progress", "executor"}
     assert planning <= staging
 

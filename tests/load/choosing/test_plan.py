@@ -88,7 +88,7 @@ def test_plan_says_why() -> None:
         ({"batch_size": 0}, "batch_size=0"),
         ({"batch_size": 2.5}, "batch_size=2.5"),
         ({"batch_size": "auto"}, "batch_size='auto'"),
-        ({"num_workers": 0}, "num_workers=0"),
+        ({"num_workers": -1}, "num_workers=-1"),
         ({"num_workers": True}, "num_workers=True"),
         ({"prefetch_factor": -1}, "prefetch_factor=-1"),
         ({"strategy": "magic"}, "expected one of auto, device, memory, direct, workers"),

@@ -263,7 +263,7 @@ def test_batches_pickle(make_file: Callable[..., Any]) -> None:
         ({"dtype": "nonsense"}, "dtype='nonsense'"),
         ({"one_hot": 0}, "one_hot=0"),
         ({"one_hot": True}, "one_hot=True"),
-        ({"num_workers": 0}, "num_workers=0"),
+        ({"num_workers": -1}, "num_workers=-1"),
         ({"prefetch_factor": 0}, "prefetch_factor=0"),
     ],
 )
