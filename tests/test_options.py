@@ -61,6 +61,7 @@ def test_verbs_show_the_arguments_with_one_default_and_one_text(function: Any, n
     usual |= {one.name: one for one in parameters(LoaderOptions if names is LOADER else PackOptions)}
     shown = inspect.signature(function).parameters
     assert [name for name in shown if name in names] == names
+    assert {shown[name].kind for name in names} == {inspect.Parameter.KEYWORD_ONLY}
     assert {name: (shown[name].default, shown[name].annotation) for name in names} == {
         name: (usual[name].default, usual[name].annotation) for name in names
     }

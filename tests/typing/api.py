@@ -65,7 +65,6 @@ def staging() -> None:
     colabstage.plan_stage("photos.zip", wait=False)  # type: ignore[call-arg]
     colabstage.plan_stage(7)  # type: ignore[arg-type]
     colabstage.stage_dataset("photos.zip", keep="everything")  # type: ignore[arg-type]
-    colabstage.stage_dataset("photos.zip", "image_folder")  # type: ignore[call-arg]
     colabstage.plan_stage("photos.zip", color_mode="cmyk")  # type: ignore[arg-type]
 
 

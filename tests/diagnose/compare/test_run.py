@@ -51,7 +51,7 @@ def contents(folder: Path) -> dict[str, tuple[int, int]]:
 
 def compare(path: Path, **changes: Any) -> SourceComparison:
     """A comparison that takes little time."""
-    return compare_sources(path, **{"seconds": 4.0, "progress": False, **changes})
+    return compare_sources(path, **{"budget_s": 4.0, "progress": False, **changes})
 
 
 @pytest.mark.fuse
@@ -91,7 +91,7 @@ def test_the_time_is_kept(machine: Path) -> None:
         write_photos(drive.cloud / "MyDrive" / "photos", 60)
         drive.mount(machine / "drive")
         began = time.monotonic()
-        found = compare(machine / "drive/MyDrive/photos", seconds=2.0)
+        found = compare(machine / "drive/MyDrive/photos", budget_s=2.0)
         assert time.monotonic() - began < 10.0
     assert 2 <= found.compared < 30
     assert found.dataset_samples == 60
@@ -160,7 +160,7 @@ def test_broken_images_are_left_out(machine: Path) -> None:
 def test_a_few_images_are_enough(machine: Path) -> None:
     """Two images are compared like many."""
     write_photos(machine / "photos", 2)
-    assert compare(machine / "photos", seconds=1.0).compared == 2
+    assert compare(machine / "photos", budget_s=1.0).compared == 2
 
 
 def test_an_interrupted_comparison_leaves_nothing(machine: Path) -> None:
@@ -194,7 +194,7 @@ def test_what_is_no_image(machine: Path) -> None:
     assert not (machine / "fast").exists()
 
 
-@pytest.mark.parametrize("name", ["samples", "num_workers", "batch_size", "seconds"])
+@pytest.mark.parametrize("name", ["samples", "num_workers", "batch_size", "budget_s"])
 def test_a_wrong_number_is_refused(machine: Path, name: str) -> None:
     """Numbers must be above 0."""
     with pytest.raises(OptionError, match=f"{name}=0 cannot work"):
