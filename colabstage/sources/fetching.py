@@ -6,7 +6,6 @@ is not ours is never replaced unasked.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 from dataclasses import dataclass, replace
@@ -27,16 +26,16 @@ from colabstage.machine.watched import run_with_one_remount
 from colabstage.sources.folder import fetch_folder, unfinished_bytes
 from colabstage.sources.identity import compare
 from colabstage.sources.look import Look, check_freshness
-from colabstage.sources.opening import SLOW_LISTERS, Opener, comes_whole
+from colabstage.sources.opening import OpenSource, comes_whole
 from colabstage.sources.parse import (
     LocalSource,
     ManySource,
     absolute_path,
     drive_path_of,
-    expand_pattern,
     parse_source,
     paths_of,
 )
+from colabstage.sources.part import SLOW_LISTERS, Opening
 from colabstage.sources.record import (
     FETCHED,
     FetchRecord,
@@ -45,7 +44,6 @@ from colabstage.sources.record import (
     settle_record,
 )
 from colabstage.sources.remote import parse_checksum
-from colabstage.sources.remote_files import OpenedParts
 from colabstage.sources.transfer.whole_file import fetch_file
 from colabstage.sources.tree import TransferFacts, plan_transfer
 
@@ -53,11 +51,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from colabstage.sources.identity import SourceIdentity
-    from colabstage.sources.opening import Opened
     from colabstage.sources.parse import Source, SourceArgument
+    from colabstage.sources.part import SourcePart
     from colabstage.sources.remote import Checksum
     from colabstage.sources.tree import TransferPlan
-    from colabstage.trees.tree import Tree
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,15 +265,9 @@ class _Fetch:
         if comes_whole(self.source):
             return None
         try:
-            with contextlib.ExitStack() as stack:
-                opener = Opener(self.target.parent, self.progress, self.cancellation)
-                source = expand_pattern(self.source) if isinstance(self.source, LocalSource) else self.source
-                if isinstance(source, ManySource):
-                    now = OpenedParts(source, opener, stack).identity
-                else:
-                    opened = opener.open(source)
-                    stack.callback(opened.close)
-                    now = opened.identify()
+            opening = Opening(self.target.parent, self.progress, self.cancellation)
+            with OpenSource(self.source, opening, unpack=False) as source:
+                now = source.identity
         # As above: what cannot be read now is no change.
         except (SourceError, DriveError) as error:
             return f"The source cannot be read now ({error}); what was fetched before is as it was."
@@ -292,20 +283,14 @@ class _Fetch:
             As `fetch_files`.
         """
         make_folder(self.target if self.into else self.target.parent)
-        opener = Opener(self.target.parent, self.progress, self.cancellation, self.checksum)
-        source = expand_pattern(self.source) if isinstance(self.source, LocalSource) else self.source
-        if isinstance(source, ManySource):
-            return self._run_many(source, opener)
-        opened = opener.open(source)
-        try:
-            report = self._run_file(opened) if opened.file is not None else self._run_tree(opened)
+        opening = Opening(self.target.parent, self.progress, self.cancellation, self.checksum)
+        with OpenSource(self.source, opening, unpack=False) as source:
+            report = self._fetch_tree(source) if source.file is None else self._fetch_file(source.file)
             # What was brought here only to be read is of no use once the result stands.
-            opened.discard()
-        finally:
-            opened.close()
+            source.discard()
         return report
 
-    def _run_file(self, opened: Opened) -> FetchReport:
+    def _fetch_file(self, opened: SourcePart) -> FetchReport:
         assert opened.file is not None
         facts = opened.file.facts
         place = self.target / facts.name if self.into or self.target.is_dir() else self.target
@@ -315,7 +300,7 @@ class _Fetch:
         kept = sum(map(disk_use, find_orphans(place)))
         plan = self._plan([facts.size or 0], opened, connections=facts.connections, on_drive=on_drive, kept=kept)
         self._check_space(plan)
-        identity = replace(opened.identify(), checksum=str(self.checksum or ""))
+        identity = replace(opened.identity, checksum=str(self.checksum or ""))
         # On the same disk and ours: a rename instead of a copy.
         if opened.movable:
             return self._move(opened, place, identity, 1, facts.size or 0)
@@ -339,23 +324,7 @@ class _Fetch:
         FETCHED.write(place, record)
         return self._report(place, record, fetched.kept_bytes, [*opened.notes, *plan.reasons])
 
-    def _run_tree(self, opened: Opened) -> FetchReport:
-        assert opened.tree is not None
-        identity = opened.identify()
-        if opened.movable:
-            self._check_replaceable(self.target)
-            return self._move(opened, self.target, identity, len(opened.tree.entries), identity.nbytes)
-        return self._fetch_tree(opened.tree, identity, opened, [*opened.notes, *opened.tree.notes])
-
-    @staticmethod
-    def _check_listing(opened: Opened) -> None:
-        """Refuse a partial listing: a mount of Google Drive at times lists a part of a folder, without an error."""
-        problem = opened.relisted()
-        if problem:
-            msg = f"{problem} Nothing was put in its place. Wait until uploads are complete, then fetch again."
-            raise SourceChangedError(msg)
-
-    def _move(self, opened: Opened, place: Path, identity: SourceIdentity, files: int, nbytes: int) -> FetchReport:
+    def _move(self, opened: SourcePart, place: Path, identity: SourceIdentity, files: int, nbytes: int) -> FetchReport:
         """Put in its place what a service's own tool has brought beside it."""
         assert opened.path is not None
         seal = {} if opened.tree is not None else file_seal(opened.path)
@@ -376,17 +345,12 @@ class _Fetch:
         FETCHED.write(place, record)
         return self._report(place, record, nbytes if opened.resumed else 0, opened.notes)
 
-    def _run_many(self, source: ManySource, opener: Opener) -> FetchReport:
-        """Return files under their names, folders under theirs."""
-        with contextlib.ExitStack() as stack:
-            parts = OpenedParts(source, opener, stack)
-            report = self._fetch_tree(parts.tree, parts.identity, parts.slowest, parts.notes)
-            parts.discard()
-        return report
-
-    def _fetch_tree(self, tree: Tree, identity: SourceIdentity, opened: Opened, notes: list[str]) -> FetchReport:
-        place = self.target
+    def _fetch_tree(self, source: OpenSource) -> FetchReport:
+        """Bring a folder, or of a list files under their names and folders under theirs."""
+        place, tree, identity, opened = self.target, source.tree, source.identity, source.slowest
         self._check_replaceable(place)
+        if opened.movable and not isinstance(self.source, ManySource):
+            return self._move(opened, place, identity, len(tree.entries), identity.nbytes)
         fingerprint = identity.fingerprint
         sizes = [entry.size for entry in tree.entries]
         on_drive = opened.path is not None and drive_root(opened.path) is not None
@@ -397,7 +361,10 @@ class _Fetch:
 
         def announce(deed: str) -> None:
             # The last moment to notice a listing that was not whole: after this, the folder stands.
-            self._check_listing(opened)
+            problem = source.relisted()
+            if problem:
+                msg = f"{problem} Nothing was put in its place. Wait until uploads are complete, then fetch again."
+                raise SourceChangedError(msg)
             announce_record(place, replace(coming, seal={"deed": deed}))
 
         with self.progress.step(f"fetch {place.name}", total=plan.nbytes, unit="B") as step:
@@ -414,10 +381,10 @@ class _Fetch:
             )
         record = replace(coming, seal={"deed": fetched.deed})
         FETCHED.write(place, record)
-        return self._report(place, record, fetched.kept_bytes, [*notes, *plan.reasons])
+        return self._report(place, record, fetched.kept_bytes, [*source.notes, *tree.notes, *plan.reasons])
 
     def _plan(
-        self, sizes: Sequence[int], opened: Opened, *, connections: int, on_drive: bool, kept: int
+        self, sizes: Sequence[int], opened: SourcePart, *, connections: int, on_drive: bool, kept: int
     ) -> TransferPlan:
         facts = TransferFacts(
             transport=opened.transport,

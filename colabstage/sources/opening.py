@@ -1,27 +1,22 @@
-"""One source, opened: a file whose parts can be asked for, or a tree of files."""
+"""A source, opened: one or several parts, together one tree of files with one identity.
+
+`fetch_files` takes files as they are: of a list, archives stay archives, and thousands of addresses are opened when
+each is read. Staging and packing take what is in archives. Both are one `OpenSource`, because what a list is made of,
+how its files are named and what state it is in have to be one answer.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Self
 
 from colabstage.errors import ChecksumMismatchError, OptionError, SourceReadError
-from colabstage.io.files import read_json, write_json
-from colabstage.io.retry import RetryPolicy, read_with_retry, typed_write_errors
-from colabstage.io.temporaries import (
-    find_orphans,
-    is_our_name,
-    leave_for_next,
-    remove_own,
-    rename_own,
-    take_orphan,
-    temp_beside,
-)
+from colabstage.io.pipeline import DaemonPool
+from colabstage.io.retry import RetryPolicy, read_with_retry
 from colabstage.machine.drive_client import ask_md5s
 from colabstage.machine.mounts import is_slow_mount, require_answer
-from colabstage.sources.identity import SourceIdentity, identify_archive, identify_remote, identify_tree
+from colabstage.sources.identity import SourceIdentity, identify_many
 from colabstage.sources.look import list_and_ask, open_remote
 from colabstage.sources.parse import (
     KaggleSource,
@@ -31,325 +26,431 @@ from colabstage.sources.parse import (
     ShareSource,
     TreeSource,
     WebSource,
+    expand_pattern,
+    local_source,
 )
+from colabstage.sources.part import SLOW_LISTERS, Download, Opening, SourcePart, copy_name, is_on_drive
 from colabstage.sources.remote import check_file, given_up
-from colabstage.sources.transfer.connections import read_directly
+from colabstage.sources.remote_files import RemoteFileEntry, RemoteFileTree, name_remote_files
 from colabstage.sources.transfer.mounted import MountedFile
-from colabstage.trees.entries import file_names
 from colabstage.trees.folder import FolderTree
+from colabstage.trees.joined import JoinedTree, Joining, distinct_names
 from colabstage.trees.open import recognise
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
     from pathlib import Path
+    from types import TracebackType
 
-    from colabstage.io.progress import Cancellation, Progress
     from colabstage.sources.parse import SingleSource, Source
-    from colabstage.sources.remote import Checksum, RemoteFacts, RemoteFile
+    from colabstage.sources.remote import Checksum, RemoteFile
     from colabstage.sources.tree import Transport
-    from colabstage.trees.tree import ByteSource, Tree
+    from colabstage.trees.tree import Tree
 
-_STATE = "state.json"
-_CONTENT = "content"
-_COMING = "coming"
-_VERSION = "version.json"
+# Sources of a list that are opened at once.
+_OPENERS = 8
 
 
-class Download:
-    """What comes of one source, and stays until `discard`, or until somebody else takes it over after `close`.
+def comes_whole(source: Source) -> bool:
+    """Return whether opening a source may mean to download all of it."""
+    parts = source.parts if isinstance(source, ManySource) else (source,)
+    return any(isinstance(part, ShareSource | KaggleSource) for part in parts)
 
-    Args:
-        lasting: the name that it is made for, in a folder that exists.
-        state: which source in which state; what a dead process left is gone on with only if it says the same. `None`
-            where the source did not say now: then whatever is there is gone on with, and keeps its state. What is
-            continued compares it again.
+
+class OpenSource:
+    """A source while it is open; a context manager that lets go of everything.
+
+    `parts`: what it is made of. `files`: single files of a list, each opened when it is read; `None` where there are
+    none.
     """
 
-    def __init__(self, lasting: Path, state: str | None) -> None:
-        self.folder = temp_beside(lasting)
-        self._closed = False
-        for orphan in find_orphans(lasting):
-            if state is not None and read_json(orphan / _STATE) != {"state": state}:
-                remove_own(orphan)
-                continue
-            if take_orphan(orphan, self.folder):
-                break
-        with typed_write_errors(self.folder):
-            for part in (_CONTENT, _COMING):
-                (self.folder / part).mkdir(parents=True, exist_ok=True)
-        if state is not None or not (self.folder / _STATE).exists():
-            write_json(self.folder / _STATE, {"state": state})
+    def __init__(self, source: Source, opening: Opening, *, unpack: bool) -> None:
+        """Open a source; reads a folder's listing, an archive's two ends, or what a service says of it.
 
-    def fetch(self, bring: Callable[[Path], Path]) -> tuple[Path, bool]:
-        """Return what `bring` makes in the folder that it is given, or what is there from before.
+        What is behind a share link or on Kaggle is brought here whole now.
 
-        It counts as whole only once `bring` has returned.
-
-        Returns:
-            Its path, and whether an earlier run had brought it.
-        """
-        content, coming = self.folder / _CONTENT, self.folder / _COMING
-        whole = list(content.iterdir())
-        if whole:
-            return whole[0], True
-        for refused in coming.iterdir():
-            # What can be gone on with has an owned temporary name; the rest came whole once, and was refused.
-            if not is_our_name(refused.name):
-                remove_own(refused)
-        path = bring(coming)
-        if not path.is_relative_to(coming):
-            return path, False
-        with typed_write_errors(content):
-            return rename_own(path, content / path.name), False
-
-    @property
-    def version(self) -> str:
-        """What the service called the version that came; "" where it did not tell."""
-        found = read_json(self.folder / _VERSION)
-        return found if isinstance(found, str) else ""
-
-    def note_version(self, version: str) -> None:
-        """Keep with the content which version it is."""
-        write_json(self.folder / _VERSION, version)
-
-    def close(self) -> None:
-        """Leave what came for the next run. Calling it twice is fine."""
-        if self._closed:
-            return
-        self._closed = True
-        if any(any((self.folder / part).iterdir()) for part in (_CONTENT, _COMING)):
-            with contextlib.suppress(OSError):
-                leave_for_next(self.folder)
-                return
-        remove_own(self.folder)
-
-    def discard(self) -> None:
-        """Keep nothing. Calling it twice is fine."""
-        self._closed = True
-        remove_own(self.folder)
-
-
-# Folder listings on a Drive mount take 0.3 s and more each; sixteen at once is what the mount answers at full rate.
-SLOW_LISTERS = 16
-
-
-@dataclass(slots=True)
-class Opened:
-    """One source. Either `file` or `tree` is set.
-
-    `transport`: how it is reached. `slow`: whether each answer takes its time.
-    `path`: where it is on this machine's disks or mounts, `None` for what is only reached over the network.
-    `facts`: what the service says of a file that was downloaded whole.
-    `download`: where it was brought whole, if it had to be. `resumed`: whether an earlier run had brought it.
-    `movable`: whether what is at `path` was brought for this, so that it may be moved instead of copied.
-    `md5s`: of each file of a folder, in the order of its entries, where Drive's client tells them.
-    `version`: what a service calls the state that it brought, where that is known.
-    `notes`: sentences for whoever reads the report.
-    """
-
-    source: SingleSource
-    transport: Transport
-    slow: bool
-    file: RemoteFile | None = None
-    tree: Tree | None = None
-    path: Path | None = None
-    facts: RemoteFacts | None = None
-    download: Download | None = None
-    resumed: bool = False
-    movable: bool = False
-    version: str = ""
-    md5s: Sequence[str] = ()
-    notes: list[str] = field(default_factory=list)
-
-    def identify(self, content: ByteSource | None = None) -> SourceIdentity:
-        """Its state now. Of a file here, or one without a version or a time, the two ends of `content` are read.
-
-        Of one on a mounted Drive, its client is asked for the MD5.
-        """
-        address = self.source.address
-        if self.facts is not None and self.facts.size is not None and self.facts.version:
-            return identify_remote(self.facts, self.facts.size, address=address)
-        if self.tree is not None:
-            version = self.facts.version if self.facts is not None else self.version or self.tree.stamp
-            digest = self.source.digest if isinstance(self.source, TreeSource) else ""
-            identity = identify_tree(self.tree, address=address, digest=digest, md5s=self.md5s)
-            return replace(identity, version=version)
-        assert self.file is not None
-        facts = self.file.facts
-        if self.path is None and (facts.version or facts.mtime_ns or not facts.ranges):
-            return identify_remote(facts, facts.size or 0, address=address)
-        # Before its ends are read: what is written in between then shows as another content, not as the same.
-        md5s, _ = ask_md5s([str(self.path)]) if self.slow and _on_drive(self.source) else ([], "")
-        identity = identify_archive(content or RemoteBytes(self.file), facts.mtime_ns, address=address)
-        return replace(identity, md5=md5s[0] if md5s else "")
-
-    def relisted(self) -> str:
-        """List a folder on a slow mount again; in what it differs from the first listing, as a sentence, or ""."""
-        if self.tree is None or self.path is None or not self.slow:
-            return ""
-        again = FolderTree(self.path, workers=SLOW_LISTERS, leave_out=_left_out(self.source))
-        if identify_tree(again).times == identify_tree(self.tree).times:
-            return ""
-        names, names_now = set(file_names(self.tree.entries)), set(file_names(again.entries))
-        came, went = sorted(names_now - names), sorted(names - names_now)
-        parts = [f"{len(came):,} files more (first '{came[0]}')"] if came else []
-        parts += [f"{len(went):,} fewer (first '{went[0]}')"] if went else []
-        found = " and ".join(parts) or "other sizes or times"
-        return f"'{self.path}' lists {found} than when it was first listed."
-
-    def close(self) -> None:
-        """Let go of connections and handles; what was brought whole stays for the next run."""
-        if self.file is not None:
-            self.file.close()
-        if self.tree is not None and not isinstance(self.source, TreeSource):
-            self.tree.close()
-        if self.download is not None:
-            self.download.close()
-
-    def discard(self) -> None:
-        """Remove what was brought whole: it has been made use of."""
-        if self.download is not None:
-            self.download.discard()
-
-
-@dataclass(frozen=True, slots=True)
-class Opener:
-    """What opening any source needs besides the source.
-
-    `folder`: on the local disk, exists; for what has to come whole. `checksum`: of one file, as the caller gave it.
-    """
-
-    folder: Path
-    progress: Progress
-    cancellation: Cancellation
-    checksum: Checksum | None = None
-
-    def open(self, source: SingleSource) -> Opened:
-        """Open one source; a local one may not be a pattern any more.
+        Args:
+            source: a pattern is expanded.
+            opening: what else that takes.
+            unpack: whether archives stand for the files in them, instead of for themselves.
 
         Raises:
             SourceNotFoundError: there is nothing.
-            SourceAccessError, SourceReadError, DriveDisconnectedError, DriveQuotaError: it cannot be read.
+            SourceReadError, SourceAccessError, DriveDisconnectedError, DriveQuotaError: it cannot be read.
             MissingDependencyError: its kind needs a package; the message has the install line.
+            ArchiveError: it is a file that is no archive; the message says what it is.
             OptionError: it is a folder, and a checksum was given.
         """
-        with given_up():
-            opened = self._open(source)
-        if self.checksum is not None and opened.tree is not None:
-            opened.close()
-            msg = f"'{source.label}' is a folder, and hash= is for one file. Leave it out."
-            raise OptionError(msg)
-        return opened
+        self.parts: list[SourcePart] = []
+        self.files: RemoteFileTree | None = None
+        self._source = source
+        self._opening = opening
+        self._closed = False
+        self._stack = contextlib.ExitStack()
+        self._tree: Tree | None = None
+        self._identity: SourceIdentity | None = None
+        opened = expand_pattern(source) if isinstance(source, LocalSource) else source
+        self._is_list = isinstance(opened, ManySource)
+        with contextlib.ExitStack() as undo:
+            undo.callback(self.close)
+            if not isinstance(opened, ManySource):
+                self.parts.append(self._open(opened))
+            elif unpack:
+                self._open_archives(opened)
+            else:
+                self._open_as_they_are(opened)
+            undo.pop_all()
 
-    def _open(self, source: SingleSource) -> Opened:
+    def _open(self, source: SingleSource) -> SourcePart:
+        part = open_part(source, self._opening)
+        self._stack.callback(part.close)
+        if self._closed:  # another one failed meanwhile, and nobody waited for this one
+            part.close()
+        return part
+
+    def _open_archives(self, source: ManySource) -> None:
+        first, *others = source.parts
+        self.parts.append(self._open(first))
+        opened = self.parts[0]
+        # The first tells what the list is of: single files are not opened before they are read.
+        if opened.file is not None and not opened.is_archive and all(map(_has_address, source.parts)):
+            self._stack.pop_all().close()
+            self.parts = [_unopened(part, self._opening) for part in source.parts]
+            self._tree = self.files = self._list_files()
+            return
+        with DaemonPool(_OPENERS, "colabstage-open") as pool:
+            self.parts += pool.run(self._open, others, cancellation=self._opening.cancellation)
+
+    def _open_as_they_are(self, source: ManySource) -> None:
+        # Before anything is touched: a mount that hangs would hold up every look at it.
+        require_answer(*(part.path for part in source.parts if isinstance(part, LocalSource)))
+        for part in source.parts:
+            alone = isinstance(part, WebSource) or (isinstance(part, LocalSource) and part.path.is_file())
+            self.parts.append(_unopened(part, self._opening) if alone else self._open(part))
+        self.files = self._list_files()
+        folders = [part for part in self.parts if part.tree is not None]
+        tops = sorted({entry.name.partition("/")[0] for entry in self.files.entries})
+        stems = distinct_names([*tops, *(part.source.name for part in folders)])[len(tops) :]
+        trees: list[Tree] = [self.files, *(part.tree for part in folders if part.tree is not None)]
+        joined = list(zip(("", *stems), trees, strict=True))
+        self._tree = JoinedTree(source.label, joined, joining=Joining(("", *stems), "")) if folders else self.files
+
+    def _list_files(self) -> RemoteFileTree:
+        files = [part for part in self.parts if part.tree is None]
+        # What was brought here for this has an address that says nothing: its file's name does.
+        brought = [part.path if part.movable else None for part in files]
+        names = name_remote_files(
+            [part.source.label if path is None else path.name for part, path in zip(files, brought, strict=True)]
+        )
+        openers = [
+            remote_opener(part.source if path is None else local_source(path))
+            for part, path in zip(files, brought, strict=True)
+        ]
+        entries = [RemoteFileEntry(*pair) for pair in zip(names, openers, strict=True)]
+        return RemoteFileTree(self._source.label, entries, cancellation=self._opening.cancellation)
+
+    @property
+    def file(self) -> SourcePart | None:
+        """Return the part that is the one file which the source is; `None` where it is more."""
+        return self.parts[0] if not self._is_list and self.parts[0].file is not None else None
+
+    @property
+    def notes(self) -> list[str]:
+        """Return sentences for the report."""
+        return [note for part in self.parts for note in part.notes]
+
+    @property
+    def slowest(self) -> SourcePart:
+        """Return a part that stands for how the source is reached: how many files are read at once follows from it."""
+        return next((part for part in self.parts if part.slow), self.parts[0])
+
+    @property
+    def slow(self) -> bool:
+        """Return whether its files, each read by itself, take their time to answer."""
+        return self.files is not None or any(part.slow and part.tree is not None for part in self.parts)
+
+    @property
+    def opens_at_once(self) -> bool:
+        """Return whether its files can be listed without bringing all of it here first."""
+        return all(part.opens_at_once for part in self.parts)
+
+    @property
+    def unpacks_first(self) -> bool:
+        """Return whether some of it is compressed as a whole, so that its files are known only once it is unpacked."""
+        return any(part.unpacks_first for part in self.parts)
+
+    @property
+    def archive_bytes(self) -> int:
+        """Return the length of all archives that are copied here before they are read."""
+        return sum(part.archive_bytes for part in self.parts)
+
+    @property
+    def mount_bytes(self) -> int:
+        """Return how much of that passes through a mount of Google Drive, which keeps a second copy."""
+        return sum(part.archive_bytes for part in self.parts if part.archive_bytes and not part.identity.trusts_times)
+
+    @property
+    def kept_bytes(self) -> int:
+        """Return what of the archives an interrupted run has left on the disk."""
+        return sum(part.kept_bytes for part in self.parts)
+
+    @property
+    def resumed_bytes(self) -> int:
+        """Return what an interrupted run had brought here whole, and this one used."""
+        return sum(part.resumed_bytes for part in self.parts)
+
+    @property
+    def identity(self) -> SourceIdentity:
+        """Return its state when this was first asked for."""
+        if self._identity is None:
+            self._identity = self._identify()
+        return self._identity
+
+    def _identify(self) -> SourceIdentity:
+        address = self._source.address
+        # A pattern that only one file fits is that file.
+        if len(self.parts) == 1 and self.files is None and not isinstance(self._source, ManySource):
+            return replace(self.parts[0].identity, address=address)
+        listed = [part for part in self.parts if self.files is not None and part.tree is None]
+        found = dict(zip(map(id, listed), self._identify_files(), strict=True))
+        with DaemonPool(_OPENERS, "colabstage-open") as pool:
+            others = [part for part in self.parts if id(part) not in found]
+            states = pool.run(lambda part: part.identity, others, cancellation=self._opening.cancellation)
+        found.update(zip(map(id, others), states, strict=True))
+        return identify_many([found[id(part)] for part in self.parts], address=address)
+
+    def _identify_files(self) -> list[SourceIdentity]:
+        if self.files is None:
+            return []
+        sources = [part.source for part in self.parts if part.tree is None]
+        found = self.files.identities([source.address for source in sources])
+        on_drive = {
+            source.address: str(source.path)
+            for source in sources
+            if isinstance(source, LocalSource) and source.on_drive
+        }
+        md5s, _ = ask_md5s(list(on_drive.values())) if on_drive else ([], "")
+        told = dict(zip(on_drive, md5s, strict=False))
+        return [replace(one, md5=told.get(one.address, "")) for one in found]
+
+    def verify(self, checksum: Checksum) -> None:
+        """Compare the whole file with a hash; all of it comes here for that.
+
+        Raises:
+            OptionError: it is not one file.
+            ChecksumMismatchError: it is another file; nothing was made of it.
+        """
+        if len(self.parts) != 1 or self.parts[0].file is None:
+            msg = f"'{self._source.label}' is not one file, and hash= is for one file. Leave it out."
+            raise OptionError(msg)
+        self.parts[0].verify(checksum)
+        self._identity = None
+
+    def open_tree(self, spool: Path) -> Tree:
+        """Return all files. Archives that can only be read from their beginning start to arrive.
+
+        Args:
+            spool: a folder on the local disk for the unpacked form of compressed tars.
+
+        Raises:
+            ArchiveError, CorruptArchiveError, UnsafeArchiveError: as `trees.open_tree`.
+        """
+        if self._tree is None:
+            self._tree = self._join(spool)
+        return self._tree
+
+    @property
+    def tree(self) -> Tree:
+        """Return the files of a folder, or of a list that was opened as it is."""
+        tree = self._tree or self.parts[0].tree
+        assert tree is not None
+        return tree
+
+    def _join(self, spool: Path) -> Tree:
+        if len(self.parts) == 1:
+            return self.parts[0].open_tree(spool, alone=True)
+        with DaemonPool(_OPENERS, "colabstage-open") as pool:
+            # Each of them may unpack for hours; what moves inside has a deadline of its own.
+            trees = pool.run(
+                lambda part: part.open_tree(spool),
+                self.parts,
+                cancellation=self._opening.cancellation,
+                stall_timeout_s=float("inf"),
+            )
+        names = [part.source.name for part in self.parts]
+        return JoinedTree(self._source.label, list(zip(names, trees, strict=True)))
+
+    def relisted(self) -> str:
+        """List folders on slow mounts again; in what one differs from its first listing, as a sentence, or "".
+
+        A mount of Google Drive at times lacks entries for a while, without an error.
+        """
+        return next(filter(None, (part.relisted() for part in self.parts)), "")
+
+    def start(self) -> None:
+        """Begin to copy archives that are far away; nothing to do for anything else."""
+        for part in self.parts:
+            part.start()
+
+    def discard(self) -> None:
+        """Remove what came here only to be read: it has been made use of."""
+        for part in self.parts:
+            part.discard()
+
+    def close(self) -> None:
+        """Let go of handles; what has arrived stays for the next run."""
+        self._closed = True
+        self._stack.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def open_part(source: SingleSource, opening: Opening) -> SourcePart:
+    """Open one source; a local one may not be a pattern any more.
+
+    Raises:
+        As `OpenSource`.
+    """
+    with given_up():
         match source:
             case LocalSource():
                 require_answer(source.path)
-                return _open_path(source, source.path, "local disk", checksum=self.checksum)
+                part = _open_path(source, source.path, "local disk", opening)
             case WebSource():
-                return self._open_web(source)
+                from colabstage.sources.http_file import open_http
+
+                file = open_http(source.url, checksum=opening.checksum)
+                part = SourcePart(source, "http", slow=True, opening=opening, file=file)
             case ObjectSource():
-                return self._open_object(source)
+                part = _open_object(source, opening)
             case ShareSource():
-                return self._open_shared(source)
+                part = _open_shared(source, opening)
             case KaggleSource():
-                return self._open_kaggle(source)
+                part = _open_kaggle(source, opening)
             case TreeSource():
-                return Opened(source, "tree", slow=False, tree=source.tree)
-
-    def _open_web(self, source: WebSource) -> Opened:
-        from colabstage.sources.http_file import open_http
-
-        return Opened(source, "http", slow=True, file=open_http(source.url, checksum=self.checksum))
-
-    def _open_object(self, source: ObjectSource) -> Opened:
-        from colabstage.sources.objects_fsspec import ObjectTree, object_kind, open_object
-
-        if object_kind(source.url) == "folder":
-            return Opened(source, "object store", slow=True, tree=ObjectTree(source.url, workers=SLOW_LISTERS))
-        return Opened(source, "object store", slow=True, file=open_object(source.url, checksum=self.checksum))
-
-    def _open_shared(self, source: ShareSource) -> Opened:
-        from colabstage.sources.share_links import download_share_link, share_link_facts
-
-        facts = share_link_facts(source.link, cancellation=self.cancellation)
-        state = None if facts is None else f"{source.address} {facts.size} {facts.version}"
-        notes: list[str] = []
-
-        def bring(folder: Path) -> Path:
-            return download_share_link(
-                source.link,
-                folder,
-                progress=self.progress,
-                cancellation=self.cancellation,
-                checksum=self.checksum,
-                note=notes.append,
-            )
-
-        opened = self._bring(source, state, "share link", bring)
-        opened.facts = facts
-        opened.notes += notes
-        return opened
-
-    def _bring(
-        self, source: SingleSource, state: str | None, transport: Transport, bring: Callable[[Path], Path]
-    ) -> Opened:
-        digest = hashlib.sha256(source.address.encode()).hexdigest()[:8]
-        download = Download(self.folder / f"{source.name}-{digest}", state)
-        with contextlib.ExitStack() as undo:
-            undo.callback(download.close)
-            path, resumed = download.fetch(bring)
-            if resumed and self.checksum is not None and path.is_file():
-                # Whoever brought it may not have been asked for this checksum, or for any.
-                try:
-                    check_file(path, self.checksum, source.label)
-                except ChecksumMismatchError:
-                    download.discard()
-                    raise
-            opened = _open_path(source, path, transport)
-            opened.download, opened.resumed = download, resumed
-            opened.movable = path.is_relative_to(download.folder)
-            undo.pop_all()
-        return opened
-
-    def _open_kaggle(self, source: KaggleSource) -> Opened:
-        from colabstage.sources.kaggle_datasets import KaggleFiles, open_kaggle
-
-        brought: list[KaggleFiles] = []
-
-        def bring(folder: Path) -> Path:
-            files = open_kaggle(source.dataset, folder, progress=self.progress, cancellation=self.cancellation)
-            brought.append(files)
-            return files.path
-
-        opened = self._bring(source, source.address, "kaggle", bring)
-        assert opened.download is not None
-        if brought and brought[0].version:
-            opened.download.note_version(brought[0].version)
-        opened.version = opened.download.version
-        opened.notes += [note for files in brought for note in files.notes]
-        return opened
+                part = SourcePart(source, "tree", slow=False, opening=opening, tree=source.tree)
+    if opening.checksum is not None and part.tree is not None:
+        part.close()
+        msg = f"'{source.label}' is a folder, and hash= is for one file. Leave it out."
+        raise OptionError(msg)
+    return part
 
 
-class RemoteBytes:
-    """A `ByteSource` over a file of known length somewhere else: each read is a request."""
+def _open_path(source: SingleSource, path: Path, transport: Transport, opening: Opening) -> SourcePart:
+    slow = is_slow_mount(path)
+    if slow and transport == "local disk":
+        transport = "mount"
+    # The first look at a file reads its beginning, and a mount may fail there as anywhere.
+    if read_with_retry(lambda: recognise(path), str(path), policy=RetryPolicy()) == "folder":
+        leave_out = source.leave_out if isinstance(source, LocalSource) else frozenset()
+        if slow and is_on_drive(source):
+            tree, md5s, _ = list_and_ask(path, workers=SLOW_LISTERS, leave_out=leave_out)
+            return SourcePart(source, transport, slow, opening, tree=tree, path=path, md5s=md5s)
+        tree = FolderTree(path, workers=SLOW_LISTERS if slow else 1, leave_out=leave_out)
+        return SourcePart(source, transport, slow, opening, tree=tree, path=path)
+    file = MountedFile(path)
+    # What was downloaded has been compared on its way.
+    if opening.checksum is not None and isinstance(source, LocalSource):
+        file.facts = replace(file.facts, checksum=opening.checksum)
+    return SourcePart(source, transport, slow, opening, file=file, path=path)
 
-    def __init__(self, file: RemoteFile) -> None:
-        self._file = file
-        self.label = file.facts.label
-        self.size: int = file.facts.size or 0
 
-    def pread(self, length: int, offset: int) -> bytes:
-        """Up to `length` bytes at `offset`, tried again where the failure passes."""
-        length = max(0, min(length, self.size - offset))
-        return read_directly(self._file, offset, length, policy=RetryPolicy(), stopped=lambda: False) if length else b""
+def _open_object(source: ObjectSource, opening: Opening) -> SourcePart:
+    from colabstage.sources.objects_fsspec import ObjectTree, object_kind, open_object
 
-    def close(self) -> None:
-        """Do nothing: the file stays open, it is its owner's."""
+    if object_kind(source.url) == "folder":
+        tree = ObjectTree(source.url, workers=SLOW_LISTERS)
+        return SourcePart(source, "object store", slow=True, opening=opening, tree=tree)
+    file = open_object(source.url, checksum=opening.checksum)
+    return SourcePart(source, "object store", slow=True, opening=opening, file=file)
+
+
+def _open_shared(source: ShareSource, opening: Opening) -> SourcePart:
+    from colabstage.sources.share_links import download_share_link, share_link_facts
+
+    facts = share_link_facts(source.link, cancellation=opening.cancellation)
+    # A service that did not answer now says nothing of what came before: that is gone on with, and compared.
+    state = None if facts is None else f"{source.address} {facts.size} {facts.version}"
+    notes: list[str] = []
+
+    def bring(folder: Path) -> Path:
+        return download_share_link(
+            source.link,
+            folder,
+            progress=opening.progress,
+            cancellation=opening.cancellation,
+            checksum=opening.checksum,
+            note=notes.append,
+        )
+
+    part = _bring(source, state, "share link", bring, opening)
+    part.facts = facts
+    part.notes += notes
+    return part
+
+
+def _open_kaggle(source: KaggleSource, opening: Opening) -> SourcePart:
+    from colabstage.sources.kaggle_datasets import KaggleFiles, open_kaggle
+
+    brought: list[KaggleFiles] = []
+
+    def bring(folder: Path) -> Path:
+        files = open_kaggle(source.dataset, folder, progress=opening.progress, cancellation=opening.cancellation)
+        brought.append(files)
+        return files.path
+
+    part = _bring(source, source.address, "kaggle", bring, opening)
+    assert part.download is not None
+    if brought and brought[0].version:
+        part.download.note_version(brought[0].version)
+    part.version = part.download.version
+    part.notes += [note for files in brought for note in files.notes]
+    return part
+
+
+def _bring(
+    source: SingleSource, state: str | None, transport: Transport, bring: Callable[[Path], Path], opening: Opening
+) -> SourcePart:
+    """Open what a service's own tool brings here whole, or what an interrupted run has brought of it."""
+    assert opening.folder is not None
+    download = Download(opening.folder / copy_name(source.address, source.name), state)
+    with contextlib.ExitStack() as undo:
+        undo.callback(download.close)
+        path, resumed = download.fetch(bring)
+        if resumed and opening.checksum is not None and path.is_file():
+            # Whoever brought it may not have been asked for this checksum, or for any.
+            try:
+                check_file(path, opening.checksum, source.label)
+            except ChecksumMismatchError:
+                download.discard()
+                raise
+        part = _open_path(source, path, transport, opening)
+        part.download, part.resumed = download, resumed
+        part.movable = path.is_relative_to(download.folder)
+        undo.pop_all()
+    return part
+
+
+def _has_address(source: SingleSource) -> bool:
+    return isinstance(source, LocalSource | WebSource | ObjectSource)
+
+
+def _unopened(source: SingleSource, opening: Opening) -> SourcePart:
+    """Return a single file of a list, of which there may be thousands: each is opened when it is read."""
+    if not isinstance(source, LocalSource):
+        return SourcePart(source, "http" if isinstance(source, WebSource) else "object store", True, opening)
+    slow = is_slow_mount(source.path)
+    return SourcePart(source, "mount" if slow else "local disk", slow, opening, path=source.path)
 
 
 def remote_opener(source: SingleSource) -> Callable[[], RemoteFile]:
-    """How to open one file that has an address, any number of times.
+    """Return how to open one file that has an address, any number of times.
 
     Raises:
         OptionError: it is a source of another kind.
@@ -368,34 +469,3 @@ def _mounted(path: Path) -> MountedFile:
         msg = f"'{path}' is a folder in a list of files that are no archives. Give files alone, or folders alone."
         raise SourceReadError(msg)
     return MountedFile(path)
-
-
-def _open_path(source: SingleSource, path: Path, transport: Transport, *, checksum: Checksum | None = None) -> Opened:
-    slow = is_slow_mount(path)
-    if slow and transport == "local disk":
-        transport = "mount"
-    # The first look at a file reads its beginning, and a mount may fail there as anywhere.
-    if read_with_retry(lambda: recognise(path), str(path), policy=RetryPolicy()) == "folder":
-        if slow and _on_drive(source):
-            tree, md5s, _ = list_and_ask(path, workers=SLOW_LISTERS, leave_out=_left_out(source))
-            return Opened(source, transport, slow, tree=tree, path=path, md5s=md5s)
-        tree = FolderTree(path, workers=SLOW_LISTERS if slow else 1, leave_out=_left_out(source))
-        return Opened(source, transport, slow, tree=tree, path=path)
-    file = MountedFile(path)
-    if checksum is not None:
-        file.facts = replace(file.facts, checksum=checksum)
-    return Opened(source, transport, slow, file=file, path=path)
-
-
-def _on_drive(source: SingleSource) -> bool:
-    return isinstance(source, LocalSource) and source.on_drive
-
-
-def _left_out(source: SingleSource) -> frozenset[str]:
-    return source.leave_out if isinstance(source, LocalSource) else frozenset()
-
-
-def comes_whole(source: Source) -> bool:
-    """Whether opening a source may mean to download all of it."""
-    parts = source.parts if isinstance(source, ManySource) else (source,)
-    return any(isinstance(part, ShareSource | KaggleSource) for part in parts)

@@ -13,10 +13,7 @@ import xxhash
 from colabstage.errors import SourceChangedError, SourceReadError
 from colabstage.io.pipeline import DaemonPool
 from colabstage.io.retry import RetryPolicy
-from colabstage.machine.mounts import is_slow_mount, require_answer
-from colabstage.sources.identity import as_one_of_many, identify_many, identify_remote
-from colabstage.sources.opening import Opened, remote_opener
-from colabstage.sources.parse import LocalSource, WebSource, local_source
+from colabstage.sources.identity import as_one_of_many, identify_remote
 from colabstage.sources.remote import TransientError, given_up
 from colabstage.sources.transfer.connections import (
     RetryBudget,
@@ -26,18 +23,14 @@ from colabstage.sources.transfer.connections import (
     sleep_unless,
 )
 from colabstage.trees.archive_bytes import RequestedBytes
-from colabstage.trees.joined import JoinedTree, Joining, distinct_names
 from colabstage.trees.names import check_collisions, clean_member_name
 from colabstage.trees.tree import FileEntry, Tree, unknown_entry
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-    from contextlib import ExitStack
 
     from colabstage.io.progress import Cancellation
     from colabstage.sources.identity import SourceIdentity
-    from colabstage.sources.opening import Opener
-    from colabstage.sources.parse import ManySource, SingleSource
     from colabstage.sources.remote import RemoteFacts, RemoteFile
     from colabstage.trees.tree import ByteSource
 
@@ -256,64 +249,3 @@ class RemoteFileTree(Tree):
 def _became_another(file: RemoteFile) -> SourceChangedError:
     msg = f"'{file.facts.label}' became another file while it was read. Wait until it is complete, then try again."
     return SourceChangedError(msg)
-
-
-class OpenedParts:
-    """The parts of a list, as one tree.
-
-    `tree`: their files. `identity`: their state. `notes`: for the report.
-    `slowest`: a part that stands for how they are reached.
-    """
-
-    def __init__(self, source: ManySource, opener: Opener, stack: ExitStack) -> None:
-        """Open all parts; `stack` closes them.
-
-        Raises:
-            As `Opener.open`.
-        """
-        # Before anything is touched: a mount that hangs would hold up every look at it.
-        require_answer(*(part.path for part in source.parts if isinstance(part, LocalSource)))
-        self._opened = [self._open(part, opener, stack) for part in source.parts]
-        self.notes = [note for part in self._opened for note in part.notes]
-        # How many files are read at once follows from the slowest.
-        self.slowest = next((part for part in self._opened if part.slow), self._opened[0])
-        files = [part for part in self._opened if part.tree is None]
-        folders = [part for part in self._opened if part.tree is not None]
-        names = name_remote_files([_address(part) for part in files])
-        together = RemoteFileTree(
-            source.label, [RemoteFileEntry(*pair) for pair in zip(names, map(_opener, files), strict=True)]
-        )
-        of_files = dict(zip(map(id, files), together.identities([part.source.address for part in files]), strict=True))
-        self.identity: SourceIdentity = identify_many(
-            [of_files.get(id(part)) or part.identify() for part in self._opened], address=source.address
-        )
-        tops = sorted({name.partition("/")[0] for name in names})
-        stems = distinct_names([*tops, *(part.source.name for part in folders)])[len(tops) :]
-        trees: list[Tree] = [together, *(part.tree for part in folders if part.tree is not None)]
-        parts = list(zip(("", *stems), trees, strict=True))
-        self.tree: Tree = JoinedTree(source.label, parts, joining=Joining(("", *stems), "")) if folders else together
-
-    def discard(self) -> None:
-        """Remove what was brought whole: it has been made use of."""
-        for part in self._opened:
-            part.discard()
-
-    @staticmethod
-    def _open(source: SingleSource, opener: Opener, stack: ExitStack) -> Opened:
-        # There may be thousands of files, and each is opened when it is read.
-        if isinstance(source, WebSource):
-            return Opened(source, "http", slow=True)
-        if isinstance(source, LocalSource) and source.path.is_file():
-            slow = is_slow_mount(source.path)
-            return Opened(source, "mount" if slow else "local disk", slow, path=source.path)
-        opened = opener.open(source)
-        stack.callback(opened.close)
-        return opened
-
-
-def _address(part: Opened) -> str:
-    return part.path.name if part.movable and part.path is not None else part.source.label
-
-
-def _opener(part: Opened) -> Callable[[], RemoteFile]:
-    return remote_opener(local_source(part.path) if part.movable and part.path is not None else part.source)

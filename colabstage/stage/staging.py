@@ -19,6 +19,7 @@ from colabstage.errors import (
     DriveDisconnectedError,
     DriveError,
     NotEnoughSpaceError,
+    SourceChangedError,
     SourceError,
 )
 from colabstage.h5.info import read_info
@@ -38,12 +39,12 @@ from colabstage.pack.plan import lacked_room
 from colabstage.sources.folder import fetch_folder
 from colabstage.sources.identity import compare, proof_of
 from colabstage.sources.look import check_freshness
-from colabstage.sources.opening import SLOW_LISTERS, comes_whole
+from colabstage.sources.opening import OpenSource, comes_whole
 from colabstage.sources.parse import ManySource
+from colabstage.sources.part import SLOW_LISTERS, Opening, sweep_copies
 from colabstage.sources.record import file_seal
 from colabstage.stage.cache import CachedPack, choose_cache_dir, find_cached, restore_name, restore_pack
 from colabstage.stage.dataset import StagedDataset
-from colabstage.stage.part import sweep_copies
 from colabstage.stage.publish import publish_file
 from colabstage.stage.record import (
     LocalRecord,
@@ -59,7 +60,6 @@ from colabstage.stage.record import (
     write_record,
 )
 from colabstage.stage.report import StageFigures, StagePlan, StageReport
-from colabstage.stage.source import OpenSource, SourceListingError
 from colabstage.trees.folder import FolderTree
 
 if TYPE_CHECKING:
@@ -78,6 +78,22 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _SPOOL = "spool"
+
+
+class SourceListingError(SourceChangedError):
+    """A folder on a mount lists other files now than when it was opened."""
+
+
+def _check_listing(source: OpenSource) -> None:
+    """List folders on slow mounts again: nothing counts that was made of a part of what is there.
+
+    Raises:
+        SourceListingError: names, sizes or times are other ones than what was read.
+        As `FolderTree`.
+    """
+    problem = source.relisted()
+    if problem:
+        raise SourceListingError(problem)
 
 
 def figure_out(request: StageRequest, source: OpenSource, tree: Tree | None, job: PackJob | None) -> StageFigures:
@@ -124,7 +140,8 @@ def make_local(
         sweep_orphans(request.folder, name=name)
     with _spool(request) as spool:
         with report.timed("plan", unit="files", moves=False) as step:
-            source.verify()
+            if request.checksum is not None:
+                source.verify(request.checksum)
             tree = source.open_tree(spool)
             step.amount = len(tree.entries)
             wants_pack = pack and request.wants_pack
@@ -179,7 +196,7 @@ def _fetch_files(
             step=step,
             cancellation=cancellation,
             policy=RetryPolicy(),
-            announce=lambda _: source.check_listing(),
+            announce=lambda _: _check_listing(source),
         )
         timing.amount, timing.note = total - fetched.kept_bytes, format_count(fetched.files, "files")
         if fetched.kept_bytes:
@@ -233,7 +250,7 @@ def _make_pack(
                 address=request.address,
             )
         try:
-            source.check_listing()
+            _check_listing(source)
         except SourceListingError:
             remove_manifest(request.pack_path)  # nothing vouches for half of a source
             raise
@@ -546,14 +563,17 @@ class Staging:
             make_own_folder(self._request.folder.parent)
         with self.report.timed("download" if whole else "open source", unit="B", moves=whole) as step:
             try:
-                self._source = self._stack.enter_context(
-                    OpenSource(self._request, progress=self._progress, cancellation=self._cancellation)
-                )
+                # Beside the dataset's own folder: the same source with other options goes on with what came of it.
+                opening = Opening(self._request.folder.parent, self._progress, self._cancellation)
+                with contextlib.ExitStack() as undo:
+                    source = undo.enter_context(OpenSource(self._request.source, opening, unpack=True))
+                    identity = source.identity
+                    self._stack.enter_context(undo.pop_all())
+                self._source = source
             except (SourceError, DriveError, ArchiveError) as error:
                 self._source_problem = error
                 step.unit, step.note = "", str(error)
             else:
-                identity = self._source.identity
                 step.amount, step.note = identity.nbytes, format_count(identity.files, "files")
         return self._source
 

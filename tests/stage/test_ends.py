@@ -31,7 +31,7 @@ from colabstage.load.reading.reader import SplitReader
 from colabstage.machine import mounts
 from colabstage.machine.watched import run_watched
 from colabstage.simulate.knobs import DriveFaults, FaultOp, OpFault
-from colabstage.sources.opening import Download
+from colabstage.sources.part import Download
 from colabstage.stage.purge import list_datasets
 from colabstage.stage.request import lock_path, make_request
 from tests.support.http_knobs import WebKnobs

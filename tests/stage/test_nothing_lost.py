@@ -305,7 +305,7 @@ class TestOursIsNoSource:
 
     def test_what_an_interrupted_refresh_left_goes_with_the_next_call(self, tmp_path: Path) -> None:
         """A partial copy of the source, up to its size, does not lie there for good."""
-        from colabstage.stage.part import _copy_prefix
+        from colabstage.sources.part import copy_name
 
         source = write(tmp_path / "source" / "a.txt", "1").parent
         options: dict[str, Any] = {
@@ -315,7 +315,7 @@ class TestOursIsNoSource:
             "progress": False,
         }
         stage_dataset(source, **options)
-        left = write(temporaries.temp_beside(tmp_path / "local" / f"{_copy_prefix(str(source))}a.zip") / "data", "half")
+        left = write(temporaries.temp_beside(tmp_path / "local" / copy_name(str(source), "a.zip")) / "data", "half")
         temporaries.leave_for_next(left.parent)
         stage_dataset(source, **options)
         assert list((tmp_path / "local").glob(".colabstage-*.tmp")) == []
