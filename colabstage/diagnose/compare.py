@@ -40,7 +40,7 @@ from colabstage.load.reading.threads import ThreadPool
 from colabstage.machine.mounts import mount_of, probe_mount, slow_reason
 from colabstage.machine.platforms import detect_platform
 from colabstage.machine.resources import check_space, read_resources, usable_cores
-from colabstage.pack.job import open_source
+from colabstage.pack.job import open_samples
 from colabstage.pack.options import ImageArguments, PackOptions
 from colabstage.pack.run import pack_dataset
 
@@ -191,7 +191,7 @@ class _Comparing:
 
         # Once beforehand, so that the decoders are imported before the clock starts.
         decode_image(encode_jpeg(np.zeros((8, 8, 3), np.uint8), 90), self.options.image)
-        with open_source(path, self.options, beside=self.folder / "unpacked") as opened:
+        with open_samples(path, self.options, beside=self.folder / "unpacked") as opened:
             inputs = opened.table.inputs
             if not isinstance(inputs, Images) or inputs.decoded:
                 raise _no_images(str(path))

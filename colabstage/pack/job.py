@@ -15,6 +15,7 @@ from colabstage.images.decode import ImageFacts, decode_image, fit_pixels, probe
 from colabstage.images.options import ImageOptions
 from colabstage.images.resample import can_torch_resize
 from colabstage.io.ownership import sweep_orphans
+from colabstage.io.progress import Cancellation, NullProgress
 from colabstage.io.retry import RetryPolicy, read_with_retry
 from colabstage.io.temporaries import remove_own, temp_beside
 from colabstage.layouts.detect import detect_layout
@@ -22,11 +23,11 @@ from colabstage.layouts.items import read_dataset
 from colabstage.layouts.reading import read_each
 from colabstage.layouts.table import Arrays, Boxes, Masks
 from colabstage.layouts.table_file import TableFile, is_table_file
-from colabstage.machine.mounts import is_slow_mount
 from colabstage.machine.resources import release_freed_memory
 from colabstage.pack.plan import PackPlan, gains_by_torch, needs_facts, plan_pack
-from colabstage.sources.tree import SLOW_READERS
-from colabstage.trees.open import open_tree
+from colabstage.sources.opening import open_part
+from colabstage.sources.parse import LocalSource
+from colabstage.sources.part import Opening
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -61,13 +62,13 @@ class CallersDataset:
 
 
 @dataclass(frozen=True, slots=True)
-class OpenSource:
-    """Hold a source while it is open."""
+class OpenSamples:
+    """Hold samples whose source is open."""
 
     tree: Tree | None
-    """Its files; `None` for a dataset of Python objects."""
+    """The source's files; `None` for a dataset of Python objects."""
     table: SampleTable
-    """Its samples."""
+    """The samples."""
     slow: bool
     """Whether reads take long."""
     identity: Mapping[str, int]
@@ -75,9 +76,9 @@ class OpenSource:
 
 
 @contextmanager
-def open_source(
+def open_samples(
     source: PackSource | CallersDataset, options: PackOptions, *, beside: Path, is_more: bool = False
-) -> Iterator[OpenSource]:
+) -> Iterator[OpenSamples]:
     """Open a source and find its samples.
 
     Args:
@@ -91,19 +92,20 @@ def open_source(
     """
     if not isinstance(source, str | os.PathLike):
         table = source.table() if isinstance(source, CallersDataset) else read_dataset(source)
-        yield OpenSource(None, table, slow=False, identity={})
+        yield OpenSamples(None, table, slow=False, identity={})
         return
     place, layout = Path(source), options.layout
     if is_table_file(place, layout):
         place, layout = place.absolute().parent, TableFile(place.name)
-    slow = is_slow_mount(place)
-    with (
-        _spool(beside) as spool,
-        open_tree(place, spool=spool, workers=SLOW_READERS if slow else 1, single_files=True) as tree,
-    ):
-        status = None if tree.kind == "folder" else place.stat()
-        identity = {} if status is None else {"nbytes": status.st_size, "mtime_ns": status.st_mtime_ns}
-        yield OpenSource(tree, detect_layout(tree, layout, is_more=is_more), slow, identity)
+    # As it was given, and not absolute: the pack repeats it, and should not depend on the folder one works in. And
+    # without a folder for copies: there may be many workers, and each would make its own of the whole archive.
+    named = LocalSource(str(place), place.name, str(place), place)
+    opening = Opening(None, NullProgress(), Cancellation())
+    with _spool(beside) as spool, open_part(named, opening) as part:
+        facts = None if part.file is None else part.file.facts
+        identity = {} if facts is None else {"nbytes": facts.size or 0, "mtime_ns": facts.mtime_ns}
+        tree = part.open_tree(spool, alone=True)
+        yield OpenSamples(tree, detect_layout(tree, layout, is_more=is_more), part.reads_slowly, identity)
 
 
 @contextmanager

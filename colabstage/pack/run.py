@@ -39,7 +39,7 @@ from colabstage.layouts.table import Boxes, Values
 from colabstage.machine.mounts import require_answer
 from colabstage.machine.watched import run_watched, run_watched_for_caller
 from colabstage.pack.execute import run_pack, space_for
-from colabstage.pack.job import CallersDataset, open_source, plan_job
+from colabstage.pack.job import CallersDataset, open_samples, plan_job
 from colabstage.pack.options import PackArguments, PackOptions, recorded_image
 from colabstage.pack.remote_target import RemoteTarget
 from colabstage.pack.shards import ShardSet
@@ -237,7 +237,7 @@ def pack_dataset(
             _check_apart(Path(source), path)
         if in_shards:
             return ShardSet(source, path, packing, shards, executor, overwrite=overwrite).pack(shown)
-        with open_source(source, packing, beside=path) as opened:
+        with open_samples(source, packing, beside=path) as opened:
             job = plan_job(opened.tree, opened.table, packing, free_bytes=space_for(path))
             make_folder(path.parent)
             return run_pack(
@@ -281,7 +281,7 @@ def _append(source: PackSource | CallersDataset, dataset: Path, options: PackOpt
             msg = f"Something is being appended to '{dataset}' by another process. Append when it is done."
             raise TargetExistsError(msg)
         target = next_appended(dataset)
-        with open_source(source, options, beside=target, is_more=True) as opened:
+        with open_samples(source, options, beside=target, is_more=True) as opened:
             table = with_classes(opened.table, base.classes)
             job = plan_job(opened.tree, table, options, free_bytes=space_for(target))
             check_fits(base, job.table, job.plan, options)

@@ -44,7 +44,7 @@ from colabstage.pack.execute import (
     run_pack,
     target_arrays,
 )
-from colabstage.pack.job import CallersDataset, open_source, plan_job, seen_facts
+from colabstage.pack.job import CallersDataset, open_samples, plan_job, seen_facts
 from colabstage.pack.splits import SplitPlan, take_rows, take_samples
 from colabstage.pack.writer import MixedImagesError
 
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from colabstage.images.decode import ImageFacts
     from colabstage.images.resample import Resizer
     from colabstage.io.progress import Progress
-    from colabstage.pack.job import OpenSource, PackJob, PackSource
+    from colabstage.pack.job import OpenSamples, PackJob, PackSource
     from colabstage.pack.options import PackOptions
 
 _SHARD_BYTES = 1_000_000_000
@@ -193,7 +193,7 @@ def write_shard(task: ShardTask) -> ShardResult:
     has_torch = task.resizer == "torch"
     if has_torch:
         _check_torch()
-    with open_source(task.source, task.options, beside=task.path) as opened:
+    with open_samples(task.source, task.options, beside=task.path) as opened:
         job = plan_job(
             opened.tree,
             opened.table,
@@ -215,7 +215,7 @@ def _check_torch() -> None:
         raise MissingDependencyError(msg)
 
 
-def write_shard_of(job: PackJob, opened: OpenSource, task: ShardTask) -> ShardResult:
+def write_shard_of(job: PackJob, opened: OpenSamples, task: ShardTask) -> ShardResult:
     """Write one shard of a job that is planned, unless it is there; raises as `write_shard`."""
     done = finished_shard(task.path, task.name)
     if done is not None:
@@ -298,7 +298,7 @@ class ShardSet:
             As `pack_dataset`.
         """
         began = time.monotonic()
-        with open_source(self.source, self.options, beside=self.target) as opened:
+        with open_samples(self.source, self.options, beside=self.target) as opened:
             facts = tuple(seen_facts(opened.tree, opened.table, self.options))
             free_bytes = free_space(self.target.parent)
             job = plan_job(opened.tree, opened.table, self.options, free_bytes=free_bytes, facts=facts)
@@ -321,7 +321,7 @@ class SetPlan:
 
     wanted: ShardSet
     """What was asked for."""
-    opened: OpenSource
+    opened: OpenSamples
     """The source."""
     job: PackJob
     """The plan of all samples."""

@@ -167,7 +167,7 @@ class OpenSource:
     @property
     def slow(self) -> bool:
         """Return whether its files, each read by itself, take their time to answer."""
-        return self.files is not None or any(part.slow and part.tree is not None for part in self.parts)
+        return self.files is not None or any(part.reads_slowly for part in self.parts)
 
     @property
     def opens_at_once(self) -> bool:

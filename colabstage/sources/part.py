@@ -264,6 +264,11 @@ class SourcePart:
         return self.file is not None and recognise_archive(self._content) is not None
 
     @property
+    def reads_slowly(self) -> bool:
+        """Return whether its files, each read by itself, take their time to answer."""
+        return self.slow and not self._is_copied
+
+    @property
     def archive_bytes(self) -> int:
         """Return the length of an archive that is still to be copied here, where it is known; 0 for all else."""
         if self.file is None or not self._is_copied or (self.comes_first and self._bytes is not None):
@@ -397,6 +402,14 @@ class SourcePart:
         parts += [f"{len(went):,} fewer (first '{went[0]}')"] if went else []
         found = " and ".join(parts) or "other sizes or times"
         return f"'{self.path}' lists {found} than when it was first listed."
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
 
     def start(self) -> None:
         """Begin to copy an archive that is far away; nothing to do for anything else."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from colabstage.errors import CancelledError, ColabstageError, DriveError, SourceError
+from colabstage.errors import CancelledError, ColabstageError, DriveDisconnectedError, DriveError, SourceError
 from colabstage.h5.manifest import Manifest, manifest_path, read_manifest, remove_manifest, write_manifest
 from colabstage.io.files import disk_use, make_folder
 from colabstage.io.ownership import move_vouched, put_file, remove_empty, whatever_is_there
@@ -17,6 +17,7 @@ from colabstage.machine.drive import ask_drives, drive_root
 from colabstage.machine.mounts import silence_of
 from colabstage.machine.platforms import detect_platform
 from colabstage.machine.resources import check_space
+from colabstage.machine.watched import run_watched
 from colabstage.sources.copy import copy_blocks
 from colabstage.stage.publish import PREVIOUS_SUFFIX
 
@@ -35,9 +36,54 @@ class CachedPack:
     """What it was made of, and the hash of each block."""
 
 
-def choose_cache_dir(request: StageRequest) -> tuple[Path | None, str]:
-    """Return the folder of lasting packs for a request, `None` for none, with the reason in a few words."""
-    return find_cache_dir(request.cache_dir, near=request.drive_path, local=request.folder)
+class Cache:
+    """The lasting packs as one call sees them.
+
+    Their folder is looked for once, and not before it is needed: a Drive that hangs takes its time.
+    """
+
+    def __init__(self, request: StageRequest) -> None:
+        self._request = request
+        self._chosen: tuple[Path | None, str] | None = None
+        self.is_left = False
+        """Whether the pack there is to stay as it is, so that none is published."""
+
+    @property
+    def folder(self) -> Path | None:
+        """Return the folder, `None` for none."""
+        return self._choose()[0]
+
+    @property
+    def why(self) -> str:
+        """Return why it is that folder, or none, in a few words."""
+        return self._choose()[1]
+
+    @property
+    def publishes(self) -> bool:
+        """Return whether a new pack goes there."""
+        return not self.is_left and self.folder is not None
+
+    def leave_as_it_is(self) -> None:
+        """Publish nothing: what is there is of use to others."""
+        self.is_left = True
+
+    def find(self) -> CachedPack | None:
+        """Return the pack of the request, `None` where there is none, or none is wanted."""
+        folder = self.folder if self._request.wants_pack else None
+        if folder is None:
+            return None
+        try:
+            return run_watched(lambda: find_cached(self._request, folder), folder)
+        except DriveDisconnectedError as error:
+            # It answered a moment ago. Whoever wants the data gets it without the cache, and is told.
+            self._chosen = None, str(error).removesuffix(".")
+            return None
+
+    def _choose(self) -> tuple[Path | None, str]:
+        if self._chosen is None:
+            request = self._request
+            self._chosen = find_cache_dir(request.cache_dir, near=request.drive_path, local=request.folder)
+        return self._chosen
 
 
 def find_cache_dir(asked: Path | Literal["auto"] | None, *, near: Path | None, local: Path) -> tuple[Path | None, str]:

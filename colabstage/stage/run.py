@@ -7,11 +7,11 @@ import inspect
 from typing import TYPE_CHECKING, ParamSpec, Unpack
 
 from colabstage.io.arguments import takes, with_docs
-from colabstage.io.files import check_own_folder, clear_lock, local_lock, make_own_folder
-from colabstage.io.progress import NullProgress, cancellation_of, resolve_progress
+from colabstage.io.progress import NullProgress, resolve_progress
 from colabstage.machine.watched import run_watched, run_with_one_remount
-from colabstage.stage.request import StageArguments, check_for_workers, lock_path, make_request
-from colabstage.stage.staging import Staging
+from colabstage.stage.make import StageCall
+from colabstage.stage.request import StageArguments, check_for_workers, make_request
+from colabstage.stage.staging import plan_call, run_call
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,9 +25,6 @@ if TYPE_CHECKING:
     from colabstage.stage.request import StageRequest
 
 _Arguments = ParamSpec("_Arguments")
-
-# How long a second notebook waits for the first one that stages the same; then it does the work itself, beside.
-_LOCK_TIMEOUT_S = 1800.0
 
 
 @takes(make_request, arguments=StageArguments)
@@ -85,35 +82,17 @@ def stage_dataset(
         check_for_workers(request)
     shown = resolve_progress(progress)
     if request.drive_path is None:
-        return run_watched(lambda: _stage(request, executor, wait=wait, progress=shown), *request.touched_paths)
+        return run_watched(lambda: run_call(StageCall(request, shown, executor), wait=wait), *request.touched_paths)
     notes: list[str] = []
     # Each try opens everything anew: nothing of the first may be held open on a mount that has died.
     staged = run_with_one_remount(
-        lambda: _stage(request, executor, wait=wait, progress=shown),
+        lambda: run_call(StageCall(request, shown, executor), wait=wait),
         place=request.drive_path,
         touches=request.touched_paths,
         notice=notes.append,
     )
     staged.report.note(*notes)
     return staged
-
-
-def _stage(request: StageRequest, executor: Executor | None, *, wait: bool, progress: Progress) -> StagedDataset:
-    for folder in (request.folder.parent, request.folder):
-        check_own_folder(folder)
-    with Staging(request, progress=progress, executor=executor) as staging:
-        lock = lock_path(request.folder)
-        staged = staging.reuse()
-        if staged is not None:
-            clear_lock(lock)
-            return staged
-        staging.check_possible()
-        make_own_folder(request.folder.parent)
-        with local_lock(
-            lock, timeout_s=_LOCK_TIMEOUT_S, notice=staging.report.note, cancellation=cancellation_of(progress)
-        ):
-            # Whoever held the lock before may have done the work.
-            return staging.reuse() or staging.restore() or staging.stage(wait=wait)
 
 
 def _takes_arguments_of(
@@ -147,9 +126,4 @@ def plan_stage(request: StageRequest) -> StagePlan:
     Args:
         **arguments: those of `stage_dataset`.
     """
-
-    def plan() -> StagePlan:
-        with Staging(request, progress=NullProgress()) as staging:
-            return staging.plan()
-
-    return run_watched(plan, *request.touched_paths)
+    return run_watched(lambda: plan_call(StageCall(request, NullProgress())), *request.touched_paths)

@@ -1,0 +1,224 @@
+"""Bring a source here in the forms that were asked for: plain files, a pack, or both.
+
+All is read and planned before anything is written; then archives begin to arrive, and what is made of them is made
+while they do.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from colabstage.errors import SourceChangedError
+from colabstage.h5.manifest import remove_manifest
+from colabstage.io.files import make_folder
+from colabstage.io.ownership import check_replaceable, put_back, sweep_orphans
+from colabstage.io.progress import cancellation_of
+from colabstage.io.retry import RetryPolicy
+from colabstage.io.temporaries import remove_own, temp_beside
+from colabstage.io.units import format_bytes, format_count
+from colabstage.machine.resources import check_space, free_space
+from colabstage.pack.execute import pipeline_limits, run_pack, space_for
+from colabstage.pack.job import prepare_pack
+from colabstage.pack.join import pack_by_executor
+from colabstage.sources.folder import fetch_folder
+from colabstage.stage.cache import restore_name
+from colabstage.stage.record import StagedFiles, files_record, files_staged, write_record
+from colabstage.stage.report import StageFigures, StageReport
+from colabstage.trees.folder import FolderTree
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from concurrent.futures import Executor
+    from pathlib import Path
+
+    from colabstage.io.progress import Cancellation, Progress
+    from colabstage.pack.job import PackJob
+    from colabstage.sources.opening import OpenSource
+    from colabstage.stage.request import StageRequest
+    from colabstage.trees.tree import Tree
+
+_SPOOL = "spool"
+
+
+class SourceListingError(SourceChangedError):
+    """A folder on a mount lists other files now than when it was opened."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageCall:
+    """Hold what all steps of one call of `stage_dataset` need."""
+
+    request: StageRequest
+    """What was asked for."""
+    progress: Progress
+    """Where the steps are shown."""
+    executor: Executor | None = None
+    """Whose workers pack; `None` for this process."""
+    report: StageReport = field(default_factory=StageReport)
+    """What was done; it grows."""
+
+    @property
+    def cancellation(self) -> Cancellation:
+        """Return what stops it."""
+        return cancellation_of(self.progress)
+
+
+def figure_out(request: StageRequest, source: OpenSource, tree: Tree | None, job: PackJob | None) -> StageFigures:
+    """Add up what staging moves, as far as it is known; `tree` is `None` for what cannot be listed yet."""
+    tree_bytes = 0 if tree is None else sum(entry.size for entry in tree.entries)
+    return StageFigures(
+        source_bytes=source.identity.nbytes,
+        archive_bytes=source.archive_bytes,
+        pack_bytes=0 if job is None else job.plan.nbytes,
+        files_bytes=tree_bytes if request.wants_files else 0,
+        mount_bytes=source.mount_bytes,
+    )
+
+
+def make_local(call: StageCall, source: OpenSource, *, pack: bool) -> StagedFiles | None:
+    """Bring the source here in the forms that were asked for.
+
+    Args:
+        call: what was asked for.
+        source: where it comes from.
+        pack: `False` when the pack is here already and only plain files are wanted.
+
+    Returns:
+        The plain files, `None` when none were asked for.
+
+    Raises:
+        TargetExistsError: in the place of the plain files stands something else, or one of them was changed.
+        As `stage_dataset`; each form that was there before is as it was.
+    """
+    request, report = call.request, call.report
+    if request.wants_files:
+        put_back(request.files_path)
+        check_replaceable(
+            request.files_path, "Move what is yours out of it, or delete it if nothing there is, then stage again."
+        )
+    # Not those of the pack: what an interrupted run put in place is taken up again.
+    for name in (_SPOOL, restore_name(request).name):
+        sweep_orphans(request.folder, name=name)
+    with _spool(request) as spool:
+        with report.timed("plan", unit="files", moves=False) as step:
+            if request.checksum is not None:
+                source.verify(request.checksum)
+            tree = source.open_tree(spool)
+            step.amount = len(tree.entries)
+            wants_pack = pack and request.wants_pack
+            room = space_for(request.pack_path)
+            job = prepare_pack(tree, request.options, free_bytes=room) if wants_pack else None
+            figures = figure_out(request, source, tree, job)
+            # What an interrupted run has put in place is part of the figures, and need not fit a second time.
+            in_place = source.kept_bytes + (room - free_space(request.folder) if wants_pack else 0)
+            check_space(request.folder, max(0, figures.peak_bytes - in_place), f"Staging '{request.source.name}'")
+            report.note(*source.notes, *tree.notes)
+        # With an executor only its workers read, so a copy that nobody here reads would be for nothing.
+        if call.executor is None or request.wants_files:
+            source.start()
+        files = _fetch_files(call, source, tree) if request.wants_files else None
+        if job is not None:
+            _make_pack(call, source, job)
+    return files
+
+
+@contextmanager
+def _spool(request: StageRequest) -> Iterator[Path]:
+    folder = temp_beside(request.folder / _SPOOL)
+    make_folder(folder)
+    try:
+        yield folder
+    finally:
+        remove_own(folder)
+
+
+def _fetch_files(call: StageCall, source: OpenSource, tree: Tree) -> StagedFiles:
+    """Bring the plain files beside what was there, then in its place."""
+    request, report = call.request, call.report
+    here = files_staged(request, source.identity)
+    if here is not None:
+        report.note("The plain files were brought here by an earlier run that was interrupted after them.")
+        return here
+    total = sum(entry.size for entry in tree.entries)
+    with report.timed("fetch files", unit="B") as timing, call.progress.step("fetch", total=total, unit="B") as step:
+        fetched = fetch_folder(
+            tree,
+            request.files_path,
+            fingerprint=source.identity.fingerprint,
+            limits=pipeline_limits(tree, slow=source.slow),
+            step=step,
+            cancellation=call.cancellation,
+            policy=RetryPolicy(),
+            # The last moment at which what was there before is still in its place.
+            announce=lambda _: _check_listing(source),
+        )
+        timing.amount, timing.note = total - fetched.kept_bytes, format_count(fetched.files, "files")
+        if fetched.kept_bytes:
+            timing.note += f"; {format_bytes(fetched.kept_bytes)} were here from before"
+    files = StagedFiles(fetched.files, fetched.nbytes, fetched.deed)
+    # Should packing be interrupted, the files need not come again.
+    write_record(request, files_record(request, source.identity, files))
+    return files
+
+
+def _check_listing(source: OpenSource) -> None:
+    """Refuse what was made of a part of a folder: a mount of Google Drive at times lists no more, without an error.
+
+    Raises:
+        SourceListingError: names, sizes or times are other ones than what was read.
+        As `FolderTree`.
+    """
+    problem = source.relisted()
+    if problem:
+        raise SourceListingError(problem)
+
+
+def _make_pack(call: StageCall, source: OpenSource, job: PackJob) -> None:
+    request, report, executor = call.request, call.report, call.executor
+    identity = source.identity.to_json()
+    slow = source.slow
+    if request.wants_files and executor is None:
+        # They have just arrived: read them from here, not a second time from there.
+        job = prepare_pack(FolderTree(request.files_path), request.options, free_bytes=space_for(request.pack_path))
+        slow = False
+    with report.timed("pack", unit=job.table.unit) as step:
+        if executor is None:
+            done = run_pack(
+                job,
+                request.pack_path,
+                slow=slow,
+                progress=call.progress,
+                cancellation=call.cancellation,
+                key=request.key,
+                identity=identity,
+                address=request.address,
+            )
+        else:
+            place = request.files_path if request.wants_files else request.opened_path
+            assert place is not None
+            done = pack_by_executor(
+                place,
+                request.pack_path,
+                request.options,
+                executor,
+                progress=call.progress,
+                key=request.key,
+                identity=identity,
+                address=request.address,
+            )
+        try:
+            _check_listing(source)
+        except SourceListingError:
+            remove_manifest(request.pack_path)  # nothing vouches for half of a source
+            raise
+        step.amount = sum(done.samples.values()) - done.resumed
+        said = [f"{done.encoding}: {done.reason}", format_count(done.readers, "readers")]
+        if source.archive_bytes:
+            said.append("while the archive was being copied here")
+        if done.resumed:
+            said.append(f"{done.resumed:,} were in place from before")
+        step.note = "; ".join(said)
+    report.skipped = done.skipped
+    report.note(*job.table.notes)
