@@ -156,6 +156,8 @@ def run_pack(
     """
     began = time.monotonic()
     origin = _Origin(key, dict(identity or {}), address or job.label, shard)
+    # "auto" looked at sixteen images only. Where another size turns up, all begin anew as files: work is lost so, but
+    # no image is stretched unasked.
     try:
         return _PackRun(job, out, slow, origin).execute(progress, cancellation, began)
     except MixedImagesError as error:
@@ -254,6 +256,7 @@ class _PackRun:
             _typed_disk_errors(self.out),  # also within, since the workspace is kept by what the error means
         ):
             _take_back(self.out, workspace.path)
+            # Half a copy of the final file, or the manifest of one that never got its place: what is decoded is elsewhere.
             for leftover in (workspace.path / "final.h5", *workspace.path.glob("*.json")):
                 remove_own(leftover)
             return self._fill(workspace.path, progress, cancellation, began)
@@ -278,6 +281,7 @@ class _PackRun:
         # Of a folder, the files' own sizes and times say more than the identity, which has the folders' times as well.
         is_archive = self.job.tree is not None and self.job.tree.kind != "folder"
         archive = self.origin.identity if is_archive else None
+        # With the version of colabstage: another one may decode a pixel differently, and one file would hold both.
         digest = hashlib.sha256()
         options, shard = self.job.options.places_fingerprint(), self.origin.shard
         fields = [(part.side, part.shape, str(part.dtype), dict(part.attributes)) for part in plan.fields]
@@ -294,6 +298,7 @@ class _PackRun:
 
     def _fill(self, workspace: Path, progress: Progress, cancellation: Cancellation, began: float) -> PackReport:
         written = self._write(workspace, progress, cancellation)
+        # What decoding took would otherwise stay with the process while the whole file is hashed.
         release_freed_memory()
         plan, skipped, animated = written.plan, written.skipped, written.animated
         self._publish(written.file, plan, skipped)
@@ -320,6 +325,7 @@ class _PackRun:
         data, spool = workspace / "data.h5", workspace / "spool"
         coder = SampleCoder(self.job.table, self.job.plan, self.job.options)
         content = pack_content(self.job.table, self.job.plan, self.job.options, attributes=self._attributes())
+        # Stable, because the journal counts positions: two samples of one file must not change places in the next run.
         order = np.argsort(coder.positions, kind="stable")
         with (
             PackJournal(
@@ -337,6 +343,7 @@ class _PackRun:
                 facts.forget()
                 for leftover in (data, spool):
                     remove_own(leftover)
+            # Twice what is open: it lies in the spool, and then in the file.
             needed = content.nbytes + 2 * self.job.plan.open_bytes + OVERHEAD_BYTES
             check_space(self.out.parent, max(0, needed - disk_use(workspace)), f"The pack of '{self.job.label}'")
             if offsets is None:
@@ -388,6 +395,7 @@ class _PackRun:
             shard="" if self.origin.shard is None else str(self.origin.shard),
         )
         write_manifest(file, manifest)
+        # It stays in the workspace, so that a run which dies between the two renames knows its own file again.
         write_manifest(file.with_name(_PUBLISHED), manifest)
         place_pack(file, self.out)
 

@@ -76,6 +76,7 @@ def _stretches(
     old: NDArray[np.int64], new: NDArray[np.int64], lengths: NDArray[np.int64]
 ) -> Iterator[tuple[int, int, int]]:
     """Yield `(old place, length, new place)` of the longest runs of rows that are neighbours in both files."""
+    # As whole runs: rows are kilobytes, and a read and a write for each would take minutes for a million.
     cuts = np.flatnonzero((old[1:] != old[:-1] + lengths[:-1]) | (new[1:] != new[:-1] + lengths[:-1])) + 1
     first = np.concatenate([[0], cuts]).astype(np.int64)
     totals = np.add.reduceat(lengths, first)
@@ -126,18 +127,22 @@ def finish_pack(
         LayoutError: nothing is left.
         NotEnoughSpaceError: the disk cannot hold a second file beside the first.
     """
+    # The usual end: every sample is in its final place, so there is nothing to copy.
     if not skipped and not job.plan.x.is_open:
         _write_boxes(job, job.plan, decoded.data, decoded.offsets, decoded.facts)
         return FinishedPack(decoded.data, job.plan)
+    # Closed up, so that the file is byte for byte that of a source without the broken samples.
     plan = without_samples(job.plan, left_out)
     if not plan.splits:
         msg = f"None of the {len(job.table):,} {job.table.unit} can be decoded. The first: {skipped[0]}"
         raise LayoutError(msg)
     copies = [FieldCopy(decoded.data, places) for places in decoded.places]
+    # JPEGs that we made were spooled as they came; now that their lengths are known, so are their places.
     if plan.x.is_open:
         noted = decoded.facts.read()
         plan = replace(plan, x=replace(plan.x, lengths=noted["length"].astype(np.int64)))
         copies[0] = FieldCopy(decoded.spool, noted["start"].astype(np.int64))
+    # Before a byte of it: what is decoded already stays for the next try.
     check_space(decoded.data.parent, plan.nbytes + OVERHEAD_BYTES, f"The final pack of '{job.label}'")
     final = decoded.data.with_name("final.h5")
     content = pack_content(job.table, plan, job.options, attributes=attributes, skipped=skipped)

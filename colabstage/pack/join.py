@@ -76,6 +76,7 @@ def pack_by_executor(
     """
     began = time.monotonic()
     model = out.with_name(f"{out.stem}-parts{out.suffix}")
+    # Whatever ended it: each shard in there has a manifest of its own, and is compared before it is used again.
     with open_workspace(model) as workspace:
         parts = ShardSet(source, workspace.path / "pack.h5", options, None, executor, overwrite=True).pack(progress)
         check_space(out.parent, parts.nbytes + OVERHEAD_BYTES, f"The pack of '{address}', put together,")
@@ -121,6 +122,7 @@ def join_shards(shards: Sequence[Path], out: Path, *, splits: Iterable[str], att
         parts = [_Joined.of(split, files) for split in splits]
         content = _content(files, parts, attributes)
         offsets = create_pack(out, content)
+        # Past HDF5: it would copy through its own buffers, a row at a time, under its lock.
         with TargetFile(out, fresh=False) as target:
             for part in parts:
                 for name, pieces in part.pieces.items():
@@ -169,6 +171,7 @@ class _Joined:
                 joined._add_group(top, nodes)
             elif nodes:
                 joined._add(top, nodes)
+        # In the order in which one process lays them out, so that who wrote the parts does not show in the bytes.
         joined.reserved.sort(key=lambda spec: _rank(spec.name, split))
         return joined
 

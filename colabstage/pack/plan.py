@@ -120,6 +120,8 @@ class StoredField:
         places = np.zeros(count, dtype=np.int64)
         for split in splits:
             lengths = self.lengths_of(split.samples)
+            # Final before one sample is decoded: threads write each straight into its place, in any order, outside of
+            # HDF5's lock.
             places[split.samples] = offsets.get(self.reserve(split).name, 0) + np.cumsum(lengths) - lengths
         return places
 
@@ -157,6 +159,7 @@ def split_boxes(
     places = boxes.boxes[rows].astype(np.float64)
     if boxes.relative:
         places *= own[:, [1, 0, 1, 0]]
+    # Only now, with the size of every image known: cropping and padding move boxes by it.
     places, kept = fit_boxes(places, own, options.size, options.resize)
     kept_counts = np.bincount(owner[kept], minlength=len(split.samples))
     group = y_name(split.name)
@@ -214,10 +217,6 @@ def pack_content(
         attributes={"layout": table.layout, "options": options.to_json(), **attributes},
         group_attributes=groups,
     )
-
-
-"""So many images are worth importing torch for,"""
-"""of so many bytes in the mean. Those of a few thousand pixels take Pillow no longer than torch."""
 
 
 def lacked_room(info: PackInfo) -> bool:
@@ -320,6 +319,7 @@ def plan_pack(
     plan = _plan_images(table.inputs, table, options, splits, facts, free_bytes)
     if options.image.size is None or plan.encoding == "encoded":
         return plan
+    # Decided before anything is written, and named in the file: the two filters differ by a grey level.
     return replace(plan, resizer="torch" if has_torch and gains_by_torch(table, options) else "pillow")
 
 
@@ -344,6 +344,7 @@ def _plan_images(  # noqa: PLR0917  # what one decision needs, each passed on on
 ) -> PackPlan:
     def encoded(reason: str) -> PackPlan:
         group = {IMAGE_OPTIONS_ATTRIBUTE: image_options_to_json(options.image)}
+        # The files' own bytes, whose lengths the listing tells: so they have places before one is read.
         x = StoredField("x", None, np.dtype(np.uint8), lengths=images.source.sizes, attributes=group)
         return PackPlan("encoded", reason, x, _plan_target(table, options, None), splits)
 
@@ -382,6 +383,7 @@ def _plan_jpeg(images: Images, table: SampleTable, options: PackOptions, splits:
         "x", None, np.dtype(np.uint8), attributes={IMAGE_OPTIONS_ATTRIBUTE: image_options_to_json(options.image)}
     )
     y = _plan_target(table, options, None if size is None else (*size, 3))
+    # Only for the check of room; the file that comes of it is as large as its JPEGs are.
     guess = int(images.source.sizes.sum()) if size is None else len(table) * size[0] * size[1] // _PIXELS_OF_A_BYTE
     return PackPlan(options.encoding, f"encoding='{options.encoding}' was asked for", x, y, splits, guess)
 
@@ -428,6 +430,7 @@ def _row_shape(
     sizes = {image.size or (fact.height, fact.width) for fact in facts}
     depths = {channels or fact.channels for fact in facts}
     dtypes = {uint8 if channels else np.dtype(fact.dtype) for fact in facts}
+    # Rows of one shape are what makes reading fast; many shapes would be padding or a guess at a size.
     if len(sizes) > 1:
         (a, b), (c, d) = min(sizes), max(sizes)
         return None, uint8, f"the images have many sizes ({a}x{b} to {c}x{d})"

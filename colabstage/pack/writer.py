@@ -99,6 +99,7 @@ class SampleCoder:
         without waiting.
         """
         target = self.target_source
+        # A mask often lies in another folder of the archive than its image, gigabytes behind it.
         positions = self.table.inputs.source.positions
         return positions if target is None else np.maximum(positions, target.positions)
 
@@ -128,6 +129,7 @@ class SampleCoder:
         """
         x, size = self._code_x(index, raw.x, scratch)
         self._check_drawn_size(index, size)
+        # Only said, not refused: the first frame of an animation is mostly what is meant.
         animated = isinstance(self.table.inputs, Images) and isinstance(raw.x, bytes) and is_animated(raw.x)
         if self.plan.y is None or raw.y is None:
             return StoredSample((x,), size, animated)
@@ -147,6 +149,7 @@ class SampleCoder:
                 return memoryview(encode_jpeg(pixels, self.options.jpeg_quality)), size
         except DecodeError as error:
             raise BrokenSampleError(inputs.source.name(index), error) from error
+        # A row of another length would run into its neighbour, which may be written already.
         if pixels.shape != place.shape or pixels.dtype != place.dtype:
             msg = (
                 f"'{inputs.source.name(index)}' has shape {pixels.shape} and dtype {pixels.dtype} among images of "
@@ -162,6 +165,7 @@ class SampleCoder:
         if not isinstance(targets, Boxes) or targets.sizes is None:
             return
         height, width = (int(side) for side in targets.sizes[index])
+        # Zeros: the label file does not say.
         if (height, width) not in ((0, 0), size):
             msg = (
                 f"its label file says {height} x {width} pixels and the image has {size[0]} x {size[1]} (height x "
@@ -190,6 +194,7 @@ class SampleCoder:
             if place.lengths is None:
                 return self._mask(content, targets, size)
             data, _ = _checked_file(content, place.lengths, index, targets.source)
+            # Decoded although its file is what is kept: what cannot be read is found now, not in the third epoch.
             indices = read_mask(content, mask_options(targets, self.options))
             _check_size((indices.shape[0], indices.shape[1]), size)
         except DecodeError as error:
@@ -213,6 +218,7 @@ def _checked_file(
     if not isinstance(content, bytes):
         msg = f"'{source.name(index)}' came as an array, expected the bytes of an image file."
         raise LayoutError(msg)
+    # A truncated JPEG opens without complaint and shows grey below the cut.
     facts = check_complete(content)
     if needs_range and facts.dtype.kind == "f":
         msg = f'{facts.format} pixels of floating point have no agreed range to make 8 bits of. Pass color_mode="keep".'
@@ -267,6 +273,7 @@ class Spool:
 
     def append(self, data: memoryview) -> int:
         """Write a piece, and return where it begins."""
+        # Only the place is taken under the lock; pieces of several threads are written side by side.
         with self._lock:
             start = self._end
             self._end += len(data)
@@ -292,6 +299,7 @@ class SampleFacts:
         self._count = count
         if not path.exists():
             path.touch()
+        # Zeros without a write, so that a record may be noted in any order.
         cut_own(path, count * _RECORD.itemsize)
         self._file = TargetFile(path, fresh=False)
 
@@ -359,6 +367,7 @@ def write_samples(
         NotEnoughSpaceError, TargetNotWritableError: the disk filled up meanwhile, or fails.
         CancelledError: the caller asked to stop.
     """
+    # In the order of the medium: one pass over an archive, and no seeking on a mount.
     left = journal.unfinished()
     step.advance(len(job.order) - len(left))
     coder, memory = job.coder, _Memory(PixelRoom())
@@ -369,17 +378,22 @@ def write_samples(
             x = _read_part(coder.table.inputs.source, index, job.retry)
             target = coder.target_source
             return RawSample(x, None if target is None else _read_part(target, index, job.retry))
+        # Handed on as a value: which sample is left out is the worker's to note, in the place where its bytes would go.
         except BrokenSampleError as error:
             return error
 
     with TargetFile(job.target, fresh=False) as file:
 
         def use(position: int, raw: RawSample | BrokenSampleError) -> None:
+            # A few kilobytes of PNG may unpack to 170 million pixels, so what is decoded at once is bounded by pixels.
             with memory.room.room_for(raw.x if isinstance(raw, RawSample) else None):
                 why, animated = _store(job, int(job.order[position]), raw, file, memory.scratch)
+                # One huge image would otherwise keep its memory in each thread until the end.
                 memory.scratch.forget_huge()
+            # Only now: a journal that names a sample which is not in its place would lose it.
             journal.finish(position, skipped=why, animated=animated)
             step.advance()
+            # After each sample, so that a folder of something else entirely stops in seconds.
             _check_share(job, journal)
 
         result = run_pipeline(
@@ -405,6 +419,7 @@ class _Memory(threading.local):
 def _read_part(source: SampleSource, index: int, retry: RetryPolicy) -> Content:
     name = source.name(index)
     try:
+        # What comes and is damaged is no failure of the medium, and comes damaged again.
         return read_with_retry(lambda: source.read(index), name, policy=retry)
     except (CorruptArchiveError, DecodeError) as error:
         raise BrokenSampleError(name, error) from error

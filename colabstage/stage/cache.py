@@ -113,6 +113,7 @@ def _find_lasting(local: Path) -> tuple[Path | None, str]:
     lasting = platform.persistent_dir
     if lasting is None or not lasting.is_dir():
         return None, platform.not_lasting or f"no Drive is mounted, and {platform.title} has no other lasting folder"
+    # A copy on the same disk would save nothing and take the room twice.
     if lasting.stat().st_dev == _device_of(local):
         return None, f"'{lasting}' is on the same disk"
     return lasting / "colabstage", f"the lasting folder of {platform.title}"
@@ -127,12 +128,14 @@ def _device_of(path: Path) -> int:
 
 def find_cached(request: StageRequest, cache_dir: Path) -> CachedPack | None:
     """Find the pack of this request in the cache, or the one before it where publishing was interrupted."""
+    # A cache on a dead mount counts as none; the source may well be readable.
     if silence_of(cache_dir) is not None:
         return None
     current = cache_dir / f"{request.name}.h5"
     for path in (current, current.with_name(current.name + PREVIOUS_SUFFIX)):
         try:
             manifest = read_manifest(path)
+            # The name holds eight digits of the key, the manifest all of it.
             if manifest is None or manifest.key != request.key:
                 continue
             if path.stat().st_size == manifest.size:

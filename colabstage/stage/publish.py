@@ -176,6 +176,7 @@ def _publish(source: Path, to: str, *, keep_previous: bool, shown: Progress) -> 
     began = time.monotonic()
     cancellation = cancellation_of(shown)
     with shown.step(f"publish {target.name}", total=state.nbytes, unit="B") as step:
+        # Who was killed after the last rename has all in place, and is not to upload gigabytes once more.
         manifest = _find_published(source, target, state, known, cancellation)
         if manifest is not None:
             sweep_leftovers_of(target)
@@ -271,6 +272,7 @@ def _state(file: Path) -> _State:
 
 def _check_target(target: Path) -> None:
     """Refuse what can never be a published file."""
+    # Following it would replace a file in a place that nobody named.
     if target.is_symlink():
         msg = f"'{target}' is a link. Publish to what it leads to, or under another name."
         raise TargetExistsError(msg)
@@ -356,6 +358,7 @@ def _copy(
                 empty=_keeps_trash(target),
             ) as workspace,
         ):
+            # Before room is counted: on Drive what a dead run left counts against the account.
             sweep_leftovers_of(target)
             in_place = min(disk_use(workspace.path), state.nbytes) if workspace.resumed else 0
             check_space(target.parent, state.nbytes - in_place, f"The copy of '{source.name}'")
@@ -375,6 +378,7 @@ def _copy(
             read_with_retry(
                 lambda: _read_back(temp, state.nbytes, hashes, cancellation), str(temp), policy=RetryPolicy()
             )
+            # Only whole states are published; the check is the last thing before the first rename.
             _check_unchanged(source, state)
             _replace(temp, target, known or Manifest(state.nbytes, BLOCK_BYTES, tuple(hashes)))
     except (DamagedPackError, SourceReadError):
@@ -420,6 +424,7 @@ def _replace(temp: Path, target: Path, manifest: Manifest) -> None:
         discard_version(previous)
         write_manifest(previous, there)
         move_vouched(target, previous, is_as_written)
+    # Before its file: who reads between these two finds a manifest without a file, which is nothing.
     write_manifest(target, manifest)
     put_file(temp, target, replaces=lambda _: False)
 
@@ -512,6 +517,7 @@ def _restore(newest: Path, to: str, *, overwrite: bool, shown: Progress) -> Rest
         raise SourceNotFoundError(msg)
     target = target_file(to, newest.name)
     reasons: list[str] = []
+    # The newest first, and never the previous one because a mount failed: that would be old data in silence.
     for version in found:
         manifest, problem = _vouched(version)
         if manifest is not None:

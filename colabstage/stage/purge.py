@@ -132,6 +132,7 @@ def _list_here(base: Path) -> Iterator[StoredDataset]:
     for record_file in sorted(base.glob(f"*/{RECORD_NAME}")):
         folder = record_file.parent
         record = read_json(record_file)
+        # A folder with a `stage.json` of somebody else's is nothing to list, and nothing to remove.
         if not isinstance(record, dict) or not _is_named_by(folder.name, record.get("key")):
             continue
         pack = folder / f"{folder.name}.h5"
@@ -141,6 +142,7 @@ def _list_here(base: Path) -> Iterator[StoredDataset]:
             name=folder.name,
             path=folder,
             source=str(record.get("address", "")),
+            # What it takes, and not its length: a pack that is being made is a file with holes.
             nbytes=disk_use(folder),
             changed_s=record_file.stat().st_mtime,
             samples={} if manifest is None else manifest.samples,
@@ -157,6 +159,7 @@ def _list_cache(cache: Path) -> Iterator[StoredDataset]:
             name = current.name.removesuffix(".h5")
             if manifest is None or not _is_named_by(name, manifest.key):
                 continue
+            # Another session publishes to the same cache and may have renamed it just now.
             with contextlib.suppress(FileNotFoundError):
                 found = path.stat()
                 yield StoredDataset(
@@ -269,9 +272,11 @@ def _purge(one: StoredDataset) -> str | None:
 
 def _purge_here(one: StoredDataset) -> str | None:
     lock = lock_path(one.path)
+    # Nobody waits for half an hour to remove something.
     with local_lock(lock, timeout_s=0.1) as held:
         if not held:
             return f"'{one.name}' is being staged by another process"
+        # All of it or nothing: half a dataset is of use to nobody, and what is not ours may be all that a person has.
         strange = _strangers(one)
         if strange or not remove_vouched(one.path, lambda folder: folder.is_dir()):
             shown = ", ".join(strange[:5]) or "it is a link"
@@ -285,11 +290,13 @@ def _strangers(one: StoredDataset) -> list[str]:
     """Return what in a dataset's folder is not ours, or not as we made it."""
     ours = {RECORD_NAME, f"{one.name}.h5", f"{one.name}.h5.json", "files"}
     strange = sorted(path.name for path in one.path.iterdir() if path.name not in ours and not is_our_name(path.name))
+    # Not only by name: people write labels and notes into a folder of images.
     files = look_at(one.path / "files")
     return strange if files.is_replaceable else [*strange, f"'files' {files}"]
 
 
 def _purge_cached(one: StoredDataset) -> str | None:
+    # By its manifest alone: a cache is a folder that people put other things into.
     if not discard_version(one.path, ours=lambda path: _is_ours(path, one.name)):
         return f"'{one.path}' is not what colabstage put there"
     sweep_leftovers_of(one.path)

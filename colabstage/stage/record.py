@@ -81,6 +81,7 @@ def find_record(request: StageRequest) -> LocalRecord | None:
     record = read_record(request)
     if request.wants_files or not request.pack_path.is_file():
         return record
+    # The usual way: nothing has written to the file since its hashes were compared.
     if record is not None and record.seal == file_seal(request.pack_path):
         return record
     try:
@@ -140,6 +141,7 @@ def pack_problem(
         manifest = read_manifest(pack)
         if manifest is None or manifest.key != request.key:
             return "its manifest is missing"
+        # A refresh that died between its pack and its record leaves a new file under an old record.
         made_of = identity_of(manifest)
         if made_of is None or compare(made_of, record.identity) == "changed":
             return "its pack is of another state of the source than its record"
@@ -165,6 +167,7 @@ def files_problem(request: StageRequest, record: LocalRecord, *, thorough: bool)
     if record.files is None or not request.files_path.is_dir():
         return "its files are not on this machine"
     if thorough:
+        # Each file by size and time: a person may have deleted some, or added labels.
         here = look_at(request.files_path)
         if not here.is_as_made or here.deed != record.files.deed:
             return f"its folder '{request.files_path}' {here}"

@@ -181,6 +181,7 @@ class StageReport:
     def timed(self, name: str, *, unit: str = "", moves: bool = True) -> Iterator[StageStep]:
         """Time a step, without the steps inside of it; the caller fills in its amount and note."""
         step = StageStep(name, unit=unit, moves=moves)
+        # A step may begin another: opening the source is part of a look at it. Its time is told once.
         began, others_s = time.monotonic(), self.seconds
         try:
             yield step
@@ -203,6 +204,7 @@ class StageReport:
         """
         for sentence in map(str.strip, sentences):
             ended = sentence if sentence.endswith(("!", "?", "…")) else sentence.rstrip(".") + "."
+            # The same is looked at before the lock and behind it, and would be said twice.
             if ended not in self.notes:
                 self.notes.append(ended)
 

@@ -158,6 +158,7 @@ def make_request(
         beside = cast("LocalSource", parse_source(parsed.path.parent))
         packing = replace(packing, layout=TableFile(parsed.path.name))
         parsed = replace(beside, name=parsed.path.stem)
+    # Of the source and of what is made of it, never of where it is made: a pack in the cache is found by any machine.
     key = hashlib.sha256(f"{parsed.address}\n{packing.fingerprint()}".encode(errors="surrogateescape")).hexdigest()[:16]
     name = f"{parsed.name}-{key[:8]}"
     base = read_local_dir(local_dir)
@@ -167,6 +168,7 @@ def make_request(
     if wanted is not None and isinstance(parsed, ManySource):
         msg = "hash= is for one archive, and source is a list. Leave it out, or stage the archive alone."
         raise OptionError(msg)
+    # Nobody can say that a lock or an open file is the same as yesterday's, so nothing made with one is used again.
     again = refresh or bool(packing.incomparable)
     return StageRequest(parsed, key, name, packing, keep, base / name, cache, again, verify, wanted)
 

@@ -244,9 +244,11 @@ def _reuse(call: StageCall, source: SourceOnce, cache: Cache) -> StagedDataset |
         record = replace(
             record, identity=identity, seal=record.seal if request.wants_pack else kept_seal(request, identity)
         )
+    # Most calls change nothing, and a write of the record would be another thing that can be interrupted.
     if record != found:
         write_record(request, record)
     # The run that made it may have died before it cleared up, and one that was to make it anew may have, too.
+    # Also where nothing was to be done: else what a kill left would stay until somebody stages that source anew.
     _sweep_copies(request)
     if request.wants_pack and record.published is False:
         return _finish(call, _finished(_publish(call, cache, record)))
@@ -327,6 +329,7 @@ def _copy_from_cache(call: StageCall, cached: CachedPack, cache: Cache) -> bool:
 
 def _finish_restored(call: StageCall, source: SourceOnce, found: _Found) -> StagedDataset:
     request = call.request
+    # Right after each block was hashed, so it vouches for what was compared.
     seal = _seal(request)
     call.report.origin = "cache"
     call.report.skipped = found.pack.manifest.skipped
@@ -413,6 +416,7 @@ def _finish(call: StageCall, publishing: Future[PublishReport | None] | None = N
     request = call.request
     # All is here, so nothing that a dead run left will be needed any more.
     sweep_orphans(request.folder)
+    # Read from the file and not from the plan: what is reported is what a loader will find.
     info = read_info(request.pack_path) if request.wants_pack else None
     if info is not None and request.options.encoding == "auto" and lacked_room(info):
         call.report.note(

@@ -163,3 +163,34 @@ class TestWorkspace:
         assert len(list(tmp_path.iterdir())) == kept
         with open_workspace(tmp_path / "target") as workspace:
             assert workspace.resumed == kept
+
+
+class TestOnMounts:
+    """A workspace may lie where clearing up hangs, or where what is removed goes on taking room."""
+
+    def test_what_does_not_answer_is_left_alone(self, tmp_path: Path) -> None:
+        """The error of the block comes through, and nothing there is touched; the next call sweeps."""
+
+        def fail() -> None:
+            with open_workspace(tmp_path / "target", keeps=lambda *_: False, answers=lambda _: False) as workspace:
+                (workspace.path / "data").write_text("half", encoding="utf-8")
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            fail()
+        (left,) = tmp_path.iterdir()
+        assert (left / "data").read_text(encoding="utf-8") == "half"
+
+    def test_files_are_emptied_first_where_a_trash_counts_them(self, tmp_path: Path) -> None:
+        """Only the workspace's own: a file that has another name as well is somebody's copy."""
+        (tmp_path / "kept").write_text("kept", encoding="utf-8")
+        with open_workspace(tmp_path / "target", empty=True) as workspace:
+            (workspace.path / "data").write_text("half", encoding="utf-8")
+            (workspace.path / "link").hardlink_to(tmp_path / "kept")
+            handle = os.open(workspace.path / "data", os.O_RDONLY)
+        try:
+            assert os.fstat(handle).st_size == 0
+        finally:
+            os.close(handle)
+        assert [path.name for path in tmp_path.iterdir()] == ["kept"]
+        assert (tmp_path / "kept").read_text(encoding="utf-8") == "kept"

@@ -31,7 +31,7 @@ from colabstage.load.reading.reader import SplitReader
 from colabstage.machine import mounts
 from colabstage.machine.watched import run_watched
 from colabstage.simulate.knobs import DriveFaults, FaultOp, OpFault
-from colabstage.sources.part import Download
+from colabstage.sources.part import Download, copy_name, sweep_copies
 from colabstage.stage.purge import list_datasets
 from colabstage.stage.request import lock_path, make_request
 from tests.support.http_knobs import WebKnobs
@@ -525,3 +525,20 @@ def test_a_mount_that_fails_on_the_way_is_a_typed_error(tmp_path: Path, drive: S
             verb()  # where the fault is not met, it succeeds
         except OSError as error:
             assert isinstance(error, ColabstageError)  # noqa: PT017 - every error of the system's own is also an OSError
+
+
+def test_what_came_of_a_source_is_found_by_its_address(tmp_path: Path) -> None:
+    """Whole downloads and partial copies of it alike; what came of another source, and what is in use, stay."""
+    address, other = "gdrive:one", "gdrive:two"
+    left = [Download(tmp_path / copy_name(one, "photos"), "state") for one in (address, other)]
+    for download in left:
+        (download.folder / "content" / "photos.zip").write_bytes(b"whole")
+        download.close()
+    used = Download(tmp_path / copy_name(address, "labels"), "state")
+    sweep_copies(tmp_path, address)
+    assert used.folder.is_dir()
+    used.discard()
+    again = Download(tmp_path / copy_name(address, "photos"), "state")
+    assert list((again.folder / "content").iterdir()) == []
+    kept = Download(tmp_path / copy_name(other, "photos"), "state")
+    assert [path.name for path in (kept.folder / "content").iterdir()] == ["photos.zip"]
