@@ -256,7 +256,7 @@ class _PackRun:
             _typed_disk_errors(self.out),  # also within, since the workspace is kept by what the error means
         ):
             _take_back(self.out, workspace.path)
-            # Half a copy of the final file, or the manifest of one that never got its place: what is decoded is elsewhere.
+            # Half a copy of the final file, or the manifest of one that never got its place.
             for leftover in (workspace.path / "final.h5", *workspace.path.glob("*.json")):
                 remove_own(leftover)
             return self._fill(workspace.path, progress, cancellation, began)
