@@ -16,15 +16,19 @@ from colabstage.h5.manifest import damaged_blocks, manifest_path, read_manifest
 from colabstage.io.files import pread_exactly
 from colabstage.machine import mounts, watched
 from colabstage.sources import copy
+from colabstage.stage import staging
+from colabstage.stage.make import make_local
 from colabstage.stage.run import stage_dataset
-from colabstage.stage.staging import Staging
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
     from colabstage.simulate.drive import SimulatedDrive
+    from colabstage.sources.opening import OpenSource
     from colabstage.stage.dataset import StagedDataset
+    from colabstage.stage.make import StageCall
+    from colabstage.stage.record import StagedFiles
 
 # The third block of the pack.
 HANGS_AT = 16 << 20
@@ -121,15 +125,14 @@ def test_a_restore_that_was_left_behind_changes_nothing(
     hanging = Hanging(drive, monkeypatch, place)
     try:
         if awakes == "before the new staging":
-            stage = Staging.stage
 
-            def awake_and_stage(self: Staging, *, wait: bool) -> StagedDataset:
+            def awake_and_make(call: StageCall, source: OpenSource, *, pack: bool) -> StagedFiles | None:
                 hanging.awake()
                 wait_until_over()
-                assert not self._request.pack_path.exists()
-                return stage(self, wait=wait)
+                assert not call.request.pack_path.exists()
+                return make_local(call, source, pack=pack)
 
-            monkeypatch.setattr(Staging, "stage", awake_and_stage)
+            monkeypatch.setattr(staging, "make_local", awake_and_make)
         staged = stage_dataset(photos, **options)
         assert hanging.met.is_set(), "\n".join(map(str, staged.report.steps))
         made = state_of(staged)
