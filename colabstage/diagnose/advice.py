@@ -221,7 +221,7 @@ def _reason(facts: LoaderFacts, stage: StageName, cause: Cause) -> str:
     if cause == "gil":
         return f"{what} ({facts.setting.workers} threads that wait for each other: it holds Python's lock)"
     if cause == "prefetch":
-        return f"too short a queue ({what} is fast enough in the mean, but batches come in bursts)"
+        return f"too short a queue ({what} is fast enough on average, but batches come in bursts)"
     if cause == "cores":
         return f"{what} (it and the step want more cores than the {facts.costs.cores:.1f} that are here)"
     if cause == "start":

@@ -488,10 +488,8 @@ class DoctorReport:
         counts = {status: sum(finding.status == status for finding in self.findings) for status in _WORDS}
         if not counts["fail"] and not counts["warn"]:
             return f"All well: {counts['ok']} checks passed."
-        parts = [f"{counts['fail']} broken"] if counts["fail"] else []
-        parts += [f"{counts['warn']} that cost{'s' if counts['warn'] == 1 else ''} time or may go wrong"] * bool(
-            counts["warn"]
-        )
+        counted = ((counts["fail"], "problem"), (counts["warn"], "warning"))
+        parts = [f"{count} {noun}{'s' if count != 1 else ''}" for count, noun in counted if count]
         return f"{' and '.join(parts)}; {counts['ok']} fine."
 
 

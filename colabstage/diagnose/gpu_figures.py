@@ -82,10 +82,10 @@ class GpuFigures:
         parts = [_describe_use(self)]
         if self.memory_bytes is not None:
             total = "" if self.memory_total_bytes is None else f" of {format_bytes(self.memory_total_bytes)}"
-            parts.append(f"memory {format_bytes(self.memory_bytes)}{total} at the most")
+            parts.append(f"memory {format_bytes(self.memory_bytes)}{total} at its peak")
         if self.power_w is not None:
             limit = "" if self.power_limit_w is None else f" of {self.power_limit_w:.0f} W"
-            parts.append(f"{self.power_w:.0f} W{limit} in the mean")
+            parts.append(f"{self.power_w:.0f} W{limit} on average")
         return f"GPU {self.index}, {self.name}: {'; '.join(parts)}"
 
     @property
@@ -101,7 +101,7 @@ class GpuFigures:
 def _describe_use(one: GpuFigures) -> str:
     if one.utilisation is None:
         return "utilisation not told, as it is cut into MIG slices" if one.sliced else "utilisation not told"
-    return f"{one.utilisation:.0%} busy in the mean, idle in {one.idle or 0:.0%} of {one.samples:,} samples"
+    return f"{one.utilisation:.0%} busy on average, idle in {one.idle or 0:.0%} of {one.samples:,} samples"
 
 
 def figure_out(samples: Sequence[GpuSample]) -> tuple[GpuFigures, ...]:
@@ -272,7 +272,7 @@ def draw_samples(samples: Sequence[GpuSample]) -> Figure:
 
 
 def _label(one: GpuFigures) -> str:
-    busy = "" if one.utilisation is None else f": {one.utilisation:.0%} busy in the mean"
+    busy = "" if one.utilisation is None else f": {one.utilisation:.0%} busy on average"
     return f"GPU {one.index}, {one.name}{busy}"
 
 

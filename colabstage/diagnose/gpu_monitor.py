@@ -56,7 +56,7 @@ class GpuMonitor:
     >>> with GpuMonitor() as gpu:  # doctest: +SKIP
     ...     train()
     >>> print(gpu.summary())  # doctest: +SKIP
-    GPU 0, Tesla T4: 34% busy in the mean, idle in 52% of 120 samples; memory 3.1 GB of 16.1 GB at the most; …
+    GPU 0, Tesla T4: 34% busy on average, idle in 52% of 120 samples; memory 3.1 GB of 16.1 GB at its peak; …
     """
 
     def __init__(

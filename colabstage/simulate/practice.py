@@ -260,7 +260,7 @@ def practice_source(source: str = "", data: PracticeData = "digits") -> str | Pa
         DriveError: on Colab, the Drive could not be mounted.
     """
     if data not in _WRITERS:
-        msg = f"data={data!r} is nothing to practise on. There are: {', '.join(get_args(PracticeData))}."
+        msg = f"data={data!r} is nothing to practise on. Available: {', '.join(get_args(PracticeData))}."
         raise OptionError(msg)
     if source:
         if detect_platform().drive_mountable:

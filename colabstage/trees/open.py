@@ -148,7 +148,7 @@ def _open_recognised(source: ByteSource, spool: Path, limits: ArchiveLimits, can
         if compression_of(head) is not None:
             what += " that does not unpack"
         msg = (
-            f"'{source.label}' is no archive but {what}. Give a folder, a zip, a tar, a 7z or a rar, or a file "
+            f"'{source.label}' is {what}, not an archive. Give a folder, a zip, a tar, a 7z or a rar, or a file "
             "compressed "
             "with gzip, bzip2, xz or Zstandard; to stage or pack, also one of arrays, records, tokens or paths (.npy, "
             ".h5, .tfrecord, .parquet, .bin, .txt, .csv)."

@@ -285,7 +285,7 @@ def _input_facts(sample: Sample, layout: str | None) -> list[tuple[str, str]]:
         facts += [("shown so that", note)] if note else []
     if x.size and x.dtype.kind in "iuf":
         least, mean, most = float(x.min()), float(x.mean(dtype=np.float64)), float(x.max())
-        facts.append(("least, mean, most", f"{least:,.4g}, {mean:,.4g}, {most:,.4g}"))
+        facts.append(("min, mean, max", f"{least:,.4g}, {mean:,.4g}, {most:,.4g}"))
     return facts
 
 

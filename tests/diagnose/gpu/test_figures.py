@@ -28,8 +28,8 @@ def test_a_gpu_that_waits() -> None:
     assert one.energy_wh == pytest.approx(37.5 * 3 / 3600)
     text = summarise(taken, None)
     assert text.splitlines()[0] == (
-        "GPU 0, Tesla T4: 22% busy in the mean, idle in 75% of 4 samples; memory 3 GB of 16 GB at the most; "
-        "38 W of 70 W in the mean"
+        "GPU 0, Tesla T4: 22% busy on average, idle in 75% of 4 samples; memory 3 GB of 16 GB at its peak; "
+        "38 W of 70 W on average"
     )
     assert "profile_loader(loader, step)" in text
 

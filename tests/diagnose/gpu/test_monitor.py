@@ -46,7 +46,7 @@ def test_it_samples_while_the_block_runs(smi: FakeSmi) -> None:
     assert [sample.seconds for sample in taken] == sorted(sample.seconds for sample in taken)
     assert {sample.gpus[0].utilisation for sample in taken} == {0.37}
     assert monitor.figures[0].processes[0].pid == 4242
-    assert monitor.summary().startswith("GPU 0, Tesla T4: 37% busy in the mean, idle in 0% of")
+    assert monitor.summary().startswith("GPU 0, Tesla T4: 37% busy on average, idle in 0% of")
     assert monitor.problem is None
     assert json.loads(json.dumps(monitor.to_dict()))["gpus"][0]["name"] == "Tesla T4"
 
@@ -196,7 +196,7 @@ def test_the_strip_in_a_real_kernel(smi: FakeSmi, tmp_path: Path, nurseries: Nur
     strip, shown = json.loads(line)
     assert "37% busy" in strip["text/plain"]
     assert "<svg" in strip["text/html"]
-    assert "37% busy in the mean" in shown["text/html"]
+    assert "37% busy on average" in shown["text/html"]
 
 
 @pytest.mark.gpu

@@ -189,7 +189,7 @@ CASES: dict[str, Case] = {
     "zip: its end filled with zeros": Case(_TWO[:-60] + bytes(5000), "truncated"),
     "zip: one part of several": Case(_patched(_TWO, _END, 4, "<H", 2), "several files"),
     "zip: counts another number": Case(_patched(_TWO, _END, 10, "<H", 3), "counts"),
-    "zip: junk in front": Case(b"#!/bin/sh\nexit\n" + _TWO, "no archive but"),
+    "zip: junk in front": Case(b"#!/bin/sh\nexit\n" + _TWO, "not an archive"),
     "zip: in a picture": Case(b"\x89PNG\r\n\x1a\n" + bytes(99) + _TWO, "PNG image"),
     "zip: damaged deflate": Case(_DEFLATED[:60] + b"\xff" * 20 + _DEFLATED[80:], "damaged"),
     "zip: web page": Case(b"<!DOCTYPE html><title>Quota exceeded</title>", "web page"),

@@ -76,7 +76,7 @@ def test_gpu_with_one(run: Run, smi: FakeSmi) -> None:
     """After the given time it prints the figures; JSON has every sample."""
     done = run("gpu", "--seconds", "0.5", "--interval", "0.05")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("GPU 0, Tesla T4: 37% busy in the mean")
+    assert done.stdout.startswith("GPU 0, Tesla T4: 37% busy on average")
     as_json = json.loads(run("gpu", "--seconds", "0.5", "--interval", "0.05", "--json").stdout)
     assert len(as_json["samples"]) >= 2
     assert as_json["gpus"][0]["utilisation"] == pytest.approx(0.37)
