@@ -66,7 +66,8 @@ class Outcome:
 
     `kills` that hit, of which `at_steps` at a seam; `rounds` that ended in verified data; `states` seen right after a
     kill; `needed` units of work in all rounds, `done` in all runs; `kept`: finished units that runs after a kill found
-    and did not do again; `redone`: those they did; `worst`: most for one kill; `bound`: what one kill may cost.
+    and did not do again; `redone`: those they did; `worst`: most for one kill; `bound`: what one kill may cost; `more`:
+    what else the campaign counted.
     """
 
     unit: str
@@ -81,6 +82,7 @@ class Outcome:
     redone: float = 0.0
     worst: float = 0.0
     seconds: float = 0.0
+    more: dict[str, int] = field(default_factory=dict)
 
 
 def run_campaign(
@@ -111,6 +113,7 @@ def run_campaign(
     finally:
         campaign.close()
     hunt.outcome.seconds = time.monotonic() - began
+    hunt.outcome.more = dict(getattr(campaign, "counts", {}))
     return hunt.outcome
 
 

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from campaigns.campaign import Campaign
 
-# In the order of a dataset's way: fetched, extracted, packed, published; all of it in one cell; and calls of all kinds
-# in one place.
+# In the order of a dataset's way: fetched, extracted, packed, published, uploaded; all of it in one cell; and calls of
+# all kinds in one place.
 _PLACES = {
     "fetch": ("campaigns.fetching", "Fetching"),
     "extract": ("campaigns.extracting", "Extracting"),
     "pack": ("campaigns.packing", "Packing"),
     "publish": ("campaigns.publishing", "Publishing"),
+    "arrive": ("campaigns.arriving", "Arriving"),
     "stage": ("campaigns.staging", "Staging"),
     "live": ("campaigns.living", "Living"),
 }

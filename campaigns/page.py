@@ -39,6 +39,7 @@ def section(name: str, outcome: Outcome, *, seed: int) -> str:
             f"worst round; at most {_figure(outcome.bound)} are promised"
         ),
     }
+    rows |= {name: str(count) for name, count in outcome.more.items()}
     table = "\n".join(f"| {key} | {value} |" for key, value in rows.items())
     when = time.strftime("%Y-%m-%d", time.gmtime())
     return (

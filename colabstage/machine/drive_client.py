@@ -41,7 +41,7 @@ from colabstage.errors import (
 from colabstage.io.clock import SYSTEM_CLOCK
 from colabstage.io.pipeline import DaemonPool
 from colabstage.io.units import format_duration
-from colabstage.machine.mounts import require_answer
+from colabstage.machine.mounts import mount_of, require_answer
 from colabstage.machine.platforms import system_root
 
 if TYPE_CHECKING:
@@ -289,6 +289,27 @@ def _ask(path: str | os.PathLike[str], name: str) -> tuple[str, int]:
         return os.getxattr(path, name).decode("ascii", "replace").strip("\0\n "), 0
     except OSError as error:  # a mount that is dying says so again at the next call
         return "", error.errno or errno.EIO
+
+
+def attributes_line(path: str | os.PathLike[str]) -> str:
+    """Say in one line which attributes Drive's client tells of a file here: forms, not values, which are private.
+
+    Google does not document them, so this is for an issue, from machines that nobody has looked at.
+    """
+    said = []
+    for name in (_ID, _MD5, _UNCOMMITTED):
+        value, number = _ask(path, name)
+        said.append(f"{name}: {os.strerror(number) if number else _form(name, value)}")
+    where = [sys.platform, os.environ.get("COLAB_RELEASE_TAG", ""), mount_of(path).fstype]
+    return f"Drive's attributes ({', '.join(filter(None, where))}): {'; '.join(said)}"
+
+
+def _form(name: str, value: str) -> str:
+    if name == _UNCOMMITTED:
+        return "told" if value in ("0", "1") else f"{value[:20]!r}"
+    if name == _MD5:
+        return "told" if _MD5_FORM.fullmatch(value) else f"{len(value)} characters, no MD5"
+    return "told, of this machine only" if value.startswith("local-") else f"told, {len(value)} characters"
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 # What needs a mounted Drive.
-_FUSE = {"publish", "stage", "fetch"}
+_FUSE = {"publish", "arrive", "stage", "fetch"}
 # One of small calls, of five kinds, takes more kills to meet their seams.
 _KILLS = {"live": 10}
 

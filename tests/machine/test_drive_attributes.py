@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from colabstage.machine import drive_client as drive_attributes
-from colabstage.machine.drive_client import ClientFacts, ask_client, ask_md5s
+from colabstage.machine.drive_client import ClientFacts, ask_client, ask_md5s, attributes_line
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -55,6 +55,22 @@ def test_an_md5_counts_only_where_all_vouches_for_it(
     assert facts == ClientFacts("1a", md5, uncommitted, facts.why)
     assert why in facts.why
     assert bool(facts.why) is not bool(md5)
+
+
+def test_one_line_says_which_are_told_and_no_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For an issue: what is somebody's own is not in it."""
+    told = {"id": "1SecretId", "md5": MD5, "uncommitted": "0"}
+    monkeypatch.setattr(os, "getxattr", Client({"a": told}).getxattr)
+    line = attributes_line("a")
+    assert "user.drive.id: told, 9 characters; user.drive.md5: told; user.drive.uncommitted: told" in line
+    assert "SecretId" not in line
+    assert MD5 not in line
+    told.update(id="local-7", md5="?", uncommitted="maybe")
+    assert "of this machine only; user.drive.md5: 1 characters, no MD5; user.drive.uncommitted: 'maybe'" in (
+        attributes_line("a")
+    )
+    told.clear()
+    assert attributes_line("a").count("No data available") == 3
 
 
 def test_a_local_disk_tells_nothing(tmp_path: Path) -> None:
