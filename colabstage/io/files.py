@@ -246,8 +246,10 @@ def local_lock(
     finally:
         if held:
             # Before it is let go: who has opened the file meanwhile finds that it has no name any more, and asks anew.
-            remove_named(path)
-            lock.release()
+            try:
+                remove_named(path)
+            finally:
+                lock.release()
 
 
 def clear_lock(path: Path) -> None:

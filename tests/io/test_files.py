@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -108,6 +110,19 @@ class TestBlocks:
 
 class TestLocalLock:
     """The lock spares work and never stands in the way."""
+
+    def test_is_let_go_though_its_file_cannot_be_removed(self, tmp_path: Path) -> None:
+        """A disk that has become read-only keeps the file, and no lock."""
+        path = tmp_path / ".colabstage-x.lock"
+        with (
+            mock.patch.object(fileops, "remove_named", side_effect=OSError(errno.EROFS, "Read-only file system")),
+            pytest.raises(OSError, match="Read-only") as kept,
+            fileops.local_lock(path, timeout_s=1),
+        ):
+            pass
+        with fileops.local_lock(path, timeout_s=0.05) as held:
+            assert held
+        assert kept.tb is not None  # which keeps the first lock's frames alive
 
     def test_it_is_held_and_let_go(self, tmp_path: Path) -> None:
         """Inside it is held; afterwards it can be had again."""

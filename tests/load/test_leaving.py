@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
     from colabstage.load.reading.threads import ThreadPool
 
+pytestmark = pytest.mark.torch
+
 BATCH = 24
 SIZE = (8, 8)
 ROW_S = 0.15

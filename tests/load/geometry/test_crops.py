@@ -14,6 +14,8 @@ from colabstage.errors import OptionError
 from colabstage.load.epoch import BatchPlace
 from colabstage.load.geometry import check_crop_ranges, resized_crops
 
+pytestmark = pytest.mark.torch
+
 COUNT = 6000
 # With this probability a comparison of two equal distributions would fail for another seed.
 ALPHA = 1e-4

@@ -233,17 +233,23 @@ def test_a_folder_that_may_not_be_listed_is_not_taken_for_an_empty_one(ftp: Fold
 def test_an_ftp_server_that_takes_few_connections_is_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Readers share the connections that there are, and those that were refused are closed."""
     made: list[ftplib.FTP] = []
+    refused: list[ftplib.FTP] = []
     connect = ftplib.FTP.connect
 
     def noted(self: ftplib.FTP, *arguments: Any, **options: Any) -> str:
         made.append(self)
-        return connect(self, *arguments, **options)
+        try:
+            return connect(self, *arguments, **options)
+        except ftplib.Error:
+            refused.append(self)
+            raise
 
     monkeypatch.setattr(ftplib.FTP, "connect", noted)
     write_all(tmp_path, {f"set/{number}.bin": os.urandom(5000) for number in range(30)})
     with ftp_service(tmp_path, most_connections=2) as service, ObjectTree(f"{service.login_address}/set") as tree:
         assert read_all(tree) == {path.name: path.read_bytes() for path in (tmp_path / "set").iterdir()}
-        assert len(made) > 2
+        assert refused
+        assert all(one.sock is None for one in refused)
         assert sum(one.sock is not None for one in made) <= 2
 
 
