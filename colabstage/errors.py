@@ -41,7 +41,52 @@ from __future__ import annotations
 import re
 
 # Control characters but tab and line feed, characters that turn the direction of writing round, and halves of others.
+_NUMBER_OF_SYSTEM = re.compile(r"\[(?:Errno|WinError) -?\d+\] ")
 _UNPRINTABLE = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def said_by(error: BaseException) -> str:
+    """Return what an error of Python's, the system's or a library's says, in words that stand in a sentence.
+
+    Neither its type nor the system's number for it: these say something to who wrote the library.
+
+    >>> said_by(FileNotFoundError(2, "No such file or directory", "a"))
+    'No such file or directory'
+    >>> said_by(KeyError("size"))
+    "'size' is missing"
+    """
+    if isinstance(error, OSError) and error.strerror:
+        text = str(error.strerror)
+    elif isinstance(error, KeyError):
+        text = f"{error} is missing"
+    elif isinstance(error, UnicodeDecodeError):
+        text = f"byte {error.start:,} is no text in {error.encoding.upper()}"
+    elif isinstance(error, RecursionError):
+        text = "it is nested too deeply"
+    elif isinstance(error, MemoryError):
+        text = "it does not fit into memory"
+    else:
+        text = _NUMBER_OF_SYSTEM.sub("", str(error))
+    return text.strip().removesuffix(".") or "no reason was given"
+
+
+def kind_of(value: object) -> str:
+    """Return what kind of thing stands in a file where another was expected.
+
+    >>> kind_of([1, 2])
+    'a list'
+    """
+    words = {
+        type(None): "nothing",
+        bool: "true or false",
+        int: "a number",
+        float: "a number",
+        str: "text",
+        bytes: "bytes",
+        list: "a list",
+        dict: "an object with fields",
+    }
+    return words.get(type(value)) or f"a value of another kind ({type(value).__name__})"
 
 
 def printable(text: str) -> str:

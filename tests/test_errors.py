@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import pickle
 import re
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +16,53 @@ CLASSES = sorted(
     key=lambda kind: kind.__name__,
 )
 every_class = pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: str(kind.__name__))
+
+
+# Where an error is of the caller's own code, a mistake in colabstage, or something of Colab's that nobody has seen yet,
+# its type is what it is looked up by; and the form and the browser write the type of ours above its text.
+TYPES_SHOWN = {
+    *("layouts/items.py", "machine/drive_client.py"),
+    *("ui/cli/outcome.py", "ui/notebook/form.py", "ui/notebook/browser.py"),
+}
+
+
+def test_texts_of_errors_name_no_types() -> None:
+    """What a library or the system says is quoted in words."""
+    root = Path(errors.__file__).parent
+    shown = re.compile(r"type\((?:error|reason|caught)\)\.__name__|\{(?:error|caught)!r\}")
+    found = {
+        path.relative_to(root).as_posix()
+        for path in root.rglob("*.py")
+        if shown.search(path.read_text(encoding="utf-8"))
+    }
+    assert found == TYPES_SHOWN
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (FileNotFoundError(2, "No such file or directory", "a"), "No such file or directory"),
+        (OSError("[Errno 5] Input/output error"), "Input/output error"),
+        (KeyError("size"), "'size' is missing"),
+        (UnicodeDecodeError("utf-8", b"a\xff", 1, 2, "invalid start byte"), "byte 1 is no text in UTF-8"),
+        (RecursionError("maximum recursion depth exceeded"), "it is nested too deeply"),
+        (MemoryError(), "it does not fit into memory"),
+        (ValueError("It is odd."), "It is odd"),
+        (RuntimeError(), "no reason was given"),
+    ],
+)
+def test_what_an_error_says_is_said_in_words(error: Exception, words: str) -> None:
+    """Without its type, and without the system's number."""
+    assert errors.said_by(error) == words
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [(None, "nothing"), (True, "true or false"), (1.5, "a number"), ("a", "text"), ({"a": 1}, "an object with fields")],
+)
+def test_what_stands_in_a_file_is_said_in_words(value: object, words: str) -> None:
+    """A value of JSON's, or of a column."""
+    assert errors.kind_of(value) == words
 
 
 def builtin_parents(kind: type) -> list[str]:

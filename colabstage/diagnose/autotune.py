@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from colabstage.diagnose.facts import batch_size_of, usable
 from colabstage.diagnose.loaders import end_iterator
 from colabstage.diagnose.restore import preserve_attributes, preserve_randomness, preserve_training
-from colabstage.errors import ColabstageError, OptionError
+from colabstage.errors import ColabstageError, OptionError, said_by
 from colabstage.io.page import notes, page, table
 
 if TYPE_CHECKING:
@@ -313,7 +313,7 @@ def _try(candidate: Candidate, make: Callable[[dict[str, Any]], Any], limits: _L
     except StopIteration:
         return replace(trial, problem="the dataset has no batch of this size")
     except (ColabstageError, RuntimeError, ValueError, OSError, TypeError, AttributeError) as error:
-        return replace(trial, problem=str(error).partition("\n")[0] or type(error).__name__)
+        return replace(trial, problem=said_by(error).partition("\n")[0])
     finally:
         end_iterator(iterator)
         if hasattr(loader, "close"):

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from colabstage.diagnose.facts import LOADER_STAGES, Setting, StageCost
 from colabstage.diagnose.loaders import ProfiledLoader
+from colabstage.errors import said_by
 
 if TYPE_CHECKING:
     from colabstage.diagnose.facts import StageName
@@ -46,7 +47,8 @@ def profiled_tf(dataset: Any) -> ProfiledLoader:
         copied = _copy(dataset)
     except Exception as error:  # noqa: BLE001 - whatever TensorFlow says of a graph that it cannot write down
         copied = dataset
-        notes.append(f"The pipeline could not be copied ({type(error).__name__}), so shuffling in it has moved on.")
+        why = said_by(error).partition("\n")[0]
+        notes.append(f"The pipeline could not be copied ({why}), so shuffling in it has moved on.")
     return ProfiledLoader(
         setting,
         start=lambda: iter(copied),

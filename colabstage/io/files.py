@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from colabstage.errors import NotEnoughSpaceError, TargetNotWritableError
+from colabstage.errors import NotEnoughSpaceError, TargetNotWritableError, said_by
 from colabstage.io.ownership import atomic_path, remove_named
 from colabstage.io.pipeline import DaemonPool
 from colabstage.io.redaction import show_command
@@ -52,7 +52,8 @@ def make_folder(path: Path) -> None:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             msg = f"There is no room for the folder '{path}' ({error.strerror}). Free some space, or some files."
             raise NotEnoughSpaceError(msg) from error
-        msg = f"Cannot create the folder '{path}' ({error}). Choose another place, one that this user can write to."
+        why = said_by(error)
+        msg = f"Cannot create the folder '{path}' ({why}). Choose another place, one that this user can write to."
         raise TargetNotWritableError(msg) from error
     # A folder that was there already, or on a file system that is mounted read-only.
     if not os.access(path, os.W_OK | os.X_OK):

@@ -21,7 +21,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from colabstage.errors import CancelledError
+from colabstage.errors import CancelledError, said_by
 from colabstage.io.page import COLOURS, STYLE
 from colabstage.io.units import format_bytes, format_duration, format_rate
 
@@ -109,7 +109,7 @@ class BoardStep:
             state = self._ending(kind)
             seconds = time.monotonic() - self._began
             rate = self._done / seconds if seconds > 0 else 0.0
-            problem = str(error) or type(error).__name__ if error is not None and state == "failed" else ""
+            problem = str(error) or said_by(error) if error is not None and state == "failed" else ""
             self._final = Row(self._name, self._unit, self._total, self._done, state, seconds, rate, problem=problem)
         self._board.closed()
 

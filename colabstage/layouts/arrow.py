@@ -21,6 +21,7 @@ from colabstage.errors import (
     EmptySourceError,
     LayoutError,
     MissingDependencyError,
+    kind_of,
 )
 from colabstage.io.retry import RetryPolicy, read_with_retry
 from colabstage.layouts.names import IMAGE_EXTENSIONS
@@ -418,5 +419,5 @@ def _find(
 def _label(value: Any, name: str) -> Label:
     if value is None or isinstance(value, int | float | str):
         return value
-    msg = f"'{name}' has a label of the kind {type(value).__name__}; expected a number or a word."
+    msg = f"'{name}' has {kind_of(value)} as its label; expected a number or a word."
     raise BrokenDatasetError(msg)

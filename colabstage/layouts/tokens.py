@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
-from colabstage.errors import EmptySourceError, LayoutError, OptionError
+from colabstage.errors import EmptySourceError, LayoutError, OptionError, kind_of, said_by
 from colabstage.io.retry import RetryPolicy, read_with_retry
 from colabstage.layouts.image_boxes import split_of_folders, split_of_word
 from colabstage.layouts.names import SPLIT_NAMES, count_kinds
@@ -196,12 +196,12 @@ class _TextFile:
                         found = json.loads(line)
                         text = found if isinstance(found, str) else found[self.options.field]
                     except (ValueError, KeyError, TypeError, RecursionError) as error:
-                        msg = (
-                            f"'{self.entry.name}', line {number}, has no text under '{self.options.field}': {error!r}."
-                        )
+                        place = f"'{self.entry.name}', line {number},"
+                        why = f"it is {kind_of(found)}" if isinstance(error, TypeError) else said_by(error)
+                        msg = f"{place} has no text under '{self.options.field}': {why}."
                         raise BrokenDatasetError(msg) from error
                     if not isinstance(text, str):
-                        kind = type(text).__name__
+                        kind = kind_of(text)
                         msg = (
                             f"'{self.entry.name}', line {number}, has {kind} under '{self.options.field}', "
                             "expected text."

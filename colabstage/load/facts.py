@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from colabstage.errors import said_by
 from colabstage.h5.info import read_info
 from colabstage.io.clock import SYSTEM_CLOCK
 from colabstage.load.batches import map_leaves
@@ -150,7 +151,7 @@ def _pickle_problem(dataset: dataset_h5) -> str | None:
     try:
         pickle.dumps((dataset.transform, dataset.target_transform))
     except Exception as error:  # noqa: BLE001 - whatever a transform's own pickling raises
-        return str(error).partition("\n")[0] or type(error).__name__
+        return said_by(error).partition("\n")[0]
     # A class of a notebook pickles by its name, and fails where it is looked up.
     main = __import__("__main__")
     homes = {

@@ -28,6 +28,7 @@ from colabstage.errors import (
     SourceError,
     SourceNotFoundError,
     SourceReadError,
+    said_by,
 )
 from colabstage.io.clock import SYSTEM_CLOCK
 from colabstage.io.redaction import hide_secrets, secrets_in, show_address
@@ -129,7 +130,7 @@ def translate_error(error: BaseException, protocol: str, label: str, secrets: Se
     """
     if isinstance(error, SourceError):
         return error
-    reason = hide_secrets(str(error), secrets) or type(error).__name__
+    reason = hide_secrets(said_by(error), secrets)
     judgement = judge_error(error)
     if judgement == "missing":
         return SourceNotFoundError(f"There is nothing at '{label}' ({reason}).")
@@ -139,7 +140,7 @@ def translate_error(error: BaseException, protocol: str, label: str, secrets: Se
         return SourceAccessError(msg)
     if judgement == "transient":
         return TransientError(f"Reading '{label}' failed for now: {reason}.", wait_asked(error))
-    return SourceReadError(f"Reading '{label}' failed: {type(error).__name__}: {reason}.")
+    return SourceReadError(f"Reading '{label}' failed: {reason}.")
 
 
 def judge_error(error: BaseException) -> Judgement:

@@ -19,6 +19,7 @@ from colabstage.errors import (
     SourceChangedError,
     SourceReadError,
     TargetNotWritableError,
+    said_by,
 )
 from colabstage.io.files import read_json, write_json
 from colabstage.io.temporaries import remove_own, rename_own
@@ -335,7 +336,9 @@ def _our_side(error: OSError, task: FileTask) -> Exception:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         msg = f"The disk of '{where}' is full while '{task.facts.name}' is downloaded. Free some space and run again."
         return NotEnoughSpaceError(msg)
-    return TargetNotWritableError(f"Cannot write '{task.facts.name}' in '{where}': {error}. Choose another folder.")
+    return TargetNotWritableError(
+        f"Cannot write '{task.facts.name}' in '{where}': {said_by(error)}. Choose another folder."
+    )
 
 
 def _check_whole(task: FileTask, hasher: Hasher | None) -> None:

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from colabstage.errors import OptionError, SourceReadError
+from colabstage.errors import OptionError, SourceReadError, said_by
 from colabstage.sources.remote import RemoteFacts, TransientError
 from colabstage.sources.share_pages import (
     FolderPage,
@@ -360,5 +360,4 @@ def short_reason(error: BaseException) -> str:
     reason: BaseException = error
     while reason.__cause__ is not None or reason.__context__ is not None:
         reason = reason.__cause__ or reason.__context__ or reason
-    text = str(getattr(reason, "strerror", None) or reason).splitlines()
-    return f"{type(reason).__name__}: {text[0][:200]}" if text else type(reason).__name__
+    return said_by(reason).splitlines()[0][:200]

@@ -49,7 +49,7 @@ def test_reports_of_several_threads_add_up() -> None:
     ("error", "state", "problem"),
     [
         (SourceReadError("'x.zip' ended early."), "failed", "'x.zip' ended early."),
-        (ValueError(), "failed", "ValueError"),
+        (ValueError(), "failed", "no reason was given"),
         (CancelledError("Cancelled on request."), "cancelled", ""),
         (KeyboardInterrupt(), "cancelled", ""),
     ],

@@ -140,7 +140,7 @@ def test_lines_of_json_are_documents(tmp_path: Path, monkeypatch: pytest.MonkeyP
     x = np.concatenate([found.inputs.source.read(index) for index in range(len(found))])
     wanted = [token for text in documents for token in (*text.encode(), 300)]
     assert x.tolist() == wanted[: len(x)]
-    for broken, says in (("{", "line 22"), ('{"body": 3}', "int under 'body'"), ("[]", "line 22")):
+    for broken, says in (("{", "line 22"), ('{"body": 3}', "a number under 'body'"), ("[]", "it is a list")):
         file.write_text("\n".join([*lines[:21], broken, *lines[22:]]))
         with pytest.raises(BrokenDatasetError, match=rf"'a\.jsonl', line 22.*{'' if says == 'line 22' else says}"):
             read_tokens(FolderTree(tmp_path), options=options)

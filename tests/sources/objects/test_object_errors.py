@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import ftplib
+import re
 import socket
 from types import SimpleNamespace
 from typing import Any
@@ -76,12 +77,16 @@ def test_an_error_says_what_to_do() -> None:
         (FileNotFoundError("gone"), SourceNotFoundError, "There is nothing at 's3://b/x' (gone)"),
         (PermissionError("Forbidden"), SourceAccessError, "AWS_SECRET_ACCESS_KEY"),
         (TimeoutError("slow"), TransientError, "slow"),
-        (ValueError("odd"), SourceReadError, "ValueError: odd"),
+        (ValueError("odd"), SourceReadError, "'s3://b/x' failed: odd."),
+        (KeyError("ETag"), SourceReadError, "failed: 'ETag' is missing."),
+        (ValueError(), SourceReadError, "failed: no reason was given."),
+        (OSError(errno.EINVAL, "Invalid range"), SourceReadError, "failed: Invalid range."),
     ]
     for raised, kind, text in kinds:
         told = translate_error(raised, "s3", "s3://b/x")
         assert type(told) is kind
         assert text in str(told)
+        assert not re.search(r"\w(Error|Exception)\b|Errno", str(told))
     typed = SourceReadError("as it is")
     assert translate_error(typed, "s3", "s3://b/x") is typed
 
