@@ -38,11 +38,11 @@ class Numbers(Dataset[Any]):
 
 def test_cheap_samples_need_no_processes() -> None:
     """Handing batches over would cost more than making them, so the choice is none; within twice the time asked."""
-    began = time.monotonic()
+    began, before = time.monotonic(), set(psutil.Process().children())
     tuned = autotune_loader(Numbers(0.0), 16, step=lambda _: None, budget_s=3)
     assert tuned.options == {"num_workers": 0}
     assert time.monotonic() - began < 6
-    assert psutil.Process().children() == []
+    assert set(psutil.Process().children()) <= before
 
 
 def test_samples_that_are_waited_for_get_several_processes() -> None:

@@ -293,6 +293,7 @@ def test_nothing_is_left_running() -> None:
     import sys
 
     threads, interval = threading.active_count(), sys.getswitchinterval()
+    before = set(psutil.Process().children())
     loader = DataLoader(Samples(), 8, num_workers=2, persistent_workers=True)
     profile_loader(loader, short_step, budget_s=0.5)
     assert loader._iterator is None
@@ -303,7 +304,7 @@ def test_nothing_is_left_running() -> None:
 
     with pytest.raises(KeyError, match="no such layer"):
         profile_loader(loader, broken, budget_s=0.5)
-    assert psutil.Process().children() == []
+    assert set(psutil.Process().children()) <= before
     assert (threading.active_count(), sys.getswitchinterval()) == (threads, interval)
     assert len(next(iter(loader))[1]) == 8
 

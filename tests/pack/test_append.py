@@ -129,7 +129,7 @@ def test_what_is_appended_to_must_be_there(tmp_path: Path, photos: Path) -> None
     """No dataset, no appending; and one of the two arguments says where to."""
     with pytest.raises(SourceNotFoundError, match=r"There is no file .*data\.h5"):
         pack_dataset(photos, append_to=tmp_path / "data.h5", progress=False)
-    with pytest.raises(OptionError, match="leave out, shards"):
+    with pytest.raises(OptionError, match="leave out target, shards"):
         pack_dataset(photos, tmp_path / "a.h5", append_to=tmp_path / "data.h5", progress=False)
     with pytest.raises(OptionError, match="where the pack goes"):
         pack_dataset(photos, progress=False)

@@ -68,7 +68,9 @@ def to_keras(
         OptionError: an argument that cannot work, or data that have no arrays of one shape.
         SourceNotFoundError, PackFormatError, SplitNotFoundError: there is nothing to read.
     """
+    request = ArrayRequest(batch_size, shuffle, seed, drop_last, dtype, one_hot, num_workers, prefetch_factor)
+    # First, because a wrong argument should not take as long to hear of as keras takes to import.
+    batches = ArrayBatches(dataset, request, split=split)
     from colabstage.load.frameworks.keras_dataset import KerasBatches
 
-    request = ArrayRequest(batch_size, shuffle, seed, drop_last, dtype, one_hot, num_workers, prefetch_factor)
-    return KerasBatches(ArrayBatches(dataset, request, split=split))
+    return KerasBatches(batches)
