@@ -42,7 +42,7 @@ def test_a_file_just_written_is_resident(tmp_path: Path) -> None:
     """Its pages are where they were written."""
     path = tmp_path / "warm"
     path.write_bytes(bytes(PAGES * mmap.PAGESIZE))
-    assert resident_part(mapped(path)) == 1
+    assert resident_part(mapped(path)) > 0.99
 
 
 def test_the_estimate_follows_what_is_read(cold: Path) -> None:
@@ -51,9 +51,10 @@ def test_the_estimate_follows_what_is_read(cold: Path) -> None:
     assert resident_part(data) == 0
     read_start(cold, half)
     assert 0.45 < resident_part(data) < 0.8
-    assert resident_part(data[:half]) == 1
+    # Not quite all: where memory is wanted, the kernel takes single pages back at once.
+    assert resident_part(data[:half]) > 0.99
     read_start(cold, len(data))
-    assert resident_part(data) == 1
+    assert resident_part(data) > 0.99
 
 
 @pytest.mark.parametrize(("start", "stop"), [(0, 1), (5000, 5001), (4095, 4097), (1, PAGES * mmap.PAGESIZE)])
