@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -107,7 +108,15 @@ def test_a_client_that_tells_nothing_is_said_once(checkpoint: Path, my_drive: Pa
 @pytest.mark.usefixtures("stalled")
 def test_a_client_that_dies_meanwhile_is_no_upload(checkpoint: Path, my_drive: Path, drive: SimulatedDrive) -> None:
     """Off Colab nobody can mount it again, and the error says so."""
-    threading.Timer(0.5, drive.kill).start()
+
+    def die_while_it_is_uploaded() -> None:
+        deadline = time.monotonic() + 60
+        while not (my_drive / "model.pt").exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        time.sleep(0.5)
+        drive.kill()
+
+    threading.Thread(target=die_while_it_is_uploaded).start()
     with pytest.raises(DriveDisconnectedError, match="was not mounted again: only a Colab notebook"):
         publish_file(checkpoint, my_drive, wait_uploaded=True, progress=False)
 
