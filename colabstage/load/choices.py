@@ -16,6 +16,7 @@ from colabstage.load.epoch import Shard
 from colabstage.load.reading.memory import spare_memory
 
 if TYPE_CHECKING:
+    from colabstage.load.arrival import ArrivalFacts
     from colabstage.load.reading.storage import EngineChoice
 
 Strategy = Literal["auto", "device", "memory", "direct", "workers"]
@@ -103,6 +104,8 @@ class LoaderFacts:
     """Length of one crop, where the batch transform begins with a random resized one, `None` where it does not."""
     whole_reason: str | None = None
     """Why these inputs cannot be decoded as crops, `None` where they can."""
+    arrival: ArrivalFacts | None = None
+    """Of a file of which some rows are not here yet, `None` of any other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,15 +149,17 @@ class ReasonedValue:
 class OrderChoice:
     """Say in which order an epoch visits rows, and why."""
 
-    name: Literal["permutation", "window", "file", "sampler"]
-    """`"permutation"` any order is as likely as any other; `"window"` rows are shuffled in windows; `"file"` as stored;
-    `"sampler"` as the sampler says."""
+    name: Literal["permutation", "window", "arrival", "file", "sampler"]
+    """`"permutation"` any order is as likely as any other; `"window"` rows are shuffled in windows; `"arrival"` so are
+    those of units that are brought here together; `"file"` as stored; `"sampler"` as the sampler says."""
     reason: str
     """Why, in words that follow the name."""
     window_rows: int = 0
     """Rows that are shuffled among each other."""
     block_rows: int = 0
     """Neighbours in the file that windows are made of."""
+    window_units: int = 0
+    """Units of what arrives that are shuffled among each other."""
 
     def __str__(self) -> str:
         return f"{self.name}: {self.reason}"
@@ -333,8 +338,11 @@ def choose_order(facts: LoaderFacts, request: LoaderRequest, strategy: str, pref
     all of them decides: neither the memory that is free, nor what is read from memory, nor what follows from those.
 
     Raises:
-        OptionError: a window shuffle that cannot be: with a sampler, or with too little memory.
+        OptionError: a window shuffle that cannot be: with a sampler, or with too little memory; or rows wanted at
+            random of a file of which some are not here.
     """
+    if facts.arrival is not None and (request.sampling or request.shuffle):
+        return _of_arrival(facts.arrival, request)
     if request.shuffle == "window":
         if request.sampling or facts.epoch_rows is not None:
             msg = 'shuffle="window" visits all rows; it cannot go with sampler=. Leave out one of them.'
@@ -348,6 +356,28 @@ def choose_order(facts: LoaderFacts, request: LoaderRequest, strategy: str, pref
     if request.shuffle is True or facts.epoch_rows is not None:
         return OrderChoice("permutation", "every order is as likely as any other")
     return _by_cost(facts, request, strategy, prefetch)
+
+
+def _of_arrival(arrival: ArrivalFacts, request: LoaderRequest) -> OrderChoice:
+    """Choose the order of rows that arrive by units. It is the same whether or not they are here already.
+
+    Raises:
+        OptionError: rows were asked for at random, and not all are here.
+    """
+    at_random = "a sampler that draws" if request.sampling else "shuffle=True"
+    if request.sampling or request.shuffle is True:
+        if not arrival.complete:
+            msg = (
+                f"{at_random} wants any row next to any other, and of this file some are not here: {arrival.reason}. "
+                'Use shuffle="auto", which visits every row once, in windows, or have all of it here first: without '
+                "disk_limit=, or after data.wait()."
+            )
+            raise OptionError(msg)
+        if request.sampling:
+            return OrderChoice("sampler", "the sampler decides")
+        return OrderChoice("permutation", "as asked, and all rows are here")
+    why = f"rows are shuffled in windows of {arrival.window_units:,} of the units that they come in"
+    return OrderChoice("arrival", f"{why}: {arrival.reason}", window_units=arrival.window_units)
 
 
 def _by_cost(facts: LoaderFacts, request: LoaderRequest, strategy: str, prefetch: int) -> OrderChoice:
@@ -413,6 +443,9 @@ _SHARED_PART = 2
 def may_gain(facts: LoaderFacts, request: LoaderRequest) -> bool:
     """Tell whether a probe of a sample's cost could speak for processes at all."""
     if request.strategy != "auto" or not facts.per_sample or facts.processes is None:
+        return False
+    # A probe would wait for rows from all over the file.
+    if facts.arrival is not None:
         return False
     # What may hang or run a script twice is not begun unasked, however much it gains.
     safe = facts.processes.unpicklable is None and choose_start(facts.processes).safe

@@ -121,6 +121,14 @@ def _check(request: LoaderRequest) -> None:
 def _choose_strategy(facts: LoaderFacts, request: LoaderRequest) -> _Resolved:
     """Choose where batches come from, and the engine that reads them there."""
     asked = request.strategy
+    if facts.arrival is not None and not facts.arrival.complete:
+        if asked in ("device", "memory"):
+            msg = (
+                f'strategy="{asked}" reads all rows at once, and of this file some are not here: '
+                f'{facts.arrival.reason}. Use strategy="auto".'
+            )
+            raise OptionError(msg)
+        return ("workers" if asked == "workers" else "direct"), facts.engine
     if asked == "device":
         return "device", _on_device(facts)
     # The fastest first, where it costs nobody else their memory.

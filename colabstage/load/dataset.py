@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from colabstage.h5.parts import Files
+    from colabstage.load.arrival import Arrival
     from colabstage.load.reading.engines import Indices
     from colabstage.load.reading.storage import EngineChoice
     from colabstage.load.reading.targets import TargetBatch
@@ -63,6 +64,7 @@ class dataset_h5(_Base):  # noqa: N801 - the name that people know from the reci
         return_index: bool = False,
         in_memory: bool = False,
         decode: bool = False,
+        arrival: Arrival | None = None,
     ) -> None:
         """Look at the file; no sample is read, except with `in_memory`.
 
@@ -79,6 +81,7 @@ class dataset_h5(_Base):  # noqa: N801 - the name that people know from the reci
                 it is refused when it does not fit.
             decode: decode inputs that are image files in rows of bytes of any length (HDF5's variable-length uint8), to
                 RGB at their own sizes, as files that colabstage packed encoded always are. Left as bytes by default.
+            arrival: what brings the rows of a file of which some are not here yet; `stage_dataset` gives it.
 
         Raises:
             SourceNotFoundError, PackFormatError, NewerFormatError, DamagedPackError: the file cannot be read, or with
@@ -87,7 +90,7 @@ class dataset_h5(_Base):  # noqa: N801 - the name that people know from the reci
             SplitNotFoundError: it has no such split; the message lists those it has.
             NotEnoughSpaceError: with `in_memory`, when the inputs do not fit.
         """
-        self.reader = SplitReader(in_file, split, in_memory=in_memory, decode=decode)
+        self.reader = SplitReader(in_file, split, in_memory=in_memory, decode=decode, arrival=arrival)
         self.transform = transform
         self.target_transform = target_transform
         self.return_index = return_index

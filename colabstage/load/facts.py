@@ -20,6 +20,7 @@ import torch
 from colabstage.errors import said_by
 from colabstage.h5.info import read_info
 from colabstage.io.clock import SYSTEM_CLOCK
+from colabstage.load.arrival import ArrivalFacts
 from colabstage.load.batches import map_leaves
 from colabstage.load.choices import DeviceFacts, LoaderFacts, ProcessFacts, SampleCost
 from colabstage.load.device import free_device_memory
@@ -75,6 +76,7 @@ def gather_facts(
         processes=_processes(dataset),
         crop_bytes=None if crop_size is None else crop_size[0] * crop_size[1] * reader.crop_channels,
         whole_reason=reader.whole_reason,
+        arrival=None if (one := reader.arrival) is None else ArrivalFacts(one.complete, one.window_units, one.reason),
     )
 
 

@@ -16,6 +16,7 @@ from colabstage.io.arguments import read_options, takes
 from colabstage.io.page import facts_table, notes, page
 from colabstage.io.progress import Cancellation
 from colabstage.io.units import parse_bytes
+from colabstage.load.arrival import Announced, UnitOrder
 from colabstage.load.augment import Crops, first_crop
 from colabstage.load.batches import Collate, Finish, Ragged, map_batches, move_to, pin
 from colabstage.load.choices import LoaderRequest, may_gain
@@ -33,11 +34,14 @@ from colabstage.load.window import WindowOrder
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator
 
+    from numpy.typing import NDArray
+
     from colabstage.load.choices import LoaderFacts, LoaderPlan, Shuffle
     from colabstage.load.device import Staged
     from colabstage.load.epoch import Order
     from colabstage.load.options import LoaderArguments
     from colabstage.load.prefetch import Source
+    from colabstage.load.reading.reader import SplitReader
     from colabstage.load.sampling import EpochSampler
     from colabstage.load.strategies import BatchSource
 
@@ -127,7 +131,7 @@ def make_loader(
         crop_size=None if first is None else first.crop.target_size,
     )
     plan = _plan(dataset, request, facts)
-    order = subset or _order(plan, len(dataset), seed)
+    order = _order(plan, dataset, seed, subset)
     schedule = Schedule(order, batch_size, asked.drop_last, shard)
     crops = None
     if first is not None and plan.decode is not None and plan.decode.name == "crops":
@@ -224,10 +228,16 @@ def _plan(dataset: dataset_h5, request: LoaderRequest, facts: LoaderFacts) -> Lo
     return choose_loader(facts, request)
 
 
-def _order(plan: LoaderPlan, samples: int, seed: int) -> Order:
-    if plan.order.name == "window":
-        return WindowOrder(samples, plan.order.window_rows, plan.order.block_rows, seed)
-    return RowOrder(samples, plan.order.name == "permutation", seed)
+def _order(plan: LoaderPlan, dataset: dataset_h5, seed: int, subset: Order | None) -> Order:
+    arrival, chosen = dataset.reader.arrival, plan.order
+    if chosen.name == "arrival" and arrival is not None:
+        rows = subset.subset if isinstance(subset, RowOrder) else None
+        return UnitOrder(arrival.units(dataset.split), chosen.window_units, seed, rows)
+    if subset is not None:
+        return subset
+    if chosen.name == "window":
+        return WindowOrder(len(dataset), chosen.window_rows, chosen.block_rows, seed)
+    return RowOrder(len(dataset), chosen.name == "permutation", seed)
 
 
 def _build(
@@ -270,7 +280,9 @@ def _build(
         multiprocessing_context=None if plan.start is None else plan.start.method,
     )
     stagers = StagerPool(place)
-    loader._machine = _Machine(plan, schedule, source, finish, place, shown, seed, identity, pinned, stagers)
+    loader._machine = _Machine(
+        plan, schedule, source, finish, place, shown, seed, identity, pinned, stagers, dataset.reader
+    )
     loader.plan = plan
     loader._done = loader._next = _Place(0, 0)
     return loader
@@ -316,11 +328,14 @@ class _Machine:
     """Whether batches in host memory are put into pinned memory."""
     stagers: StagerPool
     """What takes them to the device."""
+    reader: SplitReader
+    """What rows are read with."""
 
     def start(self, place: _Place, handed_out: Callable[[_Place], None]) -> Iteration[Any, Any]:
         """Begin to make the batches that are left of an epoch; `place` moves on as they are handed out, and
         `handed_out` is called with it each time."""
         batches, rows_before = self.schedule.rows_left(place.epoch, place.batches_done)
+        announced = self._announce(batches, place.epoch)
         # One for each iteration: a new one must not be stopped by the end of the last.
         cancellation = Cancellation()
         source = self.source.start(batches, rows_before, place.epoch, cancellation)
@@ -336,9 +351,14 @@ class _Machine:
                 # First: where code of the caller's fails and the loop goes on, this batch is over.
                 place.batches_done += 1
                 handed_out(place)
+                if announced is not None:
+                    announced.hand_out()
                 return hand_out(given)
 
-            return Iteration(source, count, place.end)
+            iteration = Iteration(source, count, place.end)
+            if announced is not None:
+                weakref.finalize(iteration, announced.close).atexit = False
+            return iteration
 
         # The device gathers by itself, and a thread would only stand between.
         if not self.source.in_background:
@@ -368,6 +388,13 @@ class _Machine:
         iteration = begun(prefetch_staged(source, stager, depth, _THREAD, cancellation), hand_out)
         weakref.finalize(iteration, self.stagers.take_back, stager).atexit = False
         return iteration
+
+    def _announce(self, batches: list[NDArray[np.intp]], epoch: int) -> Announced | None:
+        """Say which rows are read now and in the next epoch, where some of them have to be brought here first."""
+        reader = self.reader
+        if reader.arrival is None or reader.arrival.complete:
+            return None
+        return Announced(reader.arrival, reader.split, batches, lambda: self.schedule.rows_left(epoch + 1, 0)[0])
 
 
 def _without_heartbeats(batches: Generator[tuple[Any, ...] | Heartbeat]) -> Generator[tuple[Any, ...]]:

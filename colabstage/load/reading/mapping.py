@@ -31,13 +31,13 @@ class FileStamp:
     """Another one when the file was replaced."""
     size: int
     """In bytes."""
-    mtime_ns: int
-    """When it was written to last."""
+    mtime_ns: int | None
+    """When it was written to last; `None` of a file whose rows still arrive, which is written to all the time."""
 
     @classmethod
-    def of(cls, status: os.stat_result) -> Self:
+    def of(cls, status: os.stat_result, *, arriving: bool = False) -> Self:
         """Return the stamp in an answer of `os.stat`."""
-        return cls(status.st_ino, status.st_size, status.st_mtime_ns)
+        return cls(status.st_ino, status.st_size, None if arriving else status.st_mtime_ns)
 
 
 class _CheckedFile:
@@ -129,7 +129,7 @@ def check_stamp(path: Path, status: os.stat_result, expected: FileStamp) -> None
     Raises:
         DamagedPackError: it was replaced or written to.
     """
-    if FileStamp.of(status) != expected:
+    if FileStamp.of(status, arriving=expected.mtime_ns is None) != expected:
         msg = (
             f"'{path}' was replaced or written to after this dataset had opened it "
             f"({expected.size:,} bytes then, {status.st_size:,} now). Open a new dataset_h5 on it."

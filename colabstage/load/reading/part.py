@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from colabstage.load.reading.threads import ThreadPool
 
 _PROBED_ROWS = 16
+_PIXELS_A_BYTE = 10
 
 _log = logging.getLogger(__name__)
 
@@ -77,12 +78,14 @@ class SplitPart:
         *,
         decode: bool = False,
         beside_bytes: int = 0,
+        arriving: bool = False,
     ) -> None:
         """Look at the file; no sample is read.
 
         Args:
             path, split, decode: as of `SplitReader`.
             beside_bytes: length of what is read at random beside this file: the system's cache has to hold that too.
+            arriving: whether some of its rows are not here yet, so that it is written to while it is read.
 
         Raises:
             SourceNotFoundError, PackFormatError, NewerFormatError, DamagedPackError: the file cannot be read, or with
@@ -94,7 +97,8 @@ class SplitPart:
         self.split = split
         self.info: SplitInfo = info.split(split)
         self.classes = info.classes
-        self._stamps = {self.path: FileStamp.of(self.path.stat())}
+        self._arriving = arriving
+        self._stamps = {self.path: FileStamp.of(self.path.stat(), arriving=arriving)}
         self._beside_bytes = beside_bytes
         self.slow_mount = slow_reason(mount_of(self.path))
         with open_h5(self.path) as file, reading_contents(self.path):
@@ -162,6 +166,9 @@ class SplitPart:
 
     def estimate_row_bytes(self) -> int:
         """Return the length of one input row once it is in memory, from the headers of a few where each has its own."""
+        if self._arriving and self.encoded and self.row_shape is None:
+            # Headers lie all over the file. Photographs as JPEG take about a tenth of their pixels.
+            return self.row_bytes * _PIXELS_A_BYTE
         engine = None if self.row_shape is not None else self._loaded or self._open().x
         if not isinstance(engine, EncodedRows) or not len(self):
             return self.row_bytes
@@ -300,7 +307,8 @@ class SplitPart:
 
     def warm_up(self) -> Iterator[None]:
         """Have the system hold the inputs in memory, as `SplitReader.warm_up`."""
-        if self.in_memory or self._x.choice.name != "mapped":
+        # Of rows that arrive there is nothing to read beforehand.
+        if self.in_memory or self._arriving or self._x.choice.name != "mapped":
             return
         file = OpenFile(self.path, self._stamps)
         before = self._cache_state(file, self._x.facts)
@@ -353,6 +361,9 @@ class SplitPart:
         """Return the same field, with its engine chosen by what of it is in memory now."""
         if field.choice.name != "mapped":
             return field
+        if self._arriving:
+            why = f"{field.choice.reason}, whose rows are waited for as they are needed"
+            return replace(field, choice=replace(field.choice, reason=why))
         cache = self._cache_state(OpenFile(self.path, self._stamps), field.facts)
         return replace(field, choice=choose_engine(field.facts, cache=cache))
 

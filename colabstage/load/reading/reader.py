@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import copy
 import os
+from contextlib import nullcontext
 from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from colabstage.errors import DamagedPackError, SplitNotFoundError
+from colabstage.errors import DamagedPackError, OptionError, SplitNotFoundError
 from colabstage.h5.info import read_info
 from colabstage.h5.parts import PartName, check_schemas, find_parts
 from colabstage.load.reading.engines import resolve_rows
@@ -25,12 +26,14 @@ from colabstage.machine.resources import read_resources
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
     from numpy.typing import NDArray
 
     from colabstage.h5.info import PackInfo
     from colabstage.h5.parts import Files
+    from colabstage.load.arrival import Arrival, Side
     from colabstage.load.reading.engines import Indices
     from colabstage.load.reading.storage import EngineChoice
     from colabstage.load.reading.targets import TargetBatch
@@ -40,7 +43,15 @@ if TYPE_CHECKING:
 class SplitReader:
     """Read rows of one split at random. Lazy, picklable, safe under fork and spawn, and from several threads."""
 
-    def __init__(self, files: Files, split: str = "train", *, in_memory: bool = False, decode: bool = False) -> None:
+    def __init__(
+        self,
+        files: Files,
+        split: str = "train",
+        *,
+        in_memory: bool = False,
+        decode: bool = False,
+        arrival: Arrival | None = None,
+    ) -> None:
         """Look at the files; no sample is read, except with `in_memory`.
 
         Args:
@@ -50,8 +61,10 @@ class SplitReader:
             split: which split.
             in_memory: read all inputs into memory now, in one sequential pass. Children made by fork share them.
             decode: decode inputs that are rows of bytes of any length, each an image file.
+            arrival: what brings the rows of a file of which some are not here yet; every read waits for its own.
 
         Raises:
+            OptionError: with `in_memory` and an `arrival` that has not all rows.
             DriveDisconnectedError: a mount that they lie on is dead, or does not answer.
             SourceNotFoundError, PackFormatError, NewerFormatError, DamagedPackError: a file cannot be read, or with
                 `decode` holds no image files; several are not alike (the message names the difference), or are shards
@@ -61,11 +74,14 @@ class SplitReader:
         """
         require_answer(*((files,) if isinstance(files, str | os.PathLike) else files))
         paths = find_parts(files)
+        self.arrival = arrival
+        """What brings rows that are not here yet, `None` where all are."""
+        arriving = arrival is not None
         if len(paths) == 1:
-            self._parts: tuple[SplitPart, ...] = (SplitPart(paths[0], split, decode=decode),)
+            self._parts: tuple[SplitPart, ...] = (SplitPart(paths[0], split, decode=decode, arriving=arriving),)
             paths = (self._parts[0].path,)
         else:
-            self._parts = _open_parts(paths, split, decode=decode)
+            self._parts = _open_parts(paths, split, decode=decode, arriving=arriving)
         self.path = paths[0]
         self.paths = paths
         self.split = split
@@ -169,6 +185,10 @@ class SplitReader:
             DecodeError: an encoded row is broken; the message names it.
             DamagedPackError: a file changed since it was opened, or is cut off.
         """
+        with self._held(indices, pool):
+            return self._read_x(indices, out, pool)
+
+    def _read_x(self, indices: Indices, out: NDArray[Any] | None, pool: ThreadPool) -> NDArray[Any] | list[Any]:
         if self._only is not None:
             return self._only.read_x(indices, out, pool=pool)
         rows = resolve_rows(indices, len(self))
@@ -213,13 +233,14 @@ class SplitReader:
             IndexError, DecodeError: as `read_x`.
             TypeError: these inputs are no image files.
         """
-        if self._only is not None:
-            return self._only.image_sizes(indices, pool=pool)
-        rows = resolve_rows(indices, len(self))
-        sizes = np.empty((len(rows), 2), np.int64)
-        for part, own, places in self._shares(rows):
-            sizes[places] = part.image_sizes(own, pool=pool)
-        return sizes
+        with self._held(indices, pool):
+            if self._only is not None:
+                return self._only.image_sizes(indices, pool=pool)
+            rows = resolve_rows(indices, len(self))
+            sizes = np.empty((len(rows), 2), np.int64)
+            for part, own, places in self._shares(rows):
+                sizes[places] = part.image_sizes(own, pool=pool)
+            return sizes
 
     def read_crops(
         self,
@@ -244,16 +265,17 @@ class SplitReader:
             IndexError, DecodeError, DamagedPackError, ValueError: as `read_x`.
             TypeError: these inputs cannot be cropped when they are read (`can_crop`).
         """
-        if self._only is not None:
-            return self._only.read_crops(indices, size, choose, out, pool=pool)
-        rows = resolve_rows(indices, len(self))
-        target = target_array(out, (len(rows), *size, self.crop_channels), np.dtype(np.uint8))
-        # Once for the whole batch: what draws for each image by its place in it must not begin anew with each file.
-        crops = choose(self.image_sizes(rows, pool=pool))
-        for part, own, places in self._shares(rows):
-            chosen = crops[places]
-            target[places] = part.read_crops(own, size, lambda _, chosen=chosen: chosen, pool=pool)  # type: ignore[misc]
-        return target
+        with self._held(indices, pool):
+            if self._only is not None:
+                return self._only.read_crops(indices, size, choose, out, pool=pool)
+            rows = resolve_rows(indices, len(self))
+            target = target_array(out, (len(rows), *size, self.crop_channels), np.dtype(np.uint8))
+            # Once for the whole batch: what draws for each image by its place in it must not begin anew with each file.
+            crops = choose(self.image_sizes(rows, pool=pool))
+            for part, own, places in self._shares(rows):
+                chosen = crops[places]
+                target[places] = part.read_crops(own, size, lambda _, chosen=chosen: chosen, pool=pool)  # type: ignore[misc]
+            return target
 
     def read_y(self, indices: Indices, out: NDArray[Any] | None = None, *, pool: ThreadPool = SOLO) -> TargetBatch:
         """Read targets.
@@ -274,6 +296,11 @@ class SplitReader:
             ValueError: `out` is not of the right shape, dtype or order, or there is none for these targets.
             DecodeError: an encoded mask is broken, or the header of an image whose boxes are asked for.
         """
+        # Boxes follow the sizes of their images, which these tell themselves.
+        with self._held(indices, pool, "row" if self.has_boxes and self.encoded else "targets"):
+            return self._read_y(indices, out, pool)
+
+    def _read_y(self, indices: Indices, out: NDArray[Any] | None, pool: ThreadPool) -> TargetBatch:
         if self._only is not None:
             return self._only.read_y(indices, out, pool=pool)
         rows = resolve_rows(indices, len(self))
@@ -314,11 +341,20 @@ class SplitReader:
                 found[place] = key
         return found
 
+    def _held(self, indices: Indices, pool: ThreadPool, side: Side = "row") -> AbstractContextManager[None]:
+        """Keep rows that arrive here while they are read, once they are."""
+        # What is in memory has no need of the file.
+        if self.arrival is None or self.in_memory or self.arrival.complete:
+            return nullcontext()
+        rows = resolve_rows(indices, len(self))
+        return self.arrival.hold(self.split, rows, side=side, cancellation=pool.cancellation)
+
     def into_memory(self) -> SplitReader:
         """Make another reader of the same rows, with all inputs read into memory now; this one if it has them there.
 
         Raises:
             NotEnoughSpaceError: they do not fit; nothing has been read.
+            OptionError: not all rows are here.
         """
         if self.in_memory:
             return self
@@ -344,6 +380,12 @@ class SplitReader:
             part.close()
 
     def _load(self) -> None:
+        if self.arrival is not None and not self.arrival.complete:
+            msg = (
+                f"The rows of '{self.path}' are here in part ({self.arrival.reason}), and all of them were to be read "
+                'into memory. Leave in_memory=False and strategy="auto", by which they are read as they come.'
+            )
+            raise OptionError(msg)
         # One file asks for itself, in a message of its own.
         if self._only is None:
             check_memory(
@@ -365,7 +407,7 @@ class SplitReader:
             yield part, rows[places] - (int(self._ends[number]) - len(part)), places
 
 
-def _open_parts(paths: tuple[Path, ...], split: str, *, decode: bool) -> tuple[SplitPart, ...]:
+def _open_parts(paths: tuple[Path, ...], split: str, *, decode: bool, arriving: bool) -> tuple[SplitPart, ...]:
     """Open several files that are to be read as one, once it is sure that they can be.
 
     Raises:
@@ -384,7 +426,8 @@ def _open_parts(paths: tuple[Path, ...], split: str, *, decode: bool) -> tuple[S
     check_schemas(having, split)
     total = sum(info.split(split).x.nbytes for info in having)
     return tuple(
-        SplitPart(info.path, split, decode=decode, beside_bytes=total - info.split(split).x.nbytes) for info in having
+        SplitPart(info.path, split, decode=decode, beside_bytes=total - info.split(split).x.nbytes, arriving=arriving)
+        for info in having
     )
 
 

@@ -1,0 +1,163 @@
+"""Rows of a file of which some are not here yet: what the loader asks of whoever brings them, and how it orders them.
+
+The file has its final length and layout, and rows come in *units*: blocks of a pack that is elsewhere, stretches of an
+archive that is being packed. The order of an epoch shuffles units, then rows within a window of some units. It depends
+on seed, epoch and layout alone, never on what came first, so that what will be needed next is known beforehand.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, Protocol
+
+import numpy as np
+
+from colabstage.load.epoch import digest_of, random_order
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from contextlib import AbstractContextManager
+
+    from numpy.typing import NDArray
+
+    from colabstage.io.progress import Cancellation
+    from colabstage.load.epoch import Shard
+
+# What is read of a row: all of it, or its targets alone.
+Side = Literal["row", "targets"]
+
+
+class Expectation(Protocol):
+    """Rows that one reader said it will read, in order."""
+
+    def reached(self, rows: int) -> None:
+        """Take note that the first so many of them are done with."""
+
+    def close(self) -> None:
+        """Forget it: nobody reads the rest. Calling it twice is fine."""
+
+
+class Arrival(Protocol):
+    """Bring rows of a file of which some are not here. May be asked from several threads at once; pickles, and works
+    after a fork."""
+
+    @property
+    def complete(self) -> bool:
+        """Tell whether nothing is missing and nothing will be let go: readers then behave as with any file."""
+
+    @property
+    def window_units(self) -> int:
+        """Return how many units one window may hold: a function of layout and limit, never of what is here."""
+
+    @property
+    def reason(self) -> str:
+        """Tell why that many, in words for the plan."""
+
+    def units(self, split: str) -> NDArray[np.intp]:
+        """Return the unit of each row, `(N,)`; or `(N, 2)` where a row may lie in two, its first and its last."""
+
+    def expect(
+        self, split: str, rows: NDArray[np.intp], *, then: Callable[[], NDArray[np.intp]] | None = None
+    ) -> Expectation:
+        """Take note of the rows that will be read, in order: what prefetching and eviction follow. `then` makes those
+        that come after them, such as the next epoch's; it may be called late, in another thread, or never."""
+
+    def hold(
+        self, split: str, rows: NDArray[np.intp], *, side: Side = "row", cancellation: Cancellation | None = None
+    ) -> AbstractContextManager[None]:
+        """Wait until these rows can be read, and keep them here until the context is left. Rows may be repeated.
+
+        Raises:
+            ColabstageError: what brings them failed; the message says what is here. Asking again tries again.
+            CancelledError: `cancellation` was used.
+        """
+
+
+class Announced:
+    """Tell an arrival the rows of an epoch's batches, and how many of them are handed out."""
+
+    def __init__(
+        self,
+        arrival: Arrival,
+        split: str,
+        batches: Sequence[NDArray[np.intp]],
+        then: Callable[[], Sequence[NDArray[np.intp]]],
+    ) -> None:
+        """Announce `batches`; `then` makes those of the epoch after."""
+        self._ends = np.cumsum([len(rows) for rows in batches]).tolist()
+        self._expectation = arrival.expect(split, _joined(batches), then=lambda: _joined(then()))
+        self._handed_out = 0
+
+    def hand_out(self) -> None:
+        """Take note that one more batch is with the consumer."""
+        self._handed_out += 1
+        self._expectation.reached(self._ends[self._handed_out - 1])
+
+    def close(self) -> None:
+        """Forget the rest."""
+        self._expectation.close()
+
+
+def _joined(batches: Sequence[NDArray[np.intp]]) -> NDArray[np.intp]:
+    return np.concatenate(batches) if batches else np.arange(0)
+
+
+@dataclass(frozen=True, slots=True)
+class ArrivalFacts:
+    """Say what of a file that is here in part the choice of a loader rests on."""
+
+    complete: bool
+    """Whether all of it is here, to stay."""
+    window_units: int
+    """How many units one window may hold."""
+    reason: str
+    """Why, in words."""
+
+
+@dataclass(frozen=True, eq=False)
+class UnitOrder:
+    """Visit units in random order, and their rows shuffled within windows of them.
+
+    The first windows are small and each is twice the one before, up to `window_units`: so the first batch waits for one
+    unit and not for a window of them. A row that lies in two units comes when the later one of them does. Rank r of W
+    takes every W-th row: all ranks of one machine read the same window, which is fetched once.
+    """
+
+    units: NDArray[np.intp]
+    """The unit of each row, `(N,)`, or its first and its last, `(N, 2)`; counted from 0."""
+    window_units: int
+    """Units whose rows are shuffled among each other."""
+    seed: int
+    """What the order depends on, together with the epoch."""
+    subset: NDArray[np.intp] | None = None
+    """Rows that are visited, `None` for all."""
+
+    @property
+    def count(self) -> int:
+        return len(self.units) if self.subset is None else len(self.subset)
+
+    def rows(self, epoch: int, shard: Shard) -> NDArray[np.intp]:
+        units = self.units if self.subset is None else self.units[self.subset]
+        if not len(units):
+            return np.arange(0)
+        # The 3 and the 4 tell these draws from each other and from those of other orders.
+        turns = np.empty(count := int(units.max()) + 1, np.intp)
+        turns[random_order(count, self.seed, epoch, 3)] = np.arange(count)
+        turn = turns[units] if units.ndim == 1 else turns[units].max(axis=1)
+        windows = _window_of_turn(count, self.window_units)[turn]
+        order = np.lexsort((random_order(len(units), self.seed, epoch, 4), windows))
+        return shard.every(order if self.subset is None else self.subset[order])
+
+    def identity(self) -> dict[str, int]:
+        found = {"units": int(self.units.max(initial=-1)) + 1, "window_units": self.window_units}
+        return found if self.subset is None else {**found, "sampled": self.count, "rows": digest_of(self.subset)}
+
+
+def _window_of_turn(count: int, window_units: int) -> NDArray[np.intp]:
+    """Return in which window each of `count` units is, by its turn: of 1, 2, 4 … units, then of `window_units`."""
+    sizes: list[int] = []
+    left = count
+    while left > 0:
+        sizes.append(min(left, window_units, 1 << min(len(sizes), 62)))
+        left -= sizes[-1]
+    return np.repeat(np.arange(len(sizes)), sizes)

@@ -1,0 +1,175 @@
+"""Rows that arrive by units: their order, what is announced and held, and what cannot be had of a part."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import chain, pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from torch.utils.data import Subset
+
+from colabstage.errors import OptionError, SourceReadError
+from colabstage.load.arrival import UnitOrder
+from colabstage.load.dataset import dataset_h5
+from colabstage.load.epoch import Shard
+from colabstage.load.loader import make_loader
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from numpy.typing import NDArray
+
+ROWS = 23
+
+
+@dataclass
+class Announcement:
+    """What one reader said."""
+
+    rows: list[int]
+    then: list[int]
+    done: int = 0
+    closed: bool = False
+
+    def reached(self, rows: int) -> None:
+        self.done = rows
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@dataclass
+class InUnitsOfFour:
+    """Bring rows in units of four; here all of them are in the file, and who reads what is noted."""
+
+    complete: bool = False
+    fails: bool = False
+    window_units: int = 2
+    reason: str = "2 units fit"
+    held: list[tuple[str, list[int]]] = field(default_factory=list)
+    expected: list[Announcement] = field(default_factory=list)
+    lock: Any = field(default_factory=threading.Lock)
+
+    def units(self, split: str) -> NDArray[np.intp]:
+        assert split == "train"
+        return np.arange(ROWS) // 4
+
+    def expect(
+        self, split: str, rows: NDArray[np.intp], *, then: Callable[[], NDArray[np.intp]] | None = None
+    ) -> Announcement:
+        assert then is not None
+        self.expected.append(Announcement(rows.tolist(), then().tolist()))
+        return self.expected[-1]
+
+    @contextmanager
+    def hold(
+        self, split: str, rows: NDArray[np.intp], *, side: str = "row", cancellation: Any = None
+    ) -> Iterator[None]:
+        if self.fails and side == "row":
+            msg = "the source stalls"
+            raise SourceReadError(msg)
+        with self.lock:
+            self.held.append((side, rows.tolist()))
+        yield
+
+
+def test_a_unit_order_is_a_function_of_seed_and_epoch_with_windows_that_grow() -> None:
+    """Every row once an epoch; the first window is one unit, the next two; a row in two units comes with the later."""
+    units = np.repeat(np.arange(16), 5)
+    order = UnitOrder(units, 4, seed=3)
+    rows = order.rows(0, Shard())
+    assert sorted(rows.tolist()) == list(range(80))
+    np.testing.assert_array_equal(rows, UnitOrder(units, 4, seed=3).rows(0, Shard()))
+    assert rows.tolist() != order.rows(1, Shard()).tolist() != UnitOrder(units, 4, seed=4).rows(1, Shard()).tolist()
+    edges = [0, 5, 15, 35, 55, 75, 80]
+    assert [len(set(units[rows[a:b]])) for a, b in pairwise(edges)] == [1, 2, 4, 4, 4, 1]
+    # Ranks share one order, so what all of them see in a step does not depend on how many there are.
+    np.testing.assert_array_equal(
+        np.stack([order.rows(2, Shard(r, 2)) for r in (0, 1)], 1).ravel(), order.rows(2, Shard())
+    )
+
+    two = np.stack([units, units], axis=1)
+    two[4::5, 1] = np.minimum(units[4::5] + 1, 15)
+    visited = UnitOrder(two, 1, seed=3).rows(0, Shard())
+    turn = {unit: place for place, unit in enumerate(dict.fromkeys(units[visited[np.isin(visited % 5, [0])]].tolist()))}
+    assert sorted(visited.tolist()) == list(range(80))
+    places = [max(turn[first], turn[last]) for first, last in two[visited].tolist()]
+    assert places == sorted(places)
+
+
+def test_a_loader_announces_its_rows_and_holds_them(make_file: Callable[..., Any]) -> None:
+    """Rows are announced in the order in which they are read, with the next epoch's; each is held while it is read."""
+    arrival, sample = InUnitsOfFour(), make_file("pack", ROWS)
+    dataset = dataset_h5(sample.path, return_index=True, arrival=arrival)
+    loader = make_loader(dataset, 5, seed=1)
+    assert (loader.plan.strategy, loader.plan.order.name) == ("direct", "arrival")
+    assert "2 units fit" in str(loader.plan)
+    epochs: list[list[int]] = []
+    for _ in range(2):
+        epochs.append([])
+        for (x, _), index in loader:
+            np.testing.assert_array_equal(x.permute(0, 2, 3, 1).numpy(), sample.x[index.numpy()])
+            epochs[-1] += index.tolist()
+    first, second = arrival.expected
+    assert (first.rows, first.then, second.rows) == (epochs[0], epochs[1], epochs[1])
+    assert (first.done, first.closed, second.closed) == (ROWS, True, True)
+    assert [row for side, rows in arrival.held if side == "row" for row in rows] == epochs[0] + epochs[1]
+    # Labels are asked for by themselves, and samples are held too.
+    arrival.held.clear()
+    assert dataset.targets.shape == (ROWS,)
+    assert dataset[-1][1] == ROWS - 1
+    assert arrival.held == [("targets", list(range(ROWS))), ("row", [ROWS - 1]), ("targets", [ROWS - 1])]
+
+
+def test_a_loader_goes_on_where_it_was(make_file: Callable[..., Any]) -> None:
+    """The rest of an epoch is announced, and is what the first loader would have read; a subset has its own order."""
+    arrival = InUnitsOfFour()
+    dataset = dataset_h5(make_file("pack", ROWS).path, return_index=True, arrival=arrival)
+    loader = make_loader(dataset, 5, seed=1)
+    batches = iter(loader)
+    for _ in range(2):
+        next(batches)
+    resumed = make_loader(dataset, 5, seed=1, num_workers=3)
+    resumed.load_state_dict(loader.state_dict())
+    left = [index.tolist() for _, index in resumed]
+    assert left == [index.tolist() for _, index in batches]
+    assert arrival.expected[-1].rows == list(chain.from_iterable(left))
+    some = make_loader(Subset(dataset, [1, 2, 3, 20, 21, 22]), 2)
+    assert sorted(row for _, index in some for row in index.tolist()) == [1, 2, 3, 20, 21, 22]
+
+
+def test_what_wants_any_row_says_so(make_file: Callable[..., Any]) -> None:
+    """A full shuffle, a split in memory or on the device name what is here, and work once all of it is."""
+    arrival = InUnitsOfFour()
+    dataset = dataset_h5(make_file("pack", ROWS).path, return_index=True, arrival=arrival)
+    for asked in ({"shuffle": True}, {"strategy": "memory"}, {"strategy": "device"}):
+        with pytest.raises(OptionError, match="2 units fit"):
+            make_loader(dataset, 5, **asked)
+    with pytest.raises(OptionError, match="2 units fit"):
+        dataset_h5(dataset.reader.path, in_memory=True, arrival=arrival)
+    assert [index.tolist() for _, index in make_loader(dataset, 20, shuffle=False)][1] == [20, 21, 22]
+    order = [index.tolist() for _, index in make_loader(dataset, 5)]
+    arrival.complete = True
+    assert len(list(make_loader(dataset, 5, shuffle=True, strategy="memory"))) == 5
+    # The order is the same whatever is here.
+    assert [index.tolist() for _, index in make_loader(dataset, 5)] == order
+
+
+def test_what_fails_is_raised_at_its_batch_and_the_next_call_goes_on(make_file: Callable[..., Any]) -> None:
+    """An error of what brings rows reaches the loop; from the state of then the epoch goes on without a gap."""
+    arrival = InUnitsOfFour()
+    dataset = dataset_h5(make_file("pack", ROWS).path, return_index=True, arrival=arrival)
+    whole = [index.tolist() for _, index in make_loader(dataset, 5, seed=2, num_workers=0)]
+    loader = make_loader(dataset, 5, seed=2, num_workers=0)
+    batches = iter(loader)
+    got = [next(batches)[1].tolist()]
+    arrival.fails = True
+    with pytest.raises(SourceReadError, match="stalls"):
+        next(batches)
+    arrival.fails = False
+    loader.load_state_dict(loader.state_dict())
+    assert got + [index.tolist() for _, index in loader] == whole
