@@ -59,9 +59,11 @@ class Worker:
             try:
                 work()
             finally:
-                ended()
-                # Last, so that what `ended` does cannot fall into the next work.
-                self._busy = False
+                # Together: the button that `ended` sets free may be pressed before this thread goes on, and a press
+                # then waits for it instead of being taken for one too many.
+                with self._lock:
+                    ended()
+                    self._busy = False
 
         # Ends with the kernel: what was finished by then is kept, and the next call goes on from there.
         threading.Thread(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from importlib.metadata import version as installed
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
@@ -10,6 +12,7 @@ import pytest
 
 from colabstage.errors import OptionError
 from colabstage.ui.notebook.fields import python_of, read_size, read_source, read_splits, write_size, write_splits
+from colabstage.ui.notebook.form import Worker
 from tests.kernels import errors_in, run_cells, text_in, widgets_7
 from tests.ui.conftest import write_images
 
@@ -59,6 +62,35 @@ def test_the_line_means_what_the_fields_say(arguments: dict[str, object]) -> Non
     scope: dict[str, object] = {"stage_dataset": lambda source, **others: {"source": source, **others}}
     exec(call, scope)
     assert scope["data"] == arguments
+
+
+def test_a_press_at_the_very_end_of_the_work_before_counts() -> None:
+    """The button is free before the thread that freed it has ended: what is pressed then runs, once."""
+    worker, free, done = Worker(), threading.Event(), threading.Event()
+
+    def free_the_button() -> None:
+        free.set()
+        time.sleep(0.05)  # the thread is held up, as on a busy machine
+
+    worker.start(lambda: None, begun=lambda: None, ended=free_the_button)
+    assert free.wait(10)
+    worker.start(done.set, begun=lambda: None, ended=lambda: None)
+    assert done.wait(10)
+
+
+def test_a_second_press_while_it_works_is_one_too_many() -> None:
+    """Nothing begins, and the press does not wait for the work."""
+    worker, go_on, ended, calls = Worker(), threading.Event(), threading.Event(), list[str]()
+
+    def work() -> None:
+        go_on.wait(10)
+
+    worker.start(work, begun=lambda: calls.append("first"), ended=ended.set)
+    worker.start(lambda: None, begun=lambda: calls.append("second"), ended=lambda: None)
+    assert worker.busy
+    go_on.set()
+    assert ended.wait(10)
+    assert calls == ["first"]
 
 
 def test_long_lines_are_broken() -> None:
