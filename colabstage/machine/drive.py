@@ -307,6 +307,10 @@ def _my_drive(drive: Mount) -> Path:
 
 def _the_drive(verb: str) -> Mount:
     drives = _drives()
+    if len(drives) > 1:
+        # A forced mount at another place leaves the mount before it dead. What waits for its upload is with the client
+        # that lives, and starting another one at the dead place would end it.
+        return next((drive for drive in drives if probe_mount(_my_drive(drive)).state != "dead"), drives[0])
     if drives:
         return drives[0]
     _colab_client(verb)  # off Colab, say so

@@ -4,7 +4,8 @@ That a permission is asked for before anything is looked at, that a forced remou
 point is judged last, are all on purpose: they are what code that mounts Drive has to live with. So are these:
 
 - What is mounted at the place is unmounted plainly, by force and then without. A mount in which anything is open, or
-  stands, is busy: it stays, its client dead, and the next client fails for it.
+  stands, is busy: it stays, its client dead, and the next client fails for it. One at another place is not unmounted
+  at all: its client is killed, and it stays, dead, beside the new one.
 - The client's shell starts where the caller stands. After a failure something of it goes on waiting there, and what
   stands in a mount keeps it busy, also for every later try.
 - Why a mount failed is looked up in all of the client's log, also in what an earlier failure wrote there.
@@ -170,7 +171,8 @@ def _end_client(colab: SimulatedColab, place: Path) -> None:
                 break
     if colab.drive is not None and colab.drive.mountpoint is not None:
         colab.drive.kill()
-        if colab.drive.mountpoint != place or not _is_mounted(place):
+        # Only this place was unmounted: where the client was mounted elsewhere, its dead mount stays.
+        if colab.drive.mountpoint == place and not _is_mounted(place):
             colab.drive.unmount()
 
 

@@ -54,6 +54,8 @@ def variables_of(preset: Preset, root: Path) -> dict[str, str]:
         return practice
     home = {"HOME": str(root / "root"), "COLAB_RELEASE_TAG": _RELEASE}
     if preset == "kaggle":
+        # Its images are made from Colab's, of which this is left.
+        home["COLAB_IMAGE_TYPE"] = "cpu"
         proxy = {"KAGGLE_DATA_PROXY_URL": "https://dp.kaggle.net", "KAGGLE_URL_BASE": "https://www.kaggle.com"}
         return practice | home | proxy | {"KAGGLE_KERNEL_RUN_TYPE": "Interactive", "JPY_PARENT_PID": "9"}
     return practice | home | _colab_variables(preset, root)
@@ -63,7 +65,7 @@ def _colab_variables(preset: Preset, root: Path) -> dict[str, str]:
     variables = {
         "COLAB_GPU": "1" if preset == "colab_gpu" else "",  # set and empty on a machine without a GPU
         "COLAB_TPU_1VM": "",
-        "COLAB_IMAGE_TYPE": "",  # there since 2026; what it says is not known here
+        "COLAB_IMAGE_TYPE": "gpu" if preset == "colab_gpu" else "cpu",  # there since 2026
         "COLAB_BACKEND_VERSION": "next",
         "COLAB_JUPYTER_TRANSPORT": "ipc",
         "COLAB_JUPYTER_IP": "172.28.0.12",

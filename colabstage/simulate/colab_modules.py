@@ -187,7 +187,7 @@ def auth_module(colab: SimulatedColab) -> ModuleType:
         if not colab.signed_in:
             raise AuthorizationError(_NO_CREDENTIALS)
 
-    def authenticate_service_account(clear_output: bool = False) -> None:
+    def authenticate_service_account(clear_output: bool = True) -> None:
         colab.calls.append("auth.authenticate_service_account")
         _check_supported()
         if colab.service_account:
@@ -202,8 +202,9 @@ def auth_module(colab: SimulatedColab) -> ModuleType:
             path.write_bytes(chosen[1])
             colab.service_account = _service_account(chosen[1])
             if colab.service_account:
-                print(f"Successfully saved credentials for {colab.service_account}")
+                print("Successfully saved credentials for", colab.service_account)
                 return
+            print("Invalid credentials: please try again.\n\n")
         raise AuthorizationError(_NO_CREDENTIALS)
 
     def _check_supported() -> None:
@@ -226,8 +227,12 @@ def _service_account(key: bytes) -> str:
         fields = json.loads(key)
     except ValueError:
         return ""
-    is_key = isinstance(fields, dict) and fields.get("type") == "service_account"
-    return str(fields.get("client_email", "unnamed")) if is_key else ""
+    if not isinstance(fields, dict) or fields.get("type") != "service_account":
+        return ""
+    if not fields.get("project_id"):
+        msg = "Could not get cloud project id from credentials"
+        raise AuthorizationError(msg)
+    return str(fields.get("client_email", "unnamed"))
 
 
 def runtime_module(colab: SimulatedColab) -> ModuleType:

@@ -114,6 +114,7 @@ class SimulatedDrive:
     def __init__(self, home: Path, *, knobs: DriveKnobs = DriveKnobs()) -> None:  # noqa: B008 - frozen
         self.cloud = home.absolute() / "cloud"
         self.mountpoint: Path | None = None
+        self._left: list[Path] = []
         self.knobs = knobs
         self._home = home.absolute()
         self._cache = self._home / "cache"
@@ -130,6 +131,8 @@ class SimulatedDrive:
     def mount(self, mountpoint: Path, *, readonly: bool = False) -> None:
         """Mount the Drive at an empty folder, which is made if it is missing.
 
+        Where its client died at another place, the dead mount stays there until the Drive is unmounted.
+
         Raises:
             NotSupportedHereError: FUSE cannot be used here; the message says what to install.
             OptionError: something is mounted already, or lies in the folder.
@@ -137,11 +140,14 @@ class SimulatedDrive:
         problem = fuse_problem()
         if problem is not None:
             raise NotSupportedHereError(problem)
-        if self.mountpoint is not None:
+        if self.mountpoint is not None and self.is_alive():
             msg = f"This Drive is mounted at '{self.mountpoint}' already. Unmount it first."
             raise OptionError(msg)
         mountpoint = mountpoint.absolute()
         make_mountpoint(mountpoint)
+        if self.mountpoint not in (None, mountpoint):
+            self._left.append(self.mountpoint)
+        self._end_server()
         self._last_stats = DriveStats()
         self.mountpoint = mountpoint
         try:
@@ -220,6 +226,9 @@ class SimulatedDrive:
 
     def unmount(self) -> None:
         """Unmount; uploads that have not happened stay queued in the cache. Calling it twice is fine."""
+        for dead in filter(is_dead, self._left):
+            unmount_lazily(dead)
+        self._left.clear()
         if self.mountpoint is None:
             return
         if self.is_alive() or is_dead(self.mountpoint):

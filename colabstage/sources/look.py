@@ -163,8 +163,10 @@ def _ask_mounted(place: Path, recorded: SourceIdentity, workers: int, heard: Hea
         seen = "the times of its folders are the recorded ones; a file rewritten under its name would not show"
         return Look("same", seen)
     tree, md5s, why = list_and_ask(place, workers=workers, heard=heard, leave_out=leave_out)
-    if compare(recorded, identify_tree(tree, address=recorded.address, md5s=md5s)) != "same":
-        return Look("unsure")  # a listing may have lacked a part; opening it lists anew
+    now = identify_tree(tree, address=recorded.address, md5s=md5s)
+    if compare(recorded, now) != "same":
+        # Of the same files another MD5 is another content. Else a listing may have lacked a part; opening lists anew.
+        return Look("changed" if md5s and now.listing == recorded.listing else "unsure")
     seen = f"names, sizes and times of all files are the recorded ones; {_untold(why)}"
     return Look("same", MD5_PROOF if md5s else seen)
 

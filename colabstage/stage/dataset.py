@@ -13,7 +13,7 @@ from colabstage.io.units import format_bytes
 from colabstage.load.options import TORCH_REMEDIES, LoaderOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from concurrent.futures import Future
     from pathlib import Path
 
@@ -41,6 +41,8 @@ class StagedDataset:
     """What the packed file holds, `None` without one."""
     publishing: Future[PublishReport | None] | None = field(default=None, repr=False)
     """The copy to the cache that this call made, or, with `wait=False`, left running; `None` where it made none."""
+    find_published: Callable[[], PublishReport | None] | None = field(default=None, repr=False, compare=False)
+    """Finds the copy in the cache that an earlier call made; `None` where there is to be none, or this call made it."""
 
     @property
     def splits(self) -> Mapping[str, int]:
@@ -111,24 +113,30 @@ class StagedDataset:
         return make_loader(self[split], batch_size, options=options, **arguments)
 
     def wait_published(self, timeout_s: float = 3600.0) -> PublishReport | None:
-        """Wait until the copy to the cache that this call made has arrived: copied, and on Drive also uploaded.
+        """Wait until the copy in the cache has arrived: copied, and on Drive also uploaded.
+
+        It may be one that an earlier call made: what was staged before may still be on its way.
 
         Args:
             timeout_s: seconds for copying and uploading together.
 
         Returns:
             What was published, with its proof: `"uploaded"` where Drive's client tells it. `None` where nothing was
-            published in this call; the dataset's report says why.
+            published, because no cache was wanted, or because it failed; the dataset's report says which.
 
         Raises:
             TimeoutError: it is not copied after `timeout_s` seconds.
             DriveError: it is not uploaded by then.
             SourceChangedError: the packed file here is not the one that was published any more.
+            SourceNotFoundError: the copy that an earlier call made is not in the cache any more, or that is not there.
         """
-        if self.publishing is None:
-            return None
         began = time.monotonic()
-        published = self.publishing.result(timeout_s)
+        if self.publishing is not None:
+            published = self.publishing.result(timeout_s)
+        elif self.find_published is not None:
+            published = self.find_published()
+        else:
+            published = None
         if published is None:
             return None
         from colabstage.stage.publish import await_upload

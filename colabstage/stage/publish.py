@@ -102,7 +102,9 @@ class PublishReport:
     def __str__(self) -> str:
         size, rate = format_bytes(self.nbytes), format_rate(self.nbytes, self.seconds, "B")
         text = f"Copied {size} to '{self.path}' and read it back in {format_duration(self.seconds)} ({rate})."
-        if self.kept_bytes:
+        if self.nbytes and self.kept_bytes == self.nbytes:
+            text = f"All of '{self.path}' ({size}) was in place from before."
+        elif self.kept_bytes:
             text += f" Of it, {format_bytes(self.kept_bytes)} were in place from before."
         if self.proof == "uploaded":
             text += " It is in the cloud, with the MD5 of what was written."
@@ -186,14 +188,21 @@ def _publish(source: Path, to: str, *, keep_previous: bool, shown: Progress) -> 
         else:
             _check_replaceable(target)
             kept = _copy(source, target, state, known, step=step, cancellation=cancellation)
-    previous = previous_path(target)
     if not keep_previous:
-        discard_version(previous)
-    seconds = time.monotonic() - began
-    kept_version = previous if is_as_written(previous) else None
-    on_drive = drive_root(target) is not None
+        discard_version(previous_path(target))
+    return replace(
+        published_before(target, state.nbytes),
+        seconds=time.monotonic() - began,
+        kept_bytes=kept,
+    )
+
+
+def published_before(target: Path, nbytes: int) -> PublishReport:
+    """Return what is known of a file that was read back when it was published, and of its upload nothing."""
+    previous, on_drive = previous_path(target), drive_root(target) is not None
     proof: Proof = "written" if on_drive else "read back"
-    return PublishReport(target, kept_version, state.nbytes, seconds, on_drive, kept, proof)
+    kept_version = previous if is_as_written(previous) else None
+    return PublishReport(target, kept_version, nbytes, 0.0, on_drive, nbytes, proof)
 
 
 def await_upload(report: PublishReport, source: Path, *, timeout_s: float) -> PublishReport:

@@ -11,6 +11,7 @@ import contextlib
 import tempfile
 from concurrent.futures import Future
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING, NamedTuple, Self, TypeVar
@@ -22,6 +23,7 @@ from colabstage.errors import (
     DriveError,
     NotEnoughSpaceError,
     SourceError,
+    SourceNotFoundError,
 )
 from colabstage.h5.info import read_info
 from colabstage.h5.manifest import read_manifest
@@ -43,7 +45,7 @@ from colabstage.sources.record import file_seal
 from colabstage.stage.cache import Cache, restore_pack
 from colabstage.stage.dataset import StagedDataset
 from colabstage.stage.make import SourceListingError, figure_out, make_local
-from colabstage.stage.publish import publish_file
+from colabstage.stage.publish import publish_file, published_before
 from colabstage.stage.record import (
     LocalRecord,
     Seal,
@@ -252,7 +254,7 @@ def _reuse(call: StageCall, source: SourceOnce, cache: Cache) -> StagedDataset |
     _sweep_copies(request)
     if request.wants_pack and record.published is False:
         return _finish(call, _finished(_publish(call, cache, record)))
-    return _finish(call)
+    return _finish(call, published_before=record.published is True)
 
 
 def _seal(request: StageRequest) -> Seal:
@@ -336,7 +338,7 @@ def _finish_restored(call: StageCall, source: SourceOnce, found: _Found) -> Stag
     files = _make(call, source, pack=False) if request.wants_files else None
     identity = source.opened.identity if source.opened is not None and found.proved else found.identity
     write_record(request, LocalRecord(request.key, identity, seal, files, published=True))
-    return _finish(call)
+    return _finish(call, published_before=True)
 
 
 def _stage(call: StageCall, source: SourceOnce, cache: Cache, *, wait: bool) -> StagedDataset:
@@ -412,7 +414,9 @@ def _publish(call: StageCall, cache: Cache, record: LocalRecord, *, quietly: boo
     return done
 
 
-def _finish(call: StageCall, publishing: Future[PublishReport | None] | None = None) -> StagedDataset:
+def _finish(
+    call: StageCall, publishing: Future[PublishReport | None] | None = None, *, published_before: bool = False
+) -> StagedDataset:
     request = call.request
     # All is here, so nothing that a dead run left will be needed any more.
     sweep_orphans(request.folder)
@@ -429,7 +433,28 @@ def _finish(call: StageCall, publishing: Future[PublishReport | None] | None = N
         report=call.report,
         info=info,
         publishing=publishing,
+        find_published=partial(_find_published, request) if published_before and info is not None else None,
     )
+
+
+def _find_published(request: StageRequest) -> PublishReport | None:
+    """Return what an earlier call published of the pack that is here; asked for late, because a Drive takes its time.
+
+    Raises:
+        SourceNotFoundError: it is not there.
+    """
+    if request.cache_dir is None:
+        return None
+    cache = Cache(request)
+    cached = cache.find()
+    if cached is None or cached.manifest != read_manifest(request.pack_path):
+        where = f"in '{cache.folder}'" if cache.folder is not None else f"in a cache that can be used ({cache.why})"
+        msg = (
+            f"'{request.pack_path}' was published before, and its copy '{request.name}.h5' is not {where} now, or is "
+            "another one. Mount what the cache lies on; or publish it again: publish_file(data.path, …)."
+        )
+        raise SourceNotFoundError(msg)
+    return published_before(cached.path, cached.manifest.size)
 
 
 def _finished(result: T) -> Future[T]:

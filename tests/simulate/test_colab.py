@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import json
 import os
 import sys
 from dataclasses import replace
@@ -13,6 +14,8 @@ from typing import TYPE_CHECKING, Any, get_args
 import pytest
 
 from colabstage.errors import OptionError
+from colabstage.machine.drive import flush_drive, mount_drive, refresh_drive
+from colabstage.machine.mounts import probe_mount
 from colabstage.machine.platforms import detect_platform
 from colabstage.simulate.colab import simulated_colab
 from colabstage.simulate.colab_machine import ColabKnobs, Preset, SimulatedColab
@@ -282,7 +285,9 @@ def test_each_practice_machine_is_taken_for_what_it_plays(
         found = detect_platform()
         assert importlib.import_module("google.colab").__version__ == "0.0.1a2"
         assert machine.root == tmp_path.resolve()
+        image = os.environ["COLAB_IMAGE_TYPE"]
     assert (found.name, found.drive_mountable) == (name, mountable)
+    assert image == ("gpu" if preset == "colab_gpu" else "cpu")
     assert found.fast_dir.is_relative_to(tmp_path)
 
 
@@ -423,7 +428,12 @@ def test_signing_in_as_a_service_account(colab: SimulatedColab, capsys: pytest.C
     colab.knobs = ColabKnobs(uploads={"key.json": b"{}"})
     with raises("AuthorizationError", "Failed to fetch user credentials"):
         auth.authenticate_service_account()
-    colab.knobs = ColabKnobs(uploads={"key.json": b'{"type": "service_account", "client_email": "ann@example.org"}'})
+    assert capsys.readouterr().out.count("Invalid credentials: please try again.") == 3
+    key = {"type": "service_account", "client_email": "ann@example.org"}
+    colab.knobs = ColabKnobs(uploads={"key.json": json.dumps(key).encode()})
+    with raises("AuthorizationError", "Could not get cloud project id from credentials"):
+        auth.authenticate_service_account()
+    colab.knobs = ColabKnobs(uploads={"key.json": json.dumps({**key, "project_id": "mine"}).encode()})
     auth.authenticate_service_account()
     assert "ann@example.org" in capsys.readouterr().out
     assert Path(os.environ["GOOGLE_APPLICATION_CREDENTIALS"]).is_relative_to(colab.root)
@@ -492,6 +502,20 @@ def test_a_busy_mount_stays_and_the_next_client_fails(mounted: SimulatedColab, d
         os.close(held)
     colab_module("drive").mount(str(place), force_remount=True)
     assert list((place / "MyDrive").iterdir()) == []
+
+
+@pytest.mark.fuse
+def test_a_mount_at_another_place_leaves_the_first_one_dead(mounted: SimulatedColab) -> None:
+    """Its client is killed and nobody unmounts it; what waited for its upload is with the next client."""
+    first, second = mounted.root / "content/drive", mounted.root / "content/other"
+    (first / "MyDrive" / "mine").write_bytes(b"here")
+    colab_module("drive").mount(str(second), force_remount=True)
+    assert probe_mount(first).state == "dead"
+    assert (second / "MyDrive" / "mine").read_bytes() == b"here"
+    # Ours are about the one that lives, and do not end it for the sake of the dead one.
+    assert refresh_drive() == second / "MyDrive"
+    assert flush_drive(remount=False).mountpoint == second
+    assert mount_drive(first) == first / "MyDrive"
 
 
 @pytest.mark.fuse
