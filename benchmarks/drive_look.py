@@ -2,8 +2,8 @@
 
     python -m benchmarks.drive_look [--files 2000] [--rounds 3]
 
-A second call of `stage_dataset` proves that a folder is the one that was staged, by the MD5 that Drive's client tells of
-each file. Listing the folder and asking for each size and time is what no look can do without, and it does not see a
+A second call of `stage_dataset` proves that a folder is the one that was staged, by the MD5 that Drive's client tells
+of each file. Listing the folder and asking for each size and time is what no look can do without, and it does not see a
 file that was rewritten in place, with other content of the same size and time. Both are measured at the beginning of a
 session, before the client has listed anything, and once more after that. Exit code 1 when the look at the beginning
 takes more than twice the time of listing, or does not see the file.
@@ -125,7 +125,9 @@ def measure(bench: Bench, rounds: int) -> bool:
         print(f"{name:<54}{middle[name] * 1000:8.0f} ms{middle[name] / base:7.2f} x   {spread}")
     ratio = max(middle[name] for name in _FIRST[1:]) / middle[_FIRST[0]]
     print(f"\nok    rewritten in place and noticed: {rounds} of {rounds}")
-    print(f"{'ok  ' if ratio <= _MOST else 'MISS'}  look / listing, first of a session: {ratio:.2f} (at most {_MOST:.2f})")
+    print(
+        f"{'ok  ' if ratio <= _MOST else 'MISS'}  look / listing, first of a session: {ratio:.2f} (at most {_MOST:.2f})"
+    )
     return ratio <= _MOST
 
 
