@@ -451,15 +451,42 @@ def _open_pillow(data: bytes) -> Image.Image:
     from PIL import Image, UnidentifiedImageError
 
     try:
+        if _is_heic(data):
+            _read_heic()
         image = Image.open(io.BytesIO(data))
     except UnidentifiedImageError as error:
-        msg = f"{_explain_bytes(data)} no image format that can be read here."
+        msg = f"{_explain_bytes(data)} no image format that can be read here.{_remedy(data)}"
         raise DecodeError(msg) from error
     except (*_PLUGIN_ERRORS, Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         msg = f"The image header cannot be used: {error}."
         raise DecodeError(msg) from error
     _check_pixels(image.width, image.height)
     return image
+
+
+# The brands of files of the High Efficiency Image Format with HEVC in them, as phones write them.
+_HEIC = (b"heic", b"heix", b"hevc", b"hevx", b"heim", b"heis", b"mif1", b"msf1")
+
+
+def _is_heic(data: bytes) -> bool:
+    """Tell whether a file begins as photographs of phones do."""
+    return data[4:8] == b"ftyp" and data[8:12] in _HEIC
+
+
+def _read_heic() -> None:
+    """Have Pillow read HEIC, where the package is installed that does it."""
+    with suppress(ImportError):
+        import pillow_heif
+
+        pillow_heif.register_heif_opener()
+
+
+def _remedy(data: bytes) -> str:
+    if _is_heic(data):
+        return " It is HEIC, which needs pillow-heif. Install it with: pip install pillow-heif"
+    if data[4:12] == b"ftypavif":
+        return " It is AVIF, which needs Pillow 11.3 or newer. Update it with: pip install -U pillow"
+    return ""
 
 
 def _explain_bytes(data: bytes) -> str:
@@ -487,8 +514,8 @@ def _turned(size: tuple[int, int], orientation: int) -> tuple[int, int]:
 
 def _kept_kind(image: Image.Image) -> tuple[int, np.dtype[Any]]:
     """Return the channels and dtype of an image for `color_mode="keep"`."""
-    # Pillow's older versions open a PNG of 16 bits as one of 32.
-    if image.mode in _DEEP_MODES or (image.mode == "I" and image.format == "PNG"):
+    # Pillow's older versions open a PNG of 16 bits as one of 32, and all open such a PGM so.
+    if image.mode in _DEEP_MODES or (image.mode == "I" and image.format in ("PNG", "PPM")):
         return 1, np.dtype(np.uint16)
     if image.mode in _WIDE_MODES:
         return 1, np.dtype(np.float32)

@@ -175,7 +175,7 @@ _PROBES = 16
 
 @dataclass(frozen=True, slots=True)
 class AudioOptions:
-    """How clips become rows: `layout=functools.partial(read_audio, options=AudioOptions(length=16_000))`."""
+    """How clips become rows: what `audio_clips` takes."""
 
     length: int | None = None
     """Samples of each row; longer clips are cut, shorter ones filled with zeros, both at the end. `None` takes the
@@ -309,7 +309,7 @@ def _plan(seen: Sequence[_Seen], options: AudioOptions) -> _ClipDecoder:
 
 
 def _example(option: str) -> str:
-    return f"layout=functools.partial(read_audio, options=AudioOptions({option}))"
+    return f"layout=audio_clips({option})"
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from colabstage.trees.tree import FileEntry, Tree
 
 _SPLIT_ORDER = {split: order for order, split in enumerate(dict.fromkeys(SPLIT_NAMES.values()))}
-# Pictures that torchvision passes over as well: a folder of them is a class whose samples cannot be read.
-_OTHER_PICTURES = frozenset({".gif", ".jfif", ".avif", ".heic", ".heif", ".jp2"})
+# Pictures that are not read here: a folder of them is a class whose samples are missing.
+_OTHER_PICTURES = frozenset({".svg", ".psd", ".dng", ".cr2", ".nef", ".exr"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +201,7 @@ class _ClassFolders:
         # Covers and spectrograms beside sound make no class.
         if self.kind.layout == "audio":
             return set()
-        others = files_ending_in(self.tree.entries, tuple(_OTHER_PICTURES - set(self.kind.extensions)))
+        others = files_ending_in(self.tree.entries, tuple(_OTHER_PICTURES))
         return {folder for name in others.names if (folder := posixpath.dirname(name))}
 
     def _split_folders(self, folders: list[_Folder]) -> dict[str, str]:

@@ -13,11 +13,25 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from colabstage.errors import EmptySourceError, LayoutError, MissingDependencyError, OptionError
-from colabstage.layouts import arrow, audio, csv_table, evidence, lmdb, pairs, row_arrays, tfrecord, tokens, webdataset
+from colabstage.layouts import (
+    array_folders,
+    arrow,
+    audio,
+    csv_table,
+    evidence,
+    lmdb,
+    pairs,
+    pixel_table,
+    row_arrays,
+    tfrecord,
+    tokens,
+    webdataset,
+)
 from colabstage.layouts.audio import AudioOptions, read_audio
 from colabstage.layouts.class_folders import FILE_NAMES, IMAGE_FOLDER, read_file_names, read_image_folder
 from colabstage.layouts.coco import read_coco
 from colabstage.layouts.csv_table import read_table
+from colabstage.layouts.foreign import how_to_read
 from colabstage.layouts.image_boxes import NAME as DETECTION
 from colabstage.layouts.kitti import read_kitti
 from colabstage.layouts.names import IMAGE_EXTENSIONS
@@ -90,6 +104,8 @@ READERS: tuple[LayoutReader, ...] = (
     LayoutReader(pairs.NAME, pairs.read_pairs),
     LayoutReader(IMAGE_FOLDER, read_image_folder, evidence.guess_image_folder),
     LayoutReader(row_arrays.NAME, row_arrays.read_arrays),
+    LayoutReader(array_folders.NAME, array_folders.read_array_folder, evidence.guess_array_folder),
+    LayoutReader(pixel_table.NAME, pixel_table.read_pixel_table),
     LayoutReader(FILE_NAMES, read_file_names),
     LayoutReader(audio.NAME, audio.read_audio, evidence.guess_audio),
     LayoutReader(tokens.NAME, tokens.read_tokens),
@@ -135,15 +151,19 @@ def detect_layout(tree: Tree, layout: str | LayoutFunction = "auto", *, is_more:
                 msg = f'{unread} Or give layout="{table.layout}", which does without it.'
                 raise MissingDependencyError(msg)
             return replace(table, notes=(*table.notes, f"The layout is {table.layout}."))
-    raise _nothing_fits(tree.label, declined)
+    raise _nothing_fits(tree, declined)
 
 
-def _nothing_fits(label: str, declined: list[tuple[str, LayoutError]]) -> LayoutError:
-    """Return the error that says first what would nearly fit."""
+def _nothing_fits(tree: Tree, declined: list[tuple[str, LayoutError]]) -> LayoutError:
+    """Return the error that says first what would nearly fit, or how to get in what nothing here reads."""
+    label = tree.label
     nearest = next((error for _, error in declined if isinstance(error, NearMissError)), None)
     reasons = "".join(f"\n  {name}: {error}" for name, error in declined if error is not nearest)
     if nearest is not None:
         return LayoutError(f"{nearest}\nThe files of '{label}' fit none of the other layouts known here:{reasons}")
+    foreign = how_to_read(tree)
+    if foreign:
+        return LayoutError(f"{foreign}\nThe files fit none of the layouts known here:{reasons}")
     # Nothing of any kind there is another trouble than files that fit no layout, and has another remedy.
     kind = EmptySourceError if all(isinstance(error, EmptySourceError) for _, error in declined) else LayoutError
     return kind(f"The files of '{label}' fit none of the layouts known here:{reasons}")

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple, NoReturn
 import numpy as np
 
 from colabstage.errors import EmptySourceError, LayoutError
+from colabstage.layouts.array_folders import read_array_folder
 from colabstage.layouts.audio import read_audio
 from colabstage.layouts.class_folders import read_image_folder
 from colabstage.layouts.csv_table import read_table
@@ -287,6 +288,16 @@ def guess_audio(tree: Tree, is_more: bool) -> SampleTable:
     found = read_audio(tree)
     by_folder = bool(found.classes) and all(label in name.split("/")[:-1] for name, label in _class_of(found))
     return _undoubted(tree, found, is_more=is_more) if by_folder else found
+
+
+def guess_array_folder(tree: Tree, is_more: bool) -> SampleTable:
+    """Read arrays in folders of classes, as `guess_image_folder` does with images.
+
+    Raises:
+        EmptySourceError, LayoutError: as `read_array_folder`.
+        NearMissError: as `guess_image_folder`.
+    """
+    return _undoubted(tree, read_array_folder(tree), is_more=is_more)
 
 
 def _undoubted(tree: Tree, found: SampleTable, *, is_more: bool) -> SampleTable:

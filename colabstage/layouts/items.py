@@ -16,12 +16,17 @@ from colabstage.layouts.table import Arrays, Images, Masks, SampleTable
 from colabstage.machine.watched import call_here
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from numpy.typing import NDArray
 
     from colabstage.layouts.table import Targets
     from colabstage.machine.watched import InCaller
 
 NAME = "dataset"
+# What Hugging Face's datasets and people call the two sides of an item that is a dict.
+_X_KEYS = ("image", "img", "pixel_values", "x", "input", "inputs", "features", "data")
+_Y_KEYS = ("label", "labels", "fine_label", "target", "targets", "y", "class", "mask")
 # As many items are kept as are looked at before packing begins.
 _FIRST = 16
 # Wider floats have another layout on each machine.
@@ -37,7 +42,8 @@ class IndexableDataset(Protocol):
 
 
 def read_dataset(dataset: IndexableDataset, in_caller: InCaller = call_here) -> SampleTable:
-    """Make a table of a dataset whose items are `(x, y)`, or `x` alone.
+    """Make a table of a dataset whose items are `(x, y)`, or `x` alone, or dicts with an image and a label as Hugging
+    Face's are.
 
     What x and y are is learnt from the first item: Pillow images are images (and, as y, masks); numbers, arrays and
     tensors are stored as they are, all of one shape. As a stock `DataLoader` without workers does, packing takes each
@@ -68,7 +74,7 @@ def read_dataset(dataset: IndexableDataset, in_caller: InCaller = call_here) -> 
     # Keys sort as their numbers do, so rows keep the dataset's order.
     digits = len(str(count - 1))
     targets = None if y is None else _targets(_Side(pairs, 1, count, y), y)
-    classes = tuple(str(name) for name in getattr(dataset, "classes", ()) or ())
+    classes = tuple(str(name) for name in _class_names(dataset, pairs.keys))
     if not classes and isinstance(targets, Masks) and targets.foreground:
         classes = FOREGROUND_CLASSES
     side = _Side(pairs, 0, count, x)
@@ -79,7 +85,17 @@ def read_dataset(dataset: IndexableDataset, in_caller: InCaller = call_here) -> 
         inputs=Images(side, decoded=True) if _is_picture(x) else Arrays(side, values.shape, values.dtype),
         targets=targets,
         classes=classes,
+        notes=pairs.notes(),
     )
+
+
+def _class_names(dataset: IndexableDataset, keys: tuple[str, str | None] | None) -> Iterable[object]:
+    """Return the names of the classes, as torchvision's datasets and Hugging Face's have them."""
+    if keys is not None:
+        # A `Dataset` says of each column what it holds; of a class label also the names.
+        column = (getattr(dataset, "features", None) or {}).get(keys[1])
+        return getattr(column, "names", None) or ()
+    return getattr(dataset, "classes", ()) or ()
 
 
 class _Pairs:
@@ -94,6 +110,16 @@ class _Pairs:
         self._kept: dict[int, tuple[Any, Any]] = {}
         self.token = uuid.uuid4().hex
         self.label = type(dataset).__name__
+        self.keys: tuple[str, str | None] | None = None
+        self._left: list[str] = []
+
+    def notes(self) -> tuple[str, ...]:
+        """Return what a person should know of how items were read."""
+        if self.keys is None:
+            return ()
+        x, y = self.keys
+        used = f"Of each item {x!r} is the input, and " + (f"{y!r} the target" if y else "there is no target")
+        return (f"{used}{'; left out: ' + ', '.join(map(repr, self._left)) if self._left else ''}.",)
 
     def name(self, index: int) -> str:
         return f"{self.label}[{index}]"
@@ -136,10 +162,27 @@ class _Pairs:
             )
             raise LayoutError(msg)
         if isinstance(item, Mapping):
-            keys = ", ".join(repr(key) for key in list(item)[:8])
-            msg = f"{name} is a mapping of {keys}; expected (x, y). Wrap the dataset in one whose items are such pairs."
-            raise LayoutError(msg)
+            return self._of_mapping(item, name)
         return item, None
+
+    def _of_mapping(self, item: Mapping[Any, Any], name: str) -> tuple[Any, Any]:
+        if self.keys is None:
+            xs, ys = ([key for key in known if key in item] for known in (_X_KEYS, _Y_KEYS))
+            if len(xs) != 1 or len(ys) > 1:
+                keys = ", ".join(repr(key) for key in list(item)[:8])
+                msg = (
+                    f"{name} is a mapping of {keys}; expected (x, y), or an input called 'image' or 'x' and one target "
+                    "called 'label' or 'y'. Wrap the dataset in one whose items are such pairs, or rename and remove "
+                    "columns."
+                )
+                raise LayoutError(msg)
+            self.keys = (xs[0], ys[0] if ys else None)
+            self._left = [str(key) for key in item if key not in self.keys]
+        x, y = self.keys
+        if x not in item or (y is not None and y not in item):
+            msg = f"{name} has no {x if x not in item else y!r}, as the first item has."
+            raise LayoutError(msg)
+        return item[x], None if y is None else item[y]
 
 
 class _Side:
@@ -181,6 +224,14 @@ def _as_array(value: Any, name: str) -> NDArray[Any]:
     if _is_picture(value):
         kept = value.mode in ("L", "RGB", "RGBA", "P", "1", "I;16", "I", "F")
         return np.asarray(value if kept else value.convert("RGB"))
+    boxes = value[0] if isinstance(value, list) and value else value
+    if isinstance(boxes, Mapping):
+        keys = ", ".join(repr(key) for key in list(boxes)[:8])
+        msg = (
+            f"{name} has a dict of {keys} as its target, and a dataset object's boxes are not packed. Stage the folder "
+            "that it reads: COCO's, Pascal VOC's, YOLO's and KITTI's annotations are read (layout=\"detection\")."
+        )
+        raise LayoutError(msg)
     if isinstance(value, float):
         return np.array(value, np.float32)
     try:

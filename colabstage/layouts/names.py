@@ -16,8 +16,12 @@ if TYPE_CHECKING:
 
     from colabstage.trees.tree import FileEntry
 
-# torchvision.datasets.folder.IMG_EXTENSIONS
-IMAGE_EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
+# Those of torchvision.datasets.folder.IMG_EXTENSIONS first, then what Pillow reads besides: torchvision leaves
+# such files out without a word.
+IMAGE_EXTENSIONS = (
+    ".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp",
+    ".gif", ".jfif", ".jpe", ".avif", ".heic", ".heif", ".jp2",
+)  # fmt: skip
 
 # What people call their splits, and the name that each split is stored under; in the order of a table.
 SPLIT_NAMES = {
@@ -58,7 +62,7 @@ class SplitName(NamedTuple):
 
 
 def is_image(name: str) -> bool:
-    """Tell whether torchvision would take a file of this name for an image."""
+    """Tell whether a file of this name is an image."""
     return name.lower().endswith(IMAGE_EXTENSIONS)
 
 

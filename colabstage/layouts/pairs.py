@@ -111,7 +111,7 @@ _MASK_SUFFIXES = (
 )  # fmt: skip
 _IMAGE_SUFFIXES = ("_leftImg8bit", "_image", "_img", "_sat", "-image")
 # Masks with a palette are at times GIFs, which no layout takes for images.
-_MASK_EXTENSIONS = (*IMAGE_EXTENSIONS, ".gif")
+_MASK_EXTENSIONS = IMAGE_EXTENSIONS
 
 
 class _Where(NamedTuple):

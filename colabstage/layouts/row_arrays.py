@@ -12,15 +12,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from colabstage.errors import EmptySourceError, LayoutError
+from colabstage.layouts.array_files import array_files, find_arrays
 from colabstage.layouts.columns import class_numbers, make_targets
 from colabstage.layouts.image_boxes import split_of_word
 from colabstage.layouts.names import SPLIT_NAMES, listed
 from colabstage.layouts.pairs import FOREGROUND_CLASSES, find_masks
-from colabstage.layouts.stored_arrays import array_files, find_arrays, join_sources
+from colabstage.layouts.stored_arrays import join_sources
 from colabstage.layouts.table import Arrays, Images, SampleTable, Values
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -45,6 +46,10 @@ _X = {
 }
 _Y = {"y", "ys", "label", "labels", "target", "targets", "class", "mask", "masks", "output", "outputs"}
 _CLASSES = {"classes", "class_names", "classnames", "label_names", "list_classes", "target_names", "categories"}
+# The test set of MNIST and its kin, and SVHN's further images.
+_SPLITS_BESIDE = {"t10k": "test", "extra": "extra"}
+# What numpy.savez calls arrays that are given to it without names.
+_NUMBERED = re.compile(r"arr_\d+")
 _SUFFIXES = (".npy", ".npz", ".h5", ".hdf5", ".hdf", ".he5", ".mat")
 
 
@@ -92,7 +97,7 @@ def find_splits(names: Iterable[str], *, x: str | None = None, y: str | None = N
     if found:
         alone = len(found) == 1
         # Training rows come first, whatever the order of the files.
-        order = list(dict.fromkeys(SPLIT_NAMES.values()))
+        order = [*dict.fromkeys([*SPLIT_NAMES.values(), *_SPLITS_BESIDE.values()])]
         named = [one if alone or one.split else one._replace(split="train") for one in found]
         if len({one.split for one in named}) == len(named):
             return sorted(named, key=lambda one: order.index(one.split) if one.split else 0)
@@ -101,7 +106,7 @@ def find_splits(names: Iterable[str], *, x: str | None = None, y: str | None = N
         return [SplitArrays("", every[0], None)]
     msg = (
         f"Which of the arrays {listed(every)} are inputs and which targets? Expected names such as X and y, x_train "
-        "and y_train, images and labels. Or say so: layout=functools.partial(read_arrays, x='NAME', y='NAME')."
+        "and y_train, images and labels. Or say so: layout=array_rows(x='NAME', y='NAME')."
     )
     raise LayoutError(msg)
 
@@ -110,6 +115,12 @@ def is_class_names(name: str) -> bool:
     """Tell whether an array is called like a list of the names of classes."""
     last = _bare(name.rpartition("/")[2]).lower()
     return last in _CLASSES or last.removeprefix("train_").removeprefix("test_") in _CLASSES
+
+
+def has_role(name: str) -> bool:
+    """Tell whether a file is called like the inputs or targets of many samples, or like their classes: X.npy,
+    train_labels.npy."""
+    return bool(_part(name).role) or is_class_names(name)
 
 
 def _given(names: list[str], x: str, y: str | None) -> SplitArrays:
@@ -132,7 +143,7 @@ def _pair(split: str, xs: list[str], ys: list[str]) -> SplitArrays:
         msg = (
             f"Several arrays are called like {'inputs' if len(xs) > 1 else 'targets'}: "
             f"{listed(xs if len(xs) > 1 else ys)}. Say which to take: "
-            "layout=functools.partial(read_arrays, x='NAME', y='NAME')."
+            "layout=array_rows(x='NAME', y='NAME')."
         )
         raise LayoutError(msg)
     return SplitArrays(split, xs[0], ys[0] if ys else None)
@@ -146,7 +157,9 @@ def _part(name: str) -> _Part:
     for part in reversed(name.split("/")):
         words = _words(part)
         role = role or next(("x" if word in _X else "y" for word in reversed(words) if word in _X | _Y), "")
-        split = split or next((found for word in words if (found := split_of_word(word))), "")
+        split = split or next(
+            (found for word in words if (found := _SPLITS_BESIDE.get(word) or split_of_word(word))), ""
+        )
     return _Part(split, role)
 
 
@@ -189,13 +202,12 @@ def read_arrays(tree: Tree, *, x: str | None = None, y: str | None = None) -> Sa
         EmptySourceError: there are no files of arrays.
         LayoutError: which array is which cannot be told, one cannot be read, or they are not of one length.
     """
-    files = array_files(tree)
-    if not files:
-        msg = f"'{tree.label}' holds no arrays (.npy, .npz, .h5, .mat)."
+    if not array_files(tree):
+        msg = f"'{tree.label}' holds no arrays (.npy, .npz, .h5, .mat, idx; CIFAR's and STL10's files)."
         raise EmptySourceError(msg)
     stored = {array.name: array for array in find_arrays(tree)}
     named = [name for name, array in stored.items() if array.shape and not is_class_names(name)]
-    chosen = find_splits(named, x=x, y=y)
+    chosen = (_numbered(stored) if x is None else None) or find_splits(named, x=x, y=y)
     xs = [_usable(stored[one.x]) for one in chosen]
     ys = [_usable(stored[one.y]) for one in chosen if one.y is not None]
     for one, array in zip(chosen, xs, strict=True):
@@ -236,6 +248,17 @@ def read_arrays(tree: Tree, *, x: str | None = None, y: str | None = None) -> Sa
         classes=written or classes,
         notes=tuple(notes),
     )
+
+
+def _numbered(stored: Mapping[str, StoredArray]) -> list[SplitArrays] | None:
+    """Return inputs and targets that numpy.savez(file, x, y) has only numbered, where their shapes say the same."""
+    arrays = list(stored.values())
+    if len(arrays) != 2 or any(not _NUMBERED.fullmatch(_bare(array.name.rpartition("/")[2])) for array in arrays):
+        return None
+    x, y = sorted(arrays, key=lambda array: array.name)
+    counts = [np.prod(array.shape[1:], dtype=np.int64) for array in (x, y)]
+    fits = len(x.shape) > 1 and x.shape[:1] == y.shape[:1] and counts[0] > 1 and counts[1] == 1
+    return [SplitArrays("", x.name, y.name)] if fits else None
 
 
 def _usable(array: StoredArray) -> StoredArray:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import ast
 import math
-import posixpath
 import struct
+import tempfile
 import threading
 from collections import OrderedDict, deque
+from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -19,12 +20,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from colabstage.errors import CorruptArchiveError, DecodeError, LayoutError, PackFormatError
+from colabstage.errors import DecodeError, LayoutError, PackFormatError
 from colabstage.h5.untrusted import HeapReferences, check_parts, follow, is_elsewhere
 from colabstage.io.retry import RetryPolicy, read_with_retry
-from colabstage.layouts.reading import open_member, read_head, stamp_of
+from colabstage.layouts.reading import open_member, read_head, spool_folder, stamp_of
 from colabstage.layouts.table import FileSlices
-from colabstage.trees.archive_bytes import SourceFile
+from colabstage.trees.archive_bytes import LocalBytes, SourceFile
 from colabstage.trees.zip import ZipTree
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from colabstage.layouts.table import Content, SampleSource
-    from colabstage.trees.tree import FileEntry, Tree
+    from colabstage.trees.tree import ByteSource, FileEntry, Tree
 
 
 class ConvertedRows:
@@ -116,6 +117,34 @@ class JoinedSources:
         return self._parts[place], index - int(self._ends[place] - len(self._parts[place]))
 
 
+class HeldRows:
+    """The rows of an array that is held in memory."""
+
+    def __init__(self, values: NDArray[Any], name: str, stamp: str) -> None:
+        """Take `stamp`, which differs whenever the file may have changed that the array was read from."""
+        self._values = values
+        self._name = name
+        self._stamp = stamp
+        count = len(values)
+        self.sizes = np.full(count, values.nbytes // max(1, count), np.int64)
+        self.positions = np.arange(count, dtype=np.int64)
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+    def name(self, index: int) -> str:
+        """Return the array's name and the number of the row."""
+        return f"{self._name}[{index}]"
+
+    def stamp(self, index: int) -> str:
+        """Return the file's stamp, and which row."""
+        return f"{self._stamp} {self._name} {index}"
+
+    def read(self, index: int) -> NDArray[Any]:
+        """Return one row."""
+        return np.ascontiguousarray(self._values[index])
+
+
 def join_sources(parts: Sequence[SampleSource]) -> SampleSource:
     """Return one source of several; the one itself where it is alone."""
     return parts[0] if len(parts) == 1 else JoinedSources(parts)
@@ -163,8 +192,10 @@ def read_npy(tree: Tree, entry: FileEntry, name: str) -> StoredArray:
 
     def rows() -> SampleSource:
         count, size = header.shape[0], header.row_bytes
-        starts = header.start + np.arange(count, dtype=np.int64) * size
-        file = open_member(tree, entry)
+        file, start = open_member(tree, entry), header.start
+        if header.is_turned:
+            file, start = _turned(file, header), 0
+        starts = start + np.arange(count, dtype=np.int64) * size
         # Each row by its place, so that none is read that is not packed, and many at once are.
         source = FileSlices(
             file, starts, np.full(count, size, np.int64), stamp=stamp_of(entry), shape=header.shape[1:],
@@ -218,6 +249,11 @@ class _Header:
         return int(np.prod(self.shape[1:], dtype=np.int64)) * self.dtype.itemsize
 
     @property
+    def is_turned(self) -> bool:
+        """Return whether the numbers of one row lie far apart."""
+        return self.fortran and sum(length > 1 for length in self.shape) > 1
+
+    @property
     def trouble(self) -> str:
         if self.dtype.hasobject:
             return (
@@ -226,12 +262,32 @@ class _Header:
             )
         if self.dtype.names is not None:
             return f"it holds records ({', '.join(self.dtype.names)}); save each of their fields as an array"
-        if self.fortran and sum(length > 1 for length in self.shape) > 1:
-            return (
-                "it is in Fortran order, where the numbers of one sample lie far apart; save it again with "
-                "np.save(name, np.ascontiguousarray(array))"
-            )
         return ""
+
+
+def _turned(file: ByteSource, header: _Header) -> LocalBytes:
+    """Write an array in Fortran order row by row into a file without a name, and return its bytes.
+
+    Raises:
+        NotEnoughSpaceError: it does not fit where this machine has room for temporary files.
+    """
+    rows, column_bytes = header.shape[0], header.shape[0] * header.dtype.itemsize
+    columns = header.row_bytes // header.dtype.itemsize
+    # The columns of such an array, one after the other, are its inner axes in the other order.
+    place = np.arange(columns).reshape(header.shape[1:], order="F").reshape(-1)
+    folder = spool_folder(rows * header.row_bytes, f"'{file.label}', turned to the order of rows,")
+    with closing(file), tempfile.NamedTemporaryFile(dir=folder, prefix="colabstage-") as written:
+        written.truncate(rows * header.row_bytes)
+        table = np.memmap(written, header.dtype, "r+", shape=(rows, columns))
+        step = max(1, _READ_BYTES // max(1, column_bytes))
+        for first in range(0, columns, step):
+            count = min(step, columns - first)
+            data = file.pread(count * column_bytes, header.start + first * column_bytes)
+            target = np.flatnonzero((place >= first) & (place < first + count))
+            values = np.frombuffer(data, header.dtype).reshape(count, rows)
+            table[:, target] = values[place[target] - first].T
+        table.flush()
+        return LocalBytes(Path(written.name), label=file.label)
 
 
 def _read_header(tree: Tree, entry: FileEntry, name: str) -> _Header:
@@ -512,43 +568,3 @@ class _Hdf5Rows:
             msg = f"Rows {part.start} to {part.stop} of '{self._name}' cannot be read: {error}."
             raise DecodeError(msg) from error
         return block
-
-
-_NPZ = ".npz"
-_SUFFIXES = (NPY, _NPZ, ".h5", ".hdf5", ".hdf", ".he5", ".mat")
-# Arrays of whole datasets are few; so many files are one for each sample.
-_MAX_FILES = 256
-
-
-def array_files(tree: Tree) -> list[FileEntry]:
-    """Return the files of a tree that may hold arrays."""
-    return [entry for entry in tree.entries if entry.name.lower().endswith(_SUFFIXES)]
-
-
-def find_arrays(tree: Tree) -> list[StoredArray]:
-    """Return all arrays of a tree, by file and key; headers are read, and no more.
-
-    Raises:
-        LayoutError: a file is not what its name says, or there are too many of them.
-    """
-    files = array_files(tree)
-    if len(files) > _MAX_FILES:
-        msg = (
-            f"'{tree.label}' holds {len(files):,} files of arrays (first '{files[0].name}'); expected at most "
-            f"{_MAX_FILES}, each with the rows of many samples."
-        )
-        raise LayoutError(msg)
-    found: list[StoredArray] = []
-    for entry in files:
-        suffix = posixpath.splitext(entry.name)[1].lower()
-        if suffix == NPY:
-            found.append(read_npy(tree, entry, entry.name))
-        elif suffix == _NPZ:
-            try:
-                found += npz_arrays(tree, entry)
-            except CorruptArchiveError as error:
-                msg = f"'{entry.name}' cannot be read: {error}"
-                raise LayoutError(msg) from error
-        else:
-            found += hdf5_arrays(tree, entry)
-    return found

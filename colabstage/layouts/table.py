@@ -330,4 +330,6 @@ class SampleTable:
         """Return what its samples are called where they are counted."""
         if isinstance(self.inputs, Images):
             return "images"
-        return {"audio": "clips", "tokens": "rows", "arrays": "rows"}.get(self.layout, "samples")
+        return {"audio": "clips", "tokens": "rows", "arrays": "rows", "array_folder": "arrays"}.get(
+            self.layout, "samples"
+        )

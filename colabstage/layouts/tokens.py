@@ -41,7 +41,7 @@ _HEADER_BYTES = 1024
 
 @dataclass(frozen=True, slots=True)
 class TokenOptions:
-    """How text becomes rows: `layout=functools.partial(read_tokens, options=TokenOptions(length=256))`."""
+    """How text becomes rows: what `token_blocks` takes."""
 
     length: int = 1024
     """Tokens of each row."""

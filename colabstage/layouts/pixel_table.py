@@ -1,0 +1,246 @@
+"""Tables that hold the pixels of images themselves: Kaggle's digits (a column for each pixel), FER2013 (one for all).
+
+Lines are found in one pass over the file, and a line's pixels are read when it is packed.
+"""
+
+from __future__ import annotations
+
+import math
+import posixpath
+import re
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from colabstage.errors import DecodeError, EmptySourceError, LayoutError
+from colabstage.layouts.columns import class_numbers
+from colabstage.layouts.names import IMAGE_EXTENSIONS, split_name
+from colabstage.layouts.reading import open_unpacked, stamp_of
+from colabstage.layouts.stored_arrays import join_sources
+from colabstage.layouts.table import BrokenDatasetError, Images, SampleTable, Values
+from colabstage.trees.entries import files_ending_in
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from colabstage.trees.tree import ByteSource, FileEntry, Tree
+
+NAME = "pixel_table"
+
+_HEAD_BYTES = 256 * 1024
+_READ_BYTES = 8 * 1024 * 1024
+# pixel0 and pixel0001, or 1x1 for a row and a column.
+_PIXEL = re.compile(r"pixel_?\d+|\d+x\d+")
+_FEWEST = 16
+_LABELS = ("label", "class", "emotion", "target", "y")
+# The splits of FER2013, of which two are called a test.
+_USAGE = {"training": "train", "publictest": "val", "privatetest": "test"}
+
+
+class _Columns(NamedTuple):
+    """Which columns of a table are what, by their numbers."""
+
+    pixels: slice
+    """The pixels, each in a column, or all in one."""
+    shape: tuple[int, ...]
+    """Of an image."""
+    in_one: bool
+    """Whether one column holds all pixels, with blanks between them."""
+    label: int | None
+    """The class."""
+    usage: int | None
+    """The split."""
+
+
+class _Table(NamedTuple):
+    """One table, N rows."""
+
+    name: str
+    """Its file."""
+    lines: _Lines
+    """The images."""
+    labels: list[int] | None
+    """Their classes."""
+    splits: list[str]
+    """Their splits, "" for none."""
+
+
+def read_pixel_table(tree: Tree) -> SampleTable:
+    """Make a table of .csv files whose rows are images: square, of one or three channels, with a class or none.
+
+    Raises:
+        EmptySourceError: there is no such table.
+        LayoutError: there are images as files beside it.
+        BrokenDatasetError: a row's class is no number, or a split cannot be told.
+    """
+    found = []
+    for entry in files_ending_in(tree.entries, (".csv", ".gz")).where(_is_table):
+        source = open_unpacked(tree, entry)
+        columns = _columns(source.pread(_HEAD_BYTES, 0))
+        if columns is not None:
+            found.append(_read(source, entry, columns))
+    if not found:
+        msg = f"'{tree.label}' holds no table of pixels (.csv with columns label, pixel0, … or label, pixels)."
+        raise EmptySourceError(msg)
+    if files_ending_in(tree.entries, IMAGE_EXTENSIONS):
+        msg = f"'{tree.label}' holds images as files beside '{found[0].name}', which holds pixels."
+        raise LayoutError(msg)
+    # Kaggle's test sets have no classes: nothing to train on or to compare with.
+    labelled = [one for one in found if one.labels is not None] or found
+    shapes = {one.lines.columns.shape: one.name for one in labelled}
+    if len(shapes) > 1:
+        told = ", ".join(f"'{name}' {shape}" for shape, name in shapes.items())
+        msg = f"Tables hold images of different shapes ({told}). Stage one of them."
+        raise BrokenDatasetError(msg)
+    splits = [split for one in labelled for split in one.splits]
+    if not all(splits) and any(splits):
+        msg = f"Some tables are called after a split and others not: {', '.join(one.name for one in labelled)}."
+        raise BrokenDatasetError(msg)
+    labels = [label for one in labelled for label in one.labels or ()]
+    values = np.array(labels, np.int64)
+    left = [one.name for one in found if one not in labelled]
+    return SampleTable(
+        layout=NAME,
+        keys=tuple(one.lines.name(row) for one in labelled for row in range(len(one.lines))),
+        inputs=Images(join_sources([one.lines for one in labelled]), decoded=True, own_channels=True),
+        targets=Values(values) if labels else None,
+        splits=tuple(splits) if all(splits) else None,
+        classes=class_numbers(values) if labels else (),
+        notes=(f"Tables without classes were left out: {', '.join(left)}.",) if left else (),
+    )
+
+
+def _is_table(name: str) -> bool:
+    return name.lower().removesuffix(".gz").endswith(".csv")
+
+
+def _columns(head: bytes) -> _Columns | None:
+    """Return what the header says; `None` where a table holds no pixels."""
+    header, _, rest = head.partition(b"\n")
+    names = [name.strip().strip('"').lower() for name in header.decode("utf-8-sig", "replace").split(",")]
+    label = next((names.index(name) for name in _LABELS if name in names), None)
+    usage = names.index("usage") if "usage" in names else None
+    if "pixels" in names:
+        at = names.index("pixels")
+        cells = _cells(rest.partition(b"\n")[0])
+        count = len(cells[at].split()) if at < len(cells) else 0
+        shape = _shape(count)
+        return None if shape is None else _Columns(slice(at, at + 1), shape, True, label, usage)
+    numbers = [number for number, name in enumerate(names) if _PIXEL.fullmatch(name)]
+    shape = _shape(len(numbers))
+    if shape is None or numbers != list(range(numbers[0], numbers[0] + len(numbers))):
+        return None
+    return _Columns(slice(numbers[0], numbers[-1] + 1), shape, False, label, usage)
+
+
+def _shape(count: int) -> tuple[int, ...] | None:
+    """Return the shape of a square image of so many numbers."""
+    for channels in (1, 3):
+        side = math.isqrt(count // channels)
+        if count >= _FEWEST and side * side * channels == count:
+            return (side, side) if channels == 1 else (side, side, channels)
+    return None
+
+
+def _cells(line: bytes) -> list[bytes]:
+    return [cell.strip().strip(b'"') for cell in line.split(b",")]
+
+
+def _read(source: ByteSource, entry: FileEntry, columns: _Columns) -> _Table:
+    starts, sizes, labels, splits = [], [], [], []
+    name = re.sub(r"\.csv(\.gz)?$", "", posixpath.basename(entry.name), flags=re.IGNORECASE)
+    own = split_name(name).split
+    for start, line in _lines_of(source):
+        starts.append(start)
+        sizes.append(len(line))
+        number = len(starts) + 1
+        if columns.label is not None:
+            cell = _cell(line, columns.label)
+            if not cell.isdigit():
+                msg = f"Line {number} of '{entry.name}' has the class {cell.decode(errors='replace')!r}, no number."
+                raise BrokenDatasetError(msg)
+            labels.append(int(cell))
+        splits.append(own)
+        if columns.usage is not None:
+            usage = _cell(line, columns.usage).decode("utf-8", "replace")
+            splits[-1] = _USAGE.get(usage.lower()) or split_name(usage).split
+            if not splits[-1]:
+                msg = f"Line {number} of '{entry.name}' has the usage {usage!r}, which is no split known here."
+                raise BrokenDatasetError(msg)
+    lines = _Lines(source, entry, columns, np.array(starts, np.int64), np.array(sizes, np.int64))
+    return _Table(entry.name, lines, labels if columns.label is not None else None, splits)
+
+
+def _cell(line: bytes, number: int) -> bytes:
+    # Of a line of thousands of cells, only as much is taken apart as is needed.
+    parts = line.split(b",", number + 1)
+    return parts[number].strip().strip(b'"') if number < len(parts) else b""
+
+
+def _lines_of(source: ByteSource) -> Iterator[tuple[int, bytes]]:
+    """Yield each line behind the header, and where it begins."""
+    held, start, position, is_header = b"", 0, 0, True
+    while True:
+        data = source.pread(min(_READ_BYTES, source.size - position), position) if position < source.size else b""
+        position += len(data)
+        lines = (held + data).split(b"\n")
+        held = lines.pop()
+        if not data and held:
+            lines, held = [held], b""
+        for line in lines:
+            if line.strip() and not is_header:
+                yield start, line
+            is_header = False
+            start += len(line) + 1
+        if not data:
+            return
+
+
+class _Lines:
+    """The images in the lines of one file, as a `SampleSource`."""
+
+    def __init__(
+        self,
+        source: ByteSource,
+        entry: FileEntry,
+        columns: _Columns,
+        positions: NDArray[np.int64],
+        sizes: NDArray[np.int64],
+    ) -> None:
+        self._source = source
+        self._entry = entry
+        self.columns = columns
+        self.positions = positions
+        self.sizes = sizes
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+    def name(self, index: int) -> str:
+        """Return the file's name and the number of the row."""
+        return f"{self._entry.name}[{index}]"
+
+    def stamp(self, index: int) -> str:
+        """Return the file's stamp, and which line of it."""
+        return f"{stamp_of(self._entry)} {self.positions[index]}"
+
+    def read(self, index: int) -> NDArray[np.uint8]:
+        """Return the image of one line.
+
+        Raises:
+            DecodeError: it has other numbers than the pixels of an image.
+        """
+        cells = _cells(self._source.pread(int(self.sizes[index]), int(self.positions[index])))[self.columns.pixels]
+        if self.columns.in_one:
+            cells = cells[0].split() if cells else []
+        try:
+            pixels = bytes(map(int, cells))
+        except ValueError as error:
+            msg = f"A pixel is no whole number from 0 to 255: {error}."
+            raise DecodeError(msg) from error
+        if len(pixels) != math.prod(self.columns.shape):
+            msg = f"The row has {len(pixels):,} pixels, expected {math.prod(self.columns.shape):,}."
+            raise DecodeError(msg)
+        return np.frombuffer(pixels, np.uint8).reshape(self.columns.shape)

@@ -1,0 +1,303 @@
+"""Arrays in the files that well-known datasets are published as: MNIST's idx, CIFAR's pickles and .bin, STL10's .bin.
+
+Each becomes arrays with the names that `row_arrays` understands. CIFAR's pickles are opened by an unpickler that knows
+arrays, texts, numbers, lists and dicts, and calls nothing else, so a file that asks for more is refused.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import posixpath
+import re
+import struct
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from colabstage.errors import LayoutError
+from colabstage.layouts.reading import open_unpacked, stamp_of
+from colabstage.layouts.stored_arrays import ConvertedRows, HeldRows, StoredArray, join_sources
+from colabstage.layouts.table import FileSlices
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from colabstage.layouts.table import SampleSource
+    from colabstage.trees.tree import ByteSource, FileEntry, Tree
+
+_IDX = re.compile(r"[-.]idx\d-[a-z0-9]+(\.gz)?$")
+_IDX_DTYPES = {8: ">u1", 9: ">i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
+_BATCH = re.compile(r"(data_batch_\d+|test_batch|batches\.meta)$")
+_BATCH_BIN = re.compile(r"(data_batch_\d+|test_batch)\.bin$")
+_STL = re.compile(r"(train|test)_[Xy]\.bin$")
+_PIXEL = np.dtype(np.uint8)
+_CIFAR_SHAPE, _CIFAR_BYTES = (3, 32, 32), 3072
+_STL_SHAPE, _STL_BYTES = (3, 96, 96), 27648
+_NAME_LISTS = {
+    "batches.meta.txt": "label_names",
+    "fine_label_names.txt": "label_names",
+    "class_names.txt": "class_names",
+}
+# All that a pickle of CIFAR's may name, in numpy's old spelling and its new one, with what stands for it.
+_REBUILD: Any = np.empty(0).__reduce__()[0]
+_HARMLESS: dict[tuple[str, str], Any] = {
+    ("numpy.core.multiarray", "_reconstruct"): _REBUILD,
+    ("numpy._core.multiarray", "_reconstruct"): _REBUILD,
+    ("numpy", "ndarray"): np.ndarray,
+    ("numpy", "dtype"): np.dtype,
+    # How a newer Python writes empty bytes for an older one.
+    ("__builtin__", "bytes"): lambda: b"",
+    ("_codecs", "encode"): lambda text, _: text.encode("latin-1"),
+}
+
+
+def published_files(tree: Tree) -> list[FileEntry]:
+    """Return the files of a tree that are called as those of these datasets."""
+    return [entry for entry in tree.entries if _kind(entry, tree)]
+
+
+def published_arrays(tree: Tree) -> list[StoredArray]:
+    """Return the arrays of all these files, batches of one split joined.
+
+    Raises:
+        LayoutError: a file is not what its name says.
+    """
+    by_kind: dict[str, list[FileEntry]] = {}
+    for entry in published_files(tree):
+        by_kind.setdefault(_kind(entry, tree), []).append(entry)
+    readers = {"idx": _idx_arrays, "pickle": _pickled_arrays, "bin": _cifar_arrays, "stl": _stl_arrays}
+    found = [array for kind, read in readers.items() if kind in by_kind for array in read(tree, by_kind[kind])]
+    folders = {posixpath.dirname(entry.name) for kind in ("bin", "stl") for entry in by_kind.get(kind, ())}
+    return found + [
+        _known(posixpath.join(posixpath.dirname(entry.name), key), np.array(tree.read(entry).decode().split()))
+        for entry in tree.entries
+        if posixpath.dirname(entry.name) in folders and (key := _NAME_LISTS.get(posixpath.basename(entry.name)))
+    ]
+
+
+def _kind(entry: FileEntry, tree: Tree) -> str:
+    base, folder = posixpath.basename(entry.name), posixpath.basename(posixpath.dirname(entry.name)) or tree.label
+    if _IDX.search(base.lower()):
+        return "idx"
+    if _BATCH.match(base) or (base in ("train", "test", "meta") and "cifar-100" in folder):
+        return "pickle"
+    if _BATCH_BIN.match(base) or (base in ("train.bin", "test.bin") and "cifar-100" in folder):
+        return "bin"
+    return "stl" if _STL.match(base) and entry.size % (_STL_BYTES if "_X" in base else 1) == 0 else ""
+
+
+def _idx_arrays(tree: Tree, entries: Sequence[FileEntry]) -> list[StoredArray]:
+    # torchvision leaves both the .gz and what was in it, and Kaggle has each file twice.
+    once = {posixpath.basename(entry.name).lower().removesuffix(".gz").replace(".", "-"): entry for entry in entries}
+    return [_read_idx(tree, entry) for entry in sorted(once.values(), key=lambda entry: entry.name)]
+
+
+def _read_idx(tree: Tree, entry: FileEntry) -> StoredArray:
+    source = open_unpacked(tree, entry)
+    head = source.pread(4, 0)
+    dtype = _IDX_DTYPES.get(head[2]) if len(head) == 4 and head[:2] == b"\0\0" else None
+    sides = source.pread(4 * head[3], 4) if dtype else b""
+    if dtype is None or not head[3] or len(sides) != 4 * head[3]:
+        msg = f"'{entry.name}' is no idx file (the format of MNIST): it begins with {head!r}."
+        raise LayoutError(msg)
+    shape = struct.unpack(f">{head[3]}I", sides)
+    stored, start = np.dtype(dtype), 4 + len(sides)
+    size = int(np.prod(shape[1:], dtype=object)) * stored.itemsize
+    if source.size != start + shape[0] * size:
+        msg = (
+            f"'{entry.name}' has {source.size:,} bytes; an idx file of shape {shape} takes {start + shape[0] * size:,}."
+        )
+        raise LayoutError(msg)
+    native = stored.newbyteorder("=")
+
+    def rows() -> SampleSource:
+        found = _slices(source, entry, _Place(shape[0], start, size, shape[1:], stored))
+        return found if stored.itemsize == 1 else ConvertedRows(found, lambda row: row.astype(native))
+
+    return StoredArray(
+        entry.name,
+        shape,
+        native,
+        rows,
+        lambda: np.frombuffer(source.pread(shape[0] * size, start), stored).astype(native).reshape(shape),
+    )
+
+
+class _Place(NamedTuple):
+    """Where the rows of one shape lie in a file."""
+
+    count: int
+    """How many there are."""
+    start: int
+    """Where the first begins, in bytes."""
+    step: int
+    """How far behind it the next begins, in bytes."""
+    shape: tuple[int, ...]
+    """Of each."""
+    dtype: np.dtype[Any] = _PIXEL
+    """Of their numbers, as stored."""
+
+
+def _slices(source: ByteSource, entry: FileEntry, place: _Place) -> FileSlices:
+    size = int(np.prod(place.shape, dtype=np.int64)) * place.dtype.itemsize
+    starts = place.start + np.arange(place.count, dtype=np.int64) * place.step
+    sizes = np.full(place.count, size, np.int64)
+    return FileSlices(source, starts, sizes, stamp=stamp_of(entry), shape=place.shape, dtype=place.dtype)
+
+
+class _Batch(NamedTuple):
+    """The images of one file of CIFAR's, and what it says of each."""
+
+    split: str
+    """The split that it is of."""
+    images: SampleSource
+    """`(32, 32, 3)` each."""
+    labels: dict[str, NDArray[np.int64]]
+    """Numbers of classes, by the name of the array."""
+
+
+def _pickled_arrays(tree: Tree, entries: Sequence[FileEntry]) -> list[StoredArray]:
+    batches: dict[str, list[_Batch]] = {}
+    found: list[StoredArray] = []
+    for entry in sorted(entries, key=lambda entry: entry.name):
+        folder = posixpath.dirname(entry.name)
+        content = tree.read(entry)
+        held = _unpickle(content, entry.name)
+        names = held.get("label_names", held.get("fine_label_names"))
+        if names is not None:
+            texts = np.array([_text(name) for name in names])
+            found.append(_known(posixpath.join(folder, "label_names"), texts))
+        elif "data" in held:
+            batches.setdefault(folder, []).append(_batch(tree, entry, content, held))
+    return [array for folder, parts in batches.items() for array in _joined(folder, parts)] + found
+
+
+def _batch(tree: Tree, entry: FileEntry, content: bytes, held: dict[str, Any]) -> _Batch:
+    data, fine = held["data"], held.get("labels", held.get("fine_labels"))
+    whole = isinstance(data, np.ndarray) and data.dtype == np.uint8 and data.shape[1:] == (_CIFAR_BYTES,)
+    if not whole or not isinstance(fine, list) or len(fine) != len(data):
+        msg = f"'{entry.name}' is a pickle, and not one of CIFAR's: expected 'data' (N, 3072) and N 'labels'."
+        raise LayoutError(msg)
+    labels = {"labels": np.array(fine, np.int64)}
+    if "coarse_labels" in held:
+        labels["coarse"] = np.array(held["coarse_labels"], np.int64)
+    # The pixels lie as they are in the file, as Python 2 wrote it, so that they need not be held until they are packed.
+    start = content.find(data.tobytes()) if len(data) else -1
+    if start < 0:
+        source: SampleSource = HeldRows(data.reshape(-1, *_CIFAR_SHAPE), entry.name, stamp_of(entry))
+    else:
+        place = _Place(len(data), start, _CIFAR_BYTES, _CIFAR_SHAPE)
+        source = _slices(open_unpacked(tree, entry), entry, place)
+    return _Batch(_split(entry), ConvertedRows(source, _channels_last), labels)
+
+
+def _split(entry: FileEntry) -> str:
+    return "test" if posixpath.basename(entry.name).startswith("test") else "train"
+
+
+def _channels_last(image: NDArray[Any]) -> NDArray[Any]:
+    return np.ascontiguousarray(image.transpose(1, 2, 0))
+
+
+def _upright(image: NDArray[Any]) -> NDArray[Any]:
+    """Return an image of STL10, whose columns are stored one after the other."""
+    return np.ascontiguousarray(image.transpose(2, 1, 0))
+
+
+def _joined(folder: str, parts: Sequence[_Batch]) -> list[StoredArray]:
+    """Return one array of images, and one of each kind of labels, for each split."""
+    found = []
+    for split in dict.fromkeys(part.split for part in parts):
+        own = [part for part in parts if part.split == split]
+        shape = (sum(len(part.images) for part in own), *_CIFAR_SHAPE[1:], _CIFAR_SHAPE[0])
+        name = posixpath.join(folder, f"{split}_data")
+        found.append(_images(name, shape, join_sources([part.images for part in own])))
+        found += [
+            _known(posixpath.join(folder, f"{split}_{kind}"), np.concatenate([part.labels[kind] for part in own]))
+            for kind in own[0].labels
+        ]
+    return found
+
+
+def _images(name: str, shape: tuple[int, ...], source: SampleSource) -> StoredArray:
+    def whole() -> NDArray[Any]:
+        return np.stack([np.asarray(source.read(row)) for row in range(len(source))])
+
+    return StoredArray(name, shape, np.dtype(np.uint8), lambda: source, whole)
+
+
+def _known(name: str, values: NDArray[Any]) -> StoredArray:
+    """Return an array that is in memory already: labels, names of classes."""
+
+    def refuse() -> SampleSource:
+        msg = f"'{name}' holds labels; expected images as inputs."
+        raise LayoutError(msg)
+
+    return StoredArray(name, values.shape, values.dtype, refuse, lambda: values)
+
+
+def _cifar_arrays(tree: Tree, entries: Sequence[FileEntry]) -> list[StoredArray]:
+    batches: dict[str, list[_Batch]] = {}
+    for entry in sorted(entries, key=lambda entry: entry.name):
+        # CIFAR-100 has two labels before each image: of the coarse class, and of the class.
+        ahead = 1 if _BATCH_BIN.match(posixpath.basename(entry.name)) else 2
+        step = ahead + _CIFAR_BYTES
+        source = open_unpacked(tree, entry)
+        if not source.size or source.size % step:
+            msg = f"'{entry.name}' has {source.size:,} bytes; CIFAR's files have {step:,} for each image."
+            raise LayoutError(msg)
+        count = source.size // step
+        table = np.frombuffer(source.pread(source.size, 0), np.uint8).reshape(count, step)
+        labels = {"labels": table[:, ahead - 1].astype(np.int64)}
+        if ahead == 2:
+            labels["coarse"] = table[:, 0].astype(np.int64)
+        images = _slices(source, entry, _Place(count, ahead, step, _CIFAR_SHAPE))
+        batch = _Batch(_split(entry), ConvertedRows(images, _channels_last), labels)
+        batches.setdefault(posixpath.dirname(entry.name), []).append(batch)
+    return [array for folder, parts in batches.items() for array in _joined(folder, parts)]
+
+
+def _stl_arrays(tree: Tree, entries: Sequence[FileEntry]) -> list[StoredArray]:
+    found = []
+    for entry in entries:
+        source, name = open_unpacked(tree, entry), entry.name.removesuffix(".bin")
+        if name.endswith("y"):
+            # From 1 in the file, as MATLAB counts.
+            found.append(_known(name, np.frombuffer(source.pread(source.size, 0), np.uint8).astype(np.int64) - 1))
+            continue
+        count = source.size // _STL_BYTES
+        rows = ConvertedRows(_slices(source, entry, _Place(count, 0, _STL_BYTES, _STL_SHAPE)), _upright)
+        found.append(_images(name, (count, *_STL_SHAPE[1:], _STL_SHAPE[0]), rows))
+    return found
+
+
+class _Unpickler(pickle.Unpickler):
+    """An unpickler that makes arrays, and nothing else that has to be called."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in _HARMLESS:
+            msg = f"it asks for {module}.{name}"
+            raise pickle.UnpicklingError(msg)
+        return _HARMLESS[module, name]
+
+
+def _unpickle(content: bytes, name: str) -> dict[str, Any]:
+    try:
+        held = _Unpickler(io.BytesIO(content), encoding="bytes").load()
+    except Exception as error:  # a damaged pickle raises whatever its bytes happen to say
+        msg = (
+            f"'{name}' is called as a file of CIFAR's and cannot be read as one: {error}. Nothing in a pickle that "
+            "could run a program is ever loaded here."
+        )
+        raise LayoutError(msg) from error
+    if not isinstance(held, dict):
+        msg = f"'{name}' is a pickle, and not one of CIFAR's: it holds no dict."
+        raise LayoutError(msg)
+    return {_text(key): value for key, value in held.items()}
+
+
+def _text(value: Any) -> str:
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
