@@ -48,7 +48,7 @@ def matlab5_arrays(tree: Tree, entry: FileEntry) -> list[StoredArray]:
     try:
         described = matlab.whosmat(SourceFile(open_member(tree, entry)))
     except Exception as error:  # scipy raises whatever the bytes happen to lead to
-        msg = f"'{entry.name}' is a damaged MATLAB file: {error}."
+        msg = f"'{entry.name}' is a damaged MATLAB file: {error}. Copy it again, or save it again with '-v7.3'."
         raise LayoutError(msg) from error
     return [
         _MatlabArray(tree, entry, name).stored(tuple(shape))

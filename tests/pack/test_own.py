@@ -184,10 +184,10 @@ def test_an_item_that_raises_is_named_or_left_out(tmp_path: Path) -> None:
     [
         (lambda i: (np.zeros(3), i, "meta"), r"Items\[0\] has 3 parts; expected \(x, y\)"),
         (lambda i: (np.zeros(3),), r"Items\[0\] has 1 parts"),
-        (lambda i: {"image": np.zeros(3), "label": i}, r"mapping of 'image', 'label'"),
+        (lambda i: {"left": np.zeros(3), "right": i}, r"mapping of 'left', 'right'"),
         (lambda i: (np.datetime64("2020-01-01"), i), r"datetime64"),
         (lambda i: (np.zeros(3, np.longdouble), i), r"float128|longdouble"),
-        (lambda i: (np.zeros(3), {"label": i}), r"dict values"),
+        (lambda i: (np.zeros(3), {"label": i}), r"dict of 'label' as its target.*Stage the folder"),
         (lambda i: ([np.zeros(3), np.zeros(2)], i), r"make no array"),
         (lambda i: 1 / 0, r"Items\[0\] raised ZeroDivisionError"),
     ],
@@ -198,6 +198,33 @@ def test_items_of_other_forms_are_typed_errors(tmp_path: Path, item: Any, words:
     with pytest.raises((LayoutError, DecodeError), match=words):
         pack_dataset(Items(9, item), tmp_path / "out.h5", progress=False)
     pack_dataset(Items(3, lambda i: [np.full(3, i), i]), tmp_path / "out.h5", progress=False)
+
+
+class Column:
+    """What Hugging Face's `Dataset` says of a column of class labels."""
+
+    names = ("cat", "dog")
+
+
+def test_items_that_are_dicts_as_hugging_faces(tmp_path: Path) -> None:
+    """An image and a label by their usual names, with the names of the classes; a note says what was left out."""
+    items: Any = Items(4, lambda i: {"image": picture(i), "label": i % 2, "id": str(i)})
+    items.features = {"label": Column}
+    report = pack_dataset(items, tmp_path / "out.h5", progress=False)
+    with h5py.File(tmp_path / "out.h5") as file:
+        assert file["Y_train"][()].tolist() == [0, 1, 0, 1]
+        assert file["classes"][()].tolist() == [b"cat", b"dog"]
+        np.testing.assert_array_equal(file["X_train"][3], np.asarray(picture(3)))
+    assert any("left out: 'id'" in note for note in report.notes)
+    for other in ({"image": picture(1), "label": 0, "labels": 1}, {"label": 1}):
+        with pytest.raises(LayoutError, match="rename and remove columns"):
+            pack_dataset(Items(4, lambda i, other=other: other), tmp_path / "out.h5", progress=False)
+    with pytest.raises(LayoutError, match=r"Items\[2\] has no 'label'"):
+        pack_dataset(
+            Items(4, lambda i: {"image": picture(i)} | ({} if i == 2 else {"label": i})),
+            tmp_path / "out.h5",
+            progress=False,
+        )
 
 
 def test_what_has_no_items_by_number_is_refused(tmp_path: Path) -> None:

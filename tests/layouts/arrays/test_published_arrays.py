@@ -94,7 +94,7 @@ def test_idx_of_wider_numbers(tmp_path: Path) -> None:
 
 
 def old_pickle(data: NDArray[np.uint8], labels: list[int], key: str = "labels", **more: list[int]) -> bytes:
-    """CIFAR's pickles, in which Python 2 has left texts as they are; protocol 2 by hand, as Python 3 cannot write it."""
+    """CIFAR's pickles, in which Python 2 has left texts as they are: by hand, as Python 3 cannot write them."""
 
     def text(value: bytes) -> bytes:
         return b"T" + struct.pack("<i", len(value)) + value
@@ -348,7 +348,7 @@ def test_a_damaged_array_is_a_broken_sample(tmp_path: Path) -> None:
     held = io.BytesIO()
     np.save(held, np.array([Command()], object), allow_pickle=True)
     for content in (held.getvalue(), (tmp_path / "a" / "1.npy").read_bytes()[:-1], b""):
-        with pytest.raises(DecodeError, match="no .npy file of numbers"):
+        with pytest.raises(DecodeError, match=r"no \.npy file of numbers"):
             decode(content)
 
 
