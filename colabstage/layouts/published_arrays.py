@@ -129,7 +129,7 @@ def _read_idx(tree: Tree, entry: FileEntry) -> StoredArray:
 class _Place(NamedTuple):
     """Where the rows of one shape lie in a file."""
 
-    count: int
+    rows: int
     """How many there are."""
     start: int
     """Where the first begins, in bytes."""
@@ -143,8 +143,8 @@ class _Place(NamedTuple):
 
 def _slices(source: ByteSource, entry: FileEntry, place: _Place) -> FileSlices:
     size = int(np.prod(place.shape, dtype=np.int64)) * place.dtype.itemsize
-    starts = place.start + np.arange(place.count, dtype=np.int64) * place.step
-    sizes = np.full(place.count, size, np.int64)
+    starts = place.start + np.arange(place.rows, dtype=np.int64) * place.step
+    sizes = np.full(place.rows, size, np.int64)
     return FileSlices(source, starts, sizes, stamp=stamp_of(entry), shape=place.shape, dtype=place.dtype)
 
 
