@@ -1,8 +1,9 @@
 """Prefetch for those who ask by number, may stop asking at any time, and say neither that nor when an epoch ends.
 
 Keras calls a dataset for one batch after another, drops it in the middle of an epoch without a word, and on TensorFlow
-keeps it for the life of the process. So the thread here ends as soon as enough batches wait, and the next request
-starts it again: nothing waits for somebody who never comes. Starting a thread takes less than a tenth of a millisecond.
+keeps it for the life of the process. So the thread here ends soon after enough batches wait, and the next request
+starts it again: nothing waits for somebody who never comes. It lingers for a moment first, because whoever trains takes
+a batch every few milliseconds, and two threads for each of them cost as much as gathering it.
 """
 
 from __future__ import annotations
@@ -71,6 +72,8 @@ class EpochTracker:
 T = TypeVar("T")
 
 _LOOK_S = 1.0
+# How long the thread waits for room: longer than most steps last, and too short for anybody to wait for at exit.
+_LINGER_S = 0.1
 # It ends after the rows it is at; a slow mount may need its time for them.
 _JOIN_S = 30.0
 
@@ -139,6 +142,7 @@ class OnDemandPrefetcher(Generic[T]):
             self._closed = True
             self._ready.clear()
             thread = self._thread
+            self._changed.notify_all()
         self._cancellation.cancel()
         if thread is None or thread is threading.current_thread():
             return
@@ -147,15 +151,27 @@ class OnDemandPrefetcher(Generic[T]):
             _log.warning("%s is still busy with its last rows after %.0f s and ends alone.", thread.name, _JOIN_S)
 
     def _fill(self) -> None:
-        """Start the thread if it has something to do and does not run. The lock is held."""
-        if self._thread is None and self._has_work():
+        """Have the thread go on if it has something to do: wake it, or start it. The lock is held."""
+        if not self._has_work():
+            return
+        if self._thread is not None:
+            self._changed.notify_all()
+        else:
             # No daemon: it ends by itself, and a process that exits may wait for that.
             self._thread = threading.Thread(target=self._run, name="colabstage-ahead")
             self._thread.start()
 
     def _has_work(self) -> bool:
-        wanted = not self._closed and self._error is None
-        return wanted and self._left > 0 and len(self._ready) < self._depth
+        return self._has_more() and len(self._ready) < self._depth
+
+    def _has_more(self) -> bool:
+        return not self._closed and self._error is None and self._left > 0
+
+    def _wait_for_work(self) -> bool:
+        """Wait a moment for room; return whether there is work."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._has_work() or not self._has_more(), _LINGER_S)
+            return self._has_work()
 
     def _run(self) -> None:
         error: BaseException | None = None
@@ -179,7 +195,7 @@ class OnDemandPrefetcher(Generic[T]):
                     return
             self._prepared = True
         with ThreadPool(self._threads, self._cancellation) as pool:
-            while self._has_work():
+            while self._wait_for_work():
                 # Before the read: one that fails is not tried again.
                 self._left -= 1
                 result = self._read(next(self._coming), pool)

@@ -111,7 +111,8 @@ def _dataset(tf: Any, batches: ArrayBatches, epochs: Iterator[int]) -> Any:
     def numbers(_: Any) -> Any:
         epoch = tf.numpy_function(begin, [], tf.int64)
         epoch.set_shape(())
-        return tf.data.Dataset.range(total).map(lambda number: (epoch, number))
+        # Repeated, not mapped: a function would be called once more for each batch.
+        return tf.data.Dataset.zip(tf.data.Dataset.from_tensors(epoch).repeat(), tf.data.Dataset.range(total))
 
     # The epoch is counted where an iterator begins, not where the dataset is made.
     requests = tf.data.Dataset.range(1).flat_map(numbers)
