@@ -49,6 +49,7 @@ from colabstage.machine.resources import check_space, free_space, release_freed_
 from colabstage.pack.finish import OVERHEAD_BYTES, DecodedPack, finish_pack
 from colabstage.pack.journal import PackJournal
 from colabstage.pack.plan import pack_content, plan_pack
+from colabstage.pack.resizer import TorchImport, UnusableTorchError, by_pillow, settled
 from colabstage.pack.writer import MixedImagesError, SampleCoder, SampleFacts, Spool, WriteJob, write_samples
 from colabstage.sources.tree import SLOW_READERS
 
@@ -156,17 +157,27 @@ def run_pack(
     """
     began = time.monotonic()
     origin = _Origin(key, dict(identity or {}), address or job.label, shard)
-    # "auto" looked at sixteen images only. Where another size turns up, all begin anew as files: work is lost so, but
-    # no image is stretched unasked.
+
+    def write(job: PackJob, torch: TorchImport | None = None) -> PackReport:
+        # "auto" looked at sixteen images only. Where another size turns up, all begin anew as files: work is lost so,
+        # but no image is stretched unasked.
+        try:
+            return _PackRun(job, out, slow, origin, torch).execute(progress, cancellation, began)
+        except MixedImagesError as error:
+            if shard is not None:
+                raise  # All shards are stored alike, so all have to be written again.
+            if job.options.encoding == "pixels":
+                msg = f"These images cannot be stored as pixels: {error}."
+                raise LayoutError(msg) from error
+        return _PackRun(keeps_files(job), out, slow, origin).execute(progress, cancellation, began)
+
+    # What an earlier run left is Pillow's or torch's, and must not be thrown away on a guess.
+    if job.plan.resizer != "torch" or find_orphans(out):
+        return write(settled(job))
     try:
-        return _PackRun(job, out, slow, origin).execute(progress, cancellation, began)
-    except MixedImagesError as error:
-        if shard is not None:
-            raise  # All shards are stored alike, so all have to be written again.
-        if job.options.encoding == "pixels":
-            msg = f"These images cannot be stored as pixels: {error}."
-            raise LayoutError(msg) from error
-    return _PackRun(keeps_files(job), out, slow, origin).execute(progress, cancellation, began)
+        return write(job, TorchImport())
+    except UnusableTorchError:
+        return write(by_pillow(job))
 
 
 def keeps_files(job: PackJob) -> PackJob:
@@ -245,6 +256,8 @@ class _PackRun:
     """Whether the tree is known to answer slowly."""
     origin: _Origin
     """Where the samples come from."""
+    torch: TorchImport | None = None
+    """Torch on its way here, where it is to resize."""
 
     def execute(self, progress: Progress, cancellation: Cancellation, began: float) -> PackReport:
         """Write beside, then publish; what a passing failure leaves is kept for the next try."""
@@ -323,7 +336,7 @@ class _PackRun:
     def _write(self, workspace: Path, progress: Progress, cancellation: Cancellation) -> _Written:
         """Make everything up to the final file. What it keeps for each sample goes when it returns."""
         data, spool = workspace / "data.h5", workspace / "spool"
-        coder = SampleCoder(self.job.table, self.job.plan, self.job.options)
+        coder = SampleCoder(self.job.table, self.job.plan, self.job.options, self.torch)
         content = pack_content(self.job.table, self.job.plan, self.job.options, attributes=self._attributes())
         # Stable, because the journal counts positions: two samples of one file must not change places in the next run.
         order = np.argsort(coder.positions, kind="stable")

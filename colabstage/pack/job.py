@@ -13,7 +13,6 @@ import numpy as np
 from colabstage.errors import LayoutError, OptionError
 from colabstage.images.decode import ImageFacts, decode_image, fit_pixels, probe_image
 from colabstage.images.options import ImageOptions
-from colabstage.images.resample import can_torch_resize
 from colabstage.io.ownership import sweep_orphans
 from colabstage.io.progress import Cancellation, NullProgress
 from colabstage.io.retry import RetryPolicy, read_with_retry
@@ -25,6 +24,7 @@ from colabstage.layouts.table import Arrays, Boxes, Masks
 from colabstage.layouts.table_file import TableFile, is_table_file
 from colabstage.machine.resources import release_freed_memory
 from colabstage.pack.plan import PackPlan, gains_by_torch, needs_facts, plan_pack
+from colabstage.pack.resizer import expects_torch
 from colabstage.sources.opening import open_part
 from colabstage.sources.parse import LocalSource
 from colabstage.sources.part import Opening
@@ -197,7 +197,7 @@ def plan_job(
     """Plan the pack of a table of samples, as `prepare_pack`.
 
     `facts`: of a few images, where somebody has looked. `has_torch`: whether torch may resize, where that is decided;
-    `None` finds out, which imports torch where that pays.
+    `None` goes by whether it is installed, which whoever packs has to settle (`pack/resizer`).
     """
     if isinstance(table.inputs, Arrays):
         shape = "x".join(map(str, table.inputs.shape)) or "one number"
@@ -213,7 +213,7 @@ def plan_job(
     if facts is None:
         facts = seen_facts(tree, table, options)
     if has_torch is None:
-        has_torch = gains_by_torch(table, options) and can_torch_resize()
+        has_torch = gains_by_torch(table, options) and expects_torch()
     plan = plan_pack(table, options, facts=facts, free_bytes=free_bytes, has_torch=has_torch)
     release_freed_memory()  # listing and sorting are done; what follows keeps its columns for hours
     return PackJob(tree, table, plan, options)

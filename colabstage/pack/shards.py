@@ -45,6 +45,7 @@ from colabstage.pack.execute import (
     target_arrays,
 )
 from colabstage.pack.job import CallersDataset, open_samples, plan_job, seen_facts
+from colabstage.pack.resizer import settled
 from colabstage.pack.splits import SplitPlan, take_rows, take_samples
 from colabstage.pack.writer import MixedImagesError
 
@@ -301,7 +302,8 @@ class ShardSet:
         with open_samples(self.source, self.options, beside=self.target) as opened:
             facts = tuple(seen_facts(opened.tree, opened.table, self.options))
             free_bytes = free_space(self.target.parent)
-            job = plan_job(opened.tree, opened.table, self.options, free_bytes=free_bytes, facts=facts)
+            # Its workers resize by what is planned here, so that is made sure of first.
+            job = settled(plan_job(opened.tree, opened.table, self.options, free_bytes=free_bytes, facts=facts))
             count = default_shards(job) if self.shards is None else check_shards(self.shards, job)
             plan = SetPlan(self, opened, job, count, facts, free_bytes)
             make_folder(self.target.parent)

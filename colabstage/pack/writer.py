@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from colabstage.pack.journal import PackJournal
     from colabstage.pack.options import PackOptions
     from colabstage.pack.plan import PackPlan, StoredField
+    from colabstage.pack.resizer import TorchImport
 
 # Of one sample: the size of its upright image, and which bytes of the spool are its own.
 _RECORD = np.dtype([("height", "<i4"), ("width", "<i4"), ("start", "<i8"), ("length", "<i8")])
@@ -84,6 +85,8 @@ class SampleCoder:
     """How they are stored."""
     options: PackOptions
     """What the plan was made for."""
+    torch: TorchImport | None = None
+    """What resizes, on its way here."""
 
     @property
     def target_source(self) -> SampleSource | None:
@@ -125,6 +128,7 @@ class SampleCoder:
         Raises:
             BrokenSampleError: a part of it cannot be decoded.
             MixedImagesError: it is not of the one shape that was planned.
+            UnusableTorchError: torch was to resize it, and cannot.
             SourceReadError: a file is not as long as it was listed.
         """
         x, size = self._code_x(index, raw.x, scratch)
@@ -177,6 +181,8 @@ class SampleCoder:
 
     def _pixels(self, content: Content, scratch: Scratch) -> tuple[NDArray[Any], tuple[int, int]]:
         resizer = self.plan.resizer or "pillow"
+        if self.torch is not None:
+            self.torch.require()
         if isinstance(content, bytes):
             return decode_sized(content, self.options.image, resizer=resizer, scratch=scratch)
         image = image_options(self.table, self.options)

@@ -16,7 +16,7 @@ from colabstage.errors import DecodeError, MissingDependencyError
 from colabstage.h5.info import read_info
 from colabstage.images.resample import can_torch_resize
 from colabstage.io.pipeline import PipelineLimits
-from colabstage.pack import execute
+from colabstage.pack import execute, job, resizer
 from colabstage.pack.plan import TORCH_SAMPLES
 from colabstage.pack.run import pack_dataset
 
@@ -82,6 +82,26 @@ def test_many_images_are_resized_by_torch_and_the_file_says_so(
     assert "torch" not in str(report)
     difference = np.abs(rows(out).astype(int) - rows(tmp_path / "1.h5"))
     assert difference.max() == 1
+
+
+def test_torch_that_was_expected_and_cannot_be_used_is_replaced_by_pillow(
+    tmp_path: Path, many: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was begun is thrown away, and the file says that it is Pillow's; unfinished work of Pillow's goes on."""
+    monkeypatch.setattr(job, "expects_torch", lambda: True)
+    monkeypatch.setattr(resizer, "can_torch_resize", lambda: False)
+    victim = many / "class1" / "01999.bmp"
+    whole = victim.read_bytes()
+    try:
+        victim.write_bytes(b"no image")
+        with pytest.raises(DecodeError, match="01999"):
+            pack(many, tmp_path / "pack.h5")
+    finally:
+        victim.write_bytes(whole)
+    report = pack(many, tmp_path / "pack.h5")
+    assert report.resumed > 0
+    assert report.resizer == read_info(tmp_path / "pack.h5").resizer == "pillow"
+    assert [path.name for path in tmp_path.iterdir() if "pack.h5" not in path.name] == []
 
 
 def test_work_of_one_resizer_is_not_continued_by_the_other(
