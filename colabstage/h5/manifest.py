@@ -176,12 +176,20 @@ def read_manifest(file: Path) -> Manifest | None:
     Raises:
         NewerFormatError: a newer colabstage wrote it.
     """
-    raw = read_json(manifest_path(file))
+    return parse_manifest(read_json(manifest_path(file)), str(manifest_path(file)))
+
+
+def parse_manifest(raw: object, label: str) -> Manifest | None:
+    """Make a manifest of what its JSON holds; `None` where that is no whole one.
+
+    Raises:
+        NewerFormatError: a newer colabstage wrote it.
+    """
     if not isinstance(raw, dict) or not isinstance(raw.get("version"), int):
         return None
     if raw["version"] > MANIFEST_VERSION:
         msg = (
-            f"'{manifest_path(file)}' has version {raw['version']}; this colabstage reads up to {MANIFEST_VERSION}. "
+            f"'{label}' has version {raw['version']}; this colabstage reads up to {MANIFEST_VERSION}. "
             "Update with: pip install -U colabstage"
         )
         raise NewerFormatError(msg)

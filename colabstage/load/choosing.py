@@ -253,6 +253,9 @@ def _choose_prefetch(facts: LoaderFacts, request: LoaderRequest) -> ReasonedValu
 
 def _choose_several(facts: LoaderFacts, request: LoaderRequest) -> int:
     """Choose how many batches to prepare ahead where they are small; 0 where they cannot be gathered together."""
+    # What is read at once must be here at once.
+    if facts.arrival is not None and not facts.arrival.complete:
+        return 0
     # Rows of one shape only: of others a group cannot be taken apart by slices.
     if not facts.uniform or facts.encoded or facts.per_sample:
         return 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import os
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -65,6 +66,8 @@ class dataset_h5(_Base):  # noqa: N801 - the name that people know from the reci
         in_memory: bool = False,
         decode: bool = False,
         arrival: Arrival | None = None,
+        disk_limit: int | str | None = None,
+        local_dir: str | os.PathLike[str] | None = None,
     ) -> None:
         """Look at the file; no sample is read, except with `in_memory`.
 
@@ -82,6 +85,11 @@ class dataset_h5(_Base):  # noqa: N801 - the name that people know from the reci
             decode: decode inputs that are image files in rows of bytes of any length (HDF5's variable-length uint8), to
                 RGB at their own sizes, as files that colabstage packed encoded always are. Left as bytes by default.
             arrival: what brings the rows of a file of which some are not here yet; `stage_dataset` gives it.
+            disk_limit: never have more of the file on the local disk than that, bytes or a text such as `"20GB"`:
+                `in_file` is then the path (on a mounted Drive, say) or the http(s) or bucket address of one file that
+                colabstage packed, whose blocks are fetched as they are needed, and verified. Datasets of one file, and
+                processes, share what is here; the limit that was given last holds.
+            local_dir: where on the local disk the part is kept; by default in the platform's fast folder.
 
         Raises:
             SourceNotFoundError, PackFormatError, NewerFormatError, DamagedPackError: the file cannot be read, or with
@@ -90,6 +98,8 @@ class dataset_h5(_Base):  # noqa: N801 - the name that people know from the reci
             SplitNotFoundError: it has no such split; the message lists those it has.
             NotEnoughSpaceError: with `in_memory`, when the inputs do not fit.
         """
+        if disk_limit is not None:
+            in_file, arrival = _open_in_part(in_file, disk_limit, local_dir)
         self.reader = SplitReader(in_file, split, in_memory=in_memory, decode=decode, arrival=arrival)
         self.transform = transform
         self.target_transform = target_transform
@@ -254,6 +264,18 @@ class dataset_h5(_Base):  # noqa: N801 - the name that people know from the reci
         if self.reader.encoded:
             return "images of their own sizes"
         return "a text" if dtype.hasobject else f"any number of {dtype}"
+
+
+def _open_in_part(
+    file: Files, disk_limit: int | str, local_dir: str | os.PathLike[str] | None
+) -> tuple[Files, Arrival]:
+    if not isinstance(file, str | os.PathLike):
+        msg = "disk_limit= is for one packed file, and several were given. Open each with a limit of its own."
+        raise OptionError(msg)
+    from colabstage.load.partial import open_partial
+
+    pack = open_partial(file, disk_limit, local_dir=local_dir)
+    return pack.path, pack
 
 
 # Those of torchvision's transforms that take arrays, and what looks at a sample first and may be anybody's.

@@ -1,0 +1,460 @@
+"""A pack that is elsewhere, here in part: in which blocks of it rows lie, and the `Arrival` that brings them."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+
+from colabstage.errors import OptionError, PackFormatError, SourceNotFoundError
+from colabstage.h5.info import open_h5
+from colabstage.h5.manifest import manifest_path, parse_manifest, read_manifest
+from colabstage.h5.schema import BYTES, OFFSETS, split_of, y_name
+from colabstage.h5.untrusted import reading_contents
+from colabstage.io.files import make_folder
+from colabstage.io.ownership import remove_vouched
+from colabstage.io.pipeline import DaemonPool
+from colabstage.io.retry import RetryPolicy
+from colabstage.io.units import format_bytes, parse_bytes
+from colabstage.machine.platforms import detect_platform
+from colabstage.sources.opening import remote_opener
+from colabstage.sources.parse import LocalSource, ObjectSource, WebSource, parse_source
+from colabstage.sources.partial.file import PartialFile
+from colabstage.sources.partial.local import Edges
+from colabstage.sources.partial.plan import find_visits
+from colabstage.sources.transfer.connections import read_directly
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
+
+    from numpy.typing import NDArray
+
+    from colabstage.h5.manifest import Manifest
+    from colabstage.io.progress import Cancellation
+    from colabstage.load.arrival import Side
+    from colabstage.sources.parse import SingleSource
+    from colabstage.sources.partial.expected import Expected
+    from colabstage.sources.remote import RemoteFile
+
+# A window of more blocks mixes no better: rows of a split are in the order of a hash as they lie in the pack.
+_MOST_WINDOW = 16
+# Windows take no more of the room than one part in so many: the next one is fetched while one is read.
+_WINDOW_PART = 8
+# Targets that take no more of the limit than one part in so many are always here, and so are the edges of blocks.
+_KEPT_PART = 8
+_EDGES_PART = 4
+_LONGEST_BATCH_S = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A stretch of the file that holds rows of a split, of which some blocks are here."""
+
+    split: str
+    """Whose."""
+    is_input: bool
+    """Whether they are inputs, and not targets."""
+    start: int
+    """Where in the file."""
+    nbytes: int
+    """How long, all rows together."""
+    rows: int
+    """How many."""
+    offsets: str | None
+    """The dataset of where rows begin; `None` where all are equally long."""
+
+
+class PartialPack:
+    """Bring rows of a pack that is elsewhere: an `Arrival`.
+
+    `path`: the local file, sparse, which readers open. `file`: the blocks below.
+    """
+
+    def __init__(self, file: PartialFile, fields: tuple[Field, ...], window_units: int) -> None:
+        """Take what `open_partial` has found out."""
+        self.file, self._fields, self._window_units = file, fields, window_units
+        self.path = file.path
+        self._places: dict[str, _Places] = {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return PartialPack, (self.file, self._fields, self._window_units)
+
+    @property
+    def complete(self) -> bool:
+        """Tell whether all of it is here, to stay."""
+        return self.file.complete
+
+    @property
+    def window_units(self) -> int:
+        """Return how many blocks one window may hold."""
+        return self._window_units
+
+    @property
+    def reason(self) -> str:
+        """Tell why that many."""
+        file = self.file
+        size, limit = format_bytes(file.manifest.size), format_bytes(file.limit)
+        return (
+            f"blocks of {format_bytes(file.manifest.block_bytes)}; {size} in {file.blocks:,} of them, "
+            f"disk_limit={limit}"
+        )
+
+    @property
+    def figures(self) -> dict[str, int]:
+        """Return bytes `fetched`, `evicted`, `kept` from before, `here`, and on the `disk`."""
+        return self.file.figures
+
+    def units(self, split: str) -> NDArray[np.intp]:
+        """Return the first and the last block of each row, of the field with the fewest; counted from 0."""
+        return self._of(split).units
+
+    def expect(
+        self, split: str, rows: NDArray[np.intp], *, then: Callable[[], NDArray[np.intp]] | None = None
+    ) -> Expectations:
+        """Take note of rows that will be read, as `Arrival.expect`."""
+        return Expectations(self, self._of(split), rows, then)
+
+    def hold(
+        self, split: str, rows: NDArray[np.intp], *, side: Side = "row", cancellation: Cancellation | None = None
+    ) -> AbstractContextManager[None]:
+        """Wait for rows and keep them, as `Arrival.hold`."""
+        blocks, edges = self._of(split).needed(rows, targets_only=side == "targets")
+        return self.file.hold(blocks, edges, cancellation)
+
+    def close(self) -> None:
+        """Fetch nothing more. What is here stays for the next time."""
+        self.file.close()
+
+    def _of(self, split: str) -> _Places:
+        # Two threads may both make them, which costs a moment and spares a lock that a fork could leave locked.
+        if split not in self._places:
+            self._places[split] = _find_places(self, [one for one in self._fields if one.split == split])
+        return self._places[split]
+
+
+class _Places:
+    """Which blocks each row of a split needs."""
+
+    def __init__(self, spans: list[tuple[Field, NDArray[np.int64], NDArray[np.int64]]], rows: int, edges: bool) -> None:
+        """Take for each field the first and the last block of each row; `edges`: whether edges of blocks stay here."""
+        self._spans, self._edges = spans, edges
+        coarsest = min(spans, key=lambda span: int(span[2].max(initial=0) - span[1].min(initial=0)), default=None)
+        if coarsest is None or not rows:
+            self.units = np.zeros((rows, 2), np.intp)
+        else:
+            low = coarsest[1].min()
+            self.units = np.stack([coarsest[1] - low, coarsest[2] - low], axis=1).astype(np.intp)
+        self.gap = max(1, 2 * rows // max(1, int(self.units.max(initial=0)) + 1))
+
+    def needed(self, rows: NDArray[np.intp], *, targets_only: bool) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the blocks that rows need, and those of which they need an edge alone."""
+        whole: list[NDArray[np.int64]] = []
+        edges: list[NDArray[np.int64]] = []
+        for field, firsts, lasts in self._spans:
+            if targets_only and field.is_input:
+                continue
+            first, last = firsts[rows], lasts[rows]
+            across = (last == first + 1) if self._edges else np.zeros(len(rows), np.bool_)
+            edges += [first[across], last[across]]
+            longest = int((last - first)[~across].max(initial=0))
+            whole += [np.minimum(first[~across] + step, last[~across]) for step in range(longest + 1)]
+        return _unique(whole), _unique(edges)
+
+    def uses(self, rows: NDArray[np.intp]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return when, by its place in `rows`, which block is needed."""
+        places: list[NDArray[np.int64]] = []
+        blocks: list[NDArray[np.int64]] = []
+        for _, firsts, lasts in self._spans:
+            first, last = firsts[rows], lasts[rows]
+            # Edges are here from when their block was.
+            inner = np.flatnonzero((last != first + 1) | (not self._edges))
+            for step in range(int((last - first)[inner].max(initial=0)) + 1):
+                places.append(inner)
+                blocks.append(np.minimum(first[inner] + step, last[inner]))
+        return _joined(places), _joined(blocks)
+
+
+def _joined(parts: list[NDArray[Any]]) -> NDArray[np.int64]:
+    return np.concatenate(parts).astype(np.int64) if parts else np.empty(0, np.int64)
+
+
+def _unique(parts: list[NDArray[Any]]) -> NDArray[np.int64]:
+    return np.unique(_joined(parts))
+
+
+class Expectations:
+    """What one reader will read, this epoch and, once that is known, the next."""
+
+    def __init__(
+        self,
+        pack: PartialPack,
+        places: _Places,
+        rows: NDArray[np.intp],
+        then: Callable[[], NDArray[np.intp]] | None,
+    ) -> None:
+        self._pack, self._places, self._rows = pack, places, len(rows)
+        self._begun, self._closed, self._lock, self._done = threading.Event(), False, threading.Lock(), 0
+        self._told: list[Expected] = [self._tell(rows, 0)]
+        if then is not None:
+            threading.Thread(target=self._follow, args=(then,), name="colabstage-next-epoch", daemon=True).start()
+
+    def reached(self, rows: int) -> None:
+        """Take note that the first so many rows are done with."""
+        self._done = rows
+        self._begun.set()
+        for one in self._told:
+            one.reached(rows)
+
+    def close(self) -> None:
+        """Forget it."""
+        with self._lock:
+            self._closed = True
+            self._begun.set()
+            for one in self._told:
+                one.close()
+
+    def _follow(self, then: Callable[[], NDArray[np.intp]]) -> None:
+        # The first batch has the processor to itself.
+        if not self._begun.wait(_LONGEST_BATCH_S) or self._closed:
+            return
+        told = self._tell(then(), self._rows)
+        with self._lock:
+            if self._closed:
+                told.close()
+            self._told.append(told)
+        told.reached(self._done)
+
+    def _tell(self, rows: NDArray[np.intp], after: int) -> Expected:
+        places, blocks = self._places.uses(rows)
+        gap = self._places.gap * self._pack.window_units
+        return self._pack.file.expect(find_visits(places + after, blocks, gap))
+
+
+def open_partial(
+    address: str | os.PathLike[str], disk_limit: int | str, *, local_dir: str | os.PathLike[str] | None = None
+) -> PartialPack:
+    """Open a pack that is elsewhere, of which no more than `disk_limit` bytes are ever here.
+
+    Its index, labels and other small things are brought here now, and stay.
+
+    Args:
+        address: of the packed file: a path, such as on a mounted Drive, an http(s) address, or one of a bucket. Its
+            manifest, `NAME.h5.json`, lies beside it.
+        disk_limit: bytes, or a text such as "20GB".
+        local_dir: where on the local disk; `None` is the platform's fast folder.
+
+    Raises:
+        OptionError: that is no limit, or no address of one file.
+        SourceNotFoundError: it has no manifest, so nothing would tell a block that is wrong.
+        NotEnoughSpaceError: the limit is too low; the message says what would do.
+        NotSupportedHereError: the local disk cannot give back parts of a file.
+        SourceError, DriveError, PackFormatError, DamagedPackError: it cannot be read.
+    """
+    limit = parse_bytes(disk_limit)
+    source = parse_source(address)
+    if not isinstance(source, LocalSource | WebSource | ObjectSource):
+        msg = f"disk_limit= is for one packed file; '{source.label}' is none. Give its path or address."
+        raise OptionError(msg)
+    opener, pool = remote_opener(source), DaemonPool(2, "colabstage-open")
+    try:
+        # Side by side: each takes a round trip, and more.
+        opened = pool.submit(opener)
+        manifest = _find_manifest(source, address)
+        remote: list[RemoteFile] = [pool.results([opened])[0]]
+    finally:
+        pool.close(abandon=True)
+    folder = _folder_for(source, manifest, local_dir)
+    make_folder(folder)
+    file = PartialFile(source, manifest, folder, limit, opener=lambda: remote.pop() if remote else opener())
+    try:
+        return _open_pack(file, limit)
+    except BaseException:
+        file.close()
+        raise
+
+
+def _find_manifest(source: SingleSource, address: str | os.PathLike[str]) -> Manifest:
+    """Read the manifest that lies beside a packed file."""
+    if isinstance(source, LocalSource):
+        found, label = read_manifest(source.path), str(manifest_path(source.path))
+    else:
+        before, mark, query = os.fspath(address).partition("?")
+        beside = parse_source(f"{before}.json{mark}{query}")
+        assert isinstance(beside, WebSource | ObjectSource)
+        label = beside.label
+        found = parse_manifest(_read_json(remote_opener(beside)), label)
+    if found is None:
+        msg = (
+            f"'{label}' is not there, or is no whole manifest, so nothing would tell a block of '{source.label}' that "
+            "came wrong. Publish both files together; packs that colabstage made have one beside them."
+        )
+        raise SourceNotFoundError(msg)
+    return found
+
+
+def _read_json(opener: Callable[[], RemoteFile]) -> object:
+    try:
+        file = opener()
+    except SourceNotFoundError:
+        return None
+    try:
+        size = file.facts.size
+        if size is None:
+            data = b"".join(file.read_range(0, None))
+        else:
+            data = read_directly(file, 0, size, policy=RetryPolicy(), stopped=lambda: False)
+        found: object = json.loads(data)
+    except (ValueError, RecursionError):
+        return None
+    finally:
+        file.close()
+    return found
+
+
+def _folder_for(source: SingleSource, manifest: Manifest, local_dir: str | os.PathLike[str] | None) -> Path:
+    """Return the folder of this content of this file; those of what it was before are removed."""
+    base = detect_platform().fast_dir / "colabstage" if local_dir is None else Path(local_dir).expanduser().absolute()
+    content = hashlib.sha256("".join(manifest.hashes).encode()).hexdigest()[:8]
+    mine = f"{source.name}.part-{hashlib.sha256(source.address.encode()).hexdigest()[:8]}-"
+    folder = base / "partial"
+    for other in folder.glob(f"{mine}????????") if folder.is_dir() else ():
+        if other.name != mine + content:
+            remove_vouched(other, lambda path: (path / "blocks").is_file() and (path / "fetcher").is_file())
+    return folder / (mine + content)
+
+
+def _open_pack(file: PartialFile, limit: int) -> PartialPack:
+    # Nearly always the index and the labels; asked for together, as each takes a round trip.
+    file.wish(np.unique(np.array([0, file.blocks - 1])))
+    fields = _find_fields(file, limit)
+    kept = _kept_blocks(file, fields)
+    # Before any of it comes.
+    file.check_room(kept, Edges.none(file.blocks), least=1)
+    with file.hold(np.flatnonzero(kept)):
+        pass
+    pack = PartialPack(file, fields, 1)
+    edges = _find_edges(pack, kept)
+    if edges.nbytes * _EDGES_PART > limit:
+        edges = Edges.none(file.blocks)
+    file.settle(kept, edges, least=2)
+    window = max(1, min(_MOST_WINDOW, file.capacity // _WINDOW_PART))
+    return PartialPack(file, fields, 1 << (window.bit_length() - 1))
+
+
+class _Bytes(io.RawIOBase):
+    """The whole file as h5py reads it: every block that it touches is brought here."""
+
+    def __init__(self, file: PartialFile) -> None:
+        self._file, self._place = file, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._place, os.SEEK_END: self._file.manifest.size}[whence]
+        self._place = base + offset
+        return self._place
+
+    def tell(self) -> int:
+        return self._place
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._file.read(self._place, len(buffer))
+        buffer[: len(data)] = data
+        self._place += len(data)
+        return len(data)
+
+    def __enter__(self) -> Self:
+        return self
+
+
+def _find_fields(file: PartialFile, limit: int) -> tuple[Field, ...]:
+    """Find the rows of all splits in the file."""
+    import h5py
+
+    found: list[Field] = []
+    with reading_contents(file.path), h5py.File(_Bytes(file), "r") as pack:
+        for name in pack:
+            split = split_of(name)
+            if split is None:
+                continue
+            found += _field_of(pack[name], split, is_input=True)
+            if y_name(split) in pack:
+                targets = _field_of(pack[y_name(split)], split, is_input=False)
+                found += [one for one in targets if one.nbytes * _KEPT_PART > limit]
+    return tuple(found)
+
+
+def _field_of(node: Any, split: str, *, is_input: bool) -> list[Field]:
+    import h5py
+
+    grouped = isinstance(node, h5py.Group)
+    if grouped and not {BYTES, OFFSETS} <= node.keys():
+        return []
+    data, rows = (node[BYTES], len(node[OFFSETS]) - 1) if grouped else (node, len(node))
+    if data.chunks is not None or data.id.get_offset() is None or not data.id.get_storage_size():
+        # Nobody knows where its rows are: all of it stays, as everything does that no field has.
+        return [Field(split, is_input, 0, 0, rows, None)]
+    offsets = f"{node.name}/{OFFSETS}" if grouped else None
+    return [Field(split, is_input, data.id.get_offset(), data.id.get_storage_size(), rows, offsets)]
+
+
+def _kept_blocks(file: PartialFile, fields: tuple[Field, ...]) -> NDArray[np.bool_]:
+    """Return which blocks hold anything else than rows: they stay."""
+    block_bytes, kept = file.manifest.block_bytes, np.ones(file.blocks, np.bool_)
+    for field in fields:
+        first, stop = -(-field.start // block_bytes), (field.start + field.nbytes) // block_bytes
+        # The file's last block is as whole as it gets.
+        stop += field.start + field.nbytes == file.manifest.size
+        kept[first:stop] = False
+    return kept
+
+
+def _find_places(pack: PartialPack, fields: list[Field]) -> _Places:
+    file = pack.file
+    block_bytes = file.manifest.block_bytes
+    spans = []
+    for field in fields:
+        starts, stops = _row_places(file, field)
+        spans.append((field, starts // block_bytes, np.maximum(stops - 1, starts) // block_bytes))
+    rows = max((field.rows for field in fields), default=0)
+    return _Places(spans, rows, edges=pack.file.has_edges)
+
+
+def _row_places(file: PartialFile, field: Field) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return where in the file each row of a field begins and ends."""
+    if field.offsets is None:
+        length = field.nbytes // max(1, field.rows)
+        starts = field.start + np.arange(field.rows, dtype=np.int64) * length
+        return starts, starts + length
+    with open_h5(file.path) as opened, reading_contents(file.path):
+        offsets = np.asarray(opened[field.offsets][()], np.int64)
+    if len(offsets) != field.rows + 1 or (np.diff(offsets) < 0).any() or offsets[-1] > field.nbytes:
+        msg = f"{field.offsets} in '{file.path}' does not say where rows begin. Pack it again."
+        raise PackFormatError(msg)
+    return field.start + offsets[:-1], field.start + offsets[1:]
+
+
+def _find_edges(pack: PartialPack, kept: NDArray[np.bool_]) -> Edges:
+    """Return what of each block belongs to rows that reach over one of its ends."""
+    file, fields = pack.file, pack._fields
+    block_bytes, edges = file.manifest.block_bytes, Edges.none(file.blocks)
+    for field in fields:
+        starts, stops = _row_places(file, field)
+        first, last = starts // block_bytes, np.maximum(stops - 1, starts) // block_bytes
+        across = last == first + 1
+        np.maximum.at(edges.tails, first[across], (first[across] + 1) * block_bytes - starts[across])
+        np.maximum.at(edges.heads, last[across], stops[across] - last[across] * block_bytes)
+    edges.heads[kept] = edges.tails[kept] = 0
+    return edges

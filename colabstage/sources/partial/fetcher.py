@@ -1,0 +1,279 @@
+"""Fetch blocks in the order of the plan and let others go, in threads of the one process that has the fetcher's lock.
+
+Blocks that somebody waits for come first, then what readers will need next. A block's room is found before it is asked
+for, so that what is here never takes more than was allowed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import threading
+import time
+import weakref
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from colabstage.errors import ColabstageError, DamagedPackError, SourceChangedError, SourceReadError, said_by
+from colabstage.io.files import hash_block, write_json
+from colabstage.io.pipeline import DaemonPool
+from colabstage.io.retry import RetryPolicy
+from colabstage.sources.partial.expected import Readers
+from colabstage.sources.partial.local import CAPACITY, UNPROVED, WHOLE
+from colabstage.sources.partial.plan import look_ahead, plan_misses
+from colabstage.sources.transfer.connections import read_directly
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from colabstage.sources.partial.local import LocalPart
+    from colabstage.sources.partial.plan import Outlook
+    from colabstage.sources.remote import RemoteFile
+
+# How soon what another process asks for is seen.
+_TICK_S = 0.01
+# How long a block that could not be fetched ahead is left alone, unless somebody waits for it.
+_REST_S = 5.0
+# How long a block stays for somebody who waited for it and has not taken it.
+_WISH_S = 5.0
+# Readings of a block whose hash is wrong, before the source counts as damaged.
+_BLOCK_TRIES = 3
+# Part of the room that is for what is fetched ahead: the rest keeps what the next epoch needs.
+_AHEAD_PART = 8
+_MOST_AHEAD = 32
+_MOST_CONNECTIONS = 8
+
+
+class Fetcher:
+    """Fetch for all readers of one part. Made by `become_fetcher`."""
+
+    def __init__(self, part: LocalPart, folder: Path, opener: Callable[[], RemoteFile], lock: int) -> None:
+        self._part, self._folder, self._opener, self._lock = part, folder, opener, lock
+        self._readers = Readers(folder)
+        self._wake, self._stop = threading.Event(), threading.Event()
+        self._pool = DaemonPool(_MOST_CONNECTIONS, "colabstage-fetch")
+        self._guard = threading.Lock()
+        self._remote: RemoteFile | None = None
+        self._connections = 2
+        self._in_flight: set[int] = set()
+        self._rest: dict[int, float] = {}
+        self._wished: dict[int, float] = {}
+        self._planned = False
+        self._last: object = None
+        self._pid = os.getpid()
+        part.begin()
+        # It holds the fetcher weakly: the last reader of this process that goes ends it.
+        threading.Thread(
+            target=_run, args=(weakref.ref(self), self._stop, self._wake), name="colabstage-blocks", daemon=True
+        ).start()
+
+    def wake(self) -> None:
+        """Look for what is wanted now."""
+        self._wake.set()
+
+    def plan_again(self) -> None:
+        """Take note that what stays here has changed."""
+        self._planned = False
+        self.wake()
+
+    def close(self) -> None:
+        """Fetch nothing more; what is on its way is left behind. Calling it twice is fine."""
+        self._stop.set()
+        self._wake.set()
+        if self._pid != os.getpid():
+            return
+        self._pool.close(abandon=True)
+        handle, self._lock = self._lock, -1
+        if handle >= 0:
+            os.close(handle)
+        with self._guard:
+            remote, self._remote = self._remote, None
+        if remote is not None:
+            remote.close()
+
+    def tick(self, *, woken: bool) -> None:
+        """Begin to fetch what there is room for; `woken`: whether something has changed for certain."""
+        changed = self._readers.look()
+        part, readers = self._part, self._readers.all
+        # With many blocks a look ahead takes its time, and mostly nothing has changed since the last.
+        now = [reader.reached for reader in readers]
+        if now == self._last and not (woken or changed or part.wanted.any() or self._rest):
+            return
+        self._last = now
+        capacity = int(part.counters[CAPACITY])
+        if changed or not self._planned:
+            self._planned = True
+            if readers and capacity:
+                ahead = max(1, min(_MOST_AHEAD, capacity // _AHEAD_PART))
+                here = set(np.flatnonzero(part.state == WHOLE).tolist())
+                plan_misses(readers, max(1, capacity - ahead), here)
+        outlook = look_ahead(readers, len(part.state))
+        self._shrink(outlook, capacity)
+        wanted = self._wishes()
+        while len(self._in_flight) < self._connections and (found := self._next(outlook, wanted)) is not None:
+            self._in_flight.add(found)
+            self._pool.submit(lambda block=found: self._fetch(block))  # type: ignore[misc]
+
+    def _shrink(self, outlook: Outlook, capacity: int) -> None:
+        """Let go of what is here from a time when more was allowed."""
+        takes: NDArray[np.bool_] = self._part.let_go_of()
+        while capacity and takes.sum() > capacity:
+            victim = outlook.victim(takes, None, needed_now=True)
+            if victim is None:
+                return
+            takes[victim] = False
+            self._part.let_go(victim)
+
+    def _wishes(self) -> NDArray[np.bool_]:
+        """Return which blocks somebody waits for. What was granted and is not taken is forgotten after a while."""
+        part, now = self._part, time.monotonic()
+        wanted: NDArray[np.bool_] = part.wanted != 0
+        for block in np.flatnonzero(wanted & (part.state == WHOLE)).tolist():
+            if now - self._wished.setdefault(block, now) > _WISH_S:
+                part.wanted[block] = 0
+                del self._wished[block]
+        return wanted
+
+    def _next(self, outlook: Outlook, wanted: NDArray[np.bool_]) -> int | None:
+        """Return a block to fetch, for which there is room now."""
+        missing = self._part.state != WHOLE
+        missing[list(self._in_flight)] = False
+        waited = np.flatnonzero(missing & wanted)
+        if len(waited):
+            block = int(waited[outlook.next_use[waited].argmin()])
+            return block if self._make_room(block, outlook, wanted, needed_now=True) else None
+        now = time.monotonic()
+        self._rest = {block: until for block, until in self._rest.items() if until > now}
+        missing[list(self._rest)] = False
+        ahead = outlook.first_missing(missing)
+        if ahead is None or not self._make_room(ahead, outlook, wanted, needed_now=False):
+            return None
+        return ahead
+
+    def _make_room(self, block: int, outlook: Outlook, wanted: NDArray[np.bool_], *, needed_now: bool) -> bool:
+        part, capacity = self._part, int(self._part.counters[CAPACITY])
+        # What is kept has its own room; before the room is known, nothing else is fetched.
+        if part.kept[block] or not capacity:
+            return True
+        takes = part.let_go_of()
+        takes[list(self._in_flight)] = part.kept[list(self._in_flight)] == 0
+        if takes[block] and block not in self._in_flight:
+            return True  # it is here, and only to be proved
+        let_go = takes & ~wanted
+        let_go[list(self._in_flight)] = False
+        used = int(takes.sum())
+        while used >= capacity:
+            victim = outlook.victim(let_go, block, needed_now=needed_now)
+            if victim is None:
+                return False
+            let_go[victim] = False
+            used -= part.let_go(victim)
+        return True
+
+    def _fetch(self, block: int) -> None:
+        part = self._part
+        try:
+            if part.state[block] == UNPROVED and part.prove(block):
+                return
+            part.put(block, self._read(block))
+        except BaseException as error:  # noqa: BLE001 - it is raised where somebody waits for the block
+            self._fail(block, error)
+        finally:
+            self._in_flight.discard(block)
+            self._wake.set()
+
+    def _read(self, block: int) -> bytes:
+        """Return a block with the right hash."""
+        (offset, length), wanted = self._part.ranges[block], self._part.manifest.hashes[block]
+        for _ in range(_BLOCK_TRIES):
+            remote = self._open()
+            try:
+                data = read_directly(remote, offset, length, policy=RetryPolicy(), stopped=self._stop.is_set)
+            except ColabstageError:
+                # Another one may not have what is wrong with this one.
+                self._drop(remote)
+                raise
+            if hash_block(data) == wanted:
+                return data
+            self._drop(remote)
+        label = remote.facts.label
+        msg = (
+            f"'{label}' is damaged: the {length:,} bytes from {offset:,} on are not those that were written, in "
+            f"{_BLOCK_TRIES} readings."
+        )
+        raise DamagedPackError(msg)
+
+    def _open(self) -> RemoteFile:
+        with self._guard:
+            if self._remote is None:
+                self._remote = self._opener()
+                size = self._remote.facts.size
+                if size is not None and size != self._part.manifest.size:
+                    label, self._remote = self._remote.facts.label, None
+                    msg = (
+                        f"'{label}' has {size:,} bytes; expected {self._part.manifest.size:,}: it is another file now."
+                    )
+                    raise SourceChangedError(msg)
+                self._connections = max(1, min(_MOST_CONNECTIONS, self._remote.facts.connections))
+            return self._remote
+
+    def _drop(self, remote: RemoteFile) -> None:
+        with self._guard:
+            if self._remote is remote:
+                self._remote = None
+        remote.close()
+
+    def _fail(self, block: int, error: BaseException) -> None:
+        part = self._part
+        self._rest[block] = time.monotonic() + _REST_S
+        kind = type(error).__name__ if isinstance(error, ColabstageError) else SourceReadError.__name__
+        with contextlib.suppress(OSError):
+            write_json(failure_path(self._folder, block), [kind, said_by(error)])
+        # In this order: whoever waits asks no more once it has seen the failure.
+        part.wanted[block] = 0
+        part.failures[block] += 1
+
+
+def _run(fetcher: weakref.ref[Fetcher], stop: threading.Event, wake: threading.Event) -> None:
+    """Tick until nobody has the fetcher any more."""
+    while not stop.is_set():
+        woken = wake.wait(_TICK_S)
+        wake.clear()
+        one = fetcher()
+        if one is None or stop.is_set():
+            return
+        with contextlib.suppress(FileNotFoundError):
+            one.tick(woken=woken)
+        del one
+
+
+def become_fetcher(part: LocalPart, folder: Path, opener: Callable[[], RemoteFile]) -> Fetcher | None:
+    """Begin to fetch for all processes; `None` where another one does, or another reader of this process."""
+    handle = os.open(folder / "fetcher", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(handle)
+        return None
+    fetcher = Fetcher(part, folder, opener, handle)
+    one = weakref.ref(fetcher)
+    # A child has the handle too, and with it the lock, for as long as it lives.
+    os.register_at_fork(after_in_child=lambda: _let_go_after_fork(one))
+    return fetcher
+
+
+def _let_go_after_fork(fetcher: weakref.ref[Fetcher]) -> None:
+    one = fetcher()
+    if one is not None and one._lock >= 0:
+        os.close(one._lock)
+        one._lock = -1
+
+
+def failure_path(folder: Path, block: int) -> Path:
+    """Return where the error of a block that could not be fetched is left for whoever waits for it."""
+    return folder / f"failure-{block}.json"

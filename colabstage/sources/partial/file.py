@@ -1,0 +1,275 @@
+"""`PartialFile`: one file that is somewhere else, read here block by block, never more of it at once than a limit.
+
+Every process that reads it has one. The first fetches for all; when it ends, the next one that waits takes over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from colabstage import errors
+from colabstage.errors import NotEnoughSpaceError, OptionError, SourceReadError
+from colabstage.io.files import read_json
+from colabstage.io.units import format_bytes
+from colabstage.sources.opening import remote_opener
+from colabstage.sources.partial.expected import Expected
+from colabstage.sources.partial.fetcher import become_fetcher, failure_path
+from colabstage.sources.partial.local import CAPACITY, EDGES, EVICTED, FETCHED, FOUND, PAGE_BYTES, WHOLE, LocalPart
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from colabstage.h5.manifest import Manifest
+    from colabstage.io.progress import Cancellation
+    from colabstage.sources.parse import SingleSource
+    from colabstage.sources.partial.fetcher import Fetcher
+    from colabstage.sources.partial.local import Edges
+    from colabstage.sources.partial.plan import Visits
+    from colabstage.sources.remote import RemoteFile
+
+_LOOK_S = 0.002
+# How often who waits looks whether anybody fetches.
+_TAKE_OVER_S = 0.2
+# What stands beside the blocks: the table, what readers expect, and what a file system needs for the file itself.
+_BESIDE_BYTES = 2 * 1024 * 1024
+_BESIDE_A_BLOCK = 128
+
+
+class PartialFile:
+    """Read a file of which some blocks are here. Pickles, and works after a fork.
+
+    `path`: the sparse local file, of the whole's length and layout. `limit`: bytes on the disk, never exceeded.
+    """
+
+    def __init__(
+        self,
+        source: SingleSource,
+        manifest: Manifest,
+        folder: Path,
+        limit: int,
+        *,
+        opener: Callable[[], RemoteFile] | None = None,
+        stall_timeout_s: float = 180.0,
+    ) -> None:
+        """Open the part in `folder`, which exists.
+
+        Args:
+            source: where the file is.
+            manifest: what it holds, with the hash of each block.
+            folder: for this file and this content of it alone.
+            limit: bytes.
+            opener: opens the file; by default by `source`.
+            stall_timeout_s: seconds in which something has to arrive while somebody waits.
+        """
+        self._source, self.manifest, self._folder, self.limit = source, manifest, folder, limit
+        self._opener, self._stall_timeout_s = opener or remote_opener(source), stall_timeout_s
+        self._part = LocalPart(folder, f"{source.name}.h5", manifest)
+        self.path = self._part.path
+        self._fetcher: Fetcher | None = become_fetcher(self._part, folder, self._opener)
+        self._pid, self._looked_at = os.getpid(), 0.0
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return PartialFile, (self._source, self.manifest, self._folder, self.limit)
+
+    @property
+    def blocks(self) -> int:
+        """Count the blocks of the whole."""
+        return len(self._part.ranges)
+
+    @property
+    def capacity(self) -> int:
+        """Return how many blocks may be here beside those that are kept."""
+        return int(self._part.counters[CAPACITY])
+
+    @property
+    def has_edges(self) -> bool:
+        """Tell whether of blocks that are let go what belongs to rows across their ends stays."""
+        return self._part.edges.nbytes > 0
+
+    @property
+    def complete(self) -> bool:
+        """Tell whether all is here, and nothing will be let go."""
+        return self.capacity >= self.blocks and bool((self._part.state == WHOLE).all())
+
+    @property
+    def figures(self) -> dict[str, int]:
+        """Return bytes: `fetched` and `evicted` by all readers so far, `kept` from before, `here` and on the `disk`."""
+        part = self._part
+        here = np.flatnonzero(part.state == WHOLE).tolist()
+        return {
+            "fetched": int(part.counters[FETCHED]),
+            "evicted": int(part.counters[EVICTED]),
+            "kept": int(part.counters[FOUND]),
+            "here": sum(part.ranges[block][1] for block in here),
+            "disk": part.disk_bytes,
+        }
+
+    def settle(self, kept: NDArray[np.bool_], edges: Edges, *, least: int) -> None:
+        """Say which blocks are always kept and what stays of others; from then on others are fetched and let go.
+
+        Args:
+            kept: of each block whether it stays.
+            edges: what stays of those that do not.
+            least: how many others have to find room.
+
+        Raises:
+            NotEnoughSpaceError: the limit is too low for that; the message says what would do.
+        """
+        self._part.settle(kept, edges, self.check_room(kept, edges, least=least))
+        if (fetcher := self._own_fetcher()) is not None:
+            fetcher.plan_again()
+
+    def check_room(self, kept: NDArray[np.bool_], edges: Edges, *, least: int) -> int:
+        """Return how many blocks may be here beside those that are kept; raises as `settle`."""
+        block_bytes = self.manifest.block_bytes
+        fixed = (
+            int(kept.sum()) * block_bytes + edges.nbytes + _BESIDE_BYTES + _BESIDE_A_BLOCK * self.blocks + PAGE_BYTES
+        )
+        others = int((~kept).sum())
+        capacity = min(others, (self.limit - fixed) // block_bytes)
+        if capacity < min(least, others):
+            needed = fixed + min(least, others) * block_bytes
+            msg = (
+                f"disk_limit={format_bytes(self.limit)} is too little for '{self._source.label}': "
+                f"{format_bytes(needed)} are needed, of which {format_bytes(fixed)} (index, labels and rows that reach "
+                f"over the ends of blocks) always stay. Give that much or more."
+            )
+            raise NotEnoughSpaceError(msg)
+        # Where there is room for all, nothing is ever let go.
+        return self.blocks if capacity >= others else max(1, capacity)
+
+    def expect(self, visits: Visits) -> Expected:
+        """Tell whoever fetches what will be read."""
+        expected = Expected(self._folder, visits)
+        self._wake()
+        return expected
+
+    def wish(self, blocks: NDArray[np.int64]) -> None:
+        """Ask for blocks without waiting for them."""
+        self._part.wanted[blocks] = 1
+        self._wake()
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Return bytes, once they are here."""
+        block_bytes = self.manifest.block_bytes
+        length = max(0, min(length, self.manifest.size - offset))
+        if not length:
+            return b""
+        needed = np.arange(offset // block_bytes, (offset + length - 1) // block_bytes + 1)
+        with self.hold(needed):
+            return self._part.read(offset, length)
+
+    @contextlib.contextmanager
+    def hold(
+        self,
+        blocks: NDArray[np.int64],
+        edges: NDArray[np.int64] | None = None,
+        cancellation: Cancellation | None = None,
+    ) -> Iterator[None]:
+        """Wait until blocks are here, and of `edges` at least the edges; keep them here until the context is left.
+
+        Raises:
+            ColabstageError: they cannot be fetched; the message says what is here. Asking again tries again.
+            OptionError: they are more than may be here at once.
+            CancelledError: `cancellation` was used.
+        """
+        edges = np.empty(0, np.int64) if edges is None else edges
+        self._check_fit(blocks)
+        needed = np.union1d(blocks, edges)
+        waited = False
+        while True:
+            with self._part.pins.held(needed.tolist()):
+                missing = self._missing(blocks, edges)
+                if not len(missing):
+                    if waited:
+                        self._part.wanted[needed] = 0
+                    yield
+                    return
+            # Not while others are kept here: those who wait for each other's room would wait for ever.
+            self._wait(missing, blocks, edges, cancellation)
+            waited = True
+
+    def close(self) -> None:
+        """Stop fetching. What is here stays for the next time."""
+        if (fetcher := self._own_fetcher()) is not None:
+            fetcher.close()
+        self._fetcher = None
+
+    def _missing(self, blocks: NDArray[np.int64], edges: NDArray[np.int64]) -> NDArray[np.int64]:
+        state = self._part.state
+        of_edges = state[edges]
+        return np.concatenate([blocks[state[blocks] != WHOLE], edges[(of_edges != WHOLE) & (of_edges != EDGES)]])
+
+    def _check_fit(self, blocks: NDArray[np.int64]) -> None:
+        capacity = self.capacity
+        if capacity and len(blocks) > capacity and int((self._part.kept[np.unique(blocks)] == 0).sum()) > capacity:
+            msg = (
+                f"These rows lie in {len(np.unique(blocks)):,} blocks of '{self._source.label}', of which "
+                f"disk_limit={format_bytes(self.limit)} lets {capacity:,} be here at once. Read fewer rows at a time, "
+                "or neighbours."
+            )
+            raise OptionError(msg)
+
+    def _wait(
+        self,
+        missing: NDArray[np.int64],
+        blocks: NDArray[np.int64],
+        edges: NDArray[np.int64],
+        cancellation: Cancellation | None,
+    ) -> None:
+        part, failures = self._part, self._part.failures[missing].copy()
+        moved_at, arrived = time.monotonic(), int(part.counters[FETCHED])
+        while len(self._missing(blocks, edges)):
+            if cancellation is not None:
+                cancellation.check()
+            failed = missing[part.failures[missing] != failures]
+            if len(failed):
+                raise self._failure(int(failed[0]))
+            # Said again each time: who was killed with a wish must not keep a block for ever, so wishes are forgotten.
+            part.wanted[missing] = 1
+            self._wake()
+            time.sleep(_LOOK_S)
+            now = time.monotonic()
+            if (fetched := int(part.counters[FETCHED])) != arrived:
+                moved_at, arrived = now, fetched
+            elif now - moved_at > self._stall_timeout_s:
+                part.wanted[missing] = 0
+                raise self._with_what_is_here(
+                    SourceReadError(f"Nothing has come from '{self._source.label}' for {now - moved_at:.0f} s.")
+                )
+
+    def _failure(self, block: int) -> Exception:
+        found = read_json(failure_path(self._folder, block))
+        kind, words = found if isinstance(found, list) and len(found) == 2 else ("", f"Block {block} did not come.")
+        return self._with_what_is_here(getattr(errors, str(kind), SourceReadError)(words))
+
+    def _with_what_is_here(self, error: Exception) -> Exception:
+        here = int((self._part.state == WHOLE).sum())
+        size = format_bytes(self.figures["here"])
+        return type(error)(
+            f"{error} Of its {self.blocks:,} blocks {here:,} are here ({size}), and stay. To go on, ask again."
+        )
+
+    def _own_fetcher(self) -> Fetcher | None:
+        if self._pid != os.getpid():
+            # The threads stayed with the parent.
+            self._fetcher, self._pid = None, os.getpid()
+        return self._fetcher
+
+    def _wake(self) -> None:
+        fetcher = self._own_fetcher()
+        now = time.monotonic()
+        if fetcher is None and now - self._looked_at > _TAKE_OVER_S:
+            # Whoever fetched for all may have ended.
+            self._looked_at = now
+            fetcher = self._fetcher = become_fetcher(self._part, self._folder, self._opener)
+        if fetcher is not None:
+            fetcher.wake()

@@ -1,0 +1,168 @@
+"""Decide which blocks of a file to fetch next and which to let go, from the order in which they will be read: pure.
+
+The order of this epoch and the next is known, so nothing is guessed from what was used last. Belady's rule (1966) says
+which visits will find their block here, if of all that is here the block whose next visit is farthest is let go each
+time: no rule fetches less. A block that will not be here at its next visit may go at once, which makes room to fetch
+ahead without fetching more.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+# A visit that never comes.
+NEVER = np.iinfo(np.int64).max
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Visits:
+    """Say when a reader needs which blocks, counted in rows; in the order of `first`."""
+
+    blocks: NDArray[np.int64]
+    """Which block."""
+    first: NDArray[np.int64]
+    """The first row, by its place in the reader's order, that needs it."""
+    last: NDArray[np.int64]
+    """The last one, of those that follow closely."""
+
+    def after(self, other: Visits, rows: int) -> Visits:
+        """Return these visits behind another's, who reads `rows` rows."""
+        return Visits(
+            np.concatenate([other.blocks, self.blocks]),
+            np.concatenate([other.first, self.first + rows]),
+            np.concatenate([other.last, self.last + rows]),
+        )
+
+
+def find_visits(places: NDArray[np.int64], blocks: NDArray[np.int64], gap: int) -> Visits:
+    """Join single uses to visits.
+
+    Args:
+        places: when each use is, counted in rows.
+        blocks: which block it is of.
+        gap: uses of one block with fewer rows than this between them are one visit.
+    """
+    if not len(places):
+        return Visits(places, places, places)
+    order = np.lexsort((places, blocks))
+    blocks, places = blocks[order], places[order]
+    begins = np.flatnonzero(np.r_[True, (np.diff(blocks) != 0) | (np.diff(places) > gap)])
+    found = Visits(blocks[begins], places[begins], places[np.r_[begins[1:] - 1, len(places) - 1]])
+    order = np.argsort(found.first, kind="stable")
+    return Visits(found.blocks[order], found.first[order], found.last[order])
+
+
+def find_misses(blocks: Sequence[int], capacity: int, here: set[int]) -> NDArray[np.bool_]:
+    """Tell which visits will have to fetch their block, by Belady's rule.
+
+    Args:
+        blocks: the block of each visit, in order.
+        capacity: how many blocks can be here at once, at least 1.
+        here: those that are here now.
+    """
+    following = [NEVER] * len(blocks)
+    seen: dict[int, int] = {}
+    for place in range(len(blocks) - 1, -1, -1):
+        following[place] = seen.get(blocks[place], NEVER)
+        seen[blocks[place]] = place
+    # Of each block that is here the next visit; the heap has the farthest first, and entries that are out of date.
+    cached = {block: seen.get(block, NEVER) for block in sorted(here)}
+    farthest = [(-following_one, block) for block, following_one in cached.items()]
+    heapq.heapify(farthest)
+    misses = np.zeros(len(blocks), np.bool_)
+    for place, block in enumerate(blocks):
+        if block not in cached:
+            misses[place] = True
+            while len(cached) >= capacity:
+                key, victim = heapq.heappop(farthest)
+                if cached.get(victim) == -key:
+                    del cached[victim]
+        cached[block] = following[place]
+        heapq.heappush(farthest, (-following[place], block))
+    return misses
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Outlook:
+    """Hold what all readers will need, as of now; made by `look_ahead`."""
+
+    next_use: NDArray[np.int64]
+    """Of each block how many rows away its next visit is, 0 while one is under way; `NEVER` where none is known."""
+    stays: NDArray[np.bool_]
+    """Whether it should be here until then."""
+
+    def first_missing(self, missing: NDArray[np.bool_]) -> int | None:
+        """Return the block to fetch next of those that are missing, `None` where nobody will need any of them."""
+        waited = np.where(missing, self.next_use, NEVER)
+        block = int(waited.argmin())
+        return block if waited[block] != NEVER else None
+
+    def victim(self, let_go: NDArray[np.bool_], for_block: int | None, *, needed_now: bool) -> int | None:
+        """Return the block to let go for another, of those of `let_go`; `None` where none should.
+
+        The farthest next visit goes first, and none that comes before the other block's. Blocks that are to stay go
+        only for one that somebody waits for (`needed_now`).
+        """
+        allowed = let_go.copy()
+        if for_block is not None:
+            allowed[for_block] = False
+            if not needed_now:
+                allowed &= ~self.stays & (self.next_use > self.next_use[for_block])
+        if not allowed.any():
+            return None
+        return int(np.where(allowed, self.next_use, -1).argmax())
+
+
+@dataclass(eq=False, slots=True)
+class Reader:
+    """Hold the visits of one reader and how far it is."""
+
+    visits: Visits
+    """All of them."""
+    reached: int = 0
+    """Rows that it is done with."""
+    misses: NDArray[np.bool_] | None = None
+    """Which of its visits have to fetch, as it was planned; `None` before that."""
+
+
+def plan_misses(readers: Sequence[Reader], capacity: int, here: set[int]) -> None:
+    """Plan which visits of all readers will find their block here; noted in each."""
+    starts = [int(np.searchsorted(reader.visits.first, reader.reached)) for reader in readers]
+    owner = np.concatenate(
+        [np.full(len(r.visits.first) - s, n) for n, (r, s) in enumerate(zip(readers, starts, strict=True))]
+    )
+    blocks = np.concatenate([reader.visits.blocks[start:] for reader, start in zip(readers, starts, strict=True)])
+    away = np.concatenate([r.visits.first[s:] - r.reached for r, s in zip(readers, starts, strict=True)])
+    order = np.argsort(away, kind="stable")
+    misses = np.empty(len(blocks), np.bool_)
+    misses[order] = find_misses(blocks[order].tolist(), capacity, here)
+    for number, (reader, start) in enumerate(zip(readers, starts, strict=True)):
+        reader.misses = np.concatenate([np.ones(start, np.bool_), misses[owner == number]])
+
+
+def look_ahead(readers: Sequence[Reader], blocks: int) -> Outlook:
+    """Return what all readers will need of so many blocks."""
+    next_use, stays = np.full(blocks, NEVER), np.zeros(blocks, np.bool_)
+    for reader in readers:
+        visits = reader.visits
+        # A visit that is under way has begun before and has not ended.
+        left = np.flatnonzero(visits.last >= reader.reached)[::-1]
+        own = np.full(blocks, NEVER)
+        # Backwards, so that of several visits of a block the first is what remains.
+        own[visits.blocks[left]] = np.maximum(0, visits.first[left] - reader.reached)
+        sooner = own < next_use
+        next_use[sooner] = own[sooner]
+        hits = np.zeros(blocks, np.bool_)
+        if reader.misses is not None:
+            hits[visits.blocks[left]] = ~reader.misses[left]
+        stays[sooner] = hits[sooner]
+    return Outlook(next_use, stays)
