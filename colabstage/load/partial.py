@@ -9,7 +9,7 @@ import os
 import threading
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import numpy as np
 
@@ -201,7 +201,8 @@ class Expectations:
         then: Callable[[], NDArray[np.intp]] | None,
     ) -> None:
         self._pack, self._places, self._rows = pack, places, len(rows)
-        self._begun, self._closed, self._lock, self._done = threading.Event(), False, threading.Lock(), 0
+        self._begun, self._closed = threading.Event(), threading.Event()
+        self._lock, self._done = threading.Lock(), 0
         self._told: list[Expected] = [self._tell(rows, 0)]
         if then is not None:
             threading.Thread(target=self._follow, args=(then,), name="colabstage-next-epoch", daemon=True).start()
@@ -216,18 +217,18 @@ class Expectations:
     def close(self) -> None:
         """Forget it."""
         with self._lock:
-            self._closed = True
+            self._closed.set()
             self._begun.set()
             for one in self._told:
                 one.close()
 
     def _follow(self, then: Callable[[], NDArray[np.intp]]) -> None:
         # The first batch has the processor to itself.
-        if not self._begun.wait(_LONGEST_BATCH_S) or self._closed:
+        if not self._begun.wait(_LONGEST_BATCH_S) or self._closed.is_set():
             return
         told = self._tell(then(), self._rows)
         with self._lock:
-            if self._closed:
+            if self._closed.is_set():
                 told.close()
             self._told.append(told)
         told.reached(self._done)
@@ -263,22 +264,53 @@ def open_partial(
     if not isinstance(source, LocalSource | WebSource | ObjectSource):
         msg = f"disk_limit= is for one packed file; '{source.label}' is none. Give its path or address."
         raise OptionError(msg)
-    opener, pool = remote_opener(source), DaemonPool(2, "colabstage-open")
+    opener, remote = remote_opener(source), _Opened()
     try:
-        # Side by side: each takes a round trip, and more.
-        opened = pool.submit(opener)
-        manifest = _find_manifest(source, address)
-        remote: list[RemoteFile] = [pool.results([opened])[0]]
+        with DaemonPool(2, "colabstage-open") as pool:
+            # Side by side: each takes a round trip, and more.
+            opening = pool.submit(lambda: remote.keep(opener()))
+            manifest = _find_manifest(source, address)
+            pool.results([opening])
+        folder = _folder_for(source, manifest, local_dir)
+        make_folder(folder)
+        file = PartialFile(source, manifest, folder, limit, opener=lambda: remote.take() or opener())
+        try:
+            return _open_pack(file, limit)
+        except BaseException:
+            file.close()
+            raise
     finally:
-        pool.close(abandon=True)
-    folder = _folder_for(source, manifest, local_dir)
-    make_folder(folder)
-    file = PartialFile(source, manifest, folder, limit, opener=lambda: remote.pop() if remote else opener())
-    try:
-        return _open_pack(file, limit)
-    except BaseException:
+        # Where another process fetches, nobody has taken it.
+        remote.close()
+
+
+class _Opened:
+    """Hold a file that was opened before it was known who would read it."""
+
+    def __init__(self) -> None:
+        self._lock, self._file, self._closed = threading.Lock(), cast("RemoteFile | None", None), False
+
+    def keep(self, file: RemoteFile) -> None:
+        """Take a file over; it is closed if nobody wants one any more."""
+        with self._lock:
+            if not self._closed:
+                self._file = file
+                return
         file.close()
-        raise
+
+    def take(self) -> RemoteFile | None:
+        """Hand it out, once."""
+        with self._lock:
+            file, self._file = self._file, None
+        return file
+
+    def close(self) -> None:
+        """Close it, and one that comes later."""
+        with self._lock:
+            self._closed = True
+        file = self.take()
+        if file is not None:
+            file.close()
 
 
 def _find_manifest(source: SingleSource, address: str | os.PathLike[str]) -> Manifest:

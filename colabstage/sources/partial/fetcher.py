@@ -26,7 +26,7 @@ from colabstage.sources.partial.plan import look_ahead, plan_misses
 from colabstage.sources.transfer.connections import read_directly
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -57,8 +57,9 @@ class Fetcher:
         self._readers = Readers(folder)
         self._wake, self._stop = threading.Event(), threading.Event()
         self._pool = DaemonPool(_MOST_CONNECTIONS, "colabstage-fetch")
-        self._guard = threading.Lock()
+        self._guard, self._writing = threading.Lock(), threading.Lock()
         self._remote: RemoteFile | None = None
+        self._users: dict[RemoteFile, int] = {}
         self._connections = 2
         self._in_flight: set[int] = set()
         self._rest: dict[int, float] = {}
@@ -83,7 +84,9 @@ class Fetcher:
 
     def close(self) -> None:
         """Fetch nothing more; what is on its way is left behind. Calling it twice is fine."""
-        self._stop.set()
+        # Whoever fetches next gives back what is not noted: nothing may be written and noted after this.
+        with self._writing:
+            self._stop.set()
         self._wake.set()
         if self._pid != os.getpid():
             return
@@ -95,6 +98,15 @@ class Fetcher:
             remote, self._remote = self._remote, None
         if remote is not None:
             remote.close()
+
+    def work(self, *, woken: bool) -> None:
+        """Do what there is to do now. What goes wrong is told to all who wait: nobody else is there to hear it."""
+        try:
+            self.tick(woken=woken)
+        except Exception as error:  # noqa: BLE001 - as above
+            if not self._stop.is_set():
+                for block in np.flatnonzero(self._part.wanted).tolist():
+                    self._fail(block, error)
 
     def tick(self, *, woken: bool) -> None:
         """Begin to fetch what there is room for; `woken`: whether something has changed for certain."""
@@ -110,7 +122,7 @@ class Fetcher:
             self._planned = True
             if readers and capacity:
                 ahead = max(1, min(_MOST_AHEAD, capacity // _AHEAD_PART))
-                here = set(np.flatnonzero(part.state == WHOLE).tolist())
+                here = set(np.flatnonzero((part.state == WHOLE) | (part.state == UNPROVED)).tolist())
                 plan_misses(readers, max(1, capacity - ahead), here)
         outlook = look_ahead(readers, len(part.state))
         self._shrink(outlook, capacity)
@@ -178,9 +190,14 @@ class Fetcher:
     def _fetch(self, block: int) -> None:
         part = self._part
         try:
-            if part.state[block] == UNPROVED and part.prove(block):
-                return
-            part.put(block, self._read(block))
+            if part.state[block] == UNPROVED:
+                with self._writing:
+                    if self._stop.is_set() or part.prove(block):
+                        return
+            data = self._read(block)
+            with self._writing:
+                if not self._stop.is_set():
+                    part.put(block, data)
         except BaseException as error:  # noqa: BLE001 - it is raised where somebody waits for the block
             self._fail(block, error)
         finally:
@@ -190,18 +207,21 @@ class Fetcher:
     def _read(self, block: int) -> bytes:
         """Return a block with the right hash."""
         (offset, length), wanted = self._part.ranges[block], self._part.manifest.hashes[block]
+        changed: SourceChangedError | None = None
+        label = ""
         for _ in range(_BLOCK_TRIES):
-            remote = self._open()
+            # A file that was written again may have the same content: each block's hash tells.
             try:
-                data = read_directly(remote, offset, length, policy=RetryPolicy(), stopped=self._stop.is_set)
-            except ColabstageError:
-                # Another one may not have what is wrong with this one.
-                self._drop(remote)
-                raise
-            if hash_block(data) == wanted:
-                return data
-            self._drop(remote)
-        label = remote.facts.label
+                with self._lent() as remote:
+                    changed, label = None, remote.facts.label
+                    data = read_directly(remote, offset, length, policy=RetryPolicy(), stopped=self._stop.is_set)
+                    if hash_block(data) == wanted:
+                        return data
+                    self._drop(remote)
+            except SourceChangedError as error:
+                changed = error
+        if changed is not None:
+            raise changed
         msg = (
             f"'{label}' is damaged: the {length:,} bytes from {offset:,} on are not those that were written, in "
             f"{_BLOCK_TRIES} readings."
@@ -220,13 +240,32 @@ class Fetcher:
                     )
                     raise SourceChangedError(msg)
                 self._connections = max(1, min(_MOST_CONNECTIONS, self._remote.facts.connections))
+            self._users[self._remote] = self._users.get(self._remote, 0) + 1
             return self._remote
+
+    @contextlib.contextmanager
+    def _lent(self) -> Iterator[RemoteFile]:
+        """Lend the file that blocks come from. After an error it is opened anew, and closed once nobody reads it."""
+        remote = self._open()
+        try:
+            yield remote
+        except ColabstageError:
+            # Another one may not have what is wrong with this one.
+            self._drop(remote)
+            raise
+        finally:
+            with self._guard:
+                self._users[remote] -= 1
+                unused = not self._users[remote] and self._remote is not remote
+                if unused:
+                    del self._users[remote]
+            if unused:
+                remote.close()
 
     def _drop(self, remote: RemoteFile) -> None:
         with self._guard:
             if self._remote is remote:
                 self._remote = None
-        remote.close()
 
     def _fail(self, block: int, error: BaseException) -> None:
         part = self._part
@@ -247,8 +286,7 @@ def _run(fetcher: weakref.ref[Fetcher], stop: threading.Event, wake: threading.E
         one = fetcher()
         if one is None or stop.is_set():
             return
-        with contextlib.suppress(FileNotFoundError):
-            one.tick(woken=woken)
+        one.work(woken=woken)
         del one
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from colabstage.sources.partial.local import CAPACITY, EDGES, EVICTED, FETCHED, 
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -73,8 +75,12 @@ class PartialFile:
         self._opener, self._stall_timeout_s = opener or remote_opener(source), stall_timeout_s
         self._part = LocalPart(folder, f"{source.name}.h5", manifest)
         self.path = self._part.path
-        self._fetcher: Fetcher | None = become_fetcher(self._part, folder, self._opener)
         self._pid, self._looked_at = os.getpid(), 0.0
+        # In a list, for whoever takes over later is closed with this object too.
+        self._fetchers: list[Fetcher] = []
+        self._close = weakref.finalize(self, _release, self._fetchers)
+        self._close.atexit = False
+        self._take_over()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return PartialFile, (self._source, self.manifest, self._folder, self.limit)
@@ -182,34 +188,48 @@ class PartialFile:
             CancelledError: `cancellation` was used.
         """
         edges = np.empty(0, np.int64) if edges is None else edges
-        self._check_fit(blocks)
+        self._check_fit(blocks, edges)
         needed = np.union1d(blocks, edges)
-        waited = False
-        while True:
-            with self._part.pins.held(needed.tolist()):
-                missing = self._missing(blocks, edges)
-                if not len(missing):
-                    if waited:
-                        self._part.wanted[needed] = 0
-                    yield
-                    return
-            # Not while others are kept here: those who wait for each other's room would wait for ever.
-            self._wait(missing, blocks, edges, cancellation)
-            waited = True
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(self._part.pins.held(needed.tolist()))
+            if len(self._missing(blocks, edges)):
+                # Who waits for room must not take it from others who do.
+                stack.close()
+                stack.enter_context(self._after_waiting(blocks, edges, needed, cancellation))
+            yield
+
+    def _after_waiting(
+        self,
+        blocks: NDArray[np.int64],
+        edges: NDArray[np.int64],
+        needed: NDArray[np.int64],
+        cancellation: Cancellation | None,
+    ) -> AbstractContextManager[None]:
+        """Wait for blocks, and return what keeps them. One waits at a time, on this whole computer: of two who wait for
+        as many as there is room for, neither would ever have all of its own."""
+        patience = _Patience(self._part, self._stall_timeout_s, cancellation)
+        with self._part.pins.turn(lambda: self._check(patience)):
+            while True:
+                self._wait(blocks, edges, needed, patience)
+                pins = self._part.pins.held(needed.tolist())
+                pins.__enter__()
+                if not len(self._missing(blocks, edges)):
+                    self._part.wanted[needed] = 0
+                    return _entered(pins)
+                pins.__exit__(None, None, None)
 
     def close(self) -> None:
         """Stop fetching. What is here stays for the next time."""
-        if (fetcher := self._own_fetcher()) is not None:
-            fetcher.close()
-        self._fetcher = None
+        self._close()
 
     def _missing(self, blocks: NDArray[np.int64], edges: NDArray[np.int64]) -> NDArray[np.int64]:
         state = self._part.state
         of_edges = state[edges]
         return np.concatenate([blocks[state[blocks] != WHOLE], edges[(of_edges != WHOLE) & (of_edges != EDGES)]])
 
-    def _check_fit(self, blocks: NDArray[np.int64]) -> None:
-        capacity = self.capacity
+    def _check_fit(self, blocks: NDArray[np.int64], edges: NDArray[np.int64]) -> None:
+        # One more comes for a moment to leave its edge.
+        capacity = self.capacity - min(len(edges), 1)
         if capacity and len(blocks) > capacity and int((self._part.kept[np.unique(blocks)] == 0).sum()) > capacity:
             msg = (
                 f"These rows lie in {len(np.unique(blocks)):,} blocks of '{self._source.label}', of which "
@@ -219,32 +239,27 @@ class PartialFile:
             raise OptionError(msg)
 
     def _wait(
-        self,
-        missing: NDArray[np.int64],
-        blocks: NDArray[np.int64],
-        edges: NDArray[np.int64],
-        cancellation: Cancellation | None,
+        self, blocks: NDArray[np.int64], edges: NDArray[np.int64], needed: NDArray[np.int64], patience: _Patience
     ) -> None:
-        part, failures = self._part, self._part.failures[missing].copy()
-        moved_at, arrived = time.monotonic(), int(part.counters[FETCHED])
-        while len(self._missing(blocks, edges)):
-            if cancellation is not None:
-                cancellation.check()
-            failed = missing[part.failures[missing] != failures]
+        part, failures = self._part, self._part.failures[needed].copy()
+        self._wake()
+        while len(missing := self._missing(blocks, edges)):
+            failed = needed[part.failures[needed] != failures]
             if len(failed):
+                part.wanted[needed] = 0
                 raise self._failure(int(failed[0]))
-            # Said again each time: who was killed with a wish must not keep a block for ever, so wishes are forgotten.
-            part.wanted[missing] = 1
-            self._wake()
+            # Said again each time: wishes are forgotten, for those of somebody who was killed must keep no block for
+            # ever. What only lends an edge may be let go as soon as it was here.
+            part.wanted[needed] = 0
+            part.wanted[blocks] = part.wanted[missing] = 1
             time.sleep(_LOOK_S)
-            now = time.monotonic()
-            if (fetched := int(part.counters[FETCHED])) != arrived:
-                moved_at, arrived = now, fetched
-            elif now - moved_at > self._stall_timeout_s:
-                part.wanted[missing] = 0
-                raise self._with_what_is_here(
-                    SourceReadError(f"Nothing has come from '{self._source.label}' for {now - moved_at:.0f} s.")
-                )
+            self._take_over_in_time()
+            self._check(patience)
+
+    def _check(self, patience: _Patience) -> None:
+        if not patience.lasts():
+            words = f"Nothing has come from '{self._source.label}' for {self._stall_timeout_s:.0f} s."
+            raise self._with_what_is_here(SourceReadError(words))
 
     def _failure(self, block: int) -> Exception:
         found = read_json(failure_path(self._folder, block))
@@ -254,22 +269,58 @@ class PartialFile:
     def _with_what_is_here(self, error: Exception) -> Exception:
         here = int((self._part.state == WHOLE).sum())
         size = format_bytes(self.figures["here"])
-        return type(error)(
-            f"{error} Of its {self.blocks:,} blocks {here:,} are here ({size}), and stay. To go on, ask again."
-        )
+        words = f"Of its {self.blocks:,} blocks {here:,} are here ({size}), and stay. To go on, ask again."
+        return type(error)(f"{str(error).removesuffix('.')}. {words}")
 
     def _own_fetcher(self) -> Fetcher | None:
         if self._pid != os.getpid():
             # The threads stayed with the parent.
-            self._fetcher, self._pid = None, os.getpid()
-        return self._fetcher
+            self._fetchers.clear()
+            self._pid = os.getpid()
+        return self._fetchers[0] if self._fetchers else None
+
+    def _take_over(self) -> Fetcher | None:
+        fetcher = become_fetcher(self._part, self._folder, self._opener)
+        self._fetchers += [] if fetcher is None else [fetcher]
+        return fetcher
 
     def _wake(self) -> None:
-        fetcher = self._own_fetcher()
-        now = time.monotonic()
-        if fetcher is None and now - self._looked_at > _TAKE_OVER_S:
-            # Whoever fetched for all may have ended.
-            self._looked_at = now
-            fetcher = self._fetcher = become_fetcher(self._part, self._folder, self._opener)
-        if fetcher is not None:
+        if (fetcher := self._own_fetcher() or self._take_over()) is not None:
             fetcher.wake()
+
+    def _take_over_in_time(self) -> None:
+        """Fetch if nobody does any more, as far as can be told now and then."""
+        if self._own_fetcher() is None and (now := time.monotonic()) - self._looked_at > _TAKE_OVER_S:
+            self._looked_at = now
+            self._take_over()
+
+
+class _Patience:
+    """Tell how long somebody still waits: as long as anything comes."""
+
+    def __init__(self, part: LocalPart, timeout_s: float, cancellation: Cancellation | None) -> None:
+        self._part, self._timeout_s, self._cancellation = part, timeout_s, cancellation
+        self._moved_at, self._fetched = time.monotonic(), int(part.counters[FETCHED])
+
+    def lasts(self) -> bool:
+        """Tell whether to go on; raises `CancelledError` where nobody wants it any more."""
+        if self._cancellation is not None:
+            self._cancellation.check()
+        if (fetched := int(self._part.counters[FETCHED])) != self._fetched:
+            self._moved_at, self._fetched = time.monotonic(), fetched
+        return time.monotonic() - self._moved_at < self._timeout_s
+
+
+@contextlib.contextmanager
+def _entered(context: AbstractContextManager[None]) -> Iterator[None]:
+    """Leave a context that was entered before."""
+    try:
+        yield
+    finally:
+        context.__exit__(None, None, None)
+
+
+def _release(fetchers: list[Fetcher]) -> None:
+    for fetcher in fetchers:
+        fetcher.close()
+    fetchers.clear()

@@ -12,6 +12,7 @@ import ctypes
 import errno
 import mmap
 import os
+import weakref
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -65,6 +66,8 @@ class Edges:
 class LocalPart:
     """The sparse file and its table. May be used from several threads, and in processes made by fork.
 
+    There is no `close`: its handles go with it. A thread that writes late must not find another file behind a number.
+
     `path`: the sparse file. Of each block, `state`: what the table says of it; `wanted`: 1 if somebody waits for it;
     `failures`: how often it could not be fetched; `kept`: 1 if it is never let go; `edges`: what stays of it otherwise.
     `counters`: bytes `FETCHED` and `EVICTED` by everybody, and what the fetcher `FOUND` here; `CAPACITY`: how many
@@ -82,6 +85,7 @@ class LocalPart:
         count = len(self.ranges)
         with typed_write_errors(self.path):
             self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            weakref.finalize(self, os.close, self._file).atexit = False
             if os.fstat(self._file).st_size < manifest.size:
                 # The last byte alone gives it its length; blocks come before.
                 os.pwrite(self._file, b"\0", manifest.size - 1)
@@ -154,13 +158,6 @@ class LocalPart:
     def disk_bytes(self) -> int:
         """Return what the sparse file takes on the disk now."""
         return self.path.stat().st_blocks * 512
-
-    def close(self) -> None:
-        """Let go of the handles; the table goes with the last that looks at it. Calling it twice is fine."""
-        handle, self._file = self._file, -1
-        if handle >= 0:
-            os.close(handle)
-        self.pins.close()
 
     def _give_back(self, block: int, *, whole: bool) -> None:
         offset, length = self.ranges[block]

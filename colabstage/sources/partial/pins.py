@@ -12,12 +12,17 @@ import fcntl
 import os
 import struct
 import threading
+import time
+import weakref
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
+# Behind the byte of every block there may be.
+_TURN = 1 << 60
+_LOOK_S = 0.002
 _BUSY = (errno.EAGAIN, errno.EACCES)
 
 
@@ -27,10 +32,9 @@ class Pins:
     def __init__(self, path: Path) -> None:
         """Take the path of the file that locks are on; it is made."""
         self._path = path
-        self._lock = threading.Lock()
+        self._lock, self._waiting = threading.Lock(), threading.Lock()
         self._pid = os.getpid()
-        # Two handles, so that readers of this very process keep a block from being let go as well.
-        self._reading, self._evicting = _open(path), _open(path)
+        self._open()
         self._counts: dict[int, int] = {}
 
     @contextlib.contextmanager
@@ -66,19 +70,41 @@ class Pins:
             if had:
                 _set(self._evicting, block, block + 1, fcntl.F_UNLCK)
 
-    def close(self) -> None:
-        """Let go of all. Calling it twice is fine."""
-        handles, self._reading, self._evicting = (self._reading, self._evicting), -1, -1
-        for handle in handles:
-            if handle >= 0:
-                os.close(handle)
+    @contextlib.contextmanager
+    def turn(self, check: Callable[[], object]) -> Iterator[None]:
+        """Be the only one in all processes who waits for blocks; `check` is called while others are, and may raise."""
+        self._after_fork()
+        waiting = self._waiting
+        while not waiting.acquire(timeout=_LOOK_S):
+            check()
+        try:
+            while not _set(self._evicting, _TURN, _TURN + 1, fcntl.F_WRLCK):
+                check()
+                time.sleep(_LOOK_S)
+            try:
+                yield
+            finally:
+                _set(self._evicting, _TURN, _TURN + 1, fcntl.F_UNLCK)
+        finally:
+            waiting.release()
+
+    def _open(self) -> None:
+        # Two handles, so that readers of this very process keep a block from being let go as well.
+        self._reading, self._evicting = _open(self._path), _open(self._path)
+        self._close = weakref.finalize(self, _close, self._reading, self._evicting)
+        self._close.atexit = False
 
     def _after_fork(self) -> None:
         # A child shares its parent's handles, and would let go of what its parent holds; its lock may be locked there.
         if self._pid != os.getpid():
-            self.close()
-            self._lock, self._counts, self._pid = threading.Lock(), {}, os.getpid()
-            self._reading, self._evicting = _open(self._path), _open(self._path)
+            self._close()
+            self._lock, self._waiting, self._counts, self._pid = threading.Lock(), threading.Lock(), {}, os.getpid()
+            self._open()
+
+
+def _close(*handles: int) -> None:
+    for handle in handles:
+        os.close(handle)
 
 
 def _open(path: Path) -> int:

@@ -1,0 +1,356 @@
+"""A pack that is elsewhere and larger than `disk_limit`: every batch is the file's, and the disk holds no more."""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import h5py
+import numpy as np
+import pytest
+from PIL import Image
+from torch.utils.data import DataLoader
+
+from colabstage.errors import (
+    DamagedPackError,
+    NotEnoughSpaceError,
+    OptionError,
+    SourceChangedError,
+    SourceNotFoundError,
+    SourceReadError,
+)
+from colabstage.h5.create import PackContent, ReservedDataset, create_pack
+from colabstage.h5.manifest import Manifest, manifest_path, read_manifest, write_manifest
+from colabstage.io.files import block_ranges, hash_ranges
+from colabstage.load.dataset import dataset_h5
+from colabstage.load.loader import make_loader
+from colabstage.load.partial import PartialPack
+from colabstage.sources.parse import local_source
+from colabstage.sources.partial.file import PartialFile
+from colabstage.sources.remote import RemoteFacts
+from tests.support.http_server import WebServer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+BLOCK, ROWS = 65536, 3000
+SHAPE = (10, 33, 3)
+# What index and edges need, and room for twelve of the 46 blocks.
+LIMIT = 2_900_000 + 12 * BLOCK
+
+
+@dataclass(frozen=True)
+class Pack:
+    """A pack, and its inputs as h5py reads them."""
+
+    path: Path
+    x: NDArray[Any]
+
+
+def finish(path: Path) -> None:
+    size = path.stat().st_size
+    hashes = hash_ranges(path, block_ranges(size, BLOCK), threads=1)
+    write_manifest(path, Manifest(size, BLOCK, tuple(hashes), samples={"train": ROWS}))
+
+
+@pytest.fixture(scope="module")
+def pack(tmp_path_factory: pytest.TempPathFactory) -> Pack:
+    """A pack of 46 small blocks, most of whose ends cut a row in two."""
+    path = tmp_path_factory.mktemp("pack") / "data.h5"
+    x = np.random.default_rng(0).integers(0, 256, (ROWS, *SHAPE), dtype=np.uint8)
+    reserved = [ReservedDataset("X_train", x.shape, x.dtype), ReservedDataset("Y_train", (ROWS,), np.dtype(np.int64))]
+    offsets = create_pack(path, PackContent(reserved, {"classes": np.array(["a", "b"])}, {}, {}))
+    with path.open("r+b") as file:
+        for name, values in (("X_train", x), ("Y_train", np.arange(ROWS) % 2)):
+            file.seek(offsets[name])
+            file.write(values.tobytes())
+    finish(path)
+    with h5py.File(path) as file:
+        np.testing.assert_array_equal(file["X_train"][()], x)
+    return Pack(path, x)
+
+
+def part_of(dataset: dataset_h5) -> PartialPack:
+    assert isinstance(dataset.reader.arrival, PartialPack)
+    return dataset.reader.arrival
+
+
+def check_epoch(loader: Any, pack: Pack) -> list[int]:
+    """Go through an epoch, compare all of it with the file, and return the rows in order."""
+    seen: list[int] = []
+    for (x, y), index in loader:
+        np.testing.assert_array_equal(x.permute(0, 2, 3, 1).numpy(), pack.x[index.numpy()])
+        assert y.tolist() == (index % 2).tolist()
+        seen += index.tolist()
+    return seen
+
+
+@contextmanager
+def sampled(folder: Path) -> Iterator[list[int]]:
+    """Sample what a folder takes on the disk, all the time."""
+    found: list[int] = [0]
+    stop = threading.Event()
+
+    def look() -> None:
+        while not stop.wait(0.001):
+            total = 0
+            for path in folder.rglob("*"):
+                with suppress(FileNotFoundError):
+                    total += path.stat().st_blocks * 512
+            found.append(total)
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        yield found
+    finally:
+        stop.set()
+        thread.join()
+
+
+def test_epochs_from_a_web_server_are_the_files_and_stay_below_the_limit(pack: Pack, tmp_path: Path) -> None:
+    """Three epochs over http are h5py's rows, each once; the disk never holds more; later epochs fetch what is not
+    here; the next session begins with what is, and two datasets share it."""
+    files = {"data.h5": pack.path, "data.h5.json": manifest_path(pack.path)}
+    with WebServer(files) as server, sampled(tmp_path) as taken:
+        dataset = dataset_h5(server.url("data.h5"), disk_limit=LIMIT, local_dir=tmp_path, return_index=True)
+        loader, part = make_loader(dataset, 50, seed=1), part_of(dataset)
+        orders, fetched = [], [0]
+        for _ in range(3):
+            orders.append(check_epoch(loader, pack))
+            fetched.append(part.figures["fetched"])
+        assert [sorted(order) for order in orders] == [list(range(ROWS))] * 3
+        assert len({tuple(order) for order in orders}) == 3
+        assert fetched[1] == pytest.approx(pack.path.stat().st_size, rel=0.1)
+        # Nearly a third of it is here at the end of an epoch.
+        assert fetched[3] - fetched[2] < 0.85 * pack.path.stat().st_size
+        again = dataset_h5(server.url("data.h5"), disk_limit=LIMIT, local_dir=tmp_path, return_index=True)
+        assert part_of(again).path == part.path
+        for mine, yours in zip(make_loader(dataset, 500, seed=2), make_loader(again, 500, seed=2), strict=True):
+            assert mine[1].tolist() == yours[1].tolist()
+        part_of(again).close()
+        here = part.figures["here"]
+        part.close()
+        resumed = dataset_h5(server.url("data.h5"), disk_limit=LIMIT, local_dir=tmp_path, return_index=True)
+        assert part_of(resumed).figures["kept"] >= here > 8 * BLOCK
+        assert check_epoch(make_loader(resumed, 50, seed=1), pack) == orders[0]
+        part_of(resumed).close()
+    assert 10 * BLOCK < max(taken) <= LIMIT
+    assert "rows are shuffled in windows" in str(loader.plan)
+
+
+def test_an_epoch_goes_on_after_what_was_here_is_gone(pack: Pack, tmp_path: Path) -> None:
+    """From a state the rest comes bit for bit, though other blocks are here by now; samples, labels and slices too."""
+    dataset = dataset_h5(pack.path, disk_limit=LIMIT, local_dir=tmp_path / "a", return_index=True)
+    loader = make_loader(dataset, 64, seed=5)
+    batches = iter(loader)
+    for _ in range(20):
+        next(batches)
+    state = loader.state_dict()
+    left = [index.tolist() for _, index in batches]
+    other = dataset_h5(pack.path, disk_limit=LIMIT, local_dir=tmp_path / "b", return_index=True)
+    resumed = make_loader(other, 64, seed=5, num_workers=1)
+    resumed.load_state_dict(state)
+    assert [index.tolist() for _, index in resumed] == left
+    assert dataset.targets.tolist() == [row % 2 for row in range(ROWS)]
+    np.testing.assert_array_equal(dataset[ROWS - 1][0][0], pack.x[-1])
+    np.testing.assert_array_equal(np.stack([x for (x, _), _ in dataset[100:400]]), pack.x[100:400])
+    rows = [index.tolist() for _, index in make_loader(dataset, 500, shuffle=False)]
+    assert list(chain.from_iterable(rows)) == list(range(ROWS))
+    with pytest.raises(OptionError, match="at once"):
+        dataset.read_batch(range(ROWS))
+    for one in (dataset, other):
+        part_of(one).close()
+
+
+def test_processes_share_one_part(pack: Pack, tmp_path: Path) -> None:
+    """A forked worker, and another dataset made of a pickle, read what one process fetches; when that ends, the next
+    one goes on fetching."""
+    first = dataset_h5(pack.path, disk_limit=LIMIT, local_dir=tmp_path, return_index=True)
+    workers: Any = DataLoader(first, 64, num_workers=1, multiprocessing_context="fork")
+    for (x, _), index in workers:
+        np.testing.assert_array_equal(x.numpy(), pack.x[index.numpy()])
+    assert part_of(first).figures["evicted"] > 0
+    second = pickle.loads(pickle.dumps(first))
+    part_of(first).close()
+    assert sorted(check_epoch(make_loader(second, 64, seed=4), pack)) == list(range(ROWS))
+    part_of(second).close()
+
+
+@pytest.mark.long
+def test_processes_that_start_anew_make_the_same_batches(pack: Pack, tmp_path: Path) -> None:
+    """Batches that worker processes make are those of this one, in the same order."""
+    dataset = dataset_h5(pack.path, disk_limit=LIMIT, local_dir=tmp_path, return_index=True)
+    with closing(make_loader(dataset, 64, strategy="workers", num_workers=2, seed=3)) as loader:
+        rows = check_epoch(loader, pack)
+    assert rows == check_epoch(make_loader(dataset, 64, seed=3), pack)
+    part_of(dataset).close()
+
+
+def test_a_source_that_lies_or_changes_is_an_error_at_its_batch(pack: Pack, tmp_path: Path) -> None:
+    """Wrong bytes and another file are told where they are needed, with what is here; then the epoch goes on."""
+    content = pack.path.read_bytes()
+    wrong = content[: 8 * BLOCK] + bytes(10 * BLOCK) + content[18 * BLOCK :]
+    files: dict[str, bytes | Path] = {"data.h5": content, "data.h5.json": manifest_path(pack.path)}
+    with WebServer(files) as server:
+        dataset = dataset_h5(server.url("data.h5"), disk_limit=LIMIT, local_dir=tmp_path, return_index=True)
+        whole = [index.tolist() for _, index in make_loader(dataset, 50)]
+        part_of(dataset).close()
+        for number, (kind, words) in enumerate(
+            [(SourceChangedError, "another"), (DamagedPackError, "not those that were written")]
+        ):
+            if kind is DamagedPackError:
+                server.put("data.h5", wrong)
+            dataset = dataset_h5(
+                server.url("data.h5"), disk_limit=LIMIT, local_dir=tmp_path / f"{number}", return_index=True
+            )
+            loader = make_loader(dataset, 50)
+            got: list[list[int]] = []
+
+            def train(loader: Any = loader, got: Any = got, kind: Any = kind) -> None:
+                for _, index in loader:
+                    got.append(index.tolist())
+                    if kind is SourceChangedError and len(got) == 1:
+                        server.put("data.h5", content[:-1])
+
+            with pytest.raises(kind, match=rf"{words}(.|\n)*blocks .* are here .* ask again"):
+                train()
+            assert got == whole[: len(got)]
+            server.put("data.h5", content)
+            loader.load_state_dict(loader.state_dict())
+            assert got + [index.tolist() for _, index in loader] == whole
+            part_of(dataset).close()
+
+
+class Silent:
+    """A file of which nothing comes."""
+
+    facts = RemoteFacts("nobody", "data.h5", None)
+
+    def read_range(self, offset: int, length: int | None) -> Iterator[bytes]:
+        time.sleep(0.5)
+        yield b""
+
+    def close(self) -> None: ...
+
+
+def test_a_source_that_is_silent_is_an_error_within_its_time(pack: Pack, tmp_path: Path) -> None:
+    """Nobody waits longer than was said for a block of a source that gives nothing."""
+    manifest = read_manifest(pack.path)
+    assert manifest is not None
+    silent = PartialFile(local_source(pack.path), manifest, tmp_path, LIMIT, opener=Silent, stall_timeout_s=0.2)
+    with pytest.raises(SourceReadError, match="Nothing has come"), silent.hold(np.array([3])):
+        pass
+    silent.close()
+
+
+def test_a_kill_leaves_no_wrong_row_and_nothing_is_fetched_twice(pack: Pack, tmp_path: Path) -> None:
+    """Killed in the middle of fetching and letting go, the disk is below the limit, what was noted is right, and is
+    not fetched again; notes of another boot count once their bytes were hashed."""
+    code = """
+        import sys
+        from colabstage.load.dataset import dataset_h5
+        from colabstage.load.loader import make_loader
+        loader = make_loader(dataset_h5(sys.argv[1], disk_limit=int(sys.argv[2]), local_dir=sys.argv[3]), 16)
+        while True:
+            for number, _ in enumerate(loader):
+                print(number, flush=True)
+    """
+    arguments = [str(pack.path), str(LIMIT), str(tmp_path)]
+    with sampled(tmp_path) as taken:
+        child = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code), *arguments], stdout=subprocess.PIPE)
+        assert child.stdout is not None
+        for _ in range(300):
+            child.stdout.readline()
+        os.kill(child.pid, signal.SIGKILL)
+        child.wait()
+        child.stdout.close()
+        dataset = dataset_h5(pack.path, disk_limit=LIMIT, local_dir=tmp_path, return_index=True)
+        part = part_of(dataset)
+        found = part.figures["kept"]
+        assert 8 * BLOCK < found <= part.figures["here"]
+        fetched = part.figures["fetched"]
+        check_epoch(make_loader(dataset, 64), pack)
+        assert part.figures["fetched"] - fetched <= pack.path.stat().st_size - 0.5 * found
+        here = part.figures["here"]
+        part.close()
+        table = part.path.with_name("blocks")
+        noted = bytearray(table.read_bytes())
+        noted[:8] = b"crashed!"
+        table.write_bytes(noted)
+        with part.path.open("r+b") as file:
+            file.seek(BLOCK // 2)
+            file.write(b"lost")
+        dataset = dataset_h5(pack.path, disk_limit=LIMIT, local_dir=tmp_path, return_index=True)
+        fetched = part_of(dataset).figures["fetched"]
+        check_epoch(make_loader(dataset, 64), pack)
+        assert part_of(dataset).figures["fetched"] - fetched <= pack.path.stat().st_size - 0.5 * here
+        part_of(dataset).close()
+    assert max(taken) <= LIMIT
+
+
+def test_encoded_images_come_in_part(tmp_path: Path) -> None:
+    """Image files of many sizes, and their sizes, are those of the whole file."""
+    rng = np.random.default_rng(3)
+    images = []
+    for row in range(120):
+        buffer = io.BytesIO()
+        Image.fromarray(rng.integers(0, 256, (60 + row % 7, 70, 3), dtype=np.uint8)).save(
+            buffer, "PNG", compress_level=0
+        )
+        images.append(buffer.getvalue())
+    ends = np.cumsum([0, *map(len, images)])
+    path = tmp_path / "images.h5"
+    reserved = [ReservedDataset("X_train/bytes", (int(ends[-1]),), np.dtype(np.uint8))]
+    offsets = create_pack(path, PackContent(reserved, {"X_train/offsets": ends}, {}, {}))
+    with path.open("r+b") as file:
+        file.seek(offsets["X_train/bytes"])
+        file.write(b"".join(images))
+    finish(path)
+    dataset = dataset_h5(path, disk_limit=2_700_000 + 8 * BLOCK, local_dir=tmp_path, return_index=True)
+    whole = dataset_h5(path)
+    seen = []
+    for (x, _), index in make_loader(dataset, 8):
+        for image, row in zip(x, index.tolist(), strict=True):
+            np.testing.assert_array_equal(image.permute(1, 2, 0).numpy(), whole[row][0])
+        seen += index.tolist()
+    assert sorted(seen) == list(range(120))
+    assert part_of(dataset).figures["evicted"] > 0
+    part_of(dataset).close()
+    whole.close()
+
+
+def test_what_cannot_be_says_so_before_anything_comes(pack: Pack, tmp_path: Path) -> None:
+    """A limit that is too low names the one that would do; a file without manifest and several files are refused."""
+    with pytest.raises(NotEnoughSpaceError, match=r"disk_limit=1 MB is too little .* are needed"):
+        dataset_h5(pack.path, disk_limit="1 MB", local_dir=tmp_path)
+    bare = tmp_path / "bare.h5"
+    bare.write_bytes(pack.path.read_bytes())
+    with pytest.raises(SourceNotFoundError, match="no whole manifest"):
+        dataset_h5(bare, disk_limit=LIMIT, local_dir=tmp_path)
+    with pytest.raises(OptionError, match="several"):
+        dataset_h5([bare, bare], disk_limit=LIMIT, local_dir=tmp_path)
+    dataset = dataset_h5(pack.path, disk_limit=LIMIT, local_dir=tmp_path)
+    with pytest.raises(OptionError, match=r'46 of them.*shuffle="auto"'):
+        make_loader(dataset, 8, shuffle=True)
+    part_of(dataset).close()
+    # With room for all of it, it is a file like any other once it is here.
+    roomy = dataset_h5(pack.path, disk_limit="1 GB", local_dir=tmp_path, return_index=True)
+    check_epoch(make_loader(roomy, 64), pack)
+    assert part_of(roomy).complete
+    assert len(list(make_loader(roomy, 64, shuffle=True, strategy="memory"))) == 47
+    part_of(roomy).close()
