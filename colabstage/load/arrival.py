@@ -7,21 +7,24 @@ on seed, epoch and layout alone, never on what came first, so that what will be 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from threading import Lock
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 
 from colabstage.load.epoch import digest_of, random_order
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
     from contextlib import AbstractContextManager
+    from pathlib import Path
 
     from numpy.typing import NDArray
 
     from colabstage.io.progress import Cancellation
-    from colabstage.load.epoch import Shard
+    from colabstage.load.epoch import RowOrder, Shard
 
 # What is read of a row: all of it, or its targets alone.
 Side = Literal["row", "targets"]
@@ -52,6 +55,23 @@ class Arrival(Protocol):
     @property
     def reason(self) -> str:
         """Tell why that many, in words for the plan."""
+
+    @property
+    def first_epoch_only(self) -> bool:
+        """Tell whether only the first epoch is visited by units; later ones as of any file, since all is here then."""
+
+    @property
+    def readable_path(self) -> Path | None:
+        """Return where the file can be opened now, of one that moves; `None` where it stays where it is."""
+
+    @property
+    def leaves_out(self) -> bool:
+        """Tell whether rows may turn out unusable while they arrive."""
+
+    def left_out(
+        self, split: str, rows: NDArray[np.intp], *, cancellation: Cancellation | None = None
+    ) -> NDArray[np.bool_]:
+        """Wait for rows, and return which of them cannot be used, `(B,)`; raises as `hold`."""
 
     def units(self, split: str) -> NDArray[np.intp]:
         """Return the unit of each row, `(N,)`; or `(N, 2)` where a row may lie in two, its first and its last."""
@@ -102,6 +122,73 @@ def _joined(batches: Sequence[NDArray[np.intp]]) -> NDArray[np.intp]:
     return np.concatenate(batches) if batches else np.arange(0)
 
 
+class FilledBatches(Sequence[Any]):
+    """Batches of an epoch without the rows that cannot be used: each is filled with those that follow it.
+
+    Which these are shows as they arrive, so a batch is made when it is asked for. Rows that are left out leave the last
+    batches shorter, or fewer.
+    """
+
+    def __init__(
+        self,
+        arrival: Arrival,
+        split: str,
+        batches: Sequence[NDArray[np.intp]],
+        done: int,
+        cancellation: Cancellation,
+    ) -> None:
+        """Prepare all `batches` of the epoch, of which the first `done` are over."""
+        self._arrival = arrival
+        self._split = split
+        self._sizes = [len(rows) for rows in batches]
+        self._rows = _joined(batches)
+        self._done = done
+        self._cancellation = cancellation
+        self._made: list[NDArray[np.intp]] = []
+        self._position = 0
+        self._lock = Lock()
+
+    def __len__(self) -> int:
+        return len(self._sizes) - self._done
+
+    def __getitem__(self, number: Any) -> Any:
+        """Return the rows of one of those that are left; an IndexError where the epoch ends before it."""
+        with self._lock:
+            while len(self._made) <= self._done + number:
+                self._made.append(self._fill(self._sizes[len(self._made)]))
+            if not len(rows := self._made[self._done + number]):
+                raise IndexError(number)
+        return rows
+
+    def _fill(self, size: int) -> NDArray[np.intp]:
+        parts: list[NDArray[np.intp]] = []
+        while (lack := size - sum(map(len, parts))) and self._position < len(self._rows):
+            rows = self._rows[self._position : self._position + lack]
+            self._position += len(rows)
+            parts.append(rows[~self._arrival.left_out(self._split, rows, cancellation=self._cancellation)])
+        return _joined(parts)
+
+
+@dataclass(frozen=True, eq=False)
+class FirstEpochOrder:
+    """Visit the first epoch in one order, and all later ones in another."""
+
+    first: UnitOrder
+    """While rows arrive."""
+    later: RowOrder
+    """Once they have."""
+
+    @property
+    def count(self) -> int:
+        return self.first.count
+
+    def rows(self, epoch: int, shard: Shard) -> NDArray[np.intp]:
+        return (self.later if epoch else self.first).rows(epoch, shard)
+
+    def identity(self) -> dict[str, int]:
+        return {**self.later.identity(), **self.first.identity()}
+
+
 @dataclass(frozen=True, slots=True)
 class ArrivalFacts:
     """Say what of a file that is here in part the choice of a loader rests on."""
@@ -112,6 +199,8 @@ class ArrivalFacts:
     """How many units one window may hold."""
     reason: str
     """Why, in words."""
+    leaves_out: bool = False
+    """Whether rows may turn out unusable while they arrive."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,7 +233,8 @@ class UnitOrder:
         turns = np.empty(count := int(units.max()) + 1, np.intp)
         turns[random_order(count, self.seed, epoch, 3)] = np.arange(count)
         turn = turns[units] if units.ndim == 1 else turns[units].max(axis=1)
-        windows = _window_of_turn(count, self.window_units)[turn]
+        sizes = window_sizes(count, self.window_units)
+        windows = np.repeat(np.arange(len(sizes)), sizes)[turn]
         order = np.lexsort((random_order(len(units), self.seed, epoch, 4), windows))
         return shard.every(order if self.subset is None else self.subset[order])
 
@@ -153,11 +243,11 @@ class UnitOrder:
         return found if self.subset is None else {**found, "sampled": self.count, "rows": digest_of(self.subset)}
 
 
-def _window_of_turn(count: int, window_units: int) -> NDArray[np.intp]:
-    """Return in which window each of `count` units is, by its turn: of 1, 2, 4 … units, then of `window_units`."""
+def window_sizes(count: int, window_units: int) -> list[int]:
+    """Return how many of `count` units each window has: 1, 2, 4 … units, then `window_units`."""
     sizes: list[int] = []
     left = count
     while left > 0:
         sizes.append(min(left, window_units, 1 << min(len(sizes), 62)))
         left -= sizes[-1]
-    return np.repeat(np.arange(len(sizes)), sizes)
+    return sizes

@@ -128,6 +128,12 @@ def _choose_strategy(facts: LoaderFacts, request: LoaderRequest) -> _Resolved:
                 f'{facts.arrival.reason}. Use strategy="auto".'
             )
             raise OptionError(msg)
+        if asked == "workers" and facts.arrival.leaves_out:
+            msg = (
+                'strategy="workers" hands whole batches to processes beforehand, and which samples on_error="skip" '
+                'leaves out shows only as they arrive. Use strategy="auto", or call data.wait() first.'
+            )
+            raise OptionError(msg)
         return ("workers" if asked == "workers" else "direct"), facts.engine
     if asked == "device":
         return "device", _on_device(facts)

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from colabstage.io.clock import Clock
+    from colabstage.load.arrival import Arrival
     from colabstage.load.dataset import dataset_h5
     from colabstage.load.epoch import Shard
 
@@ -76,8 +77,12 @@ def gather_facts(
         processes=_processes(dataset),
         crop_bytes=None if crop_size is None else crop_size[0] * crop_size[1] * reader.crop_channels,
         whole_reason=reader.whole_reason,
-        arrival=None if (one := reader.arrival) is None else ArrivalFacts(one.complete, one.window_units, one.reason),
+        arrival=None if (one := reader.arrival) is None else _arrival_facts(one),
     )
+
+
+def _arrival_facts(arrival: Arrival) -> ArrivalFacts:
+    return ArrivalFacts(arrival.complete, arrival.window_units, arrival.reason, arrival.leaves_out)
 
 
 def measure_cost(dataset: dataset_h5, *, clock: Clock = SYSTEM_CLOCK) -> SampleCost | None:

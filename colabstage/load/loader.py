@@ -16,7 +16,7 @@ from colabstage.io.arguments import read_options, takes
 from colabstage.io.page import facts_table, notes, page
 from colabstage.io.progress import Cancellation
 from colabstage.io.units import parse_bytes
-from colabstage.load.arrival import Announced, UnitOrder
+from colabstage.load.arrival import Announced, FilledBatches, FirstEpochOrder, UnitOrder
 from colabstage.load.augment import Crops, first_crop
 from colabstage.load.batches import Collate, Finish, Ragged, map_batches, move_to, pin
 from colabstage.load.choices import LoaderRequest, may_gain
@@ -32,7 +32,7 @@ from colabstage.load.strategies import make_source
 from colabstage.load.window import WindowOrder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Iterator
+    from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -232,7 +232,10 @@ def _order(plan: LoaderPlan, dataset: dataset_h5, seed: int, subset: Order | Non
     arrival, chosen = dataset.reader.arrival, plan.order
     if chosen.name == "arrival" and arrival is not None:
         rows = subset.subset if isinstance(subset, RowOrder) else None
-        return UnitOrder(arrival.units(dataset.split), chosen.window_units, seed, rows)
+        by_units = UnitOrder(arrival.units(dataset.split), chosen.window_units, seed, rows)
+        if arrival.first_epoch_only:
+            return FirstEpochOrder(by_units, RowOrder(len(dataset), shuffle=True, seed=seed, subset=rows))
+        return by_units
     if subset is not None:
         return subset
     if chosen.name == "window":
@@ -334,10 +337,11 @@ class _Machine:
     def start(self, place: _Place, handed_out: Callable[[_Place], None]) -> Iteration[Any, Any]:
         """Begin to make the batches that are left of an epoch; `place` moves on as they are handed out, and
         `handed_out` is called with it each time."""
-        batches, rows_before = self.schedule.rows_left(place.epoch, place.batches_done)
-        announced = self._announce(batches, place.epoch)
+        left, rows_before = self.schedule.rows_left(place.epoch, place.batches_done)
+        announced = self._announce(left, place.epoch)
         # One for each iteration: a new one must not be stopped by the end of the last.
         cancellation = Cancellation()
+        batches = self._filled(left, place, cancellation)
         source = self.source.start(batches, rows_before, place.epoch, cancellation)
         finish, seed, first = self.finish, self.seed, place.batches_done
 
@@ -388,6 +392,16 @@ class _Machine:
         iteration = begun(prefetch_staged(source, stager, depth, _THREAD, cancellation), hand_out)
         weakref.finalize(iteration, self.stagers.take_back, stager).atexit = False
         return iteration
+
+    def _filled(
+        self, left: Sequence[NDArray[np.intp]], place: _Place, cancellation: Cancellation
+    ) -> Sequence[NDArray[np.intp]]:
+        """Return the batches that are left; without the rows that turn out unusable, where there may be such."""
+        arrival = self.reader.arrival
+        if arrival is None or not arrival.leaves_out or arrival.complete:
+            return left
+        whole = self.schedule.rows_left(place.epoch, 0)[0]
+        return FilledBatches(arrival, self.reader.split, whole, place.batches_done, cancellation)
 
     def _announce(self, batches: list[NDArray[np.intp]], epoch: int) -> Announced | None:
         """Say which rows are read now and in the next epoch, where some of them have to be brought here first."""

@@ -53,7 +53,7 @@ class CropSource:
         self._pool = BufferPool(plan.prefetch.value + (4 if on_gpu else 2), pinned_block if on_gpu else None)
 
     def start(
-        self, batches: list[NDArray[np.intp]], rows_before: int, epoch: int, cancellation: Cancellation
+        self, batches: Sequence[NDArray[np.intp]], rows_before: int, epoch: int, cancellation: Cancellation
     ) -> Generator[tuple[Any, ...] | Heartbeat]:
         """Begin, as `BatchSource.start`."""
         inputs = self._crops.of_epoch(self._dataset, epoch)
@@ -63,7 +63,7 @@ class CropSource:
         """Do nothing: nothing lives longer."""
 
     def _read(
-        self, inputs: CroppedInputs, batches: list[NDArray[np.intp]], rows_before: int, cancellation: Cancellation
+        self, inputs: CroppedInputs, batches: Sequence[NDArray[np.intp]], rows_before: int, cancellation: Cancellation
     ) -> Generator[tuple[Any, Any] | Heartbeat]:
         workers, window_rows = self._plan.workers.value, self._plan.order.window_rows
         if not window_rows or self._plan.strategy != "direct":
@@ -90,7 +90,7 @@ class CropSource:
 
 def _one_by_one(
     inputs: CroppedInputs,
-    batches: list[NDArray[np.intp]],
+    batches: Sequence[NDArray[np.intp]],
     *,
     workers: int,
     buffers: BufferPool,
@@ -110,7 +110,7 @@ def _one_by_one(
 
 
 def _finished(
-    batches: Generator[tuple[Any, Any] | Heartbeat], inputs: CroppedInputs, rows: list[NDArray[np.intp]]
+    batches: Generator[tuple[Any, Any] | Heartbeat], inputs: CroppedInputs, rows: Sequence[NDArray[np.intp]]
 ) -> Generator[tuple[Any, ...] | Heartbeat]:
     """Yield the batches with their targets moved, and their rows where they are asked for."""
     places = iter(rows)
@@ -219,7 +219,7 @@ class Workers:
         self._loader: DataLoader[Any] | None = None
         self._epoch: Any = None
 
-    def batches(self, batches: list[NDArray[np.intp]], epoch: int) -> Generator[Any]:
+    def batches(self, batches: Sequence[NDArray[np.intp]], epoch: int) -> Generator[Any]:
         """Start an epoch, the processes too if none run; from the thread that may fork."""
         # Counted from the epoch's end, so that a resumed one has the same numbers; the row tells ranks apart.
         self._planned.batches = [
@@ -267,7 +267,7 @@ class BatchSource(Protocol):
         dataset's transforms; `None` where batches come as they are."""
 
     def start(
-        self, batches: list[NDArray[np.intp]], rows_before: int, epoch: int, cancellation: Cancellation
+        self, batches: Sequence[NDArray[np.intp]], rows_before: int, epoch: int, cancellation: Cancellation
     ) -> Generator[tuple[Any, ...] | Heartbeat]:
         """Begin, in the consumer's thread, with the batches of these rows; `rows_before` of the epoch were before.
         `cancellation` stops the reading of a batch that nobody waits for any more."""
@@ -294,7 +294,7 @@ class FileSource:
         self._pool, self._targets = BufferPool(idle, allocate), BufferPool(idle, allocate)
 
     def start(
-        self, batches: list[NDArray[np.intp]], rows_before: int, epoch: int, cancellation: Cancellation
+        self, batches: Sequence[NDArray[np.intp]], rows_before: int, epoch: int, cancellation: Cancellation
     ) -> Generator[tuple[Any, ...] | Heartbeat]:
         workers, window_rows = self._plan.workers.value, self._plan.order.window_rows
         made: Generator[tuple[Any, ...] | Heartbeat]
@@ -339,7 +339,7 @@ class DeviceSource:
         self._with_index = dataset.return_index
 
     def start(
-        self, batches: list[NDArray[np.intp]], rows_before: int, epoch: int, cancellation: Cancellation
+        self, batches: Sequence[NDArray[np.intp]], rows_before: int, epoch: int, cancellation: Cancellation
     ) -> Generator[tuple[Any, ...] | Heartbeat]:
         return self._split.batches(batches, with_index=self._with_index)
 
@@ -359,7 +359,7 @@ class WorkerSource:
         self._workers = Workers(view, plan, seed)
 
     def start(
-        self, batches: list[NDArray[np.intp]], rows_before: int, epoch: int, cancellation: Cancellation
+        self, batches: Sequence[NDArray[np.intp]], rows_before: int, epoch: int, cancellation: Cancellation
     ) -> Generator[tuple[Any, ...] | Heartbeat]:
         return self._workers.batches(batches, epoch)
 

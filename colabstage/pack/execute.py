@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     from colabstage.layouts.table import SampleTable
     from colabstage.pack.job import PackJob
     from colabstage.pack.plan import PackPlan
+    from colabstage.pack.stream import PackStream
     from colabstage.trees.tree import Tree
 
 # A read that takes longer than a local disk's; and longer than one from memory, which counts where nothing is done with
@@ -140,6 +141,7 @@ def run_pack(
     identity: Mapping[str, Any] | None = None,
     address: str = "",
     shard: ShardName | None = None,
+    stream: PackStream | None = None,
 ) -> PackReport:
     """Write a planned pack to `out`, replacing what stands there only at the very end.
 
@@ -151,6 +153,7 @@ def run_pack(
         key, identity: what the manifest says of the source.
         address: what the file itself says of the source.
         shard: which part of a set of files this is, `None` for a file of its own.
+        stream: lets readers in before all is packed; its `plan` was called with this job.
 
     Raises:
         As `pack_dataset`.
@@ -162,8 +165,12 @@ def run_pack(
         # "auto" looked at sixteen images only. Where another size turns up, all begin anew as files: work is lost so,
         # but no image is stretched unasked.
         try:
-            return _PackRun(job, out, slow, origin, torch).execute(progress, cancellation, began)
+            return _PackRun(job, out, slow, origin, torch, stream).execute(progress, cancellation, began)
         except MixedImagesError as error:
+            if stream is not None and stream.arrival is not None:
+                # Batches of the one shape may be handed out already.
+                msg = f"These images cannot be stored as pixels, which is what streaming=True began with: {error}."
+                raise LayoutError(msg) from error
             if shard is not None:
                 raise  # All shards are stored alike, so all have to be written again.
             if job.options.encoding == "pixels":
@@ -171,8 +178,8 @@ def run_pack(
                 raise LayoutError(msg) from error
         return _PackRun(keeps_files(job), out, slow, origin).execute(progress, cancellation, began)
 
-    # What an earlier run left is Pillow's or torch's, and must not be thrown away on a guess.
-    if job.plan.resizer != "torch" or find_orphans(out):
+    # What an earlier run left is Pillow's or torch's, and must not be thrown away on a guess; nor what readers have seen.
+    if job.plan.resizer != "torch" or stream is not None or find_orphans(out):
         return write(settled(job))
     try:
         return write(job, TorchImport())
@@ -258,6 +265,8 @@ class _PackRun:
     """Where the samples come from."""
     torch: TorchImport | None = None
     """Torch on its way here, where it is to resize."""
+    stream: PackStream | None = None
+    """Lets readers in before all is packed; `None` for none."""
 
     def execute(self, progress: Progress, cancellation: Cancellation, began: float) -> PackReport:
         """Write beside, then publish; what a passing failure leaves is kept for the next try."""
@@ -315,6 +324,9 @@ class _PackRun:
         release_freed_memory()
         plan, skipped, animated = written.plan, written.skipped, written.animated
         self._publish(written.file, plan, skipped)
+        if self.stream is not None:
+            # Before the workspace goes, which whoever opens the file only now would look for.
+            self.stream.placed()
         return PackReport(
             path=self.out,
             encoding=plan.encoding,
@@ -364,6 +376,8 @@ class _PackRun:
             del content  # it is in the file
             places = tuple(part.places(self.job.plan.splits, offsets, len(order)) for part in self.job.plan.fields)
             resumed = journal.finished_samples
+            if self.stream is not None:
+                self.stream.begin(workspace, self.out, self.job, order, journal)
             packing = time.monotonic()
             with (
                 Spool(spool, start=facts.spool_end() if self.job.plan.x.is_open else 0) as open_spool,
@@ -381,6 +395,7 @@ class _PackRun:
                     ),
                     step=step,
                     cancellation=cancellation,
+                    stream=self.stream,
                 )
             packing_s = time.monotonic() - packing
             positions = sorted(journal.skipped)

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from colabstage.pack.options import PackOptions
     from colabstage.pack.plan import PackPlan, StoredField
     from colabstage.pack.resizer import TorchImport
+    from colabstage.pack.stream import PackStream
 
 # Of one sample: the size of its upright image, and which bytes of the spool are its own.
 _RECORD = np.dtype([("height", "<i4"), ("width", "<i4"), ("start", "<i8"), ("length", "<i8")])
@@ -105,6 +106,12 @@ class SampleCoder:
         # A mask often lies in another folder of the archive than its image, gigabytes behind it.
         positions = self.table.inputs.source.positions
         return positions if target is None else np.maximum(positions, target.positions)
+
+    @property
+    def costs(self) -> NDArray[np.int64]:
+        """Return int64 `(N,)`: the bytes that reading each takes."""
+        target, sizes = self.target_source, np.asarray(self.table.inputs.source.sizes, np.int64)
+        return sizes if target is None else sizes + target.sizes
 
     def stamp(self, index: int) -> str:
         """Return what differs whenever the content of a sample may have changed."""
@@ -362,9 +369,16 @@ class WriteJob:
 
 
 def write_samples(
-    job: WriteJob, journal: PackJournal, *, limits: PipelineLimits, step: ProgressStep, cancellation: Cancellation
+    job: WriteJob,
+    journal: PackJournal,
+    *,
+    limits: PipelineLimits,
+    step: ProgressStep,
+    cancellation: Cancellation,
+    stream: PackStream | None = None,
 ) -> PipelineResult:
-    """Bring every sample that `journal` does not know yet to its place.
+    """Bring every sample that `journal` does not know yet to its place; in the order that readers need them where a
+    `stream` tells it.
 
     Raises:
         DecodeError: a sample cannot be decoded, and `on_error` is `"raise"`; the message names it.
@@ -374,7 +388,7 @@ def write_samples(
         CancelledError: the caller asked to stop.
     """
     # In the order of the medium: one pass over an archive, and no seeking on a mount.
-    left = journal.unfinished()
+    left = journal.unfinished() if stream is None else stream.left
     step.advance(len(job.order) - len(left))
     coder, memory = job.coder, _Memory(PixelRoom())
 
@@ -398,6 +412,8 @@ def write_samples(
                 memory.scratch.forget_huge()
             # Only now: a journal that names a sample which is not in its place would lose it.
             journal.finish(position, skipped=why, animated=animated)
+            if stream is not None:
+                stream.arrived(position, left_out=why is not None)
             step.advance()
             # After each sample, so that a folder of something else entirely stops in seconds.
             _check_share(job, journal)

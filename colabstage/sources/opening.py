@@ -38,7 +38,7 @@ from colabstage.trees.joined import JoinedTree, Joining, distinct_names
 from colabstage.trees.open import recognise
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from pathlib import Path
     from types import TracebackType
 
@@ -291,6 +291,11 @@ class OpenSource:
         """Begin to copy archives that are far away; nothing to do for anything else."""
         for part in self.parts:
             part.start()
+
+    def prefer(self, stretches: Iterable[tuple[int, int]]) -> None:
+        """Bring these stretches `(begin, end)` of the one archive that it is first; a list comes as it does."""
+        if len(self.parts) == 1:
+            self.parts[0].prefer(stretches)
 
     def discard(self) -> None:
         """Remove what came here only to be read: it has been made use of."""

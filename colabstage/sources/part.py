@@ -37,7 +37,7 @@ from colabstage.trees.folder import FolderTree
 from colabstage.trees.open import open_archive, recognise_archive
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
     from types import TracebackType
 
@@ -415,6 +415,11 @@ class SourcePart:
         """Begin to copy an archive that is far away; nothing to do for anything else."""
         if self._copy is not None:
             self._copy.start()
+
+    def prefer(self, stretches: Iterable[tuple[int, int]]) -> None:
+        """Bring these stretches of an archive that is far away first; nothing to do for anything else."""
+        if self._copy is not None:
+            self._copy.prefer(stretches)
 
     def discard(self) -> None:
         """Remove what came here only to be read: it has been made use of."""

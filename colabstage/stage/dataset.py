@@ -11,6 +11,7 @@ from colabstage.io.arguments import takes
 from colabstage.io.page import facts_table, heading, page
 from colabstage.io.units import format_bytes
 from colabstage.load.options import TORCH_REMEDIES, LoaderOptions
+from colabstage.pack.arrival import Readiness
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -18,11 +19,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from colabstage.h5.info import PackInfo
+    from colabstage.io.progress import Progress
     from colabstage.load.dataset import dataset_h5
     from colabstage.load.loader import Loader
     from colabstage.load.options import LoaderArguments
     from colabstage.stage.publish import PublishReport
     from colabstage.stage.report import StageReport
+    from colabstage.stage.streaming import BackgroundPack
 
 _CLASSES_SHOWN = 12
 
@@ -43,6 +46,8 @@ class StagedDataset:
     """The copy to the cache that this call made, or, with `wait=False`, left running; `None` where it made none."""
     find_published: Callable[[], PublishReport | None] | None = field(default=None, repr=False, compare=False)
     """Finds the copy in the cache that an earlier call made; `None` where there is to be none, or this call made it."""
+    arriving: BackgroundPack | None = field(default=None, repr=False)
+    """What goes on with `streaming=True`; `None` where all was here when this was made."""
 
     @property
     def splits(self) -> Mapping[str, int]:
@@ -66,6 +71,8 @@ class StagedDataset:
             msg = f"data[{split!r}] names no split. {self._by_split()}"
             raise OptionError(msg)
         path = self._pack().path
+        if self.arriving is not None:
+            return self.arriving.open(split)
         from colabstage.load.dataset import dataset_h5
 
         return dataset_h5(path, split=split)
@@ -112,6 +119,37 @@ class StagedDataset:
 
         return make_loader(self[split], batch_size, options=options, **arguments)
 
+    @property
+    def ready(self) -> Readiness:
+        """Tell how far a dataset staged with `streaming=True` is: `.rows` of `.total`, and `.fraction`."""
+        if self.arriving is not None:
+            return self.arriving.ready
+        return Readiness(sum(self.splits.values()), sum(self.splits.values()))
+
+    def wait(self, timeout_s: float | None = None, *, progress: bool | Progress = True) -> StagedDataset:
+        """Wait until all of a dataset that was staged with `streaming=True` is here.
+
+        An interrupt ends the waiting and not the work; `cancel` does that.
+
+        Args:
+            timeout_s: seconds to wait at the most; `None` as long as it takes.
+            progress: `True` for a bar, `False` for silence, or a `Progress`.
+
+        Returns:
+            The dataset as `streaming=False` makes it, byte for byte. Loaders that were made before go on as they are.
+
+        Raises:
+            TimeoutError: it is not here after `timeout_s` seconds; the message says how far it is.
+            CancelledError: `cancel` was called.
+            As `stage_dataset`: what ended the work. What was packed is kept, and the next call goes on from there.
+        """
+        return self if self.arriving is None else self.arriving.wait(timeout_s, progress)
+
+    def cancel(self) -> None:
+        """Stop what `streaming=True` left running. What is packed is kept, and the next `stage_dataset` goes on."""
+        if self.arriving is not None:
+            self.arriving.cancel()
+
     def wait_published(self, timeout_s: float = 3600.0) -> PublishReport | None:
         """Wait until the copy in the cache has arrived: copied, and on Drive also uploaded.
 
@@ -130,6 +168,8 @@ class StagedDataset:
             SourceChangedError: the packed file here is not the one that was published any more.
             SourceNotFoundError: the copy that an earlier call made is not in the cache any more, or that is not there.
         """
+        if self.arriving is not None:
+            return self.arriving.wait_published(timeout_s)
         began = time.monotonic()
         if self.publishing is not None:
             published = self.publishing.result(timeout_s)
@@ -165,8 +205,14 @@ class StagedDataset:
         if self.info is None:
             return f"Files in '{self.path}'"
         rows = ", ".join(f"{name} {count:,}" for name, count in self.splits.items())
-        size = format_bytes(self.path.stat().st_size)
-        return f"{rows} samples of {len(self.classes)} classes in '{self.path}' ({size})"
+        return f"{rows} samples of {len(self.classes)} classes in '{self.path}' ({self._size})"
+
+    @property
+    def _size(self) -> str:
+        """Tell how long the packed file is, or how much of it is here."""
+        if self.path.exists():
+            return format_bytes(self.path.stat().st_size)
+        return f"not there yet: {self.ready} are packed"
 
     def _repr_html_(self) -> str:
         report = heading(self.report.headline) + self.report.to_html_body()
@@ -183,6 +229,6 @@ class StagedDataset:
             ("classes", f"{len(self.classes)}: {classes}{f' and {more} more' if more > 0 else ''}")
             if self.classes
             else ("classes", "not named"),
-            ("file", f"{self.path} ({format_bytes(self.path.stat().st_size)})"),
+            ("file", f"{self.path} ({self._size})"),
             *files,
         ]

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
     from colabstage.io.progress import Cancellation, Progress
     from colabstage.pack.job import PackJob
+    from colabstage.pack.stream import PackStream
     from colabstage.sources.opening import OpenSource
     from colabstage.stage.request import StageRequest
     from colabstage.trees.tree import Tree
@@ -58,6 +59,8 @@ class StageCall:
     """Whose workers pack; `None` for this process."""
     report: StageReport = field(default_factory=StageReport)
     """What was done; it grows."""
+    stream: PackStream | None = None
+    """Lets readers in before all is packed; `None` where they wait for the whole."""
 
     @property
     def cancellation(self) -> Cancellation:
@@ -115,13 +118,27 @@ def make_local(call: StageCall, source: OpenSource, *, pack: bool) -> StagedFile
             in_place = source.kept_bytes + (room - free_space(request.folder) if wants_pack else 0)
             check_space(request.folder, max(0, figures.peak_bytes - in_place), f"Staging '{request.source.name}'")
             report.note(*source.notes, *tree.notes)
+            stream = None if job is None else _stream_for(call, source, job)
         # With an executor only its workers read, so a copy that nobody here reads would be for nothing.
         if call.executor is None or request.wants_files:
             source.start()
         files = _fetch_files(call, source, tree) if request.wants_files else None
         if job is not None:
-            _make_pack(call, source, job)
+            _make_pack(call, source, job, stream)
     return files
+
+
+def _stream_for(call: StageCall, source: OpenSource, job: PackJob) -> PackStream | None:
+    """Return what lets readers in, told what will be packed, and bring the source in that order; `None` where they have
+    to wait."""
+    if call.stream is None:
+        return None
+    obstacle = call.stream.obstacle(job)
+    if obstacle is not None:
+        call.report.note(f"streaming=True had to wait for the whole pack: {obstacle}.")
+        return None
+    call.stream.plan(job, source.prefer)
+    return call.stream
 
 
 @contextmanager
@@ -175,7 +192,7 @@ def _check_listing(source: OpenSource) -> None:
         raise SourceListingError(problem)
 
 
-def _make_pack(call: StageCall, source: OpenSource, job: PackJob) -> None:
+def _make_pack(call: StageCall, source: OpenSource, job: PackJob, stream: PackStream | None) -> None:
     request, report, executor = call.request, call.report, call.executor
     identity = source.identity.to_json()
     slow = source.slow
@@ -194,6 +211,7 @@ def _make_pack(call: StageCall, source: OpenSource, job: PackJob) -> None:
                 key=request.key,
                 identity=identity,
                 address=request.address,
+                stream=stream,
             )
         else:
             place = request.files_path if request.wants_files else request.opened_path

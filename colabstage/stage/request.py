@@ -213,6 +213,20 @@ def check_for_workers(request: StageRequest) -> None:
         raise OptionError(msg)
 
 
+def check_for_streaming(request: StageRequest, *, has_executor: bool) -> None:
+    """Make sure that rows can be read while the rest is packed.
+
+    Raises:
+        OptionError: an executor's workers pack, or plain files are wanted.
+    """
+    if has_executor:
+        msg = "streaming=True packs in this process, where readers are, and executor= in others. Leave out one of them."
+        raise OptionError(msg)
+    if request.keep != "pack":
+        msg = f"streaming=True is for keep='pack', and keep='{request.keep}' brings plain files. Leave out one of them."
+        raise OptionError(msg)
+
+
 def lock_path(folder: Path) -> Path:
     """Return the lock of a dataset's folder, beside it."""
     return folder.with_name(f".colabstage-{folder.name}.lock")

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import functools
 import inspect
+from dataclasses import replace
+from itertools import chain, repeat
 from typing import TYPE_CHECKING, ParamSpec, Unpack
 
 from colabstage.io.arguments import takes, with_docs
 from colabstage.io.progress import NullProgress, resolve_progress
 from colabstage.machine.watched import run_watched, run_with_one_remount
 from colabstage.stage.make import StageCall
-from colabstage.stage.request import StageArguments, check_for_workers, make_request
+from colabstage.stage.report import StageReport
+from colabstage.stage.request import StageArguments, check_for_streaming, check_for_workers, make_request
 from colabstage.stage.staging import plan_call, run_call
+from colabstage.stage.streaming import BackgroundPack
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,6 +23,7 @@ if TYPE_CHECKING:
 
     from colabstage.io.progress import Progress
     from colabstage.pack.options import PackOptions
+    from colabstage.pack.stream import PackStream
     from colabstage.sources.parse import SourceArgument
     from colabstage.stage.dataset import StagedDataset
     from colabstage.stage.report import StagePlan
@@ -32,6 +37,7 @@ def stage_dataset(
     source: SourceArgument,
     *,
     wait: bool = True,
+    streaming: bool = False,
     executor: Executor | None = None,
     progress: bool | Progress = True,
     options: PackOptions | None = None,
@@ -53,6 +59,10 @@ def stage_dataset(
             while it arrives and never extracted. One file of arrays, records or tokens (.npy, .h5, .tfrecord, .parquet,
             .bin, .txt) is a dataset too, and on this machine a .csv with the paths of images beside it.
         wait: `False` returns before the copy to the cache is finished; `data.wait_published()` waits for it.
+        streaming: `True` returns as soon as it is known what the pack will be, and packs in the background, in the
+            order in which the first epoch needs the rows: `data.loader(…)` gives batches at once and waits only for
+            rows of its batch, `data.wait()` waits for the rest, `data.ready` tells how far it is. What comes of it is
+            the same, byte for byte.
         executor: a `concurrent.futures.Executor` whose workers read and decode, each a part of the samples, which are
             put together to the same file. For a folder or archive that the workers see under its name, or with
             `keep="both"` any source; workers on other machines must see `local_dir` too. Takes the room of the pack
@@ -81,12 +91,27 @@ def stage_dataset(
     if executor is not None:
         check_for_workers(request)
     shown = resolve_progress(progress)
+    if streaming:
+        check_for_streaming(request, has_executor=executor is not None)
+        report = StageReport()
+
+        def work(progress: Progress, stream: PackStream) -> StagedDataset:
+            return _stage(StageCall(request, progress, report=report, stream=stream), wait=False)
+
+        return BackgroundPack(work, report, shown).start()
+    return _stage(StageCall(request, shown, executor), wait=wait)
+
+
+def _stage(first: StageCall, *, wait: bool) -> StagedDataset:
+    """Do one call, and once more where the Drive that it needs dies meanwhile and can be mounted again."""
+    request = first.request
     if request.drive_path is None:
-        return run_watched(lambda: run_call(StageCall(request, shown, executor), wait=wait), *request.touched_paths)
+        return run_watched(lambda: run_call(first, wait=wait), *request.touched_paths)
     notes: list[str] = []
+    calls = chain([first], repeat(replace(first, report=StageReport())))
     # Each try opens everything anew: nothing of the first may be held open on a mount that has died.
     staged = run_with_one_remount(
-        lambda: run_call(StageCall(request, shown, executor), wait=wait),
+        lambda: run_call(next(calls), wait=wait),
         place=request.drive_path,
         touches=request.touched_paths,
         notice=notes.append,

@@ -36,6 +36,7 @@ from colabstage.machine.watched import run_watched
 from colabstage.pack.execute import space_for
 from colabstage.pack.job import prepare_pack
 from colabstage.pack.plan import lacked_room
+from colabstage.pack.stream import PackStream
 from colabstage.sources.identity import compare, proof_of
 from colabstage.sources.look import check_freshness
 from colabstage.sources.opening import OpenSource, comes_whole
@@ -65,6 +66,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
 
+    from colabstage.pack.job import PackJob
     from colabstage.sources.identity import SourceIdentity
     from colabstage.stage.cache import CachedPack
     from colabstage.stage.make import StageCall
@@ -354,6 +356,9 @@ def _stage(call: StageCall, source: SourceOnce, cache: Cache, *, wait: bool) -> 
     try:
         files = _make(call, source, pack=True)
     except SourceListingError as error:
+        # Readers have seen rows of what was listed first.
+        if call.stream is not None and call.stream.arrival is not None:
+            raise
         # What a mount lists may lack what was there all the time; so once more, with what it lists now.
         report.note(f"{error} It was listed anew and read again.")
         source.close()
@@ -530,5 +535,20 @@ def plan_call(call: StageCall) -> StagePlan:
             job = prepare_pack(tree, request.options, free_bytes=free) if request.wants_pack else None
             if job is not None:
                 reasons.append(f"Pack: {job.plan.encoding}, because {job.plan.reason}.")
+                reasons.extend(_streaming_advice(request, opened, job))
             rows = {} if job is None else {split.name: len(split.samples) for split in job.plan.splits}
             return planned("stage", figure_out(request, opened, tree, job), rows)
+
+
+# Who waits less than this has nothing to gain.
+_WORTH_BYTES = 200_000_000
+
+
+def _streaming_advice(request: StageRequest, opened: OpenSource, job: PackJob) -> list[str]:
+    """Return a sentence that says whether `streaming=True` would pay; none where it hardly matters."""
+    if request.keep != "pack" or max(opened.identity.nbytes, job.plan.nbytes) < _WORTH_BYTES:
+        return []
+    obstacle = PackStream.obstacle(job)
+    if obstacle is not None:
+        return [f"streaming=True would gain nothing here: {obstacle}."]
+    return ["streaming=True would give batches as soon as this plan stands, and pack the rest beside the training."]

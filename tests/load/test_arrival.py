@@ -13,9 +13,10 @@ import pytest
 from torch.utils.data import Subset
 
 from colabstage.errors import OptionError, SourceReadError
-from colabstage.load.arrival import UnitOrder
+from colabstage.io.progress import Cancellation
+from colabstage.load.arrival import FilledBatches, FirstEpochOrder, UnitOrder
 from colabstage.load.dataset import dataset_h5
-from colabstage.load.epoch import Shard
+from colabstage.load.epoch import RowOrder, Shard
 from colabstage.load.loader import make_loader
 
 if TYPE_CHECKING:
@@ -50,6 +51,10 @@ class InUnitsOfFour:
     fails: bool = False
     window_units: int = 2
     reason: str = "2 units fit"
+    first_epoch_only: bool = False
+    readable_path: None = None
+    leaves_out: bool = False
+    broken: tuple[int, ...] = ()
     held: list[tuple[str, list[int]]] = field(default_factory=list)
     expected: list[Announcement] = field(default_factory=list)
     lock: Any = field(default_factory=threading.Lock)
@@ -57,6 +62,9 @@ class InUnitsOfFour:
     def units(self, split: str) -> NDArray[np.intp]:
         assert split == "train"
         return np.arange(ROWS) // 4
+
+    def left_out(self, split: str, rows: NDArray[np.intp], *, cancellation: Any = None) -> NDArray[np.bool_]:
+        return np.isin(rows, self.broken)
 
     def expect(
         self, split: str, rows: NDArray[np.intp], *, then: Callable[[], NDArray[np.intp]] | None = None
@@ -173,3 +181,21 @@ def test_what_fails_is_raised_at_its_batch_and_the_next_call_goes_on(make_file: 
     arrival.fails = False
     loader.load_state_dict(loader.state_dict())
     assert got + [index.tolist() for _, index in loader] == whole
+
+
+def test_batches_are_filled_from_what_follows_and_a_place_among_them_is_found_again() -> None:
+    arrival = InUnitsOfFour(leaves_out=True, broken=(0, 1, 5, 9, 10, 11))
+    planned = [np.arange(start, min(start + 4, 12)) for start in range(0, 12, 4)]
+    batches = FilledBatches(arrival, "train", planned, 0, Cancellation())
+    assert [rows.tolist() for rows in batches] == [[2, 3, 4, 6], [7, 8]]
+    assert [rows.tolist() for rows in batches] == [[2, 3, 4, 6], [7, 8]]
+    left = FilledBatches(arrival, "train", planned, 1, Cancellation())
+    assert ([rows.tolist() for rows in left], len(left)) == ([[7, 8]], 2)
+
+
+def test_only_the_first_epoch_is_visited_by_units_where_all_is_here_after_it() -> None:
+    first, later = UnitOrder(np.arange(ROWS) // 4, 2, 5), RowOrder(ROWS, shuffle=True, seed=5)
+    order = FirstEpochOrder(first, later)
+    assert order.rows(0, Shard()).tolist() == first.rows(0, Shard()).tolist()
+    assert order.rows(1, Shard(1, 2)).tolist() == later.rows(1, Shard(1, 2)).tolist()
+    assert order.identity() == {"units": 6, "window_units": 2, "shuffle": 1}

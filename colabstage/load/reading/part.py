@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from colabstage.h5.info import FieldInfo, SplitInfo
+    from colabstage.load.arrival import Arrival
     from colabstage.load.reading.engines import Indices
     from colabstage.load.reading.opening import InputRows
     from colabstage.load.reading.storage import StorageFacts
@@ -78,14 +79,15 @@ class SplitPart:
         *,
         decode: bool = False,
         beside_bytes: int = 0,
-        arriving: bool = False,
+        arrival: Arrival | None = None,
     ) -> None:
         """Look at the file; no sample is read.
 
         Args:
             path, split, decode: as of `SplitReader`.
             beside_bytes: length of what is read at random beside this file: the system's cache has to hold that too.
-            arriving: whether some of its rows are not here yet, so that it is written to while it is read.
+            arrival: what brings rows that are not here yet, so that it is written to while it is read; `None` where all
+                are.
 
         Raises:
             SourceNotFoundError, PackFormatError, NewerFormatError, DamagedPackError: the file cannot be read, or with
@@ -97,8 +99,8 @@ class SplitPart:
         self.split = split
         self.info: SplitInfo = info.split(split)
         self.classes = info.classes
-        self._arriving = arriving
-        self._stamps = {self.path: FileStamp.of(self.path.stat(), arriving=arriving)}
+        self._arrival = arrival
+        self._stamps = {self.path: FileStamp.of(self.path.stat(), arriving=arrival is not None)}
         self._beside_bytes = beside_bytes
         self.slow_mount = slow_reason(mount_of(self.path))
         with open_h5(self.path) as file, reading_contents(self.path):
@@ -166,7 +168,7 @@ class SplitPart:
 
     def estimate_row_bytes(self) -> int:
         """Return the length of one input row once it is in memory, from the headers of a few where each has its own."""
-        if self._arriving and self.encoded and self.row_shape is None:
+        if self._arrival is not None and self.encoded and self.row_shape is None:
             # Headers lie all over the file. Photographs as JPEG take about a tenth of their pixels.
             return self.row_bytes * _PIXELS_A_BYTE
         engine = None if self.row_shape is not None else self._loaded or self._open().x
@@ -291,8 +293,9 @@ class SplitPart:
         if self.info.keys is None:
             msg = f"'{self.path}' keeps no source keys for the split '{self.split}'; files that colabstage packs do."
             raise PackFormatError(msg)
-        check_stamp(self.path, self.path.stat(), self._stamps[self.path])
-        with open_h5(self.path) as file, reading_contents(self.path):
+        path = self._path_now()
+        check_stamp(path, path.stat(), self._stamps[self.path])
+        with open_h5(path) as file, reading_contents(path):
             rows = None if indices is None else resolve_rows(indices, len(self))
             return read_keys(file[self.info.keys], rows)
 
@@ -308,7 +311,7 @@ class SplitPart:
     def warm_up(self) -> Iterator[None]:
         """Have the system hold the inputs in memory, as `SplitReader.warm_up`."""
         # Of rows that arrive there is nothing to read beforehand.
-        if self.in_memory or self._arriving or self._x.choice.name != "mapped":
+        if self.in_memory or self._arrival is not None or self._x.choice.name != "mapped":
             return
         file = OpenFile(self.path, self._stamps)
         before = self._cache_state(file, self._x.facts)
@@ -361,7 +364,7 @@ class SplitPart:
         """Return the same field, with its engine chosen by what of it is in memory now."""
         if field.choice.name != "mapped":
             return field
-        if self._arriving:
+        if self._arrival is not None:
             why = f"{field.choice.reason}, whose rows are waited for as they are needed"
             return replace(field, choice=replace(field.choice, reason=why))
         cache = self._cache_state(OpenFile(self.path, self._stamps), field.facts)
@@ -377,12 +380,18 @@ class SplitPart:
         # Two threads may both find it closed; then one of the two openings is dropped, which costs a millisecond and
         # spares a lock that a fork could leave locked.
         if opened is None or opened.pid != os.getpid():
-            file = OpenFile(self.path, self._stamps)
-            with reading_contents(self.path):
+            path = self._path_now()
+            file = OpenFile(path, {**self._stamps, path: self._stamps[self.path]})
+            with reading_contents(path):
                 x = self._loaded or self._open_x(file)
                 y = None if self._y is None else self._open_y(file, self._y, x)
             opened = self._opened = _Opened(os.getpid(), x, y)
         return opened
+
+    def _path_now(self) -> Path:
+        """Return where the file is: one that arrives has its name once all of it is there."""
+        moved = None if self._arrival is None else self._arrival.readable_path
+        return moved or self.path
 
     def _open_y(self, file: OpenFile, y: FieldSource, x: InputRows) -> TargetRows:
         if y.heap and self._kept_y is None:

@@ -76,12 +76,11 @@ class SplitReader:
         paths = find_parts(files)
         self.arrival = arrival
         """What brings rows that are not here yet, `None` where all are."""
-        arriving = arrival is not None
         if len(paths) == 1:
-            self._parts: tuple[SplitPart, ...] = (SplitPart(paths[0], split, decode=decode, arriving=arriving),)
+            self._parts: tuple[SplitPart, ...] = (SplitPart(paths[0], split, decode=decode, arrival=arrival),)
             paths = (self._parts[0].path,)
         else:
-            self._parts = _open_parts(paths, split, decode=decode, arriving=arriving)
+            self._parts = _open_parts(paths, split, decode=decode, arrival=arrival)
         self.path = paths[0]
         self.paths = paths
         self.split = split
@@ -407,7 +406,7 @@ class SplitReader:
             yield part, rows[places] - (int(self._ends[number]) - len(part)), places
 
 
-def _open_parts(paths: tuple[Path, ...], split: str, *, decode: bool, arriving: bool) -> tuple[SplitPart, ...]:
+def _open_parts(paths: tuple[Path, ...], split: str, *, decode: bool, arrival: Arrival | None) -> tuple[SplitPart, ...]:
     """Open several files that are to be read as one, once it is sure that they can be.
 
     Raises:
@@ -426,7 +425,7 @@ def _open_parts(paths: tuple[Path, ...], split: str, *, decode: bool, arriving: 
     check_schemas(having, split)
     total = sum(info.split(split).x.nbytes for info in having)
     return tuple(
-        SplitPart(info.path, split, decode=decode, beside_bytes=total - info.split(split).x.nbytes, arriving=arriving)
+        SplitPart(info.path, split, decode=decode, beside_bytes=total - info.split(split).x.nbytes, arrival=arrival)
         for info in having
     )
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import bisect
 import math
+from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -118,6 +119,7 @@ class RangeScheduler:
         self._connections = connections
         self._block_bytes = block_bytes
         self._active: list[ByteRange] = []
+        self._wanted: deque[tuple[int, int]] = deque()
         self._unasked = sum(end - begin for begin, end in self._gaps)
         self._round_bytes = self._left_in_round = 0
         # What counts as silence. It doubles with each take-over for that reason: a source all of whose connections are
@@ -136,6 +138,22 @@ class RangeScheduler:
     def front(self) -> int | None:
         """Return the first byte that nobody has asked for; `None` when there is none."""
         return self._gaps[0][0] if self._gaps else None
+
+    def prefer(self, stretches: Iterable[tuple[int, int]]) -> None:
+        """Hand out these stretches `(begin, end)` first, in this order, as far as nobody has asked for them yet; what
+        was preferred before is forgotten."""
+        self._wanted = deque(stretches)
+
+    def is_preferred(self, offset: int, most_bytes: int) -> bool:
+        """Return whether a byte is among the first `most_bytes` of what is preferred and not asked for."""
+        ahead = 0
+        for begin, end in self._wanted:
+            if begin <= offset < end:
+                return True
+            ahead += end - begin
+            if ahead > most_bytes:
+                return False
+        return False
 
     def take(self, now: float) -> ByteRange | None:
         """Return a range for a connection that is free; `None` when there is nothing worth a request now."""
@@ -174,13 +192,26 @@ class RangeScheduler:
             byte_range.end = byte_range.position
 
     def _cut_gap(self, now: float) -> ByteRange:
-        begin, end = self._gaps[0]
+        number, begin, end = self._next_gap()
         cut = begin + self._length()
         if end - cut < _GRAIN_BYTES:
             cut = end
-        self._gaps[:1] = [(cut, end)] if cut < end else []
+        first, last = self._gaps[number]
+        self._gaps[number : number + 1] = [rest for rest in ((first, begin), (cut, last)) if rest[0] < rest[1]]
         self._unasked -= cut - begin
         return ByteRange(begin, cut, now)
+
+    def _next_gap(self) -> tuple[int, int, int]:
+        """Return the number of the gap that is cut next, and the part of it that may be handed out."""
+        while self._wanted:
+            begin, end = self._wanted[0]
+            # The first gap that ends behind where the stretch begins.
+            number = bisect.bisect_right(self._gaps, begin, key=lambda gap: gap[1])
+            if number < len(self._gaps) and self._gaps[number][0] < end:
+                first, last = self._gaps[number]
+                return number, max(begin, first), min(end, last)
+            self._wanted.popleft()
+        return 0, *self._gaps[0]
 
     def _length(self) -> int:
         """Return the length of the next range: the same for a whole round, so that the last round ends all at once."""

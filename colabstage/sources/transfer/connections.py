@@ -20,7 +20,7 @@ from colabstage.sources.transfer.byte_ranges import IntervalSet, RangeScheduler
 from colabstage.sources.transfer.partial_file import BLOCK_BYTES, BlockHashes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from colabstage.io.clock import Clock
     from colabstage.io.progress import Cancellation, ProgressStep
@@ -119,6 +119,7 @@ class Transfer:
         self._freed = threading.Condition(self._lock)
         self._arrived = IntervalSet()
         self._plan: RangeScheduler | None = None
+        self._wanted: list[tuple[int, int]] = []
         self._tuner = ConnectionTuner(1, 1)
         self._noted = 0
         self._last_moved = clock.now()
@@ -133,6 +134,13 @@ class Transfer:
         with self._lock:
             self._last_moved = self._clock.now()
             self._spawn(self._begin)
+
+    def prefer(self, stretches: Iterable[tuple[int, int]]) -> None:
+        """Bring these stretches `(begin, end)` first, in this order; what is on its way already still comes."""
+        with self._lock:
+            self._wanted = list(stretches)
+            if self._plan is not None and self._ranges:
+                self._plan.prefer(self._wanted)
 
     def close(self) -> None:
         """Stop, and wait for the threads that can."""
@@ -178,6 +186,9 @@ class Transfer:
         for byte_range in self._plan.active:
             if byte_range.position <= offset < byte_range.end:
                 return offset - byte_range.position > FAR_BYTES
+        # Whoever reads in the order that was asked for has it sooner than by a request of its own.
+        if self._plan.is_preferred(offset, FAR_BYTES * self._connections):
+            return False
         front = self._plan.front
         return front is not None and offset - front > FAR_BYTES
 
@@ -257,6 +268,8 @@ class Transfer:
             # Without ranges all of it is one range.
             block_bytes = BLOCK_BYTES if self._ranges else max(1, self._size)
             self._plan = RangeScheduler(gaps, connections=connections, block_bytes=block_bytes)
+            if self._ranges:
+                self._plan.prefer(self._wanted)
             self._last_moved = self._clock.now()
             self._window = (self._last_moved, self._arrived.total)
             eager = self._source.facts.eager

@@ -17,7 +17,7 @@ from colabstage.sources.transfer.connections import Transfer, read_directly, sto
 from colabstage.sources.transfer.partial_file import take_partial_file
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from pathlib import Path
     from types import TracebackType
 
@@ -90,6 +90,7 @@ class StreamingCopy:
         self._closed = False
         self._partial: PartialFile | None = None
         self._transfer: Transfer | None = None
+        self._wanted: list[tuple[int, int]] = []
 
     @property
     def kept_blocks(self) -> int:
@@ -131,7 +132,18 @@ class StreamingCopy:
                 stall_timeout_s=self._stall_timeout_s,
                 clock=self._clock,
             )
+            self._transfer.prefer(self._wanted)
             self._transfer.start()
+
+    def prefer(self, stretches: Iterable[tuple[int, int]]) -> None:
+        """Bring these stretches `(begin, end)` first, in this order, then the rest; also while it copies already.
+
+        A source without ranges comes as it does.
+        """
+        with self._lock:
+            self._wanted = list(stretches)
+            if self._transfer is not None:
+                self._transfer.prefer(self._wanted)
 
     def pread(self, length: int, offset: int) -> bytes:
         """Return up to `length` bytes at `offset`, once they have arrived; shorter only at the end of the file.

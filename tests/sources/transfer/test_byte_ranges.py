@@ -100,6 +100,27 @@ def test_every_missing_byte_comes_and_no_other(
     assert arrived.total == total
 
 
+def test_what_is_preferred_comes_first_in_its_order_and_every_byte_once() -> None:
+    """Stretches of a file in an order of somebody's, the rest after them, also when the order changes."""
+    size, stretch = 80 * MIB, 8 * MIB
+    plan = RangeScheduler([(0, 30 * MIB), (32 * MIB, size)], connections=3, block_bytes=BLOCK)
+    wanted = [(number * stretch, (number + 1) * stretch) for number in (7, 3, 9)]
+    plan.prefer([*wanted, (30 * MIB, 32 * MIB)])
+    assert plan.is_preferred(3 * stretch, 16 * MIB)
+    assert not plan.is_preferred(9 * stretch, MIB)
+    assert not plan.is_preferred(0, size)
+    taken = [plan.take(0.0) for _ in range(4)]
+    # What is here already of the second one, from 30 to 32 MiB, is not asked for.
+    found = [(one.begin, one.end) for one in taken if one is not None]
+    assert found == [(7 * stretch, 8 * stretch), (24 * MIB, 30 * MIB), (9 * stretch, 10 * stretch), (0, stretch)]
+    plan.prefer([(6 * stretch, 7 * stretch)])
+    while (one := plan.take(0.0)) is not None:
+        found.append((one.begin, one.end))
+    assert found[4] == (6 * stretch, 7 * stretch)
+    arrived = IntervalSet()
+    assert sum(arrived.add(begin, end) for begin, end in found) == 78 * MIB == sum(end - begin for begin, end in found)
+
+
 def test_equal_connections_end_within_four_percent_of_the_ideal() -> None:
     """Two gigabytes by sixteen connections of 20 MB/s, 50 ms away: requests are long and few, and all end at once."""
     size = 2_000_000_000

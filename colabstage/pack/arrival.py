@@ -1,0 +1,244 @@
+"""Rows of a pack that is being written: what a loader waits for, in the process that packs and in all others.
+
+The file has its final layout before the first sample is decoded, so readers open it at once, and a row can be read as
+soon as it is in its place. Order is not theirs to wait for: samples are packed in *units*, neighbours in the medium of
+the source, and the first epoch visits units in a seeded order, so that whoever packs knows what comes next.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+
+import numpy as np
+
+from colabstage.errors import DecodeError, NotStagedError
+from colabstage.h5.manifest import read_manifest
+from colabstage.io.clock import SYSTEM_CLOCK
+from colabstage.pack.row_map import PackState, RowMap, RowState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from colabstage.io.progress import Cancellation
+    from colabstage.pack.packing_order import Needs
+
+# Waiting for a row looks at its byte: soon at first, as a batch that is nearly there should not lose time.
+_FIRST_LOOK_S, _LONGEST_LOOK_S = 0.001, 0.02
+_LOOK_AT_OWNER_S = 1.0
+
+
+class SplitRows(NamedTuple):
+    """Say where the rows of a split are in the map, and what they are packed with."""
+
+    start: int
+    """Number of its first row in the map."""
+    units: NDArray[np.int32]
+    """Of each row."""
+
+
+class ArrivalPlan(NamedTuple):
+    """Say what is known of a pack before a row of it is there."""
+
+    unit: str
+    """What samples are called."""
+    window_units: int
+    """How many units one window of the first epoch may hold."""
+    leaves_out: bool
+    """Whether samples may turn out unusable."""
+    knows_targets: bool
+    """Whether targets are in the file from the beginning."""
+
+
+class Readiness(NamedTuple):
+    """Tell how far a pack is."""
+
+    rows: int
+    """Rows that are here."""
+    total: int
+    """All rows."""
+
+    @property
+    def fraction(self) -> float:
+        """Return the part that is here, from 0 to 1."""
+        return self.rows / self.total if self.total else 1.0
+
+    def __str__(self) -> str:
+        return f"{self.rows:,} of {self.total:,} ({self.fraction:.0%})"
+
+
+class Expectation(Protocol):
+    """Rows that one reader said it will read, in order; as `load.arrival` has it."""
+
+    def reached(self, rows: int) -> None: ...
+    def close(self) -> None: ...
+
+
+class _Nothing:
+    """An expectation that nobody follows."""
+
+    def reached(self, rows: int) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class PackArrival:
+    """Bring rows of a pack that is being written; a `load.arrival.Arrival`.
+
+    May be asked from several threads at once; pickles, and works after a fork. Only in the process that packs do the
+    rows that are expected change what is packed next.
+    """
+
+    def __init__(
+        self, data: Path, place: Path, rows: RowMap, path: Path, splits: Mapping[str, SplitRows], *, plan: ArrivalPlan
+    ) -> None:
+        self.path = data
+        """The file while it is written."""
+        self.place = place
+        """Where the file will be."""
+        self.unit = plan.unit
+        """What samples are called."""
+        self.window_units = plan.window_units
+        """How many units one window of the first epoch may hold: a function of the source's layout."""
+        self.leaves_out = plan.leaves_out
+        """Whether samples may turn out unusable."""
+        self.first_epoch_only = True
+        """Only the first epoch is visited by units: at its end all of the split is here."""
+        self._knows_targets = plan.knows_targets
+        self._map_path = path
+        self._splits = dict(splits)
+        self._map: RowMap | None = rows
+        self._needs: Needs | None = None
+        self._pid = os.getpid()
+
+    def follow(self, needs: Needs) -> None:
+        """Tell `needs` what is expected from now on."""
+        self._needs = needs
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_map": None, "_needs": None}
+
+    @property
+    def complete(self) -> bool:
+        """Tell whether the file is whole, at its place, and has these very rows."""
+        rows = self._rows()
+        return rows is None or (rows.state is PackState.PLACED and not rows.left_out)
+
+    @property
+    def reason(self) -> str:
+        """Tell why that many, in words for the plan."""
+        return "the source is packed while it is read, neighbours together"
+
+    @property
+    def readable_path(self) -> Path:
+        """Return where the file can be opened now."""
+        # The name it was written under goes when it gets its own, before anybody is told.
+        return self.path if self.path.exists() else self.place
+
+    @property
+    def ready(self) -> Readiness:
+        """Tell how far the pack is."""
+        total = sum(len(split.units) for split in self._splits.values())
+        rows = self._rows()
+        return Readiness(total if rows is None else rows.here, total)
+
+    def units(self, split: str) -> NDArray[np.intp]:
+        """Return the unit of each row, `(N,)`."""
+        return self._splits[split].units.astype(np.intp)
+
+    def left_out(
+        self, split: str, rows: NDArray[np.intp], *, cancellation: Cancellation | None = None
+    ) -> NDArray[np.bool_]:
+        """Wait for rows, and return which of them cannot be used, `(B,)`; raises as `hold`."""
+        known = self._rows()
+        if known is None:
+            return np.zeros(len(rows), np.bool_)
+        self._wait(known, self._splits[split].start + rows, cancellation)
+        return np.asarray(known.rows[self._splits[split].start + rows] == RowState.LEFT_OUT)
+
+    def expect(
+        self, split: str, rows: NDArray[np.intp], *, then: Callable[[], NDArray[np.intp]] | None = None
+    ) -> Expectation:
+        """Take note of the rows that will be read, in order; what is packed next follows it. By the time that `then`
+        comes, all of the split is here."""
+        # After a fork the thread that packs is another process's.
+        if self._needs is None or os.getpid() != self._pid or self.complete:
+            return _Nothing()
+        return self._needs.add(self._splits[split].units[rows])
+
+    @contextlib.contextmanager
+    def hold(
+        self,
+        split: str,
+        rows: NDArray[np.intp],
+        *,
+        side: Literal["row", "targets"] = "row",
+        cancellation: Cancellation | None = None,
+    ) -> Iterator[None]:
+        """Wait until these rows are in their places. None is ever let go.
+
+        Raises:
+            ColabstageError: packing has failed; the message says why, and what is here.
+            NotStagedError: who packed them was killed.
+            CancelledError: `cancellation` was used.
+        """
+        known = self._rows()
+        if known is not None and not (side == "targets" and self._knows_targets):
+            wanted = self._splits[split].start + np.asarray(rows)
+            self._wait(known, wanted, cancellation)
+            self._check_usable(known, split, wanted)
+        yield
+
+    def _check_usable(self, known: RowMap, split: str, wanted: NDArray[np.intp]) -> None:
+        if not self.leaves_out or not (known.rows[wanted] == RowState.LEFT_OUT).any():
+            return
+        row = int(wanted[known.rows[wanted] == RowState.LEFT_OUT][0]) - self._splits[split].start
+        msg = (
+            f"Row {row} of '{split}' cannot be used: its sample is broken, and was left out as on_error asks. Batches "
+            "of data.loader(…) are filled with what follows; rows close up once data.wait() has returned."
+        )
+        raise DecodeError(msg)
+
+    def _wait(self, known: RowMap, wanted: NDArray[np.intp], cancellation: Cancellation | None) -> None:
+        look_s, looked_at = _FIRST_LOOK_S, SYSTEM_CLOCK.now()
+        while len(wanted := wanted[known.rows[wanted] == RowState.MISSING]):
+            if cancellation is not None:
+                cancellation.check()
+            # Only now: what came before the failure is as good as ever.
+            if known.state is PackState.FAILED:
+                raise known.failure(self.unit)
+            now = SYSTEM_CLOCK.now()
+            if now - looked_at > _LOOK_AT_OWNER_S:
+                looked_at = now
+                if known.abandoned:
+                    raise known.failure(self.unit)
+            SYSTEM_CLOCK.sleep(look_s)
+            look_s = min(1.5 * look_s, _LONGEST_LOOK_S)
+
+    def _rows(self) -> RowMap | None:
+        """Return the map; `None` once it is gone because all is in its place."""
+        if self._map is None:
+            try:
+                self._map = RowMap(self._map_path)
+            except FileNotFoundError:
+                self._check_placed()
+        return self._map
+
+    def _check_placed(self) -> None:
+        """Make sure that the file at its place is the one with these rows.
+
+        Raises:
+            NotStagedError: it is not there, or samples were left out of it.
+        """
+        manifest = read_manifest(self.place)
+        rows = {name: len(split.units) for name, split in self._splits.items()}
+        if manifest is None or dict(manifest.samples) != rows:
+            what = "has ended" if manifest is None else "left samples out, so rows have other numbers now"
+            msg = f"The packing of '{self.place}' {what}. Call stage_dataset again, and make the loader anew."
+            raise NotStagedError(msg)

@@ -1,0 +1,201 @@
+"""A pack that is read while it is written: what tells readers that rows are there, and packing what they need next."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from colabstage.layouts.table import Boxes
+from colabstage.pack.arrival import ArrivalPlan, PackArrival, SplitRows
+from colabstage.pack.packing_order import Needs, PackingOrder, pack_units, window_units
+from colabstage.pack.row_map import RowMap, RowState
+from colabstage.pack.writer import SampleCoder
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from colabstage.pack.job import PackJob
+    from colabstage.pack.journal import PackJournal
+
+# Kinds of trees whose positions count bytes of one file.
+_ARCHIVES = ("zip", "tar")
+_MAP = "rows"
+
+
+class FirstRows(Protocol):
+    """Say which rows of a split are read first, in order, before a reader has said so itself."""
+
+    def __call__(self, units: NDArray[np.intp], window_units: int) -> NDArray[np.intp]: ...
+
+
+class PackStream:
+    """Follow one run of packing, for readers: made before it, told of each sample, and of its end.
+
+    Attributes:
+        arrival: what readers wait with, once packing has begun.
+    """
+
+    def __init__(self, first_rows: FirstRows, begun: Callable[[PackArrival], None]) -> None:
+        """Prepare.
+
+        Args:
+            first_rows: what is packed first, before a reader has asked.
+            begun: called once, in the thread that packs, when rows can be waited for.
+        """
+        self._first_rows = first_rows
+        self._begun = begun
+        self._prefer: Callable[[Sequence[tuple[int, int]]], None] = lambda _: None
+        self._order: PackingOrder | None = None
+        self._turns: NDArray[np.int64] | None = None
+        self._rows: RowMap | None = None
+        self.arrival: PackArrival | None = None
+
+    @staticmethod
+    def obstacle(job: PackJob) -> str | None:
+        """Return why rows of a pack cannot be read before all of them are packed; `None` where they can."""
+        if job.plan.x.is_open:
+            return f"with encoding='{job.plan.encoding}' lengths, and so places, are known when all is encoded"
+        if isinstance(job.table.targets, Boxes):
+            return "where boxes lie is known when all images have been seen"
+        if job.tree is None:
+            return "samples of Python objects are read in the thread that asks for them"
+        return None
+
+    def plan(self, job: PackJob, prefer: Callable[[Sequence[tuple[int, int]]], None]) -> None:
+        """Look at what will be packed.
+
+        `prefer`: is given the stretches `(begin, end)` of the source's one archive in the order in which they are
+        needed, now and whenever that changes.
+        """
+        coder = SampleCoder(job.table, job.plan, job.options)
+        order = np.argsort(coder.positions, kind="stable")
+        tree = job.tree
+        sequential = tree is not None and tree.kind != "folder"
+        units = np.empty(len(order), np.int32)
+        units[order] = by_position = pack_units(coder.costs[order], sequential=sequential)
+        self._units, self._by_position = units, by_position
+        self._stretches: list[list[tuple[int, int]]] = []
+        if tree is not None and tree.kind in _ARCHIVES and tree.source is not None:
+            self._stretches = _stretches(coder, units, tree.source.size)
+        self._prefer = prefer
+        count = int(units.max(initial=-1)) + 1
+        self._needs = Needs(count, self._change)
+        starts = np.cumsum([0, *(len(split.samples) for split in job.plan.splits)])
+        self._splits = {
+            split.name: SplitRows(int(start), units[split.samples])
+            for split, start in zip(job.plan.splits, starts, strict=False)
+        }
+        # Which row each sample is; -1 where it is of no split.
+        self._row_of = np.full(len(order), -1, np.int64)
+        for split, start in zip(job.plan.splits, starts, strict=False):
+            self._row_of[split.samples] = start + np.arange(len(split.samples))
+        self._first = self._first_turns(count)
+        self._change(self._first)
+
+    def begin(self, workspace: Path, place: Path, job: PackJob, order: NDArray[np.int64], journal: PackJournal) -> None:
+        """Let readers in: the file has its layout, and the rows that an earlier run packed.
+
+        Args:
+            workspace: where the file is made.
+            place: where it will be.
+            job: what is packed.
+            order: int64 `(N,)`, the sample at each position of the medium.
+            journal: what is packed already.
+        """
+        path = workspace / _MAP
+        self._rows = RowMap.create(path, sum(len(split.units) for split in self._splits.values()))
+        self._positions_to_rows = self._row_of[order]
+        left = journal.unfinished()
+        done = np.ones(len(order), np.bool_)
+        done[np.asarray(left, np.int64)] = False
+        rows = self._positions_to_rows[done]
+        self._rows.rows[rows[rows >= 0]] = RowState.HERE
+        for position in journal.skipped:
+            self._note(position, RowState.LEFT_OUT)
+        self._order = PackingOrder(left, self._by_position)
+        if self._turns is not None:
+            self._order.sort(self._turns)
+        data = workspace / "data.h5"
+        plan = ArrivalPlan(
+            job.table.unit, window_units(len(self._first)), job.options.skip_share is not None, job.plan.y is None
+        )
+        self.arrival = PackArrival(data, place, self._rows, path, self._splits, plan=plan)
+        self.arrival.follow(self._needs)
+        self._begun(self.arrival)
+
+    @property
+    def left(self) -> PackingOrder:
+        """Return positions of what is left to pack."""
+        assert self._order is not None
+        return self._order
+
+    def arrived(self, position: int, *, left_out: bool) -> None:
+        """Take note that a sample is in its place, or left out. From any thread."""
+        self._note(position, RowState.LEFT_OUT if left_out else RowState.HERE)
+
+    def placed(self) -> None:
+        """Take note that the file is at its place."""
+        if self._rows is not None:
+            self._rows.set_placed()
+
+    def failed(self, error: BaseException) -> None:
+        """Tell readers that no more rows come, and why."""
+        if self._rows is not None:
+            self._rows.set_failed(error)
+
+    def _note(self, position: int, state: RowState) -> None:
+        assert self._rows is not None
+        row = self._positions_to_rows[position]
+        if row >= 0:
+            self._rows.rows[row] = state
+
+    def _first_turns(self, count: int) -> NDArray[np.int64]:
+        """Return the turn of each unit as the first reader will most likely want them: split after split."""
+        turns = np.full(count, count, np.int64)
+        seen = 0
+        for split in sorted(self._splits, key=lambda name: name != "train"):
+            units = self._splits[split].units.astype(np.intp)
+            # As readers visit them unless they are told otherwise.
+            rows = self._first_rows(units, window_units(count)) if split == "train" else np.arange(len(units))
+            named, first = np.unique(units[rows], return_index=True)
+            named = named[np.argsort(first, kind="stable")]
+            new = named[turns[named] == count]
+            turns[new] = seen + np.arange(len(new))
+            seen += len(new)
+        return turns
+
+    def _change(self, turns: NDArray[np.int64]) -> None:
+        """Pack, and bring, units in this order from now on."""
+        self._turns = turns
+        if self._order is not None:
+            self._order.sort(turns)
+        if self._stretches:
+            units = np.argsort(turns, kind="stable")
+            if self._order is not None:
+                left = self._order.units_left()
+                units = units[left[units]]
+            self._prefer([stretch for unit in units.tolist() for stretch in self._stretches[unit]])
+
+
+def _stretches(coder: SampleCoder, units: NDArray[np.int32], size: int) -> list[list[tuple[int, int]]]:
+    """Return for each unit the stretches of the archive `(begin, end)` that its samples lie in, each with what lies
+    between it and the next sample, such as files that hold no sample."""
+    target = coder.target_source
+    parts = [coder.table.inputs.source.positions, *(() if target is None else (target.positions,))]
+    starts = np.unique(np.concatenate(parts))
+    ends = np.append(starts[1:], size)
+    places = np.concatenate([np.searchsorted(starts, part) for part in parts])
+    owners = np.concatenate([units] * len(parts)).astype(np.int64)
+    pairs = np.unique(np.stack([owners, places], axis=1), axis=0)
+    first = np.flatnonzero(np.r_[True, (np.diff(pairs[:, 0]) != 0) | (np.diff(pairs[:, 1]) != 1)])
+    last = np.r_[first[1:] - 1, len(pairs) - 1]
+    found: list[list[tuple[int, int]]] = [[] for _ in range(int(units.max(initial=-1)) + 1)]
+    for unit, begin, end in zip(
+        pairs[first, 0].tolist(), starts[pairs[first, 1]].tolist(), ends[pairs[last, 1]].tolist(), strict=True
+    ):
+        found[unit].append((begin, end))
+    return found

@@ -1,0 +1,206 @@
+"""What training on data that still arrives would take: a pure function of figures, for sizes that nobody can try out.
+
+The model is that of `load.arrival`: units come in a seeded order over some connections, are decoded, and are trained on
+window by window; windows grow from one unit to their full size. A bounded disk holds so many units: the next is fetched
+when the window that frees its room is done with, and what stays over an epoch's end is not fetched again.
+
+What is left out: that rates vary, and that a batch at a window's beginning may find its rows before the last unit of
+the window has come. So times are a little too long rather than too short.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from colabstage.errors import OptionError
+from colabstage.io.units import format_bytes, format_duration
+from colabstage.load.arrival import window_sizes
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamFacts:
+    """Hold what a forecast rests on."""
+
+    samples: int
+    """How many there are."""
+    sample_bytes: float
+    """Of one, as it is fetched."""
+    network_bytes_per_s: float
+    """Of all connections together."""
+    latency_s: float
+    """Between a request and its first byte."""
+    step_s: float
+    """One training step, of one batch."""
+    batch_size: int = 64
+    """Samples in a batch."""
+    unit_bytes: float = 8 * 2**20
+    """Fetched by one request."""
+    window_units: int = 16
+    """Units whose rows are shuffled among each other."""
+    connections: int = 8
+    """Requests under way at once."""
+    connection_bytes_per_s: float | None = None
+    """Of one connection; `None` where it is not the limit."""
+    opening_s: float = 0.0
+    """Before the first unit is asked for: listing, headers, the plan."""
+    decode_samples_per_s: float | None = None
+    """Of all cores together; `None` where nothing is decoded."""
+    disk_bytes: float | None = None
+    """What may be here at once; `None` where all of it may."""
+
+    @property
+    def units(self) -> int:
+        """Return how many units there are."""
+        return max(1, -(-round(self.samples * self.sample_bytes) // round(self.unit_bytes)))
+
+    @property
+    def held_units(self) -> int:
+        """Return how many of them may be here at once."""
+        return self.units if self.disk_bytes is None else min(self.units, int(self.disk_bytes // self.unit_bytes))
+
+
+@dataclass(frozen=True, slots=True)
+class EpochForecast:
+    """Say what one epoch would take."""
+
+    seconds: float
+    """From its beginning to its last step."""
+    fetched_bytes: float
+    """That come over the network."""
+    bound_s: float
+    """The longest of fetching what is not here, decoding it, and training: no order of work takes less."""
+
+    @property
+    def ratio(self) -> float:
+        """Return how much longer it takes than the longest of its parts."""
+        return self.seconds / self.bound_s
+
+
+@dataclass(frozen=True, slots=True)
+class StreamForecast:
+    """Say what training on data that arrives would take."""
+
+    first_batch_s: float
+    """From the call to the first batch."""
+    epochs: tuple[EpochForecast, ...]
+    """The first, with what comes before it, and those after it."""
+    peak_disk_bytes: float
+    """What is here at once, at the most."""
+    mixing: float
+    """How even the classes of a batch are where the source is sorted by class: 1 as after a full shuffle, and 1/n where
+    their variance is n times that."""
+
+    def __str__(self) -> str:
+        lines = [f"first batch after {format_duration(self.first_batch_s)}, mixing {self.mixing:.2f}"]
+        for number, epoch in enumerate(self.epochs, 1):
+            took, least = format_duration(epoch.seconds), format_duration(epoch.bound_s)
+            fetched = format_bytes(round(epoch.fetched_bytes))
+            lines.append(f"epoch {number}: {took}, {epoch.ratio:.2f} times the least ({least}); {fetched} fetched")
+        lines.append(f"disk at the peak: {format_bytes(round(self.peak_disk_bytes))}")
+        return "\n".join(lines)
+
+
+def forecast_stream(facts: StreamFacts, *, epochs: int = 2) -> StreamForecast:
+    """Work out what training on data that arrives would take.
+
+    Raises:
+        OptionError: the disk may not hold a window and the unit after it.
+    """
+    units, held = facts.units, facts.held_units
+    window = min(facts.window_units, units)
+    if held < min(units, window + 1):
+        msg = (
+            f"disk_bytes={facts.disk_bytes!r} holds {held} units of {format_bytes(round(facts.unit_bytes))}; expected "
+            f"at least {window + 1}: a window, and the unit that comes after it."
+        )
+        raise OptionError(msg)
+    # Two windows are in use at an epoch's end; the rest may stay for the next one, which begins with what is here.
+    kept = units if held == units else max(0, held - 2 * window)
+    first = _Line(facts, window).run(facts.opening_s, 0)
+    found, begins = [_epoch(facts, first, 0.0, 0)], first.trained_s
+    for _ in range(1, epochs):
+        line = _Line(facts, window).run(begins, kept)
+        found.append(_epoch(facts, line, begins, kept))
+        begins = line.trained_s
+    return StreamForecast(
+        first.first_batch_s, tuple(found), min(held, units) * facts.unit_bytes, expected_mixing(facts, window)
+    )
+
+
+def _epoch(facts: StreamFacts, line: _Line, began_s: float, kept: int) -> EpochForecast:
+    fetched = max(0.0, facts.samples * facts.sample_bytes - kept * facts.unit_bytes)
+    decode = 0.0 if facts.decode_samples_per_s is None else facts.samples / facts.decode_samples_per_s
+    train = -(-facts.samples // facts.batch_size) * facts.step_s
+    # What was decoded is kept decoded where all of it is; a part that is fetched is decoded again.
+    bound = max(fetched / facts.network_bytes_per_s, decode if fetched else 0.0, train)
+    return EpochForecast(line.trained_s - began_s, fetched, bound)
+
+
+class _Line:
+    """One epoch, unit after unit."""
+
+    def __init__(self, facts: StreamFacts, window: int) -> None:
+        self._facts = facts
+        self._sizes = window_sizes(facts.units, window)
+        self.first_batch_s = self.trained_s = 0.0
+
+    def run(self, begins_s: float, kept: int) -> _Line:
+        """Go through the epoch, whose first `kept` units are here."""
+        facts = self._facts
+        alone = facts.network_bytes_per_s if facts.connection_bytes_per_s is None else facts.connection_bytes_per_s
+        one_s = facts.latency_s + facts.unit_bytes / min(alone, facts.network_bytes_per_s)
+        # So many requests under way hide the latency of each, up to what the network brings.
+        gap_s = max(facts.unit_bytes / facts.network_bytes_per_s, one_s / facts.connections)
+        rows = facts.samples / facts.units
+        decode_s = 0.0 if facts.decode_samples_per_s is None else rows / facts.decode_samples_per_s
+        step_s = facts.step_s / facts.batch_size * rows
+        held = facts.held_units
+        starts = [0, *accumulate(self._sizes)]
+        done_s: list[float] = []
+        room_at: list[float] = []
+        asked_s, decoded_s, trained_s = begins_s - gap_s, begins_s, begins_s
+        batch_units = facts.batch_size / rows
+        for size, start in zip(self._sizes, starts, strict=False):
+            for unit in range(start, start + size):
+                if unit < kept:
+                    continue
+                freed_s = room_at[unit - held] if unit >= held else begins_s
+                asked_s = max(asked_s + gap_s, freed_s)
+                decoded_s = max(decoded_s, asked_s + one_s) + decode_s
+            ready_s = max(trained_s, decoded_s)
+            if not self.first_batch_s and start + size >= min(batch_units, facts.units):
+                self.first_batch_s = ready_s
+            trained_s = ready_s + size * step_s
+            done_s.append(trained_s)
+            room_at += [trained_s] * size
+        self.trained_s = trained_s
+        return self
+
+
+def expected_mixing(facts: StreamFacts, window: int) -> float:
+    """Return what `StreamForecast.mixing` says: of a window of W units, each of one class, a batch of B has counts
+    whose variance is 1 + (B - 1) / W times that of a full shuffle."""
+    sizes = np.array(window_sizes(facts.units, window), np.float64)
+    inflated = 1 + (facts.batch_size - 1) / sizes * (1 - sizes / facts.units)
+    return float(1 / np.average(inflated, weights=sizes))
+
+
+def measured_mixing(labels: NDArray[np.integer], batch_size: int) -> float:
+    """Return the same of labels in the order in which they were visited: the variance of the counts of classes in a
+    batch that a full shuffle would have, by the one that they have."""
+    classes, numbers = np.unique(labels, return_inverse=True)
+    batches = numbers[: len(numbers) // batch_size * batch_size].reshape(-1, batch_size)
+    share = np.bincount(numbers, minlength=len(classes)) / len(numbers)
+    counts = np.stack([(batches == number).sum(axis=1) for number in range(len(classes))], axis=1)
+    # Drawn without putting back.
+    left = (len(numbers) - batch_size) / max(1, len(numbers) - 1)
+    expected = batch_size * (share * (1 - share)).sum() * left
+    found = ((counts - batch_size * share) ** 2).sum(axis=1).mean()
+    return float(expected / found) if found else 1.0

@@ -1,0 +1,110 @@
+"""Rows of a pack that is being written: waited for, left out, and what whoever waits hears when none come any more."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+import threading
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from colabstage.errors import CancelledError, DecodeError, NotStagedError, SourceReadError
+from colabstage.io.progress import Cancellation
+from colabstage.io.temporaries import temp_beside
+from colabstage.pack.arrival import ArrivalPlan, PackArrival, SplitRows
+from colabstage.pack.row_map import PackState, RowMap, RowState
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+ALL = np.arange(4)
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Path:
+    made = temp_beside(tmp_path / "pack.h5")
+    made.mkdir()
+    return made
+
+
+def begin(workspace: Path) -> tuple[PackArrival, RowMap]:
+    """Four rows of train and two of val, none of them here. Not a fixture, which would keep the file open."""
+    rows = RowMap.create(workspace / "rows", 6)
+    splits = {"train": SplitRows(0, np.array([1, 0, 1, 0], np.int32)), "val": SplitRows(4, np.zeros(2, np.int32))}
+    plan = ArrivalPlan("images", 16, leaves_out=True, knows_targets=True)
+    place = workspace.parent / "pack.h5"
+    return PackArrival(workspace / "data.h5", place, rows, workspace / "rows", splits, plan=plan), rows
+
+
+def test_rows_are_waited_for_and_targets_that_are_known_are_not(workspace: Path) -> None:
+    arrival, rows = begin(workspace)
+    with arrival.hold("train", ALL, side="targets"):
+        pass
+    cancellation = Cancellation()
+    threading.Timer(0.02, cancellation.cancel).start()
+    with pytest.raises(CancelledError), arrival.hold("train", ALL, cancellation=cancellation):
+        pass
+    rows.rows[4:] = RowState.HERE
+    with arrival.hold("val", np.array([1, 0, 1])):
+        assert str(arrival.ready) == "2 of 6 (33%)"
+
+    def fill() -> None:
+        rows.rows[:4] = RowState.HERE
+
+    threading.Timer(0.02, fill).start()
+    with pickle.loads(pickle.dumps(arrival)).hold("train", ALL):
+        assert not arrival.complete
+    rows.set_placed()
+    assert arrival.complete
+
+
+def test_a_row_that_was_left_out_is_no_sample(workspace: Path) -> None:
+    arrival, rows = begin(workspace)
+    rows.rows[:4] = [RowState.HERE, RowState.LEFT_OUT, RowState.HERE, RowState.LEFT_OUT]
+    assert arrival.left_out("train", ALL).tolist() == [False, True, False, True]
+    with pytest.raises(DecodeError, match="Row 1 of 'train' cannot be used"), arrival.hold("train", ALL):
+        pass
+    rows.rows[4:] = RowState.HERE
+    rows.set_placed()
+    # The file at its place has other rows.
+    assert not arrival.complete
+
+
+def test_who_waits_for_what_does_not_come_hears_why_and_what_is_here_stays(workspace: Path) -> None:
+    arrival, rows = begin(workspace)
+    rows.rows[0] = RowState.HERE
+    rows.set_failed(SourceReadError("'a.zip' stalls."))
+    with arrival.hold("train", ALL[:1]):
+        pass
+    with (
+        pytest.raises(SourceReadError, match=r"^'a.zip' stalls\. 1 of 6 images are here, and are kept\. Call"),
+        arrival.hold("train", ALL),
+    ):
+        pass
+    rows.set_failed(ValueError("odd"))
+    with pytest.raises(NotStagedError, match="ended by ValueError: odd"), arrival.hold("val", ALL[:1]):
+        pass
+
+
+def test_a_packer_that_was_killed_is_not_waited_for(workspace: Path) -> None:
+    arrival, _ = begin(workspace)
+    script = (
+        "import sys; from pathlib import Path; from colabstage.pack.row_map import RowMap; "
+        "RowMap.create(Path(sys.argv[1]), 6)"
+    )
+    subprocess.run([sys.executable, "-c", script, str(workspace / "rows")], check=True)
+    other = pickle.loads(pickle.dumps(arrival))
+    assert RowMap(workspace / "rows").state is PackState.RUNNING
+    with pytest.raises(NotStagedError, match="has ended before all was here"), other.hold("train", ALL):
+        pass
+
+
+def test_a_map_that_is_gone_means_a_pack_at_its_place_or_the_end(workspace: Path) -> None:
+    arrival, _ = begin(workspace)
+    sent = pickle.dumps(arrival)
+    (workspace / "rows").unlink()
+    with pytest.raises(NotStagedError, match=r"has ended\. Call stage_dataset again"):
+        assert pickle.loads(sent).complete

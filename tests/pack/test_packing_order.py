@@ -1,0 +1,49 @@
+"""In which order samples are packed: units of neighbours, as readers need them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from colabstage.pack.packing_order import Needs, PackingOrder, pack_units, window_units
+
+
+def test_units_are_stretches_of_an_archive_and_a_few_files_of_a_folder() -> None:
+    mebibyte = 2**20
+    archive = pack_units(np.full(64, mebibyte), sequential=True)
+    assert archive.tolist() == np.repeat(range(8), 8).tolist()
+    # Whole blocks of the journal, numbered without gaps, also where one sample is longer than a unit.
+    assert pack_units(np.full(20, 100 * mebibyte), sequential=True).tolist() == [0] * 8 + [1] * 8 + [2] * 4
+    assert pack_units(np.full(20, 10), sequential=True).tolist() == [0] * 20
+    assert pack_units(np.full(20, 10), sequential=False).tolist() == [0] * 8 + [1] * 8 + [2] * 4
+    assert pack_units(np.zeros(0, np.int64), sequential=True).tolist() == []
+    assert [window_units(count) for count in (1, 640, 3200, 10**6)] == [16, 20, 100, 256]
+
+
+def test_what_is_taken_stays_and_the_rest_is_packed_by_unit_then_in_the_order_of_the_medium() -> None:
+    units = np.array([0, 0, 1, 1, 2, 2], np.int32)
+    order = PackingOrder([0, 1, 2, 3, 5], units)
+    assert (order[0], order[0], len(order)) == (0, 0, 5)
+    order.sort(np.array([1, 2, 0]))
+    assert order[0:5] == [0, 5, 1, 2, 3]
+    order.sort(np.array([2, 1, 0]))
+    assert [order[number] for number in range(5)] == [0, 5, 1, 2, 3]
+    order = PackingOrder(range(6), units)
+    order.sort(np.array([1, 2, 0]))
+    assert order[0] == 4
+    assert order.units_left().tolist() == [True, True, True]
+
+
+def test_needs_of_several_readers_take_turns_and_what_nobody_needs_comes_last() -> None:
+    told: list[list[int]] = []
+    needs = Needs(5, lambda turns: told.append(turns.tolist()))
+    train = needs.add(np.array([3, 3, 1, 3, 0], np.int32))
+    assert told[-1] == [2, 1, 5, 0, 5]
+    val = needs.add(np.array([4, 0], np.int32))
+    assert told[-1] == [1, 1, 5, 0, 0]
+    train.close()
+    train.close()
+    assert told[-1] == [1, 5, 5, 5, 0]
+    before = len(told)
+    val.close()
+    # The last order stays: what is left is still wanted by somebody, later.
+    assert len(told) == before

@@ -1,0 +1,306 @@
+"""A dataset that is read while it is packed: what is handed out when, in which order, and what comes of it."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import re
+import signal
+import subprocess
+import sys
+import threading
+import zipfile
+from dataclasses import dataclass, field
+from io import BytesIO
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from colabstage import stage_dataset
+from colabstage.errors import CancelledError, LayoutError, OptionError, SourceReadError
+from colabstage.load.dataset import dataset_h5
+from colabstage.trees.folder import FolderTree
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from colabstage.stage.dataset import StagedDataset
+    from colabstage.trees.tree import FileEntry
+
+COUNT, BATCH = 96, 8
+
+
+def png(number: int) -> bytes:
+    made = BytesIO()
+    Image.fromarray(np.full((4, 4, 3), number, np.uint8)).save(made, "PNG")
+    return made.getvalue()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Two classes of images, the value of whose pixels is their number, some of them in a split of their own."""
+    for number in range(COUNT):
+        place = tmp_path / "data" / ("train" if number % 6 else "val") / f"c{number * 2 // COUNT}" / f"{number:03}.png"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(png(number))
+    return tmp_path / "data"
+
+
+@pytest.fixture
+def archive(folder: Path) -> Path:
+    """The same in a zip."""
+    made = folder.with_suffix(".zip")
+    with zipfile.ZipFile(made, "w") as file:
+        for path in sorted(folder.rglob("*.png")):
+            file.write(path, path.relative_to(folder))
+    return made
+
+
+@dataclass
+class Gate:
+    """Let so many reads through, and fail or wait after them."""
+
+    tickets: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
+    failing: bool = False
+    closed: bool = True
+
+    def open(self) -> None:
+        self.closed = False
+        self.tickets.release(10 * COUNT)
+
+
+class GatedTree(FolderTree):
+    """A folder that gives files as the gate lets them through, once it was looked at."""
+
+    gate: Gate
+
+    def read(self, entry: FileEntry) -> bytes:
+        if not self.gate.tickets.acquire(timeout=0 if self.gate.failing else 30):
+            msg = "the source stalls"
+            raise SourceReadError(msg)
+        return super().read(entry)
+
+
+@pytest.fixture
+def gated(folder: Path) -> Iterator[GatedTree]:
+    tree = GatedTree(folder, workers=1)
+    tree.gate = Gate()
+    yield tree
+    tree.gate.open()
+    tree.close()
+
+
+def stage(source: Any, place: Path, **arguments: Any) -> StagedDataset:
+    wanted = {"cache_dir": None, "progress": False, "image_size": (4, 4), **arguments}
+    return stage_dataset(source, local_dir=place, **wanted)
+
+
+def values(x: Any) -> list[int]:
+    return [int(one) for one in x[:, 0, 0, 0]]
+
+
+def contents(place: Path) -> dict[str, bytes | dict[str, Any]]:
+    """Every file below a folder; of a record all but when and where it was written."""
+    found: dict[str, bytes | dict[str, Any]] = {}
+    for path in sorted(path for path in place.rglob("*") if path.is_file()):
+        name, data = str(path.relative_to(place)), path.read_bytes()
+        found[name] = data if path.name != "stage.json" else {**json.loads(data), "seal": None}
+    return found
+
+
+def test_what_comes_of_it_is_what_comes_without_pack_manifest_record_and_cache(archive: Path, tmp_path: Path) -> None:
+    streamed = stage(archive, tmp_path / "a", cache_dir=tmp_path / "cache_a", streaming=True)
+    published = streamed.wait_published()
+    assert published is not None
+    assert streamed.ready.fraction == 1
+    stage(archive, tmp_path / "b", cache_dir=tmp_path / "cache_b")
+    assert contents(tmp_path / "a") == contents(tmp_path / "b") != {}
+    assert contents(tmp_path / "cache_a") == contents(tmp_path / "cache_b") != {}
+    # And the next call has nothing to do.
+    again = stage(archive, tmp_path / "a", cache_dir=tmp_path / "cache_a", streaming=True)
+    assert (again.report.origin, again.arriving, again.wait(), again.ready.fraction) == ("local", None, again, 1)
+
+
+def test_batches_come_as_soon_as_their_rows_do_in_an_order_that_knows_nothing_of_that(
+    gated: GatedTree, folder: Path, tmp_path: Path
+) -> None:
+    data = stage(gated, tmp_path / "a", streaming=True)
+    assert (data.splits, data.classes, data.ready.rows) == ({"train": 80, "val": 16}, ("c0", "c1"), 0)
+    assert not data.path.exists()
+    with pytest.raises(TimeoutError, match=r"0 of 96 \(0%\) are here"):
+        data.wait(0.05, progress=False)
+    batches = iter(data.loader("train", BATCH, num_workers=0))
+    gated.gate.tickets.release(3 * BATCH)
+    seen = [values(next(batches)[0])]
+    assert data.ready.rows <= 3 * BATCH
+    gated.gate.open()
+    seen += [values(x) for x, _ in batches]
+    assert sorted(number for batch in seen for number in batch) == [n for n in range(COUNT) if n % 6]
+    data.wait(progress=False)
+    # Everything is here now, also for whoever reopens it elsewhere.
+    loader = data.loader("train", BATCH)
+    assert [values(x) for x, _ in loader] == seen
+    second = [values(x) for x, _ in loader]
+    assert second == [values(x) for x, _ in _second_epoch(data.path)]
+    other = stage(FolderTree(folder, workers=1), tmp_path / "b", streaming=True)
+    assert [values(x) for x, _ in other.loader("train", BATCH)] == seen
+    other.wait(progress=False)
+
+
+def _second_epoch(path: Path) -> Any:
+    from colabstage.load.loader import make_loader
+
+    loader = make_loader(dataset_h5(path), BATCH)
+    loader.set_epoch(1)
+    return loader
+
+
+def test_a_place_in_an_epoch_is_taken_up_before_the_rows_are_there(gated: GatedTree, tmp_path: Path) -> None:
+    gated.gate.open()
+    data = stage(gated, tmp_path / "a", streaming=True)
+    loader = data.loader("train", BATCH)
+    batches = iter(loader)
+    for _ in range(3):
+        next(batches)
+    state = loader.state_dict()
+    rest = [values(x) for x, _ in batches]
+    data.wait(progress=False)
+    again = stage(gated, tmp_path / "b", streaming=True)
+    other = again.loader("train", BATCH)
+    other.load_state_dict(state)
+    assert [values(x) for x, _ in other] == rest
+    again.wait(progress=False)
+
+
+def test_a_source_that_fails_is_an_error_at_the_batch_that_needs_it_and_the_next_call_goes_on(
+    gated: GatedTree, tmp_path: Path
+) -> None:
+    gated.gate.failing = True
+    gated.gate.tickets.release(5 * BATCH)
+    data = stage(gated, tmp_path / "a", streaming=True)
+    seen: list[list[int]] = []
+    batches = iter(data.loader("train", BATCH, num_workers=0))
+    with pytest.raises(SourceReadError, match=r"the source stalls\. \d+ of 96 images are here.*goes on from there"):
+        seen.extend(values(x) for x, _ in batches)
+    assert seen
+    with pytest.raises(SourceReadError, match="the source stalls"):
+        data.wait(progress=False)
+    gated.gate.open()
+    again = stage(gated, tmp_path / "a", streaming=True)
+    assert again.ready.rows >= BATCH
+    assert [values(x) for x, _ in again.loader("train", BATCH)][: len(seen)] == seen
+    assert "were in place from before" in str(again.wait(progress=False).report)
+
+
+def test_what_cannot_be_used_is_left_out_and_batches_are_filled_from_what_follows(folder: Path, tmp_path: Path) -> None:
+    broken = sorted(folder.glob("train/*/*.png"))[3:60:11]
+    for path in broken:
+        path.write_bytes(b"no image")
+    data = stage(folder, tmp_path / "a", streaming=True, on_error="skip")
+    loader = data.loader("train", BATCH, num_workers=0)
+    seen = [values(x) for x, _ in loader]
+    good = 80 - len(broken)
+    assert [len(batch) for batch in seen] == [BATCH] * (good // BATCH) + ([good % BATCH] if good % BATCH else [])
+    whole = data.wait(progress=False)
+    assert len(whole.report.skipped) == len(broken)
+    assert sorted(n for batch in seen for n in batch) == sorted(values(np.stack([x for x, _ in whole["train"][:]])))
+    # The loader from before goes on with the rows that it has; whoever asks anew has them closed up.
+    assert [len(x) for x, _ in loader] == [len(batch) for batch in seen]
+    assert len(data["train"]) == good
+    stage(folder, tmp_path / "b", on_error="skip")
+    assert contents(tmp_path / "a") == contents(tmp_path / "b")
+
+
+def test_who_cancels_keeps_what_is_packed(gated: GatedTree, tmp_path: Path) -> None:
+    gated.gate.tickets.release(4 * BATCH)
+    data = stage(gated, tmp_path / "a", streaming=True)
+    next(iter(data.loader("train", BATCH, num_workers=0)))
+    threading.Timer(0.05, gated.gate.open).start()
+    data.cancel()
+    with pytest.raises(CancelledError, match="what is packed is kept"):
+        data.wait(progress=False)
+    gated.gate.open()
+    assert stage(gated, tmp_path / "a").ready.fraction == 1
+
+
+def test_another_process_reads_what_is_being_packed(gated: GatedTree, tmp_path: Path) -> None:
+    gated.gate.tickets.release(BATCH)
+    data = stage(gated, tmp_path / "a", streaming=True)
+    sent = pickle.dumps(data["train"])
+    gated.gate.open()
+    here = data["train"]
+    # As a worker process opens it that was started anew, while it is packed or after.
+    for _ in range(2):
+        there = pickle.loads(sent)
+        assert (there[7][0] == here[7][0]).all()
+        assert there.reader.keys([7]) == here.reader.keys([7])
+        data.wait(progress=False)
+
+
+def test_worker_processes_wait_for_their_rows(gated: GatedTree, tmp_path: Path) -> None:
+    data = stage(gated, tmp_path / "a", streaming=True)
+    threading.Timer(0.1, gated.gate.open).start()
+    with data.loader("train", BATCH, strategy="workers", num_workers=1) as loader:
+        assert sorted(n for x, _ in loader for n in values(x)) == [n for n in range(COUNT) if n % 6]
+    data.wait(progress=False)
+
+
+def test_what_cannot_be_streamed_says_so(gated: GatedTree, folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="keep='both'"):
+        stage(folder, tmp_path / "a", streaming=True, keep="both")
+    whole = stage(folder, tmp_path / "b", streaming=True, encoding="jpeg:90")
+    assert whole.arriving is None
+    assert "had to wait for the whole pack: with encoding='jpeg:90'" in str(whole.report)
+    data = stage(gated, tmp_path / "c", streaming=True, on_error="skip")
+    with pytest.raises(OptionError, match=re.escape("after data.wait()")):
+        data.loader("train", BATCH, shuffle=True)
+    with pytest.raises(OptionError, match='on_error="skip"'):
+        data.loader("train", BATCH, strategy="workers")
+    gated.gate.open()
+    data.wait(progress=False)
+
+
+def test_images_of_another_size_are_an_error_where_pixels_were_begun_with(folder: Path, tmp_path: Path) -> None:
+    made = BytesIO()
+    Image.fromarray(np.zeros((5, 7, 3), np.uint8)).save(made, "PNG")
+    (folder / "train/c0/005.png").write_bytes(made.getvalue())
+    data = stage(folder, tmp_path / "a", streaming=True, image_size=None)
+    with pytest.raises(LayoutError, match=r"streaming=True began with.*encoding='encoded'"):
+        data.wait(progress=False)
+
+
+SCRIPT = """
+import sys, time, os
+from colabstage import stage_dataset
+from colabstage.trees.folder import FolderTree
+class Slow(FolderTree):
+    def read(self, entry):
+        time.sleep(0.02)
+        return super().read(entry)
+data = stage_dataset(Slow(sys.argv[1], workers=1), local_dir=sys.argv[2], cache_dir=None, progress=False,
+    image_size=(4, 4), streaming=True)
+while data.ready.rows < 40:
+    time.sleep(0.005)
+if sys.argv[3] == "kill":
+    os.kill(os.getpid(), 9)
+"""
+
+
+@pytest.mark.parametrize("how", ["exit", "kill"])
+def test_the_interpreters_end_or_a_kill_costs_what_was_under_way(how: str, folder: Path, tmp_path: Path) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(folder), str(tmp_path / "a"), how],
+        capture_output=True,
+        check=False,
+        timeout=120,
+    )
+    assert ended.returncode == (0 if how == "exit" else -signal.SIGKILL), ended.stderr
+    assert ended.stderr == b""
+    again = stage(FolderTree(folder, workers=1), tmp_path / "a", streaming=True)
+    assert again.ready.rows >= 8
+    again.wait(progress=False)
+    stage(FolderTree(folder, workers=1), tmp_path / "b")
+    assert contents(tmp_path / "a") == contents(tmp_path / "b")
