@@ -135,6 +135,11 @@ class PackArrival:
         """Tell why that many, in words for the plan."""
         return "the source is packed while it is read, neighbours together"
 
+    def check(self) -> None:
+        """Raise why no more rows come, if none do; as `hold`."""
+        if self._map is not None and self._map.state is PackState.FAILED:
+            raise self._map.failure(self.unit)
+
     @property
     def readable_path(self) -> Path:
         """Return where the file can be opened now."""

@@ -178,7 +178,8 @@ def run_pack(
                 raise LayoutError(msg) from error
         return _PackRun(keeps_files(job), out, slow, origin).execute(progress, cancellation, began)
 
-    # What an earlier run left is Pillow's or torch's, and must not be thrown away on a guess; nor what readers have seen.
+    # What an earlier run left is Pillow's or torch's, and must not be thrown away on a guess; nor what readers
+    # have seen.
     if job.plan.resizer != "torch" or stream is not None or find_orphans(out):
         return write(settled(job))
     try:

@@ -8,6 +8,7 @@ follows the needs of readers, and may change while it is used.
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, overload
 
@@ -143,7 +144,8 @@ class _Need:
     """Units that one reader will read, in order."""
 
     def __init__(self, needs: Needs, units: NDArray[np.int32]) -> None:
-        self._needs = needs
+        # A finalizer of the reader's holds this one, and must not hold all of the packing, and with it the reader.
+        self._needs = weakref.ref(needs)
         self._units = units
 
     def turns(self, count: int) -> NDArray[np.int64]:
@@ -158,4 +160,6 @@ class _Need:
 
     def close(self) -> None:
         """Forget it. Calling it twice is fine."""
-        self._needs.drop(self)
+        needs = self._needs()
+        if needs is not None:
+            needs.drop(self)

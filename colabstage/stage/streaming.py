@@ -131,12 +131,15 @@ class BackgroundPack:
         """
         from colabstage.load.dataset import dataset_h5
 
+        # The file is where the next call finds it, and nobody else.
+        self.arrival.check()
         if self._done.done() and (whole := self._result()) is not self._handed_out:
             return dataset_h5(whole.path, split=split)
         try:
             return dataset_h5(self.arrival.readable_path, split=split, arrival=self.arrival)
         except SourceNotFoundError:
-            # It got its own name in this very moment.
+            # It got its own name in this very moment, or lost the one that it had.
+            self.arrival.check()
             return dataset_h5(self.arrival.readable_path, split=split, arrival=self.arrival)
 
     def wait(self, timeout_s: float | None, progress: bool | Progress) -> StagedDataset:

@@ -65,10 +65,8 @@ class Gate:
 
     tickets: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
     failing: bool = False
-    closed: bool = True
 
     def open(self) -> None:
-        self.closed = False
         self.tickets.release(10 * COUNT)
 
 
@@ -78,9 +76,10 @@ class GatedTree(FolderTree):
     gate: Gate
 
     def read(self, entry: FileEntry) -> bytes:
-        if not self.gate.tickets.acquire(timeout=0 if self.gate.failing else 30):
-            msg = "the source stalls"
-            raise SourceReadError(msg)
+        while not self.gate.tickets.acquire(timeout=0.01):
+            if self.gate.failing:
+                msg = "the source stalls"
+                raise SourceReadError(msg)
         return super().read(entry)
 
 
@@ -178,16 +177,18 @@ def test_a_place_in_an_epoch_is_taken_up_before_the_rows_are_there(gated: GatedT
 def test_a_source_that_fails_is_an_error_at_the_batch_that_needs_it_and_the_next_call_goes_on(
     gated: GatedTree, tmp_path: Path
 ) -> None:
-    gated.gate.failing = True
-    gated.gate.tickets.release(5 * BATCH)
     data = stage(gated, tmp_path / "a", streaming=True)
     seen: list[list[int]] = []
     batches = iter(data.loader("train", BATCH, num_workers=0))
+    gated.gate.tickets.release(5 * BATCH)
+    gated.gate.failing = True
     with pytest.raises(SourceReadError, match=r"the source stalls\. \d+ of 96 images are here.*goes on from there"):
         seen.extend(values(x) for x, _ in batches)
     assert seen
     with pytest.raises(SourceReadError, match="the source stalls"):
         data.wait(progress=False)
+    with pytest.raises(SourceReadError, match=r"\d+ of 96 images are here"):
+        data.loader("train", BATCH)
     gated.gate.open()
     again = stage(gated, tmp_path / "a", streaming=True)
     assert again.ready.rows >= BATCH
@@ -240,6 +241,8 @@ def test_another_process_reads_what_is_being_packed(gated: GatedTree, tmp_path: 
         data.wait(progress=False)
 
 
+# The pickle above is the short form.
+@pytest.mark.long
 def test_worker_processes_wait_for_their_rows(gated: GatedTree, tmp_path: Path) -> None:
     data = stage(gated, tmp_path / "a", streaming=True)
     threading.Timer(0.1, gated.gate.open).start()
