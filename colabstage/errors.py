@@ -6,6 +6,7 @@
     ├── CancelledError         (RuntimeError)          the caller asked to stop
     ├── WorkersLostError       (RuntimeError)          an executor's workers died again and again, or fell silent
     ├── OptionError            (ValueError)            an argument has a value that cannot work
+    │   └── ArgumentError      (TypeError)             there is no argument of that name
     ├── DriveError             (OSError)               something about the Google Drive mount
     │   ├── DriveNotMountedError
     │   ├── DriveAuthError     (PermissionError)
@@ -115,6 +116,12 @@ class ColabstageError(Exception):
         # KeyError shows its argument quoted; a sentence reads better plain.
         return printable(str(self.args[0])) if self.args else ""
 
+    def _render_traceback_(self) -> list[str]:
+        # IPython asks for this: in a cell, what is below the caller's own line explains nothing to the caller.
+        from colabstage.io.cells import lines_of
+
+        return lines_of(self)
+
 
 class NotSupportedHereError(ColabstageError, NotImplementedError):
     """This platform cannot do what was asked, and the message says which can."""
@@ -134,6 +141,10 @@ class WorkersLostError(ColabstageError, RuntimeError):
 
 class OptionError(ColabstageError, ValueError):
     """An argument, or a combination of arguments, cannot work."""
+
+
+class ArgumentError(OptionError, TypeError):
+    """There is no argument of that name; the message has the one that was meant."""
 
 
 class DriveError(ColabstageError, OSError):

@@ -17,6 +17,7 @@ from colabstage.diagnose.facts import batch_size_of, usable
 from colabstage.diagnose.loaders import end_iterator
 from colabstage.diagnose.restore import preserve_attributes, preserve_randomness, preserve_training
 from colabstage.errors import ColabstageError, OptionError, said_by
+from colabstage.io.cells import NOTHING_DONE, stops_with
 from colabstage.io.page import notes, page, table
 
 if TYPE_CHECKING:
@@ -139,6 +140,7 @@ def _described(trial: Trial) -> str:
     return f"{trial.candidate}{end}"
 
 
+@stops_with(NOTHING_DONE)
 def autotune_loader(
     dataset: Any,
     batch_size: int,

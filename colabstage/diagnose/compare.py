@@ -27,6 +27,7 @@ from colabstage.errors import (
 )
 from colabstage.images.decode import decode_image
 from colabstage.io.arguments import takes
+from colabstage.io.cells import NOTHING_DONE, stops_with
 from colabstage.io.files import make_folder
 from colabstage.io.ownership import remove_empty, sweep_orphans
 from colabstage.io.pipeline import PipelineLimits, run_pipeline
@@ -67,6 +68,7 @@ _STALL_S = 60.0
 
 
 @takes(PackOptions, arguments=ImageArguments, renamed={"seconds": "budget_s"})
+@stops_with(NOTHING_DONE)
 def compare_sources(
     path: str | os.PathLike[str],
     *,

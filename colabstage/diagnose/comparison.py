@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from colabstage.io.page import COLOURS, notes, page
-from colabstage.io.units import format_bytes, format_duration, format_rate
+from colabstage.io.units import format_bytes, format_count, format_duration, format_rate
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -120,14 +120,14 @@ class SourceComparison:
         epoch = format_duration(self.rate("pack").epoch_s(self.dataset_samples))
         before = format_duration(self.rate("again").epoch_s(self.dataset_samples))
         return (
-            f"An epoch of {self.dataset_samples:,} images: {before} from {self.place}, {epoch} from a pack "
-            f"({_times(self.speedup)} as fast)"
+            f"An epoch of {format_count(self.dataset_samples, 'images')}: {before} from {self.place}, {epoch} from a "
+            f"pack ({_times(self.speedup)} as fast)"
         )
 
     def _lines(self) -> list[str]:
         size = self.image_size
         decoded = "as large as they are" if size is None else f"decoded to {size[0]} x {size[1]}"
-        measured = f"Measured with {self.compared:,} images, {decoded}"
+        measured = f"Measured with {format_count(self.compared, 'images')}, {decoded}"
         threads = f"{self.num_workers} reader{'s' if self.num_workers > 1 else ''} for files"
         pack = f"a pack of all takes about {format_bytes(self.pack_bytes)} ({self.encoding})"
         return [f"{measured}; {threads}; {pack}.", *self.notes]

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from colabstage.diagnose.health import gather_facts
 from colabstage.errors import OptionError
+from colabstage.io.cells import NOTHING_DONE, stops_with
 from colabstage.io.page import COLOURS, page
-from colabstage.io.units import format_bytes, format_duration
+from colabstage.io.units import format_bytes, format_count, format_duration
 from colabstage.sources.share_download import gdown_problem
 
 if TYPE_CHECKING:
@@ -58,6 +59,8 @@ class Ruling:
     """`ok`; `warn`, it works but costs; `fail`, it does not work; `skip`, there was nothing to judge."""
     message: str
     """One sentence with the figures."""
+    remedy: str = ""
+    """What to do about this very finding, where that is not what the check advises in general."""
 
 
 class Check(Protocol):
@@ -266,23 +269,32 @@ class NetworkMountCheck:
         if data is None:
             return Ruling("skip", "No path was given.")
         if data.state == "missing":
-            return Ruling("fail", f"There is nothing at '{data.path}'.")
+            return Ruling("fail", f"There is nothing at '{data.path}'.", _SPELLING)
         if data.state == "unreachable":
-            return Ruling("fail", f"'{data.path}' could not be looked at: {data.problem}.")
+            return Ruling("fail", f"'{data.path}' could not be looked at: {data.problem}.", _UNREACHABLE)
         if data.slow_mount is None:
             return Ruling("ok", f"'{data.path}' is on a local disk.")
         is_single = data.state == "file"
         # One archive is read once, as a stream; thousands of files, or an HDF5 file, are what hurts.
         hurts = not is_single or data.pack is not None or data.problem is not None
-        what = "" if is_single else f" ({data.files:,} files)"
+        what = "" if is_single else f" ({format_count(data.files, 'files')})"
         return Ruling("fail" if hurts else "warn", f"'{data.path}'{what} is on {data.slow_mount}.")
 
 
-def _why_skipped(data: DatasetFacts | None, otherwise: str) -> str:
-    """Return why a check of a path had nothing to look at: nobody knows what is there, or `otherwise`."""
-    if data is not None and data.state == "unreachable":
+_SPELLING = (
+    "Check the spelling, and the current folder where the path is a relative one. What was just added to a mounted "
+    "Drive from elsewhere may take minutes to appear."
+)
+_UNREACHABLE = "Check its permissions, and the mount that it is on: the line 'mounts' says whether it answers."
+
+
+def _why_skipped(data: DatasetFacts | None, wanted: str) -> str:
+    """Return why a check of a path had nothing to look at: what is there, if anything, is no `wanted`."""
+    if data is None:
+        return "No path was given."
+    if data.state in {"unreachable", "missing"}:
         return f"Not known, because '{data.path}' could not be looked at."
-    return otherwise
+    return f"'{data.path}' is no {wanted}."
 
 
 class CrowdedFolderCheck:
@@ -296,7 +308,7 @@ class CrowdedFolderCheck:
         """Tell whether a folder on a slow mount has too many entries to be listed."""
         data = facts.dataset
         if data is None or data.state != "folder":
-            return Ruling("skip", _why_skipped(data, "No folder was given."))
+            return Ruling("skip", _why_skipped(data, "folder"))
         if data.slow_mount is None:
             return Ruling("ok", f"'{data.path}' is on a local disk, which lists folders of any size.")
         said = f"The fullest folder has {'' if data.counted else 'at least '}{data.largest_folder:,} entries"
@@ -314,8 +326,8 @@ class ResidencyCheck:
         """Return how much of a local file is in memory."""
         resident = None if facts.dataset is None else facts.dataset.resident
         if resident is None:
-            return Ruling("skip", _why_skipped(facts.dataset, "No local file was given."))
-        said = f"{resident:.0%} of the file are in the page cache."
+            return Ruling("skip", _why_skipped(facts.dataset, "file on a local disk"))
+        said = f"{resident:.0%} of the file is in the page cache."
         return Ruling("ok" if resident >= _MOSTLY else "warn", said)
 
 
@@ -330,11 +342,11 @@ class PackCheck:
         """Tell whether an HDF5 file is whole, as far as can be told at once."""
         data = facts.dataset
         if data is None or (data.pack is None and data.problem is None) or data.state == "unreachable":
-            return Ruling("skip", _why_skipped(data, "No HDF5 file was given."))
+            return Ruling("skip", _why_skipped(data, "HDF5 file"))
         pack = data.pack
         if pack is None:
             return Ruling("fail", str(data.problem))
-        rows = f"{pack.rows:,} samples"
+        rows = format_count(pack.rows, "samples")
         if pack.manifest == "agrees":
             sealed = {True: "; untouched since it was staged here", False: "; changed since it was staged here"}
             said = f"{rows}; {pack.manifest_detail}{sealed.get(pack.sealed, '') if pack.sealed is not None else ''}."
@@ -500,6 +512,7 @@ def _wrap(text: str, first: str, further: str) -> list[str]:
     )
 
 
+@stops_with(NOTHING_DONE)
 def doctor(
     path: str | os.PathLike[str] | None = None,
     *,
@@ -544,6 +557,6 @@ def judge(facts: MachineFacts) -> DoctorReport:
     findings = []
     for check in ALL_CHECKS:
         verdict = check.check(facts)
-        remedy = remedy_of(check) if verdict.status in {"warn", "fail"} else ""
+        remedy = (verdict.remedy or remedy_of(check)) if verdict.status in {"warn", "fail"} else ""
         findings.append(Finding(check.title, verdict.status, verdict.message, remedy))
     return DoctorReport(tuple(findings), facts)

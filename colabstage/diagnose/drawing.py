@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 def new_figure(width: float, height: float) -> Figure:
     """Return an empty matplotlib figure of so many inches that no window and no global state knows of.
 
-    White, also on a dark page: a picture keeps its own paper, so that every colour on it is the one that was chosen.
+    A notebook shows it in the colours of its page; what is saved is on white.
 
     Raises:
         MissingDependencyError: matplotlib is not installed.

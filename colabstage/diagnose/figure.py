@@ -6,10 +6,18 @@ session; without it they print `<Figure size …>`.
 
 from __future__ import annotations
 
+import base64
 import io
+import re
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+
+from colabstage.io.page import TEXT_COLOUR
+
+# The ink of our plots, and matplotlib's own; the paper that they are drawn on.
+_INK = re.compile(r"#1f2933|#000000")
+_PAPER = re.compile(r"fill: #ffffff")
 
 
 class PageFigure(Figure):
@@ -24,3 +32,16 @@ class PageFigure(Figure):
         buffer = io.BytesIO()
         self.savefig(buffer, format="png")
         return buffer.getvalue()
+
+    def _repr_html_(self) -> str:
+        """Draw it in the colours of the page; the PNG is for a notebook that is not trusted, which drops drawings."""
+        buffer = io.StringIO()
+        self.savefig(buffer, format="svg", facecolor="none")
+        drawn = buffer.getvalue()
+        drawn = _PAPER.sub("fill: none", _INK.sub("currentColor", drawn[drawn.index("<svg") :]))
+        picture = base64.b64encode(self._repr_png_()).decode()
+        return (
+            "<style>.cs-figure svg{max-width:100%;height:auto}.cs-figure img{display:none}</style>"
+            f"<div class='cs-figure' style='color:{TEXT_COLOUR}'>{drawn}"
+            f"<img alt='' src='data:image/png;base64,{picture}'></div>"
+        )

@@ -18,8 +18,9 @@ from colabstage.diagnose.measure import MeasureOptions, measure
 from colabstage.diagnose.restore import preserve_attributes, preserve_randomness, preserve_training
 from colabstage.errors import OptionError
 from colabstage.io.arguments import takes
+from colabstage.io.cells import NOTHING_DONE, stops_with
 from colabstage.io.page import facts_table, heading, notes, page
-from colabstage.io.units import format_bytes, format_duration
+from colabstage.io.units import format_bytes, format_count, format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -90,7 +91,7 @@ def _draw_timeline(axis: Axes, spans: tuple[Span, ...]) -> None:
     axis.set_yticks([0, 0.95], ["step", "wait"])
     axis.set_ylim(1.5, -0.55)
     axis.set_xlim(0, 1000 * (spans[-1].done_s - start))
-    axis.set_title(f"{len(spans)} batches of the run together", loc="left", fontsize=9.5, color=_INK)
+    axis.set_title(f"{format_count(len(spans), 'batches')} of the run together", loc="left", fontsize=9.5, color=_INK)
     axis.set_xlabel("milliseconds")
     axis.spines[["top", "right", "left"]].set_visible(False)
     axis.tick_params(axis="y", length=0)
@@ -237,6 +238,7 @@ def _gain(advice: Advice) -> str:
 
 
 @takes(renamed={"seconds": "budget_s"})
+@stops_with(NOTHING_DONE)
 def profile_loader(
     loader: Iterable[Any] | object,
     step: Callable[[Any], object] | None = None,

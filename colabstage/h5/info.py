@@ -47,6 +47,7 @@ from colabstage.h5.untrusted import (
 )
 from colabstage.images.options import ImageOptions, MaskOptions
 from colabstage.io.retry import translate_read_error
+from colabstage.io.units import format_count
 from colabstage.trees.contents import HEAD_BYTES, describe_contents
 
 if TYPE_CHECKING:
@@ -139,7 +140,9 @@ class PackInfo:
         try:
             return self.splits[name]
         except KeyError:
-            there = ", ".join(f"'{split}' ({info.rows:,} samples)" for split, info in self.splits.items())
+            there = ", ".join(
+                f"'{split}' ({format_count(info.rows, 'samples')})" for split, info in self.splits.items()
+            )
             msg = f"'{self.path.name}' has no split '{name}'. It has {there}."
             raise SplitNotFoundError(msg) from None
 

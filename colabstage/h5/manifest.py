@@ -15,6 +15,7 @@ from colabstage.errors import DamagedPackError, NewerFormatError, SourceNotFound
 from colabstage.io.files import block_ranges, hash_ranges, read_json, write_json
 from colabstage.io.ownership import remove_vouched, sweep_orphans
 from colabstage.io.records import read_fields
+from colabstage.io.units import format_count
 from colabstage.machine.resources import usable_cores
 
 if TYPE_CHECKING:
@@ -230,8 +231,8 @@ def check_whole(file: Path, manifest: Manifest, *, threads: int, cancellation: C
     wrong = [f"it has {size:,} bytes instead of {manifest.size:,}"] if size != manifest.size else []
     if bad:
         wrong.append(
-            f"{len(bad)} of its {len(manifest.hashes)} blocks differ from what was written, the first at byte "
-            f"{bad[0] * manifest.block_bytes:,}"
+            f"{len(bad)} of its {format_count(len(manifest.hashes), 'blocks')} differ from what was written, the first "
+            f"at byte {bad[0] * manifest.block_bytes:,}"
         )
     msg = (
         f"'{file}' is damaged: {' and '.join(wrong)}. Stage it again with refresh=True; what it was made from is "

@@ -16,7 +16,7 @@ import warnings
 from dataclasses import MISSING, fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from colabstage.errors import OptionError
+from colabstage.errors import ArgumentError, OptionError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -139,7 +139,7 @@ def _refuse_unknown(
             near = difflib.get_close_matches(name, sorted(known), 1)
             hint = f" Did you mean '{near[0]}'?" if near else ""
             msg = f"{function}() got an unexpected keyword argument '{name}'.{hint}"
-            raise TypeError(msg)
+            raise ArgumentError(msg)
 
 
 def with_docs(doc: str | None, *spellers: Speller, names: frozenset[str] | None = None) -> str | None:

@@ -8,6 +8,7 @@ what is shown looks the same in a notebook that is only read.
 from __future__ import annotations
 
 import html
+import itertools
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -33,16 +34,18 @@ STYLE = (
     """}
 .cs-report table{border-collapse:collapse;margin:.4em 0;background:none;font-size:inherit;color:inherit;border:0}
 .cs-report tr{background:none!important}
-.cs-report th,.cs-report td{text-align:left!important;vertical-align:top;padding:.25em .9em .25em 0;border:0;
+.cs-report th,.cs-report td{text-align:left!important;vertical-align:top;padding:.25em .7em .25em 0;border:0;
 border-top:1px solid rgba(128,136,144,.3);font-weight:inherit;background:none;color:inherit;white-space:normal;
 overflow-wrap:break-word;max-width:none}
 .cs-report td:last-child{overflow-wrap:anywhere}
-.cs-report td:first-child:not(:last-child){white-space:nowrap}
+@media (max-width:480px){.cs-report th{white-space:normal!important}}
 .cs-report th{white-space:nowrap;font-weight:600}
+.cs-report .cs-below td{border-top:0;padding-top:0;opacity:.72;white-space:normal!important}
 .cs-report .cs-muted{opacity:.72}
 .cs-report .cs-head{font-weight:600;font-size:14px}
 .cs-report .cs-head+.cs-head{margin-top:.6em}
 .cs-report .cs-number{text-align:right!important;font-variant-numeric:tabular-nums;white-space:nowrap}
+.cs-report .cs-figures span{display:inline-block;white-space:nowrap;font-variant-numeric:tabular-nums;margin-right:.9em}
 </style>"""
 )
 
@@ -63,14 +66,28 @@ def facts_table(facts: Iterable[tuple[str, str]]) -> str:
     return f"<table>{rows}</table>" if rows else ""
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: frozenset[int] = frozenset()) -> str:
-    """Return plain text in columns, as HTML; those in `numbers`, counted from 0, at the right."""
+def table(
+    head: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    numbers: frozenset[int] = frozenset(),
+    below: Sequence[str] = (),
+) -> str:
+    """Return plain text in columns, as HTML; those in `numbers`, counted from 0, at the right.
+
+    `below`: for each row a text that stands under it, over all columns; an empty one takes no room.
+    """
     marks = [" class='cs-number'" if column in numbers else "" for column in range(len(head))]
 
     def line(tag: str, cells: Sequence[str]) -> str:
         return "".join(f"<{tag}{mark}>{html.escape(cell)}</{tag}>" for mark, cell in zip(marks, cells, strict=True))
 
-    body = "".join(f"<tr>{line('td', row)}</tr>" for row in rows)
+    def under(text: str) -> str:
+        return f"<tr class='cs-below'><td colspan='{len(head)}'>{html.escape(text)}</td></tr>" if text else ""
+
+    body = "".join(
+        f"<tr>{line('td', row)}</tr>{under(text)}" for row, text in itertools.zip_longest(rows, below, fillvalue="")
+    )
     return f"<table><tr>{line('th', head)}</tr>{body}</table>"
 
 

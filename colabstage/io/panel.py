@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from colabstage.errors import CancelledError, said_by
 from colabstage.io.page import COLOURS, STYLE
-from colabstage.io.units import format_bytes, format_duration, format_rate
+from colabstage.io.units import format_bytes, format_count, format_duration, format_rate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -217,7 +217,7 @@ _COLOURS = {"running": "accent", "done": "ok", "failed": "fail", "cancelled": "s
 _ENDINGS = {"done": "took", "failed": "failed after", "cancelled": "cancelled after", "ended": "ended after"}
 _BAR = (
     "<div role='progressbar' aria-valuemin='0' aria-valuemax='100' aria-valuenow='{percent:.0f}' style='width:11em;"
-    "height:.6em;margin-top:.4em;border-radius:.3em;overflow:hidden;background:rgba(128,136,144,.25)'>"
+    "max-width:22vw;height:.6em;margin-top:.4em;border-radius:.3em;overflow:hidden;background:rgba(128,136,144,.25)'>"
     "<div style='height:100%;width:{percent:.1f}%;background:{colour}'></div></div>"
 )
 
@@ -258,14 +258,19 @@ def _summary(rows: Sequence[Row]) -> str:
 def _row_html(row: Row) -> str:
     colour = COLOURS[_COLOURS[row.state]]
     bar = "" if row.fraction is None else _BAR.format(percent=100 * row.fraction, colour=colour)
-    cells = "".join(
-        f"<td class='cs-number'>{html.escape(text)}</td>" for text in (_amount(row), _rate(row), _time(row))
+    # In one cell, where they wrap: three columns beside name and bar are wider than a telephone.
+    figures = " ".join(
+        f"<span style='min-width:{width}em'>{html.escape(text)}</span>"
+        for text, width in ((_amount(row), 11), (_rate(row), 6.5), (_time(row), 0))
+        if text
     )
-    problem = f"<div>{html.escape(row.problem)}</div>" if row.problem else ""
+    problem = (
+        f"<tr class='cs-below'><td></td><td colspan='3'>{html.escape(row.problem)}</td></tr>" if row.problem else ""
+    )
     return (
         f"<tr class='cs-step cs-{row.state}'><td style='color:{colour};font-weight:600;padding-right:.4em'>"
-        f"{_MARKS[row.state]}</td><th style='white-space:normal'>{html.escape(row.name)}{problem}</th>"
-        f"<td>{bar}</td>{cells}</tr>"
+        f"{_MARKS[row.state]}</td><th style='white-space:normal'>{html.escape(row.name)}</th>"
+        f"<td>{bar}</td><td class='cs-figures'>{figures}</td></tr>{problem}"
     )
 
 
@@ -274,8 +279,8 @@ def _amount(row: Row) -> str:
         done, total = format_bytes(row.done), "" if row.total is None else f" of {format_bytes(row.total)}"
         return f"{done}{total}" if done != total.removeprefix(" of ") else done
     if row.total is None or row.done == row.total:
-        return f"{row.done:,} {row.unit}"
-    return f"{row.done:,} of {row.total:,} {row.unit}"
+        return format_count(row.done, row.unit)
+    return f"{row.done:,} of {format_count(row.total, row.unit)}"
 
 
 def _rate(row: Row) -> str:

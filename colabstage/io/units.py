@@ -70,12 +70,17 @@ def format_duration(seconds: float) -> str:
 
 
 def format_count(count: int, things: str) -> str:
-    """Write how many there are of `things`, a plural that ends in s.
+    """Write how many there are of `things`, a regular plural.
 
-    >>> format_count(1797, "files"), format_count(1, "files")
-    ('1,797 files', '1 file')
+    >>> format_count(1797, "files"), format_count(1, "files"), format_count(1, "batches")
+    ('1,797 files', '1 file', '1 batch')
     """
-    return f"{count:,} {things.removesuffix('s') if count == 1 else things}"
+    return f"{count:,} {_one_of(things) if count == 1 else things}"
+
+
+def _one_of(things: str) -> str:
+    # Sizes are bytes, too, and lose one letter only.
+    return things.removesuffix("es" if things.endswith(("sses", "ches", "shes", "xes")) else "s")
 
 
 def format_rate(amount: float, seconds: float, unit: str) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 from colabstage.errors import OptionError
 from colabstage.io.page import facts_table, page
-from colabstage.io.units import format_bytes
+from colabstage.io.units import format_bytes, format_count
 from colabstage.load.epoch import Shard
 from colabstage.load.reading.memory import spare_memory
 
@@ -241,7 +241,7 @@ class LoaderPlan:
         start = "" if self.start is None else f"; start: {self.start}"
         decode = "" if self.decode is None else f"; decode: {self.decode}"
         return (
-            f"{self.strategy}: {self.reason}; {self.batches:,} batches of {self.batch_size}; "
+            f"{self.strategy}: {self.reason}; {format_count(self.batches, 'batches')} of {self.batch_size}; "
             f"workers: {self.workers}; prefetch: {self.prefetch}; engine: {self.engine}; order: {self.order}"
             f"{start}{decode}"
         )

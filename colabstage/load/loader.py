@@ -15,7 +15,7 @@ from colabstage.errors import OptionError
 from colabstage.io.arguments import read_options, takes
 from colabstage.io.page import facts_table, notes, page
 from colabstage.io.progress import Cancellation
-from colabstage.io.units import parse_bytes
+from colabstage.io.units import format_count, parse_bytes
 from colabstage.load.arrival import Announced, FilledBatches, FirstEpochOrder, UnitOrder
 from colabstage.load.augment import Crops, first_crop
 from colabstage.load.batches import Collate, Finish, Ragged, map_batches, move_to, pin
@@ -527,7 +527,7 @@ class Loader(Iterated, _Base):
                 raise OptionError(msg)
         done = _whole("batches_done", state.get("batches_done"))
         if done > len(self):
-            msg = f"This state has batches_done={done}, but an epoch has {len(self)} batches."
+            msg = f"This state has batches_done={done}, but an epoch has {format_count(len(self), 'batches')}."
             raise OptionError(msg)
         self._done = self._next = _Place(_whole("epoch", state.get("epoch")), done)
         self._followed = None

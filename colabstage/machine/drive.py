@@ -355,14 +355,19 @@ def _check_main_thread(verb: str) -> None:
         raise NotSupportedHereError(msg)
 
 
+# What to do instead, where there is no Colab.
+_ELSEWHERE = {
+    "mount_drive": "Stage a share link of the file or folder instead: stage_dataset takes one anywhere.",
+    "refresh_drive": "A folder that is mounted in another way shows what its own client shows; leave this call out.",
+    "flush_drive": "Nothing is waiting here to be uploaded by Colab's Drive client; leave this call out.",
+}
+
+
 def _colab_client(verb: str) -> Any:
     try:
         return importlib.import_module("google.colab.drive")
     except ImportError as error:
-        msg = (
-            f"{verb}() works in Google Colab only, and this is {detect_platform().title}. A share link can be "
-            "staged from here too, and publish_file writes to any folder."
-        )
+        msg = f"{verb}() works in Google Colab only, and this is {detect_platform().title}. {_ELSEWHERE[verb]}"
         raise NotSupportedHereError(msg) from error
 
 

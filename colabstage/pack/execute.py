@@ -42,13 +42,13 @@ from colabstage.io.page import notes, page
 from colabstage.io.pipeline import PipelineLimits
 from colabstage.io.retry import RetryPolicy, translate_write_error
 from colabstage.io.temporaries import find_orphans, remove_own
-from colabstage.io.units import format_bytes, format_duration, format_rate
+from colabstage.io.units import format_bytes, format_count, format_duration, format_rate
 from colabstage.io.workspace import only_for, open_workspace
 from colabstage.layouts.table import Boxes, Images, Values
 from colabstage.machine.resources import check_space, free_space, release_freed_memory, usable_cores
 from colabstage.pack.finish import OVERHEAD_BYTES, DecodedPack, finish_pack
 from colabstage.pack.journal import PackJournal
-from colabstage.pack.plan import pack_content, plan_pack
+from colabstage.pack.plan import LISTS, pack_content, plan_pack
 from colabstage.pack.resizer import TorchImport, UnusableTorchError, by_pillow, settled
 from colabstage.pack.writer import MixedImagesError, SampleCoder, SampleFacts, Spool, WriteJob, write_samples
 from colabstage.sources.tree import SLOW_READERS
@@ -115,7 +115,7 @@ class PackReport:
     def __str__(self) -> str:
         total = sum(self.samples.values())
         rate = format_rate(total - self.resumed, self.packing_s, self.unit)
-        stored = f"{total:,} {self.unit} in {format_bytes(self.nbytes)} ({self.encoding}: {self.reason})"
+        stored = f"{format_count(total, self.unit)} in {format_bytes(self.nbytes)} ({self.encoding}: {self.reason})"
         lines = [f"{stored} in {format_duration(self.seconds)}, {rate}", *self.notes]
         if self.resizer == "torch":
             lines.append("resized by torch, within one grey level of Pillow")
@@ -194,7 +194,7 @@ def keeps_files(job: PackJob) -> PackJob:
     What "auto" promises when the few images that were looked at had one size, and another then has not.
     """
     encoded = plan_pack(job.table, replace(job.options, encoding="encoded"), facts=(), free_bytes=None)
-    plan = replace(encoded, reason="the images have many sizes, so they are kept as they came")
+    plan = replace(encoded, reason=f"the images have many sizes, so they are kept as they came{LISTS}")
     return replace(job, plan=plan)
 
 

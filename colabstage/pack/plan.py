@@ -56,6 +56,8 @@ _PIXELS_OF_A_BYTE = 2
 # Importing torch takes one core 1.6 s; its kernel saves 1 ms with a photograph, which all cores share.
 TORCH_SAMPLES = 2_000
 TORCH_BYTES = 4_096
+# Said beforehand, because a list surprises whoever expects `x.to(device)` to work.
+LISTS = "; a batch of them is a list, and with image_size=(height, width) it is a tensor"
 # How a file says that another machine, or a later day, might have stored pixels.
 _NO_ROOM = "are free, so they are kept as they came"
 
@@ -358,7 +360,7 @@ def _plan_images(  # noqa: PLR0917  # what one decision needs, each passed on on
         if options.encoding == "pixels" or not _has_files(images, table):
             msg = f"{trouble}, so they cannot be pixels. Give image_size=(height, width), or encoding='encoded'."
             raise LayoutError(msg)
-        return encoded(f"{trouble}, so they are kept as they came")
+        return encoded(f"{trouble}, so they are kept as they came{LISTS}")
     x = StoredField("x", shape, dtype)
     pixels = PackPlan("pixels", "", x, _plan_target(table, options, shape), splits)
     if options.encoding == "pixels":

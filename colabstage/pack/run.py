@@ -33,6 +33,7 @@ from colabstage.h5.parts import (
 from colabstage.h5.schema import IMAGE_OPTIONS_ATTRIBUTE, MASK_OPTIONS_ATTRIBUTE
 from colabstage.images.options import ImageOptions
 from colabstage.io.arguments import read_options, takes
+from colabstage.io.cells import GOES_ON, stops_with
 from colabstage.io.files import local_lock, make_folder, make_own_folder
 from colabstage.io.progress import cancellation_of, resolve_progress
 from colabstage.layouts.table import Boxes, Values
@@ -160,6 +161,7 @@ def _stored_schema(field: StoredField) -> FieldSchema:
 
 
 @takes(PackOptions, renamed={"out": "target"})
+@stops_with(GOES_ON)
 def pack_dataset(
     source: PackSource,
     target: str | PathLike[str] | None = None,

@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from colabstage.errors import DriveError, OptionError, SourceChangedError, SourceError, TargetExistsError, printable
+from colabstage.io.cells import GOES_ON, stops_with
 from colabstage.io.files import disk_use, make_folder
 from colabstage.io.ownership import look_at, put_back, put_file, put_folder
 from colabstage.io.progress import Cancellation, Progress, cancellation_of, resolve_progress
 from colabstage.io.retry import RetryPolicy, typed_write_errors
 from colabstage.io.temporaries import find_orphans
-from colabstage.io.units import format_bytes, format_duration, format_rate
+from colabstage.io.units import format_bytes, format_count, format_duration, format_rate
 from colabstage.machine.drive import drive_root
 from colabstage.machine.mounts import require_answer
 from colabstage.machine.resources import check_space, usable_cores
@@ -104,7 +105,7 @@ class FetchReport:
 
     def _summary(self) -> str:
         size = format_bytes(self.nbytes)
-        what = size if self.files == 1 else f"{self.files:,} files, {size},"
+        what = size if self.files == 1 else f"{format_count(self.files, 'files')}, {size},"
         if self.nbytes and self.kept_bytes == self.nbytes:
             return f"{what} are in '{self.path}' already, and the source has not changed."
         took = (
@@ -117,6 +118,7 @@ class FetchReport:
 Verify = Literal["fast", "full"]
 
 
+@stops_with(GOES_ON)
 def fetch_files(
     source: SourceArgument,
     target: str | os.PathLike[str],

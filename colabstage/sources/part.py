@@ -25,6 +25,7 @@ from colabstage.io.temporaries import (
     take_orphan,
     temp_beside,
 )
+from colabstage.io.units import format_count
 from colabstage.machine.drive_client import ask_md5s
 from colabstage.machine.resources import check_space
 from colabstage.sources.identity import SourceIdentity, identify_archive, identify_remote, identify_tree
@@ -398,7 +399,7 @@ class SourcePart:
             return ""
         names, names_now = set(file_names(self.tree.entries)), set(file_names(again.entries))
         came, went = sorted(names_now - names), sorted(names - names_now)
-        parts = [f"{len(came):,} files more (first '{came[0]}')"] if came else []
+        parts = [f"{format_count(len(came), 'files')} more (first '{came[0]}')"] if came else []
         parts += [f"{len(went):,} fewer (first '{went[0]}')"] if went else []
         found = " and ".join(parts) or "other sizes or times"
         return f"'{self.path}' lists {found} than when it was first listed."

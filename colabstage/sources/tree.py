@@ -21,7 +21,7 @@ from colabstage.io.pipeline import DaemonPool, PipelineLimits, run_pipeline
 from colabstage.io.progress import Cancellation
 from colabstage.io.retry import RetryPolicy, read_with_retry, translate_write_error, typed_write_errors
 from colabstage.io.temporaries import remove_own, temp_beside
-from colabstage.io.units import format_bytes
+from colabstage.io.units import format_bytes, format_count
 from colabstage.sources.copy import TargetFile
 from colabstage.trees.names import check_case_collisions, parent_folders
 from colabstage.trees.tree import cut_while_read
@@ -89,7 +89,7 @@ class TransferPlan:
         return PipelineLimits(readers=self.readers, max_readers=self.max_readers, workers=self.workers)
 
     def __str__(self) -> str:
-        return f"{self.files:,} files, {format_bytes(self.nbytes)}: {' '.join(self.reasons)}"
+        return f"{format_count(self.files, 'files')}, {format_bytes(self.nbytes)}: {' '.join(self.reasons)}"
 
 
 def plan_transfer(files: Sequence[int], facts: TransferFacts) -> TransferPlan:
@@ -142,7 +142,7 @@ def _connections(files: Sequence[int], facts: TransferFacts) -> tuple[int, str]:
     if len(files) > 1 and largest <= LARGE_BYTES:
         return 1, ""
     count = max(1, min(facts.connections, largest // _LEAST_PART_BYTES))
-    return count, f"Large files come in {count} parts at once." if count > 1 else ""
+    return count, f"Large files come in {format_count(count, 'parts')} at once." if count > 1 else ""
 
 
 # From Linux's fs.h, for a 64-bit `long`, and ext4's flag for the parent of folders that have nothing to do with each

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NoReturn, Unpack
 from colabstage.errors import OptionError
 from colabstage.io.arguments import takes
 from colabstage.io.page import facts_table, heading, page
-from colabstage.io.units import format_bytes
+from colabstage.io.units import format_bytes, format_count
 from colabstage.load.options import TORCH_REMEDIES, LoaderOptions
 from colabstage.pack.arrival import Readiness
 
@@ -198,14 +198,14 @@ class StagedDataset:
     def __repr__(self) -> str:
         # One line, and nothing is asked of the disk: a repr is also made where all else has failed.
         rows = ", ".join(f"{name} {count:,}" for name, count in self.splits.items())
-        held = f": {rows}; {len(self.classes)} classes" if self.info is not None else " (plain files)"
+        held = f": {rows}; {format_count(len(self.classes), 'classes')}" if self.info is not None else " (plain files)"
         return f"StagedDataset('{self.path}'{held})"
 
     def __str__(self) -> str:
         if self.info is None:
             return f"Files in '{self.path}'"
         rows = ", ".join(f"{name} {count:,}" for name, count in self.splits.items())
-        return f"{rows} samples of {len(self.classes)} classes in '{self.path}' ({self._size})"
+        return f"Samples: {rows}; {format_count(len(self.classes), 'classes')} in '{self.path}' ({self._size})"
 
     @property
     def _size(self) -> str:

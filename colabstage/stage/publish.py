@@ -47,6 +47,7 @@ from colabstage.h5.manifest import (
     write_manifest,
 )
 from colabstage.io.arguments import takes
+from colabstage.io.cells import GOES_ON, stops_with
 from colabstage.io.files import block_ranges, disk_use, hash_ranges, make_folder, target_file
 from colabstage.io.ownership import atomic_path, move_vouched, put_file, remove_vouched, sweep_orphans
 from colabstage.io.progress import cancellation_of, resolve_progress
@@ -115,6 +116,7 @@ class PublishReport:
 
 
 @takes(renamed={"to": "target"})
+@stops_with(GOES_ON)
 def publish_file(
     path: str | os.PathLike[str],
     target: str | os.PathLike[str],
@@ -477,6 +479,7 @@ class RestoreReport:
 
 
 @takes(renamed={"to": "target"})
+@stops_with(GOES_ON)
 def restore_file(
     published: str | os.PathLike[str],
     target: str | os.PathLike[str] = ".",

@@ -216,14 +216,14 @@ def select_datasets(
         OptionError: nothing says what to choose, or a name is not among the datasets.
     """
     if not names and older_than_days is None and not everything:
-        msg = "Nothing says what to remove. Give names, an age in days, or everything."
+        msg = "Nothing says what to remove. Give names (`cache list` has them), older_than_days=…, or everything=True."
         raise OptionError(msg)
     now = time.time() if now_s is None else now_s
     there = [one for one in datasets if place in (None, one.place)]
     for name in names:
         if not any(_is_called(one, name) for one in there):
             known = ", ".join(sorted({one.name for one in there})) or "nothing"
-            msg = f"There is no dataset {name!r} that colabstage made. There is: {known}."
+            msg = f"There is no dataset {name!r} that colabstage made. Available: {known}."
             raise OptionError(msg)
     return [
         one

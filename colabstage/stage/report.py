@@ -244,8 +244,12 @@ class StageReport:
 
     def to_html_body(self) -> str:
         """Return the steps and the notes as HTML, without the headline."""
-        rows = [(s.name, format_duration(s.seconds), s.quantity, s.rate, s.note) for s in self.steps]
-        steps = table(("step", "time", "amount", "rate", ""), rows, numbers=frozenset({1, 2, 3})) if rows else ""
+        rows = [(s.name, format_duration(s.seconds), s.quantity, s.rate) for s in self.steps]
+        # A note has a line of its own: beside four columns a narrow page would leave it one letter a line.
+        said = [s.note for s in self.steps]
+        steps = (
+            table(("step", "time", "amount", "rate"), rows, numbers=frozenset({1, 2, 3}), below=said) if rows else ""
+        )
         more = len(self.skipped) - _SKIPPED_SHOWN
         left_out = [f"left out: {line}" for line in self.skipped[:_SKIPPED_SHOWN]]
         left_out += [f"… and {more:,} more, in report.skipped"] if more > 0 else []

@@ -9,6 +9,7 @@ from itertools import chain, repeat
 from typing import TYPE_CHECKING, ParamSpec, Unpack
 
 from colabstage.io.arguments import takes, with_docs
+from colabstage.io.cells import GOES_ON, NOTHING_DONE, stops_with
 from colabstage.io.progress import NullProgress, resolve_progress
 from colabstage.machine.watched import run_watched, run_with_one_remount
 from colabstage.stage.make import StageCall
@@ -33,6 +34,7 @@ _Arguments = ParamSpec("_Arguments")
 
 
 @takes(make_request, arguments=StageArguments)
+@stops_with(GOES_ON)
 def stage_dataset(
     source: SourceArgument,
     *,
@@ -139,6 +141,7 @@ def _takes_arguments_of(
 
 
 @_takes_arguments_of(make_request)
+@stops_with(NOTHING_DONE)
 def plan_stage(request: StageRequest) -> StagePlan:
     """Say what `stage_dataset` would do with the same arguments; writes nothing.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -72,12 +73,38 @@ def test_the_panel_stays_as_the_work_ended(tmp_path: Path, nurseries: Nurseries)
     assert "To cancel" not in panel["text/html"]
 
 
-def test_a_stopped_cell_is_cancelled_not_failed(tmp_path: Path, nurseries: Nurseries) -> None:
-    """The panel says so when the stop button ends the work."""
+_ODD = """
+import colabstage
+class Odd:
+    def __len__(self): return 3
+    def __getitem__(self, row): return 1 / 0
+def stage():
+    return colabstage.stage_dataset('photos', imagesize=3)
+"""
+
+
+def test_a_cell_that_ends_early_shows_what_its_reader_wrote(tmp_path: Path, nurseries: Nurseries) -> None:
+    """The stop button ends in a cancelled panel, and of a verb in one sentence; an error shows no frame of ours."""
     stop = "import os, signal\nwith progress.step('read', total=2, unit='B'): os.kill(os.getpid(), signal.SIGINT)"
-    outputs = run_cells(_WORK, stop, folder=tmp_path, nurseries=nurseries)
+    stopped = (
+        "from colabstage.io.cells import GOES_ON, stops_with\n"
+        "stops_with(GOES_ON)(lambda: os.kill(os.getpid(), signal.SIGINT))()"
+    )
+    packs = "colabstage.pack_dataset(Odd(), 'odd.h5', progress=False)"
+    outputs = run_cells(
+        _WORK, stop, stopped, _ODD, "stage()", packs, "%xmode Verbose", "stage()", folder=tmp_path, nurseries=nurseries
+    )
     assert "KeyboardInterrupt" in errors_in(outputs)[0]
     assert "■ read" in text_in(outputs[1])
+    sentence, typo, broken, everything = (
+        re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(cell[-1]["traceback"]))
+        for cell in (outputs[2], outputs[4], outputs[5], outputs[7])
+    )
+    assert sentence == "Stopped. What was finished is kept; the same call again continues from there."
+    assert ("imagesize=3" in typo, "Did you mean 'image_size'?" in typo) == (True, True)
+    assert ("1 / 0" in broken, "Odd()" in broken, "Odd[0]" in broken) == (True, True, True)
+    assert [name for name in ("arguments.py", "items.py", "run.py") if name in typo + broken] == []
+    assert "arguments.py" in everything
 
 
 def test_ipython_in_a_terminal_shows_text(tmp_path: Path) -> None:

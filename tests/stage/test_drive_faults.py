@@ -155,9 +155,9 @@ def test_a_folder_that_never_lists_twice_the_same_is_refused(
 
     real = FolderTree.__init__
     monkeypatch.setattr(FolderTree, "__init__", more)
-    with pytest.raises(SourceChangedError, match="1 files more"):
+    with pytest.raises(SourceChangedError, match="1 file more"):
         stage_dataset(my_drive / "photos", keep="files", cache_dir=None, progress=False)
-    with pytest.raises(SourceChangedError, match="1 files more"):
+    with pytest.raises(SourceChangedError, match="1 file more"):
         fetch_files(my_drive / "photos", tmp_path / "here", progress=False)
     assert not (tmp_path / "here").exists()
     monkeypatch.setattr(FolderTree, "__init__", real)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from colabstage.io.units import format_count
 from colabstage.load.reading.mapping import cut_off
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ def resolve_rows(indices: Indices, count: int) -> NDArray[np.intp]:
         return rows
     low, high = int(rows.min()), int(rows.max())
     if low < -count or high >= count:
-        msg = f"Index {high if high >= count else low} is out of range for {count:,} samples."
+        msg = f"Index {high if high >= count else low} is out of range for {format_count(count, 'samples')}."
         raise IndexError(msg)
     rows = rows.astype(np.intp, copy=False)
     return np.where(rows < 0, rows + count, rows) if low < 0 else rows

@@ -17,6 +17,7 @@ import numpy as np
 from colabstage.errors import DamagedPackError, OptionError, SplitNotFoundError
 from colabstage.h5.info import read_info
 from colabstage.h5.parts import PartName, check_schemas, find_parts
+from colabstage.io.units import format_count
 from colabstage.load.reading.engines import resolve_rows
 from colabstage.load.reading.memory import check_memory
 from colabstage.load.reading.part import SplitPart, refuse_out, target_array
@@ -102,7 +103,7 @@ class SplitReader:
         largest = max(self._parts, key=len).engine
         if self._only is not None:
             return largest
-        return replace(largest, reason=f"{len(self._parts)} files; of the largest: {largest.reason}")
+        return replace(largest, reason=f"{format_count(len(self._parts), 'files')}; of the largest: {largest.reason}")
 
     @property
     def encoded(self) -> bool:
@@ -390,7 +391,7 @@ class SplitReader:
             check_memory(
                 self.stored_bytes,
                 read_resources().free_memory_bytes,
-                f"The split '{self.split}' of {len(self._parts)} files",
+                f"The split '{self.split}' of {format_count(len(self._parts), 'files')}",
                 remedy="Leave in_memory=False: files on a local disk are read from the system's cache, as far as that "
                 "reaches.",
             )
@@ -420,7 +421,7 @@ def _open_parts(paths: tuple[Path, ...], split: str, *, decode: bool, arrival: A
     having = [info for info in infos if split in info.splits]
     if not having:
         there = ", ".join(f"'{name}'" for name in dict.fromkeys(name for info in infos for name in info.splits))
-        msg = f"None of the {len(infos)} files has a split '{split}'. They have {there}."
+        msg = f"None of the {format_count(len(infos), 'files')} has a split '{split}'. They have {there}."
         raise SplitNotFoundError(msg)
     check_schemas(having, split)
     total = sum(info.split(split).x.nbytes for info in having)

@@ -20,13 +20,14 @@ from colabstage.errors import (
     TargetNotWritableError,
     printable,
 )
+from colabstage.io.cells import GOES_ON, stops_with
 from colabstage.io.files import make_folder
 from colabstage.io.ownership import look_at, put_back, put_folder, sweep_orphans
 from colabstage.io.progress import cancellation_of, resolve_progress
 from colabstage.io.redaction import show_address
 from colabstage.io.retry import RetryPolicy, typed_write_errors
 from colabstage.io.temporaries import remove_own, temp_beside
-from colabstage.io.units import format_bytes, format_duration, format_rate
+from colabstage.io.units import format_bytes, format_count, format_duration, format_rate
 from colabstage.io.workspace import only_for, open_workspace
 from colabstage.machine.drive import drive_root
 from colabstage.machine.mounts import is_slow_mount, require_answer
@@ -85,7 +86,7 @@ class ExtractReport:
         return 0.0 if self.reused or self.seconds <= 0 else self.content_bytes / self.seconds
 
     def __str__(self) -> str:
-        files = f"{self.members:,} files, {format_bytes(self.content_bytes)}"
+        files = f"{format_count(self.members, 'files')}, {format_bytes(self.content_bytes)}"
         if self.reused:
             return f"'{self.target}' holds this archive's {files} already; nothing was done."
         rate = format_rate(self.content_bytes, self.seconds, "B")
@@ -95,6 +96,7 @@ class ExtractReport:
         return "\n".join(map(printable, [*lines, *self.notes]))
 
 
+@stops_with(GOES_ON)
 def extract_archive(
     path: str | os.PathLike[str],
     target: str | os.PathLike[str],
@@ -229,7 +231,7 @@ def plan_for(tree: Tree, entries: list[FileEntry]) -> ExtractPlan:
 
 def _check_file(path: Path) -> None:
     if path.is_dir():
-        msg = f"'{path}' is a folder, not an archive. Copy it with fetch_files, or name the archive itself."
+        msg = f"'{path}' is a folder, not an archive. Copy it with fetch_files, or give the archive itself."
         raise ArchiveError(msg)
     if path.exists() and not path.is_file():
         msg = f"'{path}' is no file but a device, a pipe or a socket. Name an archive."
@@ -364,9 +366,9 @@ def _check_room(work: _Work, kept_bytes: int, archive_bytes: int) -> None:
     if needed + _RESERVE_BYTES > free:
         msg = (
             f"'{work.tree.label}' needs {format_bytes(needed)} in '{work.target.parent}' for its "
-            f"{work.plan.members:,} files, and {format_bytes(free)} are free there ({format_bytes(_RESERVE_BYTES)} of "
-            "it in reserve). Free some space, choose a target on another disk, or stage the archive without "
-            "extracting it: stage_dataset packs straight from it."
+            f"{format_count(work.plan.members, 'files')}, and {format_bytes(free)} are free there "
+            f"({format_bytes(_RESERVE_BYTES)} of it in reserve). Free some space, choose a target on another disk, or "
+            "stage the archive without extracting it: stage_dataset packs straight from it."
         )
         raise NotEnoughSpaceError(msg)
 

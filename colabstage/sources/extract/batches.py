@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 from colabstage.io.files import block_ranges, pwrite_exactly
 from colabstage.io.retry import translate_write_error
 from colabstage.io.temporaries import remove_own
-from colabstage.io.units import format_bytes
+from colabstage.io.units import format_bytes, format_count
 from colabstage.trees.tree import PIECE_BYTES, cut_while_read
 from colabstage.trees.zip import member_chunks, read_member
 from colabstage.trees.zip_directory import ZipMember
@@ -80,8 +80,8 @@ class ExtractPlan:
 
     def __str__(self) -> str:
         return (
-            f"{self.members:,} files, {format_bytes(self.content_bytes)}; {format_bytes(self.peak_bytes)} more disk at "
-            f"the peak. {self.reason}"
+            f"{format_count(self.members, 'files')}, {format_bytes(self.content_bytes)}; "
+            f"{format_bytes(self.peak_bytes)} more disk at the peak. {self.reason}"
         )
 
 

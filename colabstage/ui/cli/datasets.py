@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from colabstage.io.cells import NOTHING_DONE
 from colabstage.ui.cli import options as o
 from colabstage.ui.cli.options import complete_kept, complete_words
-from colabstage.ui.cli.outcome import NOTHING_DONE, exit_codes, fail, print_json, show, shows_progress
+from colabstage.ui.cli.outcome import exit_codes, fail, print_json, show, shows_progress
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -176,12 +177,12 @@ def purge(
 
 
 def _show(datasets: Sequence[StoredDataset], verb: str, *, as_json: bool) -> None:
-    from colabstage.io.units import format_bytes
+    from colabstage.io.units import format_bytes, format_count
 
     if as_json:
         print_json([one.to_dict() for one in datasets])
         return
     total = format_bytes(sum(one.nbytes for one in datasets))
-    show(f"{verb} {len(datasets)} of {total}.", *(f"  {one}" for one in datasets))
+    show(f"{verb} {format_count(len(datasets), 'datasets')}, {total}.", *(f"  {one}" for one in datasets))
     if verb.startswith("Would") and datasets:
         print("Add --yes to remove them.")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-# Only where it is asked for: the report prints itself otherwise.
+import sys
 from dataclasses import asdict
 from pathlib import Path  # noqa: TC003 - typer reads the annotations
 from typing import Annotated, Any
 
 import typer
 
+from colabstage.errors import OptionError
 from colabstage.ui.cli import options as o
 from colabstage.ui.cli.options import complete_files
 from colabstage.ui.cli.outcome import exit_codes, print_json, show, shows_progress
@@ -16,13 +17,17 @@ from colabstage.ui.cli.outcome import exit_codes, print_json, show, shows_progre
 
 def fetch(
     source: Annotated[
-        list[str],
+        list[str] | None,
         typer.Argument(
-            metavar="SOURCE", show_default=False, help="As for `stage`: paths, patterns, share links, addresses."
+            # One word alone would be the target, and the complaint about a source that is not there a riddle.
+            metavar="SOURCE",
+            show_default=False,
+            help="As for `stage`: paths, patterns, share links, addresses.",
         ),
     ],
     target: Annotated[
-        Path,
+        # A text, because a path has no slash at its end, and that says "into this folder".
+        str,
         typer.Argument(
             metavar="TARGET",
             show_default=False,
@@ -54,6 +59,9 @@ def fetch(
     with exit_codes(debug=debug):
         from colabstage.sources.fetching import fetch_files
 
+        if not source:
+            msg = f"Give a SOURCE and a TARGET, for example: colabstage fetch '{target}' FOLDER/."
+            raise OptionError(msg)
         done = fetch_files(
             o.read_sources(source),
             target,
@@ -140,6 +148,7 @@ def pack(
     with exit_codes(debug=debug):
         from colabstage.pack.run import pack_dataset
 
+        out = _as_hdf5(out)
         report = pack_dataset(
             source,
             out,
@@ -155,3 +164,25 @@ def pack(
             print_json(asdict(report))
         else:
             show(report, f"Written to '{report.path}'")
+
+
+# Names of what a pack is not. Other programs would open it as that, and fail.
+_OTHERS = (".zip", ".tar", ".tgz", ".gz", ".bz2", ".xz", ".zst", ".7z", ".rar", ".npy", ".npz", ".csv", ".jpg", ".png")
+
+
+def _as_hdf5(out: Path | None) -> Path | None:
+    """Ask whether a pack is to have the name of another kind of file; without a terminal, refuse it.
+
+    Raises:
+        OptionError: nobody can be asked.
+        typer.Abort: the answer was no.
+    """
+    if out is None or out.suffix.lower() not in _OTHERS:
+        return out
+    better = out.with_suffix(".h5")
+    what = f"A pack is an HDF5 file, and '{out}' has the name of another kind"
+    if not sys.stdin.isatty():
+        msg = f"{what}. Write '{better}' instead."
+        raise OptionError(msg)
+    typer.confirm(f"{what}. Write '{better}' instead?", default=True, abort=True, err=True)
+    return better

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
+from colabstage.io.cells import NOTHING_DONE
 from colabstage.ui.cli import options as o  # noqa: TC001 - typer looks the annotations up
 from colabstage.ui.cli.options import complete_splits
-from colabstage.ui.cli.outcome import NOTHING_DONE, NOTHING_LEFT, exit_codes, fail, print_json, shows_progress
+from colabstage.ui.cli.outcome import NOTHING_LEFT, exit_codes, fail, print_json, shows_progress
 
 if TYPE_CHECKING:
     from collections.abc import Callable

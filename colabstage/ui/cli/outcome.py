@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import typer
 
 from colabstage.errors import ColabstageError, OptionError, printable
+from colabstage.io.cells import NOTHING_DONE
 from colabstage.io.redaction import hide_secrets
 
 if TYPE_CHECKING:
@@ -25,16 +26,33 @@ WRONG_ARGUMENTS = 2
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 
 # What Ctrl-C leaves behind, by the kind of command.
-GOES_ON = "What was finished is kept; the same command again goes on from there."
+GOES_ON = "What was finished is kept; the same command again continues from there."
 NOTHING_LEFT = "Nothing of it is kept, and nothing that was there before has changed."
-NOTHING_DONE = "Nothing was changed."
 
 _QUOTES = "'\""
+# What begins a line of a report, by the code of its colour.
+_COLOURS = {"✓": 32, "✗": 31, "!": 33, "→": 36, "–": 90}
+_MARK = re.compile(r"^(?:✓|✗|!|–)(?= )|(?<=^)→|(?<=  )→(?= )")
 # Messages are written once, in Python's words; on the command line the same arguments have other names.
 _ARGUMENT = re.compile(
-    r"\b(?P<name>append_to|color_mode|encoding|group_by|hash|image_size|keep|layout|on_error|overwrite|refresh|resize"
-    r"|shards|verify)=(?P<value>True|'[\w:.%]+'|\"[\w:.%]+\"|\d+|\(height, width\)|(?=\s))"
+    r"\b(?P<name>append_to|batch_size|cache_dir|color_mode|encoding|everything|group_by|hash|image_size|keep|layout|local_dir"
+    r"|older_than_days|on_error|overwrite|refresh|resize|seed|shards|splits|verify)="
+    r"(?P<value>True|None|'[\w:.%]+'|\"[\w:.%]+\"|\d+|\(height, width\)|\((?:Height|ImageS)\w*[^)]*\)"
+    r"|ImageSize\(height=\d+, width=\d+\)|…|(?=[\s.,;:]))"
 )
+_FLAGS = {"everything": "--all", "older_than_days": "--older-than DAYS"}
+# The verbs that are commands as well. A call's own arguments are those of Python, so only the command is named.
+_VERBS = {
+    "stage_dataset": "stage",
+    "plan_stage": "plan",
+    "pack_dataset": "pack",
+    "fetch_files": "fetch",
+    "extract_archive": "extract",
+    "compare_sources": "compare",
+    "profile_loader": "profile",
+    "doctor": "doctor",
+}
+_CALL = re.compile(rf"\b(?P<verb>{'|'.join(_VERBS)})\b(?:\([^()]*\))?(?! \()")
 
 
 @contextlib.contextmanager
@@ -79,15 +97,20 @@ def in_shell_words(message: str) -> str:
     'Give --image-size HEIGHTxWIDTH, --encoding encoded, or --overwrite.'
     >>> in_shell_words("Neither out nor append_to= says where, and shards=9 is too many.")
     'Neither out nor --append-to says where, and --shards 9 is too many.'
+    >>> in_shell_words("Copy it with fetch_files, or with stage_dataset(path, keep='files').")
+    'Copy it with `colabstage fetch`, or with `colabstage stage`.'
     """
 
     def option(match: re.Match[str]) -> str:
-        name, value = f"--{match['name'].replace('_', '-')}", match["value"]
-        if value in ("", "True"):
+        name, value = _FLAGS.get(match["name"]) or f"--{match['name'].replace('_', '-')}", match["value"]
+        if value in ("", "True", "…"):
             return name
-        return f"{name} {'HEIGHTxWIDTH' if value == '(height, width)' else value.strip(_QUOTES)}"
+        if value.startswith(("(", "ImageSize")):
+            sides = re.findall(r"\d+", value)
+            return f"{name} {'x'.join(sides) or 'HEIGHTxWIDTH'}"
+        return f"{name} {value.strip(_QUOTES).lower() if value == 'None' else value.strip(_QUOTES)}"
 
-    return _ARGUMENT.sub(option, message)
+    return _ARGUMENT.sub(option, _CALL.sub(lambda found: f"`colabstage {_VERBS[found['verb']]}`", message))
 
 
 def _end(reason: str, code: int, debug: bool) -> NoReturn:
@@ -103,9 +126,26 @@ def _say(line: str) -> None:
 
 
 def show(*found: object) -> None:
-    """Print what was found or done, each on lines of its own; names in it do nothing to the terminal."""
+    """Print what was found or done, each on lines of its own; names in it do nothing to the terminal.
+
+    What it advises is said in the words of the command line. A terminal shows the first line and the marks in colour.
+    """
+    colours = shows_colours()
     for one in found:
-        print(printable(str(one)))
+        text = in_shell_words(printable(str(one)))
+        print(_coloured(text) if colours else text)
+
+
+def shows_colours() -> bool:
+    """Tell whether standard output is a terminal that shows colours, and its user has not asked for none."""
+    # https://no-color.org
+    return sys.stdout.isatty() and os.environ.get("TERM") != "dumb" and not os.environ.get("NO_COLOR")
+
+
+def _coloured(text: str) -> str:
+    first, *rest = text.split("\n")
+    lines = [f"\x1b[1m{first}\x1b[0m", *rest]
+    return "\n".join(_MARK.sub(lambda mark: f"\x1b[{_COLOURS[mark[0]]}m{mark[0]}\x1b[0m", line) for line in lines)
 
 
 def is_usage_error(error: Exception) -> bool:

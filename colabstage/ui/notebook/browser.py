@@ -15,7 +15,9 @@ import numpy as np
 
 from colabstage.errors import ColabstageError, DecodeError, MissingDependencyError, OptionError
 from colabstage.io.page import COLOURS, STYLE, TEXT_COLOUR, notes
+from colabstage.io.units import format_count
 from colabstage.ui.notebook.grid import LARGE_PX, THUMB_PX, draw_bars, draw_grid, draw_large, draw_legend
+from colabstage.ui.notebook.saved import as_images, show_with_picture
 from colabstage.ui.samples.labels import Labels, read_labels
 from colabstage.ui.samples.source import Sample, open_source, read_samples
 
@@ -39,6 +41,7 @@ BROWSE_STYLE = (
     f".cs-browse .cs-grid,.cs-browse .cs-over-grid{{{_COLUMNS};width:100%}}"
     f".cs-browse .cs-bars,.cs-browse .cs-over-bars{{{_BARS};width:100%}}"
     """
+.cs-browse .cs-text,.cs-browse .cs-name{color:inherit}
 .cs-browse .cs-stack{display:grid!important;overflow:visible}
 .cs-browse .cs-stack>*{grid-area:1/1;margin:0;width:100%;min-width:0;height:auto;align-self:start}
 .cs-browse .cs-stack .widget-html-content,.cs-browse .cs-stack .jupyter-widgets{width:100%;max-width:none}
@@ -47,7 +50,7 @@ BROWSE_STYLE = (
 background:transparent!important;box-shadow:none!important;border:2px solid transparent!important;border-radius:6px;
 color:transparent}
 .cs-browse .cs-over>*:hover,.cs-browse .cs-over>*:focus-visible{border-color:#2a86b0!important;outline:none}
-.cs-cell{display:flex;flex-direction:column;min-width:0;padding:4px;border-radius:6px;background:rgba(128,136,144,.1)}
+.cs-cell{width:auto!important;display:flex;flex-direction:column;min-width:0;padding:4px;border-radius:6px;background:rgba(128,136,144,.1)}
 .cs-face{flex:1 1 auto;min-height:0;display:flex;align-items:center;justify-content:center;overflow:hidden}
 .cs-face .cs-picture{width:100%;height:100%}
 .cs-picture{display:block;overflow:hidden}
@@ -76,6 +79,7 @@ line-height:20px;height:24px}
 # What stands beside the first rows of the grid; more would make the page longer than its pictures do.
 _AT_A_TIME = 14
 _MOST_ON_A_PAGE = 100
+_MOST_IN_A_LIST = 200
 _EVERY_CLASS = "all classes"
 
 
@@ -212,6 +216,8 @@ class Bars:
         self._labels: Labels | None = None
         self._chosen: int | None = None
         self._start = 0
+        self._order: list[int] = []
+        self._found: list[int] = []
         self._drawn = widgets.HTML()
         # Made once and shown or hidden: a widget that is made anew costs the page a message and a flicker.
         self._buttons = [widgets.Button(tooltip="Show only this class, or all again") for _ in range(_AT_A_TIME)]
@@ -222,44 +228,63 @@ class Bars:
         over.add_class("cs-over-bars")
         stack = widgets.Box([self._drawn, over])
         stack.add_class("cs-stack")
-        self._more = widgets.Button(tooltip="The next classes")
-        self._more.layout.width = "auto"
-        self._more.on_click(lambda _: self._show_more())
-        self.widget = widgets.VBox([stack, self._more])
-        self.widget.layout.flex = "0 0 190px"
+        self._search = widgets.Text(placeholder="find a class")
+        self._search.layout.width = "auto"
+        self._search.observe(lambda _: self._find(), "value")
+        self._back = _button(widgets, "‹", "The classes before", lambda: self._turn(-_AT_A_TIME))
+        self._on = _button(widgets, "›", "The next classes", lambda: self._turn(_AT_A_TIME))
+        self._place = widgets.Label()
+        self._pager = widgets.HBox([self._back, self._on, self._place])
+        self.widget = widgets.VBox([self._search, stack, self._pager])
+        self.widget.layout.flex = "0 1 190px"
+        self.widget.layout.min_width = "150px"
         self.widget.layout.margin = "0 14px 0 0"
 
     def show(self, labels: Labels, chosen: int | None) -> None:
         """Draw the bars of a split."""
+        another, self._labels, self._chosen = labels is not self._labels, labels, chosen
         # Another split: its bars begin at the first again.
-        if labels is not self._labels:
-            self._start = 0
-        self._labels, self._chosen = labels, chosen
+        if another:
+            self._start, self._order = 0, bar_order(labels.counts)
+            self._found = self._order
+            self._search.value = ""
         self._draw(labels)
 
     def _draw(self, labels: Labels) -> None:
-        shown = self._shown(labels)
+        shown = self._shown()
         bars = [(labels.names[number], int(labels.counts[number]), number == self._chosen) for number in shown]
         self._drawn.value = draw_bars(bars, int(labels.counts.max(initial=0)))
         for place, button in enumerate(self._buttons):
             button.layout.display = "" if place < len(shown) else "none"
-        self.widget.layout.display = "" if shown else "none"
-        left = len(labels.names) - self._start - len(shown)
-        self._more.layout.display = "" if len(labels.names) > _AT_A_TIME else "none"
-        self._more.description = f"{left:,} more" if left else "from the first again"
+        self.widget.layout.display = "" if labels.names else "none"
+        many = len(labels.names) > _AT_A_TIME
+        self._search.layout.display = self._pager.layout.display = "" if many else "none"
+        if many:
+            self._back.disabled = self._start == 0
+            self._on.disabled = self._start + _AT_A_TIME >= len(self._found)
+            end = self._start + len(shown)
+            place = f"{self._start + 1:,} to {end:,} of {len(self._found):,}"
+            self._place.value = place if shown else "none of this name"
 
-    def _shown(self, labels: Labels) -> list[int]:
-        return bar_order(labels.counts)[self._start : self._start + _AT_A_TIME]
+    def _shown(self) -> list[int]:
+        return self._found[self._start : self._start + _AT_A_TIME]
 
     def _press(self, place: int) -> None:
         if self._labels is not None:
-            number = self._shown(self._labels)[place]
+            number = self._shown()[place]
             self._choose(None if number == self._chosen else number)
 
-    def _show_more(self) -> None:
+    def _find(self) -> None:
+        """Show only classes whose names hold what was typed, in the same order."""
         if self._labels is not None:
-            following = self._start + _AT_A_TIME
-            self._start = following if following < len(self._labels.names) else 0
+            typed, names = self._search.value.strip().casefold(), self._labels.names
+            self._found = [number for number in self._order if typed in names[number].casefold()]
+            self._start = 0
+            self._draw(self._labels)
+
+    def _turn(self, by: int) -> None:
+        if self._labels is not None:
+            self._start = max(0, min(self._start + by, (len(self._found) - 1) // _AT_A_TIME * _AT_A_TIME))
             self._draw(self._labels)
 
 
@@ -378,7 +403,7 @@ class DatasetBrowser:
         chosen = "" if state.chosen is None else f" of class {state.labels.names[state.chosen]}"
         few = "" if state.count == of else f", of {of:,} in all"
         why = f" No filter by class: {state.labels.why_none}." if state.labels.why_none else ""
-        return f"{state.source.name}: {state.count:,} samples{chosen} in {state.split}{few}.{why}"
+        return f"{state.source.name}: {format_count(state.count, 'samples')}{chosen} in {state.split}{few}.{why}"
 
     def _make_filters(self, widgets: Any) -> None:
         rows = self.state.source.rows
@@ -467,6 +492,8 @@ class DatasetBrowser:
                 *((f"{name} ({count:,})", number) for number, (name, count) in named),
             ]
             self._class.disabled = not labels.names
+            # The list at the side can be searched; in a drop-down of thousands nobody finds anything.
+            self._class.layout.display = "none" if len(labels.names) > _MOST_IN_A_LIST or not labels.names else ""
         finally:
             self._quiet = False
 
@@ -503,7 +530,11 @@ class DatasetBrowser:
 
     def _repr_html_(self) -> str:
         """Return the page that was shown last, for where nobody can press anything."""
-        return f"{BROWSE_STYLE}<div class='cs-browse'>{self._page_html}{notes([self._sentence()])}</div>"
+        return f"{BROWSE_STYLE}<div class='cs-browse'>{as_images(self._page_html)}{notes([self._sentence()])}</div>"
+
+    def _ipython_display_(self) -> None:
+        """Show the widgets, and below them, where these are not there any more, the page that was shown last."""
+        show_with_picture(self.widget, self._repr_html_(), repr(self))
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
         view = {"version_major": 2, "version_minor": 0, "model_id": self.widget.model_id}

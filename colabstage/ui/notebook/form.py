@@ -20,6 +20,7 @@ from colabstage.io.redaction import hide_secrets
 from colabstage.pack.options import split_fractions, square
 from colabstage.stage.request import FormArguments, make_request
 from colabstage.ui.notebook.fields import changed, make_fields, python_of
+from colabstage.ui.notebook.saved import show_with_picture
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -203,16 +204,8 @@ class StageForm:
             self._say("Cancelling …")
 
     def _ipython_display_(self) -> None:
-        import IPython.display
-
-        display: Any = IPython.display.display
-        view = {"version_major": 2, "version_minor": 0, "model_id": self.widget.model_id}
-        # The text is for a page that was loaded again, or is only read.
-        content = {
-            "application/vnd.jupyter.widget-view+json": view,
-            "text/plain": "The form of stage_form: run this cell to see it.",
-        }
-        display(content, raw=True)
+        words = "The form of stage_form: run this cell to see it."
+        show_with_picture(self.widget, self._line.value + _line_html(words, muted=True), words)
 
     def _arranged(self, widgets: Any) -> Any:
         wrap = widgets.Layout(flex_flow="row wrap")
@@ -222,7 +215,8 @@ class StageForm:
         # Folded at first.
         more.selected_index = None
         buttons = widgets.HBox([self._plan_button, self._stage_button, self._cancel_button])
-        rows = [self.fields["source"], first, more, self._line, buttons, self._panel, self._outcome]
+        # The first has no look of its own: it holds the style that hides the form's picture.
+        rows = [widgets.HTML(), self.fields["source"], first, more, self._line, buttons, self._panel, self._outcome]
         form = widgets.VBox(rows, layout=widgets.Layout(max_width=_WIDTH))
         form.add_class("colabstage-form")
         return form
@@ -237,7 +231,7 @@ class StageForm:
         try:
             self._line.value = _code_html(self.code)
         except OptionError as error:
-            self._line.value = _line_html(str(error), muted=True)
+            self._line.value = _line_html(str(error), colour="fail")
 
     def _start(self, work: Callable[[], None], *, cancellable: bool) -> None:
         def run() -> None:
@@ -248,10 +242,12 @@ class StageForm:
                 work()
             except CancelledError as error:
                 self._error = error
-                self._say("Cancelled. What is finished is kept: staging again goes on from there.")
+                self._say("Cancelled. What is finished is kept: staging again continues from there.")
             except Exception as error:  # noqa: BLE001 - shown, and kept for whoever asks
                 self._error = error
-                self._outcome.value = _error_html(error)
+                # What a field holds is said already, where the line of code would be.
+                said = html.escape(str(error)) in self._line.value
+                self._outcome.value = "" if said else _error_html(error)
 
         def begun() -> None:
             self._cancellation = Cancellation()
@@ -270,7 +266,9 @@ class StageForm:
         board = Board(self._draw, cancellation=self._cancellation)
         self._dataset = stage_dataset(**changed(self.arguments), progress=board)
         self._outcome.value = (
-            _line_html("Done. Go on with form.dataset, or with the line above: it finds all of it here.", colour="ok")
+            _line_html(
+                "Done. Continue with form.dataset, or with the code above, which finds all of it here.", colour="ok"
+            )
             + self._dataset._repr_html_()
         )
 

@@ -5,7 +5,10 @@ A sample is a picture with its mask and boxes, a sound's wave, tokens, or number
 
 from __future__ import annotations
 
+import base64
 import html
+import io
+import wave
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -42,6 +45,8 @@ LARGE_PX = 640
 _MOST_IN_LEGEND = 24
 _MOST_IN_CAPTION = 3
 _MOST_IN_TABLE = 50
+_PLAYED_HZ = 16_000
+_PLAYED_S = 30
 
 
 def draw_sample(sample: Sample, *, classes: Sequence[str], layout: str | None, longest_px: int, large: bool) -> str:
@@ -58,7 +63,7 @@ def draw_sample(sample: Sample, *, classes: Sequence[str], layout: str | None, l
     if kind == "image":
         return _picture(sample, classes, longest_px, large=large)
     if kind == "sound":
-        return _wave(sample.x)
+        return _wave(sample.x) + (_player(sample.x) if large else "")
     if kind == "tokens":
         return _text_block(_tokens(sample.x, _SHOWN_TOKENS if large else _SHOWN_NUMBERS))
     return _text_block(_numbers(sample.x, _SHOWN_TOKENS if large else _SHOWN_NUMBERS))
@@ -150,12 +155,32 @@ def _band(channel: NDArray[Any], top: float, height: float, width: int) -> str:
     return f"<path d='{path}' stroke='{COLOURS['accent']}' stroke-width='{min(1.4, step):.1f}' fill='none'/>"
 
 
+def _player(x: NDArray[Any]) -> str:
+    """Return a player of a signal, of its first half minute; at 16 kHz, because files do not say their rate."""
+    sound = (x if x.ndim == 2 and x.shape[0] >= x.shape[1] else np.atleast_2d(x).T)[: _PLAYED_S * _PLAYED_HZ]
+    if sound.dtype.kind == "f":
+        most = max(1.0, float(np.abs(np.nan_to_num(sound)).max(initial=0)))
+        sound = np.nan_to_num(sound) / most * 32_767
+    buffer = io.BytesIO()
+    with wave.open(buffer, "wb") as written:
+        written.setnchannels(sound.shape[1])
+        written.setsampwidth(2)
+        written.setframerate(_PLAYED_HZ)
+        written.writeframes(np.clip(sound, -32_768, 32_767).astype("<i2").tobytes())
+    encoded = base64.b64encode(buffer.getvalue()).decode()
+    return (
+        f"<audio controls preload='metadata' style='width:100%' src='data:audio/wav;base64,{encoded}'></audio>"
+        f"<div class='cs-muted'>played at {_PLAYED_HZ:,} Hz; the file does not say its rate</div>"
+    )
+
+
 def _tokens(x: NDArray[Any], most: int) -> str:
     """Show bytes that are text as text, other tokens as their numbers."""
     flat = x.reshape(-1)
-    if flat.dtype == np.uint8 and len(flat):
+    # Wider numbers may be bytes as well: a tokenizer of bytes counts from 0 to 255.
+    if flat.dtype.kind in "iu" and len(flat) and 0 <= int(flat.min()) <= int(flat.max()) < 256:
         # Rows of one length are filled up with zeros.
-        text = flat.tobytes().rstrip(b"\0").decode("utf-8", errors="replace")
+        text = flat.astype(np.uint8).tobytes().rstrip(b"\0").decode("utf-8", errors="replace")
         # Bytes may be anything; what is nine tenths readable was meant to be read.
         if text and sum(sign.isprintable() or sign.isspace() for sign in text) >= 0.9 * len(text):
             return text if len(text) <= 4 * most else f"{text[: 4 * most]} …"

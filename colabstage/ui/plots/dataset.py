@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import os
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,6 +12,8 @@ import numpy as np
 
 from colabstage.diagnose.drawing import new_figure
 from colabstage.errors import EmptySourceError, OptionError
+from colabstage.io.units import format_count
+from colabstage.trees.open import open_tree, recognise
 from colabstage.ui.plots.style import FAST, INK, MUTED, SERIES, SLOW, add_title, plain_axes, plain_bars
 from colabstage.ui.samples.labels import read_labels
 from colabstage.ui.samples.source import channels_first, kind_of, open_source
@@ -92,7 +96,7 @@ def plot_image_sizes(
 
     Args:
         data: what `stage_dataset` returns, a `dataset_h5`, the path of an HDF5 file or a pattern of several; or a local
-            folder of image files, before it is staged.
+            folder or archive of image files, before it is staged.
         split: which; the first by default.
         most: images that are looked at, spread evenly.
         title: the headline.
@@ -102,7 +106,7 @@ def plot_image_sizes(
 
     Raises:
         OptionError: samples are no images, or `most` is less than one.
-        EmptySourceError: the folder has no images.
+        EmptySourceError: the folder or archive has no images. ArchiveError: the archive cannot be read.
         SplitNotFoundError: there is no such split.
         MissingDependencyError: matplotlib is not installed.
         SourceNotFoundError, PackFormatError, NewerFormatError, DamagedPackError: the file cannot be read.
@@ -110,8 +114,9 @@ def plot_image_sizes(
     if most < 1:
         msg = f"most={most} cannot work; expected 1 or more."
         raise OptionError(msg)
-    if isinstance(data, str | os.PathLike) and Path(data).expanduser().is_dir():
-        sizes, of = _of_folder(Path(data).expanduser(), most)
+    path = Path(data).expanduser() if isinstance(data, str | os.PathLike) else None
+    if path is not None and path.exists() and recognise(path) is not None:
+        sizes, of = _of_files(path, most)
     else:
         sizes, of = _of_split(data, split, most)
     return _draw(sizes, of, title)
@@ -133,28 +138,31 @@ def _of_split(data: Samples, split: str | None, most: int) -> tuple[NDArray[np.i
     return np.broadcast_to(np.array(size, np.int64), (len(rows), 2)), len(reader)
 
 
-def _of_folder(folder: Path, most: int) -> tuple[NDArray[np.int64], int]:
+def _of_files(path: Path, most: int) -> tuple[NDArray[np.int64], int]:
     from PIL import Image, UnidentifiedImageError
 
-    paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in _SUFFIXES)
     sizes = []
-    for number in np.unique(np.linspace(0, max(0, len(paths) - 1), min(most, len(paths))).astype(np.int64)).tolist():
-        try:
-            with Image.open(paths[number]) as image:
-                sizes.append((image.height, image.width))
-        # A folder may hold a broken file; staging is what tells of it.
-        except (OSError, UnidentifiedImageError):
-            continue
+    with tempfile.TemporaryDirectory(prefix="colabstage-") as spool, open_tree(path, spool=Path(spool)) as tree:
+        entries = [entry for entry in tree.entries if Path(entry.name).suffix.lower() in _SUFFIXES]
+        for number in np.unique(np.linspace(0, max(0, len(entries) - 1), min(most, len(entries))).astype(np.int64)):
+            lies_at = tree.path_of(entries[number])
+            try:
+                # Of a file on its own only the header is read.
+                with Image.open(lies_at or io.BytesIO(tree.read(entries[number]))) as image:
+                    sizes.append((image.height, image.width))
+            # One of them may be broken; staging is what tells of it.
+            except (OSError, UnidentifiedImageError):
+                continue
     if not sizes:
-        msg = f"'{folder}' has no images that can be read. Expected files such as .jpg and .png below it."
+        msg = f"'{path}' has no images that can be read. Expected files such as .jpg and .png in it."
         raise EmptySourceError(msg)
-    return np.array(sizes, np.int64), len(paths)
+    return np.array(sizes, np.int64), len(entries)
 
 
 def _draw(sizes: NDArray[np.int64], of: int, title: str) -> Figure:
     heights, widths = sizes[:, 0], sizes[:, 1]
     figure = new_figure(7.2, 4.6)
-    looked = f"{len(sizes):,} of {of:,} images" if len(sizes) < of else f"{of:,} images"
+    looked = f"{len(sizes):,} of {format_count(of, 'images')}" if len(sizes) < of else format_count(of, "images")
     middle = f"{int(np.median(widths)):,} x {int(np.median(heights)):,}"
     add_title(figure, title, f"{looked}; width x height is {middle} in the middle (×).")
     axis = figure.subplots()

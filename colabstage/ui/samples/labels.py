@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 # More different values than this are measurements, not classes, unless the file names its classes.
 _MOST_UNNAMED = 256
+# So few different numbers may be classes of a handful of samples.
+_FEW = 10
 # A row of targets for each class is read for this much memory, and not for more.
 _MOST_MULTI_HOT_BYTES = 1 << 28
 # Masks are looked through where they have no more pixels than this, which takes a third of a second.
@@ -93,6 +95,8 @@ def _of_values(values: NDArray[Any], classes: Sequence[str]) -> Labels:
     found, numbers = np.unique(values.astype(np.int64), return_inverse=True)
     if not classes and len(found) > _MOST_UNNAMED:
         return Labels(why_none=f"targets have {len(found):,} different values, so they are not classes")
+    if not classes and len(found) > _FEW and 2 * len(found) > len(values):
+        return Labels(why_none="most samples have a value of their own, so targets are not classes")
     # A class that no sample has is shown with none: that is what a balance is asked for.
     known = np.union1d(found, np.arange(len(classes)))
     places = np.searchsorted(known, found)

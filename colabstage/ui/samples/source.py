@@ -14,6 +14,7 @@ import numpy as np
 from colabstage.errors import OptionError, PackFormatError, SplitNotFoundError
 from colabstage.h5.info import read_info
 from colabstage.h5.parts import find_parts
+from colabstage.io.units import format_count
 from colabstage.load.reading.reader import SplitReader
 from colabstage.load.reading.threads import ThreadPool
 from colabstage.machine.resources import usable_cores
@@ -65,7 +66,7 @@ class Source:
             SplitNotFoundError: there is no such split; the message lists those there are.
         """
         if split not in self.rows:
-            there = ", ".join(f"'{name}' ({rows:,} samples)" for name, rows in self.rows.items())
+            there = ", ".join(f"'{name}' ({format_count(rows, 'samples')})" for name, rows in self.rows.items())
             msg = f"'{self.name}' has no split '{split}'. It has {there}."
             raise SplitNotFoundError(msg)
         if split not in self._readers:

@@ -138,11 +138,12 @@ CASES: list[tuple[type[Check], dict[str, Any], Status, str]] = [
     (CrowdedFolderCheck, {"dataset": ON_DRIVE}, "ok", "4,500 entries, on Google Drive"),
     (CrowdedFolderCheck, {"dataset": replace(ON_DRIVE, largest_folder=77_000)}, "warn", "77,000 entries"),
     (CrowdedFolderCheck, {"dataset": replace(FOLDER, largest_folder=77_000)}, "ok", "of any size"),
-    (CrowdedFolderCheck, {}, "skip", "No folder"),
+    (CrowdedFolderCheck, {}, "skip", "is no folder"),
+    (CrowdedFolderCheck, {"dataset": None}, "skip", "No path"),
     (CrowdedFolderCheck, {"dataset": UNREACHABLE}, "skip", "Not known"),
     (ResidencyCheck, {}, "ok", "100% of the file"),
     (ResidencyCheck, {"dataset": replace(FILE, resident=0.4)}, "warn", "40% of the file"),
-    (ResidencyCheck, {"dataset": FOLDER}, "skip", "No local file"),
+    (ResidencyCheck, {"dataset": FOLDER}, "skip", "is no file on a local disk"),
     (ResidencyCheck, {"dataset": UNREACHABLE}, "skip", "Not known"),
     (PackCheck, {}, "ok", "untouched since it was staged here"),
     (PackCheck, {"dataset": replace(FILE, pack=replace(PACK, sealed=False))}, "warn", "changed since it was staged"),
@@ -151,7 +152,7 @@ CASES: list[tuple[type[Check], dict[str, Any], Status, str]] = [
     (PackCheck, {"dataset": replace(FILE, pack=replace(PACK, manifest="differs"))}, "fail", "5,000 samples"),
     (PackCheck, {"dataset": replace(FILE, pack=replace(PACK, manifest="unreadable"))}, "fail", "5,000 samples"),
     (PackCheck, {"dataset": replace(FILE, pack=None, problem="it is cut off")}, "fail", "it is cut off"),
-    (PackCheck, {"dataset": FOLDER}, "skip", "No HDF5 file"),
+    (PackCheck, {"dataset": FOLDER}, "skip", "is no HDF5 file"),
     (PackCheck, {"dataset": UNREACHABLE}, "skip", "Not known, because '/x'"),
     (LibrariesCheck, {}, "ok", "numpy 2.1.3, h5py 3.16.0, torch 2.11.0"),
     (LibrariesCheck, packages(torch=None), "ok", "torch missing"),
@@ -223,5 +224,7 @@ def test_what_is_broken_fails() -> None:
     assert report.exit_code == 1
     page = report._repr_html_()
     assert "nothing at &#x27;/x/&lt;b&gt;&#x27;" in page
-    assert "Stage it: stage_dataset(path)" in page
+    assert "Check the spelling" in page
+    away = judge(replace(WELL, dataset=ON_DRIVE))
+    assert any("Stage it: stage_dataset(path)" in finding.remedy for finding in away.findings)
     assert report.to_dict()["exit_code"] == 1

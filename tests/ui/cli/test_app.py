@@ -128,6 +128,7 @@ def test_pack_makes_the_file_that_was_asked_for(run: Run, photos: Path, tmp_path
     before = (tmp_path / "a.h5").read_bytes()
     assert "or give --overwrite to replace it" in reason(run("pack", "photos", "a.h5", "--image-size", "4,4"), 1)
     assert (tmp_path / "a.h5").read_bytes() == before
+    assert "Write 'a.h5' instead" in reason(run("pack", "photos", "a.zip"), 2), "no pack has the name of an archive"
     packed = result(run("pack", "photos", "a.h5", "--image-size", "4,4", "--overwrite", "--json"))
     assert (packed["samples"], packed["encoding"], packed["path"]) == ({"train": 10}, "pixels", "a.h5")
 
@@ -303,7 +304,7 @@ def test_ctrl_c_keeps_what_is_finished(run: Run, tmp_path: Path) -> None:
         out, err = started.communicate(timeout=30)
     assert (started.returncode, out) == (130, "")
     assert err.splitlines() == [
-        "colabstage: Interrupted. What was finished is kept; the same command again goes on from there."
+        "colabstage: Interrupted. What was finished is kept; the same command again continues from there."
     ]
     packed = result(run(*words))
     assert packed["samples"] == {"train": 300}

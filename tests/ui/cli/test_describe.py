@@ -66,9 +66,9 @@ def _tokens(folder: Path) -> Path:
         (_clips, {}, "2 clips in", "arrays", "50"),
         (_arrays, {}, "3 rows in", "arrays", "4 x 5"),
         (_tokens, {}, "3 rows in", "arrays", "1024"),
-        (_boxes, {}, "1 images in", "pixels", "any number of boxes, labels"),
-        (_masks, {"encoding": "encoded"}, "1 images in", "encoded", "a mask file of its own size"),
-        (_masks, {"encoding": "jpeg:80"}, "1 images in", "jpeg:80", "an image file of its own size"),
+        (_boxes, {}, "1 image in", "pixels", "any number of boxes, labels"),
+        (_masks, {"encoding": "encoded"}, "1 image in", "encoded", "a mask file of its own size"),
+        (_masks, {"encoding": "jpeg:80"}, "1 image in", "jpeg:80", "an image file of its own size"),
     ],
 )
 def test_samples_are_called_what_they_are(
@@ -83,7 +83,7 @@ def test_samples_are_called_what_they_are(
     """Images are images, and nothing else is."""
     report = pack_dataset(make(tmp_path / "data"), tmp_path / "out.h5", progress=False, **options)
     assert unit in str(report)
-    assert ("images/s" in str(report)) == ("images" in unit)
+    assert ("images/s" in str(report)) == ("image" in unit)
     described = describe_file(tmp_path / "out.h5")
     assert described.to_dict()["encoding"] == encoding
     print_description(described)

@@ -39,7 +39,7 @@ def test_doctor_ends_with_1_where_something_is_broken(run: Run, tmp_path: Path) 
     assert as_json.returncode == 1
     broken = [finding for finding in json.loads(as_json.stdout)["findings"] if finding["status"] == "fail"]
     assert [finding["title"] for finding in broken] == ["where it lies"]
-    assert broken[0]["remedy"].startswith("Stage it: stage_dataset(path)")
+    assert broken[0]["remedy"].startswith("Check the spelling")
 
 
 @pytest.mark.slow

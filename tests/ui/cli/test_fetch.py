@@ -48,6 +48,9 @@ def test_fetch_brings_a_file_and_knows_it_again(run: Run, server: WebServer, arc
     again = result(run("fetch", server.url("photos.zip"), "copy.zip", "--json"))
     assert again["kept_bytes"] == again["nbytes"] == archive.stat().st_size
     assert "--overwrite" in reason(run("fetch", server.url("photos.zip"), "photos.zip"), 1)
+    assert "Give a SOURCE and a TARGET" in reason(run("fetch", "photos.zip"), 2)
+    assert run("fetch", "photos.zip", "new/").returncode == 0
+    assert (tmp_path / "new" / "photos.zip").is_file(), "a slash at the end means a folder"
     assert "no checksum" in reason(run("fetch", server.url("photos.zip"), "c.zip", "--hash", "sha256:12"), 2)
 
 
@@ -102,11 +105,11 @@ def test_the_cache_is_listed_and_purged(run: Run, photos: Path, tmp_path: Path) 
     assert name in run("cache", "list", *places).stdout
     planned = run("cache", "purge", name, *places)
     assert (planned.returncode, planned.stderr) == (0, "")
-    assert "Would remove 2" in planned.stdout
+    assert "Would remove 2 datasets, " in planned.stdout
     assert len(result(run("cache", "list", *places, "--json"))) == 2
     assert "notes" in reason(run("cache", "purge", "notes", *places, "--yes"), 2)
     assert "what to remove" in reason(run("cache", "purge", *places, "--yes"), 2)
-    assert "Removed 1" in run("cache", "purge", name, "--only", "cache", *places, "--yes").stdout
+    assert "Removed 1 dataset, " in run("cache", "purge", name, "--only", "cache", *places, "--yes").stdout
     assert [path.name for path in (tmp_path / "lasting").iterdir()] == ["notes.txt"]
     removed = run("cache", "purge", "--all", *places, "--yes", "--json")
     assert [one["place"] for one in json.loads(removed.stdout)] == ["here"]

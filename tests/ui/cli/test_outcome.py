@@ -61,6 +61,16 @@ def test_a_closed_pipe_is_left_to_the_caller() -> None:
         ),
         ('Pass color_mode="keep".', "Pass --color-mode keep."),
         ("give overwrite=True to replace it", "give --overwrite to replace it"),
+        (
+            "image_size=ImageSize(height=0, width=0) is not a size",
+            "--image-size 0x0 is not a size",
+        ),
+        ("Give names, older_than_days=…, or everything=True.", "Give names, --older-than DAYS, or --all."),
+        ("Copy it with fetch_files, or name it.", "Copy it with `colabstage fetch`, or name it."),
+        (
+            "Stage it: stage_dataset(path) copies it, with refresh=True.",
+            "Stage it: `colabstage stage` copies it, with --refresh.",
+        ),
         ("in_memory=True is not an option here", "in_memory=True is not an option here"),
         ("kind=(1, 2), refresh=maybe", "kind=(1, 2), refresh=maybe"),
     ],
@@ -68,6 +78,24 @@ def test_a_closed_pipe_is_left_to_the_caller() -> None:
 def test_advice_is_given_in_the_words_of_the_command_line(message: str, told: str) -> None:
     """Arguments that are options here are named as options; everything else stays."""
     assert in_shell_words(message) == told
+
+
+def test_a_terminal_shows_results_in_colour(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The headline and the marks; not where somebody has asked for none, and never in a file."""
+    report = "1 problem; 2 fine.\n✓ disk    fine\n✗ mounts  dead → alive\n          → Mount it again"
+    shown = {}
+    for terminal, no_color in ((False, ""), (True, "1"), (True, "")):
+        monkeypatch.setattr("sys.stdout.isatty", lambda terminal=terminal: terminal)
+        monkeypatch.setenv("NO_COLOR", no_color)
+        monkeypatch.setenv("TERM", "xterm")
+        show(report)
+        shown[terminal, no_color] = capsys.readouterr().out
+    assert shown[False, ""] == shown[True, "1"] == f"{report}\n"
+    coloured = shown[True, ""]
+    assert coloured.startswith("\x1b[1m1 problem; 2 fine.\x1b[0m\n\x1b[32m✓\x1b[0m disk")
+    assert ("\x1b[31m✗\x1b[0m mounts  dead → alive" in coloured, "\x1b[36m→\x1b[0m Mount" in coloured) == (True, True)
 
 
 def test_what_is_shown_does_nothing_to_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:

@@ -85,7 +85,7 @@ def test_a_person_looks_at_a_dataset(open_notebook: OpenNotebook, tmp_path: Path
     masks.locator(".cs-legend", has_text="car").wait_for()
 
     # Drawn without pyplot, and shown all the same.
-    page.locator(".jp-OutputArea-output img").wait_for()
+    page.locator(".jp-OutputArea-output .cs-figure svg").wait_for()
     notebook.screenshot("browse")
     assert notebook.errors == []
 

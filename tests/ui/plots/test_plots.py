@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path  # noqa: TC003 - fixtures
@@ -127,7 +128,8 @@ def test_sizes_of_image_files_and_of_a_folder(tmp_path: Path) -> None:
     (tmp_path / "broken.jpg").write_bytes(b"none")
     packed = plot_image_sizes(write_boxed(tmp_path / "a.h5").path)
     loose = plot_image_sizes(tmp_path)
-    for figure in (packed, loose):
+    zipped = plot_image_sizes(shutil.make_archive(str(tmp_path / "all"), "zip", tmp_path, "."))
+    for figure in (packed, loose, zipped):
         assert places(figure) == [[56, 40 - 2 * row] for row in (5, 4, 3, 2, 1, 0)]
         assert any("56 x 35" in text for text in texts(figure))
     assert len(places(plot_image_sizes(tmp_path, most=2))) <= 2
