@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from colabstage.errors import ColabstageError
     from colabstage.load.cuda import CudaDataLoader
     from colabstage.load.dataset import dataset_h5
+    from colabstage.load.frameworks.hugging_face import to_hf
     from colabstage.load.frameworks.keras import to_keras
     from colabstage.load.frameworks.tensorflow import to_tf_data
     from colabstage.load.loader import make_loader
@@ -64,6 +65,7 @@ __all__ = [
     "restore_file",
     "stage_dataset",
     "stage_form",
+    "to_hf",
     "to_keras",
     "to_tf_data",
 ]
@@ -97,6 +99,7 @@ _HOMES = {
     "restore_file": "stage.publish",
     "stage_dataset": "stage.run",
     "stage_form": "ui.notebook.form",
+    "to_hf": "load.frameworks.hugging_face",
     "to_keras": "load.frameworks.keras",
     "to_tf_data": "load.frameworks.tensorflow",
 }

@@ -74,6 +74,7 @@ REFERENCE = {
             "colabstage.CudaDataLoader",
             "colabstage.to_keras",
             "colabstage.load.frameworks.keras_dataset.KerasBatches",
+            "colabstage.to_hf",
             "colabstage.to_tf_data",
             "colabstage.load.reading.reader.SplitReader",
             "colabstage.load.reading.storage.EngineChoice",

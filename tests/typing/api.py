@@ -94,6 +94,7 @@ def other_frameworks(dataset: dataset_h5) -> None:
     """Keras and TensorFlow take datasets and files; TensorFlow has no types of its own."""
     assert_type(colabstage.to_keras(dataset, 64, one_hot=10), KerasBatches)
     assert_type(colabstage.to_keras("data.h5", 64, split="dev", shuffle=False, dtype="float32"), KerasBatches)
+    assert_type(colabstage.to_hf(dataset), Any)
     assert_type(colabstage.to_tf_data(Path("data.h5"), 64, one_hot="auto", epoch=3), Any)
     colabstage.to_keras(dataset, 64, workers=4)  # type: ignore[call-arg]
 

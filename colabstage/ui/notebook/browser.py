@@ -263,8 +263,8 @@ class Bars:
             self._back.disabled = self._start == 0
             self._on.disabled = self._start + _AT_A_TIME >= len(self._found)
             end = self._start + len(shown)
-            place = f"{self._start + 1:,} to {end:,} of {len(self._found):,}"
-            self._place.value = place if shown else "none of this name"
+            words = f"{self._start + 1:,} to {end:,} of {len(self._found):,}"
+            self._place.value = words if shown else "none of this name"
 
     def _shown(self) -> list[int]:
         return self._found[self._start : self._start + _AT_A_TIME]

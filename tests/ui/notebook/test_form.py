@@ -132,7 +132,7 @@ def test_the_form_stages_what_it_says(tmp_path: Path, nurseries: Nurseries, vers
         "form = stage_form('missing', local_dir='fast', cache_dir=None)\nform",
         "press(form, 'Plan'); wait(form)\nprint(type(form.error).__name__, form._outcome.value)",
         "form.dataset",
-        "form.fields['image_size'].value = '8x'\nprint(form._line.value)\npress(form, 'Stage'); wait(form)\nform.error",
+        "form.fields['image_size'].value = '8x'\nprint(form._line.value)\npress(form, 'Stage'); wait(form)\nprint('[', form._outcome.value, ']')\nform.error",
         "form.fields['image_size'].value = '8'\nform.fields['source'].value = 'photos'\nprint(form.code)",
         "press(form, 'Plan'); wait(form)\nprint(form.error, form._outcome.value)",
         "press(form, 'Stage'); form.stage(); form.stage(); wait(form)\nprint(form.error, form._panel.value)",
@@ -148,11 +148,14 @@ def test_the_form_stages_what_it_says(tmp_path: Path, nurseries: Nurseries, vers
     assert early.startswith("NotStagedError: The form has staged nothing yet. Press its button Stage first")
     assert missing.startswith("MissingDependencyError: stage_form needs ipywidgets. Install it with: pip install ipyw")
     assert "The form of stage_form" in texts[2]
-    assert "application/vnd.jupyter.widget-view+json" in outputs[2][0]["data"]
+    picture, view = (one["data"] for one in outputs[2])
+    assert "stage_dataset(" in picture["text/html"], "what is seen where no widget lives any more"
+    assert "application/vnd.jupyter.widget-view+json" in view
     assert texts[3].startswith("SourceNotFoundError")
     assert ">SourceNotFoundError</b>: " in texts[3]
     assert "is not a size" in texts[5]
     assert "OptionError" in texts[5]
+    assert "[  ]" in texts[5], "it is said once, where the code would be"
     assert 'data = stage_dataset("photos", image_size=(8, 8), local_dir="fast", cache_dir=None)' in texts[6]
     assert "would be read from its source" in texts[7]
     assert texts[8].startswith("None")

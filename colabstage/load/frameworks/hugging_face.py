@@ -1,0 +1,101 @@
+"""`to_hf`: a split as a `datasets.Dataset`, for what trains on nothing else, such as the `Trainer` of transformers."""
+
+from __future__ import annotations
+
+import io
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from colabstage.errors import MissingDependencyError, NotEnoughSpaceError, OptionError
+from colabstage.io.units import format_bytes
+from colabstage.machine.resources import read_resources
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+    from numpy.typing import NDArray
+
+    from colabstage.load.dataset import dataset_h5
+    from colabstage.load.reading.reader import SplitReader
+
+# Of the free memory: the caller's model wants some too.
+_MEMORY_PART = 0.5
+_ROWS_AT_ONCE = 64
+
+
+def to_hf(dataset: dataset_h5, *, x: str = "image", y: str = "label") -> Dataset:
+    """Return a split as a `datasets.Dataset` in memory: rows are dicts, images are Pillow's, labels have their names.
+
+    >>> rows = to_hf(data["train"])  # doctest: +SKIP
+    >>> rows[0]["image"], rows.features["label"].names  # doctest: +SKIP
+
+    Images become PNGs, which loses nothing; `datasets` decodes them when a row is read. A transform of the dataset's is
+    left out: `rows.with_transform` takes one. For batches of tensors `make_loader` is quicker.
+
+    Args:
+        dataset: `data["train"]` of what `stage_dataset` returns, or any `dataset_h5`.
+        x: the name of the column of inputs.
+        y: the name of the column of targets; boxes, masks and several labels are lists in it.
+
+    Raises:
+        MissingDependencyError: `datasets` is not installed.
+        OptionError: `dataset` is no `dataset_h5`, or both columns have one name.
+        NotEnoughSpaceError: it does not fit into memory; raised before the first row is read.
+    """
+    try:
+        import datasets
+    except ImportError as error:
+        msg = "to_hf needs datasets. Install it with: pip install datasets"
+        raise MissingDependencyError(msg) from error
+    reader = getattr(dataset, "reader", None)
+    if reader is None or not hasattr(reader, "read_x"):
+        msg = (
+            f"Got {type(dataset).__name__}; expected a dataset_h5. Of what stage_dataset returns pass one split, "
+            "data['train']."
+        )
+        raise OptionError(msg)
+    if x == y:
+        msg = f"x={x!r} and y={y!r} are one name; give two."
+        raise OptionError(msg)
+    free, need = read_resources().free_memory_bytes, reader.row_bytes * len(reader)
+    if need > _MEMORY_PART * free:
+        msg = (
+            f"'{reader.path}' would take up to {format_bytes(need)} as rows in memory, and {format_bytes(free)} are "
+            "free. Read it with make_loader, which needs no more than a few batches."
+        )
+        raise NotEnoughSpaceError(msg)
+    inputs, targets = _columns(reader)
+    columns = {x: inputs, y: targets}
+    features = datasets.Dataset.from_dict({name: column[:1] for name, column in columns.items()}).features
+    if inputs and isinstance(inputs[0], dict):
+        features[x] = datasets.Image()
+    if reader.classes and targets and isinstance(targets[0], int):
+        features[y] = datasets.ClassLabel(names=list(reader.classes))
+    return datasets.Dataset.from_dict(columns, features=features)
+
+
+def _columns(reader: SplitReader) -> tuple[list[Any], list[Any]]:
+    inputs: list[Any] = []
+    targets: list[Any] = []
+    for start in range(0, len(reader), _ROWS_AT_ONCE):
+        rows = np.arange(start, min(start + _ROWS_AT_ONCE, len(reader)))
+        inputs += [_input(one) for one in reader.read_x(rows)]
+        targets += [_plain(one) for one in reader.read_y(rows)]
+    return inputs, targets
+
+
+def _input(x: NDArray[Any]) -> Any:
+    image = x.dtype == np.uint8 and x.ndim == 3 and x.shape[2] in (1, 3, 4)
+    if not image:
+        return x.tolist()
+    from PIL import Image
+
+    written = io.BytesIO()
+    Image.fromarray(x[..., 0] if x.shape[2] == 1 else x).save(written, "PNG", compress_level=1)
+    return {"bytes": written.getvalue(), "path": None}
+
+
+def _plain(y: Any) -> Any:
+    if isinstance(y, dict):
+        return {name: _plain(one) for name, one in y.items()}
+    return y.tolist() if isinstance(y, np.ndarray | np.generic) else y

@@ -1,0 +1,45 @@
+"""`drive://MyDrive/…`: the mounted Google Drive as a filesystem of fsspec's, wherever it is mounted on this machine.
+
+The entry point in `pyproject.toml` makes it known to whatever reads by fsspec: pandas, `datasets`, Dask, zarr. It
+mounts nothing by itself.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from fsspec.implementations.dirfs import DirFileSystem
+from fsspec.implementations.local import LocalFileSystem
+
+from colabstage.errors import DriveNotMountedError
+from colabstage.machine.drive import list_drives
+
+PROTOCOL = "drive"
+
+
+class DriveFileSystem(DirFileSystem):  # type: ignore[misc]  # fsspec has no types
+    """Paths below the mount point of Google Drive.
+
+    >>> with fsspec.open("drive://MyDrive/notes.txt") as file: ...  # doctest: +SKIP
+
+    Raises:
+        DriveNotMountedError: no Drive is mounted.
+    """
+
+    protocol: ClassVar[Any] = PROTOCOL
+    # A Drive that is mounted again elsewhere is another one.
+    cachable = False
+
+    def __init__(self, **options: Any) -> None:
+        """Find the mounted Drive."""
+        found = list_drives()
+        if not found:
+            msg = "drive:// needs a mounted Google Drive, and none is mounted. Call mount_drive() first."
+            raise DriveNotMountedError(msg)
+        super().__init__(path=str(found[0]), fs=LocalFileSystem(), **options)
+
+    @classmethod
+    def _strip_protocol(cls, path: Any) -> Any:
+        if isinstance(path, list):
+            return [cls._strip_protocol(one) for one in path]
+        return str(path).removeprefix(f"{PROTOCOL}://").strip("/")
