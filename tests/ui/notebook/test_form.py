@@ -132,7 +132,8 @@ def test_the_form_stages_what_it_says(tmp_path: Path, nurseries: Nurseries, vers
         "form = stage_form('missing', local_dir='fast', cache_dir=None)\nform",
         "press(form, 'Plan'); wait(form)\nprint(type(form.error).__name__, form._outcome.value)",
         "form.dataset",
-        "form.fields['image_size'].value = '8x'\nprint(form._line.value)\npress(form, 'Stage'); wait(form)\nprint('[', form._outcome.value, ']')\nform.error",
+        "form.fields['image_size'].value = '8x'\nprint(form._line.value)\npress(form, 'Stage'); wait(form)\n"
+        "print('[', form._outcome.value, ']')\nform.error",
         "form.fields['image_size'].value = '8'\nform.fields['source'].value = 'photos'\nprint(form.code)",
         "press(form, 'Plan'); wait(form)\nprint(form.error, form._outcome.value)",
         "press(form, 'Stage'); form.stage(); form.stage(); wait(form)\nprint(form.error, form._panel.value)",
