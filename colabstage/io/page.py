@@ -38,7 +38,7 @@ STYLE = (
 border-top:1px solid rgba(128,136,144,.3);font-weight:inherit;background:none;color:inherit;white-space:normal;
 overflow-wrap:break-word;max-width:none}
 .cs-report td:last-child{overflow-wrap:anywhere}
-@media (max-width:480px){.cs-report th{white-space:normal!important}}
+@media (max-width:480px){.cs-report th,.cs-report .cs-figures span{white-space:normal!important}}
 .cs-report th{white-space:nowrap;font-weight:600}
 .cs-report .cs-below td{border-top:0;padding-top:0;opacity:.72;white-space:normal!important}
 .cs-report .cs-muted{opacity:.72}

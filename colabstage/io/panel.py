@@ -260,7 +260,7 @@ def _row_html(row: Row) -> str:
     bar = "" if row.fraction is None else _BAR.format(percent=100 * row.fraction, colour=colour)
     # In one cell, where they wrap: three columns beside name and bar are wider than a telephone.
     figures = " ".join(
-        f"<span style='min-width:{width}em'>{html.escape(text)}</span>"
+        f"<span style='min-width:min({width}em,{2 * width}vw)'>{html.escape(text)}</span>"
         for text, width in ((_amount(row), 11), (_rate(row), 6.5), (_time(row), 0))
         if text
     )

@@ -85,7 +85,7 @@ def test_fastai_loops_over_our_loaders(data: StagedDataset, monkeypatch: pytest.
         for side, loader in enumerate((dls.train, dls.valid)):
             for batch in loader:
                 *xb, yb = batch
-                loss = torch.nn.functional.cross_entropy(model(xb[0].flatten(1)), yb)
+                loss: Any = torch.nn.functional.cross_entropy(model(xb[0].flatten(1)), yb)
                 loss.backward()
                 seen[side] += len(yb)
     assert seen == [2 * small.splits["train"], 2 * small.splits["test"]]
