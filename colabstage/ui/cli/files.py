@@ -16,6 +16,7 @@ from colabstage.ui.cli.outcome import exit_codes, print_json, show, shows_progre
 
 
 def fetch(
+    *,
     source: Annotated[
         list[str] | None,
         typer.Argument(
@@ -24,7 +25,7 @@ def fetch(
             show_default=False,
             help="As for `stage`: paths, patterns, share links, addresses.",
         ),
-    ],
+    ] = None,
     target: Annotated[
         # A text, because a path has no slash at its end, and that says "into this folder".
         str,
@@ -35,7 +36,6 @@ def fetch(
             help="The file or folder to create; a single file can go into an existing folder.",
         ),
     ],
-    *,
     hash_: Annotated[
         str | None,
         typer.Option("--hash", metavar="ALGORITHM:DIGEST", show_default=False, help="The expected hash of the file."),
