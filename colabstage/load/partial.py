@@ -82,6 +82,12 @@ class PartialPack:
         """Take what `open_partial` has found out."""
         self.file, self._fields, self._window_units = file, fields, window_units
         self.path = file.path
+        self.first_epoch_only = False
+        """Every epoch is visited by units: what is let go comes again."""
+        self.readable_path = None
+        """It stays where it is."""
+        self.leaves_out = False
+        """A pack has no rows that cannot be used."""
         self._places: dict[str, _Places] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -128,6 +134,12 @@ class PartialPack:
         """Wait for rows and keep them, as `Arrival.hold`."""
         blocks, edges = self._of(split).needed(rows, targets_only=side == "targets")
         return self.file.hold(blocks, edges, cancellation)
+
+    def left_out(
+        self, split: str, rows: NDArray[np.intp], *, cancellation: Cancellation | None = None
+    ) -> NDArray[np.bool_]:
+        """Return that all of some rows can be used, as `Arrival.left_out`; nothing is waited for."""
+        return np.zeros(len(rows), np.bool_)
 
     def close(self) -> None:
         """Fetch nothing more. What is here stays for the next time."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import os
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from colabstage.load.dataset import dataset_h5
     from colabstage.load.reading.threads import ThreadPool
 
-    Source = dataset_h5 | SplitReader | Files
+    Source: TypeAlias = dataset_h5 | SplitReader | Files
     Batch = tuple[Any, Any]
 
 # Whole range of the integers that images come in.
