@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from colabstage.errors import (
     ColabstageError,
@@ -38,6 +38,7 @@ from colabstage.h5.schema import (
 from colabstage.h5.untrusted import (
     HeapReferences,
     check_heaps,
+    check_type,
     element_dtype,
     estimate_bytes,
     follow,
@@ -147,18 +148,29 @@ class PackInfo:
             raise SplitNotFoundError(msg) from None
 
 
-def read_info(path: Path) -> PackInfo:
-    """Read what a file holds.
+class NamedFields(NamedTuple):
+    """What the inputs and targets of a file are called that has its own names for them."""
+
+    split: str
+    """The split that they are taken for."""
+    x: str
+    """The dataset of inputs, by its path in the file."""
+    y: str | None = None
+    """That of targets; `None` for none."""
+
+
+def read_info(path: Path, fields: NamedFields | None = None) -> PackInfo:
+    """Read what a file holds: all its splits, or the one of `fields`.
 
     Raises:
         SourceNotFoundError: there is no such file.
-        PackFormatError: it is not HDF5, or has no `X_<split>`.
+        PackFormatError: it is not HDF5, or has no `X_<split>`, or nothing of a name in `fields`.
         NewerFormatError: a newer colabstage wrote it.
         DamagedPackError: it is HDF5, but cut off or broken.
     """
     with open_h5(path) as file, reading_contents(path):
         version = _format_version(file, path)
-        splits = _read_splits(file, path)
+        splits = _read_splits(file, path) if fields is None else _read_named(file, fields, path)
         return PackInfo(
             path=path,
             format_version=version,
@@ -250,7 +262,10 @@ def _read_splits(file: Any, path: Path) -> dict[str, SplitInfo]:
     names = sorted({split for name in file if (split := split_of(name)) is not None})
     if not names:
         there = ", ".join(sorted(file)[:8]) or "nothing"
-        msg = f"'{path}' has no dataset called X_<split> (X_train, for example). It holds: {there}."
+        msg = (
+            f"'{path}' has no dataset called X_<split> (X_train, for example). It holds: {there}. Say which are what: "
+            "dataset_h5(path, x='NAME', y='NAME')."
+        )
         raise PackFormatError(msg)
     # In the order people say them, then the others by name.
     order = {name: number for number, name in enumerate(FAMILIAR_SPLITS)}
@@ -258,18 +273,36 @@ def _read_splits(file: Any, path: Path) -> dict[str, SplitInfo]:
     return {name: _read_split(file, name, path) for name in names}
 
 
+def _read_named(file: Any, fields: NamedFields, path: Path) -> dict[str, SplitInfo]:
+    for name in (fields.x, fields.y):
+        # By its link: what leads nowhere has an error of its own.
+        if name is not None and file.get(name, getlink=True) is None:
+            there = ", ".join(sorted(file)[:8]) or "nothing"
+            msg = f"'{path}' has no dataset called {name!r}. It holds: {there}."
+            raise PackFormatError(msg)
+    x = _read_field(file, fields.x, path)
+    y = None if fields.y is None else _read_field(file, fields.y, path)
+    return {fields.split: _matched(SplitInfo(fields.split, x, y, None), path)}
+
+
 def _read_split(file: Any, split: str, path: Path) -> SplitInfo:
     x = _read_field(file, _spelled(file, x_name(split), path) or x_name(split), path)
+    y_found = _spelled(file, y_name(split), path)
+    y = None if y_found is None else _read_field(file, y_found, path)
+    keys = key_name(split)
+    return _matched(SplitInfo(split, x, y, keys if keys in file else None), path)
+
+
+def _matched(found: SplitInfo, path: Path) -> SplitInfo:
+    """Return a split that has one target for each input."""
+    x, y = found.x, found.y
     if x.kind == "boxes":
         msg = f"The group {x.name} in '{path}' holds boxes; expected the inputs of a model."
         raise PackFormatError(msg)
-    y_found = _spelled(file, y_name(split), path)
-    y = None if y_found is None else _read_field(file, y_found, path)
     if y is not None and y.rows != x.rows:
         msg = f"'{path}' has {x.rows} rows in {x.name} but {y.rows} in {y.name}; expected one target for each input."
         raise PackFormatError(msg)
-    keys = key_name(split)
-    return SplitInfo(split, x, y, keys if keys in file else None)
+    return found
 
 
 def _spelled(file: Any, name: str, path: Path) -> str | None:
@@ -292,6 +325,8 @@ def _read_field(file: Any, name: str, path: Path) -> FieldInfo:
     import numpy as np
 
     node = follow(file, name, path)
+    if isinstance(node, h5py.Dataset):
+        check_type(node, name, path)
     if isinstance(node, h5py.Group) and BOXES in node and OFFSETS in node:
         return _read_boxes(node, name)
     if isinstance(node, h5py.Group):

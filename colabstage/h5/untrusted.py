@@ -97,6 +97,29 @@ def follow(file: Any, name: str, path: Path) -> Any:
         raise PackFormatError(msg) from error
 
 
+def check_type(dataset: Any, name: str, path: Path) -> None:
+    """Make sure that the values of an open dataset have a type that numpy has.
+
+    Raises:
+        PackFormatError: they are times, or floats of 128 bits as other machines have them.
+    """
+    from h5py import h5t
+
+    try:
+        _ = dataset.dtype
+    except (TypeError, ValueError) as error:
+        kinds = {h5t.TIME: "times", h5t.FLOAT: "floats", h5t.INTEGER: "whole numbers", h5t.BITFIELD: "bits"}
+        kind = kinds.get(dataset.id.get_type().get_class())
+        # Of other classes, nobody can tell odd from damaged.
+        if kind is None:
+            raise
+        msg = (
+            f"{name} in '{path}' holds {kind} of {8 * dataset.id.get_type().get_size()} bits in a form that numpy has "
+            f"not ({error}); expected numbers. Store them as numbers of 8 to 64 bits."
+        )
+        raise PackFormatError(msg) from error
+
+
 def is_elsewhere(dataset: Any, file: Any) -> bool:
     """Return whether an open object lies in another file than `file`, in which it was found."""
     from h5py import h5o

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from colabstage.errors import DecodeError, LayoutError, PackFormatError
-from colabstage.h5.untrusted import HeapReferences, check_parts, follow, is_elsewhere
+from colabstage.h5.untrusted import HeapReferences, check_parts, check_type, follow, is_elsewhere
 from colabstage.io.retry import RetryPolicy, read_with_retry
 from colabstage.layouts.reading import open_member, read_head, spool_folder, stamp_of
 from colabstage.layouts.table import FileSlices
@@ -457,6 +457,7 @@ def _datasets(file: Any, label: str, *, alone: bool) -> Iterator[tuple[str, Any]
             if isinstance(node, h5py.Dataset):
                 if alone and (node.is_virtual or node.external):
                     raise _apart(key, label)
+                check_type(node, key, path)
                 check_parts(node, key, path)
         except PackFormatError as error:
             yield key, error

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from colabstage.errors import MissingDependencyError, OptionError
+from colabstage.h5.info import NamedFields
 from colabstage.io.page import facts_table, page
 from colabstage.io.units import format_bytes
 from colabstage.load.reading.reader import SplitReader
@@ -65,6 +66,8 @@ class dataset_h5(_Base):  # noqa: N801 - the name that people know from the reci
         return_index: bool = False,
         in_memory: bool = False,
         decode: bool = False,
+        x: str | None = None,
+        y: str | None = None,
         arrival: Arrival | None = None,
         disk_limit: int | str | None = None,
         local_dir: str | os.PathLike[str] | None = None,
@@ -85,6 +88,8 @@ class dataset_h5(_Base):  # noqa: N801 - the name that people know from the reci
             decode: decode inputs that are image files in rows of bytes of any length (HDF5's variable-length uint8), to
                 RGB at their own sizes, as files that colabstage packed encoded always are. Left as bytes by default.
             arrival: what brings the rows of a file of which some are not here yet; `stage_dataset` gives it.
+            x, y: the datasets of inputs and targets in a file that has its own names for them, such as `x="images"`,
+                `y="labels"`; without `y` there are no targets. The split is called `split` then.
             disk_limit: never have more of the file on the local disk than that, bytes or a text such as `"20GB"`:
                 `in_file` is then the path (on a mounted Drive, say) or the http(s) or bucket address of one file that
                 colabstage packed, whose blocks are fetched as they are needed, and verified. Datasets of one file, and
@@ -92,15 +97,20 @@ class dataset_h5(_Base):  # noqa: N801 - the name that people know from the reci
             local_dir: where on the local disk the part is kept; by default in the platform's fast folder.
 
         Raises:
+            OptionError: `y` without `x`.
             SourceNotFoundError, PackFormatError, NewerFormatError, DamagedPackError: the file cannot be read, or with
                 `decode` holds no image files; several are not alike (the message names the difference), or shards of
                 them are missing.
             SplitNotFoundError: it has no such split; the message lists those it has.
             NotEnoughSpaceError: with `in_memory`, when the inputs do not fit.
         """
+        if x is None and y is not None:
+            msg = f"y={y!r} without x; expected both names, such as dataset_h5(path, x='images', y='labels')."
+            raise OptionError(msg)
+        fields = None if x is None else NamedFields(split, x, y)
         if disk_limit is not None:
             in_file, arrival = _open_in_part(in_file, disk_limit, local_dir)
-        self.reader = SplitReader(in_file, split, in_memory=in_memory, decode=decode, arrival=arrival)
+        self.reader = SplitReader(in_file, split, in_memory=in_memory, decode=decode, arrival=arrival, fields=fields)
         self.transform = transform
         self.target_transform = target_transform
         self.return_index = return_index

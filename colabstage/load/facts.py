@@ -139,7 +139,7 @@ def _rows_are_random(dataset: dataset_h5) -> bool:
     # Nobody else needs to know, and looking means opening the file.
     if dataset.engine.name != "read" or dataset.split != "train":
         return False
-    return read_info(dataset.reader.path).format_version is not None
+    return read_info(dataset.reader.path, dataset.reader.fields).format_version is not None
 
 
 def _processes(dataset: dataset_h5) -> ProcessFacts:

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from colabstage.h5.info import FieldInfo, SplitInfo
+    from colabstage.h5.info import FieldInfo, NamedFields, SplitInfo
     from colabstage.load.arrival import Arrival
     from colabstage.load.reading.engines import Indices
     from colabstage.load.reading.opening import InputRows
@@ -80,11 +80,12 @@ class SplitPart:
         decode: bool = False,
         beside_bytes: int = 0,
         arrival: Arrival | None = None,
+        fields: NamedFields | None = None,
     ) -> None:
         """Look at the file; no sample is read.
 
         Args:
-            path, split, decode: as of `SplitReader`.
+            path, split, decode, fields: as of `SplitReader`.
             beside_bytes: length of what is read at random beside this file: the system's cache has to hold that too.
             arrival: what brings rows that are not here yet, so that it is written to while it is read; `None` where all
                 are.
@@ -95,7 +96,7 @@ class SplitPart:
             SplitNotFoundError: it has no such split; the message lists those it has.
         """
         self.path = Path(path).expanduser().absolute()
-        info = read_info(self.path)
+        info = read_info(self.path, fields)
         self.split = split
         self.info: SplitInfo = info.split(split)
         self.classes = info.classes

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from colabstage.h5.info import PackInfo
+    from colabstage.h5.info import NamedFields, PackInfo
     from colabstage.h5.parts import Files
     from colabstage.load.arrival import Arrival, Side
     from colabstage.load.reading.engines import Indices
@@ -52,6 +52,7 @@ class SplitReader:
         in_memory: bool = False,
         decode: bool = False,
         arrival: Arrival | None = None,
+        fields: NamedFields | None = None,
     ) -> None:
         """Look at the files; no sample is read, except with `in_memory`.
 
@@ -62,6 +63,7 @@ class SplitReader:
             split: which split.
             in_memory: read all inputs into memory now, in one sequential pass. Children made by fork share them.
             decode: decode inputs that are rows of bytes of any length, each an image file.
+            fields: what inputs and targets are called in files that have their own names for them.
             arrival: what brings the rows of a file of which some are not here yet; every read waits for its own.
 
         Raises:
@@ -77,11 +79,15 @@ class SplitReader:
         paths = find_parts(files)
         self.arrival = arrival
         """What brings rows that are not here yet, `None` where all are."""
+        self.fields = fields
+        """What inputs and targets are called in files that have their own names for them."""
         if len(paths) == 1:
-            self._parts: tuple[SplitPart, ...] = (SplitPart(paths[0], split, decode=decode, arrival=arrival),)
+            self._parts: tuple[SplitPart, ...] = (
+                SplitPart(paths[0], split, decode=decode, arrival=arrival, fields=fields),
+            )
             paths = (self._parts[0].path,)
         else:
-            self._parts = _open_parts(paths, split, decode=decode, arrival=arrival)
+            self._parts = _open_parts(paths, split, decode=decode, arrival=arrival, fields=fields)
         self.path = paths[0]
         self.paths = paths
         self.split = split
@@ -407,7 +413,9 @@ class SplitReader:
             yield part, rows[places] - (int(self._ends[number]) - len(part)), places
 
 
-def _open_parts(paths: tuple[Path, ...], split: str, *, decode: bool, arrival: Arrival | None) -> tuple[SplitPart, ...]:
+def _open_parts(
+    paths: tuple[Path, ...], split: str, *, decode: bool, arrival: Arrival | None, fields: NamedFields | None
+) -> tuple[SplitPart, ...]:
     """Open several files that are to be read as one, once it is sure that they can be.
 
     Raises:
@@ -416,7 +424,7 @@ def _open_parts(paths: tuple[Path, ...], split: str, *, decode: bool, arrival: A
         SplitNotFoundError: none has the split.
         ColabstageError: whatever else `SplitPart` raises.
     """
-    infos = [read_info(path) for path in paths]
+    infos = [read_info(path, fields) for path in paths]
     _check_one_set(infos)
     having = [info for info in infos if split in info.splits]
     if not having:
@@ -426,7 +434,14 @@ def _open_parts(paths: tuple[Path, ...], split: str, *, decode: bool, arrival: A
     check_schemas(having, split)
     total = sum(info.split(split).x.nbytes for info in having)
     return tuple(
-        SplitPart(info.path, split, decode=decode, beside_bytes=total - info.split(split).x.nbytes, arrival=arrival)
+        SplitPart(
+            info.path,
+            split,
+            decode=decode,
+            beside_bytes=total - info.split(split).x.nbytes,
+            arrival=arrival,
+            fields=fields,
+        )
         for info in having
     )
 

@@ -199,9 +199,26 @@ def read_facts(dataset: Any, name: str, path: Path) -> StorageFacts:
         stored=np.dtype(dataset.dtype.str) if _is_exact(dataset) else None,
         chunks=tuple(dataset.chunks) if layout == "chunked" else None,
         filters=_filters(properties, name, path),
-        fill=dataset.fillvalue,
+        fill=_fill_value(dataset, name, path),
         home=home_of(dataset, path),
     )
+
+
+def _fill_value(dataset: Any, name: str, path: Path) -> Any:
+    """Return what values are that nobody has written.
+
+    Raises:
+        PackFormatError: nobody has written any, and nothing says what they are.
+    """
+    from h5py import h5d
+
+    if dataset.id.get_create_plist().fill_value_defined() != h5d.FILL_VALUE_UNDEFINED:
+        return dataset.fillvalue
+    if dataset.size and not dataset.id.get_storage_size() and dataset.chunks is None and not dataset.is_virtual:
+        msg = f"Nothing has been written to {name} in '{path}', and it has no fill value. Write its rows first."
+        raise PackFormatError(msg)
+    # What HDF5 leaves untouched, h5py has filled with zeros.
+    return dataset.dtype.type(0)
 
 
 def ragged_facts(dataset: Any, name: str, path: Path) -> StorageFacts:

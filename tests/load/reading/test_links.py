@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,9 +14,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from colabstage.errors import PackFormatError
+from colabstage.errors import LayoutError, OptionError, PackFormatError
+from colabstage.layouts.detect import detect_layout
 from colabstage.load.reading.reader import SplitReader
 from colabstage.load.reading.storage import EngineChoice
+from colabstage.trees.folder import FolderTree
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -164,3 +167,73 @@ def test_two_spellings_of_one_name_are_refused(tmp_path: Path, names: tuple[str,
     both = [name for name in names if [one.lower() for one in names].count(name.lower()) > 1]
     with pytest.raises(PackFormatError, match=" and ".join(sorted(both))):
         SplitReader(tmp_path / "a.h5")
+
+
+@pytest.mark.torch
+def test_names_of_ones_own(tmp_path: Path) -> None:
+    """Inputs and targets under any name, also in groups; what is not there is named with what is."""
+    dataset_h5 = pytest.importorskip("colabstage.load.dataset", reason="needs torch").dataset_h5
+    x, y = values(1, (3, 5)), values(2, ())
+    for name in ("a.h5", "b.h5"):
+        with h5py.File(tmp_path / name, "w") as file:
+            file["images"], file["meta/labels"] = x, y
+    for files, count in ((tmp_path / "a.h5", 1), ([tmp_path / "a.h5", tmp_path / "b.h5"], 2)):
+        dataset = dataset_h5(files, x="images", y="meta/labels", split="test")
+        found = pickle.loads(pickle.dumps(dataset)).read_batch(range(count * ROWS))
+        np.testing.assert_array_equal(found[0], np.concatenate([x] * count))
+        np.testing.assert_array_equal(found[1], np.concatenate([y] * count))
+    assert dataset_h5(tmp_path / "a.h5", x="images")[0][1] == -1
+    with pytest.raises(PackFormatError, match=r"no dataset called 'imgs'\. It holds: images, meta\."):
+        dataset_h5(tmp_path / "a.h5", x="imgs")
+    with pytest.raises(PackFormatError, match=r"It holds: images, meta\. Say.*x='NAME'"):
+        dataset_h5(tmp_path / "a.h5")
+    with pytest.raises(OptionError, match="without x"):
+        dataset_h5(tmp_path / "a.h5", y="images")
+
+
+def write_kind(path: Path, kind: Any, *, fill: bool = True, chunk: bool = False) -> None:
+    """An `X_train` of a type that h5py cannot write, or without a fill value."""
+    properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    if chunk:
+        properties.set_chunk((3,))
+    with h5py.File(path, "w") as file:
+        dataset = h5py.h5d.create(file.id, b"X_train", kind, h5py.h5s.create_simple((ROWS,)), properties)
+        if chunk:
+            h5py.Dataset(dataset)[:3] = [1, 2, 3]
+    if not fill:
+        # Byte 4 of the message of fill values, of version 2, says whether there is one.
+        data = path.read_bytes()
+        head = bytes([2, 3 if chunk else 2, 2, 1, 0, 0, 0, 0])
+        assert data.count(head) == 1
+        path.write_bytes(data.replace(head, head[:3] + bytes(5)))
+
+
+def quad() -> Any:
+    """Floats of 128 bits as IEEE has them, which numpy does not on this machine."""
+    kind = h5py.h5t.IEEE_F64LE.copy()
+    kind.set_size(16)
+    kind.set_precision(128)
+    kind.set_fields(127, 112, 15, 0, 112)
+    kind.set_ebias(16383)
+    return kind
+
+
+@pytest.mark.parametrize(
+    ("kind", "says"), [(h5py.h5t.UNIX_D32LE, "times of 32 bits"), (quad(), "floats of 128 bits")], ids=["time", "quad"]
+)
+def test_types_that_numpy_has_not_are_no_damage(tmp_path: Path, kind: Any, says: str) -> None:
+    """Read or packed, the message says what they are."""
+    write_kind(tmp_path / "main.h5", kind)
+    with pytest.raises(PackFormatError, match=rf"X_train.*{says}.*expected numbers"):
+        SplitReader(tmp_path / "main.h5")
+    with pytest.raises(LayoutError, match=says):
+        detect_layout(FolderTree(tmp_path))
+
+
+def test_values_that_nobody_wrote_without_a_fill_value(tmp_path: Path) -> None:
+    """Zeros beside values that are there, as h5py gives them; an error where there are none at all."""
+    write_kind(tmp_path / "some.h5", h5py.h5t.NATIVE_FLOAT, fill=False, chunk=True)
+    assert np.asarray(SplitReader(tmp_path / "some.h5").read_x(range(ROWS))).tolist() == [1, 2, 3] + [0] * 6
+    write_kind(tmp_path / "none.h5", h5py.h5t.NATIVE_FLOAT, fill=False)
+    with pytest.raises(PackFormatError, match="Nothing has been written to X_train"):
+        SplitReader(tmp_path / "none.h5")
