@@ -1,8 +1,9 @@
 """Kill colabstage's work at random moments, and write what was found into docs/campaigns.md.
 
-    python -m campaigns [NAME ...] [--kills 60] [--seed 1]
+    python -m campaigns [NAME ...] [--kills 60] [--files 1000] [--seed 1]
 
-`--kills` is for each campaign. Exit code 1 when a promise was broken.
+`--kills` is for each campaign. `foreign` kills nothing: it reads `--files` random HDF5 files beside h5py. Exit code 1 when
+a promise was broken.
 """
 
 from __future__ import annotations
@@ -13,20 +14,32 @@ import tempfile
 from pathlib import Path
 
 from campaigns.campaign import WrongError
+from campaigns.foreign import ForeignFileError, check_foreign_files
 from campaigns.killing import run_campaign
-from campaigns.known import names
-from campaigns.page import write_section
+from campaigns.known import FOREIGN, names
+from campaigns.page import write_foreign, write_section
 
 
 def main() -> int:
     """Run those named, or all."""
+    every = [*names(), FOREIGN]
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("names", nargs="*", choices=[*names(), []], metavar="NAME", help=", ".join(names()))
+    parser.add_argument("names", nargs="*", choices=[*every, []], metavar="NAME", help=", ".join(every))
     parser.add_argument("--kills", type=int, default=60)
+    parser.add_argument("--files", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
     broken = 0
-    for name in arguments.names or names():
+    for name in arguments.names or every:
+        if name == FOREIGN:
+            try:
+                found = check_foreign_files(arguments.files, arguments.seed)
+            except ForeignFileError as error:
+                print(f"BROKEN  {error}", file=sys.stderr, flush=True)
+                broken += 1
+            else:
+                print(write_foreign(found, seed=arguments.seed), flush=True)
+            continue
         with tempfile.TemporaryDirectory(prefix=f"campaign-{name}-") as home:
             try:
                 outcome = run_campaign(name, Path(home), kills=arguments.kills, seed=arguments.seed, say=_say)

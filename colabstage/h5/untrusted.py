@@ -151,10 +151,13 @@ def check_parts(dataset: Any, name: str, path: Path, *, depth: int = 0) -> None:
 def _check_sources(dataset: Any, name: str, path: Path, depth: int) -> None:
     own = Path(dataset.file.filename)
     wanted: dict[str, set[str]] = {}
-    for source in dataset.virtual_sources():
+    # Without asking which part of each is meant, which h5py cannot say of none.
+    properties = dataset.id.get_create_plist()
+    for number in range(properties.get_virtual_count()):
+        written, part = properties.get_virtual_filename(number), properties.get_virtual_dsetname(number)
         # With %b there are as many files as are found, and the dataset is as long as that.
-        if "%b" not in source.file_name and "%b" not in source.dset_name:
-            wanted.setdefault(source.file_name, set()).add(source.dset_name)
+        if "%b" not in written and "%b" not in part:
+            wanted.setdefault(written, set()).add(part)
     for written, parts in wanted.items():
         found = own if written == "." else next((place for place in _places(written, own) if place.is_file()), None)
         if found is None:

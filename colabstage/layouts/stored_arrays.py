@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from colabstage.errors import DecodeError, LayoutError, PackFormatError
-from colabstage.h5.untrusted import HeapReferences, check_parts, check_type, follow, is_elsewhere
+from colabstage.h5.untrusted import HeapReferences, check_parts, check_type, follow, is_elsewhere, open_with_any_locking
 from colabstage.io.retry import RetryPolicy, read_with_retry
 from colabstage.layouts.reading import open_member, read_head, spool_folder, stamp_of
 from colabstage.layouts.table import FileSlices
@@ -367,8 +367,8 @@ class _Hdf5File:
         try:
             path = self.tree.path_of(self.entry)
             if path is not None:
-                # Without a lock: media that cannot be written to have none, and nobody here writes.
-                return h5py.File(path, "r", locking=False)
+                # The file may be open in this process already, and HDF5 wants the same choice of locking then.
+                return open_with_any_locking(Path(path))
             return h5py.File(SourceFile(open_member(self.tree, self.entry)), "r")
         except OSError as error:
             old = " A .mat file has to be saved with '-v7.3'." if self.entry.name.lower().endswith(".mat") else ""
