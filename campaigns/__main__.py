@@ -2,8 +2,8 @@
 
     python -m campaigns [NAME ...] [--kills 60] [--files 1000] [--seed 1]
 
-`--kills` is for each campaign. `foreign` kills nothing: it reads `--files` random HDF5 files beside h5py. Exit code 1 when
-a promise was broken.
+`--kills` is for each campaign. `foreign` kills nothing: it reads `--files` random HDF5 files beside h5py. Exit code 1
+when a promise was broken.
 """
 
 from __future__ import annotations

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import tempfile
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
-from campaigns import foreign
 from campaigns.foreign import ForeignFileError, check_foreign_files
+from colabstage.load.reading.reader import SplitReader
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 @pytest.mark.parametrize("seed", [2, 18])
 def test_random_files_equal_h5py_or_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     """Of any type and storage, behind any link; through every engine, and as they would be packed."""
-    monkeypatch.setattr(foreign.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     found = check_foreign_files(15, seed)
     assert found.files == found.equal + sum(found.refused.values())
     assert found.readings > 2 * found.equal > 0
@@ -25,15 +26,15 @@ def test_random_files_equal_h5py_or_are_refused(tmp_path: Path, monkeypatch: pyt
 
 def test_a_file_that_is_read_otherwise_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A wrong value, and an error of something else, each with what the file is."""
-    monkeypatch.setattr(foreign.tempfile, "tempdir", str(tmp_path))
-    right = foreign.SplitReader.read_x
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    right = SplitReader.read_x
 
     def wrong(reader: Any, rows: Any) -> Any:
         return np.asarray(right(reader, rows)) == "nothing"
 
-    monkeypatch.setattr(foreign.SplitReader, "read_x", wrong)
+    monkeypatch.setattr(SplitReader, "read_x", wrong)
     with pytest.raises(ForeignFileError, match=r"file \d+ of seed 1 \(X_train: .*not what h5py reads"):
         check_foreign_files(20, 1)
-    monkeypatch.setattr(foreign.SplitReader, "read_x", lambda *_: 1 / 0)
+    monkeypatch.setattr(SplitReader, "read_x", lambda *_: 1 / 0)
     with pytest.raises(ForeignFileError, match="ended in ZeroDivisionError"):
         check_foreign_files(20, 1)

@@ -16,6 +16,7 @@ import itertools
 import math
 import threading
 import zlib
+from array import array
 from collections import OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, cast
@@ -210,20 +211,24 @@ def read_table(dataset: Any, facts: StorageFacts, file: MappedFile) -> ChunkTabl
     Raises:
         DamagedPackError: one lies outside the file.
     """
-    grid, found = chunk_grid(facts), list[tuple[Place, int, int, int]]()
-    dataset.id.chunk_iter(
-        lambda chunk: found.append((chunk.chunk_offset, chunk.byte_offset, chunk.size, chunk.filter_mask))
-    )
+    grid = chunk_grid(facts)
+    # As plain numbers: of half a million chunks, tuples would take hundreds of megabytes.
+    numbers = array("q")
+
+    def note(chunk: Any) -> None:
+        numbers.extend((*chunk.chunk_offset, chunk.byte_offset, chunk.size, chunk.filter_mask))
+
+    dataset.id.chunk_iter(note)
     # Chunks that were never written are not in HDF5's table.
     table = ChunkTable(np.full(grid, _NOWHERE, np.int64), np.zeros(grid, np.int64), np.zeros(grid, np.int64))
-    if not found:
+    if not numbers:
         return table
-    corners, addresses, sizes, skipped = zip(*found, strict=True)
-    places = tuple((np.array(corners, np.int64) // np.array(facts.chunks, np.int64)).T)
-    base = _address_base(dataset, found[0], file)
-    table.addresses[places] = np.array(addresses, np.int64) + base
-    table.sizes[places] = sizes
-    table.skipped[places] = skipped
+    axes = len(grid)
+    found = np.frombuffer(numbers, np.int64).reshape(-1, axes + 3)
+    places = tuple((found[:, :axes] // np.array(facts.chunks, np.int64)).T)
+    table.addresses[places] = found[:, axes] + _address_base(dataset, found[0].tolist(), file)
+    table.sizes[places] = found[:, axes + 1]
+    table.skipped[places] = found[:, axes + 2]
     # Looked at once, so that no read has to: beyond a mapping's end lies a crash.
     end = int((table.addresses + table.sizes).max())
     if end > len(file.data) or int(table.addresses[places].min()) < 0:
@@ -231,13 +236,13 @@ def read_table(dataset: Any, facts: StorageFacts, file: MappedFile) -> ChunkTabl
     return table
 
 
-def _address_base(dataset: Any, found: tuple[Place, int, int, int], file: MappedFile) -> int:
+def _address_base(dataset: Any, found: list[int], file: MappedFile) -> int:
     """Return what must be added to the addresses that HDF5 says: some versions count them from the end of the user
     block."""
     block = int(dataset.file.userblock_size)
     if block:
-        corner, address, size, _ = found
-        stored = dataset.id.read_direct_chunk(corner)[1]
+        *corner, address, size, _ = found
+        stored = dataset.id.read_direct_chunk(tuple(corner))[1]
         for base in (0, block):
             if file.data[address + base : address + base + size].tobytes() == bytes(stored):
                 return base
