@@ -23,6 +23,8 @@ from colabstage.load.reading.threads import SOLO
 from colabstage.machine.resources import read_resources
 
 if TYPE_CHECKING:
+    from typing import TypeAlias
+
     from numpy.typing import DTypeLike, NDArray
 
     from colabstage.h5.parts import Files
