@@ -6,9 +6,9 @@ torch or TensorFlow, Jupyter and the like, but nothing of colabstage.
 
 from __future__ import annotations
 
+import json
 import os
 import re
-import shutil
 import subprocess
 import tempfile
 from importlib.util import find_spec
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from colabstage.simulate.drive import fuse_problem
+from tests.notebooks.checks import CHECKS
 from tests.nurseries import ONE_THREAD
 
 if TYPE_CHECKING:
@@ -78,6 +79,16 @@ def environment(home: Path, temporary: Path, fonts: Path, kernels: Path, machine
     }
 
 
+def with_checks(path: Path, folder: Path) -> Path:
+    """A copy of the notebook with one more cell, which looks at what it has come to."""
+    notebook = json.loads(path.read_text(encoding="utf-8"))
+    check = {"cell_type": "code", "id": "check", "metadata": {}, "execution_count": None, "outputs": []}
+    notebook["cells"].append({**check, "source": CHECKS[path.stem]})
+    copy = folder / path.name
+    copy.write_text(json.dumps(notebook), encoding="utf-8")
+    return copy
+
+
 @pytest.fixture
 def short_path() -> Iterator[Path]:
     """A temporary folder in whose subfolders a socket's path, of 107 bytes at the most, has room."""
@@ -102,7 +113,7 @@ def both_machines(path: Path) -> list[object]:
 @pytest.mark.timeout(240)  # the first may have to wait for its nursery
 @pytest.mark.parametrize(("path", "machine"), [one for path in NOTEBOOKS for one in both_machines(path)])
 def test_runs(path: Path, machine: str, tmp_path: Path, short_path: Path, nurseries: Nurseries) -> None:
-    """No cell fails, the last one's assertion included, and nothing that was practised with stays behind."""
+    """No cell fails, nor does the one with assertions that is added; nothing that was practised with stays behind."""
     text = path.read_text(encoding="utf-8")
     if not find_spec("nbclient"):
         pytest.skip("needs nbclient: pip install -c constraints.txt nbclient (or: make .venv/.tested)")
@@ -112,7 +123,7 @@ def test_runs(path: Path, machine: str, tmp_path: Path, short_path: Path, nurser
     # Not the mark `fuse`, which is for what must run alone: here nothing measures time.
     if machine == "practice Colab" and (problem := fuse_problem()):
         pytest.skip(problem)
-    notebook = shutil.copy(path, tmp_path)
+    notebook = with_checks(path, tmp_path)
     kind = "tensorflow" if re.search(r'"(import|from) tensorflow\b', text) else "torch"
     variables = environment(tmp_path / "home", short_path, nurseries.fonts, nurseries.kernel(kind), machine)
     ran = subprocess.run(
