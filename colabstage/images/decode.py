@@ -74,7 +74,7 @@ _PLUGIN_ERRORS = (
     zlib.error,
 )
 # A side of a photograph that shrinks by two or more is reduced by whole blocks first, as its JPEG decoder does for
-# both sides: a sixth of the resizing saved, for one to two grey levels in the mean.
+# both sides: a sixth of the resizing saved, for one to two grey levels in the mean of photographs, ten of patterns.
 _PHOTOGRAPH_GAP = 1.0
 _DEEP_MODES = ("I;16", "I;16L", "I;16B", "I;16N")
 _WIDE_MODES = ("I", "F")

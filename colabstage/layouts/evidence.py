@@ -37,6 +37,8 @@ _EXTENSIONS = (".txt", ".lst")
 # Of what a list names so much has to be there for it to be a list of these samples.
 _THERE = 0.5
 _MOST_LISTS = 16
+# What people write beside the split in the name of a list.
+_BESIDE_LISTS = frozenset({"list", "files"})
 
 
 class _SplitList(NamedTuple):
@@ -97,10 +99,10 @@ def read_listed_splits(tree: Tree, found: SampleTable) -> ListedSplits:
 
 
 def _split_of(name: str) -> str:
-    """Return the split that a file is a list of by its name alone: train.txt, TestImages.txt; "" for
-    train_test_split.txt."""
+    """Return the split that a file is a list of by its name alone: train.txt, TestImages.txt, validation_list.txt; ""
+    for train_test_split.txt."""
     read = split_name(posixpath.splitext(posixpath.basename(name))[0])
-    return "" if read.rest else read.split
+    return read.split if set(read.rest) <= _BESIDE_LISTS else ""
 
 
 def _read_list(name: str, lines: list[str], found: SampleTable, places: dict[str, list[int]]) -> _SplitList | None:

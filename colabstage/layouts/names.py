@@ -44,8 +44,10 @@ _ROLES = _IMAGES | {
     "panoptic", "instances", "targets", "jpeg", "png", "jpg", "leftimg8bit", "gtfine",
 }  # fmt: skip
 _ROLE_ENDS = re.compile(r"[a-zA-Z](Images|Masks|Labels|Annotations?)|Ground_?Truth")
-# Thumbnails, bins and settings of file managers and network drives.
-_FOREIGN = frozenset({"@eadir", "#recycle", "$recycle.bin", "system volume information", "lost+found", "__macosx"})
+# Thumbnails, bins and settings of file managers and network drives; and what Speech Commands has to mix into its clips.
+_FOREIGN = frozenset(
+    {"_background_noise_", "@eadir", "#recycle", "$recycle.bin", "system volume information", "lost+found", "__macosx"}
+)
 # People write trainImages, train_images and TRAIN-images for one thing.
 _WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 # A message with more names than this is not read.

@@ -367,3 +367,28 @@ def test_many_threads_decode_alike() -> None:
         for _ in range(4):
             for expected, actual in zip(alone, pool.map(lambda data: decode_image(data, options), files), strict=True):
                 np.testing.assert_array_equal(actual, expected)
+
+
+@pytest.mark.parametrize("kind", ["GIF", "AVIF", "JPEG2000"])
+def test_formats_that_torchvision_passes_over(kind: str) -> None:
+    """As Pillow reads them, where it does."""
+    Image.init()
+    if kind not in Image.SAVE:
+        pytest.skip(f"this Pillow writes no {kind}")
+    data = encode(photograph(), kind)
+    np.testing.assert_array_equal(decode_image(data, ImageOptions()), by_pillow(data))
+
+
+def test_a_pgm_of_16_bits_is_like_a_png_of_16_bits() -> None:
+    """Pillow opens it as one of 32; it stays uint16 when kept, and its upper half is 8 bits."""
+    values = np.arange(48, dtype=np.uint16).reshape(6, 8) * 1365
+    data = b"P5\n8 6\n65535\n" + values.astype(">u2").tobytes()
+    assert probe_image(data).dtype == np.uint16
+    np.testing.assert_array_equal(decode_image(data, KEEP)[..., 0], values)
+    np.testing.assert_array_equal(decode_image(data, ImageOptions(color_mode="grayscale"))[..., 0], values >> 8)
+
+
+def test_heic_without_its_package_says_what_to_install() -> None:
+    """Phones write it, and Pillow reads it only with a package of its own."""
+    with pytest.raises(DecodeError, match="pip install pillow-heif"):
+        decode_image(b"\0\0\0\x18ftypheic" + bytes(99), ImageOptions())

@@ -125,3 +125,12 @@ def test_grayscale_is_reduced_too() -> None:
     image.draft("L", image.size)
     expected = np.asarray(image.resize((100, 100), Image.Resampling.BILINEAR)).astype(np.int64)
     assert np.abs(found - expected).mean() < 3.0
+
+
+@pytest.mark.parametrize(("side", "most"), [(2, 8), (5, 11), (8, 10)])
+def test_patterns_differ_by_up_to_ten_grey_levels(side: int, most: float) -> None:
+    """The hardest images for a reduction by blocks: checks of a few pixels. Photographs differ by one to two."""
+    rows, columns = np.indices((480, 640)) // side
+    data = jpeg(Image.fromarray(((rows + columns) % 2 * 255).astype(np.uint8)).convert("RGB"))
+    found = decode_image(data, ImageOptions(size=(224, 224))).astype(np.int64)
+    assert 1 < np.abs(found - exact(data, (224, 224), (0, 0, 640, 480))).mean() < most

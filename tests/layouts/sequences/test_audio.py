@@ -183,6 +183,22 @@ def test_channels_stay_or_are_mixed(tmp_path: Path) -> None:
     np.testing.assert_array_equal(rows["a/2.wav"], mono[:, 0])
 
 
+def test_speech_commands(commands: Path) -> None:
+    """Its lists say the splits, what none names is to train on, and the noise is no word."""
+    write_wav(commands / "_background_noise_" / "pink.wav", tone(99))
+    (commands / "validation_list.txt").write_text("go/00.wav\nno/01.wav\n")
+    (commands / "testing_list.txt").write_text("yes/02.wav\n")
+    found = detect_layout(FolderTree(commands))
+    assert found.classes == ("go", "no", "yes")
+    assert found.splits is not None
+    by_split: dict[str, list[str]] = {}
+    for key, split in zip(found.keys, found.splits, strict=True):
+        by_split.setdefault(split, []).append(key)
+    assert by_split["validation"] == ["go/00.wav", "no/01.wav"]
+    assert by_split["test"] == ["yes/02.wav"]
+    assert len(by_split["train"]) == 9
+
+
 def test_rates_are_not_mixed(commands: Path) -> None:
     """Nothing is resampled, so another rate is refused."""
     write_wav(commands / "go/fast.wav", tone(1), rate=16000)
