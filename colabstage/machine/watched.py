@@ -29,7 +29,6 @@ from colabstage.errors import (
     ColabstageError,
     DriveDisconnectedError,
     OptionError,
-    SourceNotFoundError,
     SourceReadError,
 )
 from colabstage.io.clock import SYSTEM_CLOCK
@@ -56,8 +55,9 @@ _HANGS_S = 45.0
 _CLEAR_UP_S = 30.0
 _DIES_S = 1.0
 _PROBE_TIMEOUT_S = 15.0
-# How a client's death shows, depending on which of its moments is met.
-_SYMPTOMS = (DriveDisconnectedError, SourceNotFoundError, SourceReadError)
+# A dying client denies for a moment that anything exists, its own root too.
+_DYING_S = 2.0
+_LOOK_AGAIN_S = 0.1
 
 
 class InCaller(Protocol):
@@ -265,9 +265,9 @@ def run_with_one_remount(
 
     Raises:
         DriveQuotaError: the file could not be read because Drive's download quota is used up.
+        DriveDisconnectedError: Drive died and was not mounted again, whatever `work` made of it; the message says why.
         DriveError, NotSupportedHereError: mounting again failed; the reason for it is the error's cause.
         Exception: whatever `work` raises; an `OSError` of the system's own as the typed error for it.
-            Where Drive died and was not mounted again, the message says why.
     """
     root = drive_root(place)
 
@@ -280,14 +280,22 @@ def run_with_one_remount(
     readonly = is_readonly(mount_of(place))
     try:
         return _with_quota_told(watched, place)
-    except _SYMPTOMS as error:
-        obstacle = remount_obstacle(_look(root))
+    except CancelledError:
+        raise
+    # By the moment of its death that is met, files are gone, cannot be written, or read otherwise. So whatever the work
+    # ends in while the client dies is its death.
+    except (ColabstageError, OSError) as error:
+        facts = _look(root)
+        obstacle = remount_obstacle(facts)
         if obstacle is not None:
-            if isinstance(error, DriveDisconnectedError):
-                # In the message, because the notebook shows no notes.
-                msg = f"{error} {obstacle}"
-                raise DriveDisconnectedError(msg) from error
-            raise
+            death = error if isinstance(error, DriveDisconnectedError) else None
+            if facts.state == "dead":
+                death = death or silence_of(root)
+            if death is None:
+                raise
+            # In the message, because the notebook shows no notes.
+            msg = f"{death} {obstacle}"
+            raise DriveDisconnectedError(msg) from error
         mount_drive(root, readonly=readonly, timeout_s=mount_timeout_s)
         if notice is not None:
             notice(f"The Drive client died ({error}) and was mounted again; finished work was kept.")
@@ -326,8 +334,11 @@ def _with_quota_told(work: Callable[[], T], place: str | os.PathLike[str]) -> T:
 
 
 def _look(root: Path) -> RemountFacts:
+    deadline = SYSTEM_CLOCK.now() + _DYING_S
+    while (state := probe_mount(root, _PROBE_TIMEOUT_S).state) == "missing" and SYSTEM_CLOCK.now() < deadline:
+        SYSTEM_CLOCK.sleep(_LOOK_AGAIN_S)
     return RemountFacts(
-        state=probe_mount(root, _PROBE_TIMEOUT_S).state,
+        state=state,
         main_thread=threading.current_thread() is threading.main_thread(),
         mountable=detect_platform().drive_mountable,
     )

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from colabstage.errors import DriveAuthError, DriveDisconnectedError, SourceReadError
-from colabstage.io.retry import RetryPolicy, read_with_retry
+from colabstage.errors import DamagedPackError, DriveAuthError, DriveDisconnectedError, SourceReadError
+from colabstage.io.retry import RetryPolicy, read_with_retry, translate_write_error
+from colabstage.machine.mounts import MountProbe, probe_mount
 from colabstage.machine.watched import RemountFacts, remount_obstacle, run_with_one_remount
 from colabstage.simulate.colab import simulated_colab
 from colabstage.simulate.colab_machine import ColabKnobs, SimulatedColab
@@ -142,6 +145,40 @@ def test_a_thread_does_not_mount(colab: SimulatedColab, drive: SimulatedDrive, n
     assert "the main thread has to ask" in str(errors[0])
     assert not hasattr(errors[0], "__notes__")
     assert colab.calls == []
+
+
+@pytest.mark.fuse
+def test_whatever_a_call_ends_in_while_drive_dies_is_its_death(
+    colab: SimulatedColab, drive: SimulatedDrive, notes: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file that is about to take its place is gone for a moment, and its root too: no place to be chosen anew."""
+    ends = [
+        translate_write_error(FileNotFoundError(errno.ENOENT, "No such file or directory"), notes),
+        FileNotFoundError(errno.ENOENT, "No such file or directory"),
+        DamagedPackError("What was written reads back differently."),
+    ]
+    states: list[MountProbe] = []
+
+    def work() -> bytes:
+        if not ends:
+            return notes.read_bytes()
+        drive.kill()
+        states[:] = [MountProbe("missing", errno.ENOENT)] * 2
+        raise ends.pop()
+
+    monkeypatch.setattr(
+        "colabstage.machine.watched.probe_mount",
+        lambda place, timeout_s: states.pop() if states else probe_mount(place, timeout_s),
+    )
+    with ThreadPoolExecutor(1) as threads:
+        for _ in range(2):
+            with pytest.raises(DriveDisconnectedError, match=r"has died .* the main thread has to ask"):
+                threads.submit(run_with_one_remount, work, place=notes).result()
+    drive.unmount()
+    drive.mount(colab.root / "content" / "drive")
+    assert run_with_one_remount(work, place=notes) == b"hello"
+    assert colab.calls.count("drive.mount") == 1
+    assert states == []
 
 
 @pytest.mark.fuse
