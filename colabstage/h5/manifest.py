@@ -59,6 +59,8 @@ MANIFEST_VERSION = 1
 # 8 MiB: long enough that a mount reads at full speed and a table of a 100 GB pack stays under a megabyte, short
 # enough that repairing one costs nothing.
 BLOCK_BYTES = 8 * 1024 * 1024
+# A block is held in memory while it is copied or compared, whatever a manifest says.
+_MOST_BLOCK_BYTES = 256 * 1024 * 1024
 # How every manifest begins: by it what a copy or a disk has cut is still known for ours.
 _BEGINNING = b'{\n "block_bytes": '
 _HASH = re.compile("[0-9a-f]{16}")
@@ -92,7 +94,7 @@ class Manifest:
     @property
     def agrees(self) -> bool:
         """Tell whether it has a hash for each block of a file of its size, and no row count is negative."""
-        if self.size < 0 or self.block_bytes < 1 or min(self.samples.values(), default=0) < 0:
+        if self.size < 0 or not 1 <= self.block_bytes <= _MOST_BLOCK_BYTES or min(self.samples.values(), default=0) < 0:
             return False
         # Counted, not listed: a size that is a lie may be any number.
         return len(self.hashes) == -(-self.size // self.block_bytes) and all(map(_HASH.fullmatch, self.hashes))
@@ -207,10 +209,11 @@ def damaged_blocks(
     return [number for number, digest in enumerate(found) if digest != manifest.hashes[number]]
 
 
-def make_hashes(file: Path, *, threads: int, cancellation: Cancellation | None = None) -> tuple[str, ...]:
-    """Return the hash of every block of a finished file, for its manifest."""
-    ranges = block_ranges(file.stat().st_size, BLOCK_BYTES)
-    return tuple(hash_ranges(file, ranges, threads=threads, cancellation=cancellation))
+def manifest_of_bytes(file: Path, *, threads: int, cancellation: Cancellation | None = None) -> Manifest:
+    """Hash every block of a finished file; nothing is said of what it holds."""
+    size = file.stat().st_size
+    hashes = hash_ranges(file, block_ranges(size, BLOCK_BYTES), threads=threads, cancellation=cancellation)
+    return Manifest(size, BLOCK_BYTES, tuple(hashes))
 
 
 def check_whole(file: Path, manifest: Manifest, *, threads: int, cancellation: Cancellation | None = None) -> None:

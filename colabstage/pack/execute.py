@@ -23,12 +23,10 @@ from colabstage.errors import (
 )
 from colabstage.h5.create import create_pack, reserved_offsets
 from colabstage.h5.manifest import (
-    BLOCK_BYTES,
-    Manifest,
     check_place_of_manifest,
     damaged_blocks,
     is_manifest,
-    make_hashes,
+    manifest_of_bytes,
     manifest_path,
     read_manifest,
     remove_manifest,
@@ -412,10 +410,8 @@ class _PackRun:
         return _Written(final, plan, skipped, animated, packing_s, resumed, result.readers)
 
     def _publish(self, file: Path, plan: PackPlan, skipped: tuple[str, ...]) -> None:
-        manifest = Manifest(
-            size=file.stat().st_size,
-            block_bytes=BLOCK_BYTES,
-            hashes=make_hashes(file, threads=usable_cores()),
+        manifest = replace(
+            manifest_of_bytes(file, threads=usable_cores()),
             key=self.origin.key,
             identity=self.origin.identity,
             samples={split.name: len(split.samples) for split in plan.splits},

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from colabstage.h5.create import PackContent, ReservedDataset, create_pack
-from colabstage.h5.manifest import BLOCK_BYTES, Manifest, make_hashes, write_manifest
+from colabstage.h5.manifest import manifest_of_bytes, write_manifest
 from colabstage.h5.schema import (
     BOXES,
     BYTES,
@@ -90,10 +90,8 @@ def pack_by_executor(
             )
         except OSError as error:
             raise translate_write_error(error, joined) from error
-        manifest = Manifest(
-            size=joined.stat().st_size,
-            block_bytes=BLOCK_BYTES,
-            hashes=make_hashes(joined, threads=usable_cores()),
+        manifest = replace(
+            manifest_of_bytes(joined, threads=usable_cores()),
             key=key,
             identity=dict(identity),
             samples={name: rows for name, rows in parts.samples.items() if rows},

@@ -39,7 +39,7 @@ from colabstage.h5.manifest import (
     damaged_blocks,
     is_as_written,
     is_manifest,
-    make_hashes,
+    manifest_of_bytes,
     manifest_path,
     read_manifest,
     remove_manifest,
@@ -48,7 +48,7 @@ from colabstage.h5.manifest import (
 )
 from colabstage.io.arguments import takes
 from colabstage.io.cells import GOES_ON, stops_with
-from colabstage.io.files import block_ranges, disk_use, hash_ranges, make_folder, target_file
+from colabstage.io.files import disk_use, make_folder, target_file
 from colabstage.io.ownership import atomic_path, move_vouched, put_file, remove_vouched, sweep_orphans
 from colabstage.io.progress import cancellation_of, resolve_progress
 from colabstage.io.retry import RetryPolicy, read_with_retry, typed_write_errors
@@ -242,8 +242,12 @@ def _md5_published(source: Path, manifest: Manifest | None, cancellation: Cancel
     """Hash the file that was published, as long as it is still what the manifest speaks of."""
     state = _state(source)
     md5 = _md5_of(source, cancellation)
-    hashes = make_hashes(source, threads=usable_cores(), cancellation=cancellation)
-    if manifest is None or manifest.hashes != hashes or _state(source) != state:
+    if (
+        manifest is None
+        or manifest.size != state.nbytes
+        or damaged_blocks(source, manifest, threads=usable_cores(), cancellation=cancellation)
+        or _state(source) != state
+    ):
         msg = (
             f"'{source}' was published, but has changed since, so there is nothing to compare what arrives with. Wait "
             "with flush_drive(), or publish it again."
@@ -316,13 +320,12 @@ def _has_manifest(file: Path) -> bool:
 
 
 def _manifest_of(file: Path, size: int) -> Manifest | None:
-    """Return the manifest beside a file, if it speaks of a file of that size in blocks of ours."""
+    """Return the manifest beside a file, if it speaks of a file of that size."""
     try:
         manifest = read_manifest(file)
     except NewerFormatError:
         return None
-    fits = manifest is not None and (manifest.size, manifest.block_bytes) == (size, BLOCK_BYTES)
-    return manifest if fits else None
+    return manifest if manifest is not None and manifest.size == size else None
 
 
 def _find_published(
@@ -331,15 +334,15 @@ def _find_published(
     """Return the manifest of what stands at `target`, when it is the very same content: a run got that far."""
     if not target.is_file() or target.stat().st_size != state.nbytes:
         return None
-    hashes = (
-        known.hashes if known is not None else make_hashes(source, threads=usable_cores(), cancellation=cancellation)
-    )
+    wanted = known or manifest_of_bytes(source, threads=usable_cores(), cancellation=cancellation)
     there = _manifest_of(target, state.nbytes)
-    if there is not None and there.hashes != hashes:
+    # Another version of ours need not be read. Blocks of another length say nothing of these.
+    if there is not None and there.block_bytes == wanted.block_bytes and there.hashes != wanted.hashes:
         return None
     with contextlib.suppress(OSError):  # what cannot be read is written anew
-        if make_hashes(target, threads=usable_cores(), cancellation=cancellation) == hashes and _state(source) == state:
-            return known or Manifest(state.nbytes, BLOCK_BYTES, hashes)
+        bad = damaged_blocks(target, wanted, threads=usable_cores(), cancellation=cancellation)
+        if not bad and _state(source) == state:
+            return wanted
     return None
 
 
@@ -374,24 +377,25 @@ def _copy(
             in_place = min(disk_use(workspace.path), state.nbytes) if workspace.resumed else 0
             check_space(target.parent, state.nbytes - in_place, f"The copy of '{source.name}'")
             temp = workspace.path / target.name
+            # A pack keeps the blocks of its manifest, with all else that the manifest says.
+            block_bytes = BLOCK_BYTES if known is None else known.block_bytes
             hashes = copy_blocks(
                 source,
                 temp,
                 size=state.nbytes,
-                block_bytes=BLOCK_BYTES,
+                block_bytes=block_bytes,
                 expected=None if known is None else known.hashes,
                 step=step,
                 cancellation=cancellation,
                 policy=RetryPolicy(),
                 keep=keep if workspace.resumed else None,
             )
+            manifest = known or Manifest(state.nbytes, block_bytes, tuple(hashes))
             # The mount may have answered "written" for what it could not keep.
-            read_with_retry(
-                lambda: _read_back(temp, state.nbytes, hashes, cancellation), str(temp), policy=RetryPolicy()
-            )
+            read_with_retry(lambda: _read_back(temp, manifest, cancellation), str(temp), policy=RetryPolicy())
             # Only whole states are published; the check is the last thing before the first rename.
             _check_unchanged(source, state)
-            _replace(temp, target, known or Manifest(state.nbytes, BLOCK_BYTES, tuple(hashes)))
+            _replace(temp, target, manifest)
     except (DamagedPackError, SourceReadError):
         # A source that somebody writes to looks damaged; that is the cause to tell.
         _check_unchanged(source, state)
@@ -410,14 +414,14 @@ def _check_unchanged(source: Path, state: _State) -> None:
     raise SourceChangedError(msg)
 
 
-def _read_back(temp: Path, size: int, hashes: list[str], cancellation: Cancellation) -> None:
+def _read_back(temp: Path, manifest: Manifest, cancellation: Cancellation) -> None:
     """Compare what the place now holds with what was sent."""
-    found_size = temp.stat().st_size
-    ranges = block_ranges(size, BLOCK_BYTES)
-    if found_size == size and hash_ranges(temp, ranges, threads=usable_cores(), cancellation=cancellation) == hashes:
+    size = temp.stat().st_size
+    bad = damaged_blocks(temp, manifest, threads=usable_cores(), cancellation=cancellation)
+    if size == manifest.size and not bad:
         return
     msg = (
-        f"What was written to '{temp.parent}' reads back differently ({found_size:,} bytes of {size:,}). "
+        f"What was written to '{temp.parent}' reads back differently ({size:,} bytes of {manifest.size:,}). "
         "Nothing there was replaced. Try again; if it happens again, mount the drive anew first."
     )
     raise DamagedPackError(msg)

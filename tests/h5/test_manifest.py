@@ -18,7 +18,7 @@ from colabstage.h5.manifest import (
     Manifest,
     check_whole,
     damaged_blocks,
-    make_hashes,
+    manifest_of_bytes,
     manifest_path,
     read_manifest,
     write_manifest,
@@ -44,10 +44,8 @@ def pack(tmp_path: Path) -> Path:
 
 def manifest_of(path: Path) -> Manifest:
     """What packing would note of a file."""
-    return Manifest(
-        size=path.stat().st_size,
-        block_bytes=BLOCK_BYTES,
-        hashes=make_hashes(path, threads=2),
+    return replace(
+        manifest_of_bytes(path, threads=2),
         key="0123abcd",
         identity={"kind": "folder", "stamps": {"": 7}},
         samples={"train": ROWS},
@@ -97,6 +95,8 @@ def test_a_cut_manifest_does_not_count(pack: Path, kept: int) -> None:
         {"size": "many"},
         {"size": 5},
         {"block_bytes": 0},
+        {"block_bytes": -1, "size": 0, "hashes": []},
+        {"block_bytes": 10**12, "hashes": ["0" * 16]},
         {"samples": ["train"]},
         {"identity": 3},
         {"version": "1"},

@@ -5,14 +5,21 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from colabstage.errors import ColabstageError, NotEnoughSpaceError, SourceChangedError, TargetExistsError
+from colabstage.errors import (
+    ColabstageError,
+    DamagedPackError,
+    NotEnoughSpaceError,
+    SourceChangedError,
+    TargetExistsError,
+)
 from colabstage.h5.manifest import BLOCK_BYTES, check_whole, manifest_path, read_manifest
 from colabstage.simulate.knobs import DriveFaults, OpFault
-from colabstage.stage.publish import previous_path, publish_file
+from colabstage.stage.publish import previous_path, publish_file, restore_file
+from colabstage.stage.run import stage_dataset
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -166,6 +173,31 @@ def test_the_same_again_keeps_the_version_before(checkpoint: Path, tmp_path: Pat
     for kept in (0, 20_000_000):
         assert publish_file(checkpoint, target, progress=False).kept_bytes == kept
         assert previous_path(target).read_bytes() == older
+
+
+@pytest.mark.parametrize("where", ["cache", "publish"])
+def test_blocks_of_another_length_are_as_good(
+    where: str, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A manifest says how long its blocks are: such a pack is published with all that its manifest says, found in the
+    cache, brought back block by block, and published again without a copy."""
+    options: dict[str, Any] = {"cache_dir": tmp_path / "cache", "progress": False}
+    with monkeypatch.context() as other:
+        other.setattr("colabstage.h5.manifest.BLOCK_BYTES", 4096)
+        staged = stage_dataset(photos, local_dir=tmp_path / "one", **options)
+    manifest = read_manifest(staged.path)
+    assert manifest is not None
+    assert len(manifest.hashes) > 2
+    if where == "cache":
+        again = stage_dataset(photos, local_dir=tmp_path / "two", **options)
+        assert again.report.origin == "cache"
+    else:
+        published = publish_file(staged.path, tmp_path / "there" / "pack.h5", progress=False).path
+        assert publish_file(staged.path, published, progress=False).kept_bytes == manifest.size
+        assert read_manifest(published) == manifest
+        published.write_bytes(bytes(manifest.size))
+        with pytest.raises(DamagedPackError, match="is damaged"):
+            restore_file(published, tmp_path / "back.h5", progress=False)
 
 
 def test_a_version_without_manifest_is_somebody_elses(checkpoint: Path, tmp_path: Path) -> None:
