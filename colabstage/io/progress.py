@@ -16,6 +16,7 @@ from colabstage.errors import CancelledError, OptionError, printable
 from colabstage.io.panel import NotebookProgress, in_notebook
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import TracebackType
 
 
@@ -24,10 +25,19 @@ class Cancellation:
 
     def __init__(self) -> None:
         self._event = threading.Event()
+        self._followers: list[Callable[[], object]] = []
 
     def cancel(self) -> None:
         """Ask the work to stop. May be called from any thread, any number of times."""
         self._event.set()
+        while self._followers:
+            self._followers.pop()()
+
+    def follow(self, tell: Callable[[], object]) -> None:
+        """Have `cancel` call `tell` as well, once: for work that cannot look at this, as that of another process."""
+        self._followers.append(tell)
+        if self._event.is_set():
+            self.cancel()
 
     @property
     def cancelled(self) -> bool:
@@ -36,7 +46,7 @@ class Cancellation:
 
     def check(self) -> None:
         """Raise `CancelledError` if `cancel` has been called."""
-        if self._event.is_set():
+        if self.cancelled:
             msg = "Cancelled on request; nothing that was there before has changed."
             raise CancelledError(msg)
 

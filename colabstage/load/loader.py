@@ -426,9 +426,8 @@ class Loader(Iterated, _Base):
     With worker processes one iteration runs at a time: a new one ends the one before, whose next step is an error.
 
     Leaving a loop early, by `break` or an exception, ends the background threads with it, each after the row that it is
-    at. Worker processes finish the batch that they are at, for which the end of the loop waits (30 seconds at the most:
-    torch's iterator can be left at once only by ending its processes); they wait for the next iteration, and end with
-    `close` or with the loader.
+    at. Worker processes too leave their batches at the row, or the call of a transform, that each is at; they wait for
+    the next iteration, and end with `close` or with the loader.
 
     It is a `torch.utils.data.DataLoader`, so frameworks that insist on one take it. Those that use it as it is
     (Lightning on one device) get its full speed. Those that take it apart and build one of their own (Accelerate,

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, get_worker_info
 
+from colabstage.io.progress import Cancellation
 from colabstage.load.batches import batch_of, host_batches, input_tensor, map_batches, target_tensors
 from colabstage.load.choices import batches_together
 from colabstage.load.dataset import dataset_h5
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from colabstage.io.progress import Cancellation
     from colabstage.load.augment import CroppedInputs, Crops
     from colabstage.load.batches import Ragged
     from colabstage.load.choices import LoaderPlan
@@ -131,6 +131,9 @@ class BatchDataset(dataset_h5):
     """
 
     _ragged: Ragged = "list"
+    # Shared with the process that wants batches, where it may stop wanting them.
+    _turn: torch.Tensor | None = None
+    _wanted = Cancellation()
 
     @classmethod
     def over(cls, dataset: dataset_h5, ragged: Ragged) -> BatchDataset:
@@ -150,14 +153,24 @@ class BatchDataset(dataset_h5):
     def __getitems__(self, indices: Sequence[int]) -> Any:
         """Read a batch, as `make_loader` describes it, in host memory: `(x, y)`, or `(x, y, index)` with
         `return_index`."""
-        if isinstance(indices, SeededRows) and self.per_sample:
+        if isinstance(indices, SeededRows):
             # In a process of a loader of ours: so draws do not depend on how many there are, or on what came before.
-            _seed_all(indices.entropy)
-        x, y = batch_of(self, *self.read_batch(indices), self._ragged)
+            if self.per_sample:
+                _seed_all(indices.entropy)
+            if self._turn is not None:
+                self._wanted = _Wanted(self._turn, indices.turn)
+        with ThreadPool(1, self._wanted) as pool:
+            stored = self.reader.read_x(indices, pool=pool), self.reader.read_y(indices, pool=pool)
+        x, y = batch_of(self, *stored, self._ragged)
         # In the caller's own process nothing is sent.
         if get_worker_info() is not None:
             x, y = _joined(x), _joined(y)
         return (x, y, torch.as_tensor(indices)) if self.return_index else (x, y)
+
+    def sample(self, x: Any, y: Any) -> tuple[Any, Any]:
+        """Make of one row what the dataset's transforms make of it, as long as somebody wants its batch."""
+        self._wanted.check()
+        return super().sample(x, y)
 
 
 def _joined(rows: Any) -> Any:
@@ -173,16 +186,32 @@ def as_it_is(batch: Any) -> Any:
 
 
 class SeededRows(list[int]):
-    """Hold rows of a batch, and what the random numbers that are drawn for it follow from."""
+    """Hold rows of a batch, with what the random numbers that are drawn for it follow from, and whose turn it is of."""
 
     entropy: tuple[int, ...] = ()
+    turn: int = 0
 
     @classmethod
-    def of(cls, rows: list[int], *entropy: int) -> SeededRows:
+    def of(cls, rows: list[int], *entropy: int, turn: int) -> SeededRows:
         """Hold `rows` with `entropy`, numbers of at least 0."""
         seeded = cls(rows)
-        seeded.entropy = entropy
+        seeded.entropy, seeded.turn = entropy, turn
         return seeded
+
+
+class _Wanted(Cancellation):
+    """Stop, in a worker process, batches of an iteration that is over in the process that wanted them."""
+
+    def __init__(self, running: torch.Tensor, turn: int) -> None:
+        """Take the number of the iteration that runs, in memory of both processes, and that of one's own."""
+        super().__init__()
+        self._running = running
+        self._turn = turn
+
+    @property
+    def cancelled(self) -> bool:
+        """Return whether another iteration runs, or none."""
+        return self._running.item() != self._turn
 
 
 def _seed_all(entropy: tuple[int, ...]) -> None:
@@ -210,7 +239,10 @@ class Workers:
     """Run worker processes that make batches: one stock `DataLoader`, kept from epoch to epoch."""
 
     def __init__(self, view: BatchDataset, plan: LoaderPlan, seed: int) -> None:
-        self._view = view
+        self._turns = 0
+        self._turn = torch.zeros((), dtype=torch.int64).share_memory_()
+        self._view = BatchDataset.over(view, view._ragged)
+        self._view._turn = self._turn
         self._plan = plan
         self._seed = seed
         self._planned = _Planned()
@@ -219,11 +251,18 @@ class Workers:
         self._loader: DataLoader[Any] | None = None
         self._epoch: Any = None
 
-    def batches(self, batches: Sequence[NDArray[np.intp]], epoch: int) -> Generator[Any]:
-        """Start an epoch, the processes too if none run; from the thread that may fork."""
+    def batches(
+        self, batches: Sequence[NDArray[np.intp]], epoch: int, cancellation: Cancellation
+    ) -> Generator[Any]:
+        """Start an epoch, the processes too if none run; from the thread that may fork. Where `cancellation` is used,
+        they stop at the row that each is at."""
+        self._turns += 1
+        turn = self._turns
+        self._turn.fill_(turn)
+        cancellation.follow(partial(_end_turn, self._turn, turn))
         # Counted from the epoch's end, so that a resumed one has the same numbers; the row tells ranks apart.
         self._planned.batches = [
-            SeededRows.of(rows.tolist(), self._seed, epoch, number, int(rows[0]))
+            SeededRows.of(rows.tolist(), self._seed, epoch, number, int(rows[0]), turn=turn)
             for number, rows in zip(range(len(batches), 0, -1), batches, strict=True)
         ]
         if self._loader is None:
@@ -247,6 +286,12 @@ class Workers:
         epoch, self._epoch, self._loader = self._epoch, None, None
         if callable(end := getattr(epoch, "_shutdown_workers", None)):
             end()
+
+
+def _end_turn(running: torch.Tensor, turn: int) -> None:
+    # The next one may have begun already.
+    if running.item() == turn:
+        running.zero_()
 
 
 def _each(batches: Any) -> Generator[Any]:
@@ -361,7 +406,7 @@ class WorkerSource:
     def start(
         self, batches: Sequence[NDArray[np.intp]], rows_before: int, epoch: int, cancellation: Cancellation
     ) -> Generator[tuple[Any, ...] | Heartbeat]:
-        return self._workers.batches(batches, epoch)
+        return self._workers.batches(batches, epoch, cancellation)
 
     def close(self) -> None:
         """End the processes."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -77,6 +78,32 @@ def test_resuming_and_early_breaks(make_file: Callable[..., Any]) -> None:
     straight = make_loader(dataset, 4, strategy="direct")
     assert rest == [index.tolist() for _, index in straight][3:]
     assert after == [index.tolist() for _, index in straight]
+
+
+def noted(folder: Path, x: Any) -> int:
+    """A transform that notes its calls; those behind the second batch take long, as long as a file says so."""
+    with (folder / "calls").open("ab") as file:
+        file.write(b".")
+        calls = file.tell()
+    for _ in range(15):
+        if calls > 8 and (folder / "slow").exists():
+            time.sleep(0.02)
+    return calls
+
+
+def test_a_break_waits_for_one_row_of_each_process(make_file: Callable[..., Any], tmp_path: Path) -> None:
+    """Neither what is left of a batch nor the batches that wait behind it are made, and the next epoch is whole."""
+    (tmp_path / "slow").touch()
+    dataset = dataset_h5(make_file("pack", 36).path, functools.partial(noted, tmp_path), return_index=True)
+    with make_loader(dataset, 4, strategy="workers", num_workers=1, prefetch_factor=4) as loader:
+        for number, _ in enumerate(loader):
+            if number == 1:
+                break
+        begun = (tmp_path / "calls").stat().st_size
+        (tmp_path / "slow").unlink()
+        assert sum(len(index) for _, index in loader) == 36
+    # One that began while the loop was being left, and one while the count was read.
+    assert (tmp_path / "calls").stat().st_size - begun - 36 <= 2
 
 
 def test_starting_an_epoch_moves_no_rng(make_file: Callable[..., Any]) -> None:

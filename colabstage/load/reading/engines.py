@@ -213,8 +213,9 @@ def turn_bytes(values: NDArray[Any]) -> None:
 def load_array(engine: RowEngine, facts: StorageFacts, pool: ThreadPool) -> NDArray[Any]:
     """Read all rows into memory, front to back."""
     values = np.empty(facts.shape, facts.dtype)
-    # In parts, as engines hold beside the result what they decode.
-    step = max(1, _SCRATCH_BYTES // max(1, facts.row_bytes))
+    # In parts, as engines hold beside the result what they decode; of whole chunks, so that each is decoded once.
+    together = facts.chunks[0] if facts.chunks else 1
+    step = max(1, _SCRATCH_BYTES // max(1, facts.row_bytes) // together) * together
     for start in range(0, facts.shape[0], step):
         stop = min(facts.shape[0], start + step)
         engine.read_rows(np.arange(start, stop), values[start:stop], pool)

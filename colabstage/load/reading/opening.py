@@ -120,8 +120,8 @@ class OpenFile:
         self._mappings: dict[Path, MappedFile] = {}
         self._handles: dict[Path, ReadFile] = {}
 
-    def rows(self, facts: StorageFacts, choice: EngineChoice) -> RowEngine:
-        """Make the engine for rows of one shape."""
+    def rows(self, facts: StorageFacts, choice: EngineChoice, *, keep: bool = True) -> RowEngine:
+        """Make the engine for rows of one shape; with `keep` it holds what it has decoded for a while."""
         # Contiguous, which is all that has one place for every row.
         if choice.name in ("mapped", "read"):
             return _in_native_order(self._contiguous(facts, choice), facts)
@@ -131,24 +131,23 @@ class OpenFile:
         if choice.name == "chunks" and facts.has_whole_rows:
             table = read_table(self._h5[facts.name], facts, self._mapped(facts))
             return _in_native_order(PlacedRows(self._mapped(facts), table, facts), facts)
-        return ChunkEngine(self._chunks(facts, choice), facts)
+        return ChunkEngine(self._chunks(facts, choice, keep=keep), facts)
 
     def _contiguous(self, facts: StorageFacts, choice: EngineChoice) -> RowEngine:
         if choice.name == "mapped":
             return GatherEngine(mapped_table(self._mapped(facts), facts), self._mapped(facts))
         return ReadEngine(self._read(facts), facts)
 
-    def _chunks(self, facts: StorageFacts, choice: EngineChoice) -> ChunkSource:
-        """Return the chunks of a dataset, kept for a while where taking them is not free."""
+    def _chunks(self, facts: StorageFacts, choice: EngineChoice, *, keep: bool) -> ChunkSource:
+        """Return the chunks of a dataset; with `keep` they are kept for a while where taking them is not free."""
         by_hdf5 = H5pyChunks(self._h5[facts.name], facts)
         source: ChunkSource = by_hdf5
         if choice.name == "chunks":
             table = read_table(self._h5[facts.name], facts, self._mapped(facts))
             source = StoredChunks(self._mapped(facts), table, facts, by_hdf5)
             # Nothing is decoded, so there is nothing to keep.
-            if not facts.filters:
-                return source
-        return CachedChunks(source, cache_bytes(read_resources().free_memory_bytes))
+            keep = keep and bool(facts.filters)
+        return CachedChunks(source, cache_bytes(read_resources().free_memory_bytes)) if keep else source
 
     def encoded(self, source: FieldSource, *, in_memory: bool) -> EncodedRows:
         """Make the reader of rows that are image files; with `in_memory` their bytes are all read now."""
@@ -234,7 +233,8 @@ class OpenFile:
         """Read all of a dataset, front to back."""
         if choice.name in ("chunks", "h5py"):
             with ThreadPool(usable_cores()) as pool:
-                return load_array(self.rows(facts, choice), facts, pool)
+                # Each chunk is taken once, so what is kept of them would only double the memory.
+                return load_array(self.rows(facts, choice, keep=False), facts, pool)
         values = np.empty(facts.shape, facts.dtype)
         file = self._sequential(facts)
         for _ in file.read_blocks(facts.offset or 0, values.reshape(-1).view(np.uint8)):

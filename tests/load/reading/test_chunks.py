@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 import zlib
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 from colabstage.errors import DamagedPackError, PackFormatError
 from colabstage.load.dataset import dataset_h5
 from colabstage.load.loader import make_loader
-from colabstage.load.reading import chunks
+from colabstage.load.reading import chunks, engines
 from colabstage.load.reading.threads import ThreadPool
 
 if TYPE_CHECKING:
@@ -215,6 +216,29 @@ def test_a_chunk_larger_than_the_budget_is_not_kept() -> None:
     kept.chunk((0,))
     kept.chunk((0,))
     assert source.asked == [(0,), (0,)]
+
+
+@pytest.mark.parametrize("compression", ["gzip", "lzf"])
+def test_reading_into_memory_takes_it_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compression: str) -> None:
+    """Not twice, by keeping what was decoded beside it; each chunk is decoded once, however parts would cut them."""
+    values = np.repeat(np.random.default_rng(0).integers(0, 256, (500, 80), dtype=np.uint8), 100, 1)
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file.create_dataset("X_train", data=values, chunks=(7, 4000), compression=compression)
+    monkeypatch.setattr(engines, "_SCRATCH_BYTES", 200_000)
+    dataset = dataset_h5(tmp_path / "a.h5")
+    asked: list[Any] = []
+    for kind in (chunks.StoredChunks, chunks.H5pyChunks):
+        real = kind.chunk
+        monkeypatch.setattr(kind, "chunk", lambda self, place, real=real: asked.append(place) or real(self, place))
+    tracemalloc.start()
+    try:
+        loaded = dataset.reader.into_memory()
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert len(asked) == len(set(asked)) == 72 * 2
+    assert values.nbytes <= peak < 1.4 * values.nbytes
+    assert np.array_equal(loaded.read_x(range(500)), values)
 
 
 def test_shuffled_batches_decode_a_chunk_once_while_it_is_kept(tmp_path: Path) -> None:
