@@ -81,7 +81,10 @@ class _Facts:
 
     @property
     def home(self) -> Path:
-        return Path(self.environ.get("HOME") or Path.home())
+        try:
+            return Path(self.environ.get("HOME") or Path.home())
+        except RuntimeError:  # a user without an entry, as containers are started with a number
+            return self.temp
 
     @property
     def temp(self) -> Path:
@@ -92,7 +95,8 @@ class _Facts:
         """Return where a person's own computer keeps what can be made again. Not /tmp: that is memory on many."""
         if self.environ.get("TMPDIR"):
             return self.temp
-        return Path(self.environ.get("XDG_CACHE_HOME") or self.home / ".cache")
+        home = self.home
+        return Path(self.environ.get("XDG_CACHE_HOME") or (home if home == self.temp else home / ".cache"))
 
     @property
     def in_kernel(self) -> bool:

@@ -385,7 +385,13 @@ class SourcePart:
             if not self.opens_at_once:
                 self.start()
             self._archive = self._stack.enter_context(
-                open_archive(content, spool=spool, single_files=alone, cancellation=self.opening.cancellation)
+                open_archive(
+                    content,
+                    spool=spool,
+                    single_files=alone,
+                    name="" if self.file is None else self.file.facts.name,
+                    cancellation=self.opening.cancellation,
+                )
             )
         return self._archive
 

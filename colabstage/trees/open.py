@@ -121,26 +121,34 @@ def open_archive(
     spool: Path,
     limits: ArchiveLimits = DEFAULT_LIMITS,
     single_files: bool = False,
+    name: str = "",
     cancellation: Cancellation | None = None,
 ) -> Tree:
     """Open the archive whose bytes `source` gives; the source is closed with the tree, and when this fails.
 
-    `single_files`: whether a file of arrays or records counts too, as a tree of that one file.
+    Args:
+        source: its bytes.
+        spool, limits, cancellation: as of `open_tree`.
+        single_files: whether a file of arrays or records counts too, as a tree of that one file.
+        name: what the service calls it, for where its address does not say what it is.
 
     Raises:
         Everything that `open_tree` raises for a file.
     """
     try:
-        if single_files and may_be_single_file(source.label) and recognise_archive(source) is None:
-            return SingleFileTree(source)
-        return _open_recognised(source, spool, limits, cancellation)
+        called = next(filter(may_be_single_file, (source.label, name)), None)
+        if single_files and called is not None and recognise_archive(source) is None:
+            return SingleFileTree(source, base_name(called))
+        return _open_recognised(source, spool, limits, cancellation, name)
     # The tree would have closed it; without one nobody else knows of it.
     except BaseException:
         source.close()
         raise
 
 
-def _open_recognised(source: ByteSource, spool: Path, limits: ArchiveLimits, cancellation: Cancellation | None) -> Tree:
+def _open_recognised(
+    source: ByteSource, spool: Path, limits: ArchiveLimits, cancellation: Cancellation | None, name: str
+) -> Tree:
     kind = recognise_archive(source)
     if kind is None:
         head = source.pread(HEAD_BYTES, 0)
@@ -163,7 +171,7 @@ def _open_recognised(source: ByteSource, spool: Path, limits: ArchiveLimits, can
     # The tree unpacks a compressed tar by itself, since its headers are only read in the unpacked form.
     if kind.startswith("tar"):
         return TarTree(source, spool=spool, limits=limits, cancellation=cancellation)
-    return CompressedFileTree(source, spool=spool, limits=limits, cancellation=cancellation)
+    return CompressedFileTree(source, spool=spool, limits=limits, name=name, cancellation=cancellation)
 
 
 def _first_unpacked(source: ByteSource) -> bytes | None:

@@ -87,6 +87,7 @@ class CompressedFileTree(SingleFileTree):
         source: the compressed bytes; closed with the tree.
         spool: a folder on a local disk with room for the content; created if need be.
         limits: how much it may unpack to.
+        name: what the service calls it, for where its address does not say how it is compressed.
         cancellation: looked at while it is unpacked.
 
     Raises:
@@ -102,11 +103,12 @@ class CompressedFileTree(SingleFileTree):
         *,
         spool: Path,
         limits: ArchiveLimits = DEFAULT_LIMITS,
+        name: str = "",
         cancellation: Cancellation | None = None,
     ) -> None:
         # Before unpacking, which takes long: a name that leads elsewhere refuses the file.
-        name = single_name(source)
-        super().__init__(unpack_into(spool, source, limits, cancellation), name)
+        inside = single_name(source, name)
+        super().__init__(unpack_into(spool, source, limits, cancellation), inside)
         self._compressed = source
 
     def close(self) -> None:
@@ -115,8 +117,8 @@ class CompressedFileTree(SingleFileTree):
         self._compressed.close()
 
 
-def single_name(source: ByteSource) -> str:
-    """Return what the file inside a compressed one is called.
+def single_name(source: ByteSource, name: str = "") -> str:
+    """Return what the file inside a compressed one is called, whose service calls it `name`.
 
     Raises:
         ArchiveError: the source is not compressed.
@@ -128,9 +130,10 @@ def single_name(source: ByteSource) -> str:
         msg = f"'{source.label}' is not compressed with gzip, bzip2, xz or Zstandard."
         raise ArchiveError(msg)
     base = base_name(source.label) or "content"
-    stem, suffix = posixpath.splitext(base)
-    if stem and suffix.lower() in _COMPRESSED_SUFFIXES[compression]:
-        return stem
+    for called in (base, name):
+        stem, suffix = posixpath.splitext(called)
+        if stem and suffix.lower() in _COMPRESSED_SUFFIXES[compression]:
+            return stem
     # Only gzip notes a name, and only the name of the file that was compressed, whatever it is called now.
     noted = _gzip_name(head) if compression == "gz" else ""
     if not noted:

@@ -159,6 +159,17 @@ def test_temporary_folders_follow_tmpdir() -> None:
         assert detect({"TMPDIR": "/scratch"} | environ).fast_dir == Path("/scratch")
 
 
+def test_a_user_without_a_home_keeps_things_in_the_temporary_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container that was started with a number for its user."""
+
+    def nobody() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", nobody)
+    assert detect({"HOME": ""}).fast_dir == Path("/tmp")
+    assert detect({"HOME": "/home/ann"}).fast_dir == Path("/home/ann/.cache")
+
+
 def test_a_practice_machine_keeps_everything_under_its_root(tmp_path: Path) -> None:
     """With COLABSTAGE_SYSTEM_ROOT the marker is looked for, and the folders are named, under that root."""
     (tmp_path / "var/colab").mkdir(parents=True)

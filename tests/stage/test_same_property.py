@@ -80,8 +80,10 @@ def brought(folder: Path) -> State:
 STATES = st.dictionaries(st.sampled_from(NAMES), st.integers(0, 3), min_size=2).filter(
     lambda state: {name[0] for name in state} == {"a", "b"}
 )
-# Where a call may die, by how often a record or a manifest has been written.
+# What somebody, or a disk, does to what colabstage has made; where a call may die, by how often a record or a manifest
+# has been written.
 CALLS = st.tuples(
+    st.sampled_from([None, None, None, "here/*/*.h5", "cache/*.h5", "here/*/*.h5.json", "here/*/stage.json"]),
     st.sampled_from(["pack", "files", "both", "fetch"]),
     st.sampled_from(["fast", "full"]),
     st.none() | st.integers(0, 2),
@@ -119,7 +121,8 @@ def call(source: Path, root: Path, keep: Any, verify: Any) -> State:
     steps=st.lists(st.tuples(STATES, st.lists(CALLS, min_size=1, max_size=3), st.booleans()), min_size=2, max_size=4),
 )
 def test_what_is_served_is_what_the_source_holds(archive: bool, steps: list[tuple[State, list[Any], bool]]) -> None:
-    """Edits that keep every size, files added, removed and swapped, new machines, and calls that die half-way."""
+    """Edits that keep every size, files added, removed and swapped, new machines, packs and records that are damaged,
+    and calls that die half-way."""
     with tempfile.TemporaryDirectory() as place:
         root = Path(place)
         source = root / ("source.zip" if archive else "source")
@@ -127,11 +130,20 @@ def test_what_is_served_is_what_the_source_holds(archive: bool, steps: list[tupl
             make(root, state, archive=archive)
             if new_machine:
                 shutil.rmtree(root / "here", ignore_errors=True)
-            for keep, verify, dies_after in calls:
+            for spoilt, keep, verify, dies_after in calls:
+                for path in root.glob(spoilt or "nothing"):
+                    spoil(path)
                 if dies_after is None:
                     assert call(source, root, keep, verify) == state
                 else:
                     die_in(source, root, keep, verify, dies_after)
+
+
+def spoil(path: Path) -> None:
+    """Change a byte in the middle of a file, as somebody's program does, or a disk."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
 
 
 def die_in(source: Path, root: Path, keep: str, verify: str, after: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import gzip
 import hashlib
 import io
 import os
@@ -276,6 +277,17 @@ def test_share_links(shares: DriveShares, photos: Path, archive: Path) -> None:
     changed = SharedItem(FILE_ID, "photos.zip", content=archive.read_bytes(), modified="Tue, 03 Mar 2026 10:00:00 GMT")
     shares.add(changed)
     assert stage(link).report.origin == "source"
+
+
+@pytest.mark.parametrize("name", ["data.npy", "text.txt.gz"])
+def test_a_shared_file_is_what_its_name_says(shares: DriveShares, name: str) -> None:
+    """A link says nothing of it; Drive does."""
+    buffer = io.BytesIO()
+    np.save(buffer, np.zeros((64, 16), np.float32))
+    contents = {"data.npy": buffer.getvalue(), "text.txt.gz": gzip.compress(b"to be or not to be " * 500)}
+    shares.add(SharedItem(FILE_ID, name, content=contents[name]))
+    staged = stage(f"https://drive.google.com/file/d/{FILE_ID}/view")
+    assert sum(staged.splits.values()) > 0
 
 
 def test_a_shared_folder(shares: DriveShares, photos: Path) -> None:
