@@ -240,7 +240,7 @@ class Workers:
 
     def __init__(self, view: BatchDataset, plan: LoaderPlan, seed: int) -> None:
         self._turns = 0
-        self._turn = torch.zeros((), dtype=torch.int64).share_memory_()
+        self._turn = _shared(torch.zeros((), dtype=torch.int64))
         self._view = BatchDataset.over(view, view._ragged)
         self._view._turn = self._turn
         self._plan = plan
@@ -286,6 +286,11 @@ class Workers:
         epoch, self._epoch, self._loader = self._epoch, None, None
         if callable(end := getattr(epoch, "_shutdown_workers", None)):
             end()
+
+
+def _shared(tensor: torch.Tensor) -> torch.Tensor:
+    tensor.share_memory_()  # type: ignore[no-untyped-call]
+    return tensor
 
 
 def _end_turn(running: torch.Tensor, turn: int) -> None:

@@ -138,7 +138,7 @@ class OpenFile:
             return GatherEngine(mapped_table(self._mapped(facts), facts), self._mapped(facts))
         return ReadEngine(self._read(facts), facts)
 
-    def _chunks(self, facts: StorageFacts, choice: EngineChoice, *, keep: bool) -> ChunkSource:
+    def _chunks(self, facts: StorageFacts, choice: EngineChoice, *, keep: bool = True) -> ChunkSource:
         """Return the chunks of a dataset; with `keep` they are kept for a while where taking them is not free."""
         by_hdf5 = H5pyChunks(self._h5[facts.name], facts)
         source: ChunkSource = by_hdf5

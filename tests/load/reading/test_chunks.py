@@ -227,9 +227,16 @@ def test_reading_into_memory_takes_it_once(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(engines, "_SCRATCH_BYTES", 200_000)
     dataset = dataset_h5(tmp_path / "a.h5")
     asked: list[Any] = []
+
+    def counting(real: Callable[..., Any]) -> Callable[..., Any]:
+        def chunk(source: Any, place: Any) -> Any:
+            asked.append(place)
+            return real(source, place)
+
+        return chunk
+
     for kind in (chunks.StoredChunks, chunks.H5pyChunks):
-        real = kind.chunk
-        monkeypatch.setattr(kind, "chunk", lambda self, place, real=real: asked.append(place) or real(self, place))
+        monkeypatch.setattr(kind, "chunk", counting(kind.chunk))
     tracemalloc.start()
     try:
         loaded = dataset.reader.into_memory()
