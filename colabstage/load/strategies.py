@@ -251,9 +251,7 @@ class Workers:
         self._loader: DataLoader[Any] | None = None
         self._epoch: Any = None
 
-    def batches(
-        self, batches: Sequence[NDArray[np.intp]], epoch: int, cancellation: Cancellation
-    ) -> Generator[Any]:
+    def batches(self, batches: Sequence[NDArray[np.intp]], epoch: int, cancellation: Cancellation) -> Generator[Any]:
         """Start an epoch, the processes too if none run; from the thread that may fork. Where `cancellation` is used,
         they stop at the row that each is at."""
         self._turns += 1
