@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from colabstage.load.dataset import dataset_h5
     from colabstage.load.loader import Loader
     from colabstage.load.options import LoaderArguments
+    from colabstage.load.partial import PartialPack
     from colabstage.stage.publish import PublishReport
     from colabstage.stage.report import StageReport
     from colabstage.stage.streaming import BackgroundPack
@@ -48,6 +49,10 @@ class StagedDataset:
     """Finds the copy in the cache that an earlier call made; `None` where there is to be none, or this call made it."""
     arriving: BackgroundPack | None = field(default=None, repr=False)
     """What goes on with `streaming=True`; `None` where all was here when this was made."""
+
+    part: PartialPack | None = field(default=None, repr=False, compare=False)
+    """The blocks of a pack in the cache that is larger than `disk_limit`, and their figures; `None` where all of it is
+    here."""
 
     @property
     def splits(self) -> Mapping[str, int]:
@@ -75,7 +80,7 @@ class StagedDataset:
             return self.arriving.open(split)
         from colabstage.load.dataset import dataset_h5
 
-        return dataset_h5(path, split=split)
+        return dataset_h5(path, split=split, arrival=self.part)
 
     def __contains__(self, split: object) -> bool:
         """Tell whether there is a split of that name."""

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from colabstage.errors import SourceChangedError
+from colabstage.errors import NotEnoughSpaceError, SourceChangedError
 from colabstage.h5.manifest import remove_manifest
 from colabstage.io.files import make_folder
 from colabstage.io.ownership import check_replaceable, put_back, sweep_orphans
@@ -80,6 +80,23 @@ def figure_out(request: StageRequest, source: OpenSource, tree: Tree | None, job
     )
 
 
+def check_disk_limit(request: StageRequest, figures: StageFigures) -> None:
+    """Refuse to make here what may not be here.
+
+    Raises:
+        NotEnoughSpaceError: it would take more than `disk_limit`.
+    """
+    limit = request.disk_limit
+    if limit is None or figures.peak_bytes <= limit:
+        return
+    msg = (
+        f"Packing '{request.source.name}' takes {format_bytes(figures.peak_bytes)} of the local disk, and disk_limit="
+        f"{format_bytes(limit)}. No pack of it is in the cache yet. Stage it once where there is room, without "
+        "disk_limit=; every later call opens that pack in part. Or make it smaller: image_size=, encoding='jpeg:90'."
+    )
+    raise NotEnoughSpaceError(msg)
+
+
 def make_local(call: StageCall, source: OpenSource, *, pack: bool) -> StagedFiles | None:
     """Bring the source here in the forms that were asked for.
 
@@ -114,6 +131,7 @@ def make_local(call: StageCall, source: OpenSource, *, pack: bool) -> StagedFile
             room = space_for(request.pack_path)
             job = prepare_pack(tree, request.options, free_bytes=room) if wants_pack else None
             figures = figure_out(request, source, tree, job)
+            check_disk_limit(request, figures)
             # What an interrupted run has put in place is part of the figures, and need not fit a second time.
             in_place = source.kept_bytes + (room - free_space(request.folder) if wants_pack else 0)
             check_space(request.folder, max(0, figures.peak_bytes - in_place), f"Staging '{request.source.name}'")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal, TypedDict, Unpack, cast, get_args
 
 from colabstage.errors import OptionError
 from colabstage.io.arguments import read_options, takes
+from colabstage.io.units import parse_bytes
 from colabstage.machine.drive import drive_root
 from colabstage.machine.platforms import detect_platform
 from colabstage.pack.options import PackArguments, PackOptions, WrittenArguments
@@ -50,6 +51,8 @@ class StageRequest:
     """How closely what is here is looked at."""
     checksum: Checksum | None = None
     """What the one file that the source is must hash to."""
+    disk_limit: int | None = None
+    """Bytes that the pack may take on the local disk, `None` for all of it."""
 
     @property
     def pack_path(self) -> Path:
@@ -100,6 +103,7 @@ class PlaceArguments(TypedDict, total=False):
     refresh: bool
     verify: Verify
     hash: str | None
+    disk_limit: int | str | None
 
 
 class FormArguments(WrittenArguments, PlaceArguments, total=False):
@@ -120,6 +124,7 @@ def make_request(
     refresh: bool = False,
     verify: Verify = "fast",
     hash: str | None = None,  # noqa: A002 - the word that people know from downloaders
+    disk_limit: int | str | None = None,
     options: PackOptions | None = None,
     **arguments: Unpack[PackArguments],
 ) -> StageRequest:
@@ -136,6 +141,8 @@ def make_request(
             rewritten under its name is not noticed); `"full"` lists the source again and hashes every block of what is
             here. The report says what was compared.
         hash: what the one archive that the source is must hash to, as `"sha256:…"`, `"md5:…"` or the digest alone.
+        disk_limit: never have more of the pack on the local disk than that, bytes or a text such as `"20GB"`. A larger
+            one in the cache is opened in part: its blocks are fetched as loaders need them, and given back.
         options: how the pack is made, in one value, for several datasets; arguments that are given by name replace its
             own.
         **arguments: those of `colabstage.options.PackOptions`.
@@ -148,6 +155,12 @@ def make_request(
         if value not in get_args(kind):
             msg = f"{name}={value!r} is unknown; expected one of {', '.join(map(repr, get_args(kind)))}."
             raise OptionError(msg)
+    limit = None if disk_limit is None else parse_bytes(disk_limit)
+    if limit is not None and keep != "pack":
+        msg = (
+            f"disk_limit= is for keep='pack', and keep={keep!r} brings plain files, all of them. Leave out one of them."
+        )
+        raise OptionError(msg)
     # Here, because the command line makes options where only its help is wanted, and layouts need numpy.
     from colabstage.layouts.table_file import TableFile, is_table_file
 
@@ -170,7 +183,7 @@ def make_request(
         raise OptionError(msg)
     # Nobody can say that a lock or an open file is the same as yesterday's, so nothing made with one is used again.
     again = refresh or bool(packing.incomparable)
-    return StageRequest(parsed, key, name, packing, keep, base / name, cache, again, verify, wanted)
+    return StageRequest(parsed, key, name, packing, keep, base / name, cache, again, verify, wanted, limit)
 
 
 def _without_ours(source: Source, base: Path, name: str, cache: Path | Literal["auto"] | None) -> Source:

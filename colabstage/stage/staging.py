@@ -45,6 +45,7 @@ from colabstage.sources.part import SLOW_LISTERS, Opening, sweep_copies
 from colabstage.sources.record import file_seal
 from colabstage.stage.cache import Cache, restore_pack
 from colabstage.stage.dataset import StagedDataset
+from colabstage.stage.in_part import exceeds_limit, open_in_part
 from colabstage.stage.make import SourceListingError, figure_out, make_local
 from colabstage.stage.publish import publish_file, published_before
 from colabstage.stage.record import (
@@ -108,6 +109,8 @@ def run_call(call: StageCall, *, wait: bool) -> StagedDataset:
             if staged is not None:
                 return staged
             found = _look_in_cache(call, source, cache)
+            if found is not None and exceeds_limit(request, found.pack):
+                return open_in_part(call, found.pack)
             if found is not None and _copy_from_cache(call, found.pack, cache):
                 return _finish_restored(call, source, found)
             return _stage(call, source, cache, wait=wait)
@@ -516,6 +519,9 @@ def plan_call(call: StageCall) -> StagePlan:
         if cached is not None and made_of is not None and _compare_source(call, source, made_of).same:
             reasons.append(f"Cache: '{cached.path}'.")
             size = cached.manifest.size
+            if exceeds_limit(request, cached) and request.disk_limit is not None:
+                reasons.append(f"It has {format_bytes(size)}, so it would be opened in part and not copied.")
+                size = request.disk_limit
             return planned("restore", StageFigures(source_bytes=size, pack_bytes=size), cached.manifest.samples)
         reasons.append("Cache: it is not there." if cached is None else "Cache: not of this state of the source.")
         if comes_whole(request.source):

@@ -305,6 +305,16 @@ LocalDir = Annotated[
         rich_help_panel=_PLACES,
     ),
 ]
+DiskLimit = Annotated[
+    str | None,
+    typer.Option(
+        "--disk-limit",
+        metavar="SIZE",
+        show_default=False,
+        help="Never have more of the pack here than that, such as 20GB: a larger one in the cache is opened in part.",
+        rich_help_panel=_PLACES,
+    ),
+]
 Verifying = Annotated[
     Verify,
     _choice("--verify", get_args(Verify), "Trust unchanged times and sizes, or compare every block.", _PLACES),
@@ -338,6 +348,7 @@ STAGE_FLAGS: dict[str, Any] = PACK_FLAGS | {
     "refresh": Refresh,
     "verify": Verifying,
     "hash": Hash,
+    "disk_limit": DiskLimit,
 }
 
 

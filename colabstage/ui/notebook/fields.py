@@ -158,6 +158,7 @@ def make_fields(widgets: Any, start: Mapping[str, Any]) -> dict[str, Field]:
         "cache_dir": maker.text("cache_dir", "nowhere; auto is MyDrive/colabstage", read_place, write_place),
         "verify": maker.choice("verify", get_args(Verify)),
         "hash": maker.text("hash", "not checked; else sha256:…", read_place, write_place),
+        "disk_limit": maker.text("disk_limit", "all of it here; else 20GB", read_place, write_place),
         "refresh": maker.tick("refresh", "stage again, whatever is here or cached"),
     }
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 # What most people change; the rest is behind a fold.
 _FIRST = ("layout", "image_size", "resize", "color_mode", "encoding", "splits", "keep")
-_MORE = ("group_by", "seed", "on_error", "local_dir", "cache_dir", "verify", "hash", "refresh")
+_MORE = ("group_by", "seed", "on_error", "local_dir", "cache_dir", "verify", "hash", "disk_limit", "refresh")
 _WIDTH = "720px"
 
 
