@@ -114,26 +114,6 @@ class PartialPack:
         )
 
     @property
-    def first_epoch_only(self) -> bool:
-        """Tell that every epoch is visited by units: what was let go has to be brought again."""
-        return False
-
-    @property
-    def readable_path(self) -> None:
-        """Tell that the file stays where it is."""
-
-    @property
-    def leaves_out(self) -> bool:
-        """Tell that every row can be used: the pack was finished before."""
-        return False
-
-    def left_out(
-        self, split: str, rows: NDArray[np.intp], *, cancellation: Cancellation | None = None
-    ) -> NDArray[np.bool_]:
-        """Return that none of them is."""
-        return np.zeros(len(rows), np.bool_)
-
-    @property
     def figures(self) -> dict[str, int]:
         """Return bytes `fetched`, `evicted`, `kept` from before, `here`, and on the `disk`."""
         return self.file.figures

@@ -238,6 +238,12 @@ def check_for_streaming(request: StageRequest, *, has_executor: bool) -> None:
     if request.keep != "pack":
         msg = f"streaming=True is for keep='pack', and keep='{request.keep}' brings plain files. Leave out one of them."
         raise OptionError(msg)
+    if request.disk_limit is not None:
+        msg = (
+            "streaming=True packs all of it here, and disk_limit= is for what may not all be here. Leave out "
+            "streaming=True: a pack in the cache that is opened in part gives batches at once anyway."
+        )
+        raise OptionError(msg)
 
 
 def lock_path(folder: Path) -> Path:

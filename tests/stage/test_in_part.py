@@ -14,7 +14,7 @@ from colabstage.stage.run import plan_stage, stage_dataset
 if TYPE_CHECKING:
     from pathlib import Path
 
-LIMIT = 3_500_000
+LIMIT, ROWS = 3_500_000, 4000
 
 
 def test_a_larger_pack_is_read_from_the_cache_in_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -23,20 +23,20 @@ def test_a_larger_pack_is_read_from_the_cache_in_part(tmp_path: Path, monkeypatc
     for module in ("h5.manifest", "pack.execute", "stage.publish"):
         monkeypatch.setattr(f"colabstage.{module}.BLOCK_BYTES", 65536)
     source, cache, local = tmp_path / "data.npz", tmp_path / "cache", tmp_path / "local"
-    x = np.random.default_rng(0).integers(0, 256, (4000, 32, 32), dtype=np.uint8)
-    np.savez(source, x_train=x, y_train=np.arange(4000) % 10)
+    x = np.random.default_rng(0).integers(0, 256, (ROWS, 32, 32), dtype=np.uint8)
+    np.savez(source, x_train=x, y_train=np.arange(ROWS) % 10)
     places: dict[str, Any] = {"cache_dir": cache, "local_dir": local, "progress": False}
     with pytest.raises(NotEnoughSpaceError, match=r"disk_limit=3.5 MB.* without\s+disk_limit="):
         stage_dataset(source, disk_limit=LIMIT, **places)
     assert not [path for path in local.rglob("*") if path.is_file() and path.stat().st_size > 100_000]
+    with pytest.raises(OptionError, match="at once anyway"):
+        stage_dataset(source, disk_limit=LIMIT, streaming=True, **places)
     with pytest.raises(OptionError, match="plain files"):
         stage_dataset(source, disk_limit=LIMIT, keep="both", **places)
 
     whole = stage_dataset(source, **places)
     assert whole.part is None
-    expected = {
-        key: (px.tolist(), y) for key, (px, y) in zip(whole["train"].reader.keys(), whole["train"], strict=True)
-    }
+    expected, labels = whole["train"].read_batch(range(ROWS))
     shutil.rmtree(local)
     plan = plan_stage(source, disk_limit=LIMIT, cache_dir=cache, local_dir=local)
     assert plan.action == "restore"
@@ -46,8 +46,10 @@ def test_a_larger_pack_is_read_from_the_cache_in_part(tmp_path: Path, monkeypatc
     assert (data.splits, data.report.origin) == (whole.splits, "cache")
     assert "open in part" in str(data.report)
     train = data["train"]
-    keys = train.reader.keys()
-    assert {key: (px.tolist(), y) for key, (px, y) in zip(keys, train, strict=True)} == expected
+    np.testing.assert_array_equal(train.targets, labels)
+    for start in range(0, ROWS, 250):
+        rows = range(start, min(start + 250, ROWS))
+        np.testing.assert_array_equal(train.read_batch(rows)[0], np.asarray(expected)[start : rows.stop])
     assert sum(len(y) for _, y in data.loader("train", 64)) == len(train)
     used = sum(path.stat().st_blocks * 512 for path in local.rglob("*"))
     assert used <= LIMIT < (cache / whole.path.name).stat().st_size
