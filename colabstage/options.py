@@ -16,7 +16,7 @@ its samples are, and `TreeFiles` where they come from.
 
 from __future__ import annotations
 
-from colabstage.layouts.detect import array_rows, audio_clips, file_names, table_rows, token_blocks
+from colabstage.layouts.detect import array_rows, audio_clips, file_names, image_masks, table_rows, token_blocks
 from colabstage.layouts.table import Arrays, Boxes, Images, Masks, SampleTable, TreeFiles, Values
 from colabstage.load.options import LoaderOptions
 from colabstage.pack.options import PackOptions
@@ -34,6 +34,7 @@ __all__ = [
     "array_rows",
     "audio_clips",
     "file_names",
+    "image_masks",
     "table_rows",
     "token_blocks",
 ]

@@ -8,7 +8,6 @@ top of that: folders of splits are recognised, and a folder that merely wraps th
 from __future__ import annotations
 
 import posixpath
-import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -26,7 +25,6 @@ from colabstage.layouts.names import (
     is_split_folder,
     listed,
     split_name,
-    split_of_path,
 )
 from colabstage.layouts.table import BrokenDatasetError, Images, SampleTable, TreeFiles, Values
 from colabstage.trees.entries import FileEntries, extension_of, files_ending_in
@@ -311,9 +309,11 @@ def _unwrap(folders: list[_Folder]) -> list[_Folder]:
     while True:
         # Files beside the wrapping folder (a preview, a logo) do not make it a class.
         nested = [folder for folder in folders if folder.parts and folder.number >= 0]
-        tops = {folder.parts[0] for folder in nested}
-        if len(tops) != 1:
+        # Nor does a folder of test images that nobody has sorted.
+        tops = {folder.parts[0] for folder in nested if folder.has_classes or not is_split_folder(folder.parts[0])}
+        if len(tops) != 1 or not (tops == {one.parts[0] for one in nested} or _holds_splits(folders, *tops)):
             return folders
+        nested = [folder for folder in nested if folder.parts[0] in tops]
         top = next(iter(tops))
         if top.lower() in SPLIT_NAMES or any(len(one.parts) == 1 for one in nested):
             return folders
@@ -321,7 +321,21 @@ def _unwrap(folders: list[_Folder]) -> list[_Folder]:
         empty = any(folder.number < 0 and folder.parts[0] != top for folder in folders)
         if empty and len({folder.parts[1] for folder in nested}) == 1:
             return folders
-        folders = [folder._replace(parts=folder.parts[1:]) for folder in folders if folder.parts[:1] in ((), (top,))]
+        folders = [
+            # What stays behind beside a wrapper is in no folder of a class.
+            folder._replace(parts=folder.parts[1:] if folder.parts[:1] == (top,) else ())
+            for folder in folders
+            if folder.number >= 0 or folder.parts[:1] == (top,)
+        ]
+
+
+def _holds_splits(folders: list[_Folder], top: str) -> bool:
+    """Tell whether a folder, or what it wraps, holds folders of several splits."""
+    inside = [folder.parts[1:] for folder in folders if folder.parts[:1] == (top,) and folder.number >= 0]
+    inner = {parts[0] for parts in inside if parts}
+    if len(inner) == 1 and all(len(parts) > 1 for parts in inside):
+        return _holds_splits([_Folder(parts, 0) for parts in inside], *inner)
+    return len(inner) > 1 and all(map(is_split_folder, inner))
 
 
 def _spelled_splits(tops: set[str], deep: set[str]) -> dict[str, str]:
@@ -391,64 +405,6 @@ def _classes_of(entry: FileEntry, names: list[str], told: dict[str, str], classe
 def _class_folder(folder: _Folder, order: int, split: str, below: tuple[str, ...]) -> _ClassFolder:
     # ImageFolder sorts the paths of a class's folders as strings, so "a-b" comes before "a/c".
     return _ClassFolder(order, below[0], "/".join(below), split, folder.number)
-
-
-FILE_NAMES = "file_names"
-
-# The one form that is not anybody's guess: a word, a dot and a number.
-_WORD_AND_NUMBER = re.compile(r"(?:^|/)([A-Za-z][A-Za-z_ -]*)\.\d+\.[A-Za-z]+$")
-
-
-def read_file_names(tree: Tree, *, pattern: str | None = None) -> SampleTable:
-    """Make a table of images by what their names say: without a pattern, label.number.extension in every one.
-
-    Images of a test folder whose names say nothing are left out. Folders of splits are recognised. Samples come sorted
-    by name; classes are numbered in the order of their sorted names.
-
-    Args:
-        tree: the dataset's files.
-        pattern: a regular expression that is searched in each image's path; its first group is the class, or all that
-            it matches.
-
-    Raises:
-        EmptySourceError: there are no images.
-        LayoutError: a name does not say its class, or all say the same.
-    """
-    images = files_ending_in(tree.entries, IMAGE_EXTENSIONS)
-    images = images.where(lambda name: not any(map(is_foreign_folder, name.split("/")[:-1])))
-    if not images:
-        msg = f"'{tree.label}' holds no images."
-        raise EmptySourceError(msg)
-    wanted = _WORD_AND_NUMBER if pattern is None else re.compile(pattern)
-    found = [wanted.search(name) for name in images.names]
-    silent = [name for name, match in zip(images.names, found, strict=True) if match is None]
-    odd = next((name for name in silent if split_of_path(name) != "test"), None)
-    if odd is not None:
-        expected = f"{pattern!r} in it" if pattern is not None else "a name such as cat.0.jpg"
-        msg = f"The name of '{odd}' in '{tree.label}' does not say its class; expected {expected}."
-        raise LayoutError(msg)
-    words = [(match[1] or "") if wanted.groups else match[0] for match in found if match is not None]
-    classes = tuple(sorted(set(words)))
-    # One class in all names is a common beginning, such as IMG, and no class.
-    if len(classes) < 2:
-        msg = f"The names of the images in '{tree.label}' do not tell two classes: all say {list(classes)}."
-        raise LayoutError(msg)
-    # Names without a class are those of a test set, which has none.
-    files = images.take(np.flatnonzero([match is not None for match in found]))
-    numbers = {name: number for number, name in enumerate(classes)}
-    splits = tuple(split_of_path(name) for name in files.names)
-    notes = [f"Classes are what the files are called, as in '{posixpath.basename(files.names[0])}'."]
-    if silent:
-        notes.append(f"{len(silent):,} images of a test folder whose names say no class were left out.")
-    return SampleTable(
-        layout=FILE_NAMES,
-        keys=files.names,
-        inputs=Images(TreeFiles(tree, files)),
-        targets=Values(np.array([numbers[word] for word in words], np.int64)),
-        splits=splits if all(splits) else None,
-        classes=classes,
-        notes=tuple(notes),
-    )
 
 
 IMAGE_FOLDER = "image_folder"

@@ -1,4 +1,7 @@
-"""COCO's JSON: images, annotations and categories in one file, or in one for each split."""
+"""COCO's JSON: images, annotations and categories in one file, or in one for each split.
+
+With boxes, or, as iNaturalist and camera traps have it, with one category for each image and no box.
+"""
 
 from __future__ import annotations
 
@@ -8,21 +11,31 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from colabstage.errors import LayoutError
+from colabstage.errors import EmptySourceError, LayoutError
 from colabstage.io.retry import RetryPolicy, read_with_retry
 from colabstage.layouts.image_boxes import Column, LabelledImage, detection_table, split_of_folders, split_of_word
 from colabstage.layouts.names import IMAGE_EXTENSIONS, FileLookup, listed
-from colabstage.layouts.table import BrokenDatasetError
-from colabstage.trees.entries import files_ending_in
+from colabstage.layouts.table import BrokenDatasetError, Images, SampleTable, TreeFiles, Values
+from colabstage.trees.entries import files_ending_in, first_repeated
 
 if TYPE_CHECKING:
-    from colabstage.layouts.table import SampleTable
+    from collections.abc import Iterator
+
     from colabstage.trees.entries import FileEntries
     from colabstage.trees.tree import FileEntry, Tree
 
 # More JSON files than this are one for each image: another tool's.
 _MAX_FILES = 24
+_OTHER_KINDS = frozenset({"caption", "segments_info", "segmentation", "keypoints"})
 _COLUMNS = (Column("iscrowd", np.uint8), Column("area", np.float32))
+
+
+class _MissingImagesError(BrokenDatasetError):
+    """Most images that a file names are not there."""
+
+    def __init__(self, msg: str, found: int) -> None:
+        super().__init__(msg)
+        self.found = found
 
 
 class _Box(NamedTuple):
@@ -57,23 +70,30 @@ class _CocoFile(NamedTuple):
     """Its list `categories`."""
 
     def place(self, images: FileEntries) -> tuple[list[tuple[Any, FileEntry]], int]:
+        """Return the images that are there with their ids, and how many are not.
+
+        Raises:
+            BrokenDatasetError: an image has no id or name.
+            MissingImagesError: most are not there.
+        """
         lookup = FileLookup(images, posixpath.dirname(self.entry.name))
         placed = []
         seen: set[Any] = set()
         first = ""
         for image in self.images:
-            named = isinstance(image, dict) and _is_id(image.get("id")) and isinstance(image.get("file_name"), str)
+            name = _name_of(image)
+            named = bool(name) and _is_id(image.get("id"))
             if not named or image["id"] in seen:
                 trouble = "an id that another one has" if named else "no id, a number or a word, or no file_name"
                 msg = f"'{self.entry.name}' has an image with {trouble}: {str(image)[:80]}."
                 raise BrokenDatasetError(msg)
             # Annotations find their image by its id.
             seen.add(image["id"])
-            found = lookup.find(image["file_name"], split=self.split)
+            found = lookup.find(name, split=self.split)
             if found is not None:
                 placed.append((image["id"], found))
             else:
-                first = first or image["file_name"]
+                first = first or name
         # A few missing images are common; most of them missing is another folder, or a download that stopped.
         if 2 * len(placed) < len(self.images):
             msg = (
@@ -81,8 +101,37 @@ class _CocoFile(NamedTuple):
                 "missing "
                 f"or not to be told from others: '{first}'); expected at least half."
             )
-            raise BrokenDatasetError(msg)
+            raise _MissingImagesError(msg, found=len(placed))
         return placed, len(self.images) - len(placed)
+
+    @property
+    def is_of_classes(self) -> bool:
+        """Tell whether annotations have a category, and no box."""
+        return bool(self.boxes) and not any(isinstance(box, _Box) for box in self.boxes)
+
+    def labels_of_images(self, numbers: dict[Any, int]) -> dict[Any, int]:
+        """Return the class of each image, by its id.
+
+        Raises:
+            BrokenDatasetError: an annotation has no class that is listed, or an image has two classes.
+        """
+        known = {image["id"] for image in self.images}
+        labels: dict[Any, int] = {}
+        for place, one in enumerate(self.boxes):
+            if not _is_class(one) or one["image_id"] not in known or one["category_id"] not in numbers:
+                msg = (
+                    f"'{self.entry.name}': annotation {place} is {str(one)[:80]}; expected the image_id of an image "
+                    "and the category_id of a category that are listed, and no box, as the others."
+                )
+                raise BrokenDatasetError(msg)
+            label = numbers[one["category_id"]]
+            if labels.setdefault(one["image_id"], label) != label:
+                msg = (
+                    f"'{self.entry.name}' gives the image {one['image_id']!r} two categories; expected one for each. "
+                    "Give layout= a function that makes several labels of them."
+                )
+                raise BrokenDatasetError(msg)
+        return labels
 
     def rows_of_images(self, numbers: dict[Any, int]) -> dict[Any, list[list[float]]]:
         """Return the boxes of each image, by its id, in the file's order."""
@@ -131,14 +180,115 @@ def read_coco(tree: Tree) -> SampleTable:
         BrokenDatasetError: an annotation is broken, or most images of a file are not there; they are named.
     """
     images = files_ending_in(tree.entries, IMAGE_EXTENSIONS)
+    found = [file for file in _find_files(tree, images) if not file.is_of_classes]
+    if not found:
+        msg = f"'{tree.label}' has no JSON file with images, annotations and categories, as COCO has it, and images."
+        raise LayoutError(msg)
+    names, numbers = _categories(found)
+    samples: list[LabelledImage] = []
+    notes: list[str] = []
+    for file, placed in _placed(found, images, notes):
+        rows = file.rows_of_images(numbers)
+        sizes = {image["id"]: _size_of(image) for image in file.images}
+        samples += [
+            LabelledImage(image, rows.get(key, []), file.split or split_of_folders(image.name), sizes[key])
+            for key, image in placed
+        ]
+    _check_once([sample.file.name for sample in samples], found)
+    # A person should see that images are left out, and how many.
+    unused = len(images) - len(samples)
+    if unused:
+        notes.append(f"{unused:,} images that no file of annotations names were left out.")
+    return detection_table(tree, samples, names, _COLUMNS, notes=notes)
+
+
+CLASSES = "coco_classes"
+
+
+def read_coco_classes(tree: Tree) -> SampleTable:
+    """Make a table of a tree with JSON in COCO's form whose annotations have a category and no box, one for each image.
+
+    Classes are the categories by ascending id. Several files called after splits (train2018.json, val2018.json) are
+    the splits.
+
+    Raises:
+        EmptySourceError: there are no images.
+        LayoutError: there is no such file.
+        BrokenDatasetError: an annotation is broken, an image has two categories, or most images are not there.
+    """
+    images = files_ending_in(tree.entries, IMAGE_EXTENSIONS)
+    if not images:
+        msg = f"'{tree.label}' holds no images."
+        raise EmptySourceError(msg)
+    found = [file for file in _find_files(tree, images) if file.is_of_classes]
+    if not found:
+        msg = f"'{tree.label}' has no JSON file in COCO's form that gives each image a category, and images."
+        raise LayoutError(msg)
+    names, numbers = _categories(found)
+    notes: list[str] = []
+    samples: list[tuple[FileEntry, int, str]] = []
+    unlabelled = 0
+    for file, placed in _placed(found, images, notes):
+        labels = file.labels_of_images(numbers)
+        split = file.split
+        samples += [
+            (image, labels[key], split or split_of_folders(image.name)) for key, image in placed if key in labels
+        ]
+        unlabelled += sum(key not in labels for key, _ in placed)
+    _check_once([image.name for image, _, _ in samples], found)
+    if unlabelled:
+        notes.append(f"{unlabelled:,} images without an annotation were left out.")
+    unused = len(images) - len(samples) - unlabelled
+    if unused:
+        notes.append(f"{unused:,} images that no file of annotations names were left out.")
+    splits = tuple(split for _, _, split in samples)
+    return SampleTable(
+        layout=CLASSES,
+        keys=tuple(image.name for image, _, _ in samples),
+        inputs=Images(TreeFiles(tree, [image for image, _, _ in samples])),
+        targets=Values(np.array([label for _, label, _ in samples], np.int64)),
+        splits=splits if all(splits) else None,
+        classes=tuple(names),
+        notes=tuple(notes),
+    )
+
+
+def _find_files(tree: Tree, images: FileEntries) -> list[_CocoFile]:
     entries = list(files_ending_in(tree.entries, (".json",))) if images else []
     instances = [entry for entry in entries if posixpath.basename(entry.name).startswith("instances_")]
     # Among very many files of JSON each is something of its own, and reading all would take long.
     chosen = instances or (entries if len(entries) <= _MAX_FILES else [])
-    found = [file for entry in chosen if (file := _read_file(tree, entry)) is not None]
-    if not found:
-        msg = f"'{tree.label}' has no JSON file with images, annotations and categories, as COCO has it, and images."
-        raise LayoutError(msg)
+    return [file for entry in chosen if (file := _read_file(tree, entry)) is not None]
+
+
+def _placed(
+    found: list[_CocoFile], images: FileEntries, notes: list[str]
+) -> Iterator[tuple[_CocoFile, list[tuple[Any, FileEntry]]]]:
+    """Yield each file with its images. Of several splits one may be here alone: the others are noted.
+
+    Raises:
+        As `_CocoFile.place`, where no file has its images.
+    """
+    kept = []
+    absent: list[_MissingImagesError] = []
+    for file in found:
+        try:
+            kept.append((file, *file.place(images)))
+        except _MissingImagesError as error:
+            if error.found:
+                raise
+            absent.append(error)
+            notes.append(f"None of the images that '{file.entry.name}' names are here; it was left out.")
+    if not kept:
+        raise absent[0]
+    for file, placed, missing in kept:
+        if missing:
+            notes.append(f"{missing:,} images that '{file.entry.name}' names are not there and were left out.")
+        yield file, placed
+
+
+def _categories(found: list[_CocoFile]) -> tuple[list[str], dict[Any, int]]:
+    """Return the names of the categories by ascending id, and the place of each id among them."""
     names: dict[Any, str] = {}
     for one in found:
         for category in one.categories:
@@ -152,31 +302,17 @@ def read_coco(tree: Tree) -> SampleTable:
             if names.setdefault(number, name) != name:
                 msg = f"'{one.entry.name}' calls the category {number} '{name}', another file '{names[number]}'."
                 raise BrokenDatasetError(msg)
-    numbers = {key: number for number, key in enumerate(sorted(names, key=lambda key: (isinstance(key, str), key)))}
-    samples: list[LabelledImage] = []
-    notes: list[str] = []
-    for file in found:
-        placed, missing = file.place(images)
-        if missing:
-            notes.append(f"{missing:,} images that '{file.entry.name}' names are not there and were left out.")
-        rows = file.rows_of_images(numbers)
-        sizes = {image["id"]: _size_of(image) for image in file.images}
-        samples += [
-            LabelledImage(image, rows.get(key, []), file.split or split_of_folders(image.name), sizes[key])
-            for key, image in placed
-        ]
+    order = sorted(names, key=lambda key: (isinstance(key, str), key))
+    return [names[key] for key in order], {key: number for number, key in enumerate(order)}
+
+
+def _check_once(names: list[str], found: list[_CocoFile]) -> None:
     # An image in two files would be two samples of one key.
-    seen: set[str] = set()
-    twice = next((s.file.name for s in samples if s.file.name in seen or seen.add(s.file.name)), None)  # type: ignore[func-returns-value]
+    twice = first_repeated(names)
     if twice is not None:
         files_named = listed([file.entry.name for file in found])
         msg = f"The image '{twice}' is listed twice in {files_named}. Move all but one file of annotations of it away."
         raise BrokenDatasetError(msg)
-    # A person should see that images are left out, and how many.
-    unused = len(images) - len(samples)
-    if unused:
-        notes.append(f"{unused:,} images that no file of annotations names were left out.")
-    return detection_table(tree, samples, [names[key] for key in numbers], _COLUMNS, notes=notes)
 
 
 def _read_file(tree: Tree, entry: FileEntry) -> _CocoFile | None:
@@ -197,7 +333,7 @@ def _read_file(tree: Tree, entry: FileEntry) -> _CocoFile | None:
     if not (isinstance(images, list) and isinstance(annotations, list) and isinstance(categories, list)):
         return None
     # Captions and panoptic segments lie in the same folder and have no boxes.
-    if annotations and not any(isinstance(box, _Box) for box in annotations):
+    if annotations and not any(isinstance(box, _Box) or _is_class(box) for box in annotations):
         return None
     stem = posixpath.splitext(posixpath.basename(entry.name))[0]
     words = {split for word in stem.replace("-", "_").replace(".", "_").split("_") if (split := split_of_word(word))}
@@ -214,6 +350,24 @@ def _slim(pairs: list[tuple[str, Any]]) -> Any:
         keys = ("image_id", "category_id", "bbox", "iscrowd", "area", "id")
         return _Box(*(found.get(key) for key in keys))
     return found
+
+
+def _is_class(annotation: Any) -> bool:
+    """Tell whether an annotation says of an image what it is of, and nothing of where or how."""
+    if not isinstance(annotation, dict) or annotation.keys() & _OTHER_KINDS:
+        return False
+    return _is_id(annotation.get("image_id")) and _is_id(annotation.get("category_id"))
+
+
+def _name_of(image: Any) -> str:
+    """Return the path of an image; LVIS gives the end of an address in its place. "" for none."""
+    if not isinstance(image, dict):
+        return ""
+    name = image.get("file_name")
+    if isinstance(name, str):
+        return name
+    address = image.get("coco_url")
+    return "/".join(address.split("/")[-2:]) if isinstance(address, str) and name is None else ""
 
 
 def _is_id(value: Any) -> bool:

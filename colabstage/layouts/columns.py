@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import re
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
 
     from colabstage.trees.tree import FileEntry, Tree
 
-TABLE_EXTENSIONS = (".csv", ".tsv", ".parquet")
+# .jsonl is what Hugging Face's ImageFolder has as metadata.jsonl.
+TABLE_EXTENSIONS = (".csv", ".tsv", ".parquet", ".jsonl")
 _DELIMITERS = (",", ";", "\t", "|")
 
 
@@ -73,6 +75,8 @@ def read_some_rows(tree: Tree, entry: FileEntry) -> TableRows:
         columns = [["" if cell is None else str(cell) for cell in column.to_pylist()] for column in table.columns]
         return TableRows([list(table.column_names), *(list(row) for row in zip(*columns, strict=True))])
     text = _decode(data)
+    if entry.name.lower().endswith(".jsonl"):
+        return _rows_of_lines(entry.name, text)
     # The header decides: cells of text may hold any of the marks.
     first = text.split("\n", 1)[0]
     delimiter = "\t" if entry.name.lower().endswith(".tsv") else max(_DELIMITERS, key=first.count)
@@ -92,6 +96,26 @@ def read_some_rows(tree: Tree, entry: FileEntry) -> TableRows:
         'that hold the delimiter need "quotes".'
     )
     return TableRows(rows, fault)
+
+
+def _rows_of_lines(name: str, text: str) -> TableRows:
+    """Read one mapping of words and numbers in each line; what is no text or number in it is written as JSON."""
+    found: list[dict[str, str]] = []
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            mapping = json.loads(line)
+            cells = {
+                str(key): value if isinstance(value, str) else "" if value is None else json.dumps(value)
+                for key, value in mapping.items()
+            }
+        except (ValueError, AttributeError, RecursionError):
+            # Other programs write other things in lines: whether that matters shows when it is known what they are.
+            return TableRows([], f"'{name}' has no mapping in line {number}: {line[:60]!r}.")
+        found.append(cells)
+    header = list(dict.fromkeys(key for cells in found for key in cells))
+    return TableRows([header, *([cells.get(key, "") for key in header] for cells in found)] if found else [])
 
 
 def _decode(data: bytes) -> str:
@@ -118,6 +142,8 @@ _PATHS = (
     "image_name", "image_id", "image_index", "img_name", "picture", "audio", "clip",
 )  # fmt: skip
 _IDS = ("id", "index", "uuid", "row")
+# Words about an image that are no class of it, however often they repeat.
+_TEXTS = ("text", "caption", "captions", "description", "prompt", "comment", "url", "link", "source_url")
 _SEPARATORS = ("|", ";")
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?|nan", re.IGNORECASE | re.ASCII)
 _CODE = re.compile(r"0\d+", re.ASCII)
@@ -132,6 +158,8 @@ class ColumnRoles(NamedTuple):
     """The one that names splits, if any."""
     group: str | None
     """The one that names groups, if any."""
+    is_one_class: bool = False
+    """Whether a cell of the label is one class, whatever blanks are in it, because another column numbers it."""
 
 
 def plain_name(column: str) -> str:
@@ -174,7 +202,9 @@ def find_roles(columns: Mapping[str, Sequence[str]], *, labels: Sequence[str] | 
     told = {name: columns[name] for name in rest if name != group and _is_told(name, columns[name])}
     named = _named_labels(told)
     if named is not None:
-        return ColumnRoles((named,), split, group or scene)
+        # Who numbers what is in the cells takes each for one class: ATLAS MOTH is 7.
+        numbered = any(is_label_name(name) and name != named and is_numeric(cells) for name, cells in told.items())
+        return ColumnRoles((named,), split, group or scene, numbered)
     return ColumnRoles(_find_labels(told), split, group)
 
 
@@ -198,7 +228,7 @@ def _is_split(name: str, cells: Sequence[str]) -> bool:
 def _is_told(name: str, cells: Sequence[str]) -> bool:
     """Tell whether a column can be a label: it has a name, and not another word in every row as an id has."""
     # "Unnamed: 0" is what pandas calls the index it has written.
-    if not name or name.lower().startswith("unnamed") or plain_name(name) in _IDS or is_path_name(name):
+    if not name or name.lower().startswith("unnamed") or plain_name(name) in (*_IDS, *_TEXTS) or is_path_name(name):
         return False
     return is_label_name(name) or len(cells) < 3 or is_numeric(cells) or len(set(cells)) < len(cells)
 
@@ -360,7 +390,9 @@ def _sets(cells: Sequence[str], separator: str) -> tuple[Values, tuple[str, ...]
 
 # As Roboflow, TensorFlow's converters, OpenImages and RetinaNet write them.
 _CORNERS = (("xmin", "ymin", "xmax", "ymax"), ("x_min", "y_min", "x_max", "y_max"), ("x1", "y1", "x2", "y2"))
-_OTHER_FORMS = ("bbox", "bboxes", "bounding_box", "predictionstring")
+_OTHER_FORMS = ("bbox", "bboxes", "bounding_box", "predictionstring", "objects")
+# Masks as the lengths of their runs, as competitions write them.
+_RUNS = ("encodedpixels", "encoded_pixels", "rle", "rle_mask", "mask_rle")
 _BOX_LABELS = ("labelname", "name")
 
 
@@ -394,6 +426,14 @@ def box_columns(header: Sequence[str]) -> BoxColumns | None:
     # Each tool has its own spelling; which one shows by all four being there.
     corners = next((names for names in _CORNERS if all(name in by_name for name in names)), None)
     other = next((by_name[name] for name in _OTHER_FORMS if name in by_name), None)
+    runs = next((by_name[name] for name in _RUNS if name in by_name), None)
+    if runs is not None:
+        msg = (
+            f"Its column '{runs}' holds masks as lengths of runs, which are not read. Write a mask for each image, as "
+            "a PNG of the same name in a folder 'masks', or name the columns that are labels of whole images: "
+            "layout=table_rows(labels=['NAME'])."
+        )
+        raise LayoutError(msg)
     if corners is None:
         if other is None:
             return None

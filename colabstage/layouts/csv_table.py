@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from colabstage.trees.tree import FileEntry, Tree
 
 NAME = "table"
+# A path, a label and a split need no header.
+_PLAIN_COLUMNS = 3
 
 
 class _Row(NamedTuple):
@@ -95,7 +97,7 @@ class _Found(NamedTuple):
             LayoutError: a path leads to several files that nothing tells apart.
         """
         places = {name: place for place, name in enumerate(self.header)}
-        at, of_table, of_row = self.path, self.split, places.get(roles.split or "")
+        at, of_table, of_row = self.path, self.split, None if roles.split is None else places[roles.split]
         found = []
         for cells in self.rows:
             own = SPLIT_NAMES[cells[of_row].lower()] if of_row is not None else ""
@@ -243,7 +245,10 @@ class _TableSearch:
             classes = placed.classes
         else:
             cells = {name: [row.cell(name) for row in rows] for name in roles.labels}
-            targets, classes = make_targets(cells, separator=self.choice.separator)
+            separator = self.choice.separator
+            if separator is None and roles.is_one_class:
+                separator = ""
+            targets, classes = make_targets(cells, separator=separator)
         chosen = files.take(np.array([row.file for row in rows], np.int64))
         return FileTable(
             keys=_unique(chosen.names),
@@ -299,6 +304,13 @@ class _TableSearch:
                 has_header = is_path_name(rows[0][number]) or not first
                 leads |= {} if has_header else {rows[0][number]: first}
                 header = rows[0] if has_header else [f"column{column}" for column in range(1, len(rows[0]) + 1)]
+                if not has_header and len(header) > _PLAIN_COLUMNS and not fault and self.choice.labels is None:
+                    fault = (
+                        f"'{entry.name}' has {len(header)} columns and no header that says what they are (first row "
+                        f"{listed(rows[0])}). Write one above it, such as path,label, or "
+                        "path,xmin,ymin,xmax,ymax,class for boxes; or say which column is the label: "
+                        "layout=table_rows(labels=['column2'])."
+                    )
                 found.append(_Found(entry.name, header, rows[1:] if has_header else rows, number, fault, lookup, leads))
         if not found:
             names = listed([entry.name for entry in tables])

@@ -17,6 +17,7 @@ from colabstage.layouts import (
     array_folders,
     arrow,
     audio,
+    coco,
     csv_table,
     evidence,
     lmdb,
@@ -28,19 +29,16 @@ from colabstage.layouts import (
     webdataset,
 )
 from colabstage.layouts.audio import AudioOptions, read_audio
-from colabstage.layouts.class_folders import FILE_NAMES, IMAGE_FOLDER, read_file_names, read_image_folder
-from colabstage.layouts.coco import read_coco
+from colabstage.layouts.class_folders import IMAGE_FOLDER, read_image_folder
 from colabstage.layouts.csv_table import read_table
+from colabstage.layouts.detection import read_detection
 from colabstage.layouts.foreign import how_to_read
 from colabstage.layouts.image_boxes import NAME as DETECTION
-from colabstage.layouts.kitti import read_kitti
-from colabstage.layouts.names import IMAGE_EXTENSIONS
+from colabstage.layouts.image_files import FILE_NAMES, IMAGES, guess_images, read_file_names, read_images
+from colabstage.layouts.names import count_kinds
 from colabstage.layouts.row_arrays import read_arrays
 from colabstage.layouts.table import BrokenDatasetError, NearMissError
 from colabstage.layouts.tokens import TokenOptions, read_tokens
-from colabstage.layouts.voc import read_voc
-from colabstage.layouts.yolo import read_yolo
-from colabstage.trees.entries import files_ending_in
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -49,33 +47,6 @@ if TYPE_CHECKING:
     from colabstage.layouts.table import SampleTable
     from colabstage.layouts.tokens import TokenDtype
     from colabstage.trees.tree import Tree
-
-# The more a format demands, the earlier: a YOLO export often has a JSON or XML of the same boxes beside it.
-_FORMATS = {"KITTI": read_kitti, "Pascal VOC": read_voc, "COCO": read_coco, "YOLO": read_yolo}
-
-
-def read_detection(tree: Tree) -> SampleTable:
-    """Make a table of images with boxes: labels of KITTI, Pascal VOC, COCO or YOLO, whichever there are.
-
-    Raises:
-        EmptySourceError: there are no images.
-        LayoutError: there are no labels of any of these forms; the message has the reason of each.
-        BrokenDatasetError: there are, and one is broken; it is named.
-    """
-    if not files_ending_in(tree.entries, IMAGE_EXTENSIONS):
-        msg = f"'{tree.label}' holds no images."
-        raise EmptySourceError(msg)
-    declined = []
-    for name, read in _FORMATS.items():
-        try:
-            return read(tree)
-        except BrokenDatasetError:
-            raise
-        except LayoutError as error:
-            declined.append(f"{name}: {error}")
-    msg = f"'{tree.label}' has no boxes beside its images. {' '.join(declined)}"
-    raise LayoutError(msg)
-
 
 LayoutFunction = Callable[["Tree"], "SampleTable"]
 
@@ -95,20 +66,22 @@ class LayoutReader(NamedTuple):
 
 # Asked in this order: the more a layout demands of a tree, the earlier it stands.
 READERS: tuple[LayoutReader, ...] = (
-    LayoutReader(DETECTION, read_detection),
+    LayoutReader(DETECTION, read_detection, evidence.guess_detection),
+    LayoutReader(coco.CLASSES, coco.read_coco_classes),
     LayoutReader(webdataset.NAME, webdataset.read_webdataset),
     LayoutReader(tfrecord.NAME, tfrecord.read_tfrecord, evidence.guess_tfrecord),
     LayoutReader(lmdb.NAME, lmdb.read_lmdb),
     LayoutReader(arrow.NAME, arrow.read_arrow),
     LayoutReader(csv_table.NAME, csv_table.read_table, evidence.guess_table),
-    LayoutReader(pairs.NAME, pairs.read_pairs),
+    LayoutReader(pairs.NAME, pairs.read_pairs, evidence.guess_pairs),
+    LayoutReader(IMAGES, read_images, guess_images),
     LayoutReader(IMAGE_FOLDER, read_image_folder, evidence.guess_image_folder),
     LayoutReader(row_arrays.NAME, row_arrays.read_arrays),
     LayoutReader(array_folders.NAME, array_folders.read_array_folder, evidence.guess_array_folder),
     LayoutReader(pixel_table.NAME, pixel_table.read_pixel_table),
     LayoutReader(FILE_NAMES, read_file_names),
     LayoutReader(audio.NAME, audio.read_audio, evidence.guess_audio),
-    LayoutReader(tokens.NAME, tokens.read_tokens),
+    LayoutReader(tokens.NAME, tokens.read_tokens, tokens.guess_tokens),
 )
 
 
@@ -123,7 +96,7 @@ def detect_layout(tree: Tree, layout: str | LayoutFunction = "auto", *, is_more:
     Raises:
         OptionError: there is no layout of that name.
         EmptySourceError: the tree holds no sample of any layout.
-        LayoutError: no layout fits; the message says first which would nearly, and then why each other does not.
+        LayoutError: no layout fits; the message says which would nearly, and how to hear why another does not.
         BrokenDatasetError: the layout is found, but something in the tree is broken, or speaks for another as well.
         MissingDependencyError: folders or a table could be meant, and a file that may say more needs a package.
     """
@@ -154,19 +127,24 @@ def detect_layout(tree: Tree, layout: str | LayoutFunction = "auto", *, is_more:
     raise _nothing_fits(tree, declined)
 
 
+_KINDS = "images, arrays, clips of sound, text, shards (tar, TFRecord, LMDB, Arrow)"
+
+
 def _nothing_fits(tree: Tree, declined: list[tuple[str, LayoutError]]) -> LayoutError:
-    """Return the error that says first what would nearly fit, or how to get in what nothing here reads."""
-    label = tree.label
+    """Return the error that says what would nearly fit, or what there is; each layout says by name why it does not."""
+    on_request = 'Give layout= the name of a layout, such as "table", and its error says why that one does not fit.'
     nearest = next((error for _, error in declined if isinstance(error, NearMissError)), None)
-    reasons = "".join(f"\n  {name}: {error}" for name, error in declined if error is not nearest)
     if nearest is not None:
-        return LayoutError(f"{nearest}\nThe files of '{label}' fit none of the other layouts known here:{reasons}")
+        return LayoutError(f"{nearest} {on_request}")
     foreign = how_to_read(tree)
     if foreign:
-        return LayoutError(f"{foreign}\nThe files fit none of the layouts known here:{reasons}")
+        return LayoutError(foreign)
     # Nothing of any kind there is another trouble than files that fit no layout, and has another remedy.
-    kind = EmptySourceError if all(isinstance(error, EmptySourceError) for _, error in declined) else LayoutError
-    return kind(f"The files of '{label}' fit none of the layouts known here:{reasons}")
+    if all(isinstance(error, EmptySourceError) for _, error in declined):
+        msg = f"'{tree.label}' holds {count_kinds(tree.entries) or 'no files'}, and nothing that is read: {_KINDS}."
+        return EmptySourceError(" ".join((msg, *tree.notes)))
+    first = next(error for _, error in reversed(declined) if not isinstance(error, EmptySourceError))
+    return LayoutError(f"The files of '{tree.label}' ({count_kinds(tree.entries)}) fit no layout. {first} {on_request}")
 
 
 def check_layout_name(layout: str) -> None:
@@ -289,6 +267,17 @@ def file_names(pattern: str | None = None) -> LayoutFunction:
         msg = f"pattern={pattern!r} is no regular expression: {error}."
         raise OptionError(msg) from error
     return functools.partial(read_file_names, pattern=pattern)
+
+
+def image_masks(masks: str) -> LayoutFunction:
+    """Read images with a mask each, where there are several kinds of masks.
+
+    >>> layout = image_masks("instances")  # Mapillary: images/a.jpg, instances/a.png, labels/a.png
+
+    Args:
+        masks: the folder that holds those which count, or what their names end in, such as "_labelIds".
+    """
+    return functools.partial(pairs.read_pairs, masks=masks)
 
 
 def _names(labels: Sequence[str] | None) -> tuple[str, ...] | None:

@@ -1,31 +1,38 @@
 """What speaks against a guess: labels come from the best evidence, and competing evidence is an error that names both.
 
 Whoever names a layout is believed. Where nobody does, folders of classes are what is left when nothing else can be
-meant, and a table counts where no masks do. Lists of the files of each split beside such folders, as Food-101 has them
-(meta/train.txt, meta/test.txt), are evidence too, and say the splits.
+meant, and a table counts where no masks do. Lists of the files of each split beside such folders are evidence too, and
+say the splits.
 """
 
 from __future__ import annotations
 
 import posixpath
 import re
-from collections import defaultdict
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple, NoReturn
-
-import numpy as np
+from typing import TYPE_CHECKING, NamedTuple
 
 from colabstage.errors import EmptySourceError, LayoutError
 from colabstage.layouts.array_folders import read_array_folder
-from colabstage.layouts.audio import read_audio
+from colabstage.layouts.audio import SOUND_EXTENSIONS, read_audio
 from colabstage.layouts.class_folders import read_image_folder
 from colabstage.layouts.csv_table import read_table
-from colabstage.layouts.names import is_role_folder, listed, same_split, split_name
+from colabstage.layouts.detection import read_detection
+from colabstage.layouts.names import (
+    ANNOTATION_EXTENSIONS,
+    is_note,
+    is_role_folder,
+    is_split_folder,
+    listed,
+    shared_folders,
+    split_name,
+)
 from colabstage.layouts.pairs import read_pairs
-from colabstage.layouts.reading import read_files, read_head
-from colabstage.layouts.table import BrokenDatasetError, NearMissError, TreeFiles, Values
+from colabstage.layouts.reading import read_head
+from colabstage.layouts.split_lists import ListedSplits, read_listed_splits
+from colabstage.layouts.table import BrokenDatasetError, Masks, NearMissError, TreeFiles, Values
 from colabstage.layouts.tfrecord import named_records, read_tfrecord
-from colabstage.trees.entries import files_ending_in, take_strings
+from colabstage.trees.entries import files_ending_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -33,162 +40,13 @@ if TYPE_CHECKING:
     from colabstage.layouts.table import SampleTable
     from colabstage.trees.tree import FileEntry, Tree
 
-_EXTENSIONS = (".txt", ".lst")
-# Of what a list names so much has to be there for it to be a list of these samples.
-_THERE = 0.5
-_MOST_LISTS = 16
-# What people write beside the split in the name of a list.
-_BESIDE_LISTS = frozenset({"list", "files"})
-
-
-class _SplitList(NamedTuple):
-    """A list that names samples."""
-
-    file: str
-    """The list's name in the tree."""
-    split: str
-    """The split that it lists."""
-    samples: list[int]
-    """Numbers of the samples that it names."""
-    missing: int
-    """How many it names that are not there."""
-
-
-class ListedSplits(NamedTuple):
-    """Samples with the splits that lists give them."""
-
-    table: SampleTable
-    """The samples."""
-    lists: frozenset[str] = frozenset()
-    """Names of the lists that were read."""
-
-
-def read_listed_splits(tree: Tree, found: SampleTable) -> ListedSplits:
-    """Read the splits of samples in folders of classes from lists called after splits, where there are such.
-
-    A list has one path in each line, with or without its extension, from whichever folder on. Lists count when there
-    is one for each of several splits, or of what is held out alone, when the rest is to train on; several of one split
-    are folds, of which nobody can say which is meant. Where folders say the splits, lists only have to agree.
-
-    Args:
-        tree: the dataset's files.
-        found: the samples; a file each.
-
-    Raises:
-        BrokenDatasetError: a list names a file in another class, split or several at once; or two lists name one file.
-    """
-    candidates = [entry for entry in files_ending_in(tree.entries, _EXTENSIONS) if _split_of(entry.name)]
-    if not candidates or len(candidates) > _MOST_LISTS or not isinstance(found.inputs.source, TreeFiles):
-        return ListedSplits(found)
-    texts = read_files(tree, candidates, lambda _, content: content.decode("utf-8-sig", "replace").replace("\\", "/"))
-    lines = [
-        [line.strip().removeprefix("./").lstrip("/") for line in text.splitlines() if line.strip()] for text in texts
-    ]
-    wanted = {posixpath.basename(line) for one in lines for line in one}
-    places: dict[str, list[int]] = defaultdict(list)
-    for number, key in enumerate(found.keys):
-        base = posixpath.basename(key)
-        for word in {base, posixpath.splitext(base)[0]} & wanted:
-            places[word].append(number)
-    lists = [_read_list(entry.name, one, found, places) for entry, one in zip(candidates, lines, strict=True)]
-    used = [one for one in lists if one is not None]
-    splits = [one.split for one in used]
-    if found.splits is not None or len(set(splits)) < len(splits) or not set(splits) - {"train"}:
-        return ListedSplits(found)
-    return ListedSplits(_apply(tree, found, used), frozenset(one.file for one in used))
-
-
-def _split_of(name: str) -> str:
-    """Return the split that a file is a list of by its name alone: train.txt, TestImages.txt, validation_list.txt; ""
-    for train_test_split.txt."""
-    read = split_name(posixpath.splitext(posixpath.basename(name))[0])
-    return read.split if set(read.rest) <= _BESIDE_LISTS else ""
-
-
-def _read_list(name: str, lines: list[str], found: SampleTable, places: dict[str, list[int]]) -> _SplitList | None:
-    """Return the samples that a list names; `None` where it is no list of these samples' paths."""
-    named = [places.get(posixpath.basename(line), []) for line in lines]
-    # A list of mostly other files is one of another dataset, or of classes.
-    if not any(named) or sum(map(bool, named)) < _THERE * len(lines):
-        return None
-    split = _split_of(name)
-    samples = []
-    for line, numbers in zip(lines, named, strict=True):
-        there = [number for number in numbers if _is_path_of(line, found.keys[number])]
-        if numbers and not there:
-            _refuse(name, f"names '{line}', which lies in another folder: '{found.keys[numbers[0]]}'", found.layout)
-        if found.splits is not None and there:
-            own = [number for number in there if same_split(found.splits[number], split)]
-            if not own:
-                _refuse(
-                    name,
-                    f"names '{found.keys[there[0]]}', which lies in the split '{found.splits[there[0]]}'",
-                    found.layout,
-                )
-            there = own
-        if len(there) > 1:
-            _refuse(
-                name, f"names '{line}', which is '{found.keys[there[0]]}' or '{found.keys[there[1]]}'", found.layout
-            )
-        samples += there
-    return _SplitList(name, split, samples, len(lines) - len(samples))
-
-
-def _is_path_of(line: str, key: str) -> bool:
-    """Tell whether a line is a path to a file, from its own folder or from one above or below the tree's."""
-    keys = (key, posixpath.splitext(key)[0])
-    return any(f"/{one}".endswith(f"/{line}") or f"/{line}".endswith(f"/{one}") for one in keys)
-
-
-def _apply(tree: Tree, found: SampleTable, lists: list[_SplitList]) -> SampleTable:
-    number_of = {one.split: number for number, one in enumerate(lists)}
-    # One number for each sample: which list names it.
-    of = np.full(len(found), -1)
-    for number, one in enumerate(lists):
-        # A file in two lists would be trained and tested on.
-        for sample in one.samples:
-            if of[sample] not in (-1, number):
-                _refuse(one.file, f"names '{found.keys[sample]}', and so does '{lists[of[sample]].file}'", found.layout)
-            of[sample] = number
-    files = " and ".join(f"'{one.file}'" for one in lists)
-    notes = [f"Splits are those of {files}."]
-    notes += [f"{one.missing:,} names in '{one.file}' are of no file here." for one in lists if one.missing]
-    rest = np.flatnonzero(of < 0)
-    names = [one.split for one in lists]
-    if len(rest) and "train" not in number_of:
-        notes.append(f"{len(rest):,} {found.unit} that no list names are the split 'train'.")
-        names.append("train")
-        of[rest] = len(lists)
-    elif len(rest):
-        notes.append(f"{len(rest):,} {found.unit} that no list names were left out.")
-    chosen = np.flatnonzero(of >= 0)
-    source, targets = found.inputs.source, found.targets
-    if not isinstance(source, TreeFiles) or not isinstance(targets, Values):
-        msg = f"Samples of the layout {found.layout} are not a file and a class each."
-        raise TypeError(msg)
-    return replace(
-        found,
-        keys=take_strings(found.keys, chosen),
-        inputs=replace(found.inputs, source=TreeFiles(tree, source.entries.take(chosen))),
-        targets=Values(targets.values[chosen]),
-        splits=tuple(names[number] for number in of[chosen].tolist()),
-        notes=(*found.notes, *notes),
-    )
-
-
-def _refuse(name: str, what: str, layout: str) -> NoReturn:
-    msg = f"The list '{name}' {what}. Correct the list, or have none read: layout='{layout}' takes folders alone."
-    raise BrokenDatasetError(msg)
-
-
-_ANNOTATIONS = (".csv", ".tsv", ".json", ".jsonl", ".ndjson", ".xml", ".txt", ".lst", ".parquet", ".mat", ".yaml")
 _TEXTS = (".csv", ".tsv", ".json", ".jsonl", ".ndjson", ".xml", ".txt", ".lst", ".yaml")
-_NO_ANNOTATIONS = ("readme", "license", "licence", "requirements", "changelog")
 # Enough to see what a file is about, and few enough for a mount that takes its time.
 _HEAD_BYTES = 64 * 1024
 _HEADS = 16
 # So many images have to be named: a text may mention one in passing.
 _NAMED = 3
+_INNERMOST = "layout=file_names(r'([^/]+)/[^/]+$'), from colabstage.options"
 _AGREEING = 0.9
 _WORD = re.compile(r"[^\s,;|\"'<>\[\]{}()=:]+")
 _CELL = re.compile(r"[^,;\t|\"<>]+")
@@ -260,6 +118,54 @@ def _has_masks(tree: Tree) -> bool:
     return True
 
 
+def guess_detection(tree: Tree, _is_more: bool) -> SampleTable:
+    """Read images with boxes, unless most of them have masks as well.
+
+    Raises:
+        EmptySourceError, LayoutError, BrokenDatasetError: as `read_detection`; or there are masks, and both are named.
+    """
+    found = read_detection(tree)
+    # Pascal VOC's own masks lie beside its boxes, and boxes are what its annotations are.
+    own = any("SegmentationClass/" in entry.name for entry in files_ending_in(tree.entries, (".png",)))
+    if not own and _has_masks(tree):
+        msg = (
+            f"The images of '{tree.label}' have boxes in files of annotations and masks beside them. Say which are "
+            'meant: layout="detection" or layout="pairs"; where the class is in the files\' names, '
+            "layout=file_names(PATTERN), from colabstage.options."
+        )
+        raise BrokenDatasetError(msg)
+    return found
+
+
+def guess_pairs(tree: Tree, _is_more: bool) -> SampleTable:
+    """Read images with masks, unless they lie in folders of classes with the masks; lists say the splits.
+
+    Raises:
+        EmptySourceError, LayoutError: as `read_pairs`.
+        BrokenDatasetError: as `read_pairs`; or the folders may be classes, and both are named.
+    """
+    found = read_pairs(tree)
+    depth = len(shared_folders(found.keys))
+    tops: dict[str, int] = {}
+    for name in found.keys:
+        folder = "".join(name.split("/")[:-1][depth : depth + 1])
+        tops[folder] = tops.get(folder, 0) + 1
+    masks = found.targets.source if isinstance(found.targets, Masks) else None
+    beside = isinstance(masks, TreeFiles) and tops.keys() == {
+        "".join(name.split("/")[:-1][depth : depth + 1]) for name in masks.entries.names
+    }
+    # Cityscapes has its cities below the folders of images and masks; a folder for each image is no class.
+    named = [name for name in tops if name and not is_split_folder(name) and not is_role_folder(name)]
+    if beside and len(named) == len(tops) > 1 and 2 * len(tops) <= len(found):
+        msg = (
+            f"The images of '{tree.label}' have masks, and lie with them in folders as those of classes do "
+            f'({listed(sorted(tops))}). Say which are meant: layout="pairs" takes the masks; '
+            f"layout=file_names(r'{re.escape(min(tops))}|…'), from colabstage.options, the classes."
+        )
+        raise BrokenDatasetError(msg)
+    return found if found.splits is not None else read_listed_splits(tree, found).table
+
+
 def guess_image_folder(tree: Tree, is_more: bool) -> SampleTable:
     """Read images in folders of classes, where nothing else in the tree could be meant.
 
@@ -277,6 +183,13 @@ def guess_image_folder(tree: Tree, is_more: bool) -> SampleTable:
         raise
     except LayoutError as error:
         raise NearMissError(str(error)) from error
+    sounds = files_ending_in(tree.entries, SOUND_EXTENSIONS)
+    if 2 * len(sounds) > len(found):
+        msg = (
+            f"'{tree.label}' holds {len(found):,} images in folders of classes and {len(sounds):,} clips of sound "
+            f'(first \'{sounds[0].name}\'). Say which are meant: layout="image_folder" or layout="audio".'
+        )
+        raise BrokenDatasetError(msg)
     return _undoubted(tree, found, is_more=is_more)
 
 
@@ -322,17 +235,14 @@ class _ClassFolders:
 
     def undoubted(self) -> SampleTable:
         """Return the table, unless a person would not take the folders for classes."""
-        below: dict[str, set[str]] = {name: set() for name in self.found.classes}
-        for folder, name in {(image.rpartition("/")[0], name) for image, name in _class_of(self.found)}:
-            parts = folder.split("/")
-            rest = parts[parts.index(name) + 1 :] if name in parts else []
-            # An image in the class's own folder says that what lies below is no class.
-            below[name].add(rest[0] if rest else "")
+        below = self._folders_below()
         reason = (
             ("" if self.is_more else self._one_class())
             or self._roles()
+            or self._parts_below()
             or _variants(below)
             or _wrapper(below)
+            or _deeper(below)
             or self._strange_split()
         )
         # Lists are read only where the folders stand: they take a read each.
@@ -355,6 +265,35 @@ class _ClassFolders:
             return replace(self.found, notes=(*self.found.notes, note))
         return listed_splits.table
 
+    def _folders_below(self) -> dict[str, set[str]]:
+        """Return of each class the folders in it that hold its images; "" where some lie in its own."""
+        folders = {(image.rpartition("/")[0], name) for image, name in _class_of(self.found)}
+        # A folder above all may be called as a class is: cell_images/cell_images.
+        depth = len(shared_folders(f"{folder}/" for folder, _ in folders)) if len(self.found.classes) > 1 else 0
+        rests: dict[str, set[tuple[str, ...]]] = {name: set() for name in self.found.classes}
+        for folder, name in folders:
+            parts = folder.split("/")
+            rest = parts[parts.index(name, depth) + 1 :] if name in parts[depth:] else []
+            rests[name].add(tuple(part for part in rest if not is_role_folder(part)))
+        while True:
+            # What stands below every class alike says nothing of any.
+            first = {rest[:1] for inner in rests.values() for rest in inner}
+            if len(first) != 1 or () in first:
+                return {name: {(*rest, "")[0] for rest in inner} for name, inner in rests.items()}
+            rests = {name: {rest[1:] for rest in inner} for name, inner in rests.items()}
+
+    def _parts_below(self) -> str:
+        """Find folders of images and of masks below the classes: the masks are no samples."""
+        folders = {folder for image in self.found.keys for folder in image.split("/")[:-1]}
+        found = sorted(folder for folder in folders - set(self.found.classes) if is_role_folder(folder))
+        if len(found) < 2:
+            return ""
+        return (
+            f"{listed(found)} hold parts of each sample. Have the class read from the paths of one of them: "
+            f"layout=file_names(r'([^/]+)/{found[0]}/'), from colabstage.options; or stage one of the classes for its "
+            "masks."
+        )
+
     def _roles(self) -> str:
         """Find the folders called after splits, or after what they hold of each sample, unless one stands among real
         classes."""
@@ -362,7 +301,12 @@ class _ClassFolders:
         splits = [name for name in self.found.classes if split_name(name).split]
         rests = [split_name(name) for name in splits]
         # "train" among ships and cars is a vehicle, "test tube" beside "beaker" a thing.
-        odd = {*roles, *(name for name, read in zip(splits, rests, strict=True) if not read.rest or len(splits) > 1)}
+        # training_fake beside training_real are two classes of one split.
+        of_one = len({read.split for read in rests}) == 1 and len({read.rest for read in rests}) == len(rests) > 1
+        of_splits = [
+            name for name, read in zip(splits, rests, strict=True) if not read.rest or (len(splits) > 1 and not of_one)
+        ]
+        odd = {*roles, *of_splits}
         if not odd or (len(odd) == 1 and len(self.found.classes) > 2):
             return ""
         return (
@@ -400,7 +344,7 @@ class _ClassFolders:
 
     def _named_elsewhere(self, *, read: frozenset[str]) -> _Named:
         """Look for files that say something else of the samples than their folders do. `read`: those that are read."""
-        others = files_ending_in(self.tree.entries, _ANNOTATIONS).where(lambda name: name not in read)
+        others = files_ending_in(self.tree.entries, ANNOTATION_EXTENSIONS).where(lambda name: name not in read)
         if not others:
             return _Named()
         by_stem = {posixpath.splitext(posixpath.basename(name))[0]: name for name in others.names}
@@ -456,7 +400,18 @@ def _variants(below: dict[str, set[str]]) -> str:
     first, *_ = below
     return (
         f"each holds the folders {listed(sorted(common))}, which may be the classes as well. Stage one of the outer "
-        f"folders, such as '{first}'."
+        f"folders, such as '{first}', or have the inner ones read as classes: {_INNERMOST}."
+    )
+
+
+def _deeper(below: dict[str, set[str]]) -> str:
+    """Return folders of which each holds images in several folders of its own, and none in itself."""
+    wide = next((name for name, inner in below.items() if len(inner) > 1), None)
+    if wide is None or any("" in inner for inner in below.values()):
+        return ""
+    return (
+        f"the images lie deeper: those of '{wide}' in {listed(sorted(below[wide]))}, which may be the classes. Have "
+        f"the inner folders read as classes: {_INNERMOST}."
     )
 
 
@@ -484,7 +439,7 @@ class _Named(NamedTuple):
 def _may_speak_of_many(entry: FileEntry, classes: set[str]) -> bool:
     """Tell whether a file may be a list of images of several classes, by its name and place."""
     *folders, base = entry.name.split("/")
-    return classes.isdisjoint(folders) and not base.lower().startswith(_NO_ANNOTATIONS)
+    return classes.isdisjoint(folders) and not is_note(base)
 
 
 def _says_more(name: str, what: str) -> str:
@@ -515,6 +470,7 @@ def _competes(text: str, class_of: dict[str, str], enough: int) -> bool | None:
     """
     named: set[str] = set()
     in_path, in_words, numbers = 0, 0, 0
+    said: set[tuple[str, str]] = set()
     for line in text.splitlines():
         words = _words(line)
         parts = _parts(words)
@@ -523,8 +479,12 @@ def _competes(text: str, class_of: dict[str, str], enough: int) -> bool | None:
                 named.add(part)
                 in_words += class_of[part] in words
                 in_path += class_of[part] in parts
+                said.add((class_of[part], " ".join(word for word in line.split() if part not in _parts([word]))))
         numbers += sum(_NUMBER.fullmatch(word) is not None for word in words) >= 4
     if len(named) < enough:
         return None
+    # A name and one word, the same for all of a class and for no other, is the class by another name.
+    if len(said) > 1 and len({label for label, _ in said}) == len({word for _, word in said}) == len(said):
+        return False
     # A line of names, classes and no more agrees; boxes below a path with the class in it are something else.
     return in_path < _AGREEING * len(named) or (numbers > 0 and in_words < _AGREEING * len(named))

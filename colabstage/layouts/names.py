@@ -23,6 +23,13 @@ IMAGE_EXTENSIONS = (
     ".gif", ".jfif", ".jpe", ".avif", ".heic", ".heif", ".jp2",
 )  # fmt: skip
 
+# What people write about their samples.
+ANNOTATION_EXTENSIONS = (
+    ".csv", ".tsv", ".json", ".jsonl", ".ndjson", ".xml", ".txt", ".lst", ".parquet", ".mat", ".yaml", ".xlsx", ".pkl",
+)  # fmt: skip
+# Files of these that are about the dataset as a whole.
+_NOTES = ("readme", "license", "licence", "requirements", "changelog", "attribution")
+
 # What people call their splits, and the name that each split is stored under; in the order of a table.
 SPLIT_NAMES = {
     "train": "train",
@@ -50,6 +57,7 @@ _FOREIGN = frozenset(
 )
 # People write trainImages, train_images and TRAIN-images for one thing.
 _WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
+_WORDS_AND_NUMBERS = re.compile(rf"{_WORDS.pattern}|\d+")
 # A message with more names than this is not read.
 _NAMES_SHOWN = 8
 
@@ -68,6 +76,11 @@ def is_image(name: str) -> bool:
     return name.lower().endswith(IMAGE_EXTENSIONS)
 
 
+def is_note(name: str) -> bool:
+    """Tell whether a file is called as those are that say nothing of single samples: a readme, a licence."""
+    return posixpath.basename(name).lower().startswith(_NOTES)
+
+
 def count_kinds(files: Iterable[FileEntry]) -> str:
     """Write how many files there are of each extension, the commonest first."""
     return count_by(posixpath.splitext(file.name)[1].lower() or "without extension" for file in files)
@@ -77,6 +90,27 @@ def listed(names: list[str]) -> str:
     """Write the first few of some names."""
     shown = ", ".join(f"'{name}'" for name in names[:_NAMES_SHOWN])
     return shown if len(names) <= _NAMES_SHOWN else f"{shown} and {len(names) - _NAMES_SHOWN:,} more"
+
+
+@functools.lru_cache(maxsize=4096)
+def words_of(name: str) -> tuple[str, ...]:
+    """Return the words and numbers of a name, in lower case.
+
+    >>> words_of("ISIC2018_TrainingGroundTruth")
+    ('isic', '2018', 'training', 'ground', 'truth')
+    """
+    return tuple(word.lower() for word in _WORDS_AND_NUMBERS.findall(name))
+
+
+def shared_folders(names: Iterable[str]) -> list[str]:
+    """Return the folders that all of some paths begin with, the outermost first."""
+    shared: list[str] | None = None
+    for folder in {name.rpartition("/")[0] for name in names}:
+        parts = folder.split("/") if folder else []
+        same = parts if shared is None else shared
+        # The paths of a list agree up to the first folder in which two differ.
+        shared = [one for place, one in enumerate(same) if same[: place + 1] == parts[: place + 1]]
+    return shared or []
 
 
 @functools.lru_cache(maxsize=4096)

@@ -12,9 +12,9 @@ from colabstage.errors import EmptySourceError, LayoutError
 from colabstage.images.masks import count_levels, is_lossy
 from colabstage.images.options import VOID
 from colabstage.layouts.columns import TABLE_EXTENSIONS, read_rows
-from colabstage.layouts.names import IMAGE_EXTENSIONS, SPLIT_NAMES
-from colabstage.layouts.reading import read_each
-from colabstage.layouts.table import BrokenDatasetError, Images, Masks, SampleTable, TreeFiles
+from colabstage.layouts.names import IMAGE_EXTENSIONS, is_image_folder, shared_folders, split_of_path, words_of
+from colabstage.layouts.reading import read_each, read_files
+from colabstage.layouts.table import BrokenDatasetError, Images, Masks, NearMissError, SampleTable, TreeFiles
 from colabstage.trees.entries import files_ending_in
 
 if TYPE_CHECKING:
@@ -99,177 +99,220 @@ def _look(source: SampleSource, *, spread: bool) -> tuple[NDArray[np.int64], str
 
 NAME = "pairs"
 
-_IMAGE_FOLDERS = ("images", "image", "imgs", "img", "jpegimages", "photos", "pictures", "leftimg8bit", "inputs")
-_MASK_FOLDERS = (
-    "masks", "mask", "labels", "label", "annotations", "annotation", "annot", "gt", "groundtruth", "ground_truth",
-    "gtfine", "segmentation", "segmentations", "segmentationclass", "targets",
+# What the last words of a folder's name are: of masks, or of the images that they belong to.
+_MASK_ENDS = (
+    ("masks",), ("mask",), ("labels",), ("label",), ("annotations",), ("annotation",), ("annot",), ("gt",),
+    ("ground", "truth"), ("groundtruth",), ("gt", "fine"), ("segmentation",), ("segmentations",),
+    ("segmentation", "class"), ("segmentationclass",), ("targets",), ("trimaps",), ("stuffthingmaps",),
+    ("instances",), ("panoptic",),
+)  # fmt: skip
+_IMAGE_ENDS = (
+    ("images",), ("image",), ("imgs",), ("img",), ("jpegimages",), ("photos",), ("pictures",), ("inputs",), ("input",),
+    ("left", "img", "8", "bit"), ("leftimg", "8", "bit"), ("original",),
 )  # fmt: skip
 # What stands behind the stem of a mask whose image has none; the longest first.
 _MASK_SUFFIXES = (
     "_gtFine_labelTrainIds", "_gtFine_labelIds", "_segmentation", "_labelIds", "_labels", "_masks", "_label", "_mask",
-    "-mask", "_annot", "_seg", "_gt", "_L",
+    "-mask", "_annot", "_seg", "_gt", "_L", "_P",
 )  # fmt: skip
 _IMAGE_SUFFIXES = ("_leftImg8bit", "_image", "_img", "_sat", "-image")
 # Masks with a palette are at times GIFs, which no layout takes for images.
 _MASK_EXTENSIONS = IMAGE_EXTENSIONS
 
 
-class _Where(NamedTuple):
-    """What a file is matched by."""
+class _Place(NamedTuple):
+    """What an image and its mask have in common."""
 
     folders: tuple[str, ...]
-    """Folders that are neither the images' nor the masks' own."""
+    """Folders that are neither the images' nor the masks' own; empty where stems alone tell."""
     stem: str
-    """The bare name without its extension."""
+    """The bare name without its extension and suffix."""
 
 
-def read_pairs(tree: Tree) -> SampleTable:
+class _Sides(NamedTuple):
+    """The files of a tree that may make pairs, each with its place."""
+
+    images: dict[FileEntry, _Place]
+    """Those that are no masks."""
+    masks: dict[FileEntry, _Place]
+    """Those in folders of masks, or with a mask's suffix."""
+
+
+def read_pairs(tree: Tree, *, masks: str | None = None) -> SampleTable:
     """Make a table of a tree in which every image has a mask of the same stem.
 
     Masks lie in a folder of their own (masks, labels, annotations, train_labels, …), or have a suffix (_mask, _L, …)
     beside their images. A `class_dict.csv` with the columns name, r, g, b says which colour is which class; without
-    one, masks hold class indices. Folders of splits are recognised. Samples come sorted by the images' names.
+    one, masks hold class indices, which a `codes.txt` or Roboflow's `_classes.csv` names. Folders of splits are
+    recognised; images of a split without any mask are left out. Samples come sorted by the images' names.
+
+    Args:
+        tree: the dataset's files.
+        masks: the folder or the suffix that masks have, where there are several kinds of them.
 
     Raises:
         EmptySourceError: there are no images.
         LayoutError: less than half of the images have a mask, or several.
         BrokenDatasetError: masks are JPEGs or shades of grey, which are no classes.
     """
-    files = files_ending_in(tree.entries, _MASK_EXTENSIONS)
-    if not files:
-        msg = f"'{tree.label}' holds no images."
-        raise EmptySourceError(msg)
-    masks = files.where(_is_mask)
-    images = files.ending_in(IMAGE_EXTENSIONS).where(lambda name: not _is_mask(name)) if masks else masks
-    if not masks or not images:
+    sides = _sides(tree, masks)
+    pairs = _matched(sides)
+    if 2 * len(pairs) < len(sides.images):
+        by_stem = _by_stem(sides)
+        pairs = _matched(by_stem) if by_stem is not None else pairs
+    # A competition keeps the masks of its test images to itself.
+    splits = {split_of_path(image.name) for image, _ in pairs}
+    expected = [image for image in sides.images if pairs and split_of_path(image.name) in splits]
+    if 2 * len(pairs) < len(expected) or not pairs:
+        paired = {image.name for image, _ in pairs}
+        first = next((image.name for image in sides.images if image.name not in paired), "")
         msg = (
-            f"'{tree.label}' has no masks beside its images: neither a folder called masks, labels, annotations or the "
-            "like, nor files that end in _mask."
+            f"Of {len(sides.images):,} images in '{tree.label}' {len(pairs):,} have a mask of the same name (first "
+            f"without: '{first}'); expected at least half."
         )
         raise LayoutError(msg)
-    by_place: dict[_Where, FileEntry] = {}
-    for mask in masks:
-        place = _mask_place(mask.name)
-        if place in by_place:
-            msg = f"'{by_place[place].name}' and '{mask.name}' are masks of the same image; expected one for each."
-            raise LayoutError(msg)
-        by_place[place] = mask
-    pairs = [(image, by_place[where]) for image in images if (where := _image_place(image.name)) in by_place]
-    # Where few match, the names mean something else, and most images would be lost without a word.
-    if 2 * len(pairs) < len(images):
-        first = next((image.name for image in images if _image_place(image.name) not in by_place), "")
-        msg = (
-            f"Of {len(images):,} images in '{tree.label}' {len(pairs):,} have a mask of the same name (first without: "
-            f"'{first}'); expected at least half."
-        )
-        raise LayoutError(msg)
-    classes, colors = _class_colors(tree)
+    classes, colors = _class_names(tree)
     source = TreeFiles(tree, [mask for _, mask in pairs])
     targets = Masks(source, colors) if colors else find_masks(source, spread=tree.kind == "folder")
-    # The split that each image's folders name, where they all do.
-    found = [
-        next((SPLIT_NAMES[folder] for folder in _image_place(image.name).folders if folder in SPLIT_NAMES), None)
-        for image, _ in pairs
-    ]
-    # Some images in no split's folder: then the folders are something else.
-    named = [split for split in found if split is not None]
+    found = [split_of_path(image.name) for image, _ in pairs]
     return SampleTable(
         layout=NAME,
         keys=tuple(image.name for image, _ in pairs),
         inputs=Images(TreeFiles(tree, [image for image, _ in pairs])),
         targets=targets,
-        splits=tuple(named) if len(named) == len(found) else None,
+        # Some images in no split's folder: then the folders are something else.
+        splits=tuple(found) if all(found) else None,
         classes=FOREGROUND_CLASSES if targets.foreground else classes,
         notes=tuple(
             f"{count:,} {kind} were left out."
             for count, kind in (
-                (len(images) - len(pairs), "images that have no mask"),
-                (len(masks) - len(pairs), "masks that have no image"),
+                (len(sides.images) - len(pairs), "images that have no mask"),
+                (len(sides.masks) - len(pairs), "masks that have no image"),
             )
             if count
         ),
     )
 
 
-def _is_mask(name: str) -> bool:
-    folder, base = posixpath.split(name)
-    if _is_mask_path(folder):
-        return True
-    stem = posixpath.splitext(base)[0]
-    return (
-        stem.endswith(_MASK_SUFFIXES)
-        and _without_suffix(stem, _MASK_SUFFIXES) != stem
-        and not any(folder in _IMAGE_FOLDERS for folder in folder.lower().split("/"))
+def _sides(tree: Tree, wanted: str | None) -> _Sides:
+    """Return the images and masks of a tree.
+
+    Raises:
+        EmptySourceError, LayoutError: there are no images, or no masks.
+    """
+    files = files_ending_in(tree.entries, _MASK_EXTENSIONS)
+    if not files:
+        msg = f"'{tree.label}' holds no images."
+        raise EmptySourceError(msg)
+    # What all files share says nothing of one of them: Dataset_with_GT.
+    depth = len(shared_folders(files.names))
+    are_masks = [_is_mask(name.split("/")[depth:]) for name in files.names]
+    masks = files.take(np.flatnonzero(are_masks))
+    images = files.take(np.flatnonzero(~np.array(are_masks))).ending_in(IMAGE_EXTENSIONS) if masks else masks
+    if wanted is not None:
+        masks = masks.where(lambda name: wanted in name.split("/") or posixpath.splitext(name)[0].endswith(wanted))
+    if not masks or not images:
+        what = "masks" if wanted is None else f"masks in a folder '{wanted}', or whose names end so,"
+        msg = (
+            f"'{tree.label}' has no {what} beside its images: neither a folder called masks, labels, annotations or "
+            "the like, nor files that end in _mask."
+        )
+        raise LayoutError(msg)
+    return _Sides(
+        {image: _place(image.name.split("/")[depth:], _IMAGE_SUFFIXES) for image in images},
+        {mask: _place(mask.name.split("/")[depth:], _MASK_SUFFIXES) for mask in masks},
     )
 
 
-@functools.lru_cache(maxsize=1024)
-def _is_mask_path(path: str) -> bool:
-    return any(_mask_folder(folder) is not None for folder in path.lower().split("/"))
+def _is_mask(parts: list[str]) -> bool:
+    *folders, base = parts
+    if any(_rest(folder, _MASK_ENDS) is not None for folder in folders):
+        return True
+    stem = posixpath.splitext(base)[0]
+    return _without_suffix(stem, _MASK_SUFFIXES) != stem and not any(is_image_folder(folder) for folder in folders)
 
 
-def _parts(name: str) -> tuple[list[str], str]:
-    folder, base = posixpath.split(name)
-    return folder.lower().split("/") if folder else [], posixpath.splitext(base)[0]
+def _place(parts: list[str], suffixes: tuple[str, ...]) -> _Place:
+    *folders, base = parts
+    left = (_without_role(folder) for folder in folders)
+    return _Place(tuple(folder for folder in left if folder), _without_suffix(posixpath.splitext(base)[0], suffixes))
 
 
-def _mask_folder(folder: str) -> str | None:
-    """Return what is left of the name of a masks' folder: "" of "masks", "train" of "train_labels", `None` of
-    others."""
-    for name in _MASK_FOLDERS:
-        if folder == name:
-            return ""
-        for joint in ("_", "-", ""):
-            # Without a joint only the one that people write so: trainannot.
-            if folder.endswith(joint + name) and (joint or name == "annot"):
-                return folder.removesuffix(joint + name)
+@functools.lru_cache(maxsize=4096)
+def _without_role(folder: str) -> str:
+    """Return what is left of a folder's name without what it says of images or masks: train of train_labels."""
+    rest = _rest(folder, _MASK_ENDS)
+    if rest is None:
+        rest = _rest(folder, _IMAGE_ENDS)
+    return folder.lower() if rest is None else "_".join(rest)
+
+
+@functools.lru_cache(maxsize=4096)
+def _rest(folder: str, ends: tuple[tuple[str, ...], ...]) -> tuple[str, ...] | None:
+    """Return the words before one of the ends, `None` for a folder that has none of them."""
+    words = words_of(folder)
+    # SegNet's trainannot is what people write without a joint.
+    if ends is _MASK_ENDS and words and words[-1].endswith("annot"):
+        return tuple(filter(None, (*words[:-1], words[-1].removesuffix("annot"))))
+    # The longest end counts: of segmentation_class no "segmentation" is left.
+    for end in sorted(ends, key=len, reverse=True):
+        if words[-len(end) :] == end:
+            return words[: -len(end)]
     return None
 
 
-def _image_folder(folder: str) -> str:
-    for name in _IMAGE_FOLDERS:
-        if folder == name:
-            return ""
-        for joint in ("_", "-"):
-            if folder.endswith(joint + name):
-                return folder.removesuffix(joint + name)
-    return folder
-
-
 def _without_suffix(stem: str, suffixes: tuple[str, ...]) -> str:
-    for suffix in suffixes:
-        if stem.endswith(suffix) and len(stem) > len(suffix):
-            return stem.removesuffix(suffix)
-    return stem
+    return next((stem.removesuffix(end) for end in suffixes if stem.endswith(end) and len(stem) > len(end)), stem)
 
 
-def _image_place(name: str) -> _Where:
-    folders, stem = _parts(name)
-    kept = tuple(left for folder in folders if (left := _image_folder(folder)))
-    return _Where(kept, _without_suffix(stem, _IMAGE_SUFFIXES))
+def _matched(sides: _Sides) -> list[tuple[FileEntry, FileEntry]]:
+    """Return each image with its mask.
+
+    Raises:
+        NearMissError: an image has several masks.
+    """
+    by_place: dict[_Place, FileEntry] = {}
+    images = set(sides.images.values())
+    for mask, place in sides.masks.items():
+        other = by_place.setdefault(place, mask)
+        if other is not mask and place in images:
+            msg = (
+                f"'{other.name}' and '{mask.name}' are masks of the same image; expected one for each. Say which "
+                "folder or suffix counts: layout=image_masks(masks='NAME'), from colabstage.options; or join them."
+            )
+            raise NearMissError(msg)
+    return [(image, by_place[place]) for image, place in sides.images.items() if place in by_place]
 
 
-def _mask_place(name: str) -> _Where:
-    folders, stem = _parts(name)
-    left = [mask if (mask := _mask_folder(folder)) is not None else _image_folder(folder) for folder in folders]
-    return _Where(tuple(folder for folder in left if folder), _without_suffix(stem, _MASK_SUFFIXES))
+def _by_stem(sides: _Sides) -> _Sides | None:
+    """Return the same without folders, where stems tell all images and all masks apart."""
+    images = {image: _Place((), place.stem) for image, place in sides.images.items()}
+    masks = {mask: _Place((), place.stem) for mask, place in sides.masks.items()}
+    return _Sides(images, masks) if all(len(set(one.values())) == len(one) for one in (images, masks)) else None
 
 
-def _class_colors(tree: Tree) -> tuple[tuple[str, ...], tuple[tuple[int, int, int], ...] | None]:
-    """Return the names and colours of the classes, from a table with the columns name, r, g, b; nothing where there is
-    none."""
+def _class_names(tree: Tree) -> tuple[tuple[str, ...], tuple[tuple[int, int, int], ...] | None]:
+    """Return the names of the classes and the colours that they are painted in, from the files that tools leave beside
+    the masks; nothing where there is none."""
     for entry in files_ending_in(tree.entries, TABLE_EXTENSIONS):
         # Any other table with columns r, g, b may be about the images' own colours.
         if "class" not in posixpath.basename(entry.name).lower():
             continue
-        rows = read_rows(tree, entry)
-        header = [cell.lower() for cell in rows[0]] if rows else []
-        if set("rgb") <= set(header) and "name" in header:
-            places = [header.index(name) for name in ("r", "g", "b")]
-            try:
-                colors = [tuple(int(row[place]) for place in places) for row in rows[1:]]
-            except ValueError as error:
-                msg = f"'{entry.name}' has a colour that is no whole number: {error}."
-                raise LayoutError(msg) from error
-            return tuple(row[header.index("name")] for row in rows[1:]), tuple((r, g, b) for r, g, b in colors)
-    return (), None
+        header, *body = read_rows(tree, entry) or [[]]
+        columns = {name.lower(): [row[place] for row in body] for place, name in enumerate(header)}
+        try:
+            if {"name", "r", "g", "b"} <= columns.keys():
+                colors = zip(*([int(cell) for cell in columns[name]] for name in "rgb"), strict=True)
+                return tuple(columns["name"]), tuple((r, g, b) for r, g, b in colors)
+            # Roboflow's, which numbers them.
+            if {"pixel value", "class"} <= columns.keys():
+                numbers = [int(cell) for cell in columns["pixel value"]]
+                return (tuple(columns["class"]), None) if numbers == list(range(len(numbers))) else ((), None)
+        except ValueError as error:
+            msg = f"'{entry.name}' has a colour that is no whole number: {error}."
+            raise LayoutError(msg) from error
+    # fast.ai's list of names, in the order of their numbers.
+    texts = files_ending_in(tree.entries, (".txt",))
+    codes = list(texts.where(lambda name: posixpath.basename(name).lower() == "codes.txt"))
+    found = read_files(tree, codes[:1], lambda _, content: content.decode("utf-8-sig", "replace").splitlines())
+    return tuple(line.strip() for lines in found for line in lines if line.strip()), None

@@ -16,10 +16,10 @@ import numpy as np
 from colabstage.errors import EmptySourceError, LayoutError, OptionError, kind_of, said_by
 from colabstage.io.retry import RetryPolicy, read_with_retry
 from colabstage.layouts.image_boxes import split_of_folders, split_of_word
-from colabstage.layouts.names import SPLIT_NAMES, count_kinds
+from colabstage.layouts.names import SPLIT_NAMES, count_kinds, listed
 from colabstage.layouts.reading import open_member, read_head, spool_folder, stamp_of
 from colabstage.layouts.stored_arrays import ConvertedRows, join_sources
-from colabstage.layouts.table import Arrays, BrokenDatasetError, FileSlices, SampleTable
+from colabstage.layouts.table import Arrays, BrokenDatasetError, FileSlices, NearMissError, SampleTable
 from colabstage.trees.archive_bytes import LocalBytes
 
 if TYPE_CHECKING:
@@ -284,7 +284,7 @@ def read_tokens(tree: Tree, *, options: TokenOptions = TokenOptions()) -> Sample
             f"'{parts[0].name}' is called like the inputs or labels of arrays (STL10's files are), not like tokens. "
             "Read it by numpy.fromfile, and save it as .npy."
         )
-        raise LayoutError(msg)
+        raise NearMissError(msg)
     if len(named) < len(tokens) and (named or not texts):
         msg = f"'{next(e.name for e in tokens if e not in named)}' may hold anything; expected train.bin and val.bin."
         raise LayoutError(msg)
@@ -296,6 +296,26 @@ def read_tokens(tree: Tree, *, options: TokenOptions = TokenOptions()) -> Sample
     else:
         streams = {split: [make_tokens(tree, entries, options)] for split, entries in _by_split(texts).items()}
     return _table(tree, streams, options)
+
+
+def guess_tokens(tree: Tree, _is_more: bool) -> SampleTable:
+    """Read tokens or text, unless the texts lie in folders as those of classes do.
+
+    Raises:
+        EmptySourceError, LayoutError, BrokenDatasetError: as `read_tokens`.
+        NearMissError: there are such folders; the message names them.
+    """
+    texts = [] if _with(tree, _TOKENS) else _with(tree, _TEXTS)
+    folders = {posixpath.basename(posixpath.dirname(entry.name)) for entry in texts}
+    classes = sorted(folder for folder in folders if folder and not split_of_word(folder))
+    if len(classes) > 1 and len(texts) > len(classes):
+        msg = (
+            f"'{tree.label}' holds {len(texts):,} texts in folders ({listed(classes)}), as for classifying text, which "
+            "is not read by itself. Give pack_dataset an object whose items are (tokens, label); layout=token_blocks() "
+            "reads all text as one stream, to predict the next token."
+        )
+        raise NearMissError(msg)
+    return read_tokens(tree)
 
 
 def _with(tree: Tree, suffixes: tuple[str, ...]) -> list[FileEntry]:

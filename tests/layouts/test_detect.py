@@ -33,8 +33,10 @@ def test_a_folder_of_classes_is_found(tree: FolderTree, layout: str) -> None:
 
 def test_an_unknown_layout_lists_those_there_are(tree: FolderTree) -> None:
     """Before anything is opened, where the caller asks for that."""
-    with pytest.raises(OptionError, match=r"'images'.*auto, detection, .*table, pairs, image_folder, arrays"):
-        detect_layout(tree, "images")
+    with pytest.raises(
+        OptionError, match=r"'photographs'.*auto, detection, .*table, pairs, images, image_folder, arrays"
+    ):
+        detect_layout(tree, "photographs")
     with pytest.raises(OptionError):
         check_layout_name("")
     check_layout_name("auto")
@@ -43,8 +45,20 @@ def test_an_unknown_layout_lists_those_there_are(tree: FolderTree) -> None:
 def test_files_that_fit_no_layout_get_the_reason(tmp_path: Path) -> None:
     """What there is and what was expected."""
     (tmp_path / "1.jpg").write_bytes(b"")
-    with pytest.raises(LayoutError, match="one folder for each class"):
+    (tmp_path / "2.mat").write_bytes(b"")
+    with pytest.raises(LayoutError, match=r"no folders of classes, and '2\.mat' may hold their labels"):
         detect_layout(FolderTree(tmp_path))
+    with pytest.raises(LayoutError, match="one folder for each class"):
+        detect_layout(FolderTree(tmp_path), "image_folder")
+
+
+def test_images_without_labels_are_samples_too(tmp_path: Path) -> None:
+    """For a GAN, or to classify; more of a dataset they are only as a class of it."""
+    (tmp_path / "1.jpg").write_bytes(b"")
+    table = detect_layout(FolderTree(tmp_path))
+    assert (table.layout, table.targets, list(table.keys)) == ("images", None, ["1.jpg"])
+    with pytest.raises(LayoutError):
+        detect_layout(FolderTree(tmp_path), is_more=True)
 
 
 def test_an_empty_source_stays_one(tmp_path: Path) -> None:

@@ -14,7 +14,8 @@ import pytest
 from PIL import Image
 
 from colabstage.errors import DecodeError, EmptySourceError, LayoutError
-from colabstage.layouts.detect import detect_layout, read_detection
+from colabstage.layouts.detect import detect_layout
+from colabstage.layouts.detection import read_detection
 from colabstage.layouts.table import Boxes, BrokenDatasetError
 from colabstage.layouts.voc import POSES
 from colabstage.layouts.yolo import parse_class_file
@@ -407,9 +408,20 @@ class TestCoco:
         with pytest.raises(BrokenDatasetError, match=r"instances_val2017\.json.*no JSON"):
             detect_layout(FolderTree(folder))
         file.write_text(text)
-        for image in (folder / "val2017").iterdir():
+        first, *others = sorted((folder / "val2017").iterdir())
+        for image in others:
             image.unlink()
-        with pytest.raises(BrokenDatasetError, match=r"Of 4 images .* 0 are there"):
+        with pytest.raises(BrokenDatasetError, match=r"Of 4 images .* 1 are there"):
+            detect_layout(FolderTree(folder))
+        # A split that nobody has downloaded is left out by name.
+        first.unlink()
+        found = detect_layout(FolderTree(folder))
+        assert set(found.splits or ()) == {"train"}
+        assert any("None of the images that 'annotations/instances_val2017.json' names" in one for one in found.notes)
+        for image in (folder / "train2017").iterdir():
+            image.unlink()
+        Image.new("RGB", (4, 4)).save(folder / "train2017/other.jpg")
+        with pytest.raises(BrokenDatasetError, match=r"Of \d+ images .* 0 are there"):
             detect_layout(FolderTree(folder))
 
 

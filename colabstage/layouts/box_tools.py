@@ -1,0 +1,313 @@
+"""Boxes as tools of annotation and benchmarks write them: LabelMe, CVAT, CreateML, BDD100K, DOTA, WIDER FACE.
+
+Each format is a reader of one file, which gives the boxes of the images that it names; how images are found, numbered
+and put into a table is the same for all. Of polygons and rotated boxes the boxes around them are kept, which is said.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import posixpath
+import re
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from xml.parsers import expat
+
+import numpy as np
+
+from colabstage.errors import LayoutError
+from colabstage.layouts.image_boxes import LabelledImage, detection_table
+from colabstage.layouts.names import IMAGE_EXTENSIONS, FileLookup, split_name, split_of_path
+from colabstage.layouts.reading import read_files
+from colabstage.layouts.table import BrokenDatasetError
+from colabstage.trees.entries import files_ending_in
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from colabstage.layouts.table import SampleTable
+    from colabstage.trees.entries import FileEntries
+    from colabstage.trees.tree import FileEntry, Tree
+
+
+class Shape(NamedTuple):
+    """One thing in an image."""
+
+    label: str
+    """What it is."""
+    points: Sequence[tuple[float, float]]
+    """Corners in pixels: two opposite ones of a box, or all of an outline."""
+
+
+class Annotated(NamedTuple):
+    """What a file says of one image."""
+
+    image: str
+    """The image's path, as written."""
+    shapes: Sequence[Shape]
+    """What is in it."""
+    size: tuple[int, int] = (0, 0)
+    """Its height and width, zeros where the file says none."""
+
+
+class _NotThisFormatError(Exception):
+    """The file is of another kind, and no trouble."""
+
+
+class _Format(NamedTuple):
+    """One way to write boxes."""
+
+    name: str
+    """What a person calls it."""
+    extension: str
+    """Of its files."""
+    marks: tuple[bytes, ...]
+    """What every such file holds."""
+    parse: Callable[[str, bytes], list[Annotated]]
+    """Reads a file, given its name and content. Raises _NotThisFormatError, or whatever Python does over broken
+    ones."""
+    named: str = ""
+    """A pattern of their paths."""
+    per_image: bool = False
+    """Whether each file is of one image, and called as that is."""
+    polygons: bool = False
+    """Whether outlines are common, of which the boxes around them are kept."""
+
+
+def read_box_tools(tree: Tree) -> SampleTable:
+    """Make a table of a tree whose boxes are in files of one of `FORMATS`.
+
+    Boxes are x0, y0, x1, y1 in pixels; classes are the labels, sorted. Splits are those that the files, or the folders
+    of images, are called after. Images that no file names are left out.
+
+    Raises:
+        LayoutError: there is no such file.
+        BrokenDatasetError: a file is broken, or most images that it names are not there; it is named.
+    """
+    images = files_ending_in(tree.entries, IMAGE_EXTENSIONS)
+    for extension in dict.fromkeys(form.extension for form in FORMATS) if images else ():
+        found = _read(tree, extension)
+        if found is not None:
+            return _table(tree, images, *found)
+    names = ", ".join(form.name for form in FORMATS)
+    msg = f"'{tree.label}' has no files of annotations as these tools write them: {names}."
+    raise LayoutError(msg)
+
+
+def _read(tree: Tree, extension: str) -> tuple[_Format, list[tuple[FileEntry, list[Annotated]]]] | None:
+    """Return what the files of one extension say, and in which format, `None` where they are of none."""
+    forms = [form for form in FORMATS if form.extension == extension]
+    named = re.compile("|".join(f"(?:{form.named})" for form in forms))
+    files = files_ending_in(tree.entries, (extension,)).where(lambda name: named.search(name) is not None)
+    # A few tell, before thousands of files of another tool are read.
+    some = files.take(np.arange(min(len(files), _SNIFFED)))
+    kinds = read_files(tree, some, lambda file, content: next((f for f in forms if _parsed(f, file, content)), None))
+    form = next((kind for kind in kinds if kind is not None), None)
+    if form is None:
+        return None
+    said = read_files(tree, files, functools.partial(_parsed, form))
+    return form, [(file, one) for file, one in zip(files, said, strict=True) if one]
+
+
+def _parsed(form: _Format, file: FileEntry, content: bytes) -> list[Annotated]:
+    """Return what a file says, nothing where it is none of a format."""
+    if not all(mark in content for mark in form.marks) or re.search(form.named, file.name) is None:
+        return []
+    try:
+        return form.parse(file.name, content)
+    except _NotThisFormatError:
+        return []
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError, expat.ExpatError) as error:
+        msg = f"'{file.name}' looks like {form.name}'s annotations and cannot be read as such ({error})."
+        raise BrokenDatasetError(msg) from error
+
+
+def _table(
+    tree: Tree, images: FileEntries, form: _Format, found: list[tuple[FileEntry, list[Annotated]]]
+) -> SampleTable:
+    lookups: dict[str, FileLookup] = {}
+    classes = sorted({shape.label for _, said in found for one in said for shape in one.shapes})
+    numbers = {name: float(number) for number, name in enumerate(classes)}
+    samples: dict[str, LabelledImage] = {}
+    missing, total, first = 0, 0, ""
+    for file, said in found:
+        folder = posixpath.dirname(file.name)
+        if folder not in lookups:
+            lookups[folder] = FileLookup(images, folder)
+        own = "" if form.per_image else split_name(posixpath.splitext(posixpath.basename(file.name))[0]).split
+        split = own or split_of_path(file.name)
+        for one in said:
+            total += 1
+            image = lookups[folder].find(one.image, split=split)
+            if image is None:
+                missing += 1
+                first = first or one.image
+                continue
+            if image.name in samples:
+                msg = f"'{file.name}' names '{image.name}', which has boxes already; expected each image once."
+                raise BrokenDatasetError(msg)
+            rows = [[*_around(file.name, shape), numbers[shape.label]] for shape in one.shapes]
+            samples[image.name] = LabelledImage(image, rows, split or split_of_path(image.name), one.size)
+    if 2 * missing > total:
+        msg = (
+            f"Of {total:,} images that {form.name}'s annotations in '{tree.label}' name, {total - missing:,} are there "
+            f"(first missing, or not to be told from others: '{first}'); expected at least half."
+        )
+        raise BrokenDatasetError(msg)
+    notes = [f"Boxes are those of {form.name}'s annotations."]
+    if missing:
+        notes.append(f"{missing:,} images that annotations name are not there and were left out.")
+    if len(images) > len(samples):
+        notes.append(f"{len(images) - len(samples):,} images that no file of annotations names were left out.")
+    if form.polygons:
+        notes.append("Of outlines the boxes around them are kept.")
+    return detection_table(tree, [samples[name] for name in sorted(samples)], classes, notes=notes)
+
+
+def _around(file: str, shape: Shape) -> tuple[float, float, float, float]:
+    points = np.array(shape.points, np.float64).reshape(-1, 2)
+    if not shape.label or len(points) < 2 or not np.isfinite(points).all():
+        msg = f"'{file}' has a shape '{shape.label}' with the points {points.tolist()}; expected a label and numbers."
+        raise BrokenDatasetError(msg)
+    (x0, y0), (x1, y1) = points.min(axis=0).tolist(), points.max(axis=0).tolist()
+    return x0, y0, x1, y1
+
+
+def _box(x: Any, y: Any, width: Any, height: Any) -> list[tuple[float, float]]:
+    left, top = float(x), float(y)
+    return [(left, top), (left + float(width), top + float(height))]
+
+
+def _labelme(name: str, content: bytes) -> list[Annotated]:
+    """Read LabelMe's file of one image."""
+    found = json.loads(content)
+    if not isinstance(found, dict) or not isinstance(found.get("shapes"), list):
+        raise _NotThisFormatError
+    shapes = []
+    for shape in found["shapes"]:
+        points = [(float(x), float(y)) for x, y in shape["points"]]
+        # A circle is written as its centre and a point on it.
+        if shape.get("shape_type") == "circle":
+            (x, y), edge = points
+            radius = float(np.hypot(edge[0] - x, edge[1] - y))
+            points = [(x - radius, y - radius), (x + radius, y + radius)]
+        if len(points) > 1:
+            shapes.append(Shape(str(shape["label"]), points))
+    size = (int(found.get("imageHeight") or 0), int(found.get("imageWidth") or 0))
+    # The image beside the file, whatever it was called where it was annotated.
+    return [Annotated(posixpath.splitext(posixpath.basename(name))[0], shapes, size)]
+
+
+def _createml(_: str, content: bytes) -> list[Annotated]:
+    """Read CreateML's file: boxes by centre and size."""
+    found = json.loads(content)
+    if not isinstance(found, list) or not all(isinstance(one, dict) and "annotations" in one for one in found):
+        raise _NotThisFormatError
+    every = []
+    for one in found:
+        places = [(shape["label"], shape["coordinates"]) for shape in one["annotations"]]
+        shapes = [
+            Shape(str(label), _box(at["x"] - at["width"] / 2, at["y"] - at["height"] / 2, at["width"], at["height"]))
+            for label, at in places
+        ]
+        every.append(Annotated(str(one.get("image") or one["imagefilename"]), shapes))
+    return every
+
+
+def _bdd(_: str, content: bytes) -> list[Annotated]:
+    """Read BDD100K's file; lanes and areas have no boxes."""
+    found = json.loads(content)
+    if not isinstance(found, list) or not all(isinstance(one, dict) and "name" in one for one in found):
+        raise _NotThisFormatError
+    return [
+        Annotated(
+            str(one["name"]),
+            [
+                Shape(str(shape["category"]), [(float(at["x1"]), float(at["y1"])), (float(at["x2"]), float(at["y2"]))])
+                for shape in one.get("labels") or []
+                if (at := shape.get("box2d")) is not None
+            ],
+        )
+        for one in found
+    ]
+
+
+def _cvat(_: str, content: bytes) -> list[Annotated]:
+    """Read CVAT's XML for images; entities, by which a small file grows to gigabytes, are refused."""
+    every: list[Annotated] = []
+    shapes: list[Shape] = []
+
+    def start(tag: str, given: dict[str, str]) -> None:
+        if tag == "image":
+            shapes.clear()
+            size = (int(given.get("height") or 0), int(given.get("width") or 0))
+            every.append(Annotated(given["name"], [], size))
+        elif every and tag == "box":
+            corners = [(float(given["xtl"]), float(given["ytl"])), (float(given["xbr"]), float(given["ybr"]))]
+            shapes.append(Shape(given["label"], corners))
+        elif every and tag in ("polygon", "polyline"):
+            points = [tuple(map(float, point.split(","))) for point in given["points"].split(";")]
+            shapes.append(Shape(given["label"], [(x, y) for x, y in points]))
+
+    def end(tag: str) -> None:
+        if tag == "image":
+            every[-1] = every[-1]._replace(shapes=tuple(shapes))
+
+    def refuse(*_: object) -> NoReturn:
+        msg = "it declares an entity, which no annotation needs; refused"
+        raise ValueError(msg)
+
+    parser = expat.ParserCreate()
+    parser.StartElementHandler, parser.EndElementHandler = start, end
+    parser.EntityDeclHandler = parser.ExternalEntityRefHandler = refuse
+    parser.Parse(content, True)
+    return every
+
+
+def _dota(name: str, content: bytes) -> list[Annotated]:
+    """Read DOTA's file of one image: eight numbers, a class and whether it is difficult, in each line."""
+    shapes = []
+    lines = content.decode("utf-8-sig", "replace").splitlines()
+    for line in lines:
+        words = line.split()
+        # The first lines say where the image is from.
+        if not words or words[0].startswith(("imagesource:", "gsd:")):
+            continue
+        if len(words) not in (9, 10):
+            raise _NotThisFormatError
+        values = [float(word) for word in words[:8]]
+        shapes.append(Shape(words[8], list(zip(values[::2], values[1::2], strict=True))))
+    return [Annotated(posixpath.splitext(posixpath.basename(name))[0], shapes)]
+
+
+def _wider(_: str, content: bytes) -> list[Annotated]:
+    """Read WIDER FACE's list: a path, how many faces there are, and a line of ten numbers for each."""
+    lines = content.decode("utf-8-sig", "replace").splitlines()
+    every = []
+    at = 0
+    while at < len(lines):
+        path = lines[at].strip()
+        at += 1
+        if not path:
+            continue
+        count = int(lines[at])
+        # An image without faces has one line of zeros all the same.
+        rows = [line.split() for line in lines[at + 1 : at + 1 + max(count, 1)]]
+        if len(rows) < count or any(len(row) < 4 for row in rows):
+            msg = f"'{path}' has {len(rows)} lines of numbers and says {count}"
+            raise ValueError(msg)
+        at += 1 + len(rows)
+        every.append(Annotated(path, [Shape("face", _box(*row[:4])) for row in rows[:count]]))
+    return every
+
+
+# Those that demand more of a file come first.
+FORMATS = (
+    _Format("LabelMe", ".json", (b'"shapes"', b'"imagePath"'), _labelme, per_image=True, polygons=True),
+    _Format("CreateML", ".json", (b'"annotations"', b'"coordinates"'), _createml),
+    _Format("BDD100K", ".json", (b'"box2d"', b'"category"'), _bdd),
+    _Format("CVAT", ".xml", (b"<annotations", b"<image"), _cvat, polygons=True),
+    _Format("DOTA", ".txt", (), _dota, named=r"labelTxt[^/]*/", per_image=True, polygons=True),
+    _Format("WIDER FACE", ".txt", (), _wider, named=r"_bbx_gt\.txt$"),
+)
+_SNIFFED = 8
