@@ -67,7 +67,7 @@ def zip_photos(target: Path, photos: Path) -> None:
 def prepare_formats(here: Path) -> dict[str, object]:
     """What formats.md speaks of besides: some folders that it draws, and some with what it says of them."""
     for block in blocks(FORMATS, "text"):
-        if block.code.startswith(("faces/", "pets/", "words/", "story/")):
+        if block.code.startswith(("faces/", "pets/", "street/", "words/", "story/")):
             make_picture(block.code, here / "drawn" / block.code.split("/")[0])
     for top in (here / "drawn").glob("*/*"):
         top.rename(here / top.name)
