@@ -11,8 +11,9 @@ from __future__ import annotations
 import json
 import os
 from itertools import chain, islice, takewhile
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
+from colabstage.io.closing import Closing
 from colabstage.io.temporaries import begin_journal
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ def walk_journal(path: Path, head: Mapping[str, object]) -> Iterator[Any]:
         yield from map(json.loads, whole)
 
 
-class Journal:
+class Journal(Closing):
     """A journal that is being written. `append` from any thread; a context manager that closes it.
 
     Opening one writes it anew, beside the old one and then in its place: so a line that a kill cut off stays behind,
@@ -97,12 +98,6 @@ class Journal:
         handle, self._handle = self._handle, -1
         if handle >= 0:
             os.close(handle)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
-        self.close()
 
 
 def _pieces(values: Iterable[object]) -> Iterator[bytes]:

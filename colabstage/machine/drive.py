@@ -42,15 +42,16 @@ from colabstage.errors import (
 from colabstage.io.pipeline import DaemonPool
 from colabstage.io.units import format_duration
 from colabstage.machine.drive_client import drive_log_size, flush_error, mount_error
-from colabstage.machine.holding import check_unused, outside
 from colabstage.machine.mounts import (
     PRACTICE_SOURCE,
     WAITS_IN_CACHE,
     Mount,
+    check_unused,
     follow_links,
     hang_words,
     list_mounts,
     mount_of,
+    outside,
     probe_mount,
     remount_words,
     unmount_lazily,

@@ -107,7 +107,8 @@ def open_gpus(*, timeout_s: float = 10.0) -> GpuSource:
     """
     problem = gpu_problem()
     if problem is not None:
-        raise NotSupportedHereError(_sentence(problem))
+        msg = f"{problem[:1].upper()}{problem[1:]}."
+        raise NotSupportedHereError(msg)
     nvml = _open_nvml()
     if nvml is not None:
         return nvml
@@ -234,10 +235,6 @@ def _number(cell: str) -> float | None:
     """Read `37`, `37 %` and `68.52 W`; not `[N/A]`, `[Not Supported]`, `[Insufficient Permissions]` and their like."""
     match = None if cell.startswith("[") else _NUMBER.match(cell)
     return None if match is None else float(match[0])
-
-
-def _sentence(text: str) -> str:
-    return f"{text[:1].upper()}{text[1:]}."
 
 
 class NvmlGpus:

@@ -1,7 +1,12 @@
-"""Which mount a path lies on, whether that is a slow one, and whether it still answers.
+"""Which mount a path lies on, whether that is a slow one, whether it still answers, and what this process has of it.
 
 The kernel's mount table answers the first two questions without touching the file system in question, which matters:
 a mount whose client hangs takes every caller with it. The third question has to touch it, so a child process asks.
+
+What is taken away from under a process breaks in three ways. An open file answers with errors. The current folder is
+nowhere, and so is every program started from then on. Memory that is mapped from a file ends the process with a signal
+as soon as it is touched, with no error to catch; and a mapping outlives the file that it was made of, so no open file
+tells of it. Reading the links and the table of mappings does not touch the mount.
 """
 
 from __future__ import annotations
@@ -13,14 +18,15 @@ import re
 import shutil
 import subprocess
 import sys
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from colabstage.errors import DriveDisconnectedError
+from colabstage.errors import DriveDisconnectedError, DriveError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
 # Network file systems of the kernel itself.
 _NETWORK_TYPES = frozenset(
@@ -47,6 +53,7 @@ WAITS_IN_CACHE = (
 )
 """What becomes of what a dead client was given, said the same way everywhere."""
 _MAX_LINKS = 40  # as many as the kernel follows
+_NAMES_SHOWN = 5
 
 _PROBE = """
 import os, sys
@@ -241,6 +248,93 @@ def remount_words(mountpoint: str | os.PathLike[str]) -> str:
 def hang_words(mountpoint: str | os.PathLike[str]) -> str:
     """Say what to do about a client that neither answers nor dies."""
     return f"If that does not help, end it (!pkill -9 -x drive) and call {remount_words(mountpoint)}. {WAITS_IN_CACHE}"
+
+
+def current_folder() -> Path | None:
+    """Return the current folder, also where that is on a mount that has died; `None` where it is nowhere."""
+    try:
+        # Of one that is gone, as all are on a dead mount, the kernel says so behind its name.
+        return follow_links(str(Path("/proc/self/cwd").readlink()).removesuffix(" (deleted)"))
+    except OSError:  # no such table on this system
+        with contextlib.suppress(OSError):
+            return Path.cwd()
+        return None
+
+
+def is_inside(root: Path) -> bool:
+    """Return whether the current folder is below `root`."""
+    folder = current_folder()
+    return folder is not None and folder.is_relative_to(root)
+
+
+@contextlib.contextmanager
+def outside(root: Path) -> Iterator[None]:
+    """Leave `root` for the block, where the current folder is below it, and return when the block ends well.
+
+    Drive's client starts a shell where the caller stands. One that stands in the mount keeps it busy, also for every
+    later try.
+    """
+    folder = current_folder()
+    if folder is None or not folder.is_relative_to(root):
+        yield
+        return
+    os.chdir(next(parent for parent in root.parents if parent.is_dir()))
+    yield
+    try:
+        os.chdir(folder)
+    except OSError as error:
+        warnings.warn(
+            f"The current folder was '{folder}', which is not there any more ({error.strerror}); now it is "
+            f"'{Path.cwd()}'.",
+            stacklevel=3,
+        )
+
+
+def check_unused(root: Path) -> None:
+    """Refuse to take a Drive away from under this process.
+
+    Raises:
+        DriveError: the current folder, an open file or a mapping is below `root`; the message names them.
+    """
+    if is_inside(root):
+        msg = f"The current folder is on Drive ({current_folder()}). Leave it first: os.chdir('/content')."
+        raise DriveError(msg)
+    mapped = _mapped_below(root)
+    if mapped:
+        msg = (
+            f"Files on Drive are mapped into this notebook's memory: {_names(mapped)}. Touching that after Drive is "
+            "unmounted ends the notebook. Delete what was read from them (torch.load(mmap=True), safetensors and "
+            "numpy.memmap map files), or load it from a local copy, then try again."
+        )
+        raise DriveError(msg)
+    opened = _open_below(root)
+    if opened:
+        msg = f"Files on Drive are open in this notebook and would break: {_names(opened)}. Close them, then try again."
+        raise DriveError(msg)
+
+
+def _names(paths: set[str]) -> str:
+    shown = ", ".join(f"'{path}'" for path in sorted(paths)[:_NAMES_SHOWN])
+    return shown if len(paths) <= _NAMES_SHOWN else f"{shown} and {len(paths) - _NAMES_SHOWN} more"
+
+
+def _open_below(root: Path) -> set[str]:
+    found = set()
+    for link in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):  # closed meanwhile, for example the handle that lists this folder
+            target = link.readlink()
+            if target.is_relative_to(root):
+                found.add(str(target))
+    return found
+
+
+def _mapped_below(root: Path) -> set[str]:
+    """Read proc(5)'s maps: five fields, then the path, in which a newline is written as \\012."""
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/self/maps").read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+        paths = {fields[5] for line in lines if len(fields := line.split(None, 5)) == 6}
+        return {path.removesuffix(" (deleted)") for path in paths if Path(path).is_relative_to(root)}
+    return set()
 
 
 def _disconnected(mount: Mount, probe: MountProbe, timeout_s: float) -> DriveDisconnectedError:

@@ -10,17 +10,17 @@ from __future__ import annotations
 import threading
 from array import array
 from itertools import chain
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple
 
 import xxhash
 
+from colabstage.io.closing import Closing
 from colabstage.io.journal import Journal, walk_journal
 from colabstage.io.temporaries import current_world
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
-    from types import TracebackType
 
 # Samples in a block. With 32 reads in flight several blocks are under way, and a kill costs those; a line costs 3 µs.
 BLOCK_SAMPLES = 8
@@ -28,7 +28,7 @@ BLOCK_SAMPLES = 8
 _NO_STAMP = 0
 
 
-class PackJournal:
+class PackJournal(Closing):
     """Note what one run has finished of N samples.
 
     A block counts only as long as each of its samples has the stamp that it had when it was finished, so that one file
@@ -140,14 +140,6 @@ class PackJournal:
     def close(self) -> None:
         """Let go of the file."""
         self._lines.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 class _Found(NamedTuple):

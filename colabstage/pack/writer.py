@@ -18,6 +18,7 @@ from colabstage.images.complete import check_complete
 from colabstage.images.decode import PixelRoom, Scratch, decode_sized, encode_jpeg, fit_pixels
 from colabstage.images.headers import is_animated
 from colabstage.images.masks import fit_mask, read_mask
+from colabstage.io.closing import Closing
 from colabstage.io.pipeline import PipelineLimits, PipelineResult, run_pipeline
 from colabstage.io.retry import RetryPolicy, read_with_retry
 from colabstage.io.temporaries import cut_own
@@ -303,7 +304,7 @@ class Spool:
         self._file.__exit__(kind, error, trace)
 
 
-class SampleFacts:
+class SampleFacts(Closing):
     """Keep one record for each of N samples: its image's own size, and where its bytes are in a spool."""
 
     def __init__(self, path: Path, count: int) -> None:
@@ -338,14 +339,6 @@ class SampleFacts:
     def close(self) -> None:
         """Let go of the file."""
         self._file.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 @dataclass(frozen=True, slots=True)

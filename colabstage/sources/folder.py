@@ -10,9 +10,10 @@ from __future__ import annotations
 import contextlib
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from colabstage.errors import CancelledError, DriveError, SourceError, TargetExistsError
+from colabstage.io.closing import Closing
 from colabstage.io.files import hash_ranges
 from colabstage.io.journal import Journal, read_journal
 from colabstage.io.ownership import put_folder
@@ -24,7 +25,6 @@ from colabstage.sources.tree import fetch_tree
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
-    from types import TracebackType
 
     from colabstage.io.pipeline import PipelineLimits
     from colabstage.io.progress import Cancellation, ProgressStep
@@ -54,7 +54,7 @@ class FetchedFolder:
     """The name of the deed of what was put in place, as `ownership.look_at` finds it."""
 
 
-class FolderLedger:
+class FolderLedger(Closing):
     """What of a folder is here. `kept_bytes`: what was found here and is right."""
 
     def __init__(self, workspace: Path, fingerprint: str) -> None:
@@ -87,14 +87,6 @@ class FolderLedger:
     def close(self) -> None:
         """Let go of the file. Calling it twice is fine."""
         self._journal.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _hash(self, span: _Span) -> str:
         name, offset, length = span

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import replace
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from colabstage.errors import ChecksumMismatchError, OptionError, SourceReadError
+from colabstage.io.closing import Closing
 from colabstage.io.pipeline import DaemonPool
 from colabstage.io.retry import RetryPolicy, read_with_retry
 from colabstage.machine.drive_client import ask_md5s
@@ -40,7 +41,6 @@ from colabstage.trees.open import recognise
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from pathlib import Path
-    from types import TracebackType
 
     from colabstage.sources.parse import SingleSource, Source
     from colabstage.sources.remote import Checksum, RemoteFile
@@ -57,7 +57,7 @@ def comes_whole(source: Source) -> bool:
     return any(isinstance(part, ShareSource | KaggleSource) for part in parts)
 
 
-class OpenSource:
+class OpenSource(Closing):
     """A source while it is open; a context manager that lets go of everything.
 
     `parts`: what it is made of. `files`: single files of a list, each opened when it is read; `None` where there are
@@ -113,7 +113,8 @@ class OpenSource:
         self.parts.append(self._open(first))
         opened = self.parts[0]
         # The first tells what the list is of: single files are not opened before they are read.
-        if opened.file is not None and not opened.is_archive and all(map(_has_address, source.parts)):
+        have_addresses = all(isinstance(part, LocalSource | WebSource | ObjectSource) for part in source.parts)
+        if opened.file is not None and not opened.is_archive and have_addresses:
             self._stack.pop_all().close()
             self.parts = [_unopened(part, self._opening) for part in source.parts]
             self._tree = self.files = self._list_files()
@@ -307,14 +308,6 @@ class OpenSource:
         self._closed = True
         self._stack.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
 
 def open_part(source: SingleSource, opening: Opening) -> SourcePart:
     """Open one source; a local one may not be a pattern any more.
@@ -440,10 +433,6 @@ def _bring(
         part.movable = path.is_relative_to(download.folder)
         undo.pop_all()
     return part
-
-
-def _has_address(source: SingleSource) -> bool:
-    return isinstance(source, LocalSource | WebSource | ObjectSource)
 
 
 def _unopened(source: SingleSource, opening: Opening) -> SourcePart:

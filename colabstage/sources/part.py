@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Self
 
 from colabstage.errors import ChecksumMismatchError
+from colabstage.io.closing import Closing
 from colabstage.io.files import disk_use, read_json, write_json
 from colabstage.io.ownership import sweep_orphans
 from colabstage.io.retry import RetryPolicy, typed_write_errors
@@ -168,7 +169,7 @@ class Opening:
 
 
 @dataclass(slots=True, eq=False)
-class SourcePart:
+class SourcePart(Closing):
     """One source, opened: at most one of `file` and `tree` is set, none of one that is opened whenever it is read."""
 
     source: SingleSource
@@ -409,14 +410,6 @@ class SourcePart:
         parts += [f"{len(went):,} fewer (first '{went[0]}')"] if went else []
         found = " and ".join(parts) or "other sizes or times"
         return f"'{self.path}' lists {found} than when it was first listed."
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def start(self) -> None:
         """Begin to copy an archive that is far away; nothing to do for anything else."""

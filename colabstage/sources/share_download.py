@@ -28,7 +28,6 @@ from colabstage.sources.share_pages import OWN_COPY, WebAnswer, judge_answer
 from colabstage.sources.share_service import CONNECT_TIMEOUT_S, READ_TIMEOUT_S, short_reason, wait_or_cancel
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
     from colabstage.io.progress import Cancellation, ProgressStep
@@ -355,7 +354,9 @@ def _check_whole(task: FileTask, hasher: Hasher | None) -> None:
     # It was whole before this call, so its bytes have passed nobody who could hash them.
     if hasher is None:
         hasher = task.checksum.new_hasher()
-        _feed(hasher.update, output)
+        with output.open("rb") as file:
+            while piece := file.read(_HASH_PIECE_BYTES):
+                hasher.update(piece)
     found = hasher.hexdigest()
     if found == task.checksum.digest:
         return
@@ -372,9 +373,3 @@ def _check_whole(task: FileTask, hasher: Hasher | None) -> None:
 def mismatch_path(target: Path) -> Path:
     """Return where a whole file with the wrong checksum is kept."""
     return target.with_name(f"{target.name}.mismatch")
-
-
-def _feed(update: Callable[[bytes], None], path: Path) -> None:
-    with path.open("rb") as file:
-        while piece := file.read(_HASH_PIECE_BYTES):
-            update(piece)

@@ -54,10 +54,6 @@ _POLICY = RetryPolicy(attempts=4, first_wait_s=1.0)
 _LOOK_S = 0.25
 
 
-def _ignore(_: str) -> None:
-    pass
-
-
 def share_link_facts(
     link: ShareLink, *, cancellation: Cancellation | None = None, policy: RetryPolicy = _POLICY
 ) -> RemoteFacts | None:
@@ -99,7 +95,7 @@ def download_share_link(
     cancellation: Cancellation,
     checksum: Checksum | None = None,
     policy: RetryPolicy = _POLICY,
-    note: Callable[[str], None] = _ignore,
+    note: Callable[[str], None] = lambda _: None,
 ) -> Path:
     """Download a shared file, or a shared folder with everything in it.
 
@@ -185,7 +181,10 @@ def _download_folder(call: _Call, link: ShareLink, note: Callable[[str], None]) 
     with _work_folder(call.folder, link) as work:
         tasks = [_task(file, each, work, None) for file, each in zip(shared.files, facts, strict=True)]
         # Files that were removed or renamed on Drive since an interrupted call must not come along.
-        _drop_strangers(work / "files", {task.target for task in tasks})
+        wanted = {task.target for task in tasks}
+        for path in (work / "files").rglob("*"):
+            if path.is_file() and path not in wanted:
+                remove_own(path)
         _download_all(call, tasks, work)
         _compare(work / "files", tasks, link)
         rename_own(work / "files", target)
@@ -220,13 +219,6 @@ def _free_target(target: Path, link: ShareLink) -> Path:
         msg = f"'{link.label}' would become '{target}', but that is there already. Remove it, or choose another folder."
         raise TargetExistsError(msg)
     return target
-
-
-def _drop_strangers(files: Path, wanted: set[Path]) -> None:
-    """Remove what an earlier call brought under a name that the folder has no more."""
-    for path in files.rglob("*"):
-        if path.is_file() and path not in wanted:
-            remove_own(path)
 
 
 def _download_all(call: _Call, tasks: Sequence[FileTask], work: Path) -> None:

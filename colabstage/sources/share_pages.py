@@ -87,7 +87,8 @@ def parse_share_link(text: str, *, bare_id: bool = False) -> ShareLink | None:
     query = {name: values[0] for name, values in urllib.parse.parse_qs(parts.query).items()}
     # Addresses of Google Workspace have the domain in front: /a/example.org/file/d/…
     path = re.sub(r"\A/a/[^/]+", "", parts.path)
-    _refuse_document(cleaned, path)
+    if native := _NATIVE.match(path):
+        raise document_error(show_address(cleaned).partition("?")[0], native[1])
     kind, found = _kind_and_id(path, parts.fragment, query)
     if not found:
         msg = (
@@ -139,12 +140,6 @@ def _kind_and_id(path: str, fragment: str, query: dict[str, str]) -> tuple[Liter
     if path in _FOLDER_PATHS:
         return "folder", found
     return ("file" if path in ("/uc", "/download") else "unknown"), found
-
-
-def _refuse_document(text: str, path: str) -> None:
-    native = _NATIVE.match(path)
-    if native:
-        raise document_error(show_address(text).partition("?")[0], native[1])
 
 
 def document_error(label: str, kind: str) -> OptionError:

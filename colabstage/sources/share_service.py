@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from colabstage.errors import OptionError, SourceReadError, said_by
+from colabstage.io.closing import Closing
 from colabstage.sources.remote import RemoteFacts, TransientError
 from colabstage.sources.share_pages import (
     FolderPage,
@@ -30,8 +31,6 @@ from colabstage.sources.share_pages import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-    from types import TracebackType
-    from typing import Self
 
     from colabstage.io.progress import Cancellation
     from colabstage.io.retry import RetryPolicy
@@ -85,7 +84,7 @@ class _Listed:
     """What its page says."""
 
 
-class DriveWeb:
+class DriveWeb(Closing):
     """Questions to Google Drive's public pages; may be asked from several threads. Use it in a `with` block."""
 
     def __init__(self, *, cancellation: Cancellation, policy: RetryPolicy) -> None:
@@ -99,12 +98,8 @@ class DriveWeb:
         self._cancellation = cancellation
         self._policy = policy
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """Let go of its connections."""
         self._session.close()
 
     def resolve(self, link: ShareLink) -> ShareLink:
@@ -151,7 +146,7 @@ class DriveWeb:
             label=link.label,
             name=disposition_name(answer.headers) or link.id,
             size=_total_bytes(answer),
-            version=_version(answer),
+            version=" ".join(filter(None, map(answer.headers.get, ("ETag", "Last-Modified", "x-goog-hash")))),
             ranges=answer.status in (206, 416),
             connections=1,
         )
@@ -271,11 +266,6 @@ def _total_bytes(answer: WebAnswer) -> int | None:
     if answer.status == 200:
         total = answer.headers.get("Content-Length", "")
     return int(total) if total.isdigit() else None
-
-
-def _version(answer: WebAnswer) -> str:
-    marks = (answer.headers.get(name, "") for name in ("ETag", "Last-Modified", "x-goog-hash"))
-    return " ".join(mark for mark in marks if mark)
 
 
 def _sort_entries(

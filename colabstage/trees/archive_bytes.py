@@ -5,15 +5,15 @@ from __future__ import annotations
 import ctypes
 import io
 import os
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from colabstage.errors import SourceNotFoundError
+from colabstage.io.closing import Closing
 from colabstage.io.files import pread_exactly
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
-    from types import TracebackType
 
     from colabstage.io.progress import Cancellation
     from colabstage.trees.tree import ByteSource
@@ -24,7 +24,7 @@ _KEEP_SIZE, _PUNCH_HOLE = 1, 2
 _HOLE_BYTES = 64 * 1024
 
 
-class LocalBytes:
+class LocalBytes(Closing):
     """A `ByteSource` over a file: positioned reads on one handle, so any number of threads share it without a lock.
 
     Args:
@@ -72,14 +72,6 @@ class LocalBytes:
         if handle >= 0:
             os.close(handle)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
     def __del__(self) -> None:
         self.close()
 
@@ -99,11 +91,6 @@ class TemporaryBytes(LocalBytes):
         # A handle of its own: readers need none that can write.
         self._writer = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         self._released = 0
-
-    @property
-    def released_bytes(self) -> int:
-        """Return how many bytes have been given back to the disk."""
-        return self._released
 
     def release_before(self, offset: int) -> None:
         """Give the disk back what lies before `offset`; those bytes read as zeros from now on."""
@@ -130,7 +117,7 @@ def punch_hole(handle: int, offset: int, length: int) -> bool:
     return bool(fallocate(handle, _PUNCH_HOLE | _KEEP_SIZE, offset, length) == 0)
 
 
-class SharedBytes:
+class SharedBytes(Closing):
     """Somebody else's bytes, for a tree that closes what it reads from: closing this leaves `source` open."""
 
     def __init__(self, source: ByteSource) -> None:
@@ -139,12 +126,6 @@ class SharedBytes:
 
     def close(self) -> None:
         """Leave the source open: it is its owner's to close."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        """Leave the source open, as `close`."""
 
 
 class ByteRange:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from colabstage.errors import SourceReadError
+from colabstage.io.closing import Closing
 from colabstage.io.files import block_ranges
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
-    from types import TracebackType
 
     from colabstage.trees.zip_directory import ZipMember
 
@@ -66,7 +66,7 @@ class ByteSource(Protocol):
         """Let go of the handle. Calling it twice is fine."""
 
 
-class Tree:
+class Tree(Closing):
     """A dataset's files by name. Every method may be called from any thread, `read` from many at once.
 
     A kind of tree sets `kind`, `label` and `entries`, and says in `open` how any part of a file is had; where only the
@@ -184,14 +184,6 @@ class Tree:
         """Let go of file handles. Calling it twice is fine."""
         if self.source is not None:
             self.source.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 class TreeView(Tree):

@@ -20,8 +20,7 @@ import pytest
 from colabstage.errors import DriveAuthError, DriveDisconnectedError, DriveError, OptionError
 from colabstage.machine import drive as drive_module
 from colabstage.machine.drive import flush_drive, is_readonly, mount_drive, refresh_drive
-from colabstage.machine.holding import check_unused
-from colabstage.machine.mounts import list_mounts, mount_of
+from colabstage.machine.mounts import check_unused, list_mounts, mount_of
 from colabstage.simulate.colab import simulated_colab
 from colabstage.simulate.colab_machine import ColabKnobs, SimulatedColab
 from colabstage.simulate.drive import SimulatedDrive

@@ -6,7 +6,7 @@ import contextlib
 import os
 import shutil
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -21,9 +21,10 @@ from colabstage.errors import (
     printable,
 )
 from colabstage.io.cells import GOES_ON, stops_with
-from colabstage.io.files import make_folder
+from colabstage.io.files import hash_block, make_folder
 from colabstage.io.ownership import look_at, put_back, put_folder, sweep_orphans
 from colabstage.io.progress import cancellation_of, resolve_progress
+from colabstage.io.records import RecordFile
 from colabstage.io.redaction import show_address
 from colabstage.io.retry import RetryPolicy, typed_write_errors
 from colabstage.io.temporaries import remove_own, temp_beside
@@ -33,12 +34,6 @@ from colabstage.machine.drive import drive_root
 from colabstage.machine.mounts import is_slow_mount, require_answer
 from colabstage.machine.watched import run_with_one_remount
 from colabstage.sources.extract.batches import ExtractPlan, plan_extract
-from colabstage.sources.extract.record import (
-    EXTRACTED,
-    ArchiveIdentity,
-    ExtractRecord,
-    identify,
-)
 from colabstage.sources.extract.run import Extraction, archive_ends, bytes_of, released_by
 from colabstage.sources.parse import absolute_path
 from colabstage.sources.transfer.mounted import MountedFile
@@ -57,6 +52,60 @@ if TYPE_CHECKING:
 _PATH_BYTES = 4095
 # What stays free on a disk beyond what the plan counts: folders, the journal, other programs' small needs.
 _RESERVE_BYTES = 32 * 1024 * 1024
+# The directory of a zip, with the checksums of all members, lies at its end; the headers of a tar begin it.
+_EDGE_BYTES = 256 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiveIdentity:
+    """Which archive in which state."""
+
+    address: str
+    """What it is called, as a source."""
+    size: int
+    """Its length in bytes."""
+    mtime_ns: int
+    """Its modification time in ns."""
+    edges: str
+    """A hash of its beginning and end."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Return a text that is another one when the content may be: what an interrupted extraction goes on by."""
+        return f"{self.address} {self.size} {self.mtime_ns} {self.edges}"
+
+    def is_same_content(self, other: ArchiveIdentity) -> bool:
+        """Return whether the content is the same for all that can be seen without reading it whole."""
+        return (self.size, self.mtime_ns, self.edges) == (other.size, other.mtime_ns, other.edges)
+
+
+@dataclass(frozen=True, slots=True)
+class ExtractRecord:
+    """What `extract_archive` notes of a finished folder."""
+
+    archive: ArchiveIdentity
+    """From which archive it was made."""
+    members: int
+    """The number of files in it."""
+    content_bytes: int
+    """Their bytes together."""
+    deed: str
+    """The name of the deed of what was put there, file by file."""
+
+    def fits(self, target: Path) -> bool:
+        """Return whether all that was extracted is there, with its size and time, and nothing else."""
+        here = look_at(target)
+        return here.is_as_made and here.deed == self.deed
+
+
+EXTRACTED = RecordFile(ExtractRecord, ("format", 2), ExtractRecord.fits, asdict)
+
+
+def identify(source: ByteSource, mtime_ns: int) -> ArchiveIdentity:
+    """Look at an archive's size, time, beginning and end."""
+    head = source.pread(_EDGE_BYTES, 0)
+    tail = source.pread(_EDGE_BYTES, max(0, source.size - _EDGE_BYTES))
+    return ArchiveIdentity(source.label, source.size, mtime_ns, hash_block(head) + hash_block(tail))
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +244,8 @@ def extract_bytes(
         if found is not None:
             # A run that died right after it put the folder in place could not clear up.
             EXTRACTED.settle(target)
-            _sweep(target)
+            for name in (target.name, _spool_name(target)):
+                sweep_orphans(target.parent, name=name)
             seconds = time.monotonic() - began
             return ExtractReport(target, found.members, found.content_bytes, seconds, 0, True, 0, ())
         make_folder(target.parent)
@@ -301,11 +351,6 @@ def _check_names(tree: Tree, target: Path) -> None:
 
 def _spool_name(target: Path) -> str:
     return f"{target.name}.spool"
-
-
-def _sweep(target: Path) -> None:
-    for name in (target.name, _spool_name(target)):
-        sweep_orphans(target.parent, name=name)
 
 
 @contextlib.contextmanager

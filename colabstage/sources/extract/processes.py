@@ -1,17 +1,24 @@
-"""Several processes that write an archive's members: who does what, and what becomes of it.
+"""Several processes that write an archive's members: who does what, what becomes of it, and what each of them does.
 
 Inflating and writing ten thousands of small files is system calls with a little Python between them; threads would
-spend more on handing the interpreter to each other than on that.
+spend more on handing the interpreter to each other than on that. A process is told what to do on its input, and answers
+on its output. It holds nothing but two handles that it was born with, so it can be killed at any moment, and it ends
+with its parent.
 """
 
 from __future__ import annotations
 
 import collections
+import contextlib
+import ctypes
+import gc
 import itertools
 import marshal
 import os
 import pickle
 import selectors
+import signal
+import struct
 import subprocess
 import sys
 import time
@@ -19,13 +26,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from colabstage.errors import SourceReadError
-from colabstage.sources.extract.worker import LENGTH, packed
+from colabstage.io.files import pread_exactly
+from colabstage.sources.extract.batches import Place, job_chunks, read_block, write_batch, write_large
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from typing import BinaryIO
 
     from colabstage.io.progress import Cancellation, ProgressStep
-    from colabstage.sources.extract.batches import Batch, Job, Place
+    from colabstage.sources.extract.batches import Batch, Job
 
 # Batches that a process has in hand: the one it works at and the next.
 _IN_HAND = 2
@@ -33,10 +42,12 @@ _IN_HAND = 2
 _LOOK_S = 0.25
 # Long enough for a killed process to be gone; waiting without an end would hang on a dead disk.
 _END_S = 10.0
+_LENGTH = struct.Struct("<I")
+_PR_SET_PDEATHSIG = 1
 _PROGRAM = """
 import sys
 sys.path[:] = {path!r}
-from colabstage.sources.extract.worker import main
+from colabstage.sources.extract.processes import main
 main({archive}, {label!r}, {place}, {folder!r}, {parent})
 """
 
@@ -76,7 +87,7 @@ class _Member:
 
     def send(self, number: int, message: object) -> None:
         assert self.process.stdin is not None
-        data = memoryview(packed(message))
+        data = memoryview(_packed(message))
         try:
             while data:
                 data = data[self.process.stdin.write(data) or 0 :]
@@ -100,12 +111,12 @@ class _Member:
         self._answers += data
         found: list[tuple[Any, ...]] = []
         # A read may end anywhere, also within a message.
-        while len(self._answers) >= LENGTH.size:
-            (length,) = LENGTH.unpack_from(self._answers)
-            if len(self._answers) < LENGTH.size + length:
+        while len(self._answers) >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(self._answers)
+            if len(self._answers) < _LENGTH.size + length:
                 break
-            found.append(marshal.loads(bytes(self._answers[LENGTH.size : LENGTH.size + length])))
-            del self._answers[: LENGTH.size + length]
+            found.append(marshal.loads(bytes(self._answers[_LENGTH.size : _LENGTH.size + length])))
+            del self._answers[: _LENGTH.size + length]
         return found
 
     def end(self) -> None:
@@ -222,3 +233,63 @@ def _feed(
             return
         batch = batches[number]
         member.send(number, (batch.start, batch.end, batch.is_large, list(jobs_of(batch))))
+
+
+class _Handle:
+    """The archive, as a `ByteSource` over a handle of the parent's."""
+
+    def __init__(self, handle: int, label: str) -> None:
+        self._handle = handle
+        self.label = label
+        self.size = os.fstat(handle).st_size
+
+    def pread(self, length: int, offset: int) -> bytes:
+        return pread_exactly(self._handle, length, offset)
+
+    def close(self) -> None:
+        """Leave it: the handle ends with the process."""
+
+
+def _receive(stream: BinaryIO) -> Any:
+    """Return the next message; `None` when there are no more."""
+    head = stream.read(_LENGTH.size)
+    if len(head) < _LENGTH.size:
+        return None
+    data = stream.read(_LENGTH.unpack(head)[0])
+    return marshal.loads(data)
+
+
+def _packed(message: Any) -> bytes:
+    """Return a message as it travels."""
+    data = marshal.dumps(message)
+    return _LENGTH.pack(len(data)) + data
+
+
+def main(archive: int, label: str, place: int, path: str, parent: int) -> None:
+    """Work until the input ends. Messages in: (start, end, large, jobs); out: ("bytes", n), ("done",), ("error", e)."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Nothing here makes cycles, and looking for them among ten thousand tuples takes its time.
+    gc.disable()
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        return
+    source, target = _Handle(archive, label), Place(place, path)
+    inbox, outbox = sys.stdin.buffer, sys.stdout.buffer
+
+    def answer(*message: object) -> None:
+        outbox.write(_packed(message))
+        outbox.flush()
+
+    while (message := _receive(inbox)) is not None:
+        start, end, large, jobs = message
+        try:
+            if large:
+                write_large(jobs[0], target, job_chunks(source, jobs[0]), advance=lambda done: answer("bytes", done))
+            else:
+                write_batch(source, start, read_block(source, start, end), jobs, target)
+                answer("bytes", sum(job[4] for job in jobs))
+        except Exception as error:  # noqa: BLE001 - raised in the parent
+            answer("error", pickle.dumps(error))
+            return
+        answer("done")

@@ -6,8 +6,9 @@ import contextlib
 import marshal
 import os
 import threading
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
+from colabstage.io.closing import Closing
 from colabstage.io.files import hash_block
 from colabstage.io.journal import Journal, read_journal
 from colabstage.io.pipeline import PipelineLimits, run_pipeline
@@ -58,7 +59,7 @@ def bytes_of(tree: Tree) -> ByteSource | None:
     return None if tree.source is None else owners_bytes(tree.source)
 
 
-class Extraction:
+class Extraction(Closing):
     """One extraction in the folder `work`, which it makes, or goes on in; a context manager.
 
     `tree_path`: where the members are. `kept_members`, `kept_bytes`: what an earlier run finished.
@@ -76,7 +77,8 @@ class Extraction:
         try:
             self.tree_path.mkdir(parents=True, exist_ok=True)
             # The sizes of files are all that is compared, and a boot may have lost their content: hence the world.
-            head = {"fingerprint": _fingerprint(fingerprint, entries), "world": current_world()}
+            facts = [(entry.name, entry.size, entry.mtime_ns, entry.position) for entry in entries]
+            head = {"fingerprint": fingerprint + hash_block(marshal.dumps(facts)), "world": current_world()}
             finished = [tuple(noted) for noted in read_journal(work / _JOURNAL, head) or () if isinstance(noted, list)]
             self._journal = Journal(work / _JOURNAL, head, finished)
         except OSError as error:
@@ -98,10 +100,8 @@ class Extraction:
         self.kept_members = sum(batch.members for batch in self._kept)
         self.kept_bytes = sum(batch.content_bytes for batch in self._kept)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
+    def close(self) -> None:
+        """Let go of the journal."""
         self._journal.close()
 
     def _is_there(self, batch: Batch) -> bool:
@@ -241,8 +241,3 @@ class Extraction:
         with ReadAhead(job_chunks(self._source(), job), stall_timeout_s=stall_timeout_s) as pieces:
             write_large(job, place, iter(pieces), advance=advance)
         self._finish(batch)
-
-
-def _fingerprint(archive: str, entries: Sequence[FileEntry]) -> str:
-    facts = [(entry.name, entry.size, entry.mtime_ns, entry.position) for entry in entries]
-    return archive + hash_block(marshal.dumps(facts))

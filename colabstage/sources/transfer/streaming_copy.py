@@ -9,17 +9,17 @@ on with.
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from colabstage.errors import DriveDisconnectedError, SourceReadError
 from colabstage.io.clock import SYSTEM_CLOCK
+from colabstage.io.closing import Closing
 from colabstage.sources.transfer.connections import Transfer, read_directly, stopped_error
 from colabstage.sources.transfer.partial_file import take_partial_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from pathlib import Path
-    from types import TracebackType
 
     from colabstage.io.clock import Clock
     from colabstage.io.progress import Cancellation, ProgressStep
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _HEAD_BYTES = 1024 * 1024
 
 
-class StreamingCopy:
+class StreamingCopy(Closing):
     """A `ByteSource` over a file on its way from `source`; a context manager that ends the copy.
 
     Until `start` reads go to the source, so that a plan can be made, and refused, before anything is written. (Where
@@ -214,14 +214,6 @@ class StreamingCopy:
         """End; what is finished stays for the next run. Calling it twice is fine."""
         if self._end() and self._partial is not None:
             self._partial.leave()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _end(self) -> bool:
         """Stop the threads; whether this was the first call."""

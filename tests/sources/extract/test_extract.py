@@ -30,9 +30,8 @@ from colabstage.errors import (
 )
 from colabstage.io.progress import Cancellation, NullProgress
 from colabstage.simulate.knobs import DriveFaults, OpFault
-from colabstage.sources.extract.archive import extract_archive, extract_bytes
+from colabstage.sources.extract.archive import extract_archive, extract_bytes, identify
 from colabstage.sources.extract.batches import plan_extract
-from colabstage.sources.extract.record import identify
 from colabstage.trees.archive_bytes import TemporaryBytes
 from colabstage.trees.names import DEFAULT_LIMITS
 from colabstage.trees.tree import FileEntry
