@@ -135,9 +135,10 @@ def test_epochs_from_a_web_server_are_the_files_and_stay_below_the_limit(pack: P
             fetched.append(part.figures["fetched"])
         assert [sorted(order) for order in orders] == [list(range(ROWS))] * 3
         assert len({tuple(order) for order in orders}) == 3
-        assert fetched[1] == pytest.approx(pack.path.stat().st_size, rel=0.1)
-        # Nearly a third of it is here at the end of an epoch.
-        assert fetched[3] - fetched[2] < 0.85 * pack.path.stat().st_size
+        # At its end an epoch has fetched what the next one begins with.
+        size = pack.path.stat().st_size
+        assert 0.9 * size < fetched[1] < 1.25 * size
+        assert fetched[3] - fetched[1] < 2 * 0.95 * size
         again = dataset_h5(server.url("data.h5"), disk_limit=LIMIT, local_dir=tmp_path, return_index=True)
         assert part_of(again).path == part.path
         for mine, yours in zip(make_loader(dataset, 500, seed=2), make_loader(again, 500, seed=2), strict=True):

@@ -121,7 +121,9 @@ class Fetcher:
         if changed or not self._planned:
             self._planned = True
             if readers and capacity:
-                ahead = max(1, min(_MOST_AHEAD, capacity // _AHEAD_PART))
+                # As much as is on its way at once, and what is read meanwhile; of little room half at the most.
+                flying = min(capacity // 2, self._connections + 2)
+                ahead = max(1, min(_MOST_AHEAD, max(capacity // _AHEAD_PART, flying)))
                 here = set(np.flatnonzero((part.state == WHOLE) | (part.state == UNPROVED)).tolist())
                 plan_misses(readers, max(1, capacity - ahead), here)
         outlook = look_ahead(readers, len(part.state))
