@@ -236,3 +236,28 @@ DOTA = (
     "imagesource:GoogleEarth\ngsd:0.146343590398\n"
     "5.0 6.0 40.0 6.0 40.0 30.0 5.0 30.0 plane 0\n1.0 2.0 9.0 2.0 9.0 8.0 1.0 8.0 ship 1\n"
 )
+
+
+_SPELLED = {"image_folder": "folders of classes", "table": "a table", "file_names": "names of files",
+            "pairs": "images and masks", "detection": "boxes", "images": "images without labels",
+            "coco_classes": "classes in COCO's JSON", "arrays": "arrays", "audio": "clips of sound",
+            "tokens": "tokens", "webdataset": "tars", "tfrecord": "TFRecords"}  # fmt: skip
+
+
+def page_rows(datasets: list[Known]) -> list[str]:
+    """The rows of the table in docs/datasets.md, in alphabetical order."""
+    return [_page_row(one) for one in sorted(datasets, key=lambda one: one.name.lower())]
+
+
+def _page_row(one: Known) -> str:
+    folders = sorted({folder for name in one.files if (folder := name.rpartition("/")[0])})
+    shown = ", ".join(f"`{folder}/`" for folder in folders[:_SHOWN]) or f"`{min(one.files)}`"
+    if not one.error:
+        return f"| {one.name} | {shown} | {_SPELLED[one.layout]} | nothing |"
+    line = one.write.replace("|", r"\|")
+    write = f"`layout={line}`" if one.write else "the error says what is missing"
+    read = _SPELLED[one.layout] if one.write else "not read by itself"
+    return f"| {one.name} | {shown} | {read} | {write} |"
+
+
+_SHOWN = 2

@@ -13,7 +13,9 @@ from colabstage.layouts.detect import detect_layout, file_names, image_masks, ta
 from colabstage.layouts.table import Arrays, Boxes, Masks, Values
 from colabstage.trees.entries import FileEntries
 from colabstage.trees.tree import FileEntry, Tree
+from tests.layouts.known import page_rows
 from tests.layouts.known_datasets import DATASETS
+from tests.pages import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -120,3 +122,13 @@ def test_most_are_right_by_themselves() -> None:
     """At least 120, and of them two thirds without a line to write."""
     assert len({known.name for known in DATASETS}) == len(DATASETS) >= 120
     assert 3 * sum(not known.error for known in DATASETS) >= 2 * len(DATASETS)
+
+
+def test_the_page_has_every_dataset() -> None:
+    """Its table is made of this one: the row that differs shows what the page has to say."""
+    page = (ROOT / "docs" / "datasets.md").read_text(encoding="utf-8")
+    rows = [line for line in page.splitlines() if line.startswith("| ")][1:]
+    assert rows == page_rows(DATASETS)
+    right, asked = (sum(bool(known.error) is said for known in DATASETS) for said in (False, True))
+    assert f"{right} of {len(DATASETS)}" in page
+    assert f"{sum(bool(known.write) for known in DATASETS)} of the other {asked}" in page
