@@ -1,4 +1,4 @@
-"""Boxes as tools of annotation and benchmarks write them: LabelMe, CVAT, CreateML, BDD100K, DOTA, WIDER FACE.
+"""Boxes as tools of annotation and benchmarks write them: LabelMe, CVAT, Supervisely, VIA, and others.
 
 Each format is a reader of one file, which gives the boxes of the images that it names; how images are found, numbered
 and put into a table is the same for all. Of polygons and rotated boxes the boxes around them are kept, which is said.
@@ -214,6 +214,52 @@ def _createml(_: str, content: bytes) -> list[Annotated]:
     return every
 
 
+def _via(_: str, content: bytes) -> list[Annotated]:
+    """Read the VGG Image Annotator's file; a region's one attribute is its class, without any it is an object."""
+    found = json.loads(content)
+    found = found.get("_via_img_metadata", found) if isinstance(found, dict) else found
+    if not isinstance(found, dict) or not all(isinstance(one, dict) and "regions" in one for one in found.values()):
+        raise _NotThisFormatError
+    every = []
+    for one in found.values():
+        shapes = []
+        regions = one["regions"]
+        for region in regions.values() if isinstance(regions, dict) else regions:
+            at, said = region["shape_attributes"], list((region.get("region_attributes") or {}).values())
+            if len(said) > 1 or not all(isinstance(word, str) for word in said):
+                msg = f"a region has {said} as attributes; expected one word, its class"
+                raise ValueError(msg)
+            if "all_points_x" in at:
+                points = [(float(x), float(y)) for x, y in zip(at["all_points_x"], at["all_points_y"], strict=True)]
+            elif "width" in at:
+                points = _box(at["x"], at["y"], at["width"], at["height"])
+            else:
+                msg = f"a region is a {at.get('name')!r}; expected polygons and rectangles"
+                raise ValueError(msg)
+            shapes.append(Shape(said[0] if said else "object", points))
+        every.append(Annotated(str(one["filename"]), shapes))
+    return every
+
+
+def _supervisely(name: str, content: bytes) -> list[Annotated]:
+    """Read Supervisely's file of one image, called as that with .json behind it."""
+    found = json.loads(content)
+    if not isinstance(found, dict) or not isinstance(found.get("objects"), list):
+        raise _NotThisFormatError
+    shapes = [
+        Shape(str(one["classTitle"]), [(float(x), float(y)) for x, y in one["points"]["exterior"]])
+        for one in found["objects"]
+    ]
+    size = found.get("size") or {}
+    return [
+        Annotated(
+            posixpath.basename(name).removesuffix(".json"),
+            shapes,
+            (int(size.get("height") or 0), int(size.get("width") or 0)),
+        )
+    ]
+
+
 def _bdd(_: str, content: bytes) -> list[Annotated]:
     """Read BDD100K's file; lanes and areas have no boxes."""
     found = json.loads(content)
@@ -305,6 +351,10 @@ def _wider(_: str, content: bytes) -> list[Annotated]:
 FORMATS = (
     _Format("LabelMe", ".json", (b'"shapes"', b'"imagePath"'), _labelme, per_image=True, polygons=True),
     _Format("CreateML", ".json", (b'"annotations"', b'"coordinates"'), _createml),
+    _Format("VGG Image Annotator", ".json", (b'"regions"', b'"shape_attributes"'), _via, polygons=True),
+    _Format(
+        "Supervisely", ".json", (b'"objects"',), _supervisely, named=r"/ann/[^/]+\.json$", per_image=True, polygons=True
+    ),
     _Format("BDD100K", ".json", (b'"box2d"', b'"category"'), _bdd),
     _Format("CVAT", ".xml", (b"<annotations", b"<image"), _cvat, polygons=True),
     _Format("DOTA", ".txt", (), _dota, named=r"labelTxt[^/]*/", per_image=True, polygons=True),
