@@ -17,6 +17,7 @@ from colabstage.errors import (
     SourceNotFoundError,
     SplitNotFoundError,
 )
+from colabstage.h5.beside import FileBeside, beside
 from colabstage.h5.schema import (
     BOXES,
     BYTES,
@@ -156,7 +157,7 @@ class NamedFields(NamedTuple):
     x: str
     """The dataset of inputs, by its path in the file."""
     y: str | None = None
-    """That of targets; `None` for none."""
+    """That of targets, of another file with the file in front (`labels.h5/y`); `None` for none."""
 
 
 def read_info(path: Path, fields: NamedFields | None = None) -> PackInfo:
@@ -168,7 +169,7 @@ def read_info(path: Path, fields: NamedFields | None = None) -> PackInfo:
         NewerFormatError: a newer colabstage wrote it.
         DamagedPackError: it is HDF5, but cut off or broken.
     """
-    with open_h5(path) as file, reading_contents(path):
+    with open_fields(path, fields) as file, reading_contents(path):
         version = _format_version(file, path)
         splits = _read_splits(file, path) if fields is None else _read_named(file, fields, path)
         return PackInfo(
@@ -212,6 +213,23 @@ def open_h5(path: Path) -> Any:
         raise
     except OSError as error:
         raise _open_error(path, size, error) from error
+
+
+def open_fields(path: Path, fields: NamedFields | None) -> Any:
+    """Open a file as `open_h5` does, so that the names in `fields` are found, also where targets lie beside it.
+
+    Raises:
+        As `open_h5`.
+    """
+    file = open_h5(path)
+    found = None if fields is None else beside(path, fields.y)
+    if fields is None or fields.y is None or found is None:
+        return file
+    try:
+        return FileBeside(file, open_h5(found[0]), fields.y, found[1])
+    except BaseException:
+        file.close()
+        raise
 
 
 def _open_error(path: Path, size: int, error: OSError) -> Exception:

@@ -89,7 +89,8 @@ class dataset_h5(_Base):  # noqa: N801 - the name that people know from the reci
                 RGB at their own sizes, as files that colabstage packed encoded always are. Left as bytes by default.
             arrival: what brings the rows of a file of which some are not here yet; `stage_dataset` gives it.
             x, y: the datasets of inputs and targets in a file that has its own names for them, such as `x="images"`,
-                `y="labels"`; without `y` there are no targets. The split is called `split` then.
+                `y="labels"`, or `y="labels.h5/y"` for targets in another file in the same folder; without `y` there are
+                no targets. The split is called `split` then.
             disk_limit: never have more of the file on the local disk than that, bytes or a text such as `"20GB"`:
                 `in_file` is then the path (on a mounted Drive, say) or the http(s) or bucket address of one file that
                 colabstage packed, whose blocks are fetched as they are needed, and verified. Datasets of one file, and

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from colabstage.errors import NotEnoughSpaceError, PackFormatError
-from colabstage.h5.info import open_h5
+from colabstage.h5.info import open_fields
 from colabstage.images.options import ImageOptions
 from colabstage.io.units import format_bytes
 from colabstage.load.reading.chunks import (
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from colabstage.h5.info import FieldInfo
+    from colabstage.h5.info import FieldInfo, NamedFields
     from colabstage.images.options import MaskOptions
     from colabstage.load.reading.chunks import ChunkSource
     from colabstage.load.reading.encoded import ByteRanges
@@ -112,9 +112,10 @@ def decoding(inputs: FieldSource, file: Any, path: Path) -> FieldSource:
 class OpenFile:
     """Make engines for the fields of one file. What is open closes when the last engine over it is dropped."""
 
-    def __init__(self, path: Path, stamps: Mapping[Path, FileStamp]) -> None:
+    def __init__(self, path: Path, stamps: Mapping[Path, FileStamp], fields: NamedFields | None = None) -> None:
         """Take `stamps`, the state of `path`, and of each file it links to, when the fields were described; another one
-        is refused on opening."""
+        is refused on opening. `fields`: what inputs and targets are called, where they have names of their own."""
+        self._fields = fields
         self._path = path
         self._stamps = stamps
         self._mappings: dict[Path, MappedFile] = {}
@@ -274,7 +275,7 @@ class OpenFile:
         # Also those that links lead to, because HDF5 follows them by itself.
         for path, stamp in self._stamps.items():
             check_stamp(path, path.stat(), stamp)
-        return open_h5(self._path)
+        return open_fields(self._path, self._fields)
 
 
 def _in_native_order(engine: RowEngine, facts: StorageFacts) -> RowEngine:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from colabstage.errors import PackFormatError
-from colabstage.h5.info import open_h5, read_info
+from colabstage.h5.info import open_fields, open_h5, read_info
 from colabstage.h5.schema import BOXES, BYTES, OFFSETS
 from colabstage.h5.untrusted import reading_contents
 from colabstage.images.options import ImageOptions
@@ -97,6 +97,7 @@ class SplitPart:
         """
         self.path = Path(path).expanduser().absolute()
         info = read_info(self.path, fields)
+        self._fields = fields
         self.split = split
         self.info: SplitInfo = info.split(split)
         self.classes = info.classes
@@ -104,7 +105,7 @@ class SplitPart:
         self._stamps = {self.path: FileStamp.of(self.path.stat(), arriving=arrival is not None)}
         self._beside_bytes = beside_bytes
         self.slow_mount = slow_reason(mount_of(self.path))
-        with open_h5(self.path) as file, reading_contents(self.path):
+        with open_fields(self.path, fields) as file, reading_contents(self.path):
             self._x = self._examine(file, self.info.x)
             self._y = None if self.info.y is None else self._examine(file, self.info.y)
             if decode:
@@ -314,7 +315,7 @@ class SplitPart:
         # Of rows that arrive there is nothing to read beforehand.
         if self.in_memory or self._arrival is not None or self._x.choice.name != "mapped":
             return
-        file = OpenFile(self.path, self._stamps)
+        file = OpenFile(self.path, self._stamps, self._fields)
         before = self._cache_state(file, self._x.facts)
         if before.warm or not before.fits:
             return
@@ -368,7 +369,7 @@ class SplitPart:
         if self._arrival is not None:
             why = f"{field.choice.reason}, whose rows are waited for as they are needed"
             return replace(field, choice=replace(field.choice, reason=why))
-        cache = self._cache_state(OpenFile(self.path, self._stamps), field.facts)
+        cache = self._cache_state(OpenFile(self.path, self._stamps, self._fields), field.facts)
         return replace(field, choice=choose_engine(field.facts, cache=cache))
 
     def _cache_state(self, file: OpenFile, facts: StorageFacts) -> CacheState:
@@ -382,7 +383,7 @@ class SplitPart:
         # spares a lock that a fork could leave locked.
         if opened is None or opened.pid != os.getpid():
             path = self._path_now()
-            file = OpenFile(path, {**self._stamps, path: self._stamps[self.path]})
+            file = OpenFile(path, {**self._stamps, path: self._stamps[self.path]}, self._fields)
             with reading_contents(path):
                 x = self._loaded or self._open_x(file)
                 y = None if self._y is None else self._open_y(file, self._y, x)

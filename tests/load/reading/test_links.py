@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from colabstage.errors import LayoutError, OptionError, PackFormatError
+from colabstage.errors import LayoutError, OptionError, PackFormatError, SourceNotFoundError
 from colabstage.layouts.detect import detect_layout
 from colabstage.load.reading.reader import SplitReader
 from colabstage.load.reading.storage import EngineChoice
@@ -183,6 +183,18 @@ def test_names_of_ones_own(tmp_path: Path) -> None:
         np.testing.assert_array_equal(found[0], np.concatenate([x] * count))
         np.testing.assert_array_equal(found[1], np.concatenate([y] * count))
     assert dataset_h5(tmp_path / "a.h5", x="images")[0][1] == -1
+    for name, chunks in (("y.h5", None), ("yc.h5", (2,))):
+        with h5py.File(tmp_path / name, "w") as file:
+            file["pad"] = np.zeros(333)
+            file.create_dataset("deep/y", data=y + 7, chunks=chunks)
+        dataset = dataset_h5(tmp_path / "a.h5", x="images", y=f"{name}/deep/y")
+        found = pickle.loads(pickle.dumps(dataset)).read_batch(range(ROWS))
+        np.testing.assert_array_equal(found[0], x)
+        np.testing.assert_array_equal(found[1], y + 7)
+    with pytest.raises(SourceNotFoundError, match=r"nowhere\.h5"):
+        dataset_h5(tmp_path / "a.h5", x="images", y="nowhere.h5/y")
+    with pytest.raises(PackFormatError, match=r"no dataset called 'y\.h5/y'"):
+        dataset_h5(tmp_path / "a.h5", x="images", y="y.h5/y")
     with pytest.raises(PackFormatError, match=r"no dataset called 'imgs'\. It holds: images, meta\."):
         dataset_h5(tmp_path / "a.h5", x="imgs")
     with pytest.raises(PackFormatError, match=r"It holds: images, meta\. Say.*x='NAME'"):
