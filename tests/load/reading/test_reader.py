@@ -83,7 +83,7 @@ def test_splits_of_no_and_one_row(make_file: Callable[..., Any], kind: str, coun
     reader = SplitReader(sample.path)
     assert len(reader) == count
     np.testing.assert_array_equal(reader.read_x(range(count)), sample.x)
-    with pytest.raises(IndexError, match=f"{count} samples"):
+    with pytest.raises(IndexError, match=f"for {count} sample"):
         reader.read_x([count])
 
 
