@@ -32,11 +32,11 @@ class FileBeside:
     def __getitem__(self, name: str) -> Any:
         return self._other[self._inner] if name == self._name else self._file[name]
 
-    def get(self, name: str, **options: Any) -> Any:
-        """Return what the name leads to, or the link itself, as h5py does."""
+    def get(self, name: str, *, getlink: bool = False) -> Any:
+        """Return what the name leads to, or the link itself, as h5py does; `None` where there is none."""
         if name == self._name:
-            return self._other.get(self._inner, **options)
-        return self._file.get(name, **options)
+            return self._other.get(self._inner, getlink=getlink)
+        return self._file.get(name, getlink=getlink)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._file)
