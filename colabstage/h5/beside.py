@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
+
+from colabstage.io.closing import Closing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
-    from types import TracebackType
 
 _IN_FILE = re.compile(r"(.+\.(?:h5|hdf5|hdf|he5|mat))/(.+)", re.IGNORECASE)
 
@@ -20,7 +21,7 @@ def beside(path: Path, name: str | None) -> tuple[Path, str] | None:
     return None if found is None else (path.parent / found[1], found[2])
 
 
-class FileBeside:
+class FileBeside(Closing):
     """An open `h5py.File`, with one name that leads into another; whatever else is asked of it, the first answers."""
 
     def __init__(self, file: Any, other: Any, name: str, inner: str) -> None:
@@ -51,11 +52,3 @@ class FileBeside:
         """Close both files."""
         self._other.close()
         self._file.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
