@@ -96,6 +96,11 @@ class PartialFile:
         return int(self._part.counters[CAPACITY])
 
     @property
+    def here(self) -> NDArray[np.int64]:
+        """Return which blocks are here."""
+        return np.flatnonzero(self._part.state == WHOLE)
+
+    @property
     def has_edges(self) -> bool:
         """Tell whether of blocks that are let go what belongs to rows across their ends stays."""
         return self._part.edges.nbytes > 0
@@ -109,7 +114,7 @@ class PartialFile:
     def figures(self) -> dict[str, int]:
         """Return bytes: `fetched` and `evicted` by all readers so far, `kept` from before, `here` and on the `disk`."""
         part = self._part
-        here = np.flatnonzero(part.state == WHOLE).tolist()
+        here = self.here.tolist()
         return {
             "fetched": int(part.counters[FETCHED]),
             "evicted": int(part.counters[EVICTED]),
@@ -267,7 +272,7 @@ class PartialFile:
         return self._with_what_is_here(getattr(errors, str(kind), SourceReadError)(words))
 
     def _with_what_is_here(self, error: Exception) -> Exception:
-        here = int((self._part.state == WHOLE).sum())
+        here = len(self.here)
         size = format_bytes(self.figures["here"])
         words = f"Of its {self.blocks:,} blocks {here:,} are here ({size}), and stay. To go on, ask again."
         return type(error)(f"{str(error).removesuffix('.')}. {words}")
