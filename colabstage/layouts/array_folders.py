@@ -11,7 +11,7 @@ from colabstage.errors import DecodeError, EmptySourceError, LayoutError
 from colabstage.layouts.class_folders import FileKind, find_class_folders
 from colabstage.layouts.row_arrays import has_role
 from colabstage.layouts.stored_arrays import NPY, read_npy
-from colabstage.layouts.table import Arrays, SampleTable, TreeFiles, Values
+from colabstage.layouts.table import Arrays, BrokenDatasetError, SampleTable, TreeFiles, Values
 from colabstage.trees.entries import files_ending_in
 
 if TYPE_CHECKING:
@@ -28,9 +28,8 @@ def read_array_folder(tree: Tree) -> SampleTable:
     All have the shape and dtype of the first, and are stored as they are.
 
     Raises:
-        EmptySourceError: there are no .npy files.
-        LayoutError: they are called like inputs and targets, are in no folders of classes, or the first is no array
-            of numbers.
+        EmptySourceError: there are no .npy files in folders of classes, or they are called like inputs and targets.
+        LayoutError: the first is no array of numbers.
     """
     files = files_ending_in(tree.entries, (NPY,))
     if not files:
@@ -39,8 +38,14 @@ def read_array_folder(tree: Tree) -> SampleTable:
     role = next((name for name in files.names if has_role(name.rpartition("/")[2])), None)
     if role is not None:
         msg = f"'{role}' is called like the inputs or targets of many samples, and no sample of its own."
-        raise LayoutError(msg)
-    found = find_class_folders(tree, FileKind(NAME, "arrays", (NPY,)))
+        raise EmptySourceError(msg)
+    try:
+        found = find_class_folders(tree, FileKind(NAME, "arrays", (NPY,)))
+    except BrokenDatasetError:
+        raise
+    except LayoutError as error:
+        # What lies in no folders of classes are arrays of many samples, of which `row_arrays` has more to say.
+        raise EmptySourceError(str(error)) from error
     first = read_npy(tree, found.files[0], found.files[0].name)
     if first.trouble or first.is_text:
         msg = f"'{first.name}' cannot be used: {first.trouble or 'it holds words'}."
