@@ -10,11 +10,12 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
+import os
 import re
 import textwrap
 import warnings
 from dataclasses import MISSING, fields, is_dataclass, replace
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
 from colabstage.errors import ArgumentError, OptionError
 
@@ -24,9 +25,21 @@ if TYPE_CHECKING:
     # What spells arguments: a dataclass by its fields, a function by its keyword-only parameters.
     Speller = type[Any] | Callable[..., Any]
 
+# What an argument may have to be.
+Kind = Literal["function", "number", "path", "switch", "text"]
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
 _Options = TypeVar("_Options")
+
+# What may be given as one, and what it is called in a message.
+_KINDS: Mapping[Kind, tuple[Callable[[object], bool], str]] = {
+    "function": (callable, "a function"),
+    # True is a whole number to Python, and to nobody else.
+    "number": (lambda given: isinstance(given, int) and not isinstance(given, bool), "a whole number"),
+    "path": (lambda given: isinstance(given, str | os.PathLike), "a path"),
+    "switch": (lambda given: isinstance(given, bool), "True or False"),
+    "text": (lambda given: isinstance(given, str), "text in quotes"),
+}
 
 # The entry of a docstring that stands for all that a verb takes from elsewhere.
 _ENTRY = re.compile(r"^( +)\*\*\w+:.*\n(?:\1 +.*\n)*", re.MULTILINE)
@@ -84,6 +97,24 @@ def read_options(kind: type[_Options], options: object, given: Mapping[str, Any]
         msg = f"options={options!r} cannot work; expected a {kind.__name__}(…) of colabstage.options."
         raise OptionError(msg)
     return replace(options, **given) if given else options  # type: ignore[type-var]  # a dataclass, as all that is spelt
+
+
+def check_argument(name: str, given: object, kind: Kind, *, remedy: str = "") -> None:
+    """Refuse an argument of another kind where it is given: later, nothing would say whose it was.
+
+    Args:
+        name: what the argument is called.
+        given: its value.
+        kind: what is expected.
+        remedy: a sentence for who gave something else: the line to write.
+
+    Raises:
+        OptionError: it is of another kind.
+    """
+    fits, words = _KINDS[kind]
+    if not fits(given):
+        msg = f"{name}={given!r} cannot work; expected {words}.{f' {remedy}' if remedy else ''}"
+        raise OptionError(msg)
 
 
 def parameters(speller: Speller) -> list[inspect.Parameter]:

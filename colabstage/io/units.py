@@ -32,19 +32,20 @@ def format_bytes(count: float) -> str:
     return f"{value:.0f} {unit}" if unit == "B" or abs(value) >= 99.95 else f"{value:.3g} {unit}"
 
 
-def parse_bytes(text: str | int) -> int:
+def parse_bytes(text: str | int, name: str = "") -> int:
     """Read a size: a number of bytes, or a number with a decimal (kB, MB, …) or binary (KiB, MiB, …) unit.
 
     >>> parse_bytes("1.5 GB")
     1500000000
 
     Raises:
-        OptionError: `text` is not a size, or less than nothing.
+        OptionError: `text` is not a size, or less than nothing; the message says so of the argument called `name`.
     """
     match = re.fullmatch(r"\s*([0-9]{1,30}(?:\.[0-9]{1,30})?)\s*([A-Za-z]*)\s*", str(text))
     factor = _FACTORS.get(match[2].lower()) if match else None
     if match is None or factor is None:
-        msg = f"{text!r} is not a size. Write a number with a unit, for example '500 MB' or '1.5GiB'."
+        given = f"{name}={text!r}" if name else repr(text)
+        msg = f"{given} is not a size. Write a number with a unit, for example '500 MB' or '1.5GiB'."
         raise OptionError(msg)
     # A float would lose the last bytes of a petabyte.
     return round(Fraction(match[1]) * factor)

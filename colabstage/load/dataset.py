@@ -11,6 +11,7 @@ import numpy as np
 
 from colabstage.errors import MissingDependencyError, OptionError
 from colabstage.h5.info import NamedFields
+from colabstage.io.arguments import check_argument
 from colabstage.io.page import facts_table, page
 from colabstage.io.units import format_bytes
 from colabstage.load.reading.reader import SplitReader
@@ -105,6 +106,12 @@ class dataset_h5(_Base):  # noqa: N801 - the name that people know from the reci
             SplitNotFoundError: it has no such split; the message lists those it has.
             NotEnoughSpaceError: with `in_memory`, when the inputs do not fit.
         """
+        check_argument("split", split, "text")
+        for name, given in (("transform", transform), ("target_transform", target_transform)):
+            if given is not None:
+                # Whoever writes dataset_h5(path, "train") means the split.
+                remedy = f"For that split write split={given!r}." if isinstance(given, str) else ""
+                check_argument(name, given, "function", remedy=remedy)
         if x is None and y is not None:
             msg = f"y={y!r} without x; expected both names, such as dataset_h5(path, x='images', y='labels')."
             raise OptionError(msg)

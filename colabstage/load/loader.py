@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import DataLoader, Subset
 
 from colabstage.errors import OptionError
-from colabstage.io.arguments import read_options, takes
+from colabstage.io.arguments import check_argument, read_options, takes
 from colabstage.io.page import facts_table, notes, page
 from colabstage.io.progress import Cancellation
 from colabstage.io.units import format_count, parse_bytes
@@ -100,6 +100,10 @@ def make_loader(
             read.
     """
     asked = read_options(LoaderOptions, options, arguments)
+    for name, given in (("drop_last", asked.drop_last), ("pin_memory", asked.pin_memory)):
+        check_argument(name, given, "switch")
+    if asked.batch_transform is not None:
+        check_argument("batch_transform", asked.batch_transform, "function", remedy="It is called with (x, y).")
     dataset, sampler = _unwrapped(dataset, asked.sampler)
     seed = _seed_of(asked)
     dtype = _float_dtype(asked.dtype)
@@ -118,7 +122,7 @@ def make_loader(
         asked.num_workers,
         "auto" if asked.prefetch_factor is None else asked.prefetch_factor,
         shuffle,
-        None if asked.memory_budget is None else parse_bytes(asked.memory_budget),
+        None if asked.memory_budget is None else parse_bytes(asked.memory_budget, "memory_budget"),
         is_own_order(sampler),
         asked.decode,
     )

@@ -271,7 +271,7 @@ def open_partial(
         NotSupportedHereError: the local disk cannot give back parts of a file.
         SourceError, DriveError, PackFormatError, DamagedPackError: it cannot be read.
     """
-    limit = parse_bytes(disk_limit)
+    limit = parse_bytes(disk_limit, "disk_limit")
     source = parse_source(address)
     if not isinstance(source, LocalSource | WebSource | ObjectSource):
         msg = f"disk_limit= is for one packed file; '{source.label}' is none. Give its path or address."

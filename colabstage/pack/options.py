@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, cast, get_args
 from colabstage.errors import OptionError, SourceChangedError
 from colabstage.h5.schema import FORMAT_VERSION, check_split_name
 from colabstage.images.options import ImageOptions
+from colabstage.io.arguments import check_argument
 from colabstage.pack.code import Description, code_digest, describe_callable
 
 if TYPE_CHECKING:
@@ -119,6 +120,15 @@ class PackOptions:
     """
 
     def __post_init__(self) -> None:
+        for name, given in (("encoding", self.encoding), ("on_error", self.on_error)):
+            check_argument(name, given, "text")
+        check_argument("seed", self.seed, "number")
+        if self.group_by is not None:
+            check_argument("group_by", self.group_by, "text", remedy=r"For example r'patient\d+'.")
+        if self.prepare is not None:
+            check_argument("prepare", self.prepare, "function", remedy="Give it without brackets: prepare=mine.")
+        if not isinstance(self.layout, str):
+            check_argument("layout", self.layout, "function", remedy='Or a name in quotes, such as layout="auto".')
         size = square(self.image_size)
         fractions = split_fractions(self.splits)
         # In one form each, so that options that mean the same are equal.

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from colabstage.errors import ChecksumMismatchError, OptionError, SourceReadError
+from colabstage.io.arguments import check_argument
 from colabstage.io.clock import SYSTEM_CLOCK
 
 if TYPE_CHECKING:
@@ -83,6 +84,7 @@ def parse_checksum(text: str) -> Checksum:
     Raises:
         OptionError: the algorithm is unknown, or the digest is not one of its.
     """
+    check_argument("hash", text, "text")
     name, colon, digest = text.strip().lower().rpartition(":")
     algorithm = name.replace("-", "") if colon else _BY_DIGITS.get(len(digest), "")
     wanted = _DIGITS.get(algorithm)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypedDict, Unpack, cast, get_args
 
 from colabstage.errors import OptionError
-from colabstage.io.arguments import read_options, takes
+from colabstage.io.arguments import check_argument, read_options, takes
 from colabstage.io.units import parse_bytes
 from colabstage.machine.drive import drive_root
 from colabstage.machine.platforms import detect_platform
@@ -155,7 +155,7 @@ def make_request(
         if value not in get_args(kind):
             msg = f"{name}={value!r} is unknown; expected one of {', '.join(map(repr, get_args(kind)))}."
             raise OptionError(msg)
-    limit = None if disk_limit is None else parse_bytes(disk_limit)
+    limit = None if disk_limit is None else parse_bytes(disk_limit, "disk_limit")
     if limit is not None and keep != "pack":
         msg = (
             f"disk_limit= is for keep='pack', and keep={keep!r} brings plain files, all of them. Leave out one of them."
@@ -266,6 +266,7 @@ def read_cache_dir(cache_dir: str | os.PathLike[str] | None) -> Path | Literal["
 
 
 def _folder(path: str | os.PathLike[str], option: str) -> Path:
+    check_argument(option, path, "path")
     if "://" in os.fspath(path):
         msg = f"{option}={os.fspath(path)!r} is an address; expected a folder on this machine or on a mounted Drive."
         raise OptionError(msg)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 import h5py
@@ -120,6 +120,12 @@ REFUSED: list[tuple[str, type[Exception], str]] = [
     ("stage_dataset('photos', image_size='224')", OptionError, "or one number: 224"),
     ("stage_dataset('photos', splits='0.8')", OptionError, "expected 0.8, [0.8, 0.1, 0.1]"),
     ("stage_dataset('photos', splits=[0.5, 0.2, 0.2, 0.1])", OptionError, "{'train': 0.8, 'test': 0.2}"),
+    (
+        "colabstage.dataset_h5(data.path, 'test')",
+        OptionError,
+        "For that split write split='test'",
+    ),
+    ("make_loader(ds, 4, memory_budget='half')", OptionError, "memory_budget='half' is not a size"),
     ("colabstage.stage_form('photos', prepare=abs)", OptionError, "stage_dataset(…, prepare=prepare)"),
 ]
 
@@ -160,6 +166,34 @@ def test_the_error_shows_the_line(data: StagedDataset, line: str, error: type[Ex
     """Nobody has to look it up."""
     with pytest.raises(error, match=re.escape(says)):
         typed(line, data)
+
+
+# What no argument takes that is a size, a name, a function, a path or a switch.
+ODD: tuple[Any, ...] = (float("nan"), b"x", [[]], object())
+
+
+@pytest.mark.parametrize("name", [one.name for one in fields(PackOptions) if one.init and one.name != "once"])
+def test_a_wrong_kind_of_option_is_told_by_its_name(name: str) -> None:
+    """Before anything is looked at, whatever was given."""
+    for given in ODD:
+        with pytest.raises(OptionError, match=f"^{name}[= ]"):
+            PackOptions(**{name: given})
+
+
+@pytest.mark.parametrize("name", [one.name for one in fields(LoaderOptions)])
+def test_a_wrong_kind_of_loader_option_is_told_by_its_name(data: StagedDataset, name: str) -> None:
+    """By the call that it was given to, not by the first batch."""
+    for given in ODD:
+        with pytest.raises(OptionError, match=name):
+            make_loader(data["train"], 4, **{name: given})
+
+
+@pytest.mark.parametrize("name", ["local_dir", "cache_dir", "hash", "disk_limit"])
+def test_a_wrong_kind_of_argument_is_told_by_its_name(tmp_path: Path, name: str) -> None:
+    """Before the source is looked for."""
+    for given in ODD:
+        with pytest.raises(OptionError, match=f"{name}="):
+            stage_dataset(tmp_path / "missing", **{name: given})
 
 
 def test_no_thread_works_without_workers(data: StagedDataset) -> None:
