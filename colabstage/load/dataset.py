@@ -107,7 +107,8 @@ class dataset_h5(_Base):  # noqa: N801 - the name that people know from the reci
             NotEnoughSpaceError: with `in_memory`, when the inputs do not fit.
         """
         check_argument("split", split, "text")
-        for name, given in (("transform", transform), ("target_transform", target_transform)):
+        called: dict[str, object] = {"transform": transform, "target_transform": target_transform}
+        for name, given in called.items():
             if given is not None:
                 # Whoever writes dataset_h5(path, "train") means the split.
                 remedy = f"For that split write split={given!r}." if isinstance(given, str) else ""

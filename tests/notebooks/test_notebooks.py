@@ -13,7 +13,7 @@ import subprocess
 import tempfile
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -82,7 +82,7 @@ def environment(home: Path, temporary: Path, fonts: Path, kernels: Path, machine
 def with_checks(path: Path, folder: Path) -> Path:
     """A copy of the notebook with one more cell, which looks at what it has come to."""
     notebook = json.loads(path.read_text(encoding="utf-8"))
-    check = {"cell_type": "code", "id": "check", "metadata": {}, "execution_count": None, "outputs": []}
+    check: dict[str, Any] = {"cell_type": "code", "id": "check", "metadata": {}, "execution_count": None, "outputs": []}
     notebook["cells"].append({**check, "source": CHECKS[path.stem]})
     copy = folder / path.name
     copy.write_text(json.dumps(notebook), encoding="utf-8")

@@ -33,7 +33,7 @@ def test_everything_that_shapes_a_pack_can_be_asked_of_staging() -> None:
         set(inspect.signature(function).parameters) for function in (pack_dataset, stage_dataset, plan_stage)
     )
     assert packing - staging == {"target", "append_to", "shards", "overwrite"}
-    assert staging - planning == {"wait", "progress", "executor"}
+    assert staging - planning == {"wait", "progress", "executor", "streaming"}
     assert planning <= staging
 
 
