@@ -253,6 +253,10 @@ class Notebook:
                 && [...document.querySelectorAll('.jp-InputPrompt')].every(shown => !shown.innerText.includes('*'))"""
         )
 
+    def reopen(self, *, trusted: bool) -> None:
+        """Save the notebook and open it again with a new kernel, in which nothing has run."""
+        self.page.evaluate(_REOPEN, trusted)
+
     def text(self) -> str:
         """What all outputs show as text."""
         return "\n".join(self.page.locator(".jp-OutputArea-output").all_inner_texts())
@@ -276,6 +280,19 @@ class OpenNotebook(Protocol):
 
 
 _NUMBERS = itertools.count()
+_REOPEN = """async trusted => {
+    const app = window.jupyterapp;
+    const widget = app.shell.currentWidget;
+    const path = widget.context.path;
+    await widget.context.save();
+    await widget.sessionContext.shutdown();
+    widget.dispose();
+    const again = await app.commands.execute('docmanager:open', {path, factory: 'Notebook'});
+    await again.context.ready;
+    await again.sessionContext.ready;
+    for (const cell of again.context.model.cells) if (cell.type === 'code') cell.trusted = trusted;
+    await again.sessionContext.session.kernel.info;
+}"""
 _CLOSE = "() => [...window.jupyterapp.shell.widgets('main')].forEach(widget => widget.dispose())"
 _OPEN = """async ([path, theme]) => {
     const app = window.jupyterapp;

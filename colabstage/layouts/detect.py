@@ -264,7 +264,7 @@ def file_names(pattern: str | None = None) -> LayoutFunction:
         # Tried here, so that it fails where it was written and not in a worker.
         re.compile(pattern or "")
     except re.error as error:
-        msg = f"pattern={pattern!r} is no regular expression: {error}."
+        msg = f"pattern={pattern!r} is not a regular expression: {error}."
         raise OptionError(msg) from error
     return functools.partial(read_file_names, pattern=pattern)
 

@@ -245,5 +245,5 @@ class PackArrival:
         rows = {name: len(split.units) for name, split in self._splits.items()}
         if manifest is None or dict(manifest.samples) != rows:
             what = "has ended" if manifest is None else "left samples out, so rows have other numbers now"
-            msg = f"The packing of '{self.place}' {what}. Call stage_dataset again, and make the loader anew."
+            msg = f"The packing of '{self.place}' {what}. Call stage_dataset again, and make a new loader."
             raise NotStagedError(msg)

@@ -294,7 +294,7 @@ def _check_pattern(pattern: str) -> None:
     try:
         re.compile(pattern)
     except re.error as error:
-        msg = f"group_by={pattern!r} is no regular expression: {error}. Give one such as r'patient\\d+'."
+        msg = f"group_by={pattern!r} is not a regular expression: {error}. Give one such as r'patient\\d+'."
         raise OptionError(msg) from error
 
 

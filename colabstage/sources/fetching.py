@@ -196,7 +196,7 @@ def fetch_files(
 def _read_target(target: str | os.PathLike[str]) -> Path:
     text = os.fspath(target)
     if "://" in text or not text:
-        msg = f"target={text!r} is no path; expected a file or folder on this machine."
+        msg = f"target={text!r} is not a path; expected a file or folder on this machine."
         raise OptionError(msg)
     return absolute_path(text)
 

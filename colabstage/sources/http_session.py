@@ -270,7 +270,7 @@ def _without_login(url: str, label: str) -> tuple[str, tuple[bytes, bytes] | Non
     except ValueError:
         usable = False
     if not usable:
-        msg = f"'{label}' is no web address; expected https://HOST/PATH."
+        msg = f"'{label}' is not a web address; expected https://HOST/PATH."
         raise OptionError(msg)
     login = None
     if parts.username is not None:

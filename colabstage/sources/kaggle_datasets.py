@@ -122,7 +122,7 @@ def parse_kaggle(text: str) -> KaggleDataset | None:
         match = _HANDLE.fullmatch(path)
     if match is None:
         msg = (
-            f"'{show_address(cleaned)}' is no dataset on Kaggle. Expected kaggle://owner/dataset, "
+            f"'{show_address(cleaned)}' is not a dataset on Kaggle. Expected kaggle://owner/dataset, "
             "kaggle://owner/dataset/versions/N "
             "or https://www.kaggle.com/datasets/owner/dataset. Download a competition's or a model's files with "
             "kagglehub itself and stage their folder."

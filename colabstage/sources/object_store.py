@@ -545,7 +545,7 @@ class _ConnectionPool:
 def _protocol(url: str, label: str) -> str:
     protocol, mark, rest = url.partition("://")
     if not mark or not rest.strip("/"):
-        msg = f"'{label}' is no remote address; expected one such as s3://bucket/folder."
+        msg = f"'{label}' is not a remote address; expected one such as s3://bucket/folder."
         raise OptionError(msg)
     if "::" in protocol or "::" in rest.partition("/")[0] or protocol in _HIDDEN_WAYS:
         msg = f"'{label}' goes through one of fsspec's caches or wrappers. Name the file itself."

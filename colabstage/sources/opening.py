@@ -460,6 +460,6 @@ def remote_opener(source: SingleSource) -> Callable[[], RemoteFile]:
 
 def _mounted(path: Path) -> MountedFile:
     if path.is_dir():
-        msg = f"'{path}' is a folder in a list of files that are no archives. Give files alone, or folders alone."
+        msg = f"'{path}' is a folder in a list of files that are not archives. Give only files, or only folders."
         raise SourceReadError(msg)
     return MountedFile(path)

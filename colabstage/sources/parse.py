@@ -248,7 +248,7 @@ def absolute_path(path: str | os.PathLike[str]) -> Path:
     """
     text: object = os.fspath(path)
     if not isinstance(text, str) or "\0" in text:
-        msg = f"{path!r} is no path: expected text without NUL characters."
+        msg = f"{path!r} is not a path: expected text without NUL characters."
         raise OptionError(msg)
     try:
         expanded = Path(text).expanduser()
@@ -388,7 +388,7 @@ def _check_known(scheme: str) -> None:
         return
     close = difflib.get_close_matches(scheme, ["s3", "gs", *sorted({*known, "kaggle", "gdrive"})], n=1, cutoff=0.5)
     meant = f" Did you mean {close[0]}://?" if close else ""
-    msg = f"'{scheme}://' is no kind of address that is known here.{meant} Expected {_EXPECTED}."
+    msg = f"'{scheme}://' is not a kind of address that colabstage knows.{meant} Expected {_EXPECTED}."
     raise OptionError(msg)
 
 

@@ -90,7 +90,7 @@ def parse_checksum(text: str) -> Checksum:
     wanted = _DIGITS.get(algorithm)
     if wanted is None or len(digest) != wanted or digest.strip(string.hexdigits):
         known = ", ".join(f"{known}:… ({digits} digits)" for known, digits in _DIGITS.items())
-        msg = f"hash={text!r} is no checksum; expected one of {known}."
+        msg = f"hash={text!r} is not a checksum; expected one of {known}."
         raise OptionError(msg)
     return Checksum(algorithm, digest)
 

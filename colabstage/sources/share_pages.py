@@ -103,7 +103,7 @@ def _own_form(text: str) -> ShareLink:
     match = re.fullmatch(rf"gdrive://(?:(files?|folders?)/)?({_ID})/?(?:\?resourcekey=([-\w]+))?", text)
     if match is None:
         msg = (
-            f"'{show_address(text)}' is no link to Google Drive. Write gdrive://ID, or gdrive://folders/ID for a "
+            f"'{show_address(text)}' is not a link to Google Drive. Write gdrive://ID, or gdrive://folders/ID for a "
             "folder."
         )
         raise OptionError(msg)
@@ -146,7 +146,7 @@ def document_error(label: str, kind: str) -> OptionError:
     """Return the error for a Google document, which is no file until it is exported."""
     name = _NATIVE_NAMES.get(kind, "Google document")
     return OptionError(
-        f"'{label}' is a {name}, which is no file that could be downloaded. Open it, choose File and Download to make "
+        f"'{label}' is a {name}, not a file that can be downloaded. Open it, choose File and Download to make "
         "one (a spreadsheet as CSV, for example), put that on Google Drive and share it."
     )
 

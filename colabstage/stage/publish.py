@@ -305,9 +305,9 @@ def _check_replaceable(target: Path) -> None:
                 why = "what its manifest was written of has other content, so it is damaged, or somebody wrote to it"
                 remedy = f"Delete '{file}' unless you need what is in it"
             else:
-                why, remedy = "no manifest of ours is beside it", f"Rename '{file}', or delete it"
+                why, remedy = "none of our manifests is beside it", f"Rename '{file}', or delete it"
             msg = (
-                f"'{file}' is no version that publish_file put there as it is now: {why}. {remedy}, then publish "
+                f"'{file}' is not a version that publish_file put there as it is now: {why}. {remedy}, then publish "
                 "again; or publish under another name."
             )
             raise TargetExistsError(msg)
@@ -422,7 +422,7 @@ def _read_back(temp: Path, manifest: Manifest, cancellation: Cancellation) -> No
         return
     msg = (
         f"What was written to '{temp.parent}' reads back differently ({size:,} bytes of {manifest.size:,}). "
-        "Nothing there was replaced. Try again; if it happens again, mount the drive anew first."
+        "Nothing there was replaced. Try again; if it happens again, mount the drive again first."
     )
     raise DamagedPackError(msg)
 

@@ -363,7 +363,7 @@ def _stage(call: StageCall, source: SourceOnce, cache: Cache, *, wait: bool) -> 
         if call.stream is not None and call.stream.arrival is not None:
             raise
         # What a mount lists may lack what was there all the time; so once more, with what it lists now.
-        report.note(f"{error} It was listed anew and read again.")
+        report.note(f"{error} It was listed and read again.")
         source.close()
         files = _make(call, source, pack=True)
     seal = _seal(request) if request.wants_pack else {}
@@ -459,7 +459,7 @@ def _find_published(request: StageRequest) -> PublishReport | None:
         where = f"in '{cache.folder}'" if cache.folder is not None else f"in a cache that can be used ({cache.why})"
         msg = (
             f"'{request.pack_path}' was published before, and its copy '{request.name}.h5' is not {where} now, or is "
-            "another one. Mount what the cache lies on; or publish it again: publish_file(data.path, …)."
+            "another one. Mount what the cache is on; or publish it again: publish_file(data.path, …)."
         )
         raise SourceNotFoundError(msg)
     return published_before(cached.path, cached.manifest.size)

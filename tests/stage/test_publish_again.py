@@ -207,7 +207,7 @@ def test_a_version_without_manifest_is_somebody_elses(checkpoint: Path, tmp_path
     publish_file(checkpoint, target, progress=False)
     manifest_path(target).unlink()
     checkpoint.write_bytes(os.urandom(1000))
-    with pytest.raises(TargetExistsError, match="is no version that publish_file put there"):
+    with pytest.raises(TargetExistsError, match="is not a version that publish_file put there"):
         publish_file(checkpoint, target, progress=False)
     assert (names(target.parent), target.read_bytes()) == (["model.pt"], first)
     checkpoint.write_bytes(first)

@@ -284,7 +284,7 @@ def _check_file(path: Path) -> None:
         msg = f"'{path}' is a folder, not an archive. Copy it with fetch_files, or give the archive itself."
         raise ArchiveError(msg)
     if path.exists() and not path.is_file():
-        msg = f"'{path}' is no file but a device, a pipe or a socket. Name an archive."
+        msg = f"'{path}' is a device, a pipe or a socket, not a file. Name an archive."
         raise ArchiveError(msg)
 
 

@@ -12,9 +12,9 @@ import re
 import uuid
 from typing import Any
 
-# A place for widgets that has no element in it holds a sentence about a model that is not there.
+# A place for widgets that has no element in it holds a sentence: that a widget is loaded, or that there is no model.
 _HIDE_LOST = (
-    "<style>.jp-OutputArea-child:has(.{mark}) + .jp-OutputArea-child .jupyter-widgets:not(:has(*))"
+    "<style>.jp-OutputArea-child:has(.{mark}) + .jp-OutputArea-child .jp-OutputArea-output:not(:has(*))"
     "{{display:none}}</style>"
 )
 _HIDE_PICTURE = "<style>.jp-OutputArea-child:has(.{mark}),.{mark}{{display:none!important}}</style>"

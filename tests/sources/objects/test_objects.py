@@ -317,8 +317,8 @@ def test_a_file_of_one_connection_says_so(ftp: FolderService) -> None:
 @pytest.mark.parametrize(
     ("url", "message"),
     [
-        ("s3:/data/x", "no remote address"),
-        ("s3://", "no remote address"),
+        ("s3:/data/x", "not a remote address"),
+        ("s3://", "not a remote address"),
         ("nosuch://x/y", "nothing here reads nosuch://"),
         ("simplecache::s3://data/x", "caches or wrappers"),
         ("zip://a.txt::s3://data/x.zip", "caches or wrappers"),

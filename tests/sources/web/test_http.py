@@ -567,7 +567,7 @@ def test_an_expired_link_is_recognised(server: WebServer, look: Callable[..., Ht
 )
 def test_what_is_no_web_address_is_refused(url: str) -> None:
     """Before anything is asked."""
-    with pytest.raises(OptionError, match="no web address"):
+    with pytest.raises(OptionError, match="not a web address"):
         open_http(url)
 
 

@@ -274,7 +274,7 @@ def test_wrong_arguments_end_with_2(run: Run, photos: Path, arguments: tuple[str
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (("s4://bucket/photos",), "no kind of address"),
+        (("s4://bucket/photos",), "not a kind of address"),
         (("photos", "--splits", "train=0.8"), "add up to 0.8"),
         (("photos", "--image-size", "0x8"), "is not a size"),
         (("photos", "--splits", "a/b=1"), "cannot name a split"),

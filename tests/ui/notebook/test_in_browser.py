@@ -90,6 +90,36 @@ def test_a_person_looks_at_a_dataset(open_notebook: OpenNotebook, tmp_path: Path
     assert notebook.errors == []
 
 
+def test_a_saved_notebook_shows_a_picture(open_notebook: OpenNotebook, tmp_path: Path) -> None:
+    """Live, the widgets and no picture of them; opened again, the pictures and no word of models, trusted or not."""
+    pack = str(PACKS["boxes"](tmp_path / "boxes.h5"))
+    notebook = open_notebook(
+        f"from colabstage import browse_dataset, plot_class_balance, stage_form\nbrowse_dataset({pack!r})",
+        "stage_form('photos', image_size=64)",
+        f"plot_class_balance({pack!r})",
+        theme="dark",
+        width=360,
+        height=2200,
+    )
+    notebook.run()
+    page = notebook.page
+    page.locator(".cs-browse.widget-vbox .cs-grid rect").first.wait_for()
+    page.locator(".colabstage-form").wait_for()
+    pictures = page.locator("[class^=cs-saved]")
+    assert [pictures.nth(number).is_visible() for number in range(pictures.count())] == [False, False]
+    notebook.screenshot("live-360")
+    for trusted in (True, False):
+        notebook.reopen(trusted=trusted)
+        page.locator("[class^=cs-saved] img").first.wait_for()
+        assert page.locator("[class^=cs-saved]").count() == 2
+        shown = page.locator(".jp-OutputArea").all_inner_texts()
+        assert any("stage_dataset(" in text for text in shown)
+        assert not any("model not found" in text or "Loading widget" in text for text in shown), shown
+        assert page.locator(".cs-figure img:visible, .cs-figure svg:visible").count() == 1
+        notebook.screenshot(f"saved-{'trusted' if trusted else 'untrusted'}")
+    assert notebook.errors == []
+
+
 _FORM = "from colabstage import stage_form\nform = stage_form({source!r}, local_dir={place!r}, cache_dir=None)\nform"
 # Twenty seconds for all of it, which comes in pieces of 1 MB; nobody waits for more than the first two.
 _SLOW = 700_000
