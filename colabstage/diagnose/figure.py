@@ -18,6 +18,8 @@ from colabstage.io.page import TEXT_COLOUR
 # The ink of our plots, and matplotlib's own; the paper that they are drawn on.
 _INK = re.compile(r"#1f2933|#000000")
 _PAPER = re.compile(r"fill: #ffffff")
+# Who drew it and when: a page that drops the drawing's elements keeps their text.
+_METADATA = re.compile(r"<metadata>.*?</metadata>", re.DOTALL)
 
 
 class PageFigure(Figure):
@@ -38,7 +40,8 @@ class PageFigure(Figure):
         buffer = io.StringIO()
         self.savefig(buffer, format="svg", facecolor="none")
         drawn = buffer.getvalue()
-        drawn = _PAPER.sub("fill: none", _INK.sub("currentColor", drawn[drawn.index("<svg") :]))
+        drawn = _METADATA.sub("", drawn[drawn.index("<svg") :])
+        drawn = _PAPER.sub("fill: none", _INK.sub("currentColor", drawn))
         picture = base64.b64encode(self._repr_png_()).decode()
         return (
             "<style>.cs-figure svg{max-width:100%;height:auto}.cs-figure img{display:none}</style>"
