@@ -223,7 +223,7 @@ def select_datasets(
     for name in names:
         if not any(_is_called(one, name) for one in there):
             known = ", ".join(sorted({one.name for one in there})) or "nothing"
-            msg = f"colabstage made no dataset {name!r}. Available: {known}."
+            msg = f"There is no dataset {name!r} that colabstage made. Available: {known}."
             raise OptionError(msg)
     return [
         one
