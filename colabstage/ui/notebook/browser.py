@@ -429,7 +429,7 @@ class DatasetBrowser:
         self._page = widgets.BoundedIntText(min=1, max=1, value=1, continuous_update=False)
         self._page.layout.width = "80px"
         self._page.observe(self._heard(lambda number: self._turn(number - 1)), "value")
-        self._of = widgets.Label()
+        self._of = widgets.Label(layout=widgets.Layout(flex="0 0 auto"))
         self._pager = widgets.HBox([self._first, self._back, self._page, self._of, self._on, self._last])
 
     def _make_grid(self, widgets: Any) -> None:
