@@ -25,6 +25,7 @@ _OVERHEAD = 0.02
 _LONGEST_BYTES = 64 * 1024 * 1024
 # Less than this is not worth a request of its own while there is other work.
 _GRAIN_BYTES = 1024 * 1024
+_DOUBLINGS = 6
 # Ranges begin and end where pages do.
 _PAGE_BYTES = 64 * 1024
 # Taking a range over must spare this many seconds beyond what another request costs.
@@ -120,6 +121,7 @@ class RangeScheduler:
         self._block_bytes = block_bytes
         self._active: list[ByteRange] = []
         self._wanted: deque[tuple[int, int]] = deque()
+        self._preferred = 0
         self._unasked = sum(end - begin for begin, end in self._gaps)
         self._round_bytes = self._left_in_round = 0
         # What counts as silence. It doubles with each take-over for that reason: a source all of whose connections are
@@ -193,7 +195,12 @@ class RangeScheduler:
 
     def _cut_gap(self, now: float) -> ByteRange:
         number, begin, end = self._next_gap()
-        cut = begin + self._length()
+        length = self._length()
+        if self._wanted:
+            # Somebody waits for the first of them: all connections bring it together, and twice as much each time.
+            length = min(length, _GRAIN_BYTES << min(self._preferred // self._connections, _DOUBLINGS))
+            self._preferred += 1
+        cut = begin + length
         if end - cut < _GRAIN_BYTES:
             cut = end
         first, last = self._gaps[number]

@@ -9,6 +9,7 @@ on with.
 from __future__ import annotations
 
 import threading
+from collections import deque
 from typing import TYPE_CHECKING
 
 from colabstage.errors import DriveDisconnectedError, SourceReadError
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
 
 # Where a source has no ranges, the first bytes can still be had without the rest: enough to tell what a file is.
 _HEAD_BYTES = 1024 * 1024
+# Who looks at a file reads here and there, often next to what was read last; a round trip costs as much as this takes.
+_ALONG_BYTES = 256 * 1024
+_KEPT_READS = 8
 
 
 class StreamingCopy(Closing):
@@ -91,6 +95,8 @@ class StreamingCopy(Closing):
         self._partial: PartialFile | None = None
         self._transfer: Transfer | None = None
         self._wanted: list[tuple[int, int]] = []
+        # What was read before the copy began, with what came along.
+        self._looked_at: deque[tuple[int, bytes]] = deque(maxlen=_KEPT_READS)
 
     @property
     def kept_blocks(self) -> int:
@@ -158,7 +164,7 @@ class StreamingCopy(Closing):
             return b""
         transfer = self._running(end)
         if transfer is None:
-            return self._read_directly(offset, end)
+            return self._look(offset, end)
         partial = self._partial
         assert partial is not None
         # Bytes that are far off are had sooner by a request of their own, where there are ranges.
@@ -232,6 +238,17 @@ class StreamingCopy(Closing):
         if self._transfer is None and not self._source.facts.ranges and end > _HEAD_BYTES:
             self.start()
         return self._transfer
+
+    def _look(self, offset: int, end: int) -> bytes:
+        """Read before the copy has begun, and keep what comes along for the next look."""
+        if not self._source.facts.ranges or end - offset > _ALONG_BYTES:
+            return self._read_directly(offset, end)
+        for begin, data in tuple(self._looked_at):
+            if begin <= offset and end <= begin + len(data):
+                return data[offset - begin : end - begin]
+        data = self._read_directly(offset, min(self.size, offset + _ALONG_BYTES))
+        self._looked_at.append((offset, data))
+        return data[: end - offset]
 
     def _read_directly(self, offset: int, end: int) -> bytes:
         # Without ranges the beginning comes along, at most a megabyte of it, and is thrown away.
