@@ -51,6 +51,8 @@ _WINDOW_PART = 8
 # Targets that take no more of the limit than one part in so many are always here, and so are the edges of blocks.
 _KEPT_PART = 8
 _EDGES_PART = 4
+# A batch may lie in two blocks that are no neighbours, and its rows reach into the one before and the one after each.
+_LEAST_BLOCKS = 6
 _LONGEST_BATCH_S = 3600.0
 
 
@@ -381,14 +383,16 @@ def _open_pack(file: PartialFile, limit: int) -> PartialPack:
     fields = _find_fields(file, limit)
     kept = _kept_blocks(file, fields)
     # Before any of it comes.
-    file.check_room(kept, Edges.none(file.blocks), least=1)
+    room = file.check_room(kept, Edges.none(file.blocks), least=_LEAST_BLOCKS)
     with file.hold(np.flatnonzero(kept)):
         pass
     pack = PartialPack(file, fields, 1)
     edges = _find_edges(pack, kept)
-    if edges.nbytes * _EDGES_PART > limit:
+    # Nor may they take the room that was said to be enough.
+    spare = (room - _LEAST_BLOCKS) * file.manifest.block_bytes
+    if edges.nbytes > min(limit // _EDGES_PART, spare):
         edges = Edges.none(file.blocks)
-    file.settle(kept, edges, least=2)
+    file.settle(kept, edges, least=_LEAST_BLOCKS)
     window = max(1, min(_MOST_WINDOW, file.capacity // _WINDOW_PART))
     return PartialPack(file, fields, 1 << (window.bit_length() - 1))
 

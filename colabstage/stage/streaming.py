@@ -149,6 +149,9 @@ class BackgroundPack:
             TimeoutError: it is not after so many seconds.
             What ended the work.
         """
+        if self._done.done():
+            # A bar would jump from nothing to all, behind what the caller has printed meanwhile.
+            return self._result()
         deadline = None if timeout_s is None else SYSTEM_CLOCK.now() + timeout_s
         shown, done = resolve_progress(progress), self.ready.rows
         with shown.step("pack", total=self.ready.total, unit=self.arrival.unit) as step:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import pickle
+import re
 import signal
 import subprocess
 import sys
@@ -336,6 +337,17 @@ def test_encoded_images_come_in_part(tmp_path: Path) -> None:
     assert part_of(dataset).figures["evicted"] > 0
     part_of(dataset).close()
     whole.close()
+
+
+def test_the_limit_that_is_named_will_do(pack: Pack, tmp_path: Path) -> None:
+    """It is named at once, and no second time with more; an epoch of usual batches has room in it."""
+    with pytest.raises(NotEnoughSpaceError) as caught:
+        dataset_h5(pack.path, disk_limit="1 MB", local_dir=tmp_path)
+    named = re.search(r"([0-9.]+ MB) are needed", str(caught.value))
+    assert named is not None
+    dataset = dataset_h5(pack.path, disk_limit=named[1], local_dir=tmp_path, return_index=True)
+    assert sorted(check_epoch(make_loader(dataset, 64), pack)) == list(range(ROWS))
+    part_of(dataset).close()
 
 
 def test_what_cannot_be_says_so_before_anything_comes(pack: Pack, tmp_path: Path) -> None:

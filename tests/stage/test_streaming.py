@@ -110,11 +110,17 @@ def contents(place: Path) -> dict[str, bytes | dict[str, Any]]:
     return found
 
 
-def test_what_comes_of_it_is_what_comes_without_pack_manifest_record_and_cache(archive: Path, tmp_path: Path) -> None:
+def test_what_comes_of_it_is_what_comes_without_pack_manifest_record_and_cache(
+    archive: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     streamed = stage(archive, tmp_path / "a", cache_dir=tmp_path / "cache_a", streaming=True)
     published = streamed.wait_published()
     assert published is not None
     assert streamed.ready.fraction == 1
+    # All is here: a bar would only jump, behind what was printed meanwhile.
+    capsys.readouterr()
+    assert streamed.wait() is streamed
+    assert capsys.readouterr() == ("", "")
     stage(archive, tmp_path / "b", cache_dir=tmp_path / "cache_b")
     assert contents(tmp_path / "a") == contents(tmp_path / "b") != {}
     assert contents(tmp_path / "cache_a") == contents(tmp_path / "cache_b") != {}

@@ -148,6 +148,8 @@ class PartialFile:
         capacity = min(others, (self.limit - fixed) // block_bytes)
         if capacity < min(least, others):
             needed = fixed + min(least, others) * block_bytes
+            # Written with three figures, which may be half a per cent less.
+            needed += needed // 150
             msg = (
                 f"disk_limit={format_bytes(self.limit)} is too little for '{self._source.label}': "
                 f"{format_bytes(needed)} are needed, of which {format_bytes(fixed)} (index, labels and rows that reach "
