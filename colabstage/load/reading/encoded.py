@@ -164,15 +164,13 @@ class EncodedRows:
             CancelledError: the pool was told to stop.
         """
 
-        def decode(start: int, stop: int) -> None:
-            for place in range(start, stop):
-                pool.cancellation.check()
-                try:
-                    self._decode_into(int(rows[place]), out[place])
-                except DecodeError as error:
-                    raise self._named(int(rows[place]), error) from error
+        def decode(place: int) -> None:
+            try:
+                self._decode_into(int(rows[place]), out[place])
+            except DecodeError as error:
+                raise self._named(int(rows[place]), error) from error
 
-        pool.share(len(rows), decode)
+        pool.each(len(rows), decode)
 
     def decode_crops(
         self, rows: NDArray[np.intp], crops: NDArray[np.int64], out: NDArray[np.uint8], pool: ThreadPool
@@ -202,15 +200,7 @@ class EncodedRows:
                 raise self._named(row, error) from error
             resize_into(part, out[place])
 
-        # One by one, each thread the next when it is free: some take twice as long as others.
-        places = iter(range(len(rows)))
-
-        def cut_next(_start: int, _stop: int) -> None:
-            for place in places:
-                pool.cancellation.check()
-                cut(place)
-
-        pool.share(pool.threads, cut_next)
+        pool.each(len(rows), cut)
 
     def decode_list(self, rows: NDArray[np.intp], pool: ThreadPool) -> list[NDArray[Any]]:
         """Decode rows of whatever size each has: arrays `(H, W, C)`, masks `(H, W)`.
@@ -221,15 +211,13 @@ class EncodedRows:
         """
         images: list[NDArray[Any]] = [np.empty(0)] * len(rows)
 
-        def decode(start: int, stop: int) -> None:
-            for place in range(start, stop):
-                pool.cancellation.check()
-                try:
-                    images[place] = self._decode(int(rows[place]))
-                except DecodeError as error:
-                    raise self._named(int(rows[place]), error) from error
+        def decode(place: int) -> None:
+            try:
+                images[place] = self._decode(int(rows[place]))
+            except DecodeError as error:
+                raise self._named(int(rows[place]), error) from error
 
-        pool.share(len(rows), decode)
+        pool.each(len(rows), decode)
         return images
 
     def decoded_lengths(self, rows: NDArray[np.intp]) -> list[int]:

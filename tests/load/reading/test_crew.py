@@ -62,7 +62,32 @@ def test_a_thread_that_is_late_gets_less_to_do() -> None:
 
     with ThreadPool(2) as pool:
         pool.share(80, work)
-    assert sorted(done.values()) == [10, 70]
+    assert sorted(done.values()) == [20, 60]
+
+
+@pytest.mark.parametrize(("threads", "count"), [(1, 5), (3, 20), (4, 2), (2, 0)])
+def test_each_is_done_once(threads: int, count: int) -> None:
+    """By however many threads, also where there are more of these than things to do."""
+    done: list[int] = []
+    with ThreadPool(threads) as pool:
+        pool.each(count, done.append)
+    assert sorted(done) == list(range(count))
+
+
+def test_of_each_nothing_begins_after_an_error() -> None:
+    """The error comes to the caller, once what had begun has ended."""
+    begun: list[int] = []
+
+    def work(place: int) -> None:
+        begun.append(place)
+        if place == 1:
+            msg = "broken"
+            raise KeyError(msg)
+        threading.Event().wait(0.02)
+
+    with ThreadPool(2) as pool, pytest.raises(KeyError, match="broken"):
+        pool.each(1000, work)
+    assert len(begun) < 10
 
 
 def test_closing_ends_the_threads() -> None:
