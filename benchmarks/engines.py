@@ -6,8 +6,8 @@
 the system's cache, by as many threads as there are cores. The limit of each: the gather out of the mapped file,
 inflating the stored chunks, decoding the stored files, or h5py's own calls where only HDF5 can read the values, all by
 as many threads, each with a buffer of its own and batches of its own, and nothing else done. `part` is the median of
-the ratios within a round, `again` the rate of a second pass by the same reader, which may have kept what it decoded. What is
-under 0.7 is explained below the table.
+the ratios within a round, `again` the rate of a second pass by the same reader, which may have kept what it decoded.
+What is under 0.7 is explained below the table.
 
 The second table says what decoding a JPEG at fewer eighths of its size would save: processor time of one thread for
 each of 40 photographs of 500x375 (100 kB), decoding and resizing to 224x224, and how far the result is from that of the
@@ -76,7 +76,8 @@ def smooth_images() -> NDArray[np.uint8]:
     random = np.random.default_rng(0)
     coarse = random.integers(0, 256, (ROWS, SIDE // 16, SIDE // 16, 3), np.uint8)
     noise = random.integers(0, 8, (ROWS, SIDE, SIDE, 3), np.uint8)
-    return (coarse.repeat(16, 1).repeat(16, 2) // 2 + noise).astype(np.uint8)
+    images: NDArray[np.uint8] = coarse.repeat(16, 1).repeat(16, 2) // 2 + noise
+    return images
 
 
 def stored_chunks(path: Path) -> list[bytes]:
@@ -199,7 +200,7 @@ def run_bare(case: Case, order: NDArray[np.intp]) -> float:
 
 
 def measure(found: list[Case], rounds: int) -> dict[str, tuple[float, float, float, float]]:
-    """Print the table: ours, the limit, the part and the next pass, medians of the rounds after one that is not counted."""
+    """Print the table: medians of ours, the limit, the part and the next pass, after a round that is not counted."""
     engines: dict[str, str] = {}
     rates: dict[str, list[tuple[float, float, float]]] = {case.name: [] for case in found}
     for number in range(rounds + 1):

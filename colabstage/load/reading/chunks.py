@@ -419,6 +419,10 @@ class PlacedRows:
 
     def _copy_small(self, places: NDArray[np.int64], target: NDArray[np.uint8]) -> None:
         data, length = self._file.data, target.shape[1]
+        # A file shorter than a row has none: its chunks were never written.
+        if len(data) < length:
+            target[:] = self._fill
+            return
         # Every run of bytes in the file as one element, each beginning a byte after the one before.
         everywhere: NDArray[np.void] = np.ndarray((len(data) - length + 1,), f"V{length}", data, strides=(1,))
         target.view(f"V{length}")[:, 0] = everywhere[np.maximum(places, 0)]

@@ -81,6 +81,18 @@ def _write(path: Path, kind: dict[str, Any]) -> None:
                 dataset[row] = values[row].astype(kind["dtype"])
 
 
+def test_a_file_that_is_shorter_than_a_row_that_was_never_written(tmp_path: Path) -> None:
+    """Reads as fill values, as by h5py: there is nothing in the file to copy."""
+    path = tmp_path / "empty.h5"
+    with h5py.File(path, "w") as file:
+        file.create_dataset("X_train", (3, 500, 8), "u1", chunks=(2, 500, 8), fillvalue=7)
+    assert path.stat().st_size < 500 * 8
+    got, _ = dataset_h5(path).read_batch([2, 0])
+    assert isinstance(got, np.ndarray)
+    assert got.shape == (2, 500, 8)
+    assert (got == 7).all()
+
+
 @settings(max_examples=200, deadline=None)
 @given(kind=_files(), data=st.data(), threads=st.sampled_from([1, 3]))
 def test_every_foreign_file_gives_what_h5py_gives(kind: dict[str, Any], data: st.DataObject, threads: int) -> None:

@@ -1,0 +1,202 @@
+"""What the parts for a GPU do on one: resident batches, copies, overlap, JPEGs, and the tests that need one.
+
+    python -m benchmarks.gpu [--rounds 3] [--json OUT]
+
+For the day when a GPU is there; without one it says so and ends. It takes about five minutes:
+
+- batches gathered on the GPU (`strategy="device"`) against bare `index_select` calls on the same tensor;
+- bytes a second that `make_loader(device="cuda")` brings from a mapped file, against one large copy from pinned memory,
+  which is the link's own rate, and against gathering and copying by hand;
+- loading beside a step of matrix products, as in `benchmarks.overlap`;
+- decoding JPEGs by torchvision on the GPU, where it can, against `make_loader` on the processor's cores: probed only,
+  because not every GPU has an engine for it (a T4 has none);
+- all tests marked `gpu`.
+
+Nothing is promised: there was no GPU to measure on when this was written. Ends with exit code 1 when a test fails.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import h5py
+import numpy as np
+import torch
+
+from benchmarks._photographs import photograph
+from benchmarks.overlap import measure_cuda, report
+from benchmarks.read_pixels import describe_machine
+from colabstage.load.dataset import dataset_h5
+from colabstage.load.loader import make_loader
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+ROWS, SIDE, BATCH, KINDS, JPEGS = 4096, 224, 64, 24, 1024
+COPY_BYTES = 256 * 1024 * 1024
+OVERLAP_BATCHES = 60
+
+
+def write_rows(path: Path) -> torch.Tensor:
+    """Images of noise, in a file and in memory."""
+    images = np.random.default_rng(0).integers(0, 256, (ROWS, SIDE, SIDE, 3), np.uint8)
+    with h5py.File(path, "w") as file:
+        file["X_train"] = images
+        file["Y_train"] = np.arange(ROWS) % 10
+    return torch.from_numpy(images)
+
+
+def seconds(work: Callable[[], object]) -> float:
+    """How long it takes, until the GPU has done it."""
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    work()
+    torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+def drained(batches: Iterable[Any]) -> Callable[[], None]:
+    """An epoch of which nothing is used."""
+
+    def drain() -> None:
+        for _ in batches:
+            pass
+
+    return drain
+
+
+def by_turns(contenders: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
+    """Seconds of each contender in each round, after one that is not counted."""
+    taken: dict[str, list[float]] = {name: [] for name in contenders}
+    for number in range(rounds + 1):
+        for name, work in contenders.items():
+            spent = seconds(work)
+            if number:
+                taken[name].append(spent)
+    return taken
+
+
+def show(title: str, unit: str, amount: dict[str, float], taken: dict[str, list[float]]) -> dict[str, float]:
+    """Print a table of rates; the medians."""
+    print(f"\n{title}, {unit:30}{'median':>14}{'lowest':>14}{'highest':>14}")
+    medians = {}
+    for name, values in taken.items():
+        rates = [amount[name] / value for value in values]
+        medians[name] = statistics.median(rates)
+        print(f"{name:46}{medians[name]:14,.0f}{min(rates):14,.0f}{max(rates):14,.0f}")
+    return medians
+
+
+def measure_resident(path: Path, images: torch.Tensor, rounds: int) -> dict[str, float]:
+    """Batches of rows that are on the GPU."""
+    resident = images.cuda()
+
+    def gather() -> None:
+        order = torch.randperm(ROWS, device="cuda")
+        for rows in torch.split(order, BATCH):
+            resident.index_select(0, rows)
+
+    loader = make_loader(dataset_h5(path), BATCH, device="cuda", strategy="device")
+    contenders = {"make_loader, resident": drained(loader), "limit: index_select": gather}
+    taken = by_turns(contenders, rounds)
+    return show("on the GPU", "samples/s", dict.fromkeys(contenders, float(ROWS)), taken)
+
+
+def measure_copies(path: Path, images: torch.Tensor, rounds: int) -> dict[str, float]:
+    """Bytes that come from the file, and how many the link takes."""
+    pinned = torch.empty(COPY_BYTES, dtype=torch.uint8).pin_memory()
+    target = torch.empty(COPY_BYTES, dtype=torch.uint8, device="cuda")
+    buffer = torch.empty((BATCH, SIDE, SIDE, 3), dtype=torch.uint8).pin_memory()
+
+    def by_hand() -> None:
+        for rows in torch.split(torch.randperm(ROWS), BATCH):
+            out = buffer[: len(rows)]
+            torch.index_select(images, 0, rows, out=out)
+            out.cuda()
+
+    loader = make_loader(dataset_h5(path), BATCH, device="cuda", strategy="direct")
+    contenders: dict[str, Callable[[], object]] = {
+        "make_loader, copied": drained(loader),
+        "gathered and copied by hand": by_hand,
+        "limit: one copy from pinned memory": lambda: target.copy_(pinned, non_blocking=True),
+    }
+    epoch = float(images.nbytes) / 1e6
+    amount = {**dict.fromkeys(contenders, epoch), "limit: one copy from pinned memory": COPY_BYTES / 1e6}
+    return show("to the GPU", "MB/s", amount, by_turns(contenders, rounds))
+
+
+def measure_jpeg(path: Path, rounds: int) -> dict[str, float]:
+    """JPEGs decoded on the GPU, where torchvision can, and by the cores."""
+    kinds = [photograph(number, target_bytes=64_000) for number in range(KINDS)]
+    files = [kinds[number % KINDS] for number in range(JPEGS)]
+    with h5py.File(path, "w") as file:
+        group = file.create_group("X_train")
+        group["bytes"] = np.frombuffer(b"".join(files), np.uint8)
+        group["offsets"] = np.cumsum([0, *map(len, files)], dtype=np.int64)
+        file["Y_train"] = np.arange(JPEGS) % 10
+    loader = make_loader(dataset_h5(path), BATCH, device="cuda")
+    contenders: dict[str, Callable[[], object]] = {"make_loader, decoded by the cores": drained(loader)}
+    try:
+        from torchvision.io import decode_jpeg
+
+        coded = [torch.frombuffer(bytearray(data), dtype=torch.uint8) for data in files]
+        decode_jpeg(coded[:2], device="cuda")
+    # Probed: there is no torchvision, or it was built without the decoder, or this GPU has none.
+    except Exception as error:  # noqa: BLE001
+        print(f"\nno JPEG decoding on this GPU: {type(error).__name__}: {error}")
+    else:
+
+        def on_gpu() -> None:
+            for first in range(0, JPEGS, BATCH):
+                decode_jpeg(coded[first : first + BATCH], device="cuda")
+
+        contenders["decode_jpeg on the GPU"] = on_gpu
+    taken = by_turns(contenders, rounds)
+    return show("JPEGs of 500x375", "images/s", dict.fromkeys(contenders, float(JPEGS)), taken)
+
+
+def run_tests() -> int:
+    """Run the tests that need a GPU, and show how they ended."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "gpu", "tests"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    print(f"\ntests marked gpu (exit code {done.returncode}):")
+    print("\n".join(done.stdout.strip().splitlines()[-8:]))
+    return done.returncode
+
+
+def main() -> int:
+    """Run the benchmark; 0 without a GPU, or when the tests passed."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=3, help="rounds that are counted")
+    parser.add_argument("--json", type=Path, help="write machine and figures there")
+    arguments = parser.parse_args()
+    if not torch.cuda.is_available():
+        print(f"no GPU: torch {torch.__version__} finds no CUDA device on this machine, so nothing was measured")
+        return 0
+    machine = {"GPU": torch.cuda.get_device_name(), **describe_machine()}
+    for name, value in machine.items():
+        print(f"{name:10} {value}")
+    with tempfile.TemporaryDirectory(prefix="gpu-") as folder:
+        rows = Path(folder) / "rows.h5"
+        images = write_rows(rows)
+        figures = {
+            "resident": measure_resident(rows, images, arguments.rounds),
+            "copies": measure_copies(rows, images, arguments.rounds),
+            "jpeg": measure_jpeg(Path(folder) / "jpeg.h5", arguments.rounds),
+        }
+    report(measure_cuda(OVERLAP_BATCHES, arguments.rounds))
+    if arguments.json:
+        arguments.json.write_text(json.dumps({"machine": machine, **figures}, indent=1) + "\n", encoding="utf-8")
+    return 1 if run_tests() else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
