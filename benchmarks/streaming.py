@@ -145,6 +145,9 @@ def main() -> int:
                 )
                 said = forecast_stream(facts, epochs=1)
                 ratio = run.seconds / max(fetch_s, step_s * batches)
+                if ratio > EPOCH_RATIO:
+                    training = f"{step_s * batches:.0f} s of training"
+                    missed.append(f"epoch 1 with {training}: {ratio:.2f}, promised {EPOCH_RATIO}")
                 forecast, mixing = said.epochs[0].ratio, measured_mixing(run.labels, BATCH)
                 print(
                     f"{step_s * batches:8.1f} s  {ratio:9.2f}  {forecast:9.2f}  {run.first_batch_s:10.1f} s  "

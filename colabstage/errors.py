@@ -71,6 +71,26 @@ def said_by(error: BaseException) -> str:
     return text.strip().removesuffix(".") or "no reason was given"
 
 
+def error_to_json(error: BaseException) -> list[str]:
+    """Return what another process needs to raise the same: the name of ours, or `""`, and what it says."""
+    kind = type(error)
+    return [kind.__name__ if issubclass(kind, ColabstageError) else "", said_by(error)]
+
+
+def error_from_json(raw: object, otherwise: type[ColabstageError]) -> tuple[type[ColabstageError], str]:
+    """Return the type and the words that `error_to_json` wrote; `otherwise` for what is none of ours.
+
+    >>> error_from_json(["SourceReadError", "It broke off"], ColabstageError)
+    (<class 'colabstage.errors.SourceReadError'>, 'It broke off')
+    """
+    if not isinstance(raw, list) or len(raw) != 2:
+        return otherwise, "no reason was given"
+    kind = globals().get(str(raw[0]))
+    if not (isinstance(kind, type) and issubclass(kind, ColabstageError)):
+        kind = otherwise
+    return kind, str(raw[1])
+
+
 def kind_of(value: object) -> str:
     """Return what kind of thing stands in a file where another was expected.
 

@@ -277,8 +277,7 @@ def _turned(file: ByteSource, header: _Header) -> LocalBytes:
     place = np.arange(columns).reshape(header.shape[1:], order="F").reshape(-1)
     folder = spool_folder(rows * header.row_bytes, f"'{file.label}', turned to the order of rows,")
     with closing(file), tempfile.NamedTemporaryFile(dir=folder, prefix="colabstage-") as written:
-        written.truncate(rows * header.row_bytes)
-        table = np.memmap(written, header.dtype, "r+", shape=(rows, columns))
+        table = np.memmap(written, header.dtype, "w+", shape=(rows, columns))
         step = max(1, _READ_BYTES // max(1, column_bytes))
         for first in range(0, columns, step):
             count = min(step, columns - first)

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from colabstage import errors
-from colabstage.errors import ColabstageError, NotStagedError
+from colabstage.errors import ColabstageError, NotStagedError, error_from_json, error_to_json
 from colabstage.io.temporaries import cut_own, owner_is_alive, owner_token, remove_own
 
 if TYPE_CHECKING:
@@ -101,8 +100,8 @@ class RowMap:
         """Say that packing has ended, and why; for all processes. What is placed already stays so."""
         if self.state is PackState.PLACED:
             return
-        message = str(error) or type(error).__name__
-        self._write_text(_ERROR_AT, json.dumps([type(error).__name__, message[:_LONGEST_MESSAGE]]))
+        kind, message = error_to_json(error)
+        self._write_text(_ERROR_AT, json.dumps([kind, message[:_LONGEST_MESSAGE]]))
         # The state last: who reads it finds the reason.
         self._bytes[0] = PackState.FAILED
 
@@ -113,11 +112,8 @@ class RowMap:
         text = self._read_text(_ERROR_AT)
         if not text:
             return NotStagedError(f"The process that packed has ended before all was here. {here}. {again}")
-        name, message = json.loads(text)
-        kind = getattr(errors, name, None)
-        if isinstance(kind, type) and issubclass(kind, ColabstageError):
-            return kind(f"{message.rstrip('.')}. {here}. {again}")
-        return NotStagedError(f"Packing has ended by {name}: {message.rstrip('.')}. {here}. {again}")
+        kind, message = error_from_json(json.loads(text), NotStagedError)
+        return kind(f"{message}. {here}. {again}")
 
     def _write_text(self, at: int, text: str) -> None:
         data = text.encode(errors="backslashreplace")

@@ -14,7 +14,7 @@ from concurrent.futures import Future, wait
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from colabstage.errors import CancelledError, NotStagedError, SourceNotFoundError
+from colabstage.errors import CancelledError, NotStagedError, SourceNotFoundError, said_by
 from colabstage.h5.info import read_info
 from colabstage.io.clock import SYSTEM_CLOCK
 from colabstage.io.progress import Cancellation, NullProgress, cancellation_of, resolve_progress
@@ -212,7 +212,7 @@ def _said_again(error: BaseException) -> BaseException:
     if isinstance(error, CancelledError):
         msg = "Packing was stopped on request; what is packed is kept. Call stage_dataset again: it goes on from there."
         return CancelledError(msg)
-    return error if isinstance(error, Exception) else NotStagedError(f"Packing was ended by {type(error).__name__}.")
+    return error if isinstance(error, Exception) else NotStagedError(f"Packing was ended: {said_by(error)}.")
 
 
 def _first_rows(units: NDArray[np.intp], window_units: int) -> NDArray[np.intp]:

@@ -255,4 +255,4 @@ def test_what_is_advised_can_be_done(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert sorted(int(label) for _, y in made for label in y) == sorted(index % 4 for index in range(40))
     write_photos(tmp_path / "photos")
     assert can_be_staged(str(tmp_path / "photos")) is True
-    assert not can_be_packed([{"image": 1}])
+    assert not can_be_packed([{"text": 1}])

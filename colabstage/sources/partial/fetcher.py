@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from colabstage.errors import ColabstageError, DamagedPackError, SourceChangedError, SourceReadError, said_by
+from colabstage.errors import ColabstageError, DamagedPackError, SourceChangedError, error_to_json
 from colabstage.io.files import hash_block, write_json
 from colabstage.io.pipeline import DaemonPool
 from colabstage.io.retry import RetryPolicy
@@ -272,9 +272,8 @@ class Fetcher:
     def _fail(self, block: int, error: BaseException) -> None:
         part = self._part
         self._rest[block] = time.monotonic() + _REST_S
-        kind = type(error).__name__ if isinstance(error, ColabstageError) else SourceReadError.__name__
         with contextlib.suppress(OSError):
-            write_json(failure_path(self._folder, block), [kind, said_by(error)])
+            write_json(failure_path(self._folder, block), error_to_json(error))
         # In this order: whoever waits asks no more once it has seen the failure.
         part.wanted[block] = 0
         part.failures[block] += 1

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from colabstage import errors
-from colabstage.errors import NotEnoughSpaceError, OptionError, SourceReadError
+from colabstage.errors import NotEnoughSpaceError, OptionError, SourceReadError, error_from_json
 from colabstage.io.files import read_json
 from colabstage.io.units import format_bytes
 from colabstage.sources.opening import remote_opener
@@ -269,9 +268,8 @@ class PartialFile:
             raise self._with_what_is_here(SourceReadError(words))
 
     def _failure(self, block: int) -> Exception:
-        found = read_json(failure_path(self._folder, block))
-        kind, words = found if isinstance(found, list) and len(found) == 2 else ("", f"Block {block} did not come.")
-        return self._with_what_is_here(getattr(errors, str(kind), SourceReadError)(words))
+        kind, words = error_from_json(read_json(failure_path(self._folder, block)), SourceReadError)
+        return self._with_what_is_here(kind(words))
 
     def _with_what_is_here(self, error: Exception) -> Exception:
         here = len(self.here)
