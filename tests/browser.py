@@ -212,6 +212,7 @@ def lab(jupyter: Jupyter) -> Iterator[Page]:
         page.on("request", lambda asked: None if _is_local(asked.url) else foreign.append(asked.url))
         page.goto(f"{jupyter.url}doc?token={jupyter.token}")
         page.wait_for_function("() => window.jupyterapp?.shell")
+        page.evaluate("async () => { await window.jupyterapp.restored }")
         yield page
         started.close()
     assert foreign == [], "a notebook asked other machines for something"
@@ -328,6 +329,8 @@ def open_notebook(jupyter: Jupyter, lab: Page) -> Iterator[OpenNotebook]:
 
     def open_it(*cells: str, theme: Theme = "light", width: int = 1000, height: int = 800) -> Notebook:
         name = _write_notebook(jupyter.folder, cells)
+        # JupyterLab removes its splash a moment after it has faded; another theme by then would remove it twice.
+        lab.locator("#jupyterlab-splash").wait_for(state="detached")
         lab.set_viewport_size({"width": width, "height": height})
         lab.evaluate(_OPEN, [name, _THEMES[theme]])
         return Notebook(lab, errors)
