@@ -23,7 +23,7 @@ from colabstage.load.choices import LoaderRequest, may_gain
 from colabstage.load.choosing import choose_loader
 from colabstage.load.dataset import dataset_h5
 from colabstage.load.device import StagerPool, prefetch_staged, usable_device
-from colabstage.load.epoch import BatchPlace, RowOrder, Schedule, Shard, choose_shard
+from colabstage.load.epoch import BatchPlace, RowOrder, Schedule, SeededTransform, Shard, choose_shard
 from colabstage.load.facts import gather_facts, measure_cost
 from colabstage.load.options import TORCH_REMEDIES, LoaderOptions
 from colabstage.load.prefetch import Heartbeat, Iterated, Iteration, Prefetcher
@@ -102,7 +102,7 @@ def make_loader(
     asked = read_options(LoaderOptions, options, arguments)
     for name, given in (("drop_last", asked.drop_last), ("pin_memory", asked.pin_memory)):
         check_argument(name, given, "switch")
-    if asked.batch_transform is not None:
+    if asked.batch_transform is not None and not isinstance(asked.batch_transform, SeededTransform):
         check_argument("batch_transform", asked.batch_transform, "function", remedy="It is called with (x, y).")
     dataset, sampler = _unwrapped(dataset, asked.sampler)
     seed = _seed_of(asked)

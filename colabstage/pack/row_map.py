@@ -112,8 +112,11 @@ class RowMap:
         text = self._read_text(_ERROR_AT)
         if not text:
             return NotStagedError(f"The process that packed has ended before all was here. {here}. {again}")
-        kind, message = error_from_json(json.loads(text), NotStagedError)
-        return kind(f"{message}. {here}. {again}")
+        raw = json.loads(text)
+        kind, message = error_from_json(raw, NotStagedError)
+        # What is none of ours says nothing of where it happened.
+        what = message if raw[0] else f"Packing has ended: {message}"
+        return kind(f"{what}. {here}. {again}")
 
     def _write_text(self, at: int, text: str) -> None:
         data = text.encode(errors="backslashreplace")

@@ -85,7 +85,7 @@ def test_who_waits_for_what_does_not_come_hears_why_and_what_is_here_stays(works
     ):
         pass
     rows.set_failed(ValueError("odd"))
-    with pytest.raises(NotStagedError, match="ended by ValueError: odd"), arrival.hold("val", ALL[:1]):
+    with pytest.raises(NotStagedError, match="Packing has ended: odd"), arrival.hold("val", ALL[:1]):
         pass
 
 

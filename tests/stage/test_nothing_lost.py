@@ -105,7 +105,7 @@ class TestPublish:
         first = write(tmp_path / "model.pt", "1")
         report = publish_file(first, tmp_path / "to" / "model.pt", keep_previous=keep_previous, progress=False)
         assert report.previous is None
-        with pytest.raises(TargetExistsError, match=r"'.*model\.pt\.previous' is no version"):
+        with pytest.raises(TargetExistsError, match=r"'.*model\.pt\.previous' is not a version"):
             publish(write(first, "22"), tmp_path / "to" / "model.pt", keep_previous=keep_previous)
         assert (mine.read_text(), (tmp_path / "to" / "model.pt").read_text()) == ("mine", "1")
 
